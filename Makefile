@@ -1,0 +1,37 @@
+# make setup    an environment in .venv with everything the project needs
+# make demo     the first five minutes: three tiny models learn to pass on a code
+# make test     the tests (minutes);  make test-slow  the long ones as well
+# make check    style, types, import directions, tests: what a change must pass
+PYTHON ?= python3
+BIN := .venv/bin
+export OMP_WAIT_POLICY ?= PASSIVE
+
+.PHONY: setup demo test test-slow lint check clean
+setup: .venv/.ready
+
+.venv/.ready: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "teamtr needs Python 3.11 or newer; say which with: make setup PYTHON=python3.12"; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: setup
+	$(BIN)/teamtr demo
+
+test: setup
+	$(BIN)/python -m pytest
+
+test-slow: setup
+	$(BIN)/python -m pytest -m "slow or not slow"
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+check: lint test
+
+clean:
+	rm -rf .venv build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

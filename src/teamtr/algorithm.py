@@ -1,0 +1,66 @@
+"""Algorithm 1 of the paper (alg:teamtr), to be read beside it.
+
+The loop knows no engine, no file and no screen. It is handed two functions, ``collect`` (episodes under the team
+as it is now) and ``teach`` (one agent's update), and yields what happened after every update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from teamtr.presets import Plan
+from teamtr.rollout import require_fresh
+from teamtr.team import Team
+from teamtr.theory.advantages import group_advantages
+from teamtr.theory.weights import normalised_weights
+from teamtr.types import RolloutBatch, UpdateReport
+from teamtr.update import Lesson, Update
+
+Collect = Callable[[Team, int], RolloutBatch]
+Teach = Callable[[str, Lesson], Update]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One update: the intermediate team after it, its report, and the batch it learned from."""
+
+    index: int
+    team: Team
+    report: UpdateReport
+    batch: RolloutBatch
+
+
+def run_stage(
+    team: Team,
+    plan: Plan,
+    collect: Collect,
+    teach: Teach,
+    rng: np.random.Generator,
+    *,
+    done: int = 0,
+    batch: RolloutBatch | None = None,
+) -> Iterator[Step]:
+    """Every agent once. A stage that was interrupted goes on after ``done`` updates with the ``batch`` it held."""
+    schedule = plan.order.schedule(team.trainable, rng)  # line 2: the order
+    for index, slot in enumerate(schedule[done:], start=done):  # line 4
+        if slot.opens and plan.resample.due(slot.step):
+            batch = collect(team, slot.step)  # line 5: under the intermediate team
+        assert batch is not None, "a stage that goes on in the middle needs the batch it held"
+        if slot.opens:
+            require_fresh(batch, team, plan)
+        returns_PG = batch.returns_PG(plan.gamma)  # line 6
+        advantages = group_advantages(
+            returns_PG, a_clip=plan.a_clip, eps_norm=plan.eps_norm, normalise=plan.normalise
+        )
+        weights_E = None
+        if plan.resample.importance_weighted and batch.log_weights_E is not None:
+            weights_E = normalised_weights(batch.log_weights_E)
+        lesson = Lesson(batch.of(slot.agent), advantages, returns_PG, weights_E)
+        update = teach(slot.agent, lesson)  # line 7: until the KL is within the radius
+        team = team.replace(slot.agent, update.report.version_after)  # line 8
+        if plan.resample.may_be_stale:
+            batch = batch.reweighted(lesson.batch, update.log_ratio_M)
+        yield Step(index, team, update.report, batch)

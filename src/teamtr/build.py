@@ -1,0 +1,270 @@
+"""From a team file to a team that can play and learn: the only place that knows how the parts fit together."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from teamtr.config import AgentConfig, CodeTask, DataTask, RolesTask, TeamFile
+from teamtr.engines.learner import PolicyLearner
+from teamtr.engines.local import LocalEngine
+from teamtr.engines.policy import Policy
+from teamtr.engines.tabular import TabularPolicy
+from teamtr.engines.torch.loading import TinyShape, load_pretrained, share_base, teach_form, tiny_model
+from teamtr.engines.torch.policy import Precision, TransformerPolicy
+from teamtr.engines.torch.tokenizer import character_tokenizer
+from teamtr.ports import Task
+from teamtr.presets import Plan
+from teamtr.protocol import ChatCodec, check_template, render
+from teamtr.randomness import generator, seed_of
+from teamtr.rollout import Arena
+from teamtr import tasks
+from teamtr.team import Agent, Router, Team
+from teamtr.theory.kl import radius_per_message
+from teamtr.types import AgentState, Ids
+from teamtr.update import Optimisation
+
+
+@dataclass(frozen=True)
+class Workshop:
+    """Everything a run needs, built."""
+
+    team_file: TeamFile
+    task: Task
+    engine: LocalEngine
+    arena: Arena
+    team: Team
+    plan: Plan
+    optimisation: Optimisation
+
+    def load(self, folder_of: Callable[[str], Path]) -> Team:
+        """Put stored weights into every agent and return the team they make."""
+        for name in self.team.names:
+            self.engine.learner(name).load(folder_of(name))
+        return self.current_team()
+
+    def current_team(self) -> Team:
+        team = self.team
+        for name in team.names:
+            team = team.replace(name, self.engine.version(name))
+        return team
+
+
+def build(team_file: TeamFile) -> Workshop:
+    """Load models, check templates, and put the team together."""
+    task = build_task(team_file)
+    plan = team_file.plan.plan()
+    settings = team_file.learner
+    voices = _voices(team_file, task)
+    learners = {
+        agent.name: PolicyLearner(
+            agent.name,
+            voices[agent.name].policy,
+            AgentState(
+                beta=plan.region.beta,
+                step_scale=1.0,
+                radius_nats_per_message=_radius(plan, agent),
+            ),
+            micro_batch=settings.micro_batch,
+            betas=settings.betas,
+            max_grad_norm=settings.max_grad_norm,
+        )
+        for agent in team_file.team.agents
+    }
+    engine = LocalEngine(learners)
+    team = Team(
+        tuple(
+            Agent(
+                name=agent.name,
+                version=engine.version(agent.name),
+                system_prompt=agent.system_prompt,
+                sees=agent.sees,
+                max_tokens=agent.max_tokens,
+                frozen=agent.frozen,
+            )
+            for agent in team_file.team.agents
+        )
+    )
+    arena = Arena(
+        sampler=engine,
+        codecs={name: voice.codec for name, voice in voices.items()},
+        router=Router(team_file.team.speaking_order, team_file.team.router.rounds),
+        task=task,
+        answer=team_file.team.answer,
+        history=team_file.team.history,
+    )
+    optimisation = Optimisation(
+        learning_rate=settings.learning_rate,
+        epochs=settings.epochs,
+        minibatches=settings.minibatches,
+        confidence=settings.confidence,
+        max_backtracks=settings.max_backtracks,
+    )
+    return Workshop(team_file, task, engine, arena, team, plan, optimisation)
+
+
+def build_task(team_file: TeamFile) -> Task:
+    """The task that the file names."""
+    match team_file.task:
+        case CodeTask() as c:
+            return tasks.CodeExchange(
+                symbols=c.symbols,
+                half_length=c.half_length,
+                held_out=c.held_out,
+                partial_credit=c.partial_credit,
+                seed=team_file.seed,
+            )
+        case RolesTask() as r:
+            return tasks.Roles(agents=len(team_file.team.names), tags=r.tags)
+        case DataTask() as d:
+            return tasks.DataTask(
+                d.path,
+                question=d.question,
+                answer=d.answer,
+                held_out=d.held_out,
+                grader=d.grader,
+                pattern=d.pattern,
+                threshold=d.threshold,
+                private=d.private,
+                seconds_per_item=d.seconds_per_item,
+            )
+
+
+def device_of(team_file: TeamFile) -> torch.device:
+    if team_file.device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(team_file.device)
+
+
+def _radius(plan: Plan, agent: AgentConfig) -> float:
+    return radius_per_message(plan.radii.nats, agent.max_tokens) if plan.radii.per_token else plan.radii.nats
+
+
+# -- voices: a policy and the codec it speaks through --------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Voice:
+    policy: Policy
+    codec: ChatCodec
+
+
+def _voices(team_file: TeamFile, task: Task) -> dict[str, _Voice]:
+    """One voice per agent. Agents that name the same model share its codec, and its base when they train LoRA."""
+    by_source: dict[str, list[AgentConfig]] = {}
+    for agent in team_file.team.agents:
+        by_source.setdefault(agent.model, []).append(agent)
+    voices: dict[str, _Voice] = {}
+    for source, agents in by_source.items():
+        make = _tabular_voices if source == "tabular" else _transformer_voices
+        voices.update(make(team_file, task, source, agents))
+    return voices
+
+
+def _codec(team_file: TeamFile, tokenizer: Any) -> ChatCodec:
+    codec = ChatCodec(tokenizer, team_file.team.template_kwargs)
+    check_template(codec, team_file.team.history)
+    return codec
+
+
+def _tabular_voices(
+    team_file: TeamFile, task: Task, source: str, agents: Sequence[AgentConfig]
+) -> Mapping[str, _Voice]:
+    tokenizer = character_tokenizer()
+    codec = _codec(team_file, tokenizer)
+    end = int(tokenizer.eos_token_id)
+    alphabet = getattr(task, "alphabet", "")
+    favoured = [end, *(tokenizer.encode(alphabet, add_special_tokens=False) if alphabet else range(len(tokenizer)))]
+    return {
+        agent.name: _Voice(
+            TabularPolicy(
+                len(tokenizer),
+                end_ids=frozenset({end}),
+                favoured=favoured,
+                temperature=team_file.sampling.temperature,
+            ),
+            codec,
+        )
+        for agent in agents
+    }
+
+
+def _transformer_voices(
+    team_file: TeamFile, task: Task, source: str, agents: Sequence[AgentConfig]
+) -> Mapping[str, _Voice]:
+    device = device_of(team_file)
+    if source == "tiny":
+        model, tokenizer = _warm_tiny(team_file, task, [a.name for a in agents])
+    else:
+        model, tokenizer = load_pretrained(source)
+    model.to(device)
+    codec = _codec(team_file, tokenizer)
+    precision = _precision(team_file, device)
+    adapted = {a.name: a.lora for a in agents if a.train == "lora"}
+    policies: dict[str, Policy] = {}
+    whole = [a.name for a in agents if a.train == "full"]
+    for k, name in enumerate(whole):
+        own = model if k + 1 == len(whole) and not adapted else copy.deepcopy(model)
+        policies[name] = TransformerPolicy(
+            own, tokenizer, temperature=team_file.sampling.temperature, precision=precision
+        )
+    if adapted:
+        shared = share_base(model, adapted, seed=seed_of(team_file.seed, "adapters", source))
+        for name in adapted:
+            policies[name] = TransformerPolicy(
+                shared,
+                tokenizer,
+                adapter=name,
+                temperature=team_file.sampling.temperature,
+                precision=precision,
+            )
+    return {a.name: _Voice(policies[a.name], codec) for a in agents}
+
+
+def _precision(team_file: TeamFile, device: torch.device) -> Precision:
+    """``auto``: float32 on a CPU, TF32 on a GPU; the preflight measures whether the radius can be seen with it."""
+    asked = team_file.learner.precision
+    if asked != "auto":
+        return asked
+    return "tf32" if device.type == "cuda" else "fp32"
+
+
+def _warm_tiny(team_file: TeamFile, task: Task, agents: Sequence[str]) -> tuple[Any, Any]:
+    """The built-in model, taught the form of this task's messages when the task has examples of it."""
+    tiny = team_file.tiny
+    model, tokenizer = tiny_model(
+        TinyShape(tiny.layers, tiny.width, tiny.heads), seed=seed_of(team_file.seed, "tiny") % 2**31
+    )
+    examples_of = getattr(task, "format_examples", None)
+    if examples_of is None or tiny.warmup_steps == 0:
+        return model, tokenizer
+    codec = _codec(team_file, tokenizer)
+    prompts = {a.name: a.system_prompt for a in team_file.team.agents}
+    examples: list[tuple[Ids, Ids]] = []
+    for agent, problem, history, text in examples_of(generator(team_file.seed, "form"), 1500):
+        if agent not in agents:
+            continue
+        prompt = codec.encode(
+            render(
+                agent=agent,
+                system_prompt=prompts[agent],
+                problem=problem,
+                history=history,
+                style=team_file.team.history,
+            )
+        )
+        examples.append((prompt, codec.encode_message(text)))
+    teach_form(
+        model,
+        examples,
+        steps=tiny.warmup_steps,
+        learning_rate=tiny.warmup_learning_rate,
+        batch=64,
+        seed=seed_of(team_file.seed, "form", "order"),
+    )
+    return model, tokenizer

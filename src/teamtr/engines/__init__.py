@@ -1,0 +1,1 @@
+"""Who computes: tabular (exact) and torch (one process, CPU or GPU)."""

@@ -1,0 +1,100 @@
+"""A language model that is a table: one row of logits per (hashed) prefix. Exact, small, float64.
+
+A prefix is the prompt's ids followed by the message so far; its hash picks a row. Two prefixes that fall on one
+row share their logits, which makes another policy, not a wrong one: every probability stays exact.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from teamtr.engines.policy import Head, Policy, draw
+from teamtr.types import Ids, Sample
+
+
+UNLIKELY = 12.0
+
+
+class TabularPolicy(Policy):
+    """``rows`` x ``vocabulary`` logits; ``spread`` is the deviation of the initial logits, and tokens that are not
+    ``favoured`` start e^12 times less likely."""
+
+    def __init__(
+        self,
+        vocabulary: int,
+        *,
+        end_ids: frozenset[int],
+        rows: int = 4096,
+        spread: float = 0.0,
+        favoured: Sequence[int] | None = None,
+        seed: int = 0,
+        temperature: float = 1.0,
+    ) -> None:
+        self.end_ids = end_ids
+        self.temperature = temperature
+        self.device = torch.device("cpu")
+        generator = torch.Generator().manual_seed(seed)
+        logits = spread * torch.randn(rows, vocabulary, generator=generator, dtype=torch.float64)
+        if favoured is not None:
+            unlikely = torch.ones(vocabulary, dtype=torch.bool)
+            unlikely[list(favoured)] = False
+            logits[:, unlikely] -= UNLIKELY
+        self.logits = nn.Parameter(logits)
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        return {"logits": self.logits}
+
+    def row(self, prompt: Ids, prefix: Ids) -> int:
+        key = np.concatenate([prompt, [-1], prefix]).astype(np.int64).tobytes()
+        return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big") % len(self.logits)
+
+    def features(self, prompts: Sequence[Ids], messages: Sequence[Ids]) -> Tensor:
+        rows = [self.row(p, m[:u]) for p, m in zip(prompts, messages, strict=True) for u in range(len(m))]
+        return self.logits[torch.tensor(rows, dtype=torch.long)]
+
+    def head(self) -> Head:
+        return lambda features_NV: features_NV / self.temperature
+
+    frozen_head = head
+
+    @torch.no_grad()
+    def sample(
+        self, prompts: Sequence[Ids], *, max_tokens: int, seed: int, temperature: float, top_p: float
+    ) -> list[Sample]:
+        generator = torch.Generator().manual_seed(seed)
+        ids: list[list[int]] = [[] for _ in prompts]
+        logp: list[list[float]] = [[] for _ in prompts]
+        stopped = [False] * len(prompts)
+        for _ in range(max_tokens):
+            rows = [self.row(p, np.array(x, dtype=np.int32)) for p, x in zip(prompts, ids, strict=True)]
+            tokens, scores = draw(
+                self.logits[torch.tensor(rows, dtype=torch.long)],
+                temperature_ratio=temperature,
+                top_p=top_p,
+                generator=generator,
+            )
+            for i, (token, score) in enumerate(zip(tokens.tolist(), scores.tolist(), strict=True)):
+                if not stopped[i]:
+                    ids[i].append(token)
+                    logp[i].append(score)
+                    stopped[i] = token in self.end_ids
+            if all(stopped):
+                break
+        return [
+            Sample(np.array(x, dtype=np.int32), np.array(s, dtype=np.float32), "stop" if done else "length")
+            for x, s, done in zip(ids, logp, stopped, strict=True)
+        ]
+
+    def save_weights(self, folder: Path) -> None:
+        save_file({"logits": self.logits.detach().contiguous()}, folder / "model.safetensors")
+
+    @torch.no_grad()
+    def load_weights(self, folder: Path) -> None:
+        self.logits.copy_(load_file(folder / "model.safetensors")["logits"])

@@ -1,0 +1,1 @@
+"""Transformers models in one process, on a CPU or one GPU."""

@@ -1,0 +1,137 @@
+"""Builds the models that a team names: the built-in tiny one, a folder, or a hub id."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from teamtr.engines.torch.tokenizer import character_tokenizer
+from teamtr.randomness import seed_of
+from teamtr.types import Ids
+
+
+class ModelError(ValueError):
+    """A model could not be built; says which and what to do."""
+
+
+@dataclass(frozen=True)
+class TinyShape:
+    """The built-in model: Qwen3 architecture, small enough to train in a minute on a CPU."""
+
+    layers: int = 2
+    width: int = 64
+    heads: int = 4
+
+
+def tiny_model(shape: TinyShape, seed: int) -> tuple[Any, Any]:
+    """(model, tokenizer), initialised from the seed alone."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    tokenizer = character_tokenizer()
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=shape.width,
+        intermediate_size=3 * shape.width,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=max(1, shape.heads // 2),
+        head_dim=shape.width // shape.heads,
+        max_position_embeddings=4096,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        attention_dropout=0.0,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Qwen3ForCausalLM(config)
+    return model, tokenizer
+
+
+def load_pretrained(source: str) -> tuple[Any, Any]:
+    """(model, tokenizer) from a folder or a hub id, in float32."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    looks_like_path = source.startswith((".", "/", "~")) or Path(source).expanduser().exists()
+    where = str(Path(source).expanduser()) if looks_like_path else source
+    if looks_like_path and not Path(where).is_dir():
+        raise ModelError(f"model {source!r}: there is no such folder")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(where)
+        model = AutoModelForCausalLM.from_pretrained(where, dtype=torch.float32)
+    except (OSError, ValueError) as error:
+        hint = "a folder saved by transformers" if looks_like_path else "a folder, a hub id that can be reached, or tiny"
+        first_line = str(error).strip().splitlines()[0]
+        raise ModelError(f"model {source!r} could not be loaded ({first_line}); give {hint}") from error
+    return model, tokenizer
+
+
+def teach_form(
+    model: Any,
+    examples: Sequence[tuple[Ids, Ids]],
+    *,
+    steps: int,
+    learning_rate: float,
+    batch: int,
+    seed: int,
+) -> None:
+    """Supervised steps on (prompt, message) pairs, so that an untrained model writes well-formed messages.
+
+    The examples' messages carry no information about the problem, so the model starts at chance: what it is
+    taught is the form, as an instruction-tuned model knows it.
+    """
+    if not examples or steps == 0:
+        return
+    rng = np.random.default_rng(seed)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.0)
+    device = next(model.parameters()).device
+    model.train()
+    for step in range(steps):
+        chosen = [examples[i] for i in rng.integers(0, len(examples), size=batch)]
+        longest = max(len(p) + len(m) for p, m in chosen)
+        ids_BL = torch.zeros(batch, longest, dtype=torch.long)
+        labels_BL = torch.full((batch, longest), -100)
+        mask_BL = torch.zeros(batch, longest, dtype=torch.long)
+        for b, (prompt, message) in enumerate(chosen):
+            row = torch.as_tensor(np.concatenate([prompt, message]), dtype=torch.long)
+            ids_BL[b, : len(row)] = row
+            mask_BL[b, : len(row)] = 1
+            labels_BL[b, len(prompt) : len(row)] = row[len(prompt) :]
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate * min(1.0, 2 * (1 - step / steps))
+        logits_BLV = model(input_ids=ids_BL.to(device), attention_mask=mask_BL.to(device)).logits
+        loss = torch.nn.functional.cross_entropy(
+            logits_BLV[:, :-1].flatten(0, 1).float(), labels_BL[:, 1:].flatten().to(device)
+        )
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    model.eval()
+    for parameter in model.parameters():
+        parameter.grad = None
+
+
+def share_base(model: Any, adapters: Mapping[str, Any], *, seed: int) -> Any:
+    """One frozen base with a LoRA adapter per agent: a PEFT model. ``adapters`` maps agents to (rank, alpha,
+    targets); an adapter starts as no change at all."""
+    from peft import LoraConfig, get_peft_model
+
+    shared: Any = None
+    for name, lora in adapters.items():
+        targets = lora.targets if isinstance(lora.targets, str) else list(lora.targets)
+        config = LoraConfig(
+            r=lora.rank, lora_alpha=lora.alpha, target_modules=targets, lora_dropout=0.0, task_type="CAUSAL_LM"
+        )
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed_of(seed, name) % 2**31)
+            if shared is None:
+                shared = get_peft_model(model, config, adapter_name=name)
+            else:
+                shared.add_adapter(name, config)
+    return shared

@@ -1,0 +1,249 @@
+"""A transformers model as a policy: a whole model, or one adapter on a base that the team shares."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from teamtr.engines.policy import Head, Policy, draw
+from teamtr.types import Ids, Sample
+
+Precision = Literal["fp32", "tf32", "fp16", "bf16"]
+_AUTOCAST = {"fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+class TransformerPolicy(Policy):
+    """``model`` is a causal LM of transformers. With ``adapter``, it is a PEFT model and only that adapter is
+    trained; several policies then share one ``model`` and switch its active adapter before they compute.
+
+    The body runs in ``precision``; the head is always float32, because rounding there alone can cost more KL
+    than a radius.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        *,
+        adapter: str | None = None,
+        temperature: float = 1.0,
+        precision: Precision = "fp32",
+    ) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self.adapter = adapter
+        self.temperature = temperature
+        self.precision = precision
+        self.causal_lm = model.get_base_model() if adapter else model
+        self.device = next(self.causal_lm.parameters()).device
+        self.end_ids = end_ids_of(self.causal_lm, tokenizer)
+        self._check_head()
+
+    # -- weights ----------------------------------------------------------------------------------------------
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        if self.adapter is None:
+            return dict(self.model.named_parameters())
+        mark = f".{self.adapter}."
+        return {k: p for k, p in self.model.named_parameters() if mark in k and "lora_" in k}
+
+    def save_weights(self, folder: Path) -> None:
+        if self.adapter is None:
+            self.model.save_pretrained(folder)
+        else:
+            self.model.save_pretrained(folder, selected_adapters=[self.adapter])
+            nested = folder / self.adapter  # PEFT puts adapters of any name but "default" one folder down
+            if nested.is_dir():
+                for file in nested.iterdir():
+                    file.rename(folder / file.name)
+                nested.rmdir()
+            (folder / "README.md").unlink(missing_ok=True)  # PEFT's empty model card
+        self.tokenizer.save_pretrained(folder)
+
+    @torch.no_grad()
+    def load_weights(self, folder: Path) -> None:
+        own = self.parameters()
+        if self.adapter is None:
+            stored: dict[str, Tensor] = {}
+            for file in sorted(folder.glob("model*.safetensors")):
+                stored.update(load_file(file))
+        else:
+            stored = {
+                _adapter_key(key, self.adapter): value
+                for key, value in load_file(folder / "adapter_model.safetensors").items()
+            }
+        missing = sorted(set(own) - set(stored))
+        if missing or not stored:
+            raise ValueError(f"{folder} does not hold the weights of this agent: {missing[:3] or 'no file'} missing")
+        for name, parameter in own.items():
+            parameter.copy_(stored[name])
+
+    # -- computing --------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _active(self) -> Iterator[None]:
+        """The right adapter is on, and matrix products run in the chosen precision."""
+        if self.adapter is not None and self.model.active_adapter != self.adapter:
+            self.model.set_adapter(self.adapter)
+        before = torch.backends.cuda.matmul.allow_tf32
+        torch.backends.cuda.matmul.allow_tf32 = self.precision == "tf32"
+        dtype = _AUTOCAST.get(self.precision)
+        try:
+            with torch.autocast(self.device.type, dtype=dtype) if dtype else nullcontext():
+                yield
+        finally:
+            torch.backends.cuda.matmul.allow_tf32 = before
+
+    def _body(self, **inputs: Any) -> Any:
+        with self._active():
+            return self.causal_lm.get_decoder()(**inputs)
+
+    def features(self, prompts: Sequence[Ids], messages: Sequence[Ids]) -> Tensor:
+        rows = [np.concatenate([p, m[:-1]]) for p, m in zip(prompts, messages, strict=True)]
+        ids_BL, mask_BL, position_BL = _pad_batch(rows, side="right", device=self.device)
+        hidden_BLH = self._body(
+            input_ids=ids_BL, attention_mask=mask_BL, position_ids=position_BL, use_cache=False
+        ).last_hidden_state
+        flat = [
+            b * hidden_BLH.shape[1] + np.arange(len(p) - 1, len(p) - 1 + len(m))
+            for b, (p, m) in enumerate(zip(prompts, messages, strict=True))
+        ]
+        index = torch.as_tensor(np.concatenate(flat), device=self.device)
+        return hidden_BLH.reshape(-1, hidden_BLH.shape[-1])[index]
+
+    def head(self) -> Head:
+        layer = self.causal_lm.get_output_embeddings()
+        return _linear_head(layer.weight, layer.bias, self.temperature)
+
+    def frozen_head(self) -> Head:
+        layer = self.causal_lm.get_output_embeddings()
+        trained = self.adapter is None
+        weight = layer.weight.detach().clone() if trained else layer.weight
+        bias = layer.bias.detach().clone() if trained and layer.bias is not None else layer.bias
+        return _linear_head(weight, bias, self.temperature)
+
+    @torch.no_grad()
+    def _check_head(self) -> None:
+        """Some architectures scale or cap their logits after the head; for those our head would be wrong."""
+        self.causal_lm.eval()
+        ids = torch.tensor([[3, 2, 1, 0]], device=self.device)
+        theirs = self.causal_lm(input_ids=ids).logits[0].float() / self.temperature
+        ours = self.head()(self.causal_lm.get_decoder()(input_ids=ids).last_hidden_state[0])
+        gap = float((torch.log_softmax(theirs, -1) - torch.log_softmax(ours, -1)).abs().max())
+        if gap > 0.5:
+            raise ValueError(
+                f"{type(self.causal_lm).__name__} changes its logits after the output layer (difference {gap:.2g} "
+                "nats); this architecture is not supported"
+            )
+
+    # -- sampling ---------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def sample(
+        self, prompts: Sequence[Ids], *, max_tokens: int, seed: int, temperature: float, top_p: float
+    ) -> list[Sample]:
+        """Decode all prompts in lockstep; identical prompts are prefilled once."""
+        from transformers import DynamicCache
+
+        self.causal_lm.eval()
+        slots: dict[bytes, int] = {}
+        slot_B = [slots.setdefault(p.tobytes(), len(slots)) for p in prompts]
+        unique = {s: p for p, s in zip(prompts, slot_B, strict=True)}
+        ids_UL, mask_UL, position_UL = _pad_batch([unique[s] for s in range(len(slots))], "left", self.device)
+        cache = DynamicCache(config=self.causal_lm.config)
+        hidden_UH = self._body(
+            input_ids=ids_UL, attention_mask=mask_UL, position_ids=position_UL, past_key_values=cache, use_cache=True
+        ).last_hidden_state[:, -1]
+        pick_B = torch.tensor(slot_B, device=self.device)
+        if len(slots) < len(prompts):
+            cache.batch_select_indices(pick_B)
+        hidden_BH, mask_BL, position_B = hidden_UH[pick_B], mask_UL[pick_B], position_UL[pick_B, -1]
+
+        head = self.head()
+        generator = torch.Generator(self.device).manual_seed(seed)
+        ends = torch.tensor(sorted(self.end_ids), device=self.device)
+        open_B = torch.ones(len(prompts), dtype=torch.bool, device=self.device)
+        tokens, scores, alive = [], [], []
+        for u in range(max_tokens):
+            ids_B, logp_B = draw(
+                head(hidden_BH) * self.temperature,
+                temperature_ratio=temperature,
+                top_p=top_p,
+                generator=generator,
+            )
+            tokens.append(ids_B)
+            scores.append(logp_B)
+            alive.append(open_B)
+            open_B = open_B & ~torch.isin(ids_B, ends)
+            if u + 1 == max_tokens or not bool(open_B.any()):
+                break
+            mask_BL = torch.cat([mask_BL, mask_BL.new_ones(len(prompts), 1)], dim=1)
+            position_B = position_B + 1
+            hidden_BH = self._body(
+                input_ids=ids_B[:, None],
+                attention_mask=mask_BL,
+                position_ids=position_B[:, None],
+                past_key_values=cache,
+                use_cache=True,
+            ).last_hidden_state[:, -1]
+
+        ids_BT = torch.stack(tokens, 1).cpu().numpy().astype(np.int32)
+        logp_BT = torch.stack(scores, 1).float().cpu().numpy()
+        length_B = torch.stack(alive, 1).sum(1).cpu().numpy()
+        stopped_B = (~open_B).cpu().numpy()
+        return [
+            Sample(ids[:n].copy(), logp[:n].copy(), "stop" if stopped else "length")
+            for ids, logp, n, stopped in zip(ids_BT, logp_BT, length_B, stopped_B, strict=True)
+        ]
+
+
+def end_ids_of(model: Any, tokenizer: Any) -> frozenset[int]:
+    """Every end token that the model or its tokenizer declares."""
+    found: set[int] = set()
+    for holder in (tokenizer, getattr(model, "generation_config", None), model.config):
+        declared = getattr(holder, "eos_token_id", None)
+        if declared is not None:
+            found.update([declared] if isinstance(declared, int) else declared)
+    if not found:
+        raise ValueError("neither the model nor its tokenizer declares an end token: a message could never stop")
+    return frozenset(found)
+
+
+def _linear_head(weight: Tensor, bias: Tensor | None, temperature: float) -> Head:
+    def head(hidden_NH: Tensor) -> Tensor:
+        with torch.autocast(hidden_NH.device.type, enabled=False):
+            logits_NV = torch.nn.functional.linear(
+                hidden_NH.float(), weight.float(), None if bias is None else bias.float()
+            )
+        return logits_NV if temperature == 1.0 else logits_NV / temperature
+
+    return head
+
+
+def _adapter_key(stored: str, adapter: str) -> str:
+    """PEFT drops the adapter's name when it saves: put it back."""
+    stem, _, last = stored.rpartition(".")
+    return f"{stem}.{adapter}.{last}"
+
+
+def _pad_batch(
+    rows: Sequence[Ids], side: Literal["left", "right"], device: torch.device
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(ids, mask, positions). Mask and positions come from lengths; the padded ids are never looked at."""
+    longest = max(len(r) for r in rows)
+    ids_BL = np.zeros((len(rows), longest), dtype=np.int64)
+    mask_BL = np.zeros((len(rows), longest), dtype=np.int64)
+    for b, row in enumerate(rows):
+        where = slice(longest - len(row), longest) if side == "left" else slice(0, len(row))
+        ids_BL[b, where] = row
+        mask_BL[b, where] = 1
+    position_BL = np.maximum(mask_BL.cumsum(1) - 1, 0)
+    as_tensor = lambda array: torch.as_tensor(array, device=device)  # noqa: E731
+    return as_tensor(ids_BL), as_tensor(mask_BL), as_tensor(position_BL)

@@ -1,0 +1,15 @@
+"""Graders: pure ones for strings, and a pool of killable workers for anything untrusted."""
+
+from teamtr.grading.answers import Number, exact_match, last_number, normalise, number_match
+from teamtr.grading.pool import GraderError, Result, WorkerPool
+
+__all__ = [
+    "GraderError",
+    "Number",
+    "Result",
+    "WorkerPool",
+    "exact_match",
+    "last_number",
+    "normalise",
+    "number_match",
+]

@@ -1,0 +1,87 @@
+"""Before training: can the radius be seen at all in the precision of scoring?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from teamtr.build import Workshop
+from teamtr.randomness import generator, seed_of
+from teamtr.rollout import play
+from teamtr.update import VERIFIABLE_SHARE, noise_floor
+
+PROBLEMS = 8
+GROUP = 4
+
+
+@dataclass(frozen=True)
+class Floor:
+    """The noise floor of one agent's scoring beside its radius, both in nats per message."""
+
+    agent: str
+    precision: str
+    messages: int
+    noise_floor: float
+    radius: float
+
+    @property
+    def share(self) -> float:
+        return self.noise_floor / self.radius
+
+    @property
+    def visible(self) -> bool:
+        return self.share <= VERIFIABLE_SHARE
+
+    def __str__(self) -> str:
+        return (
+            f"{self.agent}: noise floor {self.noise_floor:.2g} nats per message in {self.precision}, "
+            f"{self.share:.2g} of the radius {self.radius:.2g}"
+        )
+
+
+class RadiusNotVisible(ValueError):
+    """Rounding moves the policy more than the trust region allows."""
+
+
+def measure_floors(workshop: Workshop) -> list[Floor]:
+    """Play a few episodes and measure every trainable agent's floor on its own messages. Changes no weight."""
+    problems = workshop.task.problems("train")
+    seed = workshop.team_file.seed
+    pick = generator(seed, "preflight").permutation(len(problems))[:PROBLEMS]
+    batch = play(
+        workshop.arena,
+        workshop.current_team(),
+        [problems[i] for i in pick],
+        GROUP,
+        seed=seed_of(seed, "preflight", "play"),
+    )
+    floors = []
+    for name in workshop.team.trainable:
+        learner = workshop.engine.learner(name)
+        messages = batch.of(name)
+        if len(messages) == 0:
+            continue
+        before = learner.snapshot()
+        learner.begin(messages)
+        floor = noise_floor(learner, before, messages=len(messages), seed=seed_of(seed, "preflight", name))
+        learner.end()
+        floors.append(
+            Floor(
+                agent=name,
+                precision=getattr(learner.policy, "precision", "fp64"),
+                messages=len(messages),
+                noise_floor=floor,
+                radius=learner.state.radius_nats_per_message,
+            )
+        )
+    return floors
+
+
+def require_visible(workshop: Workshop, floors: list[Floor]) -> None:
+    """Refuse a team whose radius drowns in rounding."""
+    blind = [f for f in floors if not f.visible]
+    if blind and workshop.plan.region.gate:
+        raise RadiusNotVisible(
+            "the trust region cannot be seen: rounding alone moves a message by more than a tenth of the radius.\n"
+            + "\n".join(f"  {f}" for f in blind)
+            + "\nSet learner.precision to fp32 (or tf32 on a GPU), raise the radius, or shorten max_tokens."
+        )

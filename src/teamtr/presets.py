@@ -1,0 +1,149 @@
+"""TeamTR, every baseline and every ablation as values of one ``Plan``. The loop never asks which one it runs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Objective:
+    """The surrogate that an update climbs, eq:ppo_obj and its relatives, as a value that can travel.
+
+    ``ratio``: "message" is the paper's product over tokens; "token" clips each token's ratio (PPO, GRPO, DAPO);
+    "length_normalised" is the geometric mean over the message's tokens.
+    ``average_over``: "messages" weighs every message alike; "tokens" every token (DAPO).
+    """
+
+    ratio: Literal["message", "token", "length_normalised"] = "message"
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    average_over: Literal["messages", "tokens"] = "messages"
+
+
+@dataclass(frozen=True)
+class Resample:
+    """When to sample the team's conversations anew within a stage.
+
+    ``every=1`` before each update (TeamTR), ``every=2`` before every second, ``every=0`` only at stage start.
+    ``importance_weighted`` corrects reused episodes by their trajectory weight.
+    """
+
+    every: int = 1
+    importance_weighted: bool = False
+
+    def due(self, step: int) -> bool:
+        return step == 0 or (self.every > 0 and step % self.every == 0)
+
+    @property
+    def may_be_stale(self) -> bool:
+        return self.every != 1
+
+
+@dataclass(frozen=True)
+class Region:
+    """How an update is held near the old policy.
+
+    ``gate``: accept only when the upper KL bound is within the radius, back off otherwise, else restore.
+    ``beta``: starting weight of the KL penalty; ``adapt_beta`` steers it towards the radius.
+    """
+
+    gate: bool = True
+    beta: float = 0.1
+    adapt_beta: bool = True
+
+
+@dataclass(frozen=True)
+class Radii:
+    """The KL allowed to one step, in nats per message unless ``per_token``.
+
+    ``adapt``: move each agent's radius so that the KL it really uses settles at ``nats`` (the paper's ablation
+    "adaptive delta"), within a factor of ten.
+    """
+
+    nats: float = 0.01
+    per_token: bool = False
+    adapt: bool = False
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One place in a stage's schedule. ``opens`` marks the first agent of a step; the agents of one step are all
+    updated from the team as it was when the step opened."""
+
+    step: int
+    agent: str
+    opens: bool
+
+
+@dataclass(frozen=True)
+class Order:
+    """Who is updated when: one agent a step, or all of them together in one step."""
+
+    kind: Literal["fixed", "reverse", "random", "together"] = "fixed"
+
+    def schedule(self, agents: tuple[str, ...], rng: np.random.Generator) -> tuple[Slot, ...]:
+        match self.kind:
+            case "together":
+                return tuple(Slot(0, name, k == 0) for k, name in enumerate(agents))
+            case "reverse":
+                agents = agents[::-1]
+            case "random":
+                agents = tuple(agents[k] for k in rng.permutation(len(agents)))
+        return tuple(Slot(k, name, True) for k, name in enumerate(agents))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The settings of the algorithm: everything that Algorithm 1 and its ablations can vary."""
+
+    group_size: int = 8
+    gamma: float = 1.0
+    normalise: bool = True
+    a_clip: float = 3.0
+    eps_norm: float = 1e-6
+    radii: Radii = field(default_factory=Radii)
+    resample: Resample = field(default_factory=Resample)
+    region: Region = field(default_factory=Region)
+    objective: Objective = field(default_factory=Objective)
+    order: Order = field(default_factory=Order)
+    dynamic_sampling_rounds: int = 0  # DAPO: how often to redraw problems whose groups carry no signal
+
+
+TEAMTR = Plan()
+_TOKEN_CLIP = Objective(ratio="token")
+
+PRESETS: dict[str, Plan] = {
+    "teamtr": TEAMTR,
+    # resampling (tab:ablation)
+    "naive_sequential": replace(TEAMTR, resample=Resample(every=0)),
+    "resample_every_2": replace(TEAMTR, resample=Resample(every=2)),
+    "importance_weighted": replace(TEAMTR, resample=Resample(every=0, importance_weighted=True)),
+    "joint": replace(TEAMTR, order=Order("together")),
+    # trust region (tab:ablation)
+    "no_trust_region": replace(TEAMTR, region=Region(gate=False, beta=0.0, adapt_beta=False)),
+    "kl_penalty_adaptive": replace(TEAMTR, region=Region(gate=False, adapt_beta=True)),
+    "kl_penalty_fixed": replace(TEAMTR, region=Region(gate=False, adapt_beta=False)),
+    "adaptive_radius": replace(TEAMTR, radii=Radii(adapt=True)),
+    # order (tab:ablation)
+    "fixed_order": TEAMTR,
+    "reverse_order": replace(TEAMTR, order=Order("reverse")),
+    "random_order": replace(TEAMTR, order=Order("random")),
+    # advantage estimation (tab:ablation)
+    "no_normalisation": replace(TEAMTR, normalise=False),
+    "no_clipping": replace(TEAMTR, a_clip=math.inf),
+    # single agents: a team of one with another objective
+    "grpo": replace(TEAMTR, objective=_TOKEN_CLIP, region=Region(gate=False, beta=0.0, adapt_beta=False)),
+    "dapo": replace(
+        TEAMTR,
+        objective=Objective(ratio="token", clip_low=0.2, clip_high=0.28, average_over="tokens"),
+        region=Region(gate=False, beta=0.0, adapt_beta=False),
+        dynamic_sampling_rounds=3,
+    ),
+}
+"""Every named plan. ``joint`` and ``naive_sequential`` differ in name more than in mathematics: with separate
+parameters and one batch, updating together or in turn gives the same weights (tests/contract shows it bit for
+bit); what differs is that a later agent's batch counts as stale only in turn."""

@@ -1,0 +1,92 @@
+"""Checks of a chat template, made once at start: nothing may be injected, nothing may change behind our back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from teamtr.protocol.codec import ChatCodec, ProtocolError
+
+_PROBES = ("a", "two words", "line\nbreak", "  spaces  ", "1 + 2 = 3", "naïve Ünïcode ✓", "<b>{json: [1]}</b>")
+_SYSTEM = "You are \u00a7one\u00a7."
+
+
+@dataclass(frozen=True)
+class TemplateReport:
+    """What the check found. ``verbatim``: text arrives unchanged. ``stable``: appended messages leave what was
+    there as it was. ``injects``: text the template adds to an empty system prompt."""
+
+    verbatim: bool
+    stable: bool
+    system_role: Literal["own", "folded into the user message"]
+    injects: str
+
+
+def check_template(codec: ChatCodec, style: Literal["transcript", "chat"]) -> TemplateReport:
+    """Inspect the template and raise ProtocolError when this style cannot be used with it."""
+    report = TemplateReport(
+        verbatim=_verbatim(codec),
+        stable=_stable(codec),
+        system_role="folded into the user message" if codec.fold_system else "own",
+        injects=_injected(codec),
+    )
+    if not report.verbatim:
+        raise ProtocolError("the chat template changes the text of a user message; it cannot carry a shared context")
+    if report.injects:
+        raise ProtocolError(
+            f"the chat template adds words of its own to an empty system prompt ({report.injects!r}); "
+            "give every agent an explicit system_prompt"
+        )
+    if style == "chat" and not report.stable:
+        raise ProtocolError(
+            "the chat template rewrites earlier messages when new ones are appended (as templates that strip "
+            "reasoning from past turns do), so a context would not be a function of the shared text; "
+            "use `history: transcript`, or `template_kwargs` that switch the rewriting off"
+        )
+    return report
+
+
+def _verbatim(codec: ChatCodec) -> bool:
+    """Text stands in the prompt as it is, between a prefix and a suffix that do not depend on it.
+
+    Outer white space may be trimmed: several templates do, and it is a function of the text all the same."""
+    around = set()
+    for probe in _PROBES:
+        text = codec.text([{"role": "system", "content": _SYSTEM}, {"role": "user", "content": probe}])
+        inner = probe.strip()
+        start = text.rfind(inner)
+        if start < 0:
+            return False
+        around.add((text[:start].rstrip(), text[start + len(inner) :].lstrip()))
+    return len(around) == 1
+
+
+def _stable(codec: ChatCodec) -> bool:
+    """The rendering of the first k messages is a prefix of the rendering of k + 1."""
+    talk = [
+        {"role": "system", "content": _SYSTEM},
+        {"role": "user", "content": "first"},
+        {"role": "assistant", "content": "<think>\nhm\n</think>\n\nanswer one"},
+        {"role": "user", "content": "second"},
+        {"role": "assistant", "content": "answer two"},
+        {"role": "user", "content": "third"},
+    ]
+    rendered = [codec.text(talk[: k + 1], for_reply=False) for k in range(1, len(talk))]
+    return all(
+        later.startswith(earlier) and "hm" in later
+        for earlier, later in zip(rendered[1:], rendered[2:], strict=False)
+    )
+
+
+def _injected(codec: ChatCodec) -> str:
+    """Words that an empty system prompt turns into."""
+    empty = codec.text([{"role": "system", "content": ""}, {"role": "user", "content": "u"}])
+    marked = codec.text([{"role": "system", "content": "\u00a7"}, {"role": "user", "content": "u"}])
+    expected = marked.replace("\u00a7", "")
+    if _letters(empty) == _letters(expected) or len(empty) <= len(expected):
+        return ""
+    return empty.strip()[:120]
+
+
+def _letters(text: str) -> str:
+    return "".join(c for c in text if c.isalnum())

@@ -1,0 +1,28 @@
+"""Freshness is checked, not assumed: an update refuses a batch that the current team did not write."""
+
+from __future__ import annotations
+
+from teamtr.presets import Plan
+from teamtr.team import Team
+from teamtr.types import RolloutBatch
+
+
+class StaleBatch(RuntimeError):
+    """The batch was written by weights that the team no longer has."""
+
+
+def stale_agents(batch: RolloutBatch, team: Team) -> tuple[str, ...]:
+    """Agents whose turns in the batch were written by other weights than they have now."""
+    written = {(turn.agent, turn.agent_version) for episode in batch.episodes for turn in episode.turns}
+    current = team.versions
+    return tuple(sorted({agent for agent, version in written if current.get(agent) != version}))
+
+
+def require_fresh(batch: RolloutBatch, team: Team, plan: Plan) -> None:
+    """Raise unless the present team wrote every turn of the batch, or the plan says that it may be stale."""
+    stale = stale_agents(batch, team)
+    if stale and not plan.resample.may_be_stale:
+        raise StaleBatch(
+            f"the batch holds turns that older weights of {', '.join(stale)} wrote; "
+            "collect it anew, or choose a plan that allows staleness (resample_every other than 1)"
+        )

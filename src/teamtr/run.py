@@ -1,0 +1,373 @@
+"""From a team file to a finished run: builds, drives the loop, saves after every update, resumes.
+
+``train`` is a generator of records, the same that go into the log; whoever shows them decides how. A run that is
+killed at any moment and started again ends with the same bits on a CPU, because
+
+- every random number is named by (seed, purpose, stage, step), see ``randomness``;
+- a commit holds weights, optimizer moments, steering state and position, and is all or nothing;
+- the log is rewound to the last commit, and what was not committed is done again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from teamtr.algorithm import Step, run_stage
+from teamtr.build import Workshop, build
+from teamtr.config import ConfigError, TeamFile, dump, loads
+from teamtr.diagnostics.roles import role_success
+from teamtr.evaluate import EvalReport, evaluate
+from teamtr.preflight import measure_floors, require_visible
+from teamtr.randomness import generator, seed_of
+from teamtr.rollout import Ledger, collect
+from teamtr.store import Commit, RunFolder, StoreError, batch_name, read_episodes, write_atomic, write_episodes
+from teamtr.tasks import Roles
+from teamtr.team import Team
+from teamtr.types import Problem, RolloutBatch
+from teamtr.update import Lesson, Update, update_agent
+
+Record = dict[str, Any]
+MAY_CHANGE = ("plan.stages", "eval.every", "eval.problems", "eval.samples", "eval.temperature", "store.keep_checkpoints")
+"""Settings that a resumed run may change without becoming another run."""
+
+
+class OtherRun(StoreError):
+    """The folder holds a run of another team file."""
+
+
+@dataclass
+class Account:
+    """Totals per agent and phase since the run began; part of every commit."""
+
+    episodes: int = 0
+    tokens: dict[str, dict[str, int]] = field(default_factory=dict)
+    seconds: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    def sampled(self, ledger: Ledger) -> None:
+        self.episodes += ledger.episodes
+        for agent in ledger.sampled_tokens:
+            self._add(self.tokens, agent, "sampled", ledger.sampled_tokens[agent])
+            self._add(self.tokens, agent, "prompt", ledger.prompt_tokens[agent])
+            self._add(self.seconds, agent, "sample", ledger.seconds[agent])
+        self._add(self.seconds, "team", "grade", ledger.grading_seconds)
+
+    def updated(self, agent: str, tokens: Mapping[str, int], seconds: Mapping[str, float]) -> None:
+        for phase, count in tokens.items():
+            self._add(self.tokens, agent, phase, count)
+        for phase, spent in seconds.items():
+            self._add(self.seconds, agent, phase, spent)
+
+    @property
+    def sampled_tokens(self) -> int:
+        return sum(phases.get("sampled", 0) for phases in self.tokens.values())
+
+    @staticmethod
+    def _add(table: dict[str, dict[str, Any]], agent: str, phase: str, amount: float) -> None:
+        phases = table.setdefault(agent, {})
+        phases[phase] = phases.get(phase, 0) + amount
+
+
+@dataclass(frozen=True)
+class _Position:
+    """Where a run stands: ``done`` updates of ``stage`` are committed, ``number`` in all."""
+
+    number: int = 0
+    stage: int = 0
+    done: int = 0
+    batch: str | None = None
+    log_weights: Sequence[float] | None = None
+
+
+def train(
+    team_file: TeamFile, folder: Path | str, *, stop: Callable[[], bool] = lambda: False
+) -> Iterator[Record]:
+    """Train in this folder, or go on with the run that is there; yields every record of the log as it is made.
+
+    ``stop()`` is asked after every update; when it says yes, everything is saved and the generator ends.
+    """
+    with RunFolder.open(folder, keep_commits=team_file.store.keep_checkpoints) as run:
+        _claim(run, team_file)
+        yield from _Driver(run, build(team_file), stop).go()
+
+
+class _Driver:
+    """Drives the loop of one run and keeps its books."""
+
+    def __init__(self, run: RunFolder, workshop: Workshop, stop: Callable[[], bool]) -> None:
+        self.run = run
+        self.workshop = workshop
+        self.stop = stop
+        self.seed = workshop.team_file.seed
+        self.account = Account()
+        self.team = workshop.current_team()
+        self.position = _Position()
+        self.fingerprints: dict[str, str] = {}
+        self.exact: float | None = None
+
+    def go(self) -> Iterator[Record]:
+        yield self._begin_or_resume()
+        stages = self.workshop.team_file.plan.stages
+        while self.position.stage < stages:
+            if self.position.done == 0:
+                yield from self._evaluate_if_due()
+                if self.stop():
+                    yield {"kind": "stopped", **self._where()}
+                    return
+            for step in self._stage():
+                yield self._commit(step)
+                if self.stop():
+                    yield {"kind": "stopped", **self._where()}
+                    return
+            self.position = replace(self.position, stage=self.position.stage + 1, done=0, batch=None, log_weights=None)
+        yield from self._evaluate_if_due(last=True)
+        yield {"kind": "finished", **self._where(), "tokens": self.account.sampled_tokens}
+
+    # -- one stage --------------------------------------------------------------------------------------------
+
+    def _stage(self) -> Iterator[Step]:
+        stage, plan = self.position.stage, self.workshop.plan
+        problems = self._draw(stage, 0, self.workshop.team_file.plan.problems)
+        held: RolloutBatch | None = None
+        if self.position.batch is not None:
+            held = read_episodes(self.run.episodes / self.position.batch)
+            if self.position.log_weights is not None:
+                held = replace(held, log_weights_E=np.array(self.position.log_weights))
+
+        def gather(team: Team, step: int) -> RolloutBatch:
+            ledger = Ledger()
+            batch = collect(
+                self.workshop.arena,
+                team,
+                problems,
+                plan.group_size,
+                seed=lambda r: seed_of(self.seed, "rollout", stage, step, r),
+                redraw=lambda r, n: self._draw(stage, r, n),
+                rounds=plan.dynamic_sampling_rounds,
+                ledger=ledger,
+            )
+            self.account.sampled(ledger)
+            name = batch_name(stage, step)
+            if self.workshop.team_file.store.episodes or plan.resample.may_be_stale or plan.order.kind == "together":
+                write_episodes(self.run.episodes / name, batch)
+                self.position = replace(self.position, batch=name)
+            return batch
+
+        yield from run_stage(
+            self.team,
+            plan,
+            gather,
+            self._teach,
+            generator(self.seed, "order", stage),
+            done=self.position.done,
+            batch=held,
+        )
+
+    def _teach(self, agent: str, lesson: Lesson) -> Update:
+        plan = self.workshop.plan
+        update = update_agent(
+            self.workshop.engine.learner(agent),
+            lesson,
+            region=plan.region,
+            objective=plan.objective,
+            radii=plan.radii,
+            optimisation=self.workshop.optimisation,
+            gamma=plan.gamma,
+            a_clip=plan.a_clip,
+            eps_norm=plan.eps_norm,
+            normalise=plan.normalise,
+            seed=seed_of(self.seed, "update", self.position.stage, agent),
+        )
+        self.account.updated(agent, update.report.tokens, update.report.seconds)
+        return update
+
+    def _draw(self, stage: int, round: int, count: int) -> list[Problem]:
+        """The stage's problems: without replacement as far as the split goes."""
+        problems = self.workshop.task.problems("train")
+        rng = generator(self.seed, "problems", stage, round)
+        repeats = -(-count // len(problems))
+        order = np.concatenate([rng.permutation(len(problems)) for _ in range(repeats)])[:count]
+        return [problems[i] for i in order]
+
+    # -- books ------------------------------------------------------------------------------------------------
+
+    def _commit(self, step: Step) -> Record:
+        self.team = step.team
+        weights = step.batch.log_weights_E
+        self.position = replace(
+            self.position,
+            number=self.position.number + 1,
+            done=step.index + 1,
+            log_weights=None if weights is None else weights.tolist(),
+        )
+        rewards = np.array([e.reward for e in step.batch.episodes])
+        exact_before, self.exact = self.exact, exact_success(self.workshop, self.team)
+        record = {
+            "kind": "update",
+            "update": self.position.number,
+            "stage": self.position.stage,
+            "step": step.index,
+            **asdict(step.report),
+            "reward": float(np.nanmean(rewards)) if np.isfinite(rewards).any() else float("nan"),
+            "success": float(np.mean([e.verdict.right for e in step.batch.episodes])),
+            "exact_success": None if self.exact is None else [exact_before, self.exact],
+            "episodes_total": self.account.episodes,
+            "sampled_tokens_total": self.account.sampled_tokens,
+            "time": time.time(),
+        }
+        self._save(record, updated=step.report.agent)
+        self.run.log.append(record)
+        return record
+
+    def _save(self, record: Record | None, updated: str | None) -> None:
+        learners = self.workshop.engine.learners
+        for name in learners if updated is None else [updated]:
+            self.fingerprints[name] = learners[name].fingerprint()
+        progress = {**asdict(self.position), "account": asdict(self.account), "versions": self.team.versions}
+        self.run.checkpoints.commit(
+            self.position.number,
+            self.fingerprints,
+            lambda name, folder: learners[name].save(folder),
+            progress,
+            record,
+        )
+
+    def _begin_or_resume(self) -> Record:
+        commit = self.run.checkpoints.latest()
+        if commit is None:
+            floors = measure_floors(self.workshop)
+            require_visible(self.workshop, floors)
+            self._save(None, updated=None)
+            self.run.log.rewind(lambda record: False)
+            record: Record = {"kind": "start", "floors": {f.agent: f.noise_floor for f in floors}}
+        else:
+            self._resume(commit)
+            record = {"kind": "resume", "skipped": list(commit.skipped)}
+        self.exact = exact_success(self.workshop, self.team)
+        record |= {
+            **self._where(),
+            "name": self.workshop.team_file.name,
+            "stages": self.workshop.team_file.plan.stages,
+            "agents": list(self.workshop.team.names),
+            "time": time.time(),
+        }
+        self.run.log.append(record)
+        return record
+
+    def _resume(self, commit: Commit) -> None:
+        self.team = self.workshop.load(lambda name: self.run.checkpoints.folder_of(commit, name))
+        progress = dict(commit.progress)
+        if self.team.versions != progress.pop("versions"):
+            raise StoreError(f"the weights in {self.run.path} are not those that commit {commit.number} names")
+        self.account = Account(**progress.pop("account"))
+        self.position = _Position(**progress)
+        self.fingerprints = dict(commit.agents)
+        self.run.log.truncate_torn()
+        self.run.log.rewind(lambda r: r.get("update", r.get("updates", 0)) <= commit.number)
+        logged = max((r["update"] for r in self.run.log.read() if r["kind"] == "update"), default=0)
+        if commit.record is not None and logged < commit.number:
+            self.run.log.append(commit.record)
+
+    def _where(self) -> Record:
+        return {"stage": self.position.stage, "updates": self.position.number}
+
+    # -- evaluation -------------------------------------------------------------------------------------------
+
+    def _evaluate_if_due(self, *, last: bool = False) -> Iterator[Record]:
+        settings, stage = self.workshop.team_file.eval, self.position.stage
+        if settings.every == 0 or not (last or stage % settings.every == 0):
+            return
+        if any(r["kind"] == "eval" and r["stage"] == stage for r in self.run.log.read()):
+            return
+        started = time.perf_counter()
+        report, ledger = evaluate_team(self.workshop, self.team, stage=stage)
+        record = {
+            "kind": "eval",
+            **self._where(),
+            **asdict(report),
+            "tokens": sum(ledger.sampled_tokens.values()),
+            "seconds": time.perf_counter() - started,
+        }
+        self.run.log.append(record)
+        yield record
+
+
+def evaluate_team(
+    workshop: Workshop,
+    team: Team,
+    *,
+    stage: int,
+    split: str = "test",
+    problems: int | None = None,
+    samples: int | None = None,
+    temperature: float | None = None,
+) -> tuple[EvalReport, Ledger]:
+    """Play held-out problems with the team file's evaluation settings, or those given."""
+    settings = workshop.team_file.eval
+    ledger = Ledger()
+    report = evaluate(
+        workshop.arena,
+        team,
+        workshop.task.problems(split)[: problems or settings.problems],
+        samples or settings.samples,
+        seed=seed_of(workshop.team_file.seed, "eval", split, stage),
+        temperature=settings.temperature if temperature is None else temperature,
+        ledger=ledger,
+    )
+    return report, ledger
+
+
+def exact_success(workshop: Workshop, team: Team) -> float | None:
+    """The team's success without sampling noise, where the task has a closed form (roles); else None."""
+    task = workshop.task
+    if not isinstance(task, Roles):
+        return None
+    codecs = workshop.arena.codecs
+    words = {
+        name: (codecs[name].encode_message(task.VOLUNTEER), codecs[name].encode_message(task.ABSTAIN))
+        for name in team.names
+    }
+    return role_success(team, workshop.engine.learners, codecs, task.problems("test"), words)
+
+
+def open_run(folder: Path | str) -> tuple[Workshop, Team, Commit]:
+    """The team of a run's last commit, built, without taking its lock."""
+    run = RunFolder.read(folder)
+    workshop = build(loads(run.team_file.read_text(), name=str(run.team_file)))
+    commit = run.checkpoints.latest()
+    if commit is None:
+        raise StoreError(f"{folder} holds no checkpoint yet; train first")
+    return workshop, workshop.load(lambda name: run.checkpoints.folder_of(commit, name)), commit
+
+
+def _claim(run: RunFolder, team_file: TeamFile) -> None:
+    """Write the resolved team file, or make sure that the one there is the same."""
+    text = dump(team_file)
+    if run.team_file.exists():
+        try:
+            stored = loads(run.team_file.read_text(), name=str(run.team_file))
+        except ConfigError as error:
+            raise OtherRun(f"the team file stored in {run.path} cannot be read:\n{error}") from error
+        other = [k for k in _differences(stored.model_dump(), team_file.model_dump()) if k not in MAY_CHANGE]
+        if other:
+            raise OtherRun(
+                f"{run.path} holds a run with other settings ({', '.join(other[:5])}"
+                f"{', …' if len(other) > 5 else ''}); choose another folder, or undo the change to go on with it"
+            )
+    write_atomic(run.team_file, text.encode())
+
+
+def _differences(a: Any, b: Any, path: str = "") -> Iterator[str]:
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        for key in sorted({*a, *b}):
+            yield from _differences(a.get(key), b.get(key), f"{path}.{key}" if path else str(key))
+    elif isinstance(a, list | tuple) and isinstance(b, list | tuple) and len(a) == len(b):
+        for k, (x, y) in enumerate(zip(a, b, strict=True)):
+            yield from _differences(x, y, f"{path}.{k}")
+    elif a != b:
+        yield path

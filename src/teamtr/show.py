@@ -1,0 +1,142 @@
+"""What a person sees while a team trains: a live line in a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+Record = dict[str, Any]
+BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+def sparkline(values: Iterable[float], low: float = 0.0, high: float = 1.0) -> str:
+    """Values as a row of blocks."""
+    span = max(high - low, 1e-12)
+    return "".join(BLOCKS[min(7, max(0, int((v - low) / span * 8)))] for v in values)
+
+
+def percent(value: float) -> str:
+    return f"{100 * value:.0f} %"
+
+
+class TrainingScreen:
+    """Shows the records of a run as they come. ``quiet`` shows nothing."""
+
+    def __init__(self, *, quiet: bool = False, label: str = "") -> None:
+        self.console = Console(stderr=True, highlight=False)
+        self.live: Live | None = None
+        self.quiet = quiet
+        self.label = f"{label} " if label else ""
+        self.stages = 0
+        self.evals: list[float] = []
+        self.agents: dict[str, Record] = {}
+        self.first: tuple[float, int, int] | None = None  # time, updates, tokens at the first update shown
+        self.last_line = 0.0
+
+    def __enter__(self) -> TrainingScreen:
+        if not self.quiet and self.console.is_terminal:
+            self.live = Live(console=self.console, refresh_per_second=8, transient=True)
+            self.live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.live is not None:
+            self.live.stop()
+
+    def watch(self, records: Iterable[Record]) -> Iterator[Record]:
+        """Show each record and hand it on."""
+        for record in records:
+            if not self.quiet:
+                self._show(record)
+            yield record
+
+    def _show(self, record: Record) -> None:
+        match record["kind"]:
+            case "start" | "resume":
+                self.stages = record["stages"]
+                verb = "training" if record["kind"] == "start" else f"resuming after {record['updates']} updates"
+                self._print(f"{self.label}{verb}: {record['name']}, {', '.join(record['agents'])}")
+                for warning in record.get("skipped", ()):
+                    self._print(f"warning: {warning}")
+            case "eval":
+                self.evals.append(record["avg_at_k"])
+                low, high = record["avg_interval"]
+                self._print(
+                    f"{self.label}stage {record['stage']:>3}/{self.stages}  held-out success "
+                    f"{percent(record['avg_at_k'])} ({percent(low)} to {percent(high)})  {sparkline(self.evals)}"
+                )
+            case "update":
+                self._update(record)
+            case "stopped":
+                self._print(f"stopped after update {record['updates']}, saved; the same command goes on")
+
+    def _update(self, record: Record) -> None:
+        self.agents[record["agent"]] = record
+        now = time.monotonic()
+        if self.first is None:
+            self.first = (now, record["update"], record["sampled_tokens_total"])
+            rate, eta = "", ""
+        else:
+            seconds = max(now - self.first[0], 1e-9)
+            updates = record["update"] - self.first[1]
+            rate = f"{(record['sampled_tokens_total'] - self.first[2]) / seconds:,.0f} tokens/s"
+            left = self.stages * len(self.agents) - record["update"]
+            eta = f"ETA {_clock(seconds / max(updates, 1) * max(left, 0))}"
+        if self.live is not None:
+            self.live.update(self._table(rate, eta))
+        elif now - self.last_line > 1.0:
+            self.last_line = now
+            self._print(
+                f"{self.label}stage {record['stage'] + 1:>3}/{self.stages}  {record['agent']:<8} "
+                f"reward {record['reward']:.3f}  KL {record['kl_upper']:.4f}/{record['radius']:.3g}  "
+                f"{record['outcome']}  {rate}  {eta}"
+            )
+
+    def _table(self, rate: str, eta: str) -> Table:
+        table = Table(box=None, padding=(0, 2), show_edge=False)
+        for title in ("agent", "stage", "reward", "KL of radius", "", "back-offs", "outcome"):
+            table.add_column(title, style="dim" if title == "outcome" else "")
+        for name, r in self.agents.items():
+            share = r["kl_upper"] / r["radius"] if r["radius"] else 0.0
+            table.add_row(
+                escape(name),
+                f"{r['stage'] + 1}/{self.stages}",
+                f"{r['reward']:.3f}",
+                f"{r['kl_upper']:.4f} / {r['radius']:.3g}",
+                _bar(share),
+                str(r["backtracks"]),
+                r["outcome"],
+            )
+        table.caption = f"{self.label}{rate}   {eta}".strip()
+        table.caption_justify = "left"
+        return table
+
+    def _print(self, line: str) -> None:
+        self.console.print(Text(line))
+
+
+def _bar(share: float, width: int = 12) -> str:
+    filled = min(width, max(0, round(share * width)))
+    return "█" * filled + "·" * (width - filled)
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def complain(message: str) -> None:
+    """An error, on stderr, as it is: no markup, no wrapping of paths."""
+    sys.stderr.write(f"error: {message}\n")

@@ -1,0 +1,187 @@
+"""Writes that either happened or did not, and folders that can prove that they are whole.
+
+The order is always the same: write beside the final place under a name that starts with ``.tmp-``, sync what was
+written, rename, sync the parent. A process killed in between leaves only a ``.tmp-`` name, which every reader
+ignores and the next owner of the run folder removes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import orjson
+
+TEMPORARY = ".tmp-"
+MANIFEST = "manifest.json"
+
+
+class StoreError(Exception):
+    """Something in a run folder is missing, damaged or in use. The message says what, where and what to do."""
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Put ``data`` at ``path``: whoever looks sees the old content or the new, never a part, also after a crash."""
+    make_folder(path.parent)
+    temporary = temporary_beside(path)
+    with explained(path):
+        try:
+            _write_synced(temporary, data)
+            os.replace(temporary, path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        sync_folder(path.parent)
+
+
+def commit_folder(tmp: Path, final: Path) -> str:
+    """Give the finished folder ``tmp`` its name ``final``; returns the sha256 of the manifest written into it.
+
+    ``manifest.json`` holds {relative name: {"sha256": ..., "bytes": ...}} of every file, so that the folder can be
+    verified later. Both paths must be in one file system; ``final`` must not exist.
+    """
+    if final.exists():
+        raise StoreError(f"{final} exists already; a committed folder is written once. Remove it to write it anew")
+    files = _files_in(tmp)
+    if MANIFEST in files:
+        raise StoreError(f"{tmp / MANIFEST} is a name this store needs for itself; save under another name")
+    with explained(final):
+        manifest = {name: {"sha256": _sha256(file), "bytes": file.stat().st_size} for name, file in files.items()}
+        body = orjson.dumps(manifest, option=orjson.OPT_SORT_KEYS | orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+        _write_synced(tmp / MANIFEST, body)
+        for file in files.values():
+            _sync(file, os.O_RDONLY)
+        # Deepest first: a folder's entries are on disk before the entry that names the folder.
+        for folder, _, _ in os.walk(tmp, topdown=False):
+            sync_folder(Path(folder))
+        os.rename(tmp, final)
+        sync_folder(final.parent)
+    return hashlib.sha256(body).hexdigest()
+
+
+def verify_folder(folder: Path) -> str:
+    """Check every file of a committed folder against its manifest; returns the sha256 of the manifest.
+
+    Raises StoreError naming the first file that is missing, changed or not listed. Hidden files are passed over:
+    file managers and network file systems leave them, and no loader reads them.
+    """
+    advice = f"restore it from a copy, or remove {folder} so that an earlier one is used"
+    if not folder.is_dir():
+        raise StoreError(f"{folder} is missing: {advice}")
+    try:
+        body = (folder / MANIFEST).read_bytes()
+    except OSError as error:
+        raise StoreError(f"{folder / MANIFEST} is missing or unreadable ({error.strerror}): {advice}") from error
+    try:
+        listed = {str(name): (str(entry["sha256"]), int(entry["bytes"])) for name, entry in orjson.loads(body).items()}
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise StoreError(f"{folder / MANIFEST} is damaged ({error}): {advice}") from error
+    found = _files_in(folder)
+    for name, (sha256, size_bytes) in listed.items():
+        if name not in found:
+            raise StoreError(f"{folder / name} is missing: {advice}")
+        try:
+            found_bytes = found[name].stat().st_size
+            if found_bytes != size_bytes:
+                raise StoreError(f"{found[name]} has {found_bytes} bytes instead of {size_bytes}: {advice}")
+            if _sha256(found[name]) != sha256:
+                raise StoreError(f"{found[name]} has changed since it was written (sha256 differs): {advice}")
+        except OSError as error:
+            raise StoreError(f"{found[name]} cannot be read ({error.strerror}): {advice}") from error
+    for name in found.keys() - listed.keys() - {MANIFEST}:
+        if not any(part.startswith(".") for part in Path(name).parts):
+            raise StoreError(f"{folder / name} was not there when {folder} was written: remove that file")
+    return hashlib.sha256(body).hexdigest()
+
+
+def discard_folder(folder: Path) -> None:
+    """Remove a committed folder so that a crash half-way leaves a leftover, not a damaged folder."""
+    with explained(folder):
+        aside = temporary_beside(folder)
+        os.rename(folder, aside)
+        sync_folder(folder.parent)
+        shutil.rmtree(aside)
+
+
+def remove_leftovers(folder: Path, *, recursive: bool) -> None:
+    """Remove what interrupted writes left behind. Only for the owner of the lock: another's may be in progress."""
+    for here, folders, files in os.walk(folder):
+        for name in files:
+            if name.startswith(TEMPORARY):
+                Path(here, name).unlink(missing_ok=True)
+        for name in folders:
+            if name.startswith(TEMPORARY):
+                shutil.rmtree(Path(here, name), ignore_errors=True)
+        folders[:] = [name for name in folders if recursive and not name.startswith(TEMPORARY)]
+
+
+def temporary_beside(path: Path) -> Path:
+    """A fresh name in the same folder, hence in the same file system, so that a rename is atomic."""
+    return path.parent / f"{TEMPORARY}{secrets.token_hex(8)}"
+
+
+def make_folder(folder: Path) -> None:
+    """Create a folder and its parents, each synced into its own parent."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    with explained(folder):
+        for path in reversed(missing):
+            path.mkdir(exist_ok=True)
+            sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable; syncing a file alone does not."""
+    _sync(folder, os.O_RDONLY | os.O_DIRECTORY)
+
+
+def _sync(path: Path, flags: int) -> None:
+    descriptor = os.open(path, flags)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _write_synced(path: Path, data: bytes) -> None:
+    # Not tempfile: its files are readable by their owner alone, and the rename would keep that.
+    with open(path, "xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sha256(file: Path) -> str:
+    with open(file, "rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _files_in(folder: Path) -> dict[str, Path]:
+    """Relative name -> path of every file below ``folder``, in sorted order."""
+    found: dict[str, Path] = {}
+    for here, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            path = Path(here, name)
+            if path.is_symlink() or not (path.is_file() or path.is_dir()):
+                raise StoreError(
+                    f"{path} is a link or a special file, which cannot be verified: put a copy in its place"
+                )
+            if path.is_file():
+                found[path.relative_to(folder).as_posix()] = path
+    return dict(sorted(found.items()))
+
+
+@contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """Turn the operating system's refusal into an error that says what stands and what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(
+            f"cannot write {path}: {error.strerror or error}. What was saved before is intact: make room or mend the "
+            "permissions, then run the same command again"
+        ) from error

@@ -1,0 +1,275 @@
+"""Checkpoints: one folder per agent and version, written once, and numbered commits that say which make a team.
+
+    agents/<agent>/<version>/       whatever the learner saved, with manifest.json
+    commits/000007/team.json        the team after seven updates, with manifest.json
+
+A commit counts from the rename of its folder on, and it is renamed after every agent folder it names. So whenever
+the process dies, the newest commit is either the one before or the one after the update in progress.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from teamtr.store.atomic import (
+    MANIFEST,
+    StoreError,
+    commit_folder,
+    discard_folder,
+    explained,
+    make_folder,
+    temporary_beside,
+    verify_folder,
+)
+from teamtr.store.log import decode, encode
+
+TEAM = "team.json"
+FORMAT = 1
+
+_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
+_VERSION = re.compile(r"[0-9a-f]{1,128}")
+_NUMBER = re.compile(r"[0-9]{6,}")
+
+
+@dataclass(frozen=True)
+class Commit:
+    """The team after ``number`` updates.
+
+    ``agents`` maps names to versions, ``progress`` is what the run needs to go on, ``record`` the log record of the
+    update that was committed. ``manifests`` ties each agent to the sha256 of its folder's manifest. ``skipped``
+    says which newer commits were damaged and passed over; show it to the user.
+    """
+
+    number: int
+    agents: Mapping[str, str]
+    progress: Mapping[str, Any]
+    record: Mapping[str, Any] | None
+    manifests: Mapping[str, str]
+    skipped: tuple[str, ...] = ()
+
+
+class Checkpoints:
+    """The checkpoints of one run. Writing is for the process that holds the run folder's lock."""
+
+    def __init__(self, folder: Path, keep: int = 2, *, writable: bool = True) -> None:
+        """``keep``: how many commits stay; older ones go after each commit. 0 keeps all."""
+        if keep < 0:
+            raise ValueError(f"keep must be 0 (all) or the number of commits to keep, got {keep}")
+        self.folder = Path(folder)
+        self.keep = keep
+        self._writable = writable
+        # Manifest hash of the agent folders that this process wrote or verified: gigabytes are hashed once.
+        self._whole: dict[Path, str] = {}
+
+    def commit(
+        self,
+        number: int,
+        agents: Mapping[str, str],
+        save: Callable[[str, Path], None],
+        progress: Mapping[str, Any],
+        record: Mapping[str, Any] | None = None,
+    ) -> Commit:
+        """Make the team after ``number`` updates durable.
+
+        ``save(agent, folder)`` is called for each agent whose version is not stored yet and puts its files into the
+        given empty folder. A version must therefore change whenever anything that ``save`` writes changes, optimizer
+        state included, not only the weights. Committing the same content under the same number again is harmless;
+        other content under a number that is stored, or a number below it, is an error unless what is stored is
+        damaged: then it is replaced.
+        """
+        if not self._writable:
+            raise StoreError(f"{self.folder} was opened for reading; open the run folder with RunFolder.open to write")
+        if number < 0:
+            raise StoreError(f"a commit's number counts updates, got {number}")
+        for name, version in agents.items():
+            _check_agent(name, version)
+        content = {"number": number, "agents": agents, "progress": progress, "record": record}
+        wanted = encode(content, f"commit {number}", sort_keys=True)
+        stored = self._make_way(number, wanted)
+        if stored is None:
+            manifests = {name: self._store_agent(name, version, save) for name, version in agents.items()}
+            whole = {**content, "format": FORMAT, "manifests": manifests}
+            body = encode(whole, f"commit {number}", sort_keys=True)
+            _commit(self._commit_folder(number), lambda folder: (folder / TEAM).write_bytes(body))
+            stored = self._read(number)
+        self._prune()
+        return stored
+
+    def latest(self) -> Commit | None:
+        """The newest commit of which every file of every agent is whole; None when nothing was ever committed.
+
+        A damaged newer commit is passed over and named in ``Commit.skipped``. Commits without a single whole one
+        among them are a StoreError: beginning anew would be a silent loss.
+        """
+        while True:
+            numbers = self.numbers()
+            skipped: list[str] = []
+            for number in reversed(numbers):
+                try:
+                    commit = self._verified(number)
+                except StoreError as error:
+                    skipped.append(f"commit {number} was passed over: {error}")
+                else:
+                    break
+            # Without the lock, a commit may be pruned while it is read: it was not damaged, look again.
+            if skipped and self.numbers() != numbers:
+                continue
+            if not numbers:
+                return None
+            if len(skipped) == len(numbers):
+                raise StoreError(
+                    f"none of the {len(numbers)} commits in {self.folder} is whole: restore the folder from a copy, or "
+                    "start a run in another folder.\n" + "\n".join(skipped)
+                )
+            return replace(commit, skipped=tuple(skipped))
+
+    def numbers(self) -> list[int]:
+        """The numbers of the stored commits, ascending, whole or not."""
+        try:
+            names = [path.name for path in (self.folder / "commits").iterdir()]
+        except FileNotFoundError:
+            return []
+        return sorted(int(name) for name in names if _NUMBER.fullmatch(name))
+
+    def folder_of(self, commit: Commit, agent: str) -> Path:
+        """Where an agent of this commit was saved."""
+        if agent not in commit.agents:
+            raise StoreError(
+                f"commit {commit.number} has no agent {agent!r}; it has {', '.join(sorted(commit.agents))}"
+            )
+        return self._agent_folder(agent, commit.agents[agent])
+
+    def _make_way(self, number: int, wanted: bytes) -> Commit | None:
+        """Remove damaged commits at or above ``number``; returns the one at ``number`` when it is what is wanted.
+
+        Damaged ones above must go as well: the run fell back behind them, and they could become whole again when
+        an agent folder they share is written anew.
+        """
+        same = None
+        for other in [other for other in self.numbers() if other >= number]:
+            try:
+                stored = self._verified(other)
+            except StoreError:
+                discard_folder(self._commit_folder(other))
+                continue
+            if other > number or _content(stored) != wanted:
+                raise StoreError(
+                    f"cannot commit {number}: {self._commit_folder(other)} is whole and holds "
+                    f"{'a later update' if other > number else 'other content'}. Resume from the newest commit, or "
+                    "remove that folder to go on from an earlier one"
+                )
+            same = stored
+        return same
+
+    def _store_agent(self, name: str, version: str, save: Callable[[str, Path], None]) -> str:
+        """The manifest hash of the agent's folder, which is written when it is missing or damaged."""
+        final = self._agent_folder(name, version)
+        if final in self._whole:
+            return self._whole[final]
+        if final.exists():
+            try:
+                self._whole[final] = verify_folder(final)
+                return self._whole[final]
+            except StoreError:
+                self._discard_agent(final)
+
+        def fill(folder: Path) -> None:
+            save(name, folder)
+            if not any(folder.iterdir()):
+                raise StoreError(f"agent {name!r} saved no file, so it could not be restored: save must write some")
+
+        self._whole[final] = _commit(final, fill)
+        return self._whole[final]
+
+    def _verified(self, number: int) -> Commit:
+        """The commit, after reading every byte it depends on."""
+        verify_folder(self._commit_folder(number))
+        commit = self._read(number)
+        for name in commit.agents:
+            folder = self.folder_of(commit, name)
+            if verify_folder(folder) != commit.manifests.get(name):
+                raise StoreError(f"{folder / MANIFEST} is not the one that commit {number} was made with")
+            self._whole[folder] = commit.manifests[name]
+        return commit
+
+    def _read(self, number: int) -> Commit:
+        path = self._commit_folder(number) / TEAM
+        try:
+            body = decode(path.read_bytes())
+            if body["format"] != FORMAT:
+                raise StoreError(f"{path} has format {body['format']}, this version reads {FORMAT}: update teamtr")
+            if body["number"] != number:
+                raise StoreError(f"{path} says that it is commit {body['number']}: give its folder that number back")
+            for name, version in body["agents"].items():
+                _check_agent(name, version)
+            return Commit(number, body["agents"], body["progress"], body["record"], body["manifests"])
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise StoreError(
+                f"{path} cannot be read ({error}): restore it from a copy, or remove its folder"
+            ) from error
+
+    def _prune(self) -> None:
+        if self.keep == 0:
+            return
+        numbers = self.numbers()
+        for number in numbers[: -self.keep]:
+            discard_folder(self._commit_folder(number))
+        needed: set[Path] = set()
+        for number in numbers[-self.keep :]:
+            try:
+                commit = self._read(number)
+            except StoreError:  # damaged beyond naming its agents: it cannot be resumed from in any case
+                continue
+            needed |= {self.folder_of(commit, name) for name in commit.agents}
+        for folder in (self.folder / "agents").glob("*/*"):
+            if folder not in needed and folder.is_dir() and _VERSION.fullmatch(folder.name):
+                self._discard_agent(folder)
+
+    def _discard_agent(self, folder: Path) -> None:
+        self._whole.pop(folder, None)
+        discard_folder(folder)
+
+    def _agent_folder(self, name: str, version: str) -> Path:
+        return self.folder / "agents" / name / version
+
+    def _commit_folder(self, number: int) -> Path:
+        return self.folder / "commits" / f"{number:06d}"
+
+
+def _commit(final: Path, fill: Callable[[Path], object]) -> str:
+    """Fill a temporary folder beside ``final`` and give it that name; returns its manifest's sha256."""
+    make_folder(final.parent)
+    tmp = temporary_beside(final)
+    try:
+        make_folder(tmp)
+        with explained(final):
+            fill(tmp)
+        return commit_folder(tmp, final)
+    except BaseException:
+        shutil.rmtree(tmp, ignore_errors=True)
+        raise
+
+
+def _content(commit: Commit) -> bytes:
+    content = {
+        "number": commit.number,
+        "agents": commit.agents,
+        "progress": commit.progress,
+        "record": commit.record,
+    }
+    return encode(content, f"commit {commit.number}", sort_keys=True)
+
+
+def _check_agent(name: str, version: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise StoreError(
+            f"agent name {name!r} cannot name a folder: use at most 100 letters, digits, dots, dashes and underscores, "
+            "not beginning with a dot"
+        )
+    if not _VERSION.fullmatch(version):
+        raise StoreError(f"version {version!r} of agent {name!r} is not a hash: use lower-case hexadecimal digits")

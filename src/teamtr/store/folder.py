@@ -1,0 +1,129 @@
+"""The run folder: one process writes, any number read."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import orjson
+
+from teamtr.store.atomic import StoreError, explained, make_folder, remove_leftovers
+from teamtr.store.checkpoint import Checkpoints
+from teamtr.store.log import Log
+
+# A lock belongs to the open file, which a forked child (a worker of a pool) shares. A worker that outlived its killed
+# parent would keep the run locked, so every child closes what it inherited; that does not release the parent's lock.
+_held: set[int] = set()
+
+
+def _close_inherited_locks() -> None:
+    for descriptor in _held:
+        os.close(descriptor)
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_close_inherited_locks)
+
+
+class RunLocked(StoreError):
+    """Another process is writing to this run folder."""
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Where one run lives. ``open`` it to write, ``read`` it to look.
+
+    ``keep_commits`` is passed on to the checkpoints.
+    """
+
+    path: Path
+    keep_commits: int = 2
+    writable: bool = False
+
+    @classmethod
+    @contextmanager
+    def open(cls, path: Path | str, *, create: bool = True, keep_commits: int = 2) -> Iterator[RunFolder]:
+        """Hold the folder for writing until the block ends or the process dies, whichever way it dies.
+
+        Raises RunLocked, naming the holder, when another process (or an open block of this one) holds it. What
+        interrupted writes left behind is removed.
+        """
+        path = Path(path)
+        if not create and not path.is_dir():
+            raise StoreError(f"there is no run folder {path}: check the path, or start a run there with `teamtr train`")
+        make_folder(path)
+        descriptor = _lock(path / ".lock", path)
+        _held.add(descriptor)
+        try:
+            run = cls(path, keep_commits, writable=True)
+            make_folder(run.checkpoints.folder)
+            make_folder(run.episodes)
+            remove_leftovers(path, recursive=False)
+            remove_leftovers(run.checkpoints.folder, recursive=True)
+            remove_leftovers(run.episodes, recursive=True)
+            yield run
+        finally:
+            if descriptor in _held:  # not in a forked child that leaves the block: the lock is its parent's
+                _held.discard(descriptor)
+                os.ftruncate(descriptor, 0)
+                os.close(descriptor)
+
+    @classmethod
+    def read(cls, path: Path | str) -> RunFolder:
+        """Look into a folder, also while a run writes to it; nothing can be written."""
+        run = cls(Path(path))
+        if not (run.team_file.is_file() or run.checkpoints.folder.is_dir()):
+            raise StoreError(f"{path} is not a run folder (no team.yaml and no checkpoints in it): check the path")
+        return run
+
+    @property
+    def team_file(self) -> Path:
+        return self.path / "team.yaml"
+
+    @property
+    def episodes(self) -> Path:
+        """The folder of episode files; ``batch_name`` names them."""
+        return self.path / "episodes"
+
+    @cached_property
+    def log(self) -> Log:
+        return Log(self.path / "log.jsonl", writable=self.writable)
+
+    @cached_property
+    def checkpoints(self) -> Checkpoints:
+        return Checkpoints(self.path / "checkpoints", keep=self.keep_commits, writable=self.writable)
+
+
+def _lock(file: Path, run: Path) -> int:
+    """The descriptor of the locked file, which holds who locked it."""
+    with explained(file):
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, orjson.dumps({"pid": os.getpid(), "host": socket.gethostname()}))
+    except BlockingIOError as error:
+        holder = _holder(os.pread(descriptor, 4096, 0))
+        os.close(descriptor)
+        raise RunLocked(
+            f"run folder {run} is in use by {holder}: wait until it ends, stop it (Ctrl-C saves its update), or choose "
+            "another folder. Looking at the run (eval, report) needs no lock"
+        ) from error
+    except OSError as error:
+        os.close(descriptor)
+        raise StoreError(f"cannot lock {file} ({error.strerror}): put the run on a file system with locks") from error
+    return descriptor
+
+
+def _holder(content: bytes) -> str:
+    try:
+        holder = orjson.loads(content)
+        return f"process {holder['pid']} on {holder['host']}"
+    except (ValueError, KeyError, TypeError):  # it has the lock and has not yet written its name
+        return "another process"

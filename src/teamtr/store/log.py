@@ -1,0 +1,190 @@
+"""The append-only log, one JSON object per line, and the JSON dialect that the whole store writes.
+
+JSON has no nan, no infinity, no integer beyond 64 bits and no lone surrogate, and a diverging run has all of them.
+Writing null or a string would lose them silently, so each becomes an object with one key that starts with a
+dollar sign, and reading turns it back:
+
+    math.nan -> {"$float": "nan"}        math.inf -> {"$float": "inf"}
+    2**100   -> {"$int": "0x1000..."}    "\\udc80" -> {"$str": "<hex of its UTF-8 bytes>"}
+
+A key of the caller's own that starts with a dollar sign is written with one dollar sign more. Numpy scalars and
+arrays are written as numbers and lists; a tuple comes back as a list, and every nan as the one nan.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import orjson
+
+from teamtr.store.atomic import StoreError, explained, make_folder, sync_folder, write_atomic
+
+
+def encode(value: Any, where: str, *, sort_keys: bool = False) -> bytes:
+    """One line of JSON without its newline. ``where`` names the value in the error for what JSON cannot hold."""
+    try:
+        return orjson.dumps(_to_json(value, where), option=orjson.OPT_SORT_KEYS if sort_keys else None)
+    except (TypeError, RecursionError) as error:
+        raise StoreError(
+            f"{where} cannot be written as JSON ({error}): store less deeply nested, plain values"
+        ) from error
+
+
+def decode(data: bytes) -> Any:
+    """What ``encode`` was given. Raises ValueError when the bytes are not what it wrote."""
+    value = orjson.loads(data)
+    return _from_json(value) if b'"$' in data else value
+
+
+class _Line(NamedTuple):
+    record: dict[str, Any]
+    end_bytes: int  # where the line ends in the file, newline included
+
+
+class Log:
+    """``log.jsonl``. A record counts once its line, newline included, is in the file.
+
+    A process killed while it appends leaves a torn last line: reading ignores it, the next append drops it.
+    """
+
+    def __init__(self, path: Path, *, writable: bool = True) -> None:
+        self.path = Path(path)
+        self._writable = writable
+        self._tail_is_whole = False
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Add one record; on return it is on the disk."""
+        self._require_writable()
+        line = encode(record, f"record for {self.path}") + b"\n"
+        if not self._tail_is_whole:
+            self.truncate_torn()
+        self._tail_is_whole = False
+        with explained(self.path):
+            is_new = not self.path.exists()
+            with open(self.path, "ab", buffering=0) as file:
+                written_bytes = file.write(line)
+                if written_bytes != len(line):
+                    raise OSError(f"only {written_bytes} of {len(line)} bytes were taken")
+                os.fsync(file.fileno())
+            if is_new:
+                sync_folder(self.path.parent)
+        self._tail_is_whole = True
+
+    def read(self) -> list[dict[str, Any]]:
+        """Every whole record, oldest first. A torn line that is not the last is a StoreError with its number."""
+        return [line.record for line in self._lines(self._bytes())]
+
+    def truncate_torn(self) -> int:
+        """Drop a torn last line; returns how many bytes went."""
+        self._require_writable()
+        make_folder(self.path.parent)
+        data = self._bytes()
+        whole_bytes = _end(self._lines(data))
+        if whole_bytes < len(data):
+            with explained(self.path), open(self.path, "r+b") as file:
+                file.truncate(whole_bytes)
+                os.fsync(file.fileno())
+        self._tail_is_whole = True
+        return len(data) - whole_bytes
+
+    def rewind(self, keep: Callable[[dict[str, Any]], bool]) -> int:
+        """Cut the log back, atomically, to its longest prefix of records that satisfy ``keep``.
+
+        Returns how many records went. On resume this drops what was logged after the last committed update; the
+        lines that stay keep their bytes.
+        """
+        self._require_writable()
+        data = self._bytes()
+        lines = self._lines(data)
+        kept = next((i for i, line in enumerate(lines) if not keep(line.record)), len(lines))
+        end_bytes = _end(lines[:kept])
+        if end_bytes < len(data):
+            write_atomic(self.path, data[:end_bytes])
+        return len(lines) - kept
+
+    def _bytes(self) -> bytes:
+        try:
+            return self.path.read_bytes()
+        except FileNotFoundError:
+            return b""
+
+    def _lines(self, data: bytes) -> list[_Line]:
+        found: list[_Line] = []
+        start = 0
+        while (newline := data.find(b"\n", start)) >= 0:
+            end = newline + 1
+            try:
+                record = decode(data[start:newline])
+                if not isinstance(record, dict):
+                    raise ValueError("not a JSON object")
+            except ValueError as error:
+                if end == len(data):  # after a power cut the last line may be whole in length and empty in content
+                    break
+                raise StoreError(
+                    f"{self.path}, line {len(found) + 1} is damaged ({error}): restore the file from a copy, or "
+                    "delete that line and the lines after it and run the same command again"
+                ) from error
+            found.append(_Line(record, end))
+            start = end
+        return found
+
+    def _require_writable(self) -> None:
+        if not self._writable:
+            raise StoreError(f"{self.path} was opened for reading; open the run folder with RunFolder.open to write")
+
+
+def _end(lines: list[_Line]) -> int:
+    return lines[-1].end_bytes if lines else 0
+
+
+def _to_json(value: Any, where: str) -> Any:
+    if value is None or isinstance(value, bool | np.bool_):
+        return None if value is None else bool(value)
+    if isinstance(value, str):
+        return {"$str": value.encode("utf-8", "surrogatepass").hex()} if _has_surrogate(value) else str(value)
+    if isinstance(value, int | np.integer):
+        return int(value) if -(2**63) <= value < 2**64 else {"$int": hex(value)}
+    if isinstance(value, float | np.floating):
+        return float(value) if math.isfinite(value) else {"$float": str(float(value))}
+    if isinstance(value, Mapping):
+        return {_to_key(key, where): _to_json(item, f"{where}.{key}") for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_to_json(item, f"{where}[{i}]") for i, item in enumerate(value)]
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+        items = value.astype(np.float64).tolist() if value.dtype.kind == "f" else value.tolist()
+        return items if np.isfinite(value).all() else _to_json(items, where)
+    raise StoreError(
+        f"{where} is a {type(value).__name__}, which JSON cannot hold: store numbers, text, lists, mappings or None"
+    )
+
+
+def _to_key(key: Any, where: str) -> str:
+    if not isinstance(key, str) or _has_surrogate(key):
+        raise StoreError(f"{where} has the key {key!r}: keys must be text, so that they come back as they were")
+    return f"${key}" if key.startswith("$") else str(key)
+
+
+def _has_surrogate(text: str) -> bool:
+    return not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def _from_json(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_from_json(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    match value:
+        case {"$float": str(text)}:
+            return float(text)
+        case {"$int": str(text)}:
+            return int(text, 16)
+        case {"$str": str(text)}:
+            return bytes.fromhex(text).decode("utf-8", "surrogatepass")
+    if unknown := [key for key in value if key.startswith("$") and not key.startswith("$$")]:
+        raise ValueError(f"unknown mark {unknown[0]}")
+    return {key.removeprefix("$"): _from_json(item) for key, item in value.items()}

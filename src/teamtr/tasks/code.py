@@ -1,0 +1,136 @@
+"""Code exchange: two agents each see half of a code, the third must say it all.
+
+Nobody can solve it alone, and a message that carries no information caps the team at chance: the smallest task on
+which a team has to invent a protocol.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from teamtr.types import Problem, Verdict
+
+MOST_CODES = 4096
+MOST_HALVES = 65536
+
+FormatExample = tuple[str, Problem, list[tuple[str, str]], str]
+"""(agent, problem, what was said before as (author, text), the message to imitate in form)."""
+
+
+class CodeExchange:
+    """The task over all codes of ``2 * half_length`` symbols.
+
+    The split holds out *combinations*: every left half and every right half occurs in train and in test, but no
+    test code was seen whole. ``CodeExchange("ABCD")`` has 16 codes; with ``held_out=0.25`` each half meets three of
+    its partners in training and the fourth only in the test.
+
+    Args:
+        symbols: the alphabet, told apart without regard to case.
+        half_length: symbols that each of ``left`` and ``right`` sees.
+        seed: of the split, and of the selection when there are more than 4096 codes.
+        held_out: share of codes in the test split, rounded to a whole number of partners per half.
+        partial_credit: an answer of the right length earns the share of its positions that are right.
+    """
+
+    agents: tuple[str, ...] = ("left", "right", "speaker")
+
+    def __init__(
+        self,
+        symbols: str = "ABCD",
+        half_length: int = 1,
+        seed: int = 0,
+        held_out: float = 0.25,
+        partial_credit: bool = True,
+    ) -> None:
+        _check(symbols, half_length, held_out)
+        self.symbols = symbols
+        self.half_length = half_length
+        self.partial_credit = partial_credit
+        self.warnings: tuple[str, ...] = ()
+        self._splits = self._split(np.random.default_rng([seed, half_length]), held_out)
+
+    def problems(self, split: str) -> Sequence[Problem]:
+        if split not in self._splits:
+            raise ValueError(f"code exchange has no split {split!r}: use one of {sorted(self._splits)}")
+        return self._splits[split]
+
+    def grade(self, episodes: Sequence[tuple[Problem, str, Sequence[str]]]) -> list[Verdict]:
+        return [self._grade_one(str(problem.answer), answer) for problem, answer, _ in episodes]
+
+    def format_examples(self, rng: np.random.Generator, count: int) -> list[FormatExample]:
+        """``count`` messages of the right form, the agents in turn.
+
+        They teach an untrained model *how* a message looks and nothing of *what* to say: every message is drawn
+        without looking at the problem or at what was said before.
+        """
+        train = self._splits["train"]
+        examples: list[FormatExample] = []
+        for i in range(count):
+            agent = self.agents[i % len(self.agents)]
+            before = [(author, self._random_text(rng, self.half_length)) for author in self.agents[: i % 3]]
+            length = 2 * self.half_length if agent == "speaker" else self.half_length
+            examples.append((agent, train[rng.integers(len(train))], before, self._random_text(rng, length)))
+        return examples
+
+    def _grade_one(self, code: str, answer: str) -> Verdict:
+        said, right = answer.strip().upper(), code.upper()
+        if said == right:
+            return Verdict("right", 1.0, said)
+        if not set(said) & set(self.symbols.upper()):
+            return Verdict("unparsed", 0.0)
+        if len(said) != len(right) or not self.partial_credit:
+            return Verdict("wrong", 0.0, said)
+        return Verdict("wrong", sum(a == b for a, b in zip(said, right, strict=True)) / len(right), said)
+
+    def _random_text(self, rng: np.random.Generator, length: int) -> str:
+        return "".join(self.symbols[k] for k in rng.integers(len(self.symbols), size=length))
+
+    def _split(self, rng: np.random.Generator, held_out: float) -> dict[str, tuple[Problem, ...]]:
+        halves = len(self.symbols) ** self.half_length
+        codes = halves * halves
+        if codes <= MOST_CODES:
+            chosen = rng.permutation(codes)
+        else:
+            chosen = rng.choice(codes, size=MOST_CODES, replace=False)
+            self.warnings += (f"{MOST_CODES} of the {codes} codes were drawn; not every half need be in both splits",)
+        # A Latin square: each half, left or right, has exactly held_partners partners on the held-out diagonals.
+        held_partners = min(max(round(held_out * halves), 1), halves - 1)
+        left_rank, right_rank = rng.permutation(halves), rng.permutation(halves)
+        left, right = chosen // halves, chosen % halves
+        is_test = (left_rank[left] + right_rank[right]) % halves < held_partners
+        return {
+            "train": tuple(self._problem(int(a), int(b)) for a, b in zip(left[~is_test], right[~is_test], strict=True)),
+            "test": tuple(self._problem(int(a), int(b)) for a, b in zip(left[is_test], right[is_test], strict=True)),
+        }
+
+    def _problem(self, left: int, right: int) -> Problem:
+        left_text, right_text = self._half(left), self._half(right)
+        code = left_text + right_text
+        return Problem(id=f"code-{code}", prompt="code?", answer=code, private={"left": left_text, "right": right_text})
+
+    def _half(self, number: int) -> str:
+        """The half with this number, counted in base ``len(symbols)``."""
+        text = ""
+        for _ in range(self.half_length):
+            number, digit = divmod(number, len(self.symbols))
+            text = self.symbols[digit] + text
+        return text
+
+
+def _check(symbols: str, half_length: int, held_out: float) -> None:
+    distinct = {symbol.upper() for symbol in symbols if len(symbol.upper()) == 1 and not symbol.isspace()}
+    if len(symbols) < 2 or len(distinct) != len(symbols):
+        raise ValueError(
+            f"code exchange needs at least two symbols that differ without regard to case, none blank; got {symbols!r}"
+        )
+    if half_length < 1:
+        raise ValueError(f"half_length must be at least 1, got {half_length}")
+    if len(symbols) ** half_length > MOST_HALVES:
+        raise ValueError(
+            f"{len(symbols)} symbols and half_length {half_length} make {len(symbols) ** half_length} halves, "
+            f"more than {MOST_HALVES}: use fewer symbols or shorter halves"
+        )
+    if not 0 < held_out < 1:
+        raise ValueError(f"held_out is a share strictly between 0 and 1, got {held_out}")

@@ -1,0 +1,177 @@
+"""Likelihood ratios and the clipped surrogate, eq:ppo_obj and its token-level relatives.
+
+Token log-probabilities come as padded ``_MT`` tensors with a boolean ``mask_MT``, True at real tokens. What stands
+at padded positions (nan and inf included) reaches neither a value nor a gradient.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from teamtr.presets import Objective
+from teamtr.types import Floats
+
+LOG_RATIO_BOUND = 20.0
+"""Log-ratios are held within +-20 before ``exp``, so that one runaway message cannot overflow a batch in float32
+(exp(20) is 5e8). Beyond the bound the gradient is zero. No region of interest comes near: a ratio clip of 0.2 is
+0.18 in logs. It does not hide a fault: a log-ratio that is not finite becomes nan, for the caller to refuse."""
+
+
+@dataclass(frozen=True)
+class Surrogate:
+    """A sum and what to divide it by, so that micro-batches add up exactly.
+
+    The surrogate of a batch is (sum of ``total``) / (sum of ``denominator``) over its micro-batches; its ratio
+    clip rate (app:diagnostics) is (sum of ``clipped``) / (sum of ``ratios``). ``ratios`` counts what was clipped,
+    messages or tokens by ``objective.ratio``; ``denominator`` what is averaged, by ``objective.average_over``.
+    """
+
+    total: Tensor
+    denominator: float
+    clipped: Tensor
+    ratios: float
+
+
+def message_log_ratio(logp_new_MT: Tensor, logp_cur_MT: Tensor, mask_MT: Tensor) -> Tensor:
+    """log w(m; s) = sum over tokens of log new - log cur, one per message (the ratio above eq:ppo_obj)."""
+    return _token_log_ratio(logp_new_MT, logp_cur_MT, mask_MT).sum(dim=-1)
+
+
+def clipped_surrogate(
+    logp_new_MT: Tensor,
+    logp_cur_MT: Tensor,
+    mask_MT: Tensor,
+    advantages_M: Tensor,
+    objective: Objective,
+    weights_M: Tensor | None = None,
+) -> Surrogate:
+    """The first term of eq:ppo_obj, min(w A, clip(w, 1 - clip_low, 1 + clip_high) A), as a sum to be maximised.
+
+    ``objective.ratio`` says what w is: "message" the product of the message's token ratios (the paper),
+    "length_normalised" their geometric mean, "token" each token's own (PPO, GRPO, DAPO).
+    ``objective.average_over`` says how messages are weighed: "messages" all alike (with "token": the mean over a
+    message's tokens first, as in GRPO), "tokens" by their number of tokens (DAPO).
+
+    ``weights_M`` multiplies each message's term and does not enter the denominator: plain importance weighting
+    (app:exp:isdeg), unbiased, not self-normalised. A row without a real token is padding, and not counted.
+    """
+    token_log_ratio_MT = _token_log_ratio(logp_new_MT, logp_cur_MT, mask_MT)
+    lengths_M = mask_MT.sum(dim=-1)
+    spoken_M = lengths_M > 0
+    advantages_M = _per_message("advantages_M", advantages_M, token_log_ratio_MT, spoken_M)
+
+    match objective.ratio:
+        case "token":
+            log_ratio, advantages, counted = token_log_ratio_MT, advantages_M[:, None], mask_MT
+        case "message":
+            log_ratio, advantages, counted = token_log_ratio_MT.sum(dim=-1), advantages_M, spoken_M
+        case "length_normalised":
+            mean_M = token_log_ratio_MT.sum(dim=-1) / lengths_M.clamp(min=1)
+            log_ratio, advantages, counted = mean_M, advantages_M, spoken_M
+
+    low, high = 1.0 - objective.clip_low, 1.0 + objective.clip_high
+    ratio = _bounded(log_ratio).exp()
+    gain = torch.minimum(ratio * advantages, ratio.clamp(low, high) * advantages)
+    gain = torch.where(counted, gain, torch.zeros_like(gain))
+
+    match objective.ratio, objective.average_over:
+        case "token", "messages":
+            gain_M = gain.sum(dim=-1) / lengths_M.clamp(min=1)
+        case "token", "tokens":
+            gain_M = gain.sum(dim=-1)
+        case _, "messages":
+            gain_M = gain
+        case _, "tokens":
+            gain_M = gain * lengths_M
+    if weights_M is not None:
+        gain_M = gain_M * _per_message("weights_M", weights_M, token_log_ratio_MT, spoken_M)
+
+    outside = (ratio < low) | (ratio > high)  # never at padding, whose ratio is 1
+    return Surrogate(
+        total=gain_M.sum(),
+        denominator=surrogate_denominator(lengths_M.cpu().numpy(), objective.average_over),
+        clipped=outside.sum(),
+        ratios=float(counted.sum()),
+    )
+
+
+def surrogate_denominator(lengths_M: ArrayLike, average_over: Literal["messages", "tokens"]) -> float:
+    """What ``clipped_surrogate`` divides by, from message lengths alone.
+
+    Gradient accumulation needs it for the whole minibatch before the first micro-batch goes backward.
+    """
+    lengths = np.asarray(lengths_M)
+    return float(lengths.sum()) if average_over == "tokens" else float((lengths > 0).sum())
+
+
+def surrogate_gain(log_ratio_M: ArrayLike, advantages_M: ArrayLike, weights_M: ArrayLike | None = None) -> float:
+    """What an update gains by its own batch, unclipped: mean of (w - 1) A, in units of the advantage.
+
+    eq:surrogate is E[w A]. At w = 1 it is E[A], which is 0 in expectation (lem:centerapp), but not on a batch whose
+    advantages are clipped or whose episodes hold unequal numbers of messages. Subtracting it leaves the
+    expectation as it was and takes out the noise that has nothing to do with the step: no step, no gain, exactly.
+    Not finite when a log-ratio is not; otherwise log-ratios are held within ``LOG_RATIO_BOUND``.
+    """
+    log_ratio = np.asarray(log_ratio_M, dtype=np.float64)
+    advantages = np.asarray(advantages_M, dtype=np.float64)
+    if log_ratio.ndim != 1 or log_ratio.shape != advantages.shape:
+        raise ValueError(
+            f"surrogate_gain: one log-ratio and one advantage per message, got {log_ratio.shape} and {advantages.shape}"
+        )
+    if log_ratio.size == 0:
+        raise ValueError("surrogate_gain: no messages; skip the update of an agent that never spoke")
+    gain_M = np.expm1(bound_log_ratio(log_ratio)) * advantages
+    if weights_M is not None:
+        weights = np.asarray(weights_M, dtype=np.float64)
+        if weights.shape != gain_M.shape:
+            raise ValueError(
+                f"surrogate_gain: one weight per message, got {weights.shape} for {gain_M.shape[0]} messages"
+            )
+        gain_M = gain_M * weights
+    return float(gain_M.mean())
+
+
+def bound_log_ratio(log_ratio_M: Floats | NDArray[np.floating]) -> Floats:
+    """Log-ratios held within ``LOG_RATIO_BOUND``; nan where one is not finite."""
+    bounded = np.clip(log_ratio_M, -LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+    return np.where(np.isfinite(log_ratio_M), bounded, np.nan)
+
+
+def _bounded(log_ratio: Tensor) -> Tensor:
+    """``bound_log_ratio`` for tensors, differentiable."""
+    bounded = log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+    return torch.where(torch.isfinite(log_ratio), bounded, torch.full_like(log_ratio, torch.nan))
+
+
+def _token_log_ratio(logp_new_MT: Tensor, logp_cur_MT: Tensor, mask_MT: Tensor) -> Tensor:
+    """log new - log cur per token, 0 at padding, in float32 or better."""
+    if logp_new_MT.ndim != 2 or not logp_new_MT.shape == logp_cur_MT.shape == mask_MT.shape:
+        raise ValueError(
+            "logp_new_MT, logp_cur_MT and mask_MT must have one and the same M x T shape, got "
+            f"{tuple(logp_new_MT.shape)}, {tuple(logp_cur_MT.shape)} and {tuple(mask_MT.shape)}"
+        )
+    if mask_MT.dtype != torch.bool:
+        raise TypeError(f"mask_MT must be boolean, True at real tokens, got {mask_MT.dtype}")
+    # Half precision cannot hold a sum over a message: exp(12) already overflows float16.
+    difference_MT = _at_least_float32(logp_new_MT) - _at_least_float32(logp_cur_MT)
+    # `where` before anything non-linear: multiplying by the mask would turn garbage into nan (0 * inf), and a
+    # `where` after exp would still leak nan into the gradient.
+    return torch.where(mask_MT, difference_MT, torch.zeros_like(difference_MT))
+
+
+def _at_least_float32(x: Tensor) -> Tensor:
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def _per_message(name: str, values_M: Tensor, like: Tensor, spoken_M: Tensor) -> Tensor:
+    """One number per message in the ratio's dtype, 0 at rows that are padding."""
+    if values_M.shape != spoken_M.shape:
+        raise ValueError(f"{name} must hold one number per message ({spoken_M.shape[0]}), got {tuple(values_M.shape)}")
+    values_M = values_M.to(like)
+    return torch.where(spoken_M, values_M, torch.zeros_like(values_M))

@@ -1,0 +1,79 @@
+"""The three parts of the proxy for the estimation error zeta_i (eq:bias), app:exp:zeta.
+
+A diagnostic from what an update has at hand, not an unbiased estimate of zeta_i: the true advantage is not seen.
+All in units of the advantage.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from teamtr.theory.advantages import group_advantages
+from teamtr.theory.surrogate import bound_log_ratio
+from teamtr.types import Floats
+
+
+def zeta_clip(raw: ArrayLike, clipped: ArrayLike) -> float:
+    """Mean |a - Ã| over rollouts: what clipping took from the advantages (app:exp:zeta, lem:clipbias)."""
+    before, after = np.asarray(raw, dtype=np.float64), np.asarray(clipped, dtype=np.float64)
+    if before.shape != after.shape or before.size == 0:
+        raise ValueError(
+            "zeta_clip: raw and clipped advantages of the same rollouts are needed, got "
+            f"{before.shape} and {after.shape}"
+        )
+    return float(np.abs(before - after).mean())
+
+
+def zeta_ratio(advantages_M: ArrayLike, log_ratio_M: ArrayLike, clip_low: float, clip_high: float) -> float:
+    """Mean |Ã| |w - clip(w)| over messages: what clipping took from the ratios (app:exp:zeta, lem:clipbias-kl)."""
+    advantages, log_ratio = np.asarray(advantages_M, dtype=np.float64), np.asarray(log_ratio_M, dtype=np.float64)
+    if advantages.shape != log_ratio.shape or advantages.size == 0:
+        raise ValueError(
+            "zeta_ratio: one advantage and one log-ratio for each of at least one message are needed, got "
+            f"{advantages.shape} and {log_ratio.shape}"
+        )
+    ratio = np.exp(bound_log_ratio(log_ratio))
+    return float((np.abs(advantages) * np.abs(ratio - np.clip(ratio, 1.0 - clip_low, 1.0 + clip_high))).mean())
+
+
+def zeta_norm(returns_PG: ArrayLike, a_clip: float, eps_norm: float, normalise: bool = True) -> float:
+    """How much the advantages owe to the luck of the group's own mean and deviation, by half-split (app:exp:zeta).
+
+    Rollouts of a group are exchangeable, so its even and its odd positions are two independent halves. To first
+    order, an advantage a = (R - mu) / sigma taken with the moments of one half differs from that taken with the
+    other by ((mu_even - mu_odd) + a (sigma_even - sigma_odd)) / sigma. A difference of two halves of n1 and n2
+    rollouts has 1/n1 + 1/n2 times the variance of one rollout, the moments of all G have 1/G: so the error of
+    the moments really used is that difference times sqrt(n1 n2) / G (one half for even G). Call it e; the
+    result is the mean over all rollouts of |clip(a + e) - clip(a - e)| / 2, which is |e| where clipping is idle.
+
+    Dividing by the whole group's sigma, not by each half's, is on purpose: with 0/1 rewards a half is often
+    constant, and its own deviation, sqrt(eps_norm), would turn luck into thousands.
+
+    Groups without signal and groups with returns that are not finite contribute 0. Below G = 4 a half holds a
+    single rollout and no deviation: only the mean's part is counted. Without ``normalise`` that is all there is.
+    """
+    returns = np.asarray(returns_PG, dtype=np.float64)
+    advantages = group_advantages(returns, a_clip=a_clip, eps_norm=eps_norm, normalise=normalise)
+    informative = advantages.informative_P
+    if not informative.any():
+        return 0.0
+    group_size = returns.shape[1]
+    a_PG, returns = advantages.raw_PG[informative], returns[informative]
+    even, odd = returns[:, 0::2], returns[:, 1::2]
+    difference_PG = np.broadcast_to(even.mean(axis=1, keepdims=True) - odd.mean(axis=1, keepdims=True), a_PG.shape)
+    if normalise:
+        if group_size >= 4:
+            difference_PG = difference_PG + a_PG * (_deviation(even, eps_norm) - _deviation(odd, eps_norm))
+        difference_PG = difference_PG / _deviation(returns, eps_norm)
+    error_PG = difference_PG * math.sqrt(even.shape[1] * odd.shape[1]) / group_size
+    high, low = np.clip(a_PG + error_PG, -a_clip, a_clip), np.clip(a_PG - error_PG, -a_clip, a_clip)
+    return float(np.abs(high - low).mean() / 2.0 * informative.mean())
+
+
+def _deviation(returns_PG: Floats, eps_norm: float) -> Floats:
+    """Population deviation with epsilon inside the root, as in eq:group_adv, one per group."""
+    deviation: Floats = np.sqrt(returns_PG.var(axis=1, keepdims=True) + eps_norm)
+    return deviation

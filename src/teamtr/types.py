@@ -1,0 +1,296 @@
+"""The records that flow through TeamTR, frozen.
+
+Axis letters, used as suffixes of array names everywhere:
+
+    P  problems in a batch          G  episodes of one problem (its group)
+    E  episodes, E = P * G, problem-major: episode e is member e % G of problem e // G
+    M  messages of one agent        T  token positions of a message, padded to the longest
+    N  real tokens, packed          V  vocabulary
+
+Flow: problems -> episodes -> RolloutBatch -> advantages -> AgentBatch -> update -> UpdateReport -> new team.
+
+A worked example, two agents, one problem, G = 2::
+
+    batch = RolloutBatch(problems=(p,), episodes=(e0, e1), group_size=2)
+    batch.returns_PG(gamma=1.0)            # array([[1., 0.]])
+    batch.of("left")                       # AgentBatch of two messages, episode_M == [0, 1]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ids = NDArray[np.int32]
+Floats = NDArray[np.float64]
+
+VerdictKind = Literal["right", "wrong", "unparsed", "timeout", "crash"]
+Finish = Literal["stop", "length"]
+Outcome = Literal[
+    "accepted",  # inside its region (or no region was asked for)
+    "accepted_unverifiable",  # inside, but the noise floor of scoring is above a tenth of the radius
+    "restored",  # no step along the line was inside the region with a positive surrogate
+    "skipped_silent",  # the agent never spoke in the batch
+    "skipped_no_signal",  # every group had equal rewards
+    "skipped_non_finite",  # a loss, gradient, log-probability or every reward was not finite
+]
+
+
+@dataclass(frozen=True)
+class Message:
+    """One turn's text as the team sees it."""
+
+    author: str
+    text: str
+    tool_calls: tuple[Mapping[str, Any], ...] = ()
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One problem. ``private[name]`` is shown to that agent alone."""
+
+    id: str
+    prompt: str
+    answer: Any = None
+    private: Mapping[str, str] = field(default_factory=dict)
+    columns: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a grader said. ``right`` is success; ``reward`` is what training uses (it may give partial credit)."""
+
+    kind: VerdictKind
+    reward: float
+    extracted: str | None = None
+
+    @property
+    def right(self) -> bool:
+        return self.kind == "right"
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One agent's message: the tokens it saw and the tokens it sampled, end token included when it stopped."""
+
+    agent: str
+    round: int
+    context_ids: Ids
+    token_ids: Ids
+    sampler_logprobs: NDArray[np.float32]
+    finish: Finish
+    agent_version: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Episode:
+    """One problem played to the end by the team."""
+
+    problem_id: str
+    group_index: int
+    turns: tuple[Turn, ...]
+    answer: str
+    verdict: Verdict
+    team_version: str
+
+    @property
+    def reward(self) -> float:
+        return self.verdict.reward
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        return tuple(Message(turn.agent, turn.text) for turn in self.turns)
+
+
+@dataclass(frozen=True)
+class AgentBatch:
+    """The messages of one agent in a batch of episodes.
+
+    ``prompts[m]`` and ``messages[m]`` are token ids of any length; padding, if any, is the engine's affair.
+    ``episode_M``, ``problem_M`` and ``turn_M`` say where each message came from.
+    """
+
+    agent: str
+    prompts: tuple[Ids, ...]
+    messages: tuple[Ids, ...]
+    sampler_logprobs: tuple[NDArray[np.float32], ...]
+    episode_M: NDArray[np.int64]
+    problem_M: NDArray[np.int64]
+    turn_M: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.messages)
+
+    @property
+    def lengths_M(self) -> NDArray[np.int64]:
+        return np.array([len(m) for m in self.messages], dtype=np.int64)
+
+    def rows(self, index: Sequence[int] | NDArray[np.int64]) -> AgentBatch:
+        """The messages at these positions, in this order."""
+        return AgentBatch(
+            agent=self.agent,
+            prompts=tuple(self.prompts[i] for i in index),
+            messages=tuple(self.messages[i] for i in index),
+            sampler_logprobs=tuple(self.sampler_logprobs[i] for i in index),
+            episode_M=self.episode_M[index],
+            problem_M=self.problem_M[index],
+            turn_M=self.turn_M[index],
+        )
+
+
+@dataclass(frozen=True)
+class RolloutBatch:
+    """Episodes of P problems x G, problem-major, all written by one team.
+
+    ``log_weights_E`` is the trajectory log-weight from the team that wrote the episodes to the team that will
+    learn from them (app:exp:isdeg); None when the batch is fresh.
+    """
+
+    problems: tuple[Problem, ...]
+    episodes: tuple[Episode, ...]
+    group_size: int
+    log_weights_E: Floats | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.episodes) != len(self.problems) * self.group_size:
+            raise ValueError(
+                f"a batch of {len(self.problems)} problems x {self.group_size} needs "
+                f"{len(self.problems) * self.group_size} episodes, got {len(self.episodes)}"
+            )
+
+    @property
+    def team_version(self) -> str:
+        versions = {e.team_version for e in self.episodes}
+        if len(versions) != 1:
+            raise ValueError(f"a batch must be written by one team, found {len(versions)} team versions")
+        return versions.pop()
+
+    def returns_PG(self, gamma: float) -> Floats:
+        """Discounted return of each episode; the reward arrives with the last turn."""
+        flat = [e.reward * gamma ** max(len(e.turns) - 1, 0) for e in self.episodes]
+        return np.array(flat, dtype=np.float64).reshape(len(self.problems), self.group_size)
+
+    def reweighted(self, update: AgentBatch, log_ratio_M: Floats) -> RolloutBatch:
+        """The same episodes, with their trajectory weight carried on past one agent's update (app:exp:isdeg)."""
+        base_E = np.zeros(len(self.episodes)) if self.log_weights_E is None else self.log_weights_E
+        step_E = np.bincount(update.episode_M, weights=log_ratio_M, minlength=len(self.episodes))
+        return replace(self, log_weights_E=base_E + step_E)
+
+    def of(self, agent: str) -> AgentBatch:
+        """The messages of one agent, in the order of episodes and turns."""
+        found = [
+            (e, t, turn)
+            for e, episode in enumerate(self.episodes)
+            for t, turn in enumerate(episode.turns)
+            if turn.agent == agent
+        ]
+        return AgentBatch(
+            agent=agent,
+            prompts=tuple(turn.context_ids for _, _, turn in found),
+            messages=tuple(turn.token_ids for _, _, turn in found),
+            sampler_logprobs=tuple(turn.sampler_logprobs for _, _, turn in found),
+            episode_M=np.array([e for e, _, _ in found], dtype=np.int64),
+            problem_M=np.array([e // self.group_size for e, _, _ in found], dtype=np.int64),
+            turn_M=np.array([t for _, t, _ in found], dtype=np.int64),
+        )
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What a sampler returns for one prompt."""
+
+    token_ids: Ids
+    logprobs: NDArray[np.float32]
+    finish: Finish
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """Per-message distances from the policy before an update (cur) to the one after (new), in nats per message.
+
+    ``full_M`` is exact given the prefixes (app:impl); ``k1_M`` is the paper's estimate (eq:emp_tok_kl);
+    ``k3_M`` its non-negative variant; ``log_ratio_M`` is log new(m) - log cur(m), so ``k1_M == -log_ratio_M``.
+    """
+
+    full_M: Floats
+    k1_M: Floats
+    k3_M: Floats
+    log_ratio_M: Floats
+
+    def finite(self) -> bool:
+        return bool(np.isfinite(self.full_M).all() and np.isfinite(self.log_ratio_M).all())
+
+
+@dataclass(frozen=True)
+class StepStats:
+    """One optimizer step. ``applied`` is False when a non-finite loss or gradient was thrown away."""
+
+    applied: bool
+    surrogate: float
+    kl_full: float
+    grad_norm: float
+    ratio_clip_rate: float
+
+
+@dataclass(frozen=True)
+class AgentState:
+    """What an agent carries from one update to the next, besides weights and optimizer moments."""
+
+    beta: float
+    step_scale: float
+    radius_nats_per_message: float
+    updates: int = 0
+
+
+@dataclass(frozen=True)
+class UpdateReport:
+    """One update of one agent: the policy that was kept, never the one that was tried.
+
+    All KLs run from the policy before to the policy after, in nats per message.
+    """
+
+    agent: str
+    outcome: Outcome
+    reason: str
+    radius: float
+    kl_full: float = 0.0
+    kl_upper: float = 0.0
+    kl_k1: float = 0.0
+    kl_k3: float = 0.0
+    kl_discounted: float = 0.0
+    kl_per_token: float = 0.0
+    kl_rejected: float | None = None  # the upper bound of the first candidate, when it was outside
+    noise_floor: float | None = None
+    surrogate: float = 0.0
+    zeta_norm: float = 0.0
+    zeta_clip: float = 0.0
+    zeta_ratio: float = 0.0
+    ratio_clip_rate: float = 0.0
+    advantage_clip_rate: float = 0.0
+    beta: float = 0.0
+    step_scale: float = 1.0
+    steps: int = 0
+    backtracks: int = 0
+    fraction: float = 0.0  # how far along the line from the old to the tried parameters the kept ones lie
+    messages: int = 0
+    groups: int = 0
+    groups_without_signal: int = 0
+    groups_non_finite: int = 0
+    mismatch_sampler: float | None = None  # mean |log p_sampler - log p_learner| per token
+    version_before: str = ""
+    version_after: str = ""
+    tokens: Mapping[str, int] = field(default_factory=dict)
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def accepted(self) -> bool:
+        return self.outcome.startswith("accepted")
+
+    @property
+    def zeta(self) -> float:
+        return self.zeta_norm + self.zeta_clip + self.zeta_ratio

@@ -1,0 +1,387 @@
+"""One agent's update: climb the surrogate, measure the exact KL, back off, accept or restore.
+
+The order of things, numbered as in the code:
+
+1. skip what cannot teach (silent agent, no signal, nothing finite);
+2. freeze the old policy and measure the noise floor of scoring;
+3. climb: epochs of minibatches under a KL penalty, the first step scaled to the radius, early stop;
+4. gate: accept when the upper bound of the exact KL is within the radius, else move back along the line to the
+   old parameters, where KL falls with the square of the step; restore bit for bit when nothing is left;
+5. steer beta, the step scale and (if asked) the radius for the next update of this agent.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from teamtr.ports import Learner
+from teamtr.presets import Objective, Radii, Region
+from teamtr.randomness import generator, seed_of
+from teamtr.theory.advantages import Advantages
+from teamtr.theory.control import adapt_beta, adapt_radius, adapt_step_scale, backoff_fraction
+from teamtr.theory.kl import bootstrap_upper, discounted_kl, per_token
+from teamtr.theory.surrogate import surrogate_gain
+from teamtr.theory.zeta import zeta_clip, zeta_norm, zeta_ratio
+from teamtr.types import AgentBatch, AgentState, Divergence, Floats, Outcome, UpdateReport
+
+FILL = 0.8
+"""The share of the radius that steps aim for; the rest is room for the upper bound."""
+
+VERIFIABLE_SHARE = 0.1
+"""A noise floor above this share of the radius makes an update unverifiable."""
+
+FLOOR_MESSAGES = 64
+FLOOR_PERTURBATION = 1e-6
+
+
+@dataclass(frozen=True)
+class Optimisation:
+    """How an update climbs. The radius sets the step's size; ``learning_rate`` only its starting guess."""
+
+    learning_rate: float = 1e-3
+    epochs: int = 2
+    minibatches: int = 4
+    confidence: float = 0.95
+    max_backtracks: int = 6
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What one agent learns from: its messages, and the advantages and weights of the episodes they stand in."""
+
+    batch: AgentBatch
+    advantages: Advantages
+    returns_PG: Floats
+    weights_E: Floats | None = None
+
+    @property
+    def advantages_M(self) -> Floats:
+        values_E = self.advantages.values_PG.reshape(-1)
+        if self.weights_E is not None:
+            values_E = values_E * self.weights_E
+        return np.asarray(values_E[self.batch.episode_M])
+
+    @property
+    def informative_M(self) -> np.ndarray:
+        return np.asarray(self.advantages.informative_P[self.batch.problem_M])
+
+
+@dataclass(frozen=True)
+class Update:
+    """The report of what was kept, and log new(m) - log old(m) of every message of the batch under it."""
+
+    report: UpdateReport
+    log_ratio_M: Floats
+
+
+def update_agent(
+    learner: Learner,
+    lesson: Lesson,
+    *,
+    region: Region,
+    objective: Objective,
+    radii: Radii,
+    optimisation: Optimisation,
+    gamma: float,
+    a_clip: float,
+    eps_norm: float,
+    normalise: bool,
+    seed: int,
+) -> Update:
+    """Algorithm 1, line 7, with the gate of eq:tr made exact."""
+    clock = _Clock()
+    spent = dict(learner.tokens)
+    radius = learner.state.radius_nats_per_message
+    version = learner.version()
+    base = UpdateReport(
+        agent=learner.agent,
+        outcome="restored",
+        reason="",
+        radius=radius,
+        beta=learner.state.beta,
+        step_scale=learner.state.step_scale,
+        messages=len(lesson.batch),
+        groups=len(lesson.advantages.informative_P),
+        groups_without_signal=int((~lesson.advantages.informative_P & ~lesson.advantages.non_finite_P).sum()),
+        groups_non_finite=int(lesson.advantages.non_finite_P.sum()),
+        advantage_clip_rate=lesson.advantages.clip_rate,
+        zeta_norm=zeta_norm(lesson.returns_PG, a_clip=a_clip, eps_norm=eps_norm, normalise=normalise),
+        zeta_clip=zeta_clip(lesson.advantages.raw_PG, lesson.advantages.values_PG),
+        version_before=version,
+        version_after=version,
+    )
+
+    # 1. skip what cannot teach
+    if skip := _cannot_teach(lesson):
+        outcome, reason = skip
+        return Update(replace(base, outcome=outcome, reason=reason), np.zeros(len(lesson.batch)))
+
+    before = learner.snapshot()
+    try:
+        # 2. freeze the old policy, measure the floor
+        with clock.phase("score"):
+            logp_M = learner.begin(lesson.batch)
+            if not np.isfinite(logp_M).all():
+                reason = f"{int((~np.isfinite(logp_M)).sum())} messages have a non-finite log-probability"
+                return Update(
+                    replace(base, outcome="skipped_non_finite", reason=reason), np.zeros(len(lesson.batch))
+                )
+            mismatch = _mismatch(learner, lesson.batch)
+            floor = noise_floor(learner, before, messages=len(lesson.batch), seed=seed)
+        # 3. climb
+        with clock.phase("train"):
+            climb = _climb(learner, lesson, before, region, objective, optimisation, radius, seed)
+        # 4. gate
+        with clock.phase("gate"):
+            kept = _gate(learner, lesson, before, region, optimisation, radius, seed)
+        # 5. steer
+        state = _steer(before.state, climb, kept, region, radii, radius)
+        learner.state = state
+        report = replace(
+            base,
+            noise_floor=floor,
+            mismatch_sampler=mismatch,
+            ratio_clip_rate=climb.clip_rate,
+            zeta_ratio=zeta_ratio(
+                lesson.advantages_M,
+                kept.divergence.log_ratio_M,
+                clip_low=objective.clip_low,
+                clip_high=objective.clip_high,
+            ),
+            steps=climb.steps,
+            backtracks=kept.backtracks,
+            fraction=kept.fraction,
+            kl_rejected=kept.rejected_upper,
+            version_after=learner.version(),
+            tokens={k: learner.tokens[k] - spent.get(k, 0) for k in learner.tokens},
+            seconds=clock.seconds,
+            **_outcome(kept, climb, floor, radius, region),
+            **_distances(kept, lesson.batch, gamma, len(lesson.returns_PG.reshape(-1))),
+        )
+        return Update(report, kept.divergence.log_ratio_M)
+    except BaseException:
+        learner.restore(before)
+        raise
+    finally:
+        learner.end()
+
+
+# -- 1 -------------------------------------------------------------------------------------------------------
+
+
+def _cannot_teach(lesson: Lesson) -> tuple[Outcome, str] | None:
+    advantages = lesson.advantages
+    if len(lesson.batch) == 0:
+        return "skipped_silent", "the agent never spoke in this batch"
+    if advantages.non_finite_P.all():
+        return "skipped_non_finite", "every group holds a reward that is not finite"
+    if not np.isfinite(lesson.advantages_M).all():
+        return "skipped_non_finite", "an episode weight is not finite"
+    if not lesson.informative_M.any():
+        return "skipped_no_signal", "every group it spoke in had equal rewards"
+    return None
+
+
+# -- 2 -------------------------------------------------------------------------------------------------------
+
+
+def noise_floor(learner: Learner, before: Any, *, messages: int, seed: int) -> float:
+    """KL per message that rounding alone shows: measured after a negligible perturbation of the weights.
+
+    Re-batching the same weights shows nothing; a perturbation does (DESIGN: precision decides whether a trust
+    region exists). Leaves the weights as they were, bit for bit.
+    """
+    rows = np.sort(generator(seed, "floor").permutation(messages)[:FLOOR_MESSAGES])
+    learner.perturb(FLOOR_PERTURBATION, seed_of(seed, "perturb"))
+    floor = float(learner.measure(rows).full_M.mean())
+    learner.restore(before)
+    return floor
+
+
+def _mismatch(learner: Learner, batch: AgentBatch) -> float:
+    """Mean absolute difference of sampler and learner log-probability per token: a diagnostic, never a step."""
+    gaps = [np.abs(a - b) for a, b in zip(learner.token_logprobs(), batch.sampler_logprobs, strict=True)]
+    return float(np.concatenate(gaps).mean())
+
+
+# -- 3 -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Climb:
+    steps: int
+    step_scale: float
+    clip_rate: float
+    broken: int  # steps thrown away because something was not finite
+
+
+def _climb(
+    learner: Learner,
+    lesson: Lesson,
+    before: Any,
+    region: Region,
+    objective: Objective,
+    optimisation: Optimisation,
+    radius: float,
+    seed: int,
+) -> _Climb:
+    """Epochs of minibatches over the messages of informative groups."""
+    advantages_M = lesson.advantages_M
+    useful = np.flatnonzero(lesson.informative_M)
+    total = optimisation.epochs * min(optimisation.minibatches, len(useful))
+    scale, steps, broken, clip_rates = learner.state.step_scale, 0, 0, [0.0]
+    for epoch in range(optimisation.epochs):
+        shuffled = generator(seed, "epoch", epoch).permutation(useful)
+        for rows in np.array_split(shuffled, min(optimisation.minibatches, len(useful))):
+            rows = np.sort(rows)
+            stats = learner.step(
+                rows,
+                advantages_M[rows],
+                objective,
+                beta=learner.state.beta,
+                learning_rate=optimisation.learning_rate * scale,
+            )
+            broken += not stats.applied
+            clip_rates.append(stats.ratio_clip_rate)
+            steps += 1
+            if steps == 1 and region.gate:
+                scale *= _fit_first_step(learner, before, rows, limit=radius / total)
+        if region.gate and epoch + 1 < optimisation.epochs and learner.measure(useful).full_M.mean() > radius:
+            break  # already outside: more steps only lengthen the way back
+    return _Climb(steps, scale, float(np.mean(clip_rates[1:])), broken)
+
+
+def _fit_first_step(learner: Learner, before: Any, rows: np.ndarray, *, limit: float) -> float:
+    """Shorten the first step when it used more than its share of the radius; returns the factor applied.
+
+    Adam's first step is a sign step whose length knows nothing of the radius; KL grows with its square.
+    """
+    kl = float(learner.measure(rows).full_M.mean())
+    if not np.isfinite(kl):
+        learner.move(before, before, 0.0)
+        return 0.1
+    if kl <= limit:
+        return 1.0
+    fraction = float(np.sqrt(limit / kl))
+    learner.move(before, learner.snapshot(), fraction)
+    return fraction
+
+
+# -- 4 -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Kept:
+    accepted: bool
+    reason: str
+    divergence: Divergence
+    upper: float
+    gain: float
+    fraction: float
+    backtracks: int
+    reached: float  # KL of the candidate before any backing off: what steers the next update
+    rejected_upper: float | None
+
+
+def _gate(
+    learner: Learner,
+    lesson: Lesson,
+    before: Any,
+    region: Region,
+    optimisation: Optimisation,
+    radius: float,
+    seed: int,
+) -> _Kept:
+    """Accept when the upper bound is within the radius and the surrogate is positive; else go back."""
+    tried = learner.snapshot()
+    fraction, reached, rejected, reason = 1.0, 0.0, None, ""
+    for attempt in range(optimisation.max_backtracks + 1):
+        divergence = learner.measure()
+        upper = gain = float("nan")
+        if divergence.finite():
+            upper = bootstrap_upper(
+                divergence.full_M,
+                lesson.batch.problem_M,
+                confidence=optimisation.confidence,
+                rng=generator(seed, "bootstrap"),
+            )
+            gain = surrogate_gain(divergence.log_ratio_M, lesson.advantages_M)
+        if attempt == 0:
+            reached = upper
+            if upper == 0.0 and not divergence.log_ratio_M.any():
+                reason = "the steps changed nothing"
+                break
+        if divergence.finite() and not region.gate:
+            return _Kept(True, "", divergence, upper, gain, fraction, attempt, reached, rejected)
+        if upper <= radius and gain > 0.0:
+            return _Kept(True, "", divergence, upper, gain, fraction, attempt, reached, rejected)
+        if attempt == 0 and not upper <= radius:
+            rejected = upper
+        reason = f"upper KL bound {upper:.3g} against radius {radius:.3g}, surrogate {gain:.3g}"
+        fraction *= backoff_fraction(upper, radius) if upper > radius else 0.5
+        learner.move(before, tried, fraction)
+    learner.restore(before)
+    unchanged = Divergence(*(np.zeros(len(lesson.batch)) for _ in range(4)))
+    return _Kept(False, reason, unchanged, 0.0, 0.0, 0.0, attempt, reached, rejected)
+
+
+# -- 5 -------------------------------------------------------------------------------------------------------
+
+
+def _steer(
+    state: AgentState, climb: _Climb, kept: _Kept, region: Region, radii: Radii, radius: float
+) -> AgentState:
+    """Beta, step scale and radius for this agent's next update."""
+    finite = np.isfinite(kept.reached)
+    scale = adapt_step_scale(climb.step_scale, kept.reached, FILL * radius) if finite else climb.step_scale * 0.5
+    beta = adapt_beta(state.beta, kept.reached, radius) if region.adapt_beta and finite else state.beta
+    if radii.adapt and kept.accepted:
+        radius = adapt_radius(radius, float(kept.divergence.full_M.mean()), radii.nats)
+    return AgentState(
+        beta=beta,
+        step_scale=scale if region.gate else state.step_scale,
+        radius_nats_per_message=radius,
+        updates=state.updates + 1,
+    )
+
+
+def _outcome(kept: _Kept, climb: _Climb, floor: float, radius: float, region: Region) -> dict[str, Any]:
+    broken = f"; {climb.broken} non-finite steps thrown away" if climb.broken else ""
+    if not kept.accepted:
+        return {"outcome": "restored", "reason": kept.reason + broken}
+    if region.gate and not floor <= VERIFIABLE_SHARE * radius:
+        reason = f"the noise floor {floor:.2g} is above a tenth of the radius {radius:.2g}"
+        return {"outcome": "accepted_unverifiable", "reason": reason + broken}
+    return {"outcome": "accepted", "reason": broken.lstrip("; ")}
+
+
+def _distances(kept: _Kept, batch: AgentBatch, gamma: float, episodes: int) -> dict[str, Any]:
+    d = kept.divergence
+    return {
+        "kl_full": float(d.full_M.mean()),
+        "kl_upper": kept.upper,
+        "kl_k1": float(d.k1_M.mean()),
+        "kl_k3": float(d.k3_M.mean()),
+        "kl_discounted": discounted_kl(d.full_M, batch.turn_M, batch.episode_M, gamma, episodes),
+        "kl_per_token": per_token(d.full_M, batch.lengths_M),
+        "surrogate": kept.gain,
+    }
+
+
+@dataclass
+class _Clock:
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started

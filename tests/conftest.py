@@ -1,0 +1,75 @@
+"""Shared pieces: one thread for torch (tests run beside other work), and small engines to try things on."""
+
+from __future__ import annotations
+
+import os
+from types import SimpleNamespace
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import numpy as np
+import pytest
+import torch
+
+from teamtr.engines.learner import PolicyLearner
+from teamtr.engines.tabular import TabularPolicy
+from teamtr.engines.torch.loading import TinyShape, share_base, tiny_model
+from teamtr.engines.torch.policy import TransformerPolicy
+from teamtr.types import AgentBatch, AgentState
+
+torch.set_num_threads(1)
+
+STATE = AgentState(beta=0.1, step_scale=1.0, radius_nats_per_message=0.01)
+SMALL = TinyShape(layers=1, width=16, heads=2)
+LORA = SimpleNamespace(rank=4, alpha=8.0, targets="all-linear")
+
+
+def make_policy(kind: str, *, seed: int = 0, temperature: float = 1.0):
+    """A small policy of each kind that the library has."""
+    if kind == "tabular":
+        return TabularPolicy(6, end_ids=frozenset({0, 1}), rows=512, spread=1.0, seed=seed, temperature=temperature)
+    model, tokenizer = tiny_model(SMALL, seed=seed)
+    with torch.no_grad():  # an untrained model is almost uniform; sharpen it, so that tests see mistakes
+        model.get_input_embeddings().weight.mul_(15.0)
+    if kind == "full":
+        return TransformerPolicy(model, tokenizer, temperature=temperature)
+    shared = share_base(model, {"agent": LORA, "other": LORA}, seed=seed)
+    policy = TransformerPolicy(shared, tokenizer, adapter="agent", temperature=temperature)
+    with torch.no_grad():  # an adapter starts as no change; give it one, so that tests see it
+        generator = torch.Generator().manual_seed(seed + 1)
+        for parameter in policy.parameters().values():
+            parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
+    return policy
+
+
+def make_learner(kind: str, *, micro_batch: int = 8, seed: int = 0, temperature: float = 1.0) -> PolicyLearner:
+    policy = make_policy(kind, seed=seed, temperature=temperature)
+    return PolicyLearner("agent", policy, STATE, micro_batch=micro_batch)
+
+
+def make_batch(learner: PolicyLearner, *, problems: int = 4, group: int = 2, max_tokens: int = 4, seed: int = 0) -> AgentBatch:
+    """Messages that the learner's own policy wrote, with prompts of different lengths."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(2, 6, size=problems)
+    prompts = [rng.integers(2, 6, size=n).astype(np.int32) for n in lengths for _ in range(group)]
+    samples = learner.policy.sample(
+        prompts, max_tokens=max_tokens, seed=seed, temperature=learner.policy.temperature, top_p=1.0
+    )
+    count = len(prompts)
+    return AgentBatch(
+        agent="agent",
+        prompts=tuple(prompts),
+        messages=tuple(s.token_ids for s in samples),
+        sampler_logprobs=tuple(s.logprobs for s in samples),
+        episode_M=np.arange(count),
+        problem_M=np.arange(count) // group,
+        turn_M=np.zeros(count, dtype=np.int64),
+    )
+
+
+@pytest.fixture(params=["tabular", "full", "lora"])
+def kind(request) -> str:
+    """Every engine passes the tests that ask for this."""
+    return request.param

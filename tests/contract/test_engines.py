@@ -1,0 +1,300 @@
+"""One suite that every engine passes: what a Sampler and a Learner promise."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from conftest import make_batch, make_learner, make_policy
+from teamtr.engines.local import LocalEngine
+from teamtr.ports import Learner, Sampler
+from teamtr.presets import Objective
+from teamtr.types import AgentBatch
+
+TOLERANCE = {"tabular": 1e-12, "full": 2e-5, "lora": 2e-5}
+"""Stated tolerance of a log-probability under another padding or batch composition: float64, float32."""
+
+
+def all_rows(batch: AgentBatch) -> np.ndarray:
+    return np.arange(len(batch))
+
+
+def first_token_logp(policy, prompt: np.ndarray) -> np.ndarray:
+    """log p of every first token, by scoring each one-token message."""
+    vocabulary = policy.head()(policy.features([prompt], [np.array([0], dtype=np.int32)])).shape[-1]
+    with torch.no_grad():
+        logits = policy.head()(policy.features([prompt], [np.array([0], dtype=np.int32)]))
+    return torch.log_softmax(logits[0].double(), -1).numpy()[:vocabulary]
+
+
+def test_ports(kind):
+    learner = make_learner(kind)
+    assert isinstance(learner, Learner)
+    assert isinstance(LocalEngine({"agent": learner}), Sampler)
+
+
+def chi_square_p(tokens: list[int], probabilities: np.ndarray, buckets: int | None = None) -> float:
+    """p-value of drawn tokens against their probabilities; rare tokens are pooled, or all into buckets."""
+    label = np.arange(len(probabilities)) % (buckets or len(probabilities))
+    expected = np.bincount(label, weights=probabilities) * len(tokens)
+    observed = np.bincount(label[tokens], minlength=len(expected)).astype(float)
+    rare = expected < 5
+    if rare.any():
+        expected = np.append(expected[~rare], expected[rare].sum())
+        observed = np.append(observed[~rare], observed[rare].sum())
+    assert len(expected) > 2, "too few samples to compare anything"
+    return float(stats.chisquare(observed, expected * observed.sum() / expected.sum()).pvalue)
+
+
+def test_sampling_agrees_with_the_probabilities(kind):
+    policy = make_policy(kind)
+    prompt = np.array([3, 4, 5], dtype=np.int32)
+    drawn = policy.sample([prompt] * 4000, max_tokens=1, seed=7, temperature=1.0, top_p=1.0)
+    probabilities = np.exp(first_token_logp(policy, prompt))
+    assert chi_square_p([int(s.token_ids[0]) for s in drawn], probabilities) > 1e-4
+    assert chi_square_p([int(s.token_ids[0]) for s in drawn], np.roll(probabilities, 1)) < 1e-4, "the test is blind"
+
+
+def test_second_tokens_agree_as_well(kind):
+    """Given the first token, the second follows the scored conditional: decoding with a cache is decoding."""
+    policy = make_policy(kind)
+    prompt = np.array([5, 2], dtype=np.int32)
+    drawn = policy.sample([prompt] * 12000, max_tokens=2, seed=3, temperature=1.0, top_p=1.0)
+    firsts = [int(s.token_ids[0]) for s in drawn if len(s.token_ids) == 2]
+    common = max(set(firsts), key=firsts.count)
+    with torch.no_grad():
+        message = np.array([common, 0], dtype=np.int32)
+        probabilities = torch.softmax(policy.head()(policy.features([prompt], [message]))[1].double(), -1).numpy()
+    seconds = [int(s.token_ids[1]) for s in drawn if len(s.token_ids) == 2 and s.token_ids[0] == common]
+    assert chi_square_p(seconds, probabilities, buckets=6) > 1e-4
+
+
+def test_scoring_agrees_with_sampling(kind):
+    learner = make_learner(kind)
+    batch = make_batch(learner, problems=8)
+    learner.begin(batch)
+    for scored, sampled in zip(learner.token_logprobs(), batch.sampler_logprobs, strict=True):
+        np.testing.assert_allclose(scored, sampled, atol=1e-4)
+
+
+def test_temperature_is_part_of_the_policy(kind):
+    """At temperature 0.5 log-ratios double: log p(a) - log p(b) = (l_a - l_b) / 0.5."""
+    prompt = np.array([3, 2, 4], dtype=np.int32)
+    plain = first_token_logp(make_policy(kind), prompt)
+    sharp = first_token_logp(make_policy(kind, temperature=0.5), prompt)
+    np.testing.assert_allclose(sharp[2] - sharp[3], 2 * (plain[2] - plain[3]), atol=1e-4)
+    learner = make_learner(kind, temperature=0.5)
+    batch = make_batch(learner, problems=6)
+    learner.begin(batch)
+    for scored, sampled in zip(learner.token_logprobs(), batch.sampler_logprobs, strict=True):
+        np.testing.assert_allclose(scored, sampled, atol=1e-4)
+
+
+def test_greedy_takes_the_most_likely(kind):
+    policy = make_policy(kind)
+    prompt = np.array([2, 3], dtype=np.int32)
+    (sample,) = policy.sample([prompt], max_tokens=1, seed=0, temperature=0.0, top_p=1.0)
+    assert sample.token_ids[0] == first_token_logp(policy, prompt).argmax()
+
+
+def test_top_p_reports_the_distribution_sampled_from(kind):
+    """With top_p the reported log-probability is that of the renormalised nucleus."""
+    policy = make_policy(kind)
+    prompt = np.array([2, 3, 3], dtype=np.int32)
+    probabilities = np.exp(first_token_logp(policy, prompt))
+    order = np.argsort(-probabilities)
+    cumulative = np.cumsum(probabilities[order])
+    nucleus = order[: int((cumulative - probabilities[order] < 0.5).sum())]
+    for sample in policy.sample([prompt] * 50, max_tokens=1, seed=1, temperature=1.0, top_p=0.5):
+        token = int(sample.token_ids[0])
+        assert token in nucleus
+        assert sample.logprobs[0] == pytest.approx(np.log(probabilities[token] / probabilities[nucleus].sum()), abs=1e-4)
+
+
+def test_same_seed_same_tokens(kind):
+    policy = make_policy(kind)
+    prompts = [np.array([2, 3, k], dtype=np.int32) for k in (2, 3, 4, 2)]
+    draw = lambda seed: [  # noqa: E731
+        s.token_ids.tolist() for s in policy.sample(prompts, max_tokens=6, seed=seed, temperature=1.0, top_p=1.0)
+    ]
+    assert draw(1) == draw(1)
+    assert draw(1) != draw(2)
+
+
+def test_every_end_token_stops_and_is_trained(kind):
+    """Both declared ends stop a message, stand in it as its last token, and get a gradient."""
+    policy = make_policy(kind)
+    policy.end_ids = frozenset({0, 1})
+    prompt = np.array([4, 2], dtype=np.int32)
+    samples = policy.sample([prompt] * 800, max_tokens=8, seed=5, temperature=1.0, top_p=1.0)
+    ends = {int(s.token_ids[-1]) for s in samples if s.finish == "stop"}
+    assert ends == {0, 1}
+    for s in samples:
+        body = s.token_ids[:-1] if s.finish == "stop" else s.token_ids
+        assert not set(body.tolist()) & {0, 1}, "a message went on after its end"
+        assert len(s.token_ids) == len(s.logprobs)
+        assert s.finish == "stop" or len(s.token_ids) == 8
+    learner = make_learner(kind)
+    for end in (0, 1):
+        message = np.array([end], dtype=np.int32)
+        batch = AgentBatch("agent", (prompt,), (message,), (np.zeros(1, np.float32),), *(np.zeros(1, np.int64),) * 3)
+        before = learner.begin(batch)[0]
+        learner.step(np.array([0]), np.array([1.0]), Objective(), beta=0.0, learning_rate=1e-2)
+        assert learner.measure().log_ratio_M[0] > 0, "the end token was not trained"
+        learner.end()
+        assert learner.begin(batch)[0] > before
+        learner.end()
+
+
+def test_unchanged_weights_have_exactly_zero_kl(kind):
+    learner = make_learner(kind, micro_batch=3)
+    learner.begin(make_batch(learner))
+    divergence = learner.measure()
+    assert not divergence.full_M.any()
+    assert not divergence.log_ratio_M.any()
+    assert not divergence.k3_M.any()
+
+
+def test_restore_undoes_a_step_bit_for_bit(kind):
+    learner = make_learner(kind)
+    batch = make_batch(learner)
+    advantages = np.linspace(-1, 1, len(batch))
+    learner.begin(batch)
+    learner.step(all_rows(batch), advantages, Objective(), beta=0.1, learning_rate=1e-2)
+    before, version, fingerprint = learner.snapshot(), learner.version(), learner.fingerprint()
+    learner.step(all_rows(batch), advantages, Objective(), beta=0.1, learning_rate=1e-2)
+    assert learner.version() != version
+    learner.restore(before)
+    assert learner.version() == version
+    assert learner.fingerprint() == fingerprint, "optimizer moments were not restored"
+
+
+def test_move_interpolates_and_kl_falls_with_the_square(kind):
+    learner = make_learner(kind)
+    batch = make_batch(learner, problems=8)
+    learner.begin(batch)
+    start = learner.snapshot()
+    learner.step(all_rows(batch), np.linspace(-1, 1, len(batch)), Objective(), beta=0.0, learning_rate=1e-3)
+    end = learner.snapshot()
+    whole = learner.measure().full_M.mean()
+    learner.move(start, end, 0.5)
+    assert learner.measure().full_M.mean() == pytest.approx(whole / 4, rel=0.1)
+    learner.move(start, end, 0.0)
+    assert learner.version() == make_learner(kind).version()
+
+
+@pytest.mark.parametrize("ratio", ["message", "token", "length_normalised"])
+@pytest.mark.parametrize("average_over", ["messages", "tokens"])
+def test_micro_batch_1x8_equals_8x1(kind, ratio, average_over):
+    """Gradient accumulation is exact: eight messages one at a time or all at once give the same weights."""
+    objective = Objective(ratio=ratio, average_over=average_over)
+    weights = []
+    for micro_batch in (1, 8):
+        learner = make_learner(kind, micro_batch=micro_batch)
+        batch = make_batch(make_learner(kind), problems=4)
+        learner.begin(batch)
+        advantages = np.array([1.0, -1.0, 0.5, -0.5, 2.0, -2.0, 0.1, -0.1])
+        gradients = _gradient(learner, batch, advantages, objective)
+        weights.append(gradients)
+    for name, value in weights[0].items():
+        scale = weights[1][name].abs().max() + 1e-12
+        assert float((value - weights[1][name]).abs().max() / scale) < 2e-4, name
+
+
+def _gradient(learner, batch, advantages, objective) -> dict[str, torch.Tensor]:
+    """The gradient of one step, read off Adam's first moment: first = (1 - b1) g."""
+    learner.max_grad_norm = 1e9
+    learner.step(all_rows(batch), advantages, objective, beta=0.3, learning_rate=0.0)
+    return {k: v for k, v in learner.snapshot().moments.items() if k.startswith("first.")}
+
+
+def test_padding_and_company_do_not_change_log_probabilities(kind):
+    """A message scores the same alone, beside longer ones, and in another order."""
+    learner = make_learner(kind, micro_batch=16)
+    batch = make_batch(learner, problems=6, max_tokens=6)
+    together = learner.begin(batch)
+    reverse = learner.begin(batch.rows(all_rows(batch)[::-1].copy()))[::-1]
+    alone = np.array([learner.begin(batch.rows([i]))[0] for i in range(len(batch))])
+    np.testing.assert_allclose(together, alone, atol=TOLERANCE[kind])
+    np.testing.assert_allclose(together, reverse, atol=TOLERANCE[kind])
+
+
+def test_left_padding_does_not_change_sampling(kind):
+    """Greedy decoding of a prompt gives the same tokens alone and beside longer prompts."""
+    policy = make_policy(kind)
+    prompts = [np.array([2, 3], dtype=np.int32), np.array([4, 5, 2, 3, 3, 2, 4], dtype=np.int32)]
+    together = policy.sample(prompts, max_tokens=5, seed=0, temperature=0.0, top_p=1.0)
+    for prompt, sample in zip(prompts, together, strict=True):
+        (alone,) = policy.sample([prompt], max_tokens=5, seed=0, temperature=0.0, top_p=1.0)
+        assert alone.token_ids.tolist() == sample.token_ids.tolist()
+
+
+def test_repeated_messages_count_each_time(kind):
+    """Identical messages are computed once but weigh as often as they occur."""
+    learner = make_learner(kind)
+    batch = make_batch(learner, problems=2, group=1)
+    doubled = batch.rows([0, 0, 0, 1])
+    learner.begin(doubled)
+    many = _gradient(learner, doubled, np.array([1.0, 1.0, 1.0, -1.0]), Objective())
+    learner = make_learner(kind)
+    learner.begin(batch)
+    few = _gradient(learner, batch, np.array([1.5, -0.5]), Objective())
+    for name, value in many.items():
+        scale = few[name].abs().max() + 1e-12
+        assert float((value - few[name]).abs().max() / scale) < 2e-4
+
+
+def test_a_non_finite_gradient_never_reaches_the_weights(kind):
+    learner = make_learner(kind)
+    batch = make_batch(learner)
+    learner.begin(batch)
+    version, fingerprint = learner.version(), learner.fingerprint()
+    advantages = np.ones(len(batch))
+    advantages[0] = np.inf
+    stats_ = learner.step(all_rows(batch), advantages, Objective(), beta=0.1, learning_rate=1e-2)
+    assert not stats_.applied
+    assert learner.version() == version
+    assert learner.fingerprint() == fingerprint
+
+
+def test_save_and_load_give_the_same_bits(kind, tmp_path):
+    learner = make_learner(kind)
+    batch = make_batch(learner)
+    learner.begin(batch)
+    learner.step(all_rows(batch), np.linspace(-1, 1, len(batch)), Objective(), beta=0.1, learning_rate=1e-2)
+    learner.end()
+    learner.save(tmp_path)
+    other = make_learner(kind, seed=3)
+    assert other.version() != learner.version()
+    other.load(tmp_path)
+    assert other.version() == learner.version()
+    assert other.fingerprint() == learner.fingerprint()
+    files = {f.suffix for f in tmp_path.rglob("*") if f.is_file()}
+    assert files <= {".safetensors", ".json", ".jinja"}, files
+
+
+def test_measuring_before_begin_is_an_error(kind):
+    with pytest.raises(RuntimeError, match="begin"):
+        make_learner(kind).measure()
+
+
+def test_adapters_of_one_base_do_not_touch_each_other():
+    from teamtr.engines.learner import PolicyLearner
+    from teamtr.engines.torch.policy import TransformerPolicy
+
+    policy = make_policy("lora")
+    other = TransformerPolicy(policy.model, policy.tokenizer, adapter="other")
+    learners = [PolicyLearner(p.adapter, p, make_learner("lora").state) for p in (policy, other)]
+    batch = make_batch(learners[0])
+    before = [x.version() for x in learners]
+    base_before = {k: p.clone() for k, p in policy.model.named_parameters() if "lora_" not in k}
+    learners[0].begin(batch)
+    learners[0].step(all_rows(batch), np.linspace(-1, 1, len(batch)), Objective(), beta=0.0, learning_rate=1e-2)
+    assert learners[0].version() != before[0]
+    assert learners[1].version() == before[1]
+    for name, value in base_before.items():
+        assert torch.equal(value, dict(policy.model.named_parameters())[name]), name
+    shared = {p.data_ptr() for p in policy.model.parameters()} & {p.data_ptr() for p in other.model.parameters()}
+    assert shared, "the base is not shared"

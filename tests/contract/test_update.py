@@ -1,0 +1,263 @@
+"""What one update promises: inside its region or undone, and a report of what was kept."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from small import World
+from teamtr.presets import Region
+from teamtr.types import Divergence
+from teamtr.update import Optimisation
+
+
+def weights(world: World, agent: str = "x") -> dict[str, torch.Tensor]:
+    return world.engine.learner(agent).snapshot().parameters
+
+
+def test_an_accepted_update_is_inside_and_reports_what_was_kept():
+    world = World()
+    lesson = world.lesson("x", world.collect(world.team, 0))
+    before = world.engine.version("x")
+    report = world.teach("x", lesson).report
+    assert report.outcome == "accepted"
+    assert 0 < report.kl_full <= report.kl_upper <= report.radius == 0.01
+    assert report.surrogate > 0
+    assert (report.version_before, report.version_after) == (before, world.engine.version("x"))
+    assert report.steps == 8
+    assert report.tokens["trained"] > 0
+    assert report.tokens["scored"] > 0
+    assert set(report.seconds) == {"score", "train", "gate"}
+
+
+def test_the_reported_kl_is_that_of_the_weights_that_stayed():
+    """Freeze the old weights again and measure: the same number to the last digit."""
+    world = World(learning_rate=3.0)  # far too large, so that the kept policy is not the tried one
+    lesson = world.lesson("x", world.collect(world.team, 0))
+    learner = world.engine.learner("x")
+    old = learner.snapshot()
+    report = world.teach("x", lesson, optimisation=Optimisation(learning_rate=3.0, epochs=8)).report
+    kept = learner.snapshot()
+    learner.restore(old)
+    learner.begin(lesson.batch)
+    learner.restore(kept)
+    assert learner.measure().full_M.mean() == report.kl_full
+    assert -learner.measure().log_ratio_M.mean() == report.kl_k1
+
+
+def test_twenty_updates_with_learning_rate_zero_change_nothing():
+    world = World(learning_rate=0.0)
+    before = {n: weights(world, n) for n in world.team.names}
+    for k in range(20):
+        batch = world.collect(world.team, k)
+        for name in world.team.names:
+            report = world.teach(name, world.lesson(name, batch), seed=k).report
+            assert (report.kl_full, report.kl_upper, report.kl_k1, report.kl_k3) == (0.0, 0.0, 0.0, 0.0)
+            assert report.version_before == report.version_after
+    for name, parameters in before.items():
+        for key, value in parameters.items():
+            assert torch.equal(value, weights(world, name)[key])
+    assert world.engine.learner("x").state.step_scale == 1.0, "nothing moved, so nothing may be rescaled"
+
+
+def test_a_step_far_too_long_is_scaled_then_backed_off():
+    world = World(learning_rate=50.0)
+    lesson = world.lesson("x", world.collect(world.team, 0))
+    first = world.teach("x", lesson).report
+    assert first.kl_upper <= first.radius
+    assert world.engine.learner("x").state.step_scale < 0.1, "the scale must be remembered"
+    later = [world.teach("x", world.lesson("x", _current(world, k)), seed=k).report for k in range(1, 8)]
+    assert all(r.kl_upper <= r.radius for r in later)
+    assert np.mean([r.backtracks for r in later]) <= 2
+
+
+def _current(world: World, k: int):
+    team = world.team
+    for name in team.names:
+        team = team.replace(name, world.engine.version(name))
+    return world.collect(team, k)
+
+
+def test_back_off_lands_inside_after_one_or_two_tries():
+    """Without the first-step fit (minibatches large, many epochs) the candidate is outside; the square law brings
+    it back quickly, and the report says how far out the first candidate was."""
+    world = World(learning_rate=0.3)
+    lesson = world.lesson("x", world.collect(world.team, 0))
+    report = world.teach("x", lesson, optimisation=Optimisation(learning_rate=0.3, epochs=1, minibatches=16)).report
+    assert report.kl_rejected is not None
+    assert report.kl_rejected > report.radius
+    assert 1 <= report.backtracks <= 3
+    assert 0 < report.fraction < 1
+    assert report.kl_upper <= report.radius
+
+
+def test_restore_is_bit_for_bit_when_nothing_is_left():
+    world = World(learning_rate=0.3)
+    lesson = world.lesson("x", world.collect(world.team, 0))
+    learner = world.engine.learner("x")
+    before = learner.snapshot()
+    optimisation = Optimisation(learning_rate=0.3, epochs=1, minibatches=16, max_backtracks=0)
+    update = world.teach("x", lesson, optimisation=optimisation)
+    assert update.report.outcome == "restored"
+    assert (update.report.kl_full, update.report.kl_upper, update.report.surrogate) == (0.0, 0.0, 0.0)
+    assert update.report.kl_rejected > update.report.radius
+    assert not update.log_ratio_M.any()
+    after = learner.snapshot()
+    for key, value in before.parameters.items():
+        assert torch.equal(value, after.parameters[key])
+    for key, value in before.moments.items():
+        assert torch.equal(value, after.moments[key])
+    assert learner.state.step_scale < before.state.step_scale, "the next try must be shorter"
+
+
+def test_without_a_gate_anything_finite_is_kept():
+    world = World(learning_rate=0.5)
+    lesson = world.lesson("x", world.collect(world.team, 0))
+    report = world.teach("x", lesson, region=Region(gate=False, beta=0.0, adapt_beta=False)).report
+    assert report.outcome == "accepted"
+    assert report.kl_upper > report.radius
+
+
+def test_a_silent_agent_is_skipped_and_says_so():
+    world = World()
+    batch = world.collect(world.team, 0)
+    empty = replace(world.lesson("x", batch), batch=batch.of("nobody"))
+    report = world.teach("x", empty).report
+    assert report.outcome == "skipped_silent"
+    assert "never spoke" in report.reason
+    assert report.version_before == report.version_after
+
+
+def test_groups_without_variance_are_counted_and_a_batch_of_only_those_is_skipped():
+    world = World(reward=lambda k, value: 0.5)
+    report = world.teach("x", world.lesson("x", world.collect(world.team, 0))).report
+    assert report.outcome == "skipped_no_signal"
+    assert (report.groups, report.groups_without_signal) == (3, 3)
+
+    world = World(reward=lambda k, value: 0.5 if k < 16 else value)  # the first group of 16 only
+    before = weights(world)
+    report = world.teach("x", world.lesson("x", world.collect(world.team, 0))).report
+    assert report.accepted
+    assert (report.groups, report.groups_without_signal) == (3, 1)
+    assert not torch.equal(before["logits"], weights(world)["logits"])
+
+
+def test_a_non_finite_reward_takes_its_group_out():
+    world = World(reward=lambda k, value: float("nan") if k == 3 else value)
+    batch = world.collect(world.team, 0)
+    report = world.teach("x", world.lesson("x", batch)).report
+    assert report.accepted
+    assert (report.groups, report.groups_non_finite) == (3, 1)
+    assert torch.isfinite(weights(world)["logits"]).all()
+    world = World(reward=lambda k, value: float("inf"))
+    report = world.teach("x", world.lesson("x", world.collect(world.team, 0))).report
+    assert report.outcome == "skipped_non_finite"
+
+
+def test_a_non_finite_log_probability_never_reaches_the_weights():
+    world = World()
+    lesson = world.lesson("x", world.collect(world.team, 0))
+    learner = world.engine.learner("x")
+    row = learner.policy.row(lesson.batch.prompts[0], np.zeros(0, dtype=np.int32))
+    with torch.no_grad():
+        learner.policy.logits[row, 2] = float("nan")
+    learner._touched()
+    before = learner.version()
+    report = world.teach("x", lesson).report
+    assert report.outcome == "skipped_non_finite"
+    assert learner.version() == before
+
+
+def test_an_exploding_step_is_undone(monkeypatch):
+    """A step that leaves nan in the weights is not kept: the gate finds nothing finite and restores."""
+    world = World()
+    lesson = world.lesson("x", world.collect(world.team, 0))
+    learner = world.engine.learner("x")
+    before = learner.snapshot()
+    step = type(learner).step
+
+    def explode(self, *args, **kwargs):
+        stats = step(self, *args, **kwargs)
+        with torch.no_grad():
+            self.policy.logits.fill_(float("nan"))
+        self._touched()
+        return stats
+
+    monkeypatch.setattr(type(learner), "step", explode)
+    report = world.teach("x", lesson).report
+    assert report.outcome == "restored"
+    assert torch.equal(before.parameters["logits"], weights(world)["logits"])
+
+
+def test_an_interrupt_in_the_middle_leaves_the_old_weights(monkeypatch):
+    world = World()
+    lesson = world.lesson("x", world.collect(world.team, 0))
+    learner = world.engine.learner("x")
+    fingerprint = learner.fingerprint()
+    calls = []
+    step = type(learner).step
+
+    def interrupt(self, *args, **kwargs):
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return step(self, *args, **kwargs)
+
+    monkeypatch.setattr(type(learner), "step", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        world.teach("x", lesson)
+    assert learner.fingerprint() == fingerprint
+
+
+def test_an_update_below_the_noise_is_reported_as_unverifiable(monkeypatch):
+    """A scoring pass that rounds as coarsely as bf16: what it says of a tenth of the radius is noise."""
+    world = World()
+    lesson = world.lesson("x", world.collect(world.team, 0))
+    learner = world.engine.learner("x")
+    measure = type(learner).measure
+
+    def coarse(self, rows=None):
+        d = measure(self, rows)
+        return Divergence(d.full_M + 0.002, d.k1_M, d.k3_M, d.log_ratio_M)
+
+    monkeypatch.setattr(type(learner), "measure", coarse)
+    report = world.teach("x", lesson).report
+    assert report.noise_floor == pytest.approx(0.002, rel=1e-3)
+    assert report.outcome == "accepted_unverifiable"
+    assert "noise floor" in report.reason
+
+
+def test_the_noise_floor_leaves_no_trace():
+    world = World()
+    batch = world.collect(world.team, 0)
+    learner = world.engine.learner("x")
+    from teamtr.update import noise_floor
+
+    before, fingerprint = learner.snapshot(), learner.fingerprint()
+    learner.begin(batch.of("x"))
+    floor = noise_floor(learner, before, messages=len(batch.of("x")), seed=0)
+    assert 0 <= floor < 1e-10, "float64 has next to no floor"
+    assert learner.fingerprint() == fingerprint
+
+
+def test_beta_and_radius_are_steered():
+    world = World(learning_rate=1e-6)
+    lesson = world.lesson("x", world.collect(world.team, 0))
+    world.teach("x", lesson, radii=replace(world.plan.radii, adapt=True))
+    state = world.engine.learner("x").state
+    assert state.beta == 0.05, "far inside: halve the penalty"
+    assert state.step_scale == 2.0, "far inside: longer steps"
+    assert state.radius_nats_per_message == pytest.approx(0.02), "uses little of its radius: widen it"
+    assert state.updates == 1
+
+
+def test_steps_fill_the_radius_after_a_few_updates():
+    """Whatever the learning rate, the scale settles so that updates use most of their radius."""
+    for rate in (1e-4, 1e-1):
+        world = World(learning_rate=rate)
+        reports = [world.teach("x", world.lesson("x", _current(world, k)), seed=k).report for k in range(16)]
+        assert np.mean([r.kl_upper / r.radius for r in reports[-6:]]) > 0.4, rate
+        assert all(r.kl_upper <= r.radius for r in reports)

@@ -1,0 +1,373 @@
+"""Graders that hang, die, raise, print or lie: the one item is blamed, its neighbours are graded, nothing is left."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from teamtr.grading import GraderError, Result, WorkerPool
+from teamtr.tasks import DataTask
+from teamtr.types import Verdict
+
+ALLOWED_S = 0.6  # long enough for an honest grader on a busy machine
+
+REWARDS = """
+    import os, subprocess, sys, time
+
+    def by_word(prompts, completions, **columns):
+        print("noise " * 1000)
+        os.write(1, b"raw noise")
+        print("more", file=sys.stderr)
+        return [obey(word) for word in completions]
+
+    def obey(word):
+        if word == "loop":
+            while True:
+                pass
+        if word == "sleep":
+            time.sleep(1000)
+        if word == "exit":
+            os._exit(7)
+        if word == "quit":
+            sys.exit(3)
+        if word == "raise":
+            raise KeyError("no such thing")
+        if word == "segfault":
+            import ctypes
+            ctypes.string_at(0)
+        if word == "hog":
+            bytearray(64 << 30)
+        if word == "nan":
+            return float("nan")
+        if word == "children":
+            subprocess.Popen(["sleep", "1000"])
+            time.sleep(1000)
+        return float(word)
+
+    def drops_the_blank(prompts, completions, **columns):
+        return [1.0 for text in completions if text]
+
+    def not_a_list(prompts, completions):
+        return 1.0
+
+    def level(prompts, completions, level, **columns):
+        assert sorted(columns) == ["answer", "note"], columns
+        return [l / 10 + (c == a) for l, c, a in zip(level, completions, columns["answer"])]
+
+    def level_only(prompts, completions, level):
+        return [l / 10 for l in level]
+
+    def remembers(prompts, completions):
+        if "arm" in completions:
+            import threading
+            threading.Timer(0.2, os._exit, [9]).start()
+        if "wait" in completions:
+            time.sleep(0.4)
+        return [1.0] * len(completions)
+"""
+
+
+@pytest.fixture
+def rewards(tmp_path: Path) -> Path:
+    path = tmp_path / "rewards.py"
+    path.write_text(textwrap.dedent(REWARDS))
+    return path
+
+
+@pytest.fixture
+def pool() -> Iterator[WorkerPool]:
+    with WorkerPool(seconds_per_item=ALLOWED_S) as made:
+        yield made
+
+
+def task_of(folder: Path, rewards: Path, function: str, **settings: Any) -> DataTask:
+    data = folder / "data.jsonl"
+    rows = [{"question": f"q{k}", "answer": str(k), "level": k, "note": None} for k in range(4)]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return DataTask(
+        data, held_out=0, grader=f"python:{rewards}:{function}", **{"seconds_per_item": ALLOWED_S, **settings}
+    )
+
+
+def graded(task: DataTask, words: list[str]) -> list[Verdict]:
+    problem = task.problems("train")[0]
+    return task.grade([(problem, word, [word]) for word in words])
+
+
+def live_members_of_groups(groups: set[int]) -> list[str]:
+    """Processes, zombies aside, whose group is one of these."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            name, _, rest = stat.read_text().rpartition(")")
+        except OSError:
+            continue
+        state, _, group = rest.split()[:3]
+        if int(group) in groups and state != "Z":
+            found.append(name)
+    return found
+
+
+def worker_pid(pool: WorkerPool, index: int = 0) -> int:
+    process = pool._workers[index]._process
+    assert process is not None
+    return process.pid
+
+
+@pytest.mark.parametrize(
+    ("word", "kind", "message"),
+    [
+        ("loop", "timeout", f"no answer within {ALLOWED_S} s"),
+        ("sleep", "timeout", f"no answer within {ALLOWED_S} s"),
+        ("exit", "crash", "the worker exited with status 7"),
+        ("quit", "crash", "SystemExit: 3 (rewards.py:"),
+        ("raise", "crash", "KeyError: 'no such thing' (rewards.py:"),
+        ("segfault", "crash", "killed by signal 11"),
+        ("hog", "crash", "MemoryError"),
+        ("", "crash", "ValueError: could not convert"),
+    ],
+)
+def test_one_bad_completion_among_sixteen(tmp_path: Path, rewards: Path, word: str, kind: str, message: str) -> None:
+    task = task_of(tmp_path, rewards, "by_word")
+    words = ["1", "0.5"] * 8
+    words[11] = word
+    expected = [Verdict("right", 1.0), Verdict("wrong", 0.5)] * 8
+    expected[11] = Verdict(kind, 0.0)  # type: ignore[arg-type]
+    assert graded(task, words) == expected
+    assert [(message in text, times) for text, times in task.failures.items()] == [(True, 1)]
+    assert graded(task, ["1"]) == [Verdict("right", 1.0)], "the worker was replaced"
+    task.close()
+
+
+def test_several_bad_completions_each_get_their_own_verdict(tmp_path: Path, rewards: Path) -> None:
+    task = task_of(tmp_path, rewards, "by_word", workers=2)
+    words = ["exit", "1", "raise", "0", "sleep", "nan", "-2.5", "1", "exit"]
+    verdicts = graded(task, words)
+    assert [v.kind for v in verdicts] == [
+        *("crash", "right", "crash", "wrong", "timeout", "crash", "wrong", "right", "crash"),
+    ]
+    assert [v.reward for v in verdicts if math.isfinite(v.reward)] == [0.0, 1.0, 0.0, 0.0, 0.0, -2.5, 1.0, 0.0]
+    assert task.failures["the reward is nan"] == 1
+    assert sum(task.failures.values()) == 5
+    task.close()
+
+
+def test_a_reward_that_is_not_finite_stays_nan(tmp_path: Path, rewards: Path) -> None:
+    task = task_of(tmp_path, rewards, "by_word")
+    for word in ("nan", "inf", "-inf"):
+        (verdict,) = graded(task, [word])
+        assert verdict.kind == "crash"
+        assert math.isnan(verdict.reward)
+    task.close()
+
+
+def test_wrong_number_of_rewards_blames_only_the_item_that_is_dropped(tmp_path: Path, rewards: Path) -> None:
+    task = task_of(tmp_path, rewards, "drops_the_blank")
+    assert [v.kind for v in graded(task, ["a", "b", "", "c", "d"])] == ["right", "right", "crash", "right", "right"]
+    assert list(task.failures) == ["ValueError: drops_the_blank returned 0 rewards for 1 completions"]
+    task.close()
+    scalar = task_of(tmp_path, rewards, "not_a_list")
+    assert [v.kind for v in graded(scalar, ["a", "b"])] == ["crash", "crash"]
+    assert "must return a list of floats, it returned 1.0" in next(iter(scalar.failures))
+    scalar.close()
+
+
+def test_a_reward_sees_its_columns(tmp_path: Path, rewards: Path) -> None:
+    task = task_of(tmp_path, rewards, "level")
+    problems = list(task.problems("train"))
+    verdicts = task.grade([(p, "2", []) for p in problems])
+    assert [v.reward for v in verdicts] == pytest.approx([0.0, 0.1, 1.2, 0.3])
+    assert [v.right for v in verdicts] == [False, False, True, False]
+    assert not task.failures
+    task.close()
+    lenient = task_of(tmp_path, rewards, "level_only", threshold=0.2)
+    assert [v.right for v in lenient.grade([(p, "", []) for p in problems])] == [False, False, True, True]
+    lenient.close()
+
+
+def test_a_pattern_that_backtracks_for_ever(tmp_path: Path) -> None:
+    data = tmp_path / "data.jsonl"
+    data.write_text('{"question": "q", "answer": "aa"}\n')
+    task = DataTask(data, held_out=0, grader="regex", pattern=r"^((?:a+)+)$", seconds_per_item=ALLOWED_S)
+    started = time.monotonic()
+    verdicts = graded(task, ["aa", "a" * 60 + "!", "AA", "b", "a" * 50 + "?", "aa"])
+    # It answers text by text, so each bad one costs its own time and no search.
+    assert time.monotonic() - started < 4
+    assert verdicts == [
+        Verdict("right", 1.0, "aa"),
+        Verdict("timeout", 0.0),
+        Verdict("unparsed", 0.0),
+        Verdict("unparsed", 0.0),
+        Verdict("timeout", 0.0),
+        Verdict("right", 1.0, "aa"),
+    ]
+    task.close()
+
+
+def test_a_late_death_is_not_blamed_on_the_next_item(rewards: Path) -> None:
+    """One item leaves a thread behind that ends the process while the next one is being graded."""
+    setup = {"path": str(rewards), "function": "remembers", "columns": []}
+    with WorkerPool(seconds_per_item=5.0) as pool:
+        assert pool.submit("reward", [{"prompt": "", "completion": "arm", "columns": {}}], setup) == [Result("ok", 1.0)]
+        first = worker_pid(pool)
+        assert pool.submit("reward", [{"prompt": "", "completion": "wait", "columns": {}}], setup) == [
+            Result("ok", 1.0)
+        ]
+        assert worker_pid(pool) != first
+
+
+def test_no_process_is_left(rewards: Path) -> None:
+    setup = {"path": str(rewards), "function": "by_word", "columns": []}
+    pool = WorkerPool(workers=2, seconds_per_item=ALLOWED_S)
+    pool.submit("reward", [{"prompt": "", "completion": "1", "columns": {}}] * 2, setup)
+    late = worker_pid(pool, 0)
+    groups = {late, worker_pid(pool, 1)}
+    assert len(live_members_of_groups(groups)) == 2, "the check sees what is there"
+    results = pool.submit("reward", [{"prompt": "", "completion": w, "columns": {}} for w in ("children", "1")], setup)
+    assert [r.kind for r in results] == ["timeout", "ok"]
+    assert gone_within(late, 1.0), "the late worker took its child along"
+    pool.submit("reward", [{"prompt": "", "completion": "1", "columns": {}}] * 2, setup)
+    groups |= {worker_pid(pool, 0), worker_pid(pool, 1)}
+    pool.close()
+    pool.close()
+    assert all(gone_within(group, 1.0) for group in groups)
+    with pytest.raises(RuntimeError, match="closed"):
+        pool.submit("regex", [{"text": ""}], {"pattern": "(x)"})
+
+
+PARENT = """
+    import sys
+    from teamtr.grading import WorkerPool
+    pool = WorkerPool(seconds_per_item={seconds})
+    setup = {{"path": {path!r}, "function": "by_word", "columns": []}}
+    pool.load("reward", setup)
+    print(pool._workers[0]._process.pid, flush=True)
+    {then}
+"""
+
+
+def start_parent(rewards: Path, then: str, seconds: float) -> tuple[subprocess.Popen[str], int]:
+    program = textwrap.dedent(PARENT.format(path=str(rewards), then=then, seconds=seconds))
+    parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    return parent, int(parent.stdout.readline())
+
+
+def gone_within(group: int, seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while live_members_of_groups({group}):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+@pytest.mark.parametrize("then", ["pass", "raise SystemExit(4)", "1 / 0"])
+def test_no_process_is_left_when_the_owner_exits_without_closing(rewards: Path, then: str) -> None:
+    parent, group = start_parent(rewards, then, seconds=60)
+    parent.communicate(timeout=20)
+    assert gone_within(group, 1.0)
+
+
+@pytest.mark.parametrize("word", [None, "loop"])
+def test_no_process_is_left_when_the_owner_is_killed(rewards: Path, word: str | None) -> None:
+    """Idle, the worker sees the channel close; busy in an endless loop, the kernel's alarm ends it."""
+    item: dict[str, Any] = {"prompt": "", "completion": word, "columns": {}}
+    then = "__import__('time').sleep(1000)" if word is None else f'pool.submit("reward", [{item!r}], setup)'
+    program_seconds = 0.5
+    parent, group = start_parent(rewards, then, seconds=program_seconds)
+    time.sleep(0.2)
+    assert live_members_of_groups({group})
+    parent.send_signal(signal.SIGKILL)
+    parent.communicate(timeout=20)
+    assert gone_within(group, 2 * program_seconds + 1 + 2)
+
+
+def test_a_fork_of_the_owner_does_not_end_its_workers(pool: WorkerPool) -> None:
+    pool.load("regex", {"pattern": "(x)"})
+    child = os.fork()
+    if child == 0:
+        pool._end()
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert live_members_of_groups({worker_pid(pool)})
+
+
+def test_a_grader_that_does_not_load_is_an_error_and_no_verdict(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.py"
+    slow = tmp_path / "slow.py"
+    dying = tmp_path / "dying.py"
+    broken.write_text("import teamtr_has_no_such_module\n")
+    slow.write_text("import time\ntime.sleep(1000)\n")
+    dying.write_text("import os\nos._exit(5)\n")
+    with WorkerPool(seconds_to_load=1.0) as pool:
+        for path, complaint in (
+            (broken, r"did not load: ModuleNotFoundError.*\(broken\.py:1\)"),
+            (slow, "did not load within 1 s"),
+            (dying, "exited with status 5 on loading"),
+        ):
+            with pytest.raises(GraderError, match=complaint):
+                pool.load("reward", {"path": str(path), "function": "f", "columns": []})
+        with pytest.raises(GraderError, match=r"no grader 'nope': use one of \['regex', 'reward'\]"):
+            pool.submit("nope", [{}])
+        assert pool.submit("regex", [{"text": "x7"}], {"pattern": r"x(\d)"}) == [Result("ok", "7")]
+
+
+def test_a_grader_from_any_module_sees_our_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.py").write_text(
+        "def lengths(scale):\n"
+        "    def grade(items):\n"
+        "        for item in items:\n"
+        "            yield scale * len(item['text'])\n"
+        "    return grade\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with WorkerPool(workers=3) as pool:
+        items = [{"text": "a" * k} for k in range(10)]
+        assert [r.value for r in pool.submit("mine:lengths", items, {"scale": 2})] == [2 * k for k in range(10)]
+        assert [r.value for r in pool.submit("mine:lengths", items, {"scale": 3})] == [3 * k for k in range(10)]
+        assert pool.submit("mine:lengths", [], {"scale": 3}) == []
+
+
+def test_large_items_and_odd_text_cross_the_channel(pool: WorkerPool) -> None:
+    texts = ["x" * 3_000_000 + "\ud800é", "\x00\u2028", ""]
+    results = pool.submit("regex", [{"text": text} for text in texts], {"pattern": r"(?s)\A(.*)\Z"})
+    assert [r.value for r in results] == texts
+
+
+def test_an_interrupt_leaves_no_reply_behind(pool: WorkerPool, rewards: Path) -> None:
+    """Ctrl-C in the middle of a call, then another call: it must not read the first one's answer."""
+    setup = {"path": str(rewards), "function": "by_word", "columns": []}
+    pool.load("reward", setup)
+    before = worker_pid(pool)
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    old = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        with pytest.raises(KeyboardInterrupt):
+            pool.submit("reward", [{"prompt": "", "completion": "sleep", "columns": {}}], setup)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, old)
+    assert not live_members_of_groups({before})
+    assert pool.submit("reward", [{"prompt": "", "completion": "0.25", "columns": {}}], setup) == [Result("ok", 0.25)]
+
+
+@pytest.mark.parametrize("settings", [{"workers": 0}, {"seconds_per_item": 0.0}, {"seconds_to_load": -1.0}])
+def test_pool_settings_are_checked(settings: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="at least one worker and positive times"):
+        WorkerPool(**settings)

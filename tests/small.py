@@ -1,0 +1,97 @@
+"""A whole small world on tabular policies: two agents, three problems, a reward that depends on both messages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from teamtr.engines.learner import PolicyLearner
+from teamtr.engines.local import LocalEngine
+from teamtr.engines.tabular import TabularPolicy
+from teamtr.presets import PRESETS, Plan
+from teamtr.randomness import seed_of
+from teamtr.rollout import Arena, play
+from teamtr.team import Agent, Router, Team
+from teamtr.theory.advantages import group_advantages
+from teamtr.types import AgentState, Ids, Problem, RolloutBatch, Verdict
+from teamtr.update import Lesson, Optimisation, Update, update_agent
+
+LETTERS = "..abcd"  # ids 0 and 1 end a message
+
+
+class LetterCodec:
+    """Ids of letters; a prompt is the characters of its text."""
+
+    def encode(self, messages: Sequence[dict[str, str]]) -> Ids:
+        return np.array([ord(c) for m in messages for c in m["content"]], dtype=np.int32)
+
+    def encode_message(self, text: str) -> Ids:
+        return np.array([*(LETTERS.index(c) for c in text), 0], dtype=np.int32)
+
+    def decode(self, token_ids: Ids) -> str:
+        return "".join(LETTERS[i] for i in token_ids if i > 1)
+
+
+class SameLetter:
+    """Right when the first letters of both messages are the problem's letter; half a point for one of them."""
+
+    def __init__(self, reward=None) -> None:
+        self.reward = reward
+
+    def problems(self, split: str) -> list[Problem]:
+        return [Problem(id=c, prompt=c, answer=c) for c in "abc"]
+
+    def grade(self, episodes) -> list[Verdict]:
+        verdicts = []
+        for k, (problem, _, texts) in enumerate(episodes):
+            value = sum(t[:1] == problem.answer for t in texts) / len(texts)
+            if self.reward is not None:
+                value = self.reward(k, value)
+            verdicts.append(Verdict("right" if value == 1.0 else "wrong", value))
+        return verdicts
+
+
+class World:
+    """Engine, arena and team, and the two functions that the loop is handed."""
+
+    def __init__(self, *, plan: Plan = PRESETS["teamtr"], radius: float = 0.01, learning_rate: float = 0.05, reward=None):
+        names = ("x", "y")
+        state = AgentState(beta=plan.region.beta, step_scale=1.0, radius_nats_per_message=radius)
+        self.plan = plan
+        self.engine = LocalEngine(
+            {
+                n: PolicyLearner(
+                    n, TabularPolicy(6, end_ids=frozenset({0, 1}), rows=256, spread=0.3, seed=k), state, micro_batch=64
+                )
+                for k, n in enumerate(names)
+            }
+        )
+        self.arena = Arena(self.engine, {n: LetterCodec() for n in names}, Router(names), SameLetter(reward))
+        self.team = Team(tuple(Agent(n, self.engine.version(n), max_tokens=3) for n in names))
+        self.optimisation = Optimisation(learning_rate=learning_rate)
+        self.collected: list[tuple[str, int]] = []
+
+    def collect(self, team: Team, step: int, *, group: int = 16, stage: int = 0) -> RolloutBatch:
+        self.collected.append((team.version, step))
+        return play(self.arena, team, self.arena.task.problems("train"), group, seed=seed_of(1, stage, step))
+
+    def lesson(self, agent: str, batch: RolloutBatch) -> Lesson:
+        returns_PG = batch.returns_PG(self.plan.gamma)
+        advantages = group_advantages(returns_PG, a_clip=self.plan.a_clip, eps_norm=self.plan.eps_norm)
+        return Lesson(batch.of(agent), advantages, returns_PG)
+
+    def teach(self, agent: str, lesson: Lesson, *, seed: int = 0, **changes) -> Update:
+        plan = self.plan
+        settings = {
+            "region": plan.region,
+            "objective": plan.objective,
+            "radii": plan.radii,
+            "optimisation": self.optimisation,
+            "gamma": plan.gamma,
+            "a_clip": plan.a_clip,
+            "eps_norm": plan.eps_norm,
+            "normalise": plan.normalise,
+            "seed": seed_of(seed, agent),
+        }
+        return update_agent(self.engine.learner(agent), lesson, **{**settings, **changes})

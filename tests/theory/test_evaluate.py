@@ -1,0 +1,204 @@
+"""Evaluation statistics against hand-computed values, enumeration and simulation."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+from teamtr.evaluate import (
+    Interval,
+    avg_at_k,
+    bootstrap_interval,
+    consensus_on_correct,
+    majority_at_k,
+    pass_at_k,
+    share_interval,
+    summarise,
+)
+from teamtr.types import Verdict
+
+RIGHT = Verdict("right", 1.0)
+WRONG = Verdict("wrong", 0.25)
+
+
+def test_avg_at_k_by_hand() -> None:
+    assert avg_at_k([[1, 0, 1, 1], [0, 0, 0, 1]]) == 0.5
+    with pytest.raises(ValueError, match="problems x samples"):
+        avg_at_k([1, 0])
+
+
+def test_pass_at_k_by_hand() -> None:
+    # 1 - C(3,3)/C(5,3) = 1 - 1/10
+    assert pass_at_k([2], n=5, k=3) == pytest.approx([0.9], abs=1e-15)
+    # k = 1 is the average; k = n is "at least one".
+    assert pass_at_k([0, 1, 5], n=5, k=1) == pytest.approx([0.0, 0.2, 1.0], abs=1e-15)
+    assert pass_at_k([0, 1, 5], n=5, k=5).tolist() == [0.0, 1.0, 1.0]
+
+
+def test_pass_at_k_equals_enumeration_of_all_subsets() -> None:
+    n = 7
+    for c in range(n + 1):
+        samples = [True] * c + [False] * (n - c)
+        for k in range(1, n + 1):
+            subsets = list(combinations(samples, k))
+            share = sum(any(subset) for subset in subsets) / len(subsets)
+            assert pass_at_k([c], n, k)[0] == pytest.approx(share, abs=1e-14)
+
+
+def test_pass_at_k_is_unbiased() -> None:
+    """Its mean over all outcomes of n samples is the chance that k samples hold a right one, exactly."""
+    n, k, p = 9, 4, 0.3
+    chance_c = [math.comb(n, c) * p**c * (1 - p) ** (n - c) for c in range(n + 1)]
+    assert np.dot(chance_c, pass_at_k(np.arange(n + 1), n, k)) == pytest.approx(1 - (1 - p) ** k, abs=1e-14)
+    # The obvious estimate, 1 - (1 - c/n)^k, is not.
+    plug_in = [1 - (1 - c / n) ** k for c in range(n + 1)]
+    assert abs(np.dot(chance_c, plug_in) - (1 - (1 - p) ** k)) > 0.02
+
+
+def test_pass_at_k_is_stable_where_binomials_overflow() -> None:
+    n, c, k = 4000, 3, 1500
+    exact = 1 - Fraction(math.comb(n - c, k), math.comb(n, k))
+    assert pass_at_k([c], n, k)[0] == pytest.approx(float(exact), rel=1e-12)
+
+
+@pytest.mark.parametrize(("correct", "n", "k"), [([1], 4, 5), ([1], 4, 0), ([5], 4, 2), ([-1], 4, 2)])
+def test_pass_at_k_refuses_the_impossible(correct: list[int], n: int, k: int) -> None:
+    with pytest.raises(ValueError):
+        pass_at_k(correct, n, k)
+
+
+def test_majority_by_hand() -> None:
+    answers: list[list[str | None]] = [
+        ["4", "4", "5"],  # right by two votes
+        ["4", "5", "5"],  # wrong by two votes
+        ["4", "5", None],  # a tie, half right
+        [None, None, "4"],  # those without an answer do not vote
+        [None, None, None],
+    ]
+    right = [[answer == "4" for answer in row] for row in answers]
+    assert majority_at_k(answers, right).tolist() == [1.0, 0.0, 0.5, 1.0, 0.0]
+
+
+def test_consensus_by_hand() -> None:
+    episodes: list[list[bool | None]] = [
+        [True, True, True],
+        [True, None, True],
+        [True, False, True],
+        [None, None],
+        [None, False],
+    ]
+    assert consensus_on_correct(episodes) == 2 / 5
+    with pytest.raises(ValueError, match="one episode"):
+        consensus_on_correct([])
+
+
+def test_bootstrap_interval_is_that_of_the_binomial_it_resamples() -> None:
+    """Resampling 64 zeros and 36 ones gives a binomial(100, 0.36) / 100, whose 95 % range is known."""
+    from scipy.stats import binom
+
+    values = np.array([1.0] * 36 + [0.0] * 64)
+    found = bootstrap_interval(values, 0.95, 20_000, rng=np.random.default_rng(0))
+    assert found.low == pytest.approx(binom.ppf(0.025, 100, 0.36) / 100, abs=0.0101)
+    assert found.high == pytest.approx(binom.ppf(0.975, 100, 0.36) / 100, abs=0.0101)
+    again = bootstrap_interval(values, 0.95, 20_000, rng=np.random.default_rng(0))
+    assert found == again
+
+
+def test_bootstrap_interval_covers_at_its_confidence() -> None:
+    """Problems of beta-distributed difficulty, K = 4 samples each: the interval of avg@4 holds the true mean."""
+    rng = np.random.default_rng(7)
+    trials, problems = 500, 60
+    for confidence in (0.95, 0.8):
+        covered = 0
+        for _ in range(trials):
+            difficulty_P = rng.beta(1.0, 2.0, size=problems)
+            values_P = rng.binomial(4, difficulty_P) / 4
+            interval = bootstrap_interval(values_P, confidence, 500, rng=rng)
+            covered += interval.low <= 1 / 3 <= interval.high
+        # Four standard errors of the count, and the percentile bootstrap's known shortfall of about 1 % at P = 60.
+        error = 4 * math.sqrt(confidence * (1 - confidence) / trials)
+        assert confidence - 0.015 - error < covered / trials < confidence + error
+
+
+def test_resampling_single_samples_would_not_cover() -> None:
+    """Why problems are resampled: samples of one problem are alike; to treat them as independent is overconfident."""
+    rng = np.random.default_rng(8)
+    covered = 0
+    for _ in range(200):
+        values_PK = rng.binomial(1, rng.beta(0.2, 0.4, size=(30, 1)), size=(30, 8))
+        interval = bootstrap_interval(values_PK.ravel().astype(float), 0.95, 300, rng=rng)
+        covered += interval.low <= 1 / 3 <= interval.high
+    assert covered / 200 < 0.8
+
+
+def test_share_interval_does_not_claim_certainty() -> None:
+    rng = np.random.default_rng(0)
+    assert share_interval(np.ones(30), rng=rng) == pytest.approx((0.05 ** (1 / 30), 1.0))
+    assert share_interval(np.zeros(30), rng=rng) == pytest.approx((0.0, 1 - 0.05 ** (1 / 30)))
+    assert share_interval([0.5], rng=rng) == pytest.approx((0.025, 0.975))
+    mixed = [0.0, 1.0, 0.5, 1.0]
+    assert share_interval(mixed, rng=np.random.default_rng(1)) == bootstrap_interval(
+        mixed, rng=np.random.default_rng(1)
+    )
+    with pytest.raises(ValueError, match="shares lie in"):
+        share_interval([0.0, 1.5], rng=rng)
+
+
+def test_share_interval_covers_when_success_is_nearly_certain() -> None:
+    """Chance 0.97, 20 problems: more than half of all evaluations see nothing but successes. The bootstrap alone then
+    misses the truth; the share interval holds it."""
+    rng = np.random.default_rng(3)
+    plain = honest = 0
+    for _ in range(400):
+        values_P = (rng.random(20) < 0.97).astype(float)
+        low, high = bootstrap_interval(values_P, 0.95, 200, rng=rng)
+        plain += low <= 0.97 <= high
+        low, high = share_interval(values_P, 0.95, 200, rng=rng)
+        honest += low <= 0.97 <= high
+    assert plain / 400 < 0.6
+    assert honest / 400 > 0.95 - 4 * math.sqrt(0.95 * 0.05 / 400)
+
+
+def test_bootstrap_refuses_what_has_no_problems() -> None:
+    for values, confidence in (([], 0.95), ([[1.0]], 0.95), ([1.0], 1.0)):
+        with pytest.raises(ValueError):
+            bootstrap_interval(values, confidence, rng=np.random.default_rng(0))
+
+
+def test_summarise_by_hand() -> None:
+    verdicts = [
+        [RIGHT, WRONG, RIGHT, WRONG],
+        [WRONG, WRONG, Verdict("crash", math.nan), Verdict("timeout", 0.0)],
+    ]
+    answers: list[list[str | None]] = [["a", "b", "a", "c"], ["x", "x", None, None]]
+    stated: list[list[list[bool | None]]] = [[[True, True], [False, True], [None, True], [None, None]], [[False]] * 4]
+    report = summarise(verdicts, answers, stated, np.random.default_rng(0))
+    assert (report.problems, report.samples) == (2, 4)
+    assert report.avg_at_k == 0.25
+    # c = 2 of 4: pass@1 = 1/2, pass@2 = 1 - 1/6, pass@4 = 1; c = 0: nothing.
+    assert report.pass_at_k == pytest.approx({1: 0.25, 2: 5 / 12, 4: 0.5})
+    assert report.majority_at_k == 0.5
+    assert report.consensus_on_correct == 2 / 8
+    assert report.mean_reward == pytest.approx((2 + 4 * 0.25) / 7)
+    assert report.rewards_non_finite == 1
+    assert report.verdicts == {"right": 2, "wrong": 4, "crash": 1, "timeout": 1}
+    assert report.avg_interval == Interval(0.0, 0.5)
+    assert set(report.pass_intervals) == {1, 2, 4}
+    assert all(report.pass_intervals[k].low <= report.pass_at_k[k] <= report.pass_intervals[k].high for k in (1, 2, 4))
+
+
+def test_summarise_defaults_and_refusals() -> None:
+    rng = np.random.default_rng(0)
+    one = summarise([[RIGHT] * 6], [["a"] * 6], None, rng)
+    assert list(one.pass_at_k) == [1, 2, 4, 6]
+    assert one.consensus_on_correct is None
+    assert one.avg_interval == pytest.approx((0.05, 1.0))
+    assert list(summarise([[RIGHT]], [["a"]], None, rng, ks=[1]).pass_at_k) == [1]
+    with pytest.raises(ValueError, match="at least one problem"):
+        summarise([], [], None, rng)
+    with pytest.raises(ValueError, match="equally many"):
+        summarise([[RIGHT], [RIGHT, WRONG]], [["a"], ["a", "b"]], None, rng)
