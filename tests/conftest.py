@@ -21,7 +21,7 @@ from teamtr.types import AgentBatch, AgentState
 
 torch.set_num_threads(1)
 
-STATE = AgentState(beta=0.1, step_scale=1.0, radius_nats_per_message=0.01)
+STATE = AgentState(beta=0.1, step_scale=1.0, radius_nats=0.01)
 SMALL = TinyShape(layers=1, width=16, heads=2)
 LORA = SimpleNamespace(rank=4, alpha=8.0, targets="all-linear")
 

@@ -57,7 +57,7 @@ class World:
 
     def __init__(self, *, plan: Plan = PRESETS["teamtr"], radius: float = 0.01, learning_rate: float = 0.05, reward=None):
         names = ("x", "y")
-        state = AgentState(beta=plan.region.beta, step_scale=1.0, radius_nats_per_message=radius)
+        state = AgentState(beta=plan.region.beta, step_scale=1.0, radius_nats=radius)
         self.plan = plan
         self.engine = LocalEngine(
             {

@@ -15,7 +15,7 @@ from teamtr.engines.learner import PolicyLearner
 from teamtr.engines.local import LocalEngine
 from teamtr.engines.policy import Policy
 from teamtr.engines.tabular import TabularPolicy
-from teamtr.engines.torch.loading import TinyShape, load_pretrained, share_base, teach_form, tiny_model
+from teamtr.engines.torch.loading import TinyShape, load_pretrained, quieten, share_base, teach_form, tiny_model
 from teamtr.engines.torch.policy import Precision, TransformerPolicy
 from teamtr.engines.torch.tokenizer import character_tokenizer
 from teamtr.ports import Task
@@ -25,7 +25,6 @@ from teamtr.randomness import generator, seed_of
 from teamtr.rollout import Arena
 from teamtr import tasks
 from teamtr.team import Agent, Router, Team
-from teamtr.theory.kl import radius_per_message
 from teamtr.types import AgentState, Ids
 from teamtr.update import Optimisation
 
@@ -65,11 +64,7 @@ def build(team_file: TeamFile) -> Workshop:
         agent.name: PolicyLearner(
             agent.name,
             voices[agent.name].policy,
-            AgentState(
-                beta=plan.region.beta,
-                step_scale=1.0,
-                radius_nats_per_message=_radius(plan, agent),
-            ),
+            AgentState(beta=plan.region.beta, step_scale=1.0, radius_nats=plan.radii.nats),
             micro_batch=settings.micro_batch,
             betas=settings.betas,
             max_grad_norm=settings.max_grad_norm,
@@ -117,6 +112,7 @@ def build_task(team_file: TeamFile) -> Task:
                 half_length=c.half_length,
                 held_out=c.held_out,
                 partial_credit=c.partial_credit,
+                skill=c.skill,
                 seed=team_file.seed,
             )
         case RolesTask() as r:
@@ -139,10 +135,6 @@ def device_of(team_file: TeamFile) -> torch.device:
     if team_file.device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return torch.device(team_file.device)
-
-
-def _radius(plan: Plan, agent: AgentConfig) -> float:
-    return radius_per_message(plan.radii.nats, agent.max_tokens) if plan.radii.per_token else plan.radii.nats
 
 
 # -- voices: a policy and the codec it speaks through --------------------------------------------------------
@@ -197,6 +189,7 @@ def _tabular_voices(
 def _transformer_voices(
     team_file: TeamFile, task: Task, source: str, agents: Sequence[AgentConfig]
 ) -> Mapping[str, _Voice]:
+    quieten()
     device = device_of(team_file)
     if source == "tiny":
         model, tokenizer = _warm_tiny(team_file, task, [a.name for a in agents])

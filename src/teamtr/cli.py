@@ -149,9 +149,9 @@ def _show_demo(results: dict[str, list[Any]], conversations: list[Any]) -> None:
     from teamtr.show import percent, sparkline
 
     console = Console(stderr=True, highlight=False)
-    table = Table(title="held-out success", title_justify="left", box=None, padding=(0, 2))
-    for title in ("plan", "seed", "before", "after", "curve", "updates", "accepted", "outside", "regressing"):
-        table.add_column(title)
+    table = Table(title="held-out success", title_justify="left", box=None, padding=(0, 1))
+    for title in ("plan", "seed", "before", "after", "", "updates", "kept", "outside", "regressing"):
+        table.add_column(title, no_wrap=True)
     for preset, runs in results.items():
         for r in runs:
             table.add_row(
@@ -168,9 +168,9 @@ def _show_demo(results: dict[str, list[Any]], conversations: list[Any]) -> None:
     console.print()
     console.print(table)
     if conversations:
-        console.print(Text("\nthe same held-out problems, before and after"))
+        console.print(Text("\nthe same problems in the first and in the last stage"))
         for answer, before, after in conversations:
-            for when, episode in (("before", before), ("after ", after)):
+            for when, episode in (("first", before), ("last ", after)):
                 said = "  ".join(f"{t.agent}: {t.text!r}" for t in episode.turns)
                 console.print(Text(f"  {when}  code {answer}   {said}   {'✓' if episode.verdict.right else '✗'}"))
 
@@ -238,7 +238,7 @@ def evaluate(
         )
     _show_eval(report)
     if as_json:
-        _emit({**asdict(report), "updates": commit.number, "tokens": sum(ledger.sampled_tokens.values())})
+        _emit({**report.as_record(), "updates": commit.number, "tokens": sum(ledger.sampled_tokens.values())})
 
 
 def _show_eval(report: Any) -> None:
@@ -314,10 +314,10 @@ def recipes(
             return
         found = all_recipes()
     if as_json:
-        _emit({"recipes": {key: recipe.about for key, recipe in found.items()}})
+        _emit({"recipes": {key: recipe.summary for key, recipe in found.items()}})
         return
     for key, recipe in found.items():
-        sys.stdout.write(f"{key:<18} {recipe.about}\n")
+        sys.stdout.write(f"{key:<18} {recipe.summary}\n")
 
 
 @app.command()

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import os
 import re
 import types
@@ -394,16 +395,21 @@ def _preset(value: str) -> str:
 
 
 def _symbols(value: str) -> str:
-    if len(value) < 2 or len(set(value)) != len(value) or any(char.isspace() for char in value):
-        raise ValueError(f"must be at least two different characters without spaces, got {_show(value)}")
+    distinct = {symbol.upper() for symbol in value if len(symbol.upper()) == 1 and not symbol.isspace()}
+    if len(value) < 2 or len(distinct) != len(value):  # answers are compared without regard to case
+        raise ValueError(
+            f"must be at least two characters that differ in more than case, no spaces, got {_show(value)}"
+        )
     return value
 
 
 def _regular_expression(value: str) -> str:
     try:
-        re.compile(value)
+        groups = re.compile(value).groups
     except re.error as error:
         raise ValueError(f"must be a regular expression: {error}") from None
+    if groups != 1:
+        raise ValueError(f"must have exactly one group, round the answer, got {groups}; write (?:...) for others")
     return value
 
 
@@ -446,13 +452,27 @@ class CodeTask(_Section):
     half_length: Positive = Field(1, description="Letters in each half of a code.")
     held_out: Share = Field(0.25, description="Share of all codes kept for evaluation.")
     partial_credit: Flag = Field(True, description="Reward each right letter, not only the whole code.")
+    skill: Annotated[float, Strict(), Ge(0), Le(1)] = Field(
+        0.0, description="Share of right letters in the examples that warm up the tiny model; 0 starts at chance."
+    )
+
+    @model_validator(mode="after")
+    def _between_fields(self, info: ValidationInfo) -> CodeTask:
+        # The logarithm first: the power itself may be too large to compute.
+        if self.half_length * math.log2(len(self.symbols)) > 16:
+            message = f"{len(self.symbols)} symbols and task.half_length {self.half_length} make more than 65536 halves"
+            both: tuple[KeyPath, ...] = (("task", "symbols"), ("task", "half_length"))
+            _refuse(info, _Refusal(("task", "half_length"), f"{message}; use fewer or shorter", both))
+        return self
 
 
 class RolesTask(_Section):
-    """Roles: in a blind round, exactly one of n agents must volunteer."""
+    """Roles: in a blind round, exactly one of n agents, called a1 to an, must volunteer."""
 
     name: Literal["roles"] = Field(description="Roles: exactly one of the agents must volunteer.")
-    tags: Positive = Field(1, description="How many different problems there are, told apart by a tag.")
+    tags: Annotated[int, Strict(), Ge(1), Le(26)] = Field(
+        1, description="How many different problems there are, told apart by a tag."
+    )
 
 
 class DataTask(_Section):
@@ -460,14 +480,16 @@ class DataTask(_Section):
 
     name: Literal["data"] = Field(description="Your own data: questions and answers in a file.")
     path: NonEmpty = Field(description="A .jsonl or .parquet file, relative to the team file.")
-    question: NonEmpty | None = Field(None, description="Column of the question; without it, prompt or question.")
-    answer: NonEmpty | None = Field(None, description="Column of the answer; without it, answer.")
+    question: NonEmpty | None = Field(
+        None, description="Column of the question; without it, prompt, question or problem."
+    )
+    answer: NonEmpty | None = Field(None, description="Column of the answer; without it, answer, solution or target.")
     held_out: Share = Field(0.1, description="Share of the rows kept for evaluation.")
     grader: Annotated[Text, AfterValidator(_grader)] = Field(
         "exact", description="exact, number, regex, or python:FILE:FUNCTION (FILE relative to the team file)."
     )
     pattern: Annotated[NonEmpty, AfterValidator(_regular_expression)] | None = Field(
-        None, description="For grader regex: finds the answer in a message; its first group when it has one."
+        None, description="For grader regex: its one group is the answer; its last match in a message counts."
     )
     threshold: Number = Field(1.0, description="A reward of at least this counts as right.")
     private: dict[Text, NonEmpty] = Field(
@@ -833,9 +855,14 @@ def _task_refusals(task: CodeTask | RolesTask | DataTask, team: TeamConfig) -> I
                     here: KeyPath = (*agents, i, "max_tokens")
                     yield _Refusal(here, message, (here, ("team", "max_tokens"), ("task", "half_length")))
         case RolesTask():
-            if len(team.agents) < 2:
-                message = f"task roles needs at least 2 agents, got {len(team.agents)}"
+            expected = {f"a{i + 1}" for i in range(max(len(team.agents), 2))}
+            if set(team.names) != expected:
+                message = f"task roles needs two or more agents called a1, a2 and so on, got {', '.join(team.names)}"
                 yield _Refusal(agents, message, at_key=True)
+            elif not expected <= set(team.speaking_order):
+                silent = ", ".join(sorted(expected - set(team.speaking_order)))
+                message = f"task roles needs a message of every agent; team.router.order leaves out {silent}"
+                yield _Refusal(("team", "router", "order"), message)
         case DataTask():
             for name in task.private:
                 if name not in team.names:

@@ -12,8 +12,7 @@ from typing import Any
 
 from teamtr import run as runs
 from teamtr.config import TeamFile, loads, recipe_text
-from teamtr.randomness import seed_of
-from teamtr.rollout import play
+from teamtr.store import RunFolder, read_episodes
 from teamtr.types import Episode
 
 Watch = Callable[[Iterator[runs.Record]], Iterator[runs.Record]]
@@ -88,8 +87,6 @@ def train_demo(team_file: TeamFile, folder: Path, watch: Watch, stop: Callable[[
 
 
 def _past(folder: Path) -> list[runs.Record]:
-    from teamtr.store import RunFolder
-
     return RunFolder.read(folder).log.read()
 
 
@@ -104,17 +101,15 @@ def demo_folder(out: Path | None) -> Iterator[Path]:
 
 
 def conversations(folder: Path, count: int = 3) -> list[tuple[str, Episode, Episode]]:
-    """Held-out problems played by the team before and after training: (answer wanted, before, after)."""
-    workshop, team, _ = runs.open_run(folder)
-    problems = list(workshop.task.problems("test")[:count])
-    seed = seed_of(workshop.team_file.seed, "conversations")
-    after = play(workshop.arena, team, problems, 1, seed=seed)
-    untrained = runs.build(workshop.team_file)
-    before = play(untrained.arena, untrained.team, problems, 1, seed=seed)
-    return [
-        (str(problem.answer or ""), b, a)
-        for problem, b, a in zip(problems, before.episodes, after.episodes, strict=True)
-    ]
+    """Problems that the first and the last batch of a run share: (answer wanted, an episode then, one now)."""
+    files = sorted(RunFolder.read(folder).episodes.glob("*.jsonl.gz"))
+    if not files:
+        return []
+    first, last = read_episodes(files[0]), read_episodes(files[-1])
+    then = {episode.problem_id: episode for episode in reversed(first.episodes)}
+    now = {episode.problem_id: episode for episode in reversed(last.episodes)}
+    shared = [p for p in first.problems if p.id in now][:count]
+    return [(str(problem.answer or ""), then[problem.id], now[problem.id]) for problem in shared]
 
 
 def summary(results: list[DemoResult]) -> dict[str, Any]:

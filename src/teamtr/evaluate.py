@@ -9,13 +9,16 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from teamtr.types import Floats, Verdict
+from teamtr.randomness import generator
+from teamtr.rollout import Arena, Ledger, play
+from teamtr.team import Team
+from teamtr.types import Floats, Problem, RolloutBatch, Verdict
 
 
 class Interval(NamedTuple):
@@ -40,6 +43,13 @@ class EvalReport:
     mean_reward: float  # over finite rewards
     rewards_non_finite: int
     verdicts: Mapping[str, int]
+
+    def as_record(self) -> dict[str, Any]:
+        """For the log and for JSON: keys are text."""
+        record = asdict(self)
+        for name in ("pass_at_k", "pass_intervals"):
+            record[name] = {str(k): value for k, value in record[name].items()}
+        return record
 
 
 def avg_at_k(correct_PK: ArrayLike) -> float:
@@ -169,6 +179,45 @@ def summarise(
         rewards_non_finite=int(rewards.size - finite.size),
         verdicts=dict(Counter(verdict.kind for row in verdicts_PK for verdict in row)),
     )
+
+
+def evaluate(
+    arena: Arena,
+    team: Team,
+    problems: Sequence[Problem],
+    samples: int,
+    *,
+    seed: int,
+    temperature: float | None = None,
+    ledger: Ledger | None = None,
+) -> EvalReport:
+    """Let the team play K episodes of each problem and summarise them. Changes nothing."""
+    batch = play(arena, team, problems, samples, seed=seed, temperature=temperature, ledger=ledger)
+    rows = [batch.episodes[p * samples : (p + 1) * samples] for p in range(len(problems))]
+    return summarise(
+        [[e.verdict for e in row] for row in rows],
+        [[e.verdict.extracted or e.answer or None for e in row] for row in rows],
+        _stated(arena, batch),
+        generator(seed, "bootstrap"),
+    )
+
+
+def _stated(arena: Arena, batch: RolloutBatch) -> list[list[list[bool | None]]]:
+    """Whether each agent's last message, taken as the answer, would be right; None where it states none."""
+    asked: list[tuple[Problem, str, Sequence[str]]] = []
+    for e, episode in enumerate(batch.episodes):
+        problem = batch.problems[e // batch.group_size]
+        texts = [turn.text for turn in episode.turns]
+        last = {turn.agent: turn.text for turn in episode.turns}
+        asked.extend((problem, text, texts) for text in last.values())
+    verdicts = iter(arena.task.grade(asked))
+    stated = []
+    for episode in batch.episodes:
+        speakers = len({turn.agent for turn in episode.turns})
+        own = [next(verdicts) for _ in range(speakers)]
+        stated.append([None if v.kind == "unparsed" else v.right for v in own])
+    size = batch.group_size
+    return [stated[p * size : (p + 1) * size] for p in range(len(batch.problems))]
 
 
 def _majority(answers: Sequence[str | None], rights: Sequence[bool]) -> float:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from teamtr.build import Workshop
 from teamtr.randomness import generator, seed_of
 from teamtr.rollout import play
-from teamtr.update import VERIFIABLE_SHARE, noise_floor
+from teamtr.theory.advantages import group_advantages
+from teamtr.update import VERIFIABLE_SHARE, Lesson, noise_floor
 
 PROBLEMS = 8
 GROUP = 4
@@ -15,13 +16,14 @@ GROUP = 4
 
 @dataclass(frozen=True)
 class Floor:
-    """The noise floor of one agent's scoring beside its radius, both in nats per message."""
+    """The noise floor of one agent's scoring beside its radius, both in nats per ``unit``."""
 
     agent: str
     precision: str
     messages: int
     noise_floor: float
     radius: float
+    unit: str = "message"
 
     @property
     def share(self) -> float:
@@ -33,7 +35,7 @@ class Floor:
 
     def __str__(self) -> str:
         return (
-            f"{self.agent}: noise floor {self.noise_floor:.2g} nats per message in {self.precision}, "
+            f"{self.agent}: noise floor {self.noise_floor:.2g} nats per {self.unit} in {self.precision}, "
             f"{self.share:.2g} of the radius {self.radius:.2g}"
         )
 
@@ -54,23 +56,26 @@ def measure_floors(workshop: Workshop) -> list[Floor]:
         GROUP,
         seed=seed_of(seed, "preflight", "play"),
     )
+    returns_PG = batch.returns_PG(workshop.plan.gamma)
+    advantages = group_advantages(returns_PG, a_clip=workshop.plan.a_clip, eps_norm=workshop.plan.eps_norm)
     floors = []
     for name in workshop.team.trainable:
         learner = workshop.engine.learner(name)
-        messages = batch.of(name)
-        if len(messages) == 0:
+        lesson = Lesson(batch.of(name), advantages, returns_PG)
+        if len(lesson.batch) == 0:
             continue
         before = learner.snapshot()
-        learner.begin(messages)
-        floor = noise_floor(learner, before, messages=len(messages), seed=seed_of(seed, "preflight", name))
+        learner.begin(lesson.batch)
+        floor = noise_floor(learner, lesson, before, workshop.plan.radii, seed=seed_of(seed, "preflight", name))
         learner.end()
         floors.append(
             Floor(
                 agent=name,
                 precision=getattr(learner.policy, "precision", "fp64"),
-                messages=len(messages),
+                messages=len(lesson.batch),
                 noise_floor=floor,
-                radius=learner.state.radius_nats_per_message,
+                radius=learner.state.radius_nats,
+                unit="token" if workshop.plan.radii.per_token else "message",
             )
         )
     return floors

@@ -289,7 +289,7 @@ class _Driver:
         record = {
             "kind": "eval",
             **self._where(),
-            **asdict(report),
+            **report.as_record(),
             "tokens": sum(ledger.sampled_tokens.values()),
             "seconds": time.perf_counter() - started,
         }

@@ -123,7 +123,7 @@ class TrainingScreen:
         return table
 
     def _print(self, line: str) -> None:
-        self.console.print(Text(line))
+        self.console.print(Text(line), soft_wrap=True)
 
 
 def _bar(share: float, width: int = 12) -> str:

@@ -243,7 +243,8 @@ class AgentState:
 
     beta: float
     step_scale: float
-    radius_nats_per_message: float
+    radius_nats: float
+    """Per message or per token, as the plan's ``Radii`` says."""
     updates: int = 0
 
 
@@ -251,13 +252,15 @@ class AgentState:
 class UpdateReport:
     """One update of one agent: the policy that was kept, never the one that was tried.
 
-    All KLs run from the policy before to the policy after, in nats per message.
+    All KLs run from the policy before to the policy after. ``radius``, ``kl_upper``, ``kl_rejected`` and
+    ``noise_floor`` are in nats per ``unit``; ``kl_per_token`` per token; the others per message.
     """
 
     agent: str
     outcome: Outcome
     reason: str
     radius: float
+    unit: Literal["message", "token"] = "message"
     kl_full: float = 0.0
     kl_upper: float = 0.0
     kl_k1: float = 0.0

@@ -67,6 +67,13 @@ class Lesson:
             values_E = values_E * self.weights_E
         return np.asarray(values_E[self.batch.episode_M])
 
+    def charged_M(self, kl_M: Floats, radii: Radii, rows: np.ndarray | None = None) -> Floats:
+        """Messages' KLs in the unit of the radius: per message, or divided by each one's tokens (lem:avgvssum)."""
+        if not radii.per_token:
+            return kl_M
+        lengths_M = self.batch.lengths_M
+        return np.asarray(kl_M / (lengths_M if rows is None else lengths_M[rows]))
+
     @property
     def informative_M(self) -> np.ndarray:
         return np.asarray(self.advantages.informative_P[self.batch.problem_M])
@@ -97,13 +104,14 @@ def update_agent(
     """Algorithm 1, line 7, with the gate of eq:tr made exact."""
     clock = _Clock()
     spent = dict(learner.tokens)
-    radius = learner.state.radius_nats_per_message
+    radius = learner.state.radius_nats
     version = learner.version()
     base = UpdateReport(
         agent=learner.agent,
         outcome="restored",
         reason="",
         radius=radius,
+        unit="token" if radii.per_token else "message",
         beta=learner.state.beta,
         step_scale=learner.state.step_scale,
         messages=len(lesson.batch),
@@ -133,13 +141,13 @@ def update_agent(
                     replace(base, outcome="skipped_non_finite", reason=reason), np.zeros(len(lesson.batch))
                 )
             mismatch = _mismatch(learner, lesson.batch)
-            floor = noise_floor(learner, before, messages=len(lesson.batch), seed=seed)
+            floor = noise_floor(learner, lesson, before, radii, seed=seed)
         # 3. climb
         with clock.phase("train"):
-            climb = _climb(learner, lesson, before, region, objective, optimisation, radius, seed)
+            climb = _climb(learner, lesson, before, region, objective, radii, optimisation, radius, seed)
         # 4. gate
         with clock.phase("gate"):
-            kept = _gate(learner, lesson, before, region, optimisation, radius, seed)
+            kept = _gate(learner, lesson, before, region, radii, optimisation, radius, seed)
         # 5. steer
         state = _steer(before.state, climb, kept, region, radii, radius)
         learner.state = state
@@ -191,15 +199,15 @@ def _cannot_teach(lesson: Lesson) -> tuple[Outcome, str] | None:
 # -- 2 -------------------------------------------------------------------------------------------------------
 
 
-def noise_floor(learner: Learner, before: Any, *, messages: int, seed: int) -> float:
-    """KL per message that rounding alone shows: measured after a negligible perturbation of the weights.
+def noise_floor(learner: Learner, lesson: Lesson, before: Any, radii: Radii, *, seed: int) -> float:
+    """KL, in the unit of the radius, that rounding alone shows: measured after a negligible perturbation of the weights.
 
     Re-batching the same weights shows nothing; a perturbation does (DESIGN: precision decides whether a trust
     region exists). Leaves the weights as they were, bit for bit.
     """
-    rows = np.sort(generator(seed, "floor").permutation(messages)[:FLOOR_MESSAGES])
+    rows = np.sort(generator(seed, "floor").permutation(len(lesson.batch))[:FLOOR_MESSAGES])
     learner.perturb(FLOOR_PERTURBATION, seed_of(seed, "perturb"))
-    floor = float(learner.measure(rows).full_M.mean())
+    floor = float(lesson.charged_M(learner.measure(rows).full_M, radii, rows).mean())
     learner.restore(before)
     return floor
 
@@ -227,6 +235,7 @@ def _climb(
     before: Any,
     region: Region,
     objective: Objective,
+    radii: Radii,
     optimisation: Optimisation,
     radius: float,
     seed: int,
@@ -251,18 +260,22 @@ def _climb(
             clip_rates.append(stats.ratio_clip_rate)
             steps += 1
             if steps == 1 and region.gate:
-                scale *= _fit_first_step(learner, before, rows, limit=radius / total)
-        if region.gate and epoch + 1 < optimisation.epochs and learner.measure(useful).full_M.mean() > radius:
-            break  # already outside: more steps only lengthen the way back
+                scale *= _fit_first_step(learner, lesson, before, radii, rows, limit=radius / total)
+        if region.gate and epoch + 1 < optimisation.epochs:
+            kl_M = lesson.charged_M(learner.measure(useful).full_M, radii, useful)
+            if not kl_M.mean() <= radius:
+                break  # already outside: more steps only lengthen the way back
     return _Climb(steps, scale, float(np.mean(clip_rates[1:])), broken)
 
 
-def _fit_first_step(learner: Learner, before: Any, rows: np.ndarray, *, limit: float) -> float:
+def _fit_first_step(
+    learner: Learner, lesson: Lesson, before: Any, radii: Radii, rows: np.ndarray, *, limit: float
+) -> float:
     """Shorten the first step when it used more than its share of the radius; returns the factor applied.
 
     Adam's first step is a sign step whose length knows nothing of the radius; KL grows with its square.
     """
-    kl = float(learner.measure(rows).full_M.mean())
+    kl = float(lesson.charged_M(learner.measure(rows).full_M, radii, rows).mean())
     if not np.isfinite(kl):
         learner.move(before, before, 0.0)
         return 0.1
@@ -282,6 +295,7 @@ class _Kept:
     reason: str
     divergence: Divergence
     upper: float
+    used: float  # mean KL in the unit of the radius
     gain: float
     fraction: float
     backtracks: int
@@ -294,6 +308,7 @@ def _gate(
     lesson: Lesson,
     before: Any,
     region: Region,
+    radii: Radii,
     optimisation: Optimisation,
     radius: float,
     seed: int,
@@ -303,10 +318,11 @@ def _gate(
     fraction, reached, rejected, reason = 1.0, 0.0, None, ""
     for attempt in range(optimisation.max_backtracks + 1):
         divergence = learner.measure()
-        upper = gain = float("nan")
+        upper = used = gain = float("nan")
         if divergence.finite():
+            used = float(lesson.charged_M(divergence.full_M, radii).mean())
             upper = bootstrap_upper(
-                divergence.full_M,
+                lesson.charged_M(divergence.full_M, radii),
                 lesson.batch.problem_M,
                 confidence=optimisation.confidence,
                 rng=generator(seed, "bootstrap"),
@@ -318,9 +334,9 @@ def _gate(
                 reason = "the steps changed nothing"
                 break
         if divergence.finite() and not region.gate:
-            return _Kept(True, "", divergence, upper, gain, fraction, attempt, reached, rejected)
+            return _Kept(True, "", divergence, upper, used, gain, fraction, attempt, reached, rejected)
         if upper <= radius and gain > 0.0:
-            return _Kept(True, "", divergence, upper, gain, fraction, attempt, reached, rejected)
+            return _Kept(True, "", divergence, upper, used, gain, fraction, attempt, reached, rejected)
         if attempt == 0 and not upper <= radius:
             rejected = upper
         reason = f"upper KL bound {upper:.3g} against radius {radius:.3g}, surrogate {gain:.3g}"
@@ -328,7 +344,7 @@ def _gate(
         learner.move(before, tried, fraction)
     learner.restore(before)
     unchanged = Divergence(*(np.zeros(len(lesson.batch)) for _ in range(4)))
-    return _Kept(False, reason, unchanged, 0.0, 0.0, 0.0, attempt, reached, rejected)
+    return _Kept(False, reason, unchanged, 0.0, 0.0, 0.0, 0.0, attempt, reached, rejected)
 
 
 # -- 5 -------------------------------------------------------------------------------------------------------
@@ -342,11 +358,11 @@ def _steer(
     scale = adapt_step_scale(climb.step_scale, kept.reached, FILL * radius) if finite else climb.step_scale * 0.5
     beta = adapt_beta(state.beta, kept.reached, radius) if region.adapt_beta and finite else state.beta
     if radii.adapt and kept.accepted:
-        radius = adapt_radius(radius, float(kept.divergence.full_M.mean()), radii.nats)
+        radius = adapt_radius(radius, kept.used, radii.nats)
     return AgentState(
         beta=beta,
         step_scale=scale if region.gate else state.step_scale,
-        radius_nats_per_message=radius,
+        radius_nats=radius,
         updates=state.updates + 1,
     )
 

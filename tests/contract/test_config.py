@@ -35,7 +35,7 @@ from teamtr.presets import PRESETS, Objective, Order, Radii, Region, Resample
 
 BASE = """\
 name: trial
-task: {name: roles}
+task: {name: data, path: x}
 team:
   model: tiny
   agents:
@@ -218,7 +218,31 @@ DATA = "{name: data, path: x}"
 @pytest.mark.parametrize(
     ("task", "team", "message"),
     [
-        ("{name: roles}", "{model: tiny, «agents»: [{name: a}]}", "task roles needs at least 2 agents, got 1"),
+        (
+            "{name: roles}",
+            "{model: tiny, «agents»: [{name: a1}]}",
+            "task roles needs two or more agents called a1, a2 and so on, got a1",
+        ),
+        (
+            "{name: roles}",
+            "{model: tiny, «agents»: [{name: a1}, {name: bob}]}",
+            "task roles needs two or more agents called a1, a2 and so on, got a1, bob",
+        ),
+        (
+            "{name: roles}",
+            "{model: tiny, agents: [{name: a1}, {name: a2}, {name: a3}], router: {order: «[a3, a1]»}}",
+            "task roles needs a message of every agent; team.router.order leaves out a2",
+        ),
+        (
+            "{name: roles, tags: «27»}",
+            "{model: tiny, agents: [{name: a1}, {name: a2}]}",
+            "task.tags must be at most 26, got 27",
+        ),
+        (
+            "{name: code, half_length: «9»}",
+            "{model: tiny, agents: [{name: left}, {name: right}, {name: speaker, max_tokens: 18}]}",
+            "4 symbols and task.half_length 9 make more than 65536 halves; use fewer or shorter",
+        ),
         (
             "{name: code}",
             "{model: tiny, «agents»: [{name: left}, {name: rigth}, {name: speaker}]}",
@@ -235,14 +259,14 @@ DATA = "{name: data, path: x}"
             'agent "speaker" must say 6 letters, but max_tokens is 5',
         ),
         (
-            "{name: code, half_length: 20}",
+            "{name: code, half_length: 8}",
             "{model: tiny, max_tokens: «x», agents: [{name: left}, {name: right}, {name: speaker}]}",
             'team.max_tokens must be a whole number, got "x"',  # and not that the default is too short
         ),
         (
-            "{name: code, symbols: «ABA»}",
+            "{name: code, symbols: «ABa»}",
             "{model: tiny, agents: [{name: left}, {name: right}, {name: speaker}]}",
-            'task.symbols must be at least two different characters without spaces, got "ABA"',
+            'task.symbols must be at least two characters that differ in more than case, no spaces, got "ABa"',
         ),
         ("{name: «cod»}", ONE, 'task.name must be one of code, roles, data, got "cod"; did you mean "code"?'),
         ("«code»", ONE, 'task must be a mapping of keys to values, got "code"'),
@@ -255,7 +279,7 @@ DATA = "{name: data, path: x}"
         ),
         ("{name: data, path: x, grader: «regex»}", ONE, 'task.grader is "regex", which needs task.pattern'),
         (
-            "{name: data, path: x, pattern: «y»}",
+            "{name: data, path: x, pattern: «(y)»}",
             ONE,
             'task.pattern is used by grader "regex" only, and task.grader is "exact"',
         ),
@@ -266,7 +290,12 @@ DATA = "{name: data, path: x}"
             "task.pattern must be a regular expression: missing ), unterminated subpattern at position 0",
         ),
         (
-            "{name: data, path: x, grader: «reg», pattern: a}",
+            "{name: data, path: x, grader: regex, pattern: «'a|b'»}",
+            ONE,
+            "task.pattern must have exactly one group, round the answer, got 0; write (?:...) for others",
+        ),
+        (
+            "{name: data, path: x, grader: «reg», pattern: (a)}",
             ONE,
             'task.grader must be exact, number, regex or python:FILE:FUNCTION, got "reg"',
         ),
@@ -400,7 +429,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         load_team_file(latin)
     marked = tmp_path / "marked.yaml"
     marked.write_bytes(b"\xef\xbb\xbf" + BASE.replace("\n", "\r\n").encode())  # a byte order mark, Windows lines
-    assert load_team_file(marked) == loads(BASE)
+    assert load_team_file(marked) == loads(BASE).anchored(tmp_path)
 
 
 # --- YAML 1.2 -------------------------------------------------------------------------------------------------
@@ -525,7 +554,7 @@ def test_mistakes_of_overrides_follow_those_of_the_file_in_the_order_given() -> 
 def test_agents_take_from_the_team_what_they_leave_out() -> None:
     text = """\
 name: trial
-task: {name: roles}
+task: {name: data, path: x}
 team:
   model: org/model
   system_prompt: Be brief.
@@ -558,7 +587,7 @@ def test_models_refuse_alike_from_python() -> None:
     agents = (AgentConfig(name="a", model="tiny"), AgentConfig(name="b", model="tiny"))
     with pytest.raises(ValidationError, match='got "c"; one of: last, majority, a, b'):
         TeamConfig(agents=agents, answer="c")
-    with pytest.raises(ValidationError, match="needs at least 2 agents"):
+    with pytest.raises(ValidationError, match="needs two or more agents called a1, a2 and so on"):
         TeamFile(name="x", task=RolesTask(name="roles"), team=TeamConfig(agents=agents[:1]))
     with pytest.raises(ValidationError, match="frozen"):
         agents[0].model = "other"  # type: ignore[misc]
@@ -675,7 +704,7 @@ def test_dump_loads_back_to_an_equal_object(
     team_file = TeamFile.model_validate(
         {
             "name": name,
-            "task": {"name": "data", "path": "x", "grader": "regex", "pattern": "a|b"},
+            "task": {"name": "data", "path": "x", "grader": "regex", "pattern": "(a|b)"},
             "team": {
                 "agents": [{"name": "a", "model": "tiny", "system_prompt": prompt}, {"name": "b", "model": "o/m"}],
                 "lora": {"targets": targets},
@@ -757,12 +786,12 @@ ODD_VALUES = ("", "-1", "x", "[[1]]", "{a: {b: 1}}", ".nan")
 @pytest.mark.parametrize("key", schema_keys(), ids=lambda key: f"{key.key} {key.when}")
 def test_listed_keys_exist_and_odd_values_give_a_message(key: SchemaKey) -> None:
     """What help lists can be set, and whatever it is set to, the worst that comes is a ConfigError."""
-    task = {"task.name is code": "{name: code}", "task.name is data": DATA}.get(key.when, "{name: roles}")
+    task = {"task.name is code": "{name: code}", "task.name is roles": "{name: roles}"}.get(key.when, DATA)
     dotted = key.key.replace("NAME", "ann")
     messages = []
     for value in ODD_VALUES:
         try:
-            loads(BASE.replace("{name: roles}", task), overrides=[f"{dotted}={value}"])
+            loads(BASE.replace(DATA, task), overrides=[f"{dotted}={value}"])
         except ConfigError as error:
             messages += [mistake.message for mistake in error.mistakes]
     assert messages  # every key has values that are wrong

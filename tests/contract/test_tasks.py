@@ -73,7 +73,7 @@ def test_code_split_holds_out_combinations_of_seen_halves(
         assert set(Counter(p.private[agent] for p in test).values()) == {test_per_half}
         assert set(Counter(p.private[agent] for p in train).values()) == {halves - test_per_half}
     assert all(p.private["left"] + p.private["right"] == p.answer for p in train)
-    assert all("speaker" not in p.private and p.prompt == "code?" for p in train)
+    assert all("speaker" not in p.private and p.prompt == "" for p in train)
 
 
 def test_code_split_depends_on_the_seed_alone() -> None:

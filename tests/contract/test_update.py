@@ -238,7 +238,7 @@ def test_the_noise_floor_leaves_no_trace():
 
     before, fingerprint = learner.snapshot(), learner.fingerprint()
     learner.begin(batch.of("x"))
-    floor = noise_floor(learner, before, messages=len(batch.of("x")), seed=0)
+    floor = noise_floor(learner, world.lesson("x", batch), before, world.plan.radii, seed=0)
     assert 0 <= floor < 1e-10, "float64 has next to no floor"
     assert learner.fingerprint() == fingerprint
 
@@ -250,7 +250,7 @@ def test_beta_and_radius_are_steered():
     state = world.engine.learner("x").state
     assert state.beta == 0.05, "far inside: halve the penalty"
     assert state.step_scale == 2.0, "far inside: longer steps"
-    assert state.radius_nats_per_message == pytest.approx(0.02), "uses little of its radius: widen it"
+    assert state.radius_nats == pytest.approx(0.02), "uses little of its radius: widen it"
     assert state.updates == 1
 
 

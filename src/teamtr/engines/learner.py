@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from teamtr.engines.policy import Head, Policy
 from teamtr.presets import Objective
-from teamtr.theory.kl import kl_cur_to_new, kl_k3
+from teamtr.theory.kl import kl_cur_to_new, kl_k3, per_message_sum
 from teamtr.theory.surrogate import clipped_surrogate, surrogate_denominator
 from teamtr.types import AgentBatch, AgentState, Divergence, Floats, Ids, StepStats
 
@@ -150,7 +150,7 @@ class PolicyLearner:
             parameter.grad = None
         surrogate = kl_total = clipped = units = 0.0
         for part in self._micro_batches(np.arange(len(rows))):
-            scored = self._score(rows[part], with_kl=True)
+            scored = self._score(rows[part])
             logp_new_MT, mask_MT = _pad(scored.logp_N, scored.lengths)
             logp_cur_MT, _ = _pad(torch.cat([reference.logp[i] for i in rows[part]]), scored.lengths)
             advantages = torch.as_tensor(advantages_M[part], dtype=logp_new_MT.dtype, device=logp_new_MT.device)
@@ -194,24 +194,23 @@ class PolicyLearner:
     def measure(self, rows: NDArray[np.int64] | None = None) -> Divergence:
         reference = self._require()
         rows = np.arange(len(reference.batch)) if rows is None else rows
-        full, k3, log_ratio = [], [], []
+        kl, cur, new = [], [], []
         for part in self._micro_batches(rows):
-            scored = self._score(part, with_kl=True)
-            cur_N = torch.cat([reference.logp[i] for i in part]).double()
-            new_N = scored.logp_N.double()
-            for kl, cur, new in zip(
-                scored.kl_N.double().split(scored.lengths),
-                cur_N.split(scored.lengths),
-                new_N.split(scored.lengths),
-                strict=True,
-            ):
-                full.append(float(kl.sum()))
-                k3.append(float(kl_k3(cur, new).sum()))
-                log_ratio.append(float((new - cur).sum()))
-        ratio_M = np.array(log_ratio)
-        return Divergence(full_M=np.array(full), k1_M=-ratio_M, k3_M=np.array(k3), log_ratio_M=ratio_M)
+            scored = self._score(part)
+            kl.append(scored.kl_N)
+            new.append(scored.logp_N)
+            cur.extend(reference.logp[i] for i in part)
+        kl_N, cur_N, new_N = (torch.cat(x).double().cpu().numpy() for x in (kl, cur, new))
+        lengths_M = reference.batch.lengths_M[rows]
+        ratio_M = per_message_sum(new_N - cur_N, lengths_M)
+        return Divergence(
+            full_M=per_message_sum(kl_N, lengths_M),
+            k1_M=-ratio_M,
+            k3_M=per_message_sum(kl_k3(cur_N, new_N), lengths_M),
+            log_ratio_M=ratio_M,
+        )
 
-    def _score(self, rows: NDArray[np.int64], *, with_kl: bool) -> _Scored:
+    def _score(self, rows: NDArray[np.int64]) -> _Scored:
         reference = self._require()
         part = reference.batch.rows(rows)
         hidden_NH = self._features(part)
@@ -224,7 +223,7 @@ class PolicyLearner:
             logp = _token_logp(logits_new, ids)
             with torch.no_grad():
                 logits_cur = reference.head(cur)
-            return logp, kl_cur_to_new(logits_cur, logits_new) if with_kl else torch.zeros_like(logp)
+            return logp, kl_cur_to_new(logits_cur, logits_new)
 
         pieces = []
         for new, cur, ids in self._chunks(head, hidden_NH, cur_NH, ids_N):

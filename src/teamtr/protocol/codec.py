@@ -10,6 +10,10 @@ import numpy as np
 from teamtr.types import Ids
 
 
+CACHED = 20_000
+"""Prompts and messages remembered per tokenizer; short games repeat them all the time."""
+
+
 class ProtocolError(ValueError):
     """The chat protocol of a model does not fit the team."""
 
@@ -32,8 +36,9 @@ class ChatCodec:
         self.fold_system = not self._accepts_system()
         specials: Iterable[str] = tokenizer.all_special_tokens
         self._markers = sorted((s for s in specials if len(s) > 1), key=len, reverse=True)
-        self._special_ids = np.array(sorted(tokenizer.all_special_ids), dtype=np.int64)
-        self._cache: dict[str, Ids] = {}
+        self._special_ids = frozenset(tokenizer.all_special_ids)
+        self._prompts: dict[tuple[tuple[str, str], ...], Ids] = {}
+        self._texts: dict[bytes, str] = {}
 
     def text(self, messages: Sequence[dict[str, str]], *, for_reply: bool = True) -> str:
         """The rendered prompt as text."""
@@ -47,13 +52,14 @@ class ChatCodec:
         )
 
     def encode(self, messages: Sequence[dict[str, str]]) -> Ids:
-        text = self.text(messages)
-        ids = self._cache.get(text)
+        """Prompt ids. Rendering is a function of the text, so equal messages are rendered once."""
+        key = tuple((m["role"], m["content"]) for m in messages)
+        ids = self._prompts.get(key)
         if ids is None:
-            if len(self._cache) > 50_000:
-                self._cache.clear()
-            ids = np.array(self.tokenizer.encode(text, add_special_tokens=False), dtype=np.int32)
-            self._cache[text] = ids
+            if len(self._prompts) >= CACHED:
+                self._prompts.clear()
+            ids = np.array(self.tokenizer.encode(self.text(messages), add_special_tokens=False), dtype=np.int32)
+            self._prompts[key] = ids
         return ids
 
     def encode_message(self, text: str) -> Ids:
@@ -63,8 +69,14 @@ class ChatCodec:
 
     def decode(self, token_ids: Ids) -> str:
         """The text of a sampled message, without markers of the template."""
-        kept = token_ids[~np.isin(token_ids, self._special_ids)]
-        return str(self.tokenizer.decode(kept.tolist(), skip_special_tokens=False))
+        key = token_ids.tobytes()
+        text = self._texts.get(key)
+        if text is None:
+            if len(self._texts) >= CACHED:
+                self._texts.clear()
+            kept = [i for i in token_ids.tolist() if i not in self._special_ids]
+            text = self._texts[key] = str(self.tokenizer.decode(kept, skip_special_tokens=False))
+        return text
 
     def _disarm(self, text: str) -> str:
         for marker in self._markers:

@@ -32,6 +32,7 @@ class CodeExchange:
         seed: of the split, and of the selection when there are more than 4096 codes.
         held_out: share of codes in the test split, rounded to a whole number of partners per half.
         partial_credit: an answer of the right length earns the share of its positions that are right.
+        skill: share of letters in format examples that are the right ones; the rest are drawn at random.
     """
 
     agents: tuple[str, ...] = ("left", "right", "speaker")
@@ -43,11 +44,14 @@ class CodeExchange:
         seed: int = 0,
         held_out: float = 0.25,
         partial_credit: bool = True,
+        skill: float = 0.0,
     ) -> None:
-        _check(symbols, half_length, held_out)
+        _check(symbols, half_length, held_out, skill)
         self.symbols = symbols
         self.half_length = half_length
         self.partial_credit = partial_credit
+        self.skill = skill
+        self.alphabet = symbols
         self.warnings: tuple[str, ...] = ()
         self._splits = self._split(np.random.default_rng([seed, half_length]), held_out)
 
@@ -60,18 +64,21 @@ class CodeExchange:
         return [self._grade_one(str(problem.answer), answer) for problem, answer, _ in episodes]
 
     def format_examples(self, rng: np.random.Generator, count: int) -> list[FormatExample]:
-        """``count`` messages of the right form, the agents in turn.
+        """``count`` messages to imitate, the agents in turn.
 
-        They teach an untrained model *how* a message looks and nothing of *what* to say: every message is drawn
-        without looking at the problem or at what was said before.
+        With ``skill`` 0 they teach an untrained model *how* a message looks and nothing of *what* to say: every
+        letter is drawn without looking at the problem or at what was said before. With more, that share of letters
+        is right: a model taught so starts as a base model does that follows an instruction now and then.
         """
         train = self._splits["train"]
         examples: list[FormatExample] = []
         for i in range(count):
-            agent = self.agents[i % len(self.agents)]
+            agent, problem = self.agents[i % len(self.agents)], train[rng.integers(len(train))]
             before = [(author, self._random_text(rng, self.half_length)) for author in self.agents[: i % 3]]
-            length = 2 * self.half_length if agent == "speaker" else self.half_length
-            examples.append((agent, train[rng.integers(len(train))], before, self._random_text(rng, length)))
+            wanted = "".join(text for _, text in before) if agent == "speaker" else problem.private[agent]
+            chance = self._random_text(rng, len(wanted))
+            letters = [w if rng.random() < self.skill else c for w, c in zip(wanted, chance, strict=True)]
+            examples.append((agent, problem, before, "".join(letters)))
         return examples
 
     def _grade_one(self, code: str, answer: str) -> Verdict:
@@ -108,7 +115,7 @@ class CodeExchange:
     def _problem(self, left: int, right: int) -> Problem:
         left_text, right_text = self._half(left), self._half(right)
         code = left_text + right_text
-        return Problem(id=f"code-{code}", prompt="code?", answer=code, private={"left": left_text, "right": right_text})
+        return Problem(id=f"code-{code}", prompt="", answer=code, private={"left": left_text, "right": right_text})
 
     def _half(self, number: int) -> str:
         """The half with this number, counted in base ``len(symbols)``."""
@@ -119,7 +126,7 @@ class CodeExchange:
         return text
 
 
-def _check(symbols: str, half_length: int, held_out: float) -> None:
+def _check(symbols: str, half_length: int, held_out: float, skill: float) -> None:
     distinct = {symbol.upper() for symbol in symbols if len(symbol.upper()) == 1 and not symbol.isspace()}
     if len(symbols) < 2 or len(distinct) != len(symbols):
         raise ValueError(
@@ -134,3 +141,5 @@ def _check(symbols: str, half_length: int, held_out: float) -> None:
         )
     if not 0 < held_out < 1:
         raise ValueError(f"held_out is a share strictly between 0 and 1, got {held_out}")
+    if not 0 <= skill <= 1:
+        raise ValueError(f"skill is a share from 0 to 1, got {skill}")

@@ -27,6 +27,10 @@ class Roles:
         volunteer_share: how often a format example says "1".
     """
 
+    VOLUNTEER = "1"
+    ABSTAIN = "0"
+    alphabet = "01"
+
     def __init__(
         self, agents: int = 5, tags: int = 1, train: int = 64, test: int = 16, volunteer_share: float = 0.5
     ) -> None:
@@ -62,7 +66,7 @@ class Roles:
                 self.agents[i % len(self.agents)],
                 train[rng.integers(len(train))],
                 [],  # the round is blind
-                "1" if rng.random() < self._volunteer_share else "0",
+                self.VOLUNTEER if rng.random() < self._volunteer_share else self.ABSTAIN,
             )
             for i in range(count)
         ]
@@ -74,8 +78,8 @@ class Roles:
                 f"{len(texts)}: let every agent speak in every round"
             )
         said = [text.strip() for text in texts[-len(self.agents) :]]
-        if not set(said) <= {"0", "1"}:
+        if not set(said) <= {self.VOLUNTEER, self.ABSTAIN}:
             return Verdict("unparsed", 0.0)
-        if said.count("1") == 1:
+        if said.count(self.VOLUNTEER) == 1:
             return Verdict("right", 1.0, "".join(said))
         return Verdict("wrong", 0.0, "".join(said))

@@ -28,6 +28,13 @@ class TinyShape:
     heads: int = 4
 
 
+def quieten() -> None:
+    """Loading and saving say what matters through us; progress bars for each small file do not."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+
+
 def tiny_model(shape: TinyShape, seed: int) -> tuple[Any, Any]:
     """(model, tokenizer), initialised from the seed alone."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
