@@ -1,0 +1,135 @@
+"""A run that is killed, at any moment, ends with the same bits as one that was not."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import killing
+import pytest
+
+UPDATES = 9
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["killing", "transformers.models.qwen3.modeling_qwen3", "teamtr.run"])
+
+
+def start(folder: Path, **options):
+    process = CONTEXT.Process(target=killing.train, args=(str(folder),), kwargs=options)
+    process.start()
+    return process
+
+
+def finish(folder: Path, **options) -> None:
+    process = start(folder, **options)
+    process.join(120)
+    assert process.exitcode == 0, f"the run ended with {process.exitcode}"
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("undisturbed") / "run"
+    process = CONTEXT.Process(target=killing.team_file)  # starts the fork server, so that the clock below does not
+    process.start()
+    process.join()
+    begun = time.monotonic()
+    finish(folder)
+    outcome = killing.result(folder)
+    assert len([r for r in outcome["records"] if r["kind"] == "update"]) == UPDATES
+    assert len([r for r in outcome["records"] if r["kind"] == "eval"]) == 4
+    return outcome, time.monotonic() - begun
+
+
+def assert_same(folder: Path, expected: dict) -> None:
+    outcome = killing.result(folder)
+    assert outcome["agents"] == expected["agents"]
+    assert outcome["files"] == expected["files"]
+    assert outcome["records"] == expected["records"]
+    assert outcome["episodes"] == expected["episodes"]
+    assert outcome["tokens"] == expected["tokens"]
+
+
+def test_two_undisturbed_runs_are_the_same(undisturbed, tmp_path):
+    finish(tmp_path / "run")
+    assert_same(tmp_path / "run", undisturbed[0])
+
+
+def test_killed_at_every_boundary(undisturbed, tmp_path):
+    """Before a commit, between the commit and its log line, and after the log line, of every update."""
+    for moments in (("before_commit", "after_commit"), ("after_log",)):
+        folder = tmp_path / moments[0]
+        for number in range(1, UPDATES + 1):
+            for moment in moments:
+                process = start(folder, die=(moment, number))
+                process.join(120)
+                assert process.exitcode == -signal.SIGKILL, (moment, number)
+        finish(folder)
+        assert_same(folder, undisturbed[0])
+
+
+def test_killed_at_25_random_moments(undisturbed, tmp_path):
+    expected, seconds = undisturbed
+    rng = random.Random(7)
+    kills, number = 0, 0
+    while kills < 25:
+        folder = tmp_path / f"run-{number}"
+        number += 1
+        finished = False
+        while kills < 25 and not finished:
+            process = start(folder)
+            process.join(rng.uniform(0.05, 0.6 * seconds))
+            if process.is_alive():
+                os.kill(process.pid, signal.SIGKILL)
+                process.join()
+                kills += 1
+            else:
+                assert process.exitcode == 0
+                finished = True
+        if not finished:
+            finish(folder)
+        assert_same(folder, expected)
+
+
+@pytest.mark.parametrize("preset", ["naive_sequential", "importance_weighted", "joint", "random_order"])
+def test_killed_in_the_middle_of_a_stage_that_reuses_its_batch(preset, tmp_path):
+    overrides = (f"plan.preset={preset}",)
+    finish(tmp_path / "whole", overrides=overrides)
+    for number in (2, 4, 8):
+        start(tmp_path / "run", overrides=overrides, die=("after_commit", number)).join(120)
+    finish(tmp_path / "run", overrides=overrides)
+    assert_same(tmp_path / "run", killing.result(tmp_path / "whole"))
+
+
+@pytest.mark.parametrize("sabotage", ["optimizer", "weights"])
+def test_negative_control_a_resume_that_loses_state_is_seen(undisturbed, tmp_path, sabotage):
+    start(tmp_path / "run", die=("after_log", 4)).join(120)
+    finish(tmp_path / "run", sabotage=sabotage)
+    assert killing.result(tmp_path / "run")["files"] != undisturbed[0]["files"]
+    with pytest.raises(AssertionError):
+        assert_same(tmp_path / "run", undisturbed[0])
+
+
+def test_negative_control_another_seed_is_seen(undisturbed, tmp_path):
+    finish(tmp_path / "run", overrides=("seed=1",))
+    assert killing.result(tmp_path / "run")["files"] != undisturbed[0]["files"]
+
+
+def test_a_damaged_newest_checkpoint_is_passed_over(undisturbed, tmp_path):
+    """A flipped byte in the newest weights: the run goes back one update, says so, and ends the same."""
+    folder = tmp_path / "run"
+    changed = [r for r in undisturbed[0]["records"] if r["kind"] == "update" and r["outcome"] == "accepted"]
+    report = changed[len(changed) // 2]
+    start(folder, die=("after_log", report["update"])).join(120)
+    store = killing.RunFolder.read(folder)
+    commit = store.checkpoints.latest()
+    weights = store.checkpoints.folder_of(commit, report["agent"]) / "model.safetensors"
+    damaged = bytearray(weights.read_bytes())
+    damaged[-5] ^= 1
+    weights.write_bytes(bytes(damaged))
+    finish(folder)
+    resumed = [r for r in store.log.read() if r["kind"] == "resume"]
+    assert "passed over" in resumed[0]["skipped"][0]
+    assert_same(folder, undisturbed[0])
