@@ -49,7 +49,9 @@ def make_learner(kind: str, *, micro_batch: int = 8, seed: int = 0, temperature:
     return PolicyLearner("agent", policy, STATE, micro_batch=micro_batch)
 
 
-def make_batch(learner: PolicyLearner, *, problems: int = 4, group: int = 2, max_tokens: int = 4, seed: int = 0) -> AgentBatch:
+def make_batch(
+    learner: PolicyLearner, *, problems: int = 4, group: int = 2, max_tokens: int = 4, seed: int = 0
+) -> AgentBatch:
     """Messages that the learner's own policy wrote, with prompts of different lengths."""
     rng = np.random.default_rng(seed)
     lengths = rng.integers(2, 6, size=problems)

@@ -55,7 +55,9 @@ class SameLetter:
 class World:
     """Engine, arena and team, and the two functions that the loop is handed."""
 
-    def __init__(self, *, plan: Plan = PRESETS["teamtr"], radius: float = 0.01, learning_rate: float = 0.05, reward=None):
+    def __init__(
+        self, *, plan: Plan = PRESETS["teamtr"], radius: float = 0.01, learning_rate: float = 0.05, reward=None
+    ):
         names = ("x", "y")
         state = AgentState(beta=plan.region.beta, step_scale=1.0, radius_nats=radius)
         self.plan = plan

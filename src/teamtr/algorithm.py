@@ -52,9 +52,7 @@ def run_stage(
         if slot.opens:
             require_fresh(batch, team, plan)
         returns_PG = batch.returns_PG(plan.gamma)  # line 6
-        advantages = group_advantages(
-            returns_PG, a_clip=plan.a_clip, eps_norm=plan.eps_norm, normalise=plan.normalise
-        )
+        advantages = group_advantages(returns_PG, a_clip=plan.a_clip, eps_norm=plan.eps_norm, normalise=plan.normalise)
         weights_E = None
         if plan.resample.importance_weighted and batch.log_weights_E is not None:
             weights_E = normalised_weights(batch.log_weights_E)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from teamtr import tasks
 from teamtr.config import AgentConfig, CodeTask, DataTask, RolesTask, TeamFile
 from teamtr.engines.learner import PolicyLearner
 from teamtr.engines.local import LocalEngine
@@ -23,7 +24,6 @@ from teamtr.presets import Plan
 from teamtr.protocol import ChatCodec, check_template, render
 from teamtr.randomness import generator, seed_of
 from teamtr.rollout import Arena
-from teamtr import tasks
 from teamtr.team import Agent, Router, Team
 from teamtr.types import AgentState, Ids
 from teamtr.update import Optimisation

@@ -92,7 +92,9 @@ def _emit(payload: dict[str, Any]) -> None:
 
 @app.command()
 def demo(
-    task: Annotated[str, typer.Option(help="`code`: pass on a code in halves; `roles`: exactly one volunteers.")] = "code",
+    task: Annotated[
+        str, typer.Option(help="`code`: pass on a code in halves; `roles`: exactly one volunteers.")
+    ] = "code",
     agents: Annotated[int, typer.Option(min=2, max=26, help="How many agents play `roles`.")] = 5,
     compare: Annotated[str | None, typer.Option(help="Train a second team with this preset, side by side.")] = None,
     radius: Annotated[float | None, typer.Option(help="KL allowed to one update, nats per message.")] = None,
@@ -149,7 +151,12 @@ def _show_demo(results: dict[str, list[Any]], conversations: list[Any]) -> None:
     from teamtr.show import percent, sparkline
 
     console = Console(stderr=True, highlight=False)
-    table = Table(title="held-out success", title_justify="left", box=None, padding=(0, 1))
+    table = Table(
+        title="success (held-out; exact where the task has a closed form)",
+        title_justify="left",
+        box=None,
+        padding=(0, 1),
+    )
     for title in ("plan", "seed", "before", "after", "", "updates", "kept", "outside", "regressing"):
         table.add_column(title, no_wrap=True)
     for preset, runs in results.items():
@@ -159,7 +166,7 @@ def _show_demo(results: dict[str, list[Any]], conversations: list[Any]) -> None:
                 str(r.seed),
                 percent(r.initial),
                 percent(r.final),
-                sparkline(r.curve),
+                sparkline(r.exact[:: max(1, len(r.exact) // 12)] if r.exact else r.curve),
                 str(r.updates),
                 str(r.accepted),
                 str(r.out_of_region),

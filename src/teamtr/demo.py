@@ -20,7 +20,11 @@ Watch = Callable[[Iterator[runs.Record]], Iterator[runs.Record]]
 
 @dataclass
 class DemoResult:
-    """One trained team: what it could do before and after, and what the training did."""
+    """One trained team: what it could do before and after, and what the training did.
+
+    Where the task has a closed form (roles), ``initial``, ``final`` and ``regressing`` are exact, from the agents'
+    own probabilities; elsewhere success is that of held-out episodes.
+    """
 
     preset: str
     seed: int
@@ -28,6 +32,7 @@ class DemoResult:
     initial: float = 0.0
     final: float = 0.0
     curve: list[float] = field(default_factory=list)
+    exact: list[float] = field(default_factory=list)
     updates: int = 0
     accepted: int = 0
     out_of_region: int = 0
@@ -40,7 +45,8 @@ class DemoResult:
         match record["kind"]:
             case "eval":
                 self.curve.append(record["avg_at_k"])
-                self.initial, self.final = self.curve[0], self.curve[-1]
+                if not self.exact:
+                    self.initial, self.final = self.curve[0], self.curve[-1]
             case "update":
                 accepted = record["outcome"].startswith("accepted")
                 self.updates += 1
@@ -48,14 +54,14 @@ class DemoResult:
                 self.out_of_region += accepted and not record["kl_upper"] <= record["radius"]
                 if record.get("exact_success") is not None:
                     before, after = record["exact_success"]
+                    self.exact.extend([after] if self.exact else [before, after])
+                    self.initial, self.final = self.exact[0], self.exact[-1]
                     self.regressing = (self.regressing or 0) + (after < before)
             case "finished":
                 self.tokens = record["tokens"]
 
 
-def demo_file(
-    task: str, *, agents: int, preset: str, seed: int, radius: float | None, stages: int | None
-) -> TeamFile:
+def demo_file(task: str, *, agents: int, preset: str, seed: int, radius: float | None, stages: int | None) -> TeamFile:
     """The recipe of the demo with what the command line changes."""
     overrides = [f"seed={seed}", f"plan.preset={preset}"]
     if radius is not None:

@@ -33,7 +33,14 @@ from teamtr.types import Problem, RolloutBatch
 from teamtr.update import Lesson, Update, update_agent
 
 Record = dict[str, Any]
-MAY_CHANGE = ("plan.stages", "eval.every", "eval.problems", "eval.samples", "eval.temperature", "store.keep_checkpoints")
+MAY_CHANGE = (
+    "plan.stages",
+    "eval.every",
+    "eval.problems",
+    "eval.samples",
+    "eval.temperature",
+    "store.keep_checkpoints",
+)
 """Settings that a resumed run may change without becoming another run."""
 
 
@@ -84,9 +91,7 @@ class _Position:
     log_weights: Sequence[float] | None = None
 
 
-def train(
-    team_file: TeamFile, folder: Path | str, *, stop: Callable[[], bool] = lambda: False
-) -> Iterator[Record]:
+def train(team_file: TeamFile, folder: Path | str, *, stop: Callable[[], bool] = lambda: False) -> Iterator[Record]:
     """Train in this folder, or go on with the run that is there; yields every record of the log as it is made.
 
     ``stop()`` is asked after every update; when it says yes, everything is saved and the generator ends.

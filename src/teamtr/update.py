@@ -137,9 +137,7 @@ def update_agent(
             logp_M = learner.begin(lesson.batch)
             if not np.isfinite(logp_M).all():
                 reason = f"{int((~np.isfinite(logp_M)).sum())} messages have a non-finite log-probability"
-                return Update(
-                    replace(base, outcome="skipped_non_finite", reason=reason), np.zeros(len(lesson.batch))
-                )
+                return Update(replace(base, outcome="skipped_non_finite", reason=reason), np.zeros(len(lesson.batch)))
             mismatch = _mismatch(learner, lesson.batch)
             floor = noise_floor(learner, lesson, before, radii, seed=seed)
         # 3. climb
@@ -200,7 +198,7 @@ def _cannot_teach(lesson: Lesson) -> tuple[Outcome, str] | None:
 
 
 def noise_floor(learner: Learner, lesson: Lesson, before: Any, radii: Radii, *, seed: int) -> float:
-    """KL, in the unit of the radius, that rounding alone shows: measured after a negligible perturbation of the weights.
+    """KL, in the unit of the radius, that rounding alone shows, after a negligible perturbation of the weights.
 
     Re-batching the same weights shows nothing; a perturbation does (DESIGN: precision decides whether a trust
     region exists). Leaves the weights as they were, bit for bit.
@@ -350,9 +348,7 @@ def _gate(
 # -- 5 -------------------------------------------------------------------------------------------------------
 
 
-def _steer(
-    state: AgentState, climb: _Climb, kept: _Kept, region: Region, radii: Radii, radius: float
-) -> AgentState:
+def _steer(state: AgentState, climb: _Climb, kept: _Kept, region: Region, radii: Radii, radius: float) -> AgentState:
     """Beta, step scale and radius for this agent's next update."""
     finite = np.isfinite(kept.reached)
     scale = adapt_step_scale(climb.step_scale, kept.reached, FILL * radius) if finite else climb.step_scale * 0.5

@@ -21,7 +21,13 @@ def stage(world: World, plan=None, *, done=0, batch=None, seed=0):
     plan = plan or world.plan
     return list(
         run_stage(
-            world.team, plan, world.collect, partial(world.teach, seed=seed), generator(seed, "order"), done=done, batch=batch
+            world.team,
+            plan,
+            world.collect,
+            partial(world.teach, seed=seed),
+            generator(seed, "order"),
+            done=done,
+            batch=batch,
         )
     )
 

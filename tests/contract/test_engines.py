@@ -110,7 +110,9 @@ def test_top_p_reports_the_distribution_sampled_from(kind):
     for sample in policy.sample([prompt] * 50, max_tokens=1, seed=1, temperature=1.0, top_p=0.5):
         token = int(sample.token_ids[0])
         assert token in nucleus
-        assert sample.logprobs[0] == pytest.approx(np.log(probabilities[token] / probabilities[nucleus].sum()), abs=1e-4)
+        assert sample.logprobs[0] == pytest.approx(
+            np.log(probabilities[token] / probabilities[nucleus].sum()), abs=1e-4
+        )
 
 
 def test_same_seed_same_tokens(kind):

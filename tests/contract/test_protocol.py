@@ -93,18 +93,20 @@ def codec_with(template: str) -> ChatCodec:
 
 GOOD = character_tokenizer().chat_template
 REWRITES = (  # as templates do that strip the reasoning of past turns
-    "{% for m in messages %}{% if m.role == 'assistant' and not loop.last %}<bot>{{ m.content.split('</think>')[-1] }}<end>"
+    "{% for m in messages %}{% if m.role == 'assistant' and not loop.last %}"
+    "<bot>{{ m.content.split('</think>')[-1] }}<end>"
     "{% elif m.role == 'assistant' %}<bot>{{ m.content }}<end>{% elif m.role == 'user' %}<user>{{ m.content }}"
     "{% else %}<sys>{{ m.content }}{% endif %}{% endfor %}{% if add_generation_prompt %}<bot>{% endif %}"
 )
 INJECTS = (
-    "{% if not messages[0].content %}<sys>You are a helpful assistant.{% else %}<sys>{{ messages[0].content }}{% endif %}"
-    "{% for m in messages[1:] %}{% if m.role == 'user' %}<user>{{ m.content }}{% else %}<bot>{{ m.content }}<end>{% endif %}"
+    "<sys>{{ messages[0].content or 'You are a helpful assistant.' }}{% for m in messages[1:] %}"
+    "{% if m.role == 'user' %}<user>{{ m.content }}{% else %}<bot>{{ m.content }}<end>{% endif %}"
     "{% endfor %}{% if add_generation_prompt %}<bot>{% endif %}"
 )
 NO_SYSTEM = (
     "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
-    "{% for m in messages %}{% if m.role == 'user' %}<user>{{ m.content }}{% else %}<bot>{{ m.content }}<end>{% endif %}"
+    "{% for m in messages %}"
+    "{% if m.role == 'user' %}<user>{{ m.content }}{% else %}<bot>{{ m.content }}<end>{% endif %}"
     "{% endfor %}{% if add_generation_prompt %}<bot>{% endif %}"
 )
 UPPERCASES = GOOD.replace("<user>{{ m.content }}", "<user>{{ m.content | upper }}")

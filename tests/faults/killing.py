@@ -18,7 +18,7 @@ from teamtr.store import Checkpoints, Log, RunFolder
 TEAM = """
 name: small
 task: {name: code, symbols: AB, half_length: 1, held_out: 0.5, skill: 0.8}
-tiny: {layers: 1, width: 16, heads: 2, warmup_steps: 12}
+tiny: {layers: 1, width: 32, heads: 2, warmup_steps: 40, warmup_learning_rate: 1e-2}
 team:
   model: tiny
   agents:

@@ -157,7 +157,7 @@ class PolicyLearner:
             gain = clipped_surrogate(logp_new_MT, logp_cur_MT, mask_MT, advantages, objective)
             kl_sum = scored.kl_N.sum()
             loss = beta * kl_sum / len(rows) - gain.total / denominator
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             surrogate += float(gain.total.detach()) / denominator
             kl_total += float(kl_sum.detach()) / len(rows)
             clipped += float(gain.clipped)
@@ -194,7 +194,9 @@ class PolicyLearner:
     def measure(self, rows: NDArray[np.int64] | None = None) -> Divergence:
         reference = self._require()
         rows = np.arange(len(reference.batch)) if rows is None else rows
-        kl, cur, new = [], [], []
+        kl: list[Tensor] = []
+        cur: list[Tensor] = []
+        new: list[Tensor] = []
         for part in self._micro_batches(rows):
             scored = self._score(part)
             kl.append(scored.kl_N)

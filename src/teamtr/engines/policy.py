@@ -58,7 +58,9 @@ class Policy(ABC):
     def load_weights(self, folder: Path) -> None: ...
 
 
-def draw(logits_BV: Tensor, *, temperature_ratio: float, top_p: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def draw(
+    logits_BV: Tensor, *, temperature_ratio: float, top_p: float, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
     """Draw a token per row; returns ids and the log-probability under the distribution really drawn from.
 
     ``temperature_ratio`` is relative to the logits given; 0 takes the most likely token (log-probability 0).

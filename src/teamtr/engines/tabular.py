@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from teamtr.engines.policy import Head, Policy, draw
 from teamtr.types import Ids, Sample
 
-
 UNLIKELY = 12.0
 
 

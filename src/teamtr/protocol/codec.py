@@ -9,7 +9,6 @@ import numpy as np
 
 from teamtr.types import Ids
 
-
 CACHED = 20_000
 """Prompts and messages remembered per tokenizer; short games repeat them all the time."""
 

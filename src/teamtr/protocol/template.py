@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Literal
 
@@ -72,10 +73,7 @@ def _stable(codec: ChatCodec) -> bool:
         {"role": "user", "content": "third"},
     ]
     rendered = [codec.text(talk[: k + 1], for_reply=False) for k in range(1, len(talk))]
-    return all(
-        later.startswith(earlier) and "hm" in later
-        for earlier, later in zip(rendered[1:], rendered[2:], strict=False)
-    )
+    return all(later.startswith(earlier) and "hm" in later for earlier, later in itertools.pairwise(rendered[1:]))
 
 
 def _injected(codec: ChatCodec) -> str:

@@ -73,7 +73,9 @@ def load_pretrained(source: str) -> tuple[Any, Any]:
         tokenizer = AutoTokenizer.from_pretrained(where)
         model = AutoModelForCausalLM.from_pretrained(where, dtype=torch.float32)
     except (OSError, ValueError) as error:
-        hint = "a folder saved by transformers" if looks_like_path else "a folder, a hub id that can be reached, or tiny"
+        hint = (
+            "a folder saved by transformers" if looks_like_path else "a folder, a hub id that can be reached, or tiny"
+        )
         first_line = str(error).strip().splitlines()[0]
         raise ModelError(f"model {source!r} could not be loaded ({first_line}); give {hint}") from error
     return model, tokenizer

@@ -23,8 +23,8 @@ def character_tokenizer() -> Any:
     alphabet = ["\n", *(chr(c) for c in range(32, 127))]
     vocabulary = {token: i for i, token in enumerate([PAD, END, SYSTEM, USER, BOT, UNKNOWN, *alphabet])}
     core = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
-    core.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")  # type: ignore[assignment]
-    core.decoder = decoders.Fuse()  # type: ignore[assignment]
+    core.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
+    core.decoder = decoders.Fuse()
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=core,
         pad_token=PAD,

@@ -1,0 +1,65 @@
+"""What a check is: a statement, a batch of random cases, and the two numbers that the statement compares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from teamtr.types import Floats
+
+if TYPE_CHECKING:
+    from teamtr.theory.tabular import DiscountedStage, EpisodicStage
+
+TOLERANCE = 1e-9
+"""Rounding allowed to a statement, relative to 1 + |bound|."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One statement on a batch of random cases: ``true <= bound`` in each, or ``true == bound`` if ``equal``.
+
+    A lower bound is written in its slack form, so that it reads the same: for gain >= surrogate - penalty the true
+    value is surrogate - gain and the bound is the penalty.
+    """
+
+    name: str
+    """The paper's label, e.g. ``thm:single``, or ``ours:turn_aware``."""
+    bound: Floats
+    true: Floats
+    equal: bool = False
+
+    def violations(self) -> int:
+        """How many cases break the statement by more than rounding; a nan breaks it."""
+        bound, true = np.broadcast_arrays(self.bound, self.true)
+        with np.errstate(invalid="ignore"):  # inf - inf
+            gap = np.abs(bound - true) if self.equal else true - bound
+            holds = (gap <= TOLERANCE * (1.0 + np.abs(bound))) | (bound == true)
+        if not self.equal:
+            holds |= (bound == np.inf) & ~np.isnan(true)
+        return int((~holds).sum())
+
+    def ratios(self) -> Floats:
+        """bound / true wherever the true value is above 1e-12: 1 is tight."""
+        bound, true = np.broadcast_arrays(self.bound, self.true)
+        counted = true > 1e-12
+        return np.asarray(bound[counted] / true[counted], dtype=np.float64)
+
+
+@dataclass(frozen=True)
+class Draw:
+    """What a check is given: one batch of ``size`` random cases.
+
+    ``rng`` belongs to this check and this batch alone. The two stages hold ``size`` random teams each, of one shape
+    a batch, with their intermediate teams; what the teams compute (values, occupancies) is computed once and shared.
+    """
+
+    rng: np.random.Generator
+    size: int
+    discounted: DiscountedStage
+    episodic: EpisodicStage
+
+
+Check = Callable[[Draw], Iterable[Outcome]]
