@@ -18,6 +18,7 @@ radius not visible, other run in the folder); 130 interrupted and saved."""
 
 app = typer.Typer(
     no_args_is_help=True,
+    invoke_without_command=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
@@ -36,30 +37,22 @@ Overrides = Annotated[
 
 
 def _fail(message: str, code: int) -> NoReturn:
-    from teamtr.show import complain
+    from teamtr.show import say
 
-    complain(message)
+    say(f"error: {message}")
     raise typer.Exit(code)
 
 
 @contextmanager
 def _errors() -> Iterator[None]:
     """Known errors become one message and a documented exit code; the unknown keep their traceback."""
-    from teamtr.config import ConfigError
-    from teamtr.engines.torch.loading import ModelError
-    from teamtr.preflight import RadiusNotVisible
-    from teamtr.protocol import ProtocolError
-    from teamtr.run import OtherRun
-    from teamtr.store import RunLocked, StoreError
-    from teamtr.tasks.data import DataError
+    from teamtr.errors import TeamTRError
 
     try:
         yield
-    except (RunLocked, OtherRun, RadiusNotVisible) as error:
-        _fail(str(error), 3)
-    except (ConfigError, ModelError, ProtocolError, DataError) as error:
-        _fail(str(error), 2)
-    except (StoreError, OSError) as error:
+    except TeamTRError as error:
+        _fail(str(error), error.exit_code)
+    except OSError as error:
         _fail(str(error), 1)
     except KeyboardInterrupt:
         _fail("interrupted; what was committed is saved, and the same command goes on", 130)
@@ -144,42 +137,31 @@ def demo(
 
 
 def _show_demo(results: dict[str, list[Any]], conversations: list[Any]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+    from teamtr.show import percent, say, sparkline, table
 
-    from teamtr.show import percent, sparkline
-
-    console = Console(stderr=True, highlight=False)
-    table = Table(
-        title="success (held-out; exact where the task has a closed form)",
-        title_justify="left",
-        box=None,
-        padding=(0, 1),
-    )
-    for title in ("plan", "seed", "before", "after", "", "updates", "kept", "outside", "regressing"):
-        table.add_column(title, no_wrap=True)
-    for preset, runs in results.items():
-        for r in runs:
-            table.add_row(
-                preset,
-                str(r.seed),
-                percent(r.initial),
-                percent(r.final),
-                sparkline(r.exact[:: max(1, len(r.exact) // 12)] if r.exact else r.curve),
-                str(r.updates),
-                str(r.accepted),
-                str(r.out_of_region),
-                "-" if r.regressing is None else str(r.regressing),
-            )
-    console.print()
-    console.print(table)
+    header = ("plan", "seed", "before", "after", "success over the run", "updates", "kept", "outside", "regressing")
+    rows = [
+        (
+            preset,
+            str(r.seed),
+            percent(r.initial),
+            percent(r.final),
+            sparkline(r.exact[:: max(1, len(r.exact) // 16)] if r.exact else r.curve),
+            str(r.updates),
+            str(r.accepted),
+            str(r.out_of_region),
+            "-" if r.regressing is None else str(r.regressing),
+        )
+        for preset, runs in results.items()
+        for r in runs
+    ]
+    say(f"\n{table(header, rows)}")
     if conversations:
-        console.print(Text("\nthe same problems in the first and in the last stage"))
-        for answer, before, after in conversations:
-            for when, episode in (("first", before), ("last ", after)):
-                said = "  ".join(f"{t.agent}: {t.text!r}" for t in episode.turns)
-                console.print(Text(f"  {when}  code {answer}   {said}   {'✓' if episode.verdict.right else '✗'}"))
+        say("\nthe same problems in the first and in the last stage")
+    for answer, first, last in conversations:
+        for when, episode in (("first", first), ("last ", last)):
+            said = "   ".join(f"{t.agent}: {t.text!r}" for t in episode.turns)
+            say(f"  {when}  code {answer}   {said}   {'✓' if episode.verdict.right else '✗'}")
 
 
 @app.command()
@@ -249,30 +231,20 @@ def evaluate(
 
 
 def _show_eval(report: Any) -> None:
-    from rich.console import Console
-    from rich.table import Table
+    from teamtr.show import percent, say, table
 
-    from teamtr.show import percent
+    def row(name: str, value: float, interval: tuple[float, float] | None = None) -> tuple[str, str, str]:
+        between = f"{100 * interval[0]:.1f} to {100 * interval[1]:.1f}" if interval else ""
+        return name, f"{100 * value:.1f} %", between
 
-    table = Table(box=None, padding=(0, 2))
-    for title in ("measure", "value", f"{percent(report.confidence)} interval"):
-        table.add_column(title)
-
-    def row(name: str, value: float, interval: tuple[float, float] | None = None) -> None:
-        table.add_row(
-            name, f"{100 * value:.1f} %", f"{100 * interval[0]:.1f} to {100 * interval[1]:.1f}" if interval else ""
-        )
-
-    row(f"avg@{report.samples}", report.avg_at_k, report.avg_interval)
-    for k, value in report.pass_at_k.items():
-        row(f"pass@{k}", value, report.pass_intervals[k])
-    row(f"majority@{report.samples}", report.majority_at_k, report.majority_interval)
+    rows = [row(f"avg@{report.samples}", report.avg_at_k, report.avg_interval)]
+    rows += [row(f"pass@{k}", value, report.pass_intervals[k]) for k, value in report.pass_at_k.items()]
+    rows.append(row(f"majority@{report.samples}", report.majority_at_k, report.majority_interval))
     if report.consensus_on_correct is not None:
-        row("consensus on correct", report.consensus_on_correct)
-    console = Console(stderr=True, highlight=False)
-    console.print(f"{report.problems} problems x {report.samples} samples")
-    console.print(table)
-    console.print("verdicts: " + ", ".join(f"{k} {v}" for k, v in report.verdicts.items()))
+        rows.append(row("consensus on correct", report.consensus_on_correct))
+    say(f"{report.problems} problems x {report.samples} samples")
+    say(table(("measure", "value", f"{percent(report.confidence)} interval"), rows))
+    say("verdicts: " + ", ".join(f"{kind} {count}" for kind, count in report.verdicts.items()))
 
 
 @app.command()
@@ -289,6 +261,7 @@ def check(
     from teamtr.build import build
     from teamtr.config import load_team_file
     from teamtr.preflight import measure_floors, require_visible
+    from teamtr.show import say
 
     with _errors():
         workshop = build(load_team_file(team_file, overrides or ()))
@@ -301,7 +274,7 @@ def check(
         *(f"  {floor}" for floor in floors),
         *(f"  warning: {warning}" for warning in getattr(task, "warnings", ())),
     ]
-    sys.stderr.write("\n".join(lines) + "\n")
+    say("\n".join(lines))
     if as_json:
         _emit({"ok": True, "floors": [asdict(f) for f in floors], "warnings": list(getattr(task, "warnings", ()))})
 
@@ -336,6 +309,7 @@ def init(
 ) -> None:
     """Write a team file to start from. It never overwrites one unless told to."""
     from teamtr.config import recipe_text
+    from teamtr.show import say
 
     with _errors():
         text = recipe_text(recipe)
@@ -343,9 +317,18 @@ def init(
             _fail(f"{path} exists; choose another name, or --force", 2)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    sys.stderr.write(f"wrote {path}; next: teamtr check {path}, then teamtr train {path}\n")
+    say(f"wrote {path}; next: teamtr check {path}, then teamtr train {path}")
     if as_json:
         _emit({"path": str(path), "recipe": recipe})
+
+
+@app.callback()
+def _about(version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False) -> None:
+    if version:
+        from teamtr import __version__
+
+        sys.stdout.write(f"teamtr {__version__}\n")
+        raise typer.Exit
 
 
 def main() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from teamtr.build import Workshop
+from teamtr.errors import Refused
 from teamtr.randomness import generator, seed_of
 from teamtr.rollout import play
 from teamtr.theory.advantages import group_advantages
@@ -40,7 +41,7 @@ class Floor:
         )
 
 
-class RadiusNotVisible(ValueError):
+class RadiusNotVisible(Refused):
     """Rounding moves the policy more than the trust region allows."""
 
 

@@ -22,6 +22,7 @@ from teamtr.algorithm import Step, run_stage
 from teamtr.build import Workshop, build
 from teamtr.config import ConfigError, TeamFile, dump, loads
 from teamtr.diagnostics.roles import role_success
+from teamtr.errors import Refused
 from teamtr.evaluate import EvalReport, evaluate
 from teamtr.preflight import measure_floors, require_visible
 from teamtr.randomness import generator, seed_of
@@ -46,6 +47,8 @@ MAY_CHANGE = (
 
 class OtherRun(StoreError):
     """The folder holds a run of another team file."""
+
+    exit_code = Refused.exit_code
 
 
 @dataclass

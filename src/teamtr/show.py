@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -126,6 +126,19 @@ class TrainingScreen:
         self.console.print(Text(line), soft_wrap=True)
 
 
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A plain table: columns as wide as they need to be, whatever the terminal says."""
+    widths = [max(len(row[c]) for row in (header, *rows)) for c in range(len(header))]
+    return "\n".join(
+        "  ".join(x.ljust(w) for x, w in zip(row, widths, strict=True)).rstrip() for row in (header, *rows)
+    )
+
+
+def say(text: str) -> None:
+    """For a person, on stderr: stdout belongs to --json."""
+    sys.stderr.write(f"{text}\n")
+
+
 def _bar(share: float, width: int = 12) -> str:
     filled = min(width, max(0, round(share * width)))
     return "█" * filled + "·" * (width - filled)
@@ -135,8 +148,3 @@ def _clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
-def complain(message: str) -> None:
-    """An error, on stderr, as it is: no markup, no wrapping of paths."""
-    sys.stderr.write(f"error: {message}\n")

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chi2_contingency, chisquare
 
-from teamtr.grading import exact_match, last_number, number_match
+from teamtr.grading import GraderError, exact_match, last_number, number_match
 from teamtr.tasks import CodeExchange, DataTask, Roles
 from teamtr.tasks.data import DataError
 from teamtr.types import Problem, Verdict
@@ -376,8 +376,8 @@ def test_data_settings_are_checked(tmp_path: Path) -> None:
     refused("not a regular expression", grader="regex", pattern="(x")
     refused(r"python:path/to/file\.py:function", grader="python:r.py")
     refused("there is no file", FileNotFoundError, grader="python:absent.py:f")
-    refused(r"r\.py has no function 'g'; it has \['f'\]", RuntimeError, grader=f"python:{reward}:g")
-    refused("missing a required argument: 'level'", RuntimeError, grader=f"python:{reward}:f")
+    refused(r"r\.py has no function 'g'; it has \['f'\]", GraderError, grader=f"python:{reward}:g")
+    refused("missing a required argument: 'level'", GraderError, grader=f"python:{reward}:f")
 
 
 def test_data_warns_of_two_answers_and_of_leaks(tmp_path: Path) -> None:

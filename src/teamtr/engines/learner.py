@@ -294,9 +294,13 @@ class PolicyLearner:
     @torch.no_grad()
     def perturb(self, relative: float, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
-        for parameter in self.policy.parameters().values():
+        parameters = self.policy.parameters().values()
+        sizes = [float(p.float().square().mean().sqrt()) for p in parameters]
+        typical = float(np.sqrt(np.mean(np.square(sizes))))
+        for parameter, size in zip(parameters, sizes, strict=True):
             noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float32).to(parameter)
-            parameter.add_(noise * (relative * parameter.float().square().mean().sqrt().to(parameter)))
+            # A fresh adapter's second factor is all zeros: without a size of its own it takes the others'.
+            parameter.add_(noise, alpha=relative * (size or typical))
         self._touched()
 
     # -- disk -------------------------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from teamtr.errors import Misuse
 from teamtr.grading.worker import HEADER_BYTES, encode_frame
 
 GIB = 1 << 30
@@ -42,7 +43,7 @@ class Result:
     message: str = ""
 
 
-class GraderError(RuntimeError):
+class GraderError(Misuse):
     """A grader that cannot be loaded at all: no item is to blame, the settings are."""
 
 

@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from teamtr.errors import Misuse
 from teamtr.types import Ids
 
 CACHED = 20_000
 """Prompts and messages remembered per tokenizer; short games repeat them all the time."""
 
 
-class ProtocolError(ValueError):
+class ProtocolError(Misuse):
     """The chat protocol of a model does not fit the team."""
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 from teamtr.protocol.codec import ChatCodec, ProtocolError
 
 _PROBES = ("a", "two words", "line\nbreak", "  spaces  ", "1 + 2 = 3", "naïve Ünïcode ✓", "<b>{json: [1]}</b>")
-_SYSTEM = "You are \u00a7one\u00a7."
+_SYSTEM = "You are one of several."
 
 
 @dataclass(frozen=True)
@@ -48,17 +48,14 @@ def check_template(codec: ChatCodec, style: Literal["transcript", "chat"]) -> Te
 
 
 def _verbatim(codec: ChatCodec) -> bool:
-    """Text stands in the prompt as it is, between a prefix and a suffix that do not depend on it.
-
-    Outer white space may be trimmed: several templates do, and it is a function of the text all the same."""
+    """Text stands in the prompt as it is, between a prefix and a suffix that do not depend on it."""
     around = set()
     for probe in _PROBES:
-        text = codec.text([{"role": "system", "content": _SYSTEM}, {"role": "user", "content": probe}])
-        inner = probe.strip()
-        start = text.rfind(inner)
-        if start < 0:
+        marked = f"\u00a7{probe}\u00a7"  # found once, wherever the template's own words hold the probe's letters
+        text = codec.text([{"role": "system", "content": _SYSTEM}, {"role": "user", "content": marked}])
+        if text.count(marked) != 1:
             return False
-        around.add((text[:start].rstrip(), text[start + len(inner) :].lstrip()))
+        around.add(tuple(text.split(marked)))
     return len(around) == 1
 
 

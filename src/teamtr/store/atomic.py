@@ -17,11 +17,13 @@ from pathlib import Path
 
 import orjson
 
+from teamtr.errors import TeamTRError
+
 TEMPORARY = ".tmp-"
 MANIFEST = "manifest.json"
 
 
-class StoreError(Exception):
+class StoreError(TeamTRError):
     """Something in a run folder is missing, damaged or in use. The message says what, where and what to do."""
 
 

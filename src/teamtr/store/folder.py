@@ -13,6 +13,7 @@ from pathlib import Path
 
 import orjson
 
+from teamtr.errors import Refused
 from teamtr.store.atomic import StoreError, explained, make_folder, remove_leftovers
 from teamtr.store.checkpoint import Checkpoints
 from teamtr.store.log import Log
@@ -33,6 +34,8 @@ os.register_at_fork(after_in_child=_close_inherited_locks)
 
 class RunLocked(StoreError):
     """Another process is writing to this run folder."""
+
+    exit_code = Refused.exit_code
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from teamtr.errors import Misuse
 from teamtr.grading import Result, WorkerPool, exact_match, last_number, normalise
 from teamtr.tasks.code import FormatExample
 from teamtr.types import Problem, Verdict
@@ -32,7 +33,7 @@ GRADERS = ("exact", "number", "regex", "python:path/to/file.py:function")
 Graded = Sequence[tuple[Problem, str]]
 
 
-class DataError(ValueError):
+class DataError(Misuse):
     """A data file that cannot be used as it is; says where and what to do."""
 
 

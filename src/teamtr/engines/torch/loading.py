@@ -11,11 +11,12 @@ import numpy as np
 import torch
 
 from teamtr.engines.torch.tokenizer import character_tokenizer
+from teamtr.errors import Misuse
 from teamtr.randomness import seed_of
 from teamtr.types import Ids
 
 
-class ModelError(ValueError):
+class ModelError(Misuse):
     """A model could not be built; says which and what to do."""
 
 

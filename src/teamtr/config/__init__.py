@@ -1,0 +1,50 @@
+"""The team file: its schema, its defaults, and errors that point at the line.
+
+A team file is YAML 1.2 (core schema: ``no`` is text, ``1e-5`` a number, ``012`` twelve). It is read into frozen
+pydantic models; an unknown key, a wrong type or a value out of range is refused, never guessed. All mistakes of a
+file are told at once, each like a compiler's message::
+
+    team.yaml:12:5: unknown key "radious" in plan; did you mean "radius_nats_per_message"?
+       12 |     radious: 0.01
+          |     ^^^^^^^
+
+Values may be overridden by dotted keys, ``plan.stages=10`` or ``team.agents.left.model=tiny``.
+
+How it works: text -> plain data plus the place of every path (``source``) -> ``overrides`` -> the models
+(``schema``), whose errors are carried back to places (``validate``). The models are the only list of keys: help, docs
+and "did you mean" all read it through ``schema_keys``.
+"""
+
+from teamtr.config.errors import ConfigError
+from teamtr.config.file import dump, load_team_file, loads
+from teamtr.config.keys import SchemaKey, schema_keys
+from teamtr.config.recipe import recipe_text, recipes
+from teamtr.config.schema import (
+    AgentConfig,
+    CodeTask,
+    DataTask,
+    LoraConfig,
+    PlanConfig,
+    RolesTask,
+    TeamConfig,
+    TeamFile,
+)
+
+__all__ = [
+    "AgentConfig",
+    "CodeTask",
+    "ConfigError",
+    "DataTask",
+    "LoraConfig",
+    "PlanConfig",
+    "RolesTask",
+    "SchemaKey",
+    "TeamConfig",
+    "TeamFile",
+    "dump",
+    "load_team_file",
+    "loads",
+    "recipe_text",
+    "recipes",
+    "schema_keys",
+]

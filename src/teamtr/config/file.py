@@ -1,0 +1,64 @@
+"""From a file or text to a ``TeamFile``, and back."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from teamtr.config.errors import ConfigError, Mistake, Place, show
+from teamtr.config.overrides import apply_override
+from teamtr.config.schema import TeamFile
+from teamtr.config.source import read, write
+from teamtr.config.validate import validate
+
+
+def load_team_file(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> TeamFile:
+    """Read a team file; paths in it are relative to its folder, and absolute in what is returned.
+
+    Raises ConfigError with everything that is wrong in the file and in the overrides.
+    """
+    name = os.fspath(path)
+    try:
+        raw = Path(path).read_bytes()
+    except OSError as error:
+        raise ConfigError(name, "", [Mistake(f"cannot be read: {error.strerror}")]) from None
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        place = Place.after(raw[: error.start].decode("utf-8"))
+        shown = raw.decode("utf-8", errors="replace")
+        raise ConfigError(name, shown, [Mistake("not UTF-8 text; save the file as UTF-8", place)]) from None
+    return loads(text, name, overrides).anchored(Path(path).parent)
+
+
+def loads(text: str, name: str = "<string>", overrides: Sequence[str] = ()) -> TeamFile:
+    """Read a team file from text; ``name`` is what errors call it. Paths in it stay as they are."""
+    document = read(text)
+    if document.data is None:
+        if document.mistakes:
+            raise ConfigError(name, text, document.mistakes)
+        document.data = {}
+    if not isinstance(document.data, dict):
+        mistake = document.mistake(f"a team file is a mapping of keys to values, got {show(document.data)}", ())
+        raise ConfigError(name, text, [mistake])
+    unread = {mistake.place for mistake in document.mistakes}
+    applied = [apply_override(document, override) for override in overrides]
+    team_file, found = validate(document)
+    mistakes = [*document.mistakes, *filter(None, applied), *(each for each in found if each.place not in unread)]
+    if team_file is None or mistakes:
+        raise ConfigError(name, text, sorted(mistakes, key=lambda mistake: _turn(mistake, overrides)))
+    return team_file
+
+
+def _turn(mistake: Mistake, overrides: Sequence[str]) -> tuple[int, ...]:
+    """What is told first: the file in the order of its lines, then the overrides as given."""
+    place = mistake.place or Place(0, 0)
+    return ([None, *overrides].index(mistake.override), place.line, place.column)
+
+
+def dump(team_file: TeamFile) -> str:
+    """The resolved team file as YAML that loads back to an equal object; every default is written out."""
+    data = team_file.model_dump(exclude_none=True)
+    data["team"]["template_kwargs"] = team_file.team.template_kwargs  # the one place where none is a value
+    return write(data)

@@ -1,0 +1,85 @@
+"""The list of all keys of a team file, read off the models: for help, for docs, and for "did you mean"."""
+
+from __future__ import annotations
+
+import json
+import types
+import typing
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, Gt, Le, Lt
+
+from teamtr.config.schema import TeamFile
+from teamtr.config.section import Section
+
+
+@dataclass(frozen=True)
+class SchemaKey:
+    """One key of a team file. ``when`` says for which task it exists; an agent's keys are under team.agents.NAME."""
+
+    key: str
+    type: str
+    default: str
+    description: str
+    required: bool
+    when: str = ""
+
+
+def schema_keys() -> tuple[SchemaKey, ...]:
+    """Every key of a team file, in the order of the file."""
+    return tuple(_walk(TeamFile, "", ""))
+
+
+def _walk(model: type[Section], prefix: str, when: str, inherited: str = "") -> Iterator[SchemaKey]:
+    """The keys of a section; ``inherited`` says in words where the defaults of a whole section come from."""
+    for name, info in model.model_fields.items():
+        sections = _sections_of(info.annotation)
+        key, description = f"{prefix}{name}", info.description or ""
+        if len(sections) > 1:  # the task: its name chooses which other keys there are
+            yield SchemaKey(f"{key}.name", " | ".join(map(_tag_of, sections)), "", description, required=True)
+            for section in sections:
+                below = _walk(section, f"{key}.", f"{key}.name is {_tag_of(section)}")
+                yield from (other for other in below if other.key != f"{key}.name")
+        elif sections:
+            each = "NAME." if typing.get_origin(info.annotation) is tuple else ""
+            yield from _walk(sections[0], f"{key}.{each}", when, model.unset_means if info.default is None else "")
+        else:
+            type_name, required = _type_name(info.annotation, info.metadata), info.is_required()
+            of_its_own = "" if required else model.unset_means if info.default is None else json.dumps(info.default)
+            yield SchemaKey(key, type_name, inherited or of_its_own, description, required, when)
+
+
+def _sections_of(annotation: Any) -> tuple[type[Section], ...]:
+    """The models inside an annotation."""
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return (annotation,)
+    return tuple(section for part in typing.get_args(annotation) for section in _sections_of(part))
+
+
+def _tag_of(task: type[Section]) -> str:
+    return str(typing.get_args(task.model_fields["name"].annotation)[0])
+
+
+_PLAIN_TYPES = {str: "text", int: "whole number", float: "number", bool: "true or false", Any: "any value"}
+_BOUNDS: dict[type, tuple[str, str]] = {Ge: (">=", "ge"), Gt: (">", "gt"), Le: ("<=", "le"), Lt: ("<", "lt")}
+
+
+def _type_name(annotation: Any, metadata: Sequence[Any] = ()) -> str:
+    """An annotation in words a person who writes a team file knows."""
+    origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Annotated:
+        return _type_name(parts[0], parts[1:])
+    if origin is Literal:
+        return " | ".join(map(str, parts))
+    if origin in (typing.Union, types.UnionType):
+        return " | ".join(_type_name(part, metadata) for part in parts if part is not type(None))
+    if origin is tuple:
+        many = "" if parts[-1] is Ellipsis else f"{len(parts)}: "
+        return f"list of {many}{_type_name(parts[0])}"
+    if origin is dict:
+        return f"mapping of text to {_type_name(parts[1])}"
+    known = [(_BOUNDS[type(bound)], bound) for bound in metadata if type(bound) in _BOUNDS]
+    bounds = ", ".join(f"{sign} {getattr(bound, name):g}" for (sign, name), bound in known)
+    return f"{_PLAIN_TYPES[annotation]} {bounds}".rstrip()

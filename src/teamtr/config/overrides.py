@@ -1,0 +1,53 @@
+"""Values set from the command line by a dotted key: ``plan.stages=10``, ``team.agents.left.model=tiny``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from teamtr.config.errors import KeyPath, Mistake, dotted, show
+from teamtr.config.source import Document, read
+
+
+def apply_override(document: Document, override: str) -> Mistake | None:
+    """Set one dotted key in the document. A mistake of the key's form comes out; of its meaning, in validation."""
+    written, equals, text = override.partition("=")
+    keys = [key.strip() for key in written.split(".")]
+    if not equals or not all(keys):
+        return Mistake("must be KEY=VALUE with a dotted key, such as plan.stages=10", override=override)
+    value = read(text)
+    if value.mistakes:
+        return Mistake(value.mistakes[0].message, override=override)
+
+    here = document.data
+    path: KeyPath = ()
+    for key in keys:
+        step = _step(here, key)
+        if step is None:
+            return Mistake(_no_step(dotted(path, document.data), here, key), override=override)
+        path = (*path, step)
+        last = len(path) == len(keys)
+        if last or (isinstance(here, dict) and here.get(step) is None):
+            here[step] = value.data if last else {}
+            document.overwrite(path, override)
+        here = here[step]
+    return None
+
+
+def _step(holder: Any, key: str) -> str | int | None:
+    """What a key means in a mapping (itself) or in a list (a number, or the name of an agent); None when nothing."""
+    if isinstance(holder, dict):
+        return key
+    if not isinstance(holder, list):
+        return None
+    if key.isdecimal():
+        return int(key) if int(key) < len(holder) else None
+    names = [item.get("name") if isinstance(item, dict) else None for item in holder]
+    return names.index(key) if key in names else None
+
+
+def _no_step(where: str, holder: Any, key: str) -> str:
+    if not isinstance(holder, list):
+        return f"{where} is {show(holder)} and has no keys below it"
+    names = [str(item["name"]) for item in holder if isinstance(item, dict) and "name" in item]
+    there = ", ".join(names) if names else f"{len(holder)}, counted from 0"
+    return f"{where} has no item {show(key)}; it has {there}"

@@ -1,0 +1,191 @@
+"""YAML 1.2 as plain data, with the place of every key and value; and plain data as YAML."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from io import StringIO
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.nodes import MappingNode, ScalarNode, SequenceNode
+from ruamel.yaml.reader import ReaderError
+from ruamel.yaml.representer import SafeRepresenter
+from ruamel.yaml.resolver import VersionedResolver
+from ruamel.yaml.tag import Tag
+
+from teamtr.config.errors import KeyPath, Mistake, Place, dotted, show
+
+_TAG_PREFIX = "tag:yaml.org,2002:"
+
+# The core schema of YAML 1.2.2, section 10.3.2: a plain scalar is of the first kind whose form it has. ruamel's own
+# 1.2 rules still take dates, `=`, `1_000` and `<<` for more than text.
+_CORE_SCHEMA: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "null": (r"null|Null|NULL|~|", lambda text: None),
+    "bool": (r"true|True|TRUE|false|False|FALSE", lambda text: text.lower() == "true"),
+    "int": (r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", lambda text: int(text, 0 if text[:2] in ("0o", "0x") else 10)),
+    "float": (
+        r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+        lambda text: float(re.sub(r"\.(inf|nan)", r"\1", text.lower())),
+    ),
+    "str": (r"(?s:.*)", str),
+}
+
+
+class _CoreResolver(VersionedResolver):  # type: ignore[misc, unused-ignore]
+    """Plain scalars by the core schema, whatever a %YAML directive says."""
+
+    def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
+        if kind is not ScalarNode:
+            return super().resolve(kind, value, implicit)
+        kinds = (name for name, (form, _) in _CORE_SCHEMA.items() if re.fullmatch(form, value))
+        return Tag(suffix=_TAG_PREFIX + (next(kinds) if implicit[0] else "str"))
+
+
+class _TextRepresenter(SafeRepresenter):  # type: ignore[misc, unused-ignore]
+    """Text of several lines as a block; whatever has characters that do not print, escaped in double quotes (left to
+    itself, the emitter writes U+0085 into single quotes, where it reads back as a space)."""
+
+    def represent_str(self, text: str) -> Any:
+        lines = text.split("\n")
+        style = None if text.isprintable() else "|" if all(map(str.isprintable, lines)) else '"'
+        return self.represent_scalar(f"{_TAG_PREFIX}str", text, style=style)
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True  # what stands in two places is written out in both
+
+
+_TextRepresenter.add_representer(str, _TextRepresenter.represent_str)
+
+
+def _yaml() -> YAML:
+    yaml = YAML(typ="safe", pure=True)
+    yaml.Resolver = _CoreResolver
+    yaml.composer.warn_double_anchors = False  # YAML 1.2 lets a later anchor of the same name win
+    yaml.default_flow_style = False
+    yaml.width = 2**31
+    yaml.sort_base_mapping_type_on_output = False
+    yaml.Representer = _TextRepresenter
+    return yaml
+
+
+def write(data: Any) -> str:
+    """Plain data as YAML that ``read`` gives back."""
+    stream = StringIO()
+    _yaml().dump(data, stream)
+    return stream.getvalue()
+
+
+@dataclass
+class Document:
+    """Plain data and where each of its paths stands: its key, its value, or the override that set it."""
+
+    data: Any = None
+    keys: dict[KeyPath, Place] = field(default_factory=dict)
+    values: dict[KeyPath, Place] = field(default_factory=dict)
+    overridden: dict[KeyPath, str] = field(default_factory=dict)
+    mistakes: list[Mistake] = field(default_factory=list)
+
+    def mistake(self, message: str, path: KeyPath, *, at_key: bool = False) -> Mistake:
+        """A mistake at this path, or at the nearest thing around it that has a place."""
+        for end in range(len(path), -1, -1):
+            part = path[:end]
+            if part in self.overridden:
+                return Mistake(message, override=self.overridden[part])
+            # What is wrong with a part of this path (a missing key, say) is told at the key that holds it.
+            first, second = (self.keys, self.values) if at_key or end < len(path) else (self.values, self.keys)
+            place = first.get(part) or second.get(part)
+            if place is not None:
+                return Mistake(message, place)
+        return Mistake(message, Place(1, 1))
+
+    def overwrite(self, path: KeyPath, override: str) -> None:
+        """Note that this path, with all below it, no longer stands in the file: an override has set it."""
+        for noted in (self.keys, self.values, self.overridden):
+            for old in [other for other in noted if other[: len(path)] == path]:
+                del noted[old]
+        self.overridden[path] = override
+
+
+def read(text: str) -> Document:
+    """YAML text as plain data with places. A syntax error is the only mistake then: nothing after it is sure."""
+    try:
+        root = _yaml().compose(text)
+    except YAMLError as error:
+        return Document(mistakes=[_syntax_mistake(error, text)])
+    document = Document()
+    if root is not None:
+        document.data = _plain(root, (), document, ())
+    return document
+
+
+def _syntax_mistake(error: YAMLError, text: str) -> Mistake:
+    problem, place = str(error), Place(1, 1)
+    if isinstance(error, ReaderError):
+        problem = f"the character {chr(error.character)!r} is not allowed"
+        place = Place.after(text[: error.position])
+    elif isinstance(error, MarkedYAMLError):
+        mark, since = error.problem_mark or error.context_mark, error.context_mark
+        place = Place(mark.line + 1, mark.column + 1)
+        problem = str(error.problem)
+        if problem.startswith("but"):  # the problem is told as the second half of a sentence
+            problem = f"{error.context}, {problem}"
+        elif error.context and error.context.startswith("while"):
+            problem += f" {error.context}"
+            if since is not None and since.line != mark.line:
+                problem += f" that began at line {since.line + 1}"
+    return Mistake(f"not valid YAML: {problem}", place)
+
+
+def _place(node: Any) -> Place:
+    start, end = node.start_mark, node.end_mark
+    width = end.column - start.column if end is not None and end.line == start.line else 1
+    return Place(start.line + 1, start.column + 1, max(width, 1))
+
+
+def _plain(node: Any, path: KeyPath, document: Document, around: tuple[int, ...]) -> Any:
+    """The plain value of a node; notes places and mistakes on the way down."""
+    place = document.values[path] = _place(node)
+
+    def wrong(message: str) -> None:
+        document.mistakes.append(Mistake(message, place))
+
+    if id(node) in around:
+        return wrong("an alias must not stand inside what it names")
+    inside = (*around, id(node))
+    kind = str(node.tag).removeprefix(_TAG_PREFIX)
+    match node:
+        case MappingNode() if kind == "map":
+            return _mapping(node, path, document, inside)
+        case SequenceNode() if kind == "seq":
+            return [_plain(item, (*path, i), document, inside) for i, item in enumerate(node.value)]
+        case ScalarNode() if kind in _CORE_SCHEMA:
+            form, value_of = _CORE_SCHEMA[kind]
+            if not re.fullmatch(form, node.value):  # !!int x
+                return wrong(f"{show(node.value)} is not of the YAML type {kind}")
+            try:
+                return value_of(node.value)
+            except ValueError as error:  # more digits than Python converts
+                return wrong(str(error))
+    return wrong(f"the tag {show(str(node.tag))} has no meaning in a team file")
+
+
+def _mapping(node: MappingNode, path: KeyPath, document: Document, around: tuple[int, ...]) -> dict[str, Any]:
+    mapping: dict[str, Any] = {}
+    for key_node, value_node in node.value:
+        place, key = _place(key_node), key_node.value
+        if not isinstance(key_node, ScalarNode) or str(key_node.tag) != f"{_TAG_PREFIX}str":
+            quote = f'; write "{key}"' if isinstance(key_node, ScalarNode) else ""
+            document.mistakes.append(Mistake(f"a key must be text{quote}", place))
+        elif key in mapping:
+            first = document.keys[(*path, key)].line
+            message = f'duplicate key "{key}" in {dotted(path)} (first at line {first})'
+            document.mistakes.append(Mistake(message, place))
+        else:
+            document.keys[(*path, key)] = place
+            mapping[key] = _plain(value_node, (*path, key), document, around)
+            if value_node.start_mark.index == value_node.end_mark.index:  # nothing stands there to point at
+                document.values[(*path, key)] = place
+    return mapping

@@ -1,0 +1,157 @@
+"""Plain data into the models, and pydantic's errors back into mistakes with our words and places."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from pydantic import ValidationError
+
+from teamtr.config.errors import KeyPath, Mistake, Refusal, at, dotted, hint, nearest, show
+from teamtr.config.keys import schema_keys
+from teamtr.config.schema import TeamFile
+from teamtr.config.source import Document
+
+
+def validate(document: Document) -> tuple[TeamFile | None, list[Mistake]]:
+    """The team file, or everything that is wrong with it.
+
+    Checks between fields run only on fields that are sound, so one bad number would hide them. Therefore what is
+    wrong is taken out and the rest is looked at again; of that second look only checks between fields count, and
+    only those that rest on nothing that was wrong.
+    """
+    team_file, told, between = _look(document.data)
+    unsound = {_outside_list(refusal.path) for refusal in told}
+    if unsound:
+        _, _, between = _look(_without(unsound, document.data))
+    unsound |= {refusal.meant for refusal in told if refusal.meant}
+    for refusal in between:
+        if unsound.isdisjoint(refusal.rests_on):
+            told.append(refusal)
+            unsound.add(_outside_list(refusal.path))
+    mistakes = [document.mistake(refusal.message, refusal.path, at_key=refusal.at_key) for refusal in told]
+    return None if told else team_file, mistakes
+
+
+def _look(data: Any) -> tuple[TeamFile | None, list[Refusal], list[Refusal]]:
+    """The team file, what is wrong with single fields, and what is wrong between those that are sound."""
+    between: list[Refusal] = []
+    try:
+        return TeamFile.model_validate(data, context=between), [], between
+    except ValidationError as error:
+        found = [refusal for each in error.errors(include_url=False) if (refusal := _refusal(each, data))]
+    # A mistyped required key is one mistake, not an unknown key and a missing one.
+    meant = {refusal.meant for refusal in found}
+    return None, [r for r in found if r.path not in meant or r.path[-1] in at(data, r.path[:-1])], between
+
+
+def _without(paths: Iterable[KeyPath], data: Any) -> Any:
+    rest = copy.deepcopy(data)
+    for path in paths:
+        holder = at(rest, path[:-1])
+        if path and isinstance(holder, dict):
+            holder.pop(path[-1], None)
+    rest.setdefault("name", "unnamed")  # nothing rests on the name of a run
+    return rest
+
+
+def _outside_list(path: KeyPath) -> KeyPath:
+    """The path of the list that an item stands in; any other path as it is."""
+    while path and isinstance(path[-1], int):
+        path = path[:-1]
+    return path
+
+
+def _refusal(error: Mapping[str, Any], data: Any) -> Refusal | None:
+    """One of pydantic's errors in our words."""
+    kind, context = error["type"], error.get("ctx", {})
+    path = _locate(error["loc"], data)
+    if kind == "union_tag_invalid":  # told of the task, but it is its name that is wrong
+        path = (*path, "name")
+    key, value = dotted(path, data), at(data, path)
+    match kind:
+        case "extra_forbidden":
+            return _unknown_key(path, data)
+        case "missing" | "union_tag_not_found" if isinstance(value, dict):
+            name = error["loc"][-1] if kind == "missing" else "name"
+            return Refusal((*path, name), f'missing key "{name}" in {key}')
+        case "union_tag_invalid" | "literal_error":
+            options = re.findall("'([^']*)'", context.get("expected") or context["expected_tags"])
+            return Refusal(path, f"{key} must be one of {', '.join(options)}, got {show(value)}{hint(value, options)}")
+        case "too_short" if len(value) >= context["min_length"]:
+            return None  # pydantic counts the sound items only; the others are told by themselves
+        case "value_error":
+            return Refusal(path, f"{key} {context['error']}")
+        case _:
+            must = _MUST[kind].format(**context) if kind in _MUST else f"is wrong: {error['msg']}"
+            return Refusal(path, f"{key} {must}, got {show(value)}{_remedy(kind, value)}")
+
+
+def _locate(loc: Sequence[str | int], data: Any) -> KeyPath:
+    """Pydantic's location as a path of the data, as far as it is there.
+
+    The location also names the branch of a union (the task's name, text or list), which is no key of the file.
+    """
+    if loc[:1] == ("task",):
+        loc = (*loc[:1], *loc[2:])
+    path: KeyPath = ()
+    for step in loc:
+        is_key = isinstance(data, dict) and step in data
+        is_item = isinstance(data, list) and isinstance(step, int) and step < len(data)
+        if is_key or is_item:
+            path, data = (*path, step), data[step]
+    return path
+
+
+def _unknown_key(path: KeyPath, data: Any) -> Refusal:
+    *around, key = ("NAME" if isinstance(step, int) else str(step) for step in path)
+    message = f'unknown key "{key}" in {dotted(path[:-1], data)}'
+    prefix = "".join(f"{step}." for step in around)
+    # The right key in the wrong section comes before a similar key in the right one.
+    known = [each for each in schema_keys() if each.key != f"{prefix}{key}"]  # not what is a key of another task only
+    elsewhere = sorted({each.key for each in known if each.key.rpartition(".")[2] == key})
+    if 0 < len(elsewhere) <= 3:
+        message += f"; did you mean {' or '.join(map(show, elsewhere))}?"
+        return Refusal(path, message, at_key=True)
+    here = {"", f"task.name is {at(data, ('task', 'name'))}"}
+    below = [each.key.removeprefix(prefix) for each in known if each.key.startswith(prefix) and each.when in here]
+    valid = tuple(dict.fromkeys(key_below.partition(".")[0] for key_below in below))
+    near = nearest(key, valid)
+    message += hint(key, valid, "valid keys")
+    return Refusal(path, message, at_key=True, meant=(*path[:-1], near) if near else None)
+
+
+_MUST = {
+    "int_type": "must be a whole number",
+    "float_type": "must be a number",
+    "bool_type": "must be true or false",
+    "string_type": "must be text",
+    "string_unicode": "must be text of Unicode characters",
+    "text_or_list": "must be text or a list of text",
+    "tuple_type": "must be a list",
+    "dict_type": "must be a mapping of keys to values",
+    "model_type": "must be a mapping of keys to values",
+    "model_attributes_type": "must be a mapping of keys to values",
+    "missing": "must have more items",
+    "greater_than": "must be greater than {gt:g}",
+    "greater_than_equal": "must be at least {ge:g}",
+    "less_than": "must be less than {lt:g}",
+    "less_than_equal": "must be at most {le:g}",
+    "finite_number": "must be a finite number",
+    "string_too_short": "must not be empty",
+    "too_short": "must have at least {min_length} item",
+    "too_long": "must have at most {max_length} items",
+}
+
+
+def _remedy(kind: str, value: Any) -> str:
+    """A word on how to write it, where YAML 1.2 is the likely surprise."""
+    if kind == "bool_type" and isinstance(value, str) and value.lower() in ("yes", "no", "on", "off", "y", "n"):
+        return f" (text in YAML 1.2; write {'true' if value.lower() in ('yes', 'on', 'y') else 'false'})"
+    if kind == "string_type" and isinstance(value, int | float):
+        return "; put it in quotes"
+    if kind == "int_type" and isinstance(value, float) and value.is_integer():
+        return f"; write {int(value)}"
+    return ""

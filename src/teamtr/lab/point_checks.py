@@ -1,0 +1,560 @@
+"""Checks of the statements about samples, laws, parameters and budgets (app:group, app:extras), on random cases.
+
+Probabilities of failure are added up exactly over all outcomes of small experiments, not simulated. Where a statement
+speaks of teams, the random teams of the batch are used; elsewhere the cases are drawn here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from teamtr.lab.checks import Check, Draw, Outcome
+from teamtr.theory import allocation, concentration, geometry, information, tabular
+from teamtr.theory.certificates import step_penalty
+from teamtr.theory.occupancy import tv_by_kl
+from teamtr.types import Floats
+
+Rng = np.random.Generator
+
+ROUNDING = 1e-12
+"""An event must exceed its threshold by this to count, so that equality by rounding is no failure."""
+
+
+# -- samples (app:groupconc) ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Coins:
+    """B experiments of N_b coins with values low and high: every outcome k of 0..N_b with its probability."""
+
+    count_B: Floats
+    mass_BK: Floats
+    mean_BK: Floats
+    variance_BK: Floats
+    expectation_B: Floats
+    bound_B: Floats
+
+
+def _coins(rng: Rng, size: int, most: int = 40) -> _Coins:
+    count_B = rng.integers(2, most + 1, size=size).astype(np.float64)
+    p_B = rng.choice([0.5, 0.2, 0.05, 0.01], size=size)
+    # Values at the ends of the range, where Hoeffding is tightest, or anywhere inside it.
+    inside_B2 = np.sort(rng.uniform(-1.0, 1.0, size=(size, 2)), axis=1)
+    value_B2 = np.where(rng.random((size, 1)) < 0.5, [[-1.0, 1.0]], inside_B2)
+    bound_B = 10.0 ** rng.uniform(-1.0, 1.0, size=size)
+    low_B, high_B = (value_B2 * bound_B[:, None]).T
+    k = np.arange(most + 1)
+    log_factorial = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, most + 1)))])
+    within_BK = k <= count_B[:, None]
+    rest_BK = np.where(within_BK, count_B[:, None] - k, 0.0)
+    n_B = count_B.astype(np.int64)
+    log_mass_BK = (
+        log_factorial[n_B][:, None]
+        - log_factorial[k]
+        - log_factorial[rest_BK.astype(np.int64)]
+        + k * np.log(p_B)[:, None]
+        + rest_BK * np.log1p(-p_B)[:, None]
+    )
+    share_BK = np.minimum(k / count_B[:, None], 1.0)
+    spread_B = high_B - low_B
+    return _Coins(
+        count_B=count_B,
+        mass_BK=np.where(within_BK, np.exp(log_mass_BK), 0.0),
+        mean_BK=low_B[:, None] + spread_B[:, None] * share_BK,
+        variance_BK=spread_B[:, None] ** 2 * share_BK * (1.0 - share_BK) * (count_B / (count_B - 1.0))[:, None],
+        expectation_B=low_B + spread_B * p_B,
+        bound_B=bound_B,
+    )
+
+
+def _probability(mass_BK: Floats, event_BK: Floats | np.ndarray) -> Floats:
+    return np.asarray(np.where(event_BK, mass_BK, 0.0).sum(axis=-1))
+
+
+def hoeffding(draw: Draw) -> Iterator[Outcome]:
+    """lem:grouphoeffding: the exact tail of a mean of coins against its bound."""
+    coins = _coins(draw.rng, draw.size)
+    away_BK = np.abs(coins.mean_BK - coins.expectation_B[:, None])
+    # At the deviation of one of the outcomes, just below: there the tail is largest for its epsilon.
+    picked_B = draw.rng.integers(0, coins.count_B.astype(np.int64) + 1)
+    epsilon_B = np.take_along_axis(away_BK, picked_B[:, None], axis=1)[:, 0] * (1.0 - 1e-9)
+    tail_B = _probability(coins.mass_BK, away_BK > epsilon_B[:, None])
+    yield Outcome("lem:grouphoeffding", concentration.hoeffding_tail(epsilon_B, coins.count_B, coins.bound_B), tail_B)
+
+
+def bernstein(draw: Draw) -> Iterator[Outcome]:
+    """Empirical Bernstein, one- and two-sided: the exact probability that the interval misses, against delta."""
+    coins = _coins(draw.rng, draw.size)
+    delta_B = 10.0 ** draw.rng.uniform(-3.0, -0.1, size=draw.size)
+    miss_BK = coins.expectation_B[:, None] - coins.mean_BK
+    for two_sided in (False, True):
+        width_BK = concentration.bernstein_width(
+            coins.variance_BK, coins.count_B[:, None], coins.bound_B[:, None], delta_B[:, None], two_sided=two_sided
+        )
+        miss = np.abs(miss_BK) if two_sided else miss_BK
+        name = "ours:bernstein_two_sided" if two_sided else "ours:bernstein"
+        yield Outcome(name, delta_B, _probability(coins.mass_BK, miss > width_BK + ROUNDING))
+    width_BK = concentration.smaller_width(
+        coins.variance_BK, coins.count_B[:, None], coins.bound_B[:, None], delta_B[:, None], two_sided=False
+    )
+    yield Outcome("ours:smaller_width", delta_B, _probability(coins.mass_BK, miss_BK > width_BK + ROUNDING))
+
+
+def _compositions(groups: int) -> Floats:
+    """All (i, j, k) that add up to ``groups``."""
+    pairs = [(i, j, groups - i - j) for i in range(groups + 1) for j in range(groups + 1 - i)]
+    return np.array(pairs, dtype=np.float64)
+
+
+def empirical_surrogate(draw: Draw) -> Iterator[Outcome]:
+    """cor:empL: one message a group, three messages; every batch is enumerated, failures are added up.
+
+    Also with Bernstein's term, and with one side only.
+    """
+    rng, size = draw.rng, draw.size
+    groups = int(rng.integers(4, 17))
+    cur, new = _laws(rng, size, 3)
+    advantages = rng.uniform(-1.0, 1.0, size=(size, 3))
+    eps_B, delta_B = rng.uniform(0.05, 0.5, size=size), 10.0 ** rng.uniform(-2.0, -0.1, size=size)
+    w = information.ratio(cur, new)
+    contribution_BX = np.clip(w, 1.0 - eps_B[:, None], 1.0 + eps_B[:, None]) * advantages
+    counts_C3 = _compositions(groups)
+    log_factorial = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, groups + 1)))])
+    ways_C = log_factorial[groups] - log_factorial[counts_C3.astype(np.int64)].sum(axis=1)
+    mass_BC = np.exp(ways_C + np.log(cur) @ counts_C3.T)
+    mean_BC = contribution_BX @ counts_C3.T / groups
+    variance_BC = np.maximum((contribution_BX**2 @ counts_C3.T / groups - mean_BC**2) * groups / (groups - 1), 0.0)
+    population_B = (new * advantages).sum(axis=1)
+    forms = {
+        "cor:empL": (None, True),
+        "ours:empL_one_sided": (None, False),
+        "ours:empL_bernstein": (variance_BC, False),
+    }
+    for name, (variance, two_sided) in forms.items():
+        lower_BC = concentration.empirical_correction(
+            mean_BC,
+            groups,
+            a_clip=1.0,
+            eps_w=eps_B[:, None],
+            weight=1.0,
+            radius=information.kl(cur, new)[:, None],
+            delta=delta_B[:, None],
+            variance=variance,
+            two_sided=two_sided,
+        ).lower
+        yield Outcome(name, delta_B, _probability(mass_BC, lower_BC > population_B[:, None] + ROUNDING))
+
+
+def stage_confidence(draw: Draw) -> Iterator[Outcome]:
+    """thm:stage-hp, the part that is chance: with delta_conf / n for each step, all n hold with 1 - delta_conf."""
+    steps = int(draw.rng.integers(2, 6))
+    delta_B = 10.0 ** draw.rng.uniform(-2.0, -0.1, size=draw.size)
+    all_hold_B = np.ones(draw.size)
+    for _ in range(steps):
+        coins = _coins(draw.rng, draw.size)
+        width_B = concentration.hoeffding_width(coins.count_B, coins.bound_B, delta_B / steps)
+        above_BK = coins.mean_BK - coins.expectation_B[:, None] > width_B[:, None] + ROUNDING
+        all_hold_B *= 1.0 - _probability(coins.mass_BK, above_BK)
+    yield Outcome("thm:stage-hp (chance)", delta_B, 1.0 - all_hold_B)
+
+
+def stage_population(draw: Draw) -> Iterator[Outcome]:
+    """thm:stage-hp, the part that is not chance: the expected clipped surrogates of a stage, less the occupancy and
+    ratio terms, never exceed its gain. True advantages, so zeta is 0."""
+    stage = draw.discounted
+    eps_B = draw.rng.uniform(0.05, 0.5, size=draw.size)
+    weight_B = 1.0 / (1.0 - stage.teams[0].gamma_B)
+    promised_B, price_B = np.zeros(draw.size), np.zeros(draw.size)
+    for step in stage.steps:
+        a_max_B = step.old.a_max_B
+        clipped_BSA = _clipped(step, eps_B)
+        promised_B = promised_B + weight_B * step.old.expect(
+            (step.old.policy_BSA * clipped_BSA * step.old.advantage_BSA).sum(axis=-1)
+        )
+        price_B = price_B + step_penalty(step.kl_B, step.old.gamma_B, a_max_B)
+        price_B = price_B + concentration.ratio_clip_term(a_max_B, step.kl_B, weight_B)
+    yield Outcome("thm:stage-hp", price_B, promised_B - stage.whole.gain_B)
+
+
+def _clipped(step: tabular.DiscountedStep, eps_B: Floats) -> Floats:
+    w = np.exp(step.new.logp_BSA - step.old.logp_BSA)
+    return np.clip(w, (1.0 - eps_B)[:, None, None], (1.0 + eps_B)[:, None, None])
+
+
+def mixing(draw: Draw) -> Iterator[Outcome]:
+    """lem:beta-block on stationary two-state chains: exact tails of the odd-block mean, by dynamic programming."""
+    rng, size = draw.rng, draw.size
+    block = int(rng.integers(1, 4))
+    m = int(rng.integers(2, 7))
+    count = 2 * block * m
+    p_B, q_B = 10.0 ** rng.uniform(-3.0, -0.02, size=(2, size))
+    transition = np.stack([np.stack([1 - p_B, p_B], -1), np.stack([q_B, 1 - q_B], -1)], -2)
+    kept = block * m
+    # law_BXK[b, x, k]: the state is x and k of the kept values were ones
+    law_BXK = np.zeros((size, 2, kept + 1))
+    law_BXK[:, :, 0] = concentration.stationary(transition)
+    for t in range(count):
+        if t > 0:
+            law_BXK = np.einsum("bxk,bxy->byk", law_BXK, transition)
+        if (t // block) % 2 == 0:  # odd blocks, counted from one
+            law_BXK[:, 1, 1:] = law_BXK[:, 1, :-1].copy()
+            law_BXK[:, 1, 0] = 0.0
+    mass_BK = law_BXK.sum(axis=1)
+    mean_K = 2.0 * np.arange(kept + 1) / kept - 1.0
+    expectation_B = concentration.stationary(transition) @ np.array([-1.0, 1.0])
+    epsilon_B = rng.uniform(0.05, 1.9, size=size)
+    tail_B = _probability(mass_BK, np.abs(mean_K - expectation_B[:, None]) > epsilon_B[:, None] + ROUNDING)
+    beta_B = concentration.markov_beta(transition, block + 1)
+    yield Outcome("ours:beta_block", concentration.blocking_tail(epsilon_B, count, block, 1.0, beta_B), tail_B)
+    printed_B = concentration.blocking_tail(
+        epsilon_B, count, block, 1.0, 2.0 * concentration.markov_beta(transition, block)
+    )
+    yield Outcome("lem:beta-block", printed_B, tail_B)
+
+
+# -- biases (app:groupadv) -------------------------------------------------------------------------------------
+
+
+def baseline(draw: Draw) -> Iterator[Outcome]:
+    """lem:shrinkage and cor:baselinebias by enumeration of all groups of one rollout and G - 1 others."""
+    rng, size = draw.rng, draw.size
+    group_size = int(rng.integers(2, 6))
+    returns_BX = rng.standard_normal((size, 3)) * 10.0 ** rng.uniform(-2.0, 2.0, size=(size, 1))
+    law_BX = rng.dirichlet(np.ones(3), size=size)
+    others_C3 = _compositions(group_size - 1)
+    log_factorial = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, group_size)))])
+    ways_C = log_factorial[group_size - 1] - log_factorial[others_C3.astype(np.int64)].sum(axis=1)
+    mass_BC = np.exp(ways_C + np.log(law_BX) @ others_C3.T)
+    own_B = returns_BX[np.arange(size), rng.integers(3, size=size)]
+    group_mean_BC = (own_B[:, None] + returns_BX @ others_C3.T) / group_size
+    centred_B = (mass_BC * (own_B[:, None] - group_mean_BC)).sum(axis=1)
+    a_ret_B = own_B - (law_BX * returns_BX).sum(axis=1)
+    yield Outcome("lem:shrinkage", concentration.shrinkage(group_size) * a_ret_B, centred_B, equal=True)
+    bias_B = np.abs(centred_B - a_ret_B)
+    yield Outcome("cor:baselinebias", concentration.baseline_bias(a_ret_B, group_size), bias_B, equal=True)
+    largest_B = np.abs(returns_BX - (law_BX * returns_BX).sum(axis=1, keepdims=True)).max(axis=1)
+    yield Outcome("cor:baselinebias (largest)", concentration.baseline_bias(largest_B, group_size), bias_B)
+
+
+def clipping(draw: Draw) -> Iterator[Outcome]:
+    """lem:clipbias and cor:clipbias-prob on random finite laws."""
+    rng, size = draw.rng, draw.size
+    values = rng.standard_normal((size, 6)) * 10.0 ** rng.uniform(-1.0, 1.0, size=(size, 1))
+    got = concentration.clip_bias(values, rng.dirichlet(np.ones(6), size=size), rng.uniform(0.1, 4.0, size=size))
+    yield Outcome("ours:clipbias_distance", got.distance, got.bias)
+    yield Outcome("lem:clipbias", got.overflow, got.bias)
+    yield Outcome("lem:clipbias (distance)", got.overflow, got.distance)
+    yield Outcome("cor:clipbias-prob (largest)", got.by_largest, got.overflow)
+    yield Outcome("cor:clipbias-prob (second moment)", got.by_second_moment, got.overflow)
+
+
+# -- laws of messages (app:groupconc, app:infoupper) ------------------------------------------------------------
+
+
+def _laws(rng: Rng, size: int, messages: int) -> tuple[Floats, Floats]:
+    """Pairs of laws with mass everywhere, from almost equal to far apart."""
+    logits = rng.standard_normal((size, messages)) * rng.choice([0.1, 1.0, 3.0], size=(size, 1))
+    tilt = rng.standard_normal((size, messages)) * 10.0 ** rng.uniform(-3.0, 0.5, size=(size, 1))
+    return geometry.softmax(logits), geometry.softmax(logits + tilt)
+
+
+def ratios(draw: Draw) -> Iterator[Outcome]:
+    """lem:ratio-tv and lem:clipbias-kl step by step, and what is true of PPO's minimum."""
+    rng, size = draw.rng, draw.size
+    cur, new = _laws(rng, size, int(rng.integers(2, 7)))
+    yield Outcome(
+        "lem:ratio-tv",
+        2.0 * information.total_variation(cur, new),
+        information.ratio_deviation(cur, new),
+        equal=True,
+    )
+    # Weights of one size for every message, often: then the first inequality is tight.
+    weights = rng.uniform(-1.0, 1.0, size=cur.shape)
+    signs = np.where(rng.random((size, 1)) < 0.5, np.sign(weights), weights)
+    low, high = rng.uniform(0.0, 0.9, size=size), rng.uniform(0.0, 1.0, size=size)
+    got = information.ratio_clip_bias(cur, new, signs, low, high)
+    yield Outcome("lem:clipbias-kl (first)", got.by_ratio, got.bias)
+    yield Outcome("lem:clipbias-kl (second)", got.by_tv, got.by_ratio)
+    yield Outcome("lem:clipbias-kl (third)", got.by_kl, got.by_tv)
+    yield Outcome("lem:clipbias-kl", got.by_kl, got.bias)
+    w = information.ratio(cur, new)
+    clipped = np.clip(w, 1.0 - low[:, None], 1.0 + high[:, None])
+    unclipped, minimum = (new * signs).sum(axis=1), (cur * np.minimum(w * signs, clipped * signs)).sum(axis=1)
+    yield Outcome("ours:ppo_minimum_is_lower", unclipped, minimum)
+    yield Outcome("ours:ppo_minimum_bias", got.by_ratio, unclipped - minimum)
+
+
+def ratio_clip_in_region(draw: Draw) -> Iterator[Outcome]:
+    """cor:clipbias-tr on every step of the random discounted stages."""
+    eps_B = draw.rng.uniform(0.0, 0.5, size=draw.size)
+    for step in draw.discounted.steps:
+        w = np.exp(step.new.logp_BSA - step.old.logp_BSA)
+        lost_BSA = step.old.policy_BSA * (w - _clipped(step, eps_B)) * step.old.advantage_BSA
+        bias_B = np.abs(step.old.expect(lost_BSA.sum(axis=-1)))
+        yield Outcome("cor:clipbias-tr", step.old.a_max_B * np.sqrt(2.0 * step.kl_B), bias_B)
+
+
+def centring(draw: Draw) -> Iterator[Outcome]:
+    """lem:centerapp on both kinds of teams."""
+    team = draw.discounted.teams[-1]
+    scale_BS = np.abs(team.q_BSA).max(axis=2)
+    mean_BS = (team.policy_BSA * team.advantage_BSA).sum(axis=-1)
+    yield Outcome("lem:centerapp", scale_BS, scale_BS + mean_BS, equal=True)
+    last = draw.episodic.teams[-1]
+    for policy, advantage, value in zip(last.policies, last.advantages, last.values[:-1], strict=True):
+        yield Outcome("lem:centerapp", value, value + (policy * advantage).sum(axis=-1), equal=True)
+
+
+def variational(draw: Draw) -> Iterator[Outcome]:
+    """lem:dv: for any eta; with equality at the tilted law; and its square-root form."""
+    rng, size = draw.rng, draw.size
+    cur, new = _laws(rng, size, int(rng.integers(2, 7)))
+    f = rng.standard_normal(cur.shape) * 10.0 ** rng.uniform(-1.0, 1.0, size=(size, 1))
+    eta = 10.0 ** rng.uniform(-2.0, 1.0, size=size)
+    # bound - lowest f: a slack form that stays positive, so that the ratio means something
+    lowest = f.min(axis=1)
+    mean = (new * f).sum(axis=1)
+    yield Outcome("lem:dv", information.donsker_varadhan(cur, new, f, eta) - lowest, mean - lowest)
+    tilted = geometry.softmax(np.log(cur) + eta[:, None] * f)
+    reached = (tilted * f).sum(axis=1)
+    with np.errstate(under="ignore"):
+        usable = tilted.min(axis=1) > 1e-250
+    best = information.donsker_varadhan(cur, tilted, f, eta)
+    yield Outcome("lem:dv (attained)", np.where(usable, best, reached), reached, equal=True)
+    a = information.centred(f, cur)
+    size_A = np.abs(a).max(axis=1)
+    gain = (new * a).sum(axis=1)
+    yield Outcome("lem:dv (centred)", information.centred_envelope(size_A, information.kl(new, cur)), gain)
+    yield Outcome(
+        "ours:centred_cur_to_new", information.centred_envelope(size_A, information.kl(cur, new)), np.abs(gain)
+    )
+
+
+def oracle(draw: Draw) -> Iterator[Outcome]:
+    """prop:oracle with the largest KL(new||cur), and ours with the mean KL(cur||new) that eq:tr constrains."""
+    for step in draw.discounted.steps:
+        team = step.old
+        largest_B = tabular.kl(step.new.logp_BSA, step.old.logp_BSA).max(axis=1)
+        weight_B = 1.0 / (1.0 - team.gamma_B)
+        yield Outcome("prop:oracle", information.oracle_envelope(team.a_max_B, largest_B, weight_B), step.gain_B)
+        yield Outcome(
+            "ours:mean_kl_envelope",
+            information.mean_kl_envelope(team.a_max_B, step.kl_B, team.gamma_B),
+            np.abs(step.gain_B),
+        )
+
+
+def episode_shift(draw: Draw) -> Iterator[Outcome]:
+    """A whole stage moves the law of an episode by at most what the *sum* of its KLs under the stage-start team allows.
+
+    The root of a sum, where lem:cumocc has the sum of roots: over the steps of a stage it grows like n^(3/2), not n^2.
+    """
+    whole = draw.episodic.whole
+    total_B = whole.kl_by_turn_BK.sum(axis=1)
+    moved_B = tabular.tv(whole.old.visits[-1], whole.new.visits[-1])
+    yield Outcome("ours:episode_shift", tv_by_kl(total_B), moved_B)
+
+
+# -- geometry (app:info-lower, app:pgd) ---------------------------------------------------------------------------
+
+
+def fisher_bridge(draw: Draw) -> Iterator[Outcome]:
+    """lem:klfisher with a computed remainder, in both directions of the KL."""
+    rng, size = draw.rng, draw.size
+    states, messages = int(rng.integers(1, 4)), int(rng.integers(2, 6))
+    shape = (size, states, messages)
+    logits = rng.standard_normal(shape) * rng.choice([0.1, 1.0, 3.0], size=(size, 1, 1))
+    step = rng.standard_normal(shape) * 10.0 ** rng.uniform(-3.0, 0.5, size=(size, 1, 1))
+    weights_BS = rng.dirichlet(np.ones(states), size=size)
+    got = geometry.kl_fisher_bridge(logits, step, weights_BS)
+    fisher_BKK = geometry.fisher(geometry.softmax(logits), geometry.table_features(states, messages), weights_BS)
+    flat_BK = step.reshape(size, -1)
+    quadratic_B = 0.5 * np.einsum("bk,bkl,bl->b", flat_BK, fisher_BKK, flat_BK)
+    yield Outcome("lem:klfisher (quadratic)", quadratic_B, got.quadratic, equal=True)
+    for name, exact, (low, high), direction in [
+        ("ours:klfisher_cur_to_new", got.kl_cur_to_new, got.cur_to_new_interval, True),
+        ("ours:klfisher_new_to_cur", got.kl_new_to_cur, got.new_to_cur_interval, False),
+    ]:
+        yield Outcome(f"{name} (above)", high, exact)
+        yield Outcome(f"{name} (below)", exact, low)
+        # State by state the remainder is of the cube of the step there; the lemma has the length of the whole step.
+        remainder_B = np.abs(exact - got.quadratic)
+        norm_BS, norm_B = np.linalg.norm(step, axis=-1), np.linalg.norm(flat_BK, axis=-1)
+        cubic_BS = geometry.cubic_constant(norm_BS, cur_to_new=direction) * norm_BS**3 / 6.0
+        yield Outcome(f"{name} (cubic)", (weights_BS * cubic_BS).sum(axis=1), remainder_B)
+        if not direction:
+            whole_B = geometry.cubic_constant(norm_B, cur_to_new=False) * norm_B**3 / 6.0
+            yield Outcome("lem:klfisher", whole_B, remainder_B)
+    yield Outcome("ours:certified_radius", geometry.certified_radius(got.quadratic, got.reach), got.kl_cur_to_new)
+
+
+def quadratic_ball(draw: Draw) -> Iterator[Outcome]:
+    """lem:lin-quad: the printed maximiser is feasible, attains its value, and no other step on the ball gains more."""
+    rng, size, count = draw.rng, draw.size, int(draw.rng.integers(2, 6))
+    root = rng.standard_normal((size, count, count))
+    matrix = root @ np.swapaxes(root, 1, 2) + 10.0 ** rng.uniform(-1.0, 1.0, size=(size, 1, 1)) * np.eye(count)
+    gradient, radius = rng.standard_normal((size, count)), 10.0 ** rng.uniform(-4.0, 0.0, size=size)
+    got = geometry.linear_gain(gradient, matrix, radius)
+    used = 0.5 * np.einsum("bk,bkl,bl->b", got.step_K, matrix, got.step_K)
+    yield Outcome("lem:lin-quad (fills)", radius, used, equal=True)
+    yield Outcome("lem:lin-quad (value)", got.gain, (gradient * got.step_K).sum(axis=1), equal=True)
+    # near the maximiser and anywhere
+    other = got.step_K + rng.standard_normal((size, count)) * 10.0 ** rng.uniform(-3.0, 1.0, size=(size, 1))
+    other *= np.sqrt(radius / (0.5 * np.einsum("bk,bkl,bl->b", other, matrix, other)))[:, None]
+    yield Outcome("lem:lin-quad", got.gain, (gradient * other).sum(axis=1))
+
+
+def natural_stage(draw: Draw) -> Iterator[Outcome]:
+    """thm:info-lower-stage as it holds: a stage of natural-gradient steps on the random teams, exact gains.
+
+    Each agent in turn takes the step of lem:lin-quad for a table of message logits at its own states. Slack form: what
+    the gradients promise, less the gain, is at most the occupancy terms at the steps' true KLs.
+    """
+    rng, size = draw.rng, draw.size
+    team = _own_rows(draw.discounted.teams[0])
+    start_B = team.return_B
+    radius_B, eps_B = 10.0 ** rng.uniform(-9.0, -3.0, size=size), 10.0 ** rng.uniform(-3.0, 0.0, size=size)
+    weight_B = 1.0 / (1.0 - team.gamma_B)
+    promised_B, price_B, certified_B = np.zeros((3, size))
+    identity = np.eye(team.space.size)
+    for agent in draw.discounted.order:
+        own_BS = team.occupancy_BS * (team.active_BS == agent)
+        policy, advantage = team.policy_BSA, team.advantage_BSA
+        gradient = weight_B[:, None, None] * own_BS[:, :, None] * policy * advantage  # A has mean 0: no centring
+        covariance = policy[..., :, None] * (identity - policy[..., None, :])
+        fisher = own_BS[:, :, None, None] * covariance + eps_B[:, None, None, None] * identity
+        direction = np.linalg.solve(fisher, gradient[..., None])[..., 0]
+        norm2_B = (gradient * direction).sum(axis=(1, 2))
+        moves_B = norm2_B > 0
+        length_B = np.where(moves_B, np.sqrt(2.0 * radius_B / np.where(moves_B, norm2_B, 1.0)), 0.0)
+        step = length_B[:, None, None] * direction
+        # The Hessian has a block for each state: its norm is the largest, each bounded as in lem:smooth.
+        roughest_B = (own_BS * np.abs(advantage).max(axis=2)).max(axis=1) * weight_B
+        curvature_B = geometry.uniform_smoothness(roughest_B, geometry.TABLE_SPAN, 0.5, 1.0) / eps_B
+        promise_B = geometry.budget_aware_gain(np.sqrt(2.0 * norm2_B), curvature_B, radius_B)
+        promised_B = promised_B + promise_B
+        bridge = geometry.kl_fisher_bridge(np.log(policy), step, own_BS)
+        price_B = price_B + step_penalty(bridge.kl_cur_to_new, team.gamma_B, team.a_max_B)
+        certified_B = certified_B + step_penalty(
+            geometry.certified_radius(radius_B, bridge.reach), team.gamma_B, team.a_max_B
+        )
+        moved = geometry.softmax(np.log(policy) + step)
+        reached_B = weight_B * (own_BS[:, :, None] * (moved - policy) * advantage).sum(axis=(1, 2))
+        yield Outcome("thm:info-lower-stage (surrogate)", reached_B, promise_B)
+        team = replace(team, logits_BSKV=_token_logits(team.space, moved))
+    missed_B = promised_B - (team.return_B - start_B)
+    yield Outcome("thm:info-lower-stage", price_B, missed_B)
+    yield Outcome("ours:info_lower_stage_certified", certified_B, missed_B)
+
+
+def _own_rows(team: tabular.DiscountedTeam) -> tabular.DiscountedTeam:
+    """The same team, every state with a policy row of its own."""
+    logits = np.take_along_axis(team.logits_BSKV, team.row_BS[:, :, None, None], axis=1)
+    return replace(team, logits_BSKV=logits, row_BS=np.broadcast_to(np.arange(logits.shape[1]), team.row_BS.shape))
+
+
+def _token_logits(space: tabular.MessageSpace, policy_BSA: Floats) -> Floats:
+    """Token logits of a message policy: the logarithm of the mass that passes each prefix and token."""
+    return np.log(np.maximum(space.token_mass(policy_BSA), 1e-300))
+
+
+def _surrogates(rng: Rng, size: int) -> tuple[geometry.SurrogateModel, Floats]:
+    states, messages, parameters = 3, 4, 5
+    model = geometry.SurrogateModel(
+        features_SAK=rng.standard_normal((size, states, messages, parameters)),
+        states_S=rng.dirichlet(np.ones(states), size=size),
+        advantages_SA=rng.uniform(-1.0, 1.0, size=(size, states, messages)),
+        weight=1.0 / (1.0 - rng.choice([0.0, 0.5, 0.9], size=size)),
+    )
+    return model, rng.standard_normal((size, parameters))
+
+
+def derivatives(draw: Draw) -> Iterator[Outcome]:
+    """lem:grad-hess along random directions, against the derivatives of E_0[A e^(tX)] / E_0[e^(tX)] at t = 0; and
+    lem:smooth: no Hessian exceeds the bound."""
+    model, theta = _surrogates(draw.rng, draw.size)
+    u = draw.rng.standard_normal(theta.shape)
+    probs = model.probs_SA(theta)
+    x = np.einsum("bsak,bk->bsa", model.features_SAK, u)
+    a = model.advantages_SA
+
+    def mean(values_BSA: Floats) -> Floats:
+        return np.asarray((probs * values_BSA).sum(axis=-1))
+
+    per_state = np.asarray(model.weight)[:, None] * model.states_S
+    slope_BS = mean(a * x) - mean(a) * mean(x)
+    bend_BS = mean(a * x**2) - mean(a) * mean(x**2) - 2.0 * mean(x) * slope_BS
+    yield Outcome(
+        "lem:grad-hess (gradient)",
+        (model.gradient(theta) * u).sum(axis=1),
+        (per_state * slope_BS).sum(axis=1),
+        equal=True,
+    )
+    hessian = model.hessian(theta)
+    curved_B = np.einsum("bk,bkl,bl->b", u, hessian, u)
+    yield Outcome("lem:grad-hess (Hessian)", curved_B, (per_state * bend_BS).sum(axis=1), equal=True)
+    yield Outcome("lem:smooth", model.smoothness(), np.abs(np.linalg.eigvalsh(hessian)).max(axis=-1))
+
+
+def ascent(draw: Draw) -> Iterator[Outcome]:
+    """thm:pgd: projected ascent of random surrogates in a ball, with eta up to 1/L."""
+    model, theta = _surrogates(draw.rng, draw.size)
+    # Sharper than the uniform bound, still valid: some eta are close to what the curvature allows.
+    eta = draw.rng.uniform(0.2, 1.0, size=draw.size) / model.smoothness()
+    project = geometry.ball_projection(theta, draw.rng.uniform(0.05, 1.0, size=draw.size))
+    path = geometry.projected_ascent(model.value, model.gradient, project, theta, eta, steps=8)
+    gained = np.diff(path.values, axis=0)
+    yield Outcome("thm:pgd (step)", gained, 0.5 * eta * path.mapping2)
+    best_BS = model.states_S * model.advantages_SA.max(axis=2)
+    best_B = np.asarray(model.weight) * best_BS.sum(axis=1)
+    yield Outcome("thm:pgd (rate)", path.rate_bound(best_B, eta), path.mapping2.mean(axis=0))
+
+
+# -- budgets (app:tightness) ----------------------------------------------------------------------------------------
+
+
+def budgets(draw: Draw) -> Iterator[Outcome]:
+    """The best radii certify at least as much as random, equal and proportional ones of the same budget."""
+    rng, size, steps = draw.rng, draw.size, int(draw.rng.integers(1, 7))
+    kappa = rng.uniform(0.0, 2.0, size=(size, steps))
+    curvature = rng.uniform(0.0, 5.0, size=kappa.shape) * rng.integers(2, size=(size, 1))
+    penalty = rng.uniform(0.0, 1.5, size=kappa.shape) * rng.integers(2, size=(size, 1))
+    cubic = rng.uniform(0.0, 5.0, size=kappa.shape) * rng.integers(2, size=(size, 1))
+    total = 10.0 ** rng.uniform(-4.0, 0.5, size=size)
+    best = allocation.best_radii(kappa, total, curvature_I=curvature, penalty_I=penalty, cubic_I=cubic)
+    shares = rng.dirichlet(np.full(steps, 0.7), size=size) * rng.uniform(0.3, 1.0, size=(size, 1))
+    near = best.radii_I * np.exp(0.1 * rng.standard_normal(kappa.shape))
+    near *= np.minimum(1.0, total / np.maximum(near.sum(axis=1), 1e-300))[:, None]
+    for radii in (shares * total[:, None], near, np.repeat(total[:, None] / steps, steps, axis=1)):
+        parts = allocation.certified_parts(radii, kappa, curvature, penalty, cubic)
+        yield Outcome("ours:best_radii", best.bound, parts.sum(axis=1))
+    yield Outcome("ours:best_radii (budget)", total, best.radii_I.sum(axis=1))
+    roots = np.sqrt(shares * total[:, None]).sum(axis=1)
+    yield Outcome("app:tightness", np.sqrt(steps * total), roots)
+
+
+CHECKS: tuple[Check, ...] = (
+    hoeffding,
+    bernstein,
+    empirical_surrogate,
+    stage_confidence,
+    stage_population,
+    mixing,
+    baseline,
+    clipping,
+    ratios,
+    ratio_clip_in_region,
+    centring,
+    variational,
+    oracle,
+    episode_shift,
+    fisher_bridge,
+    quadratic_ball,
+    natural_stage,
+    derivatives,
+    ascent,
+    budgets,
+)
