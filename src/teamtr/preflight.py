@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from teamtr.build import Workshop
+from teamtr.engines.learner import PolicyLearner
 from teamtr.errors import Refused
+from teamtr.presets import Radii
 from teamtr.randomness import generator, seed_of
 from teamtr.rollout import play
 from teamtr.theory.advantages import group_advantages
@@ -13,6 +16,8 @@ from teamtr.update import VERIFIABLE_SHARE, Lesson, noise_floor
 
 PROBLEMS = 8
 GROUP = 4
+EXACT = ("fp64", "fp32")
+PERTURBATIONS = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
 
 
 @dataclass(frozen=True)
@@ -65,14 +70,11 @@ def measure_floors(workshop: Workshop) -> list[Floor]:
         lesson = Lesson(batch.of(name), advantages, returns_PG)
         if len(lesson.batch) == 0:
             continue
-        before = learner.snapshot()
-        learner.begin(lesson.batch)
-        floor = noise_floor(learner, lesson, before, workshop.plan.radii, seed=seed_of(seed, "preflight", name))
-        learner.end()
+        floor = _floor(learner, lesson, workshop.plan.radii, seed=seed_of(seed, "preflight", name))
         floors.append(
             Floor(
                 agent=name,
-                precision=getattr(learner.policy, "precision", "fp64"),
+                precision=learner.policy.precision,
                 messages=len(lesson.batch),
                 noise_floor=floor,
                 radius=learner.state.radius_nats,
@@ -80,6 +82,43 @@ def measure_floors(workshop: Workshop) -> list[Floor]:
             )
         )
     return floors
+
+
+def _floor(learner: PolicyLearner, lesson: Lesson, radii: Radii, *, seed: int) -> float:
+    """The KL that rounding produces: after a negligible perturbation, and beyond it wherever float32 differs.
+
+    In low precision a negligible change can vanish altogether (an adapter's, beside a frozen base), which reads as a
+    floor of 0, while a step of the size of real ones is read wrongly. So perturbations of growing size are measured
+    in this precision and in float32, as long as their true KL is within the radius; the largest difference counts.
+    """
+    before = learner.snapshot()
+    learner.begin(lesson.batch)
+    floor = noise_floor(learner, lesson, before, radii, seed=seed)
+    learner.end()
+    if learner.policy.precision in EXACT:
+        return floor
+    for relative in PERTURBATIONS:
+        true = _perturbed_kl(learner, lesson, before, radii, relative, seed, precision="fp32")
+        if true > learner.state.radius_nats:
+            break
+        read = _perturbed_kl(learner, lesson, before, radii, relative, seed, precision=learner.policy.precision)
+        floor = max(floor, abs(read - true))
+    return floor
+
+
+def _perturbed_kl(
+    learner: PolicyLearner, lesson: Lesson, before: Any, radii: Radii, relative: float, seed: int, *, precision: str
+) -> float:
+    own = learner.policy.precision
+    learner.policy.precision = precision
+    try:
+        learner.begin(lesson.batch)
+        learner.perturb(relative, seed)
+        return float(lesson.charged_M(learner.measure().full_M, radii).mean())
+    finally:
+        learner.restore(before)
+        learner.end()
+        learner.policy.precision = own
 
 
 def require_visible(workshop: Workshop, floors: list[Floor]) -> None:

@@ -30,6 +30,9 @@ class Policy(ABC):
 
     device: torch.device
 
+    precision: str
+    """The arithmetic of ``features``: fp64, fp32, tf32, fp16 or bf16. May be changed between calls."""
+
     @abstractmethod
     def parameters(self) -> dict[str, nn.Parameter]:
         """The trainable parameters, by a stable name."""

@@ -39,6 +39,7 @@ class TabularPolicy(Policy):
         self.end_ids = end_ids
         self.temperature = temperature
         self.device = torch.device("cpu")
+        self.precision = "fp64"
         generator = torch.Generator().manual_seed(seed)
         logits = spread * torch.randn(rows, vocabulary, generator=generator, dtype=torch.float64)
         if favoured is not None:

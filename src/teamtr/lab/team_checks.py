@@ -382,9 +382,7 @@ CHECKS: Sequence[Check] = (
 def sabotaged_occupancy(draw: Draw) -> Outcomes:
     """lem:occ with half its constant."""
     for step in draw.discounted.steps:
-        yield Outcome(
-            "wrong:lem:occ, half", 0.5 * shift_by_kl(step.old.gamma_B, step.kl_B), _shift(step.new, step.old)
-        )
+        yield Outcome("wrong:lem:occ, half", 0.5 * shift_by_kl(step.old.gamma_B, step.kl_B), _shift(step.new, step.old))
 
 
 def sabotaged_chain_rule(draw: Draw) -> Outcomes:

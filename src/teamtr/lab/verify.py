@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from teamtr.lab import team_checks
+from teamtr.lab import point_checks, team_checks
 from teamtr.lab.checks import Check, Draw, Outcome
 from teamtr.randomness import generator
 from teamtr.theory.tabular import (
@@ -112,7 +112,7 @@ def verify(
 
 
 def all_checks() -> list[Check]:
-    return [*team_checks.CHECKS]
+    return [*team_checks.CHECKS, *point_checks.CHECKS]
 
 
 class _Tally:
@@ -134,7 +134,7 @@ class _Tally:
 
     def report(self) -> CheckReport:
         ratios = np.concatenate(self.ratios)
-        median, p99, least = (np.quantile(ratios, [0.5, 0.99, 0.0]) if ratios.size else [np.nan] * 3)
+        median, p99, least = np.quantile(ratios, [0.5, 0.99, 0.0]) if ratios.size else [np.nan] * 3
         return CheckReport(self.tested, self.violations, float(median), float(p99), float(least), self.first)
 
 
@@ -226,9 +226,7 @@ def fork(rng: np.random.Generator, size: int) -> DiscountedStage:
     expected advantage is +-A_max and eq:stale_surrogate_gap is attained up to the same factor.
     """
     gamma_B = rng.choice([0.05, 0.2, 0.5, 0.9], size=size)
-    second_BS = np.stack(
-        [rng.choice([0.5, 0.3, 0.05], size=size), np.full(size, 1e-9), np.full(size, 1e-9)], axis=1
-    )
+    second_BS = np.stack([rng.choice([0.5, 0.3, 0.05], size=size), np.full(size, 1e-9), np.full(size, 1e-9)], axis=1)
     reward_BSA = np.zeros((size, 3, 2))
     reward_BSA[:, 1, 1] = reward_BSA[:, 2, 0] = 1.0  # in state 1 the agent is wrong, in state 2 right
     team = _three_states(rng, (0, 1, 1), second_BS, reward_BSA, gamma_B)

@@ -22,7 +22,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from teamtr.theory.concentration import bernstein_width, stage_high_probability
+from teamtr.theory.concentration import bernstein_width, empirical_correction
 from teamtr.theory.occupancy import change_of_measure, cumulative_shift, shift_by_kl, tv_by_kl
 from teamtr.types import Floats
 
@@ -134,33 +134,32 @@ def stage_hp_certificate(
     ``surrogates_I`` are means over ``groups_I`` groups that the updates did *not* learn from (the text omits it);
     with their ``variances_I``, empirical Bernstein takes Hoeffding's place.
     """
+    surrogates = np.asarray(surrogates_I, dtype=np.float64)
     # One number per team becomes one per step.
     g, largest, clip = (np.asarray(value, dtype=np.float64)[..., None] for value in (gamma, a_max, a_clip))
     weight = 1.0 / (1.0 - g)
-    bound = stage_high_probability(
-        surrogates_I,
-        step_penalty(deltas_I, g, largest),
-        np.asarray(zetas_I, dtype=np.float64) * weight,
+    correction = empirical_correction(
+        surrogates,
         groups_I,
         a_clip=clip,
         eps_w=eps_w,
         weight=weight,
-        radii_I=deltas_I,
-        delta_conf=delta_conf,
-        variances_I=variances_I,
+        radius=deltas_I,
+        delta=delta_conf / surrogates.shape[-1],
+        variance=variances_I,
     )
-    return _certificate(
-        "stage_hp",
-        surrogate=bound.correction.surrogate.sum(axis=-1),
-        occupancy=-bound.occupancy_I.sum(axis=-1),
-        estimation=-bound.zeta_I.sum(axis=-1),
-        sampling=-np.sum(bound.correction.sampling, axis=-1),
-        ratio_clipping=-np.sum(bound.correction.ratio_bias, axis=-1),
-    )
+    paid = {
+        "occupancy": step_penalty(deltas_I, g, largest),
+        "estimation": np.asarray(zetas_I, dtype=np.float64) * weight,
+        "sampling": correction.sampling,
+        "ratio_clipping": correction.ratio_bias,
+    }
+    terms = {name: -np.broadcast_to(cost_I, surrogates.shape).sum(axis=-1) for name, cost_I in paid.items()}
+    return _certificate("stage_hp", surrogate=surrogates.sum(axis=-1), **terms)
 
 
 def surrogate_ceiling(delta: ArrayLike, gamma: ArrayLike, a_max: ArrayLike) -> Floats:
-    """A_max sqrt(2 delta) / (1 - gamma): no true surrogate exceeds it, so thm:single is never positive from gamma 1/2 on.
+    """A_max sqrt(2 delta) / (1 - gamma): no true surrogate exceeds it; thm:single is never positive from gamma 1/2 on.
 
     E_cur A = 0, hence |f(s)| = |E_new A - E_cur A| <= 2 A_max TV(s), and Pinsker with Jensen. The penalty of
     eq:single_step_cert is gamma / (1 - gamma) times this.
@@ -190,7 +189,7 @@ def joint_certificate(surrogate: ArrayLike, delta: ArrayLike, gamma: ArrayLike, 
 def second_order_certificate(
     surrogate: ArrayLike, delta: ArrayLike, gamma: ArrayLike, q_range: ArrayLike
 ) -> Certificate:
-    """Ours, discounted: gain >= L - q_range * X, where X <= delta / (1 - gamma) * (g + sqrt(g)), g = gamma / (1 - gamma).
+    """Ours, discounted: gain >= L - q_range * X, X <= delta / (1 - gamma) * (g + sqrt(g)) with g = gamma / (1 - gamma).
 
     Linear in delta, where thm:single has its root, so that it is positive for small steps along any ascent direction.
     ``q_range`` bounds max_a Q(s, a) - min_a Q(s, a): the range of r over 1 - gamma will do, and so will 2 A_max.
@@ -231,7 +230,7 @@ def turn_aware_penalties(
     if kl_K.ndim == 0 or (kl_K < 0.0).any() or (np.asarray(reward_range) < 0.0).any():
         raise ValueError(
             "turn_aware_penalties: one expected KL per turn of the agent, none below 0 (exact or upper, not the "
-            f"sampled k1), and a range of at least 0 are needed, got {kl_by_turn_K} and {reward_range}"
+            f"sampled k1), and a range of at least 0 are needed, got {kl_K} and {np.asarray(reward_range)}"
         )
     tv_K = tv_by_kl(kl_K)
     if tv_by_turn_K is not None:
@@ -402,7 +401,9 @@ def _own_turn(episode_M: NDArray[np.int64]) -> NDArray[np.int64]:
 def _returns(returns_PG: ArrayLike) -> Floats:
     returns = np.asarray(returns_PG, dtype=np.float64)
     if returns.ndim != 2 or returns.shape[1] < 2:
-        raise ValueError(f"returns of P problems x at least two episodes are needed for a baseline, got {returns.shape}")
+        raise ValueError(
+            f"returns of P problems x at least two episodes are needed for a baseline, got {returns.shape}"
+        )
     return returns
 
 
@@ -513,7 +514,9 @@ def student_quantile(probability: float, degrees: int) -> float:
     2/pi (x + sin x (cos x + 2/3 cos^3 x + 2*4/(3*5) cos^5 x + ...)), up to the power n - 2 of cos.
     """
     if not 0.0 < probability < 1.0 or degrees < 1:
-        raise ValueError(f"student_quantile: a probability in (0, 1) and n >= 1 are needed, got {probability}, {degrees}")
+        raise ValueError(
+            f"student_quantile: a probability in (0, 1) and n >= 1 are needed, got {probability}, {degrees}"
+        )
     even = degrees % 2 == 0
     k = np.arange(1, (degrees - 2) // 2 + 1 if even else (degrees - 1) // 2)
     factors = (2 * k - 1) / (2 * k) if even else (2 * k) / (2 * k + 1)

@@ -178,7 +178,7 @@ class DiscountedTeam:
     def _resolvent_BSS(self) -> Floats:
         """(I - gamma P_pi)^-1."""
         identity = np.eye(self.start_BS.shape[1])
-        return np.linalg.inv(identity - self.gamma_B[:, None, None] * self.kernel_BSS)
+        return np.asarray(np.linalg.inv(identity - self.gamma_B[:, None, None] * self.kernel_BSS), dtype=np.float64)
 
     @cached_property
     def value_BS(self) -> Floats:
@@ -528,7 +528,9 @@ def scale_to_radius(logits: Floats, direction: Floats, weight: Floats, radius_B:
     x_B, y_B = low_B, excess(low_B)
     next_B, next_y_B = high_B, excess(high_B)
     for _ in range(3):
-        slope_B = np.where(np.abs(next_B - x_B) > 1e-15, (next_y_B - y_B) / np.where(next_B == x_B, 1.0, next_B - x_B), 2)
+        slope_B = np.where(
+            np.abs(next_B - x_B) > 1e-15, (next_y_B - y_B) / np.where(next_B == x_B, 1.0, next_B - x_B), 2
+        )
         better_B = np.clip(next_B - next_y_B / np.maximum(slope_B, 0.1), low_B, high_B)
         x_B, y_B, next_B = next_B, next_y_B, better_B
         next_y_B = excess(next_B)
@@ -797,9 +799,7 @@ def random_episodic_stage(
     return EpisodicStage(tuple(teams), order)
 
 
-def _policy_rows(
-    agents: int, horizon: int, messages: int, problems: int, visibility: Visibility
-) -> tuple[Ints, ...]:
+def _policy_rows(agents: int, horizon: int, messages: int, problems: int, visibility: Visibility) -> tuple[Ints, ...]:
     """Which row of its table the speaker uses in each history: one per thing that it can tell apart."""
     rows, used = [], 0
     for t in range(horizon):
@@ -822,7 +822,7 @@ def _random_logits(rng: np.random.Generator, size: int, rows: tuple[int, ...], s
 
 
 def _random_rewards(rng: np.random.Generator, shape: tuple[int, ...], rewards: Rewards) -> Floats:
-    """"sparse": 1 with probability 0.15 and at least once, else 0; "dense": uniform in [0, 1]; "signed": normal, scaled per team."""
+    """Sparse: 1 with probability 0.15, at least once, else 0. Dense: uniform in [0, 1]. Signed: normal, any scale."""
     if rewards == "sparse":
         drawn = rng.random(shape)
         least = drawn.min(axis=tuple(range(1, len(shape))), keepdims=True)

@@ -40,7 +40,7 @@ class TransformerPolicy(Policy):
         self.tokenizer = tokenizer
         self.adapter = adapter
         self.temperature = temperature
-        self.precision = precision
+        self.precision: str = precision
         self.causal_lm = model.get_base_model() if adapter else model
         self.device = next(self.causal_lm.parameters()).device
         self.end_ids = end_ids_of(self.causal_lm, tokenizer)
