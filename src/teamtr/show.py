@@ -104,16 +104,16 @@ class TrainingScreen:
             )
 
     def _table(self, rate: str, eta: str) -> Table:
-        table = Table(box=None, padding=(0, 2), show_edge=False)
-        for title in ("agent", "stage", "reward", "KL of radius", "", "back-offs", "outcome"):
-            table.add_column(title, style="dim" if title == "outcome" else "")
+        table = Table(box=None, padding=(0, 1), show_edge=False)
+        for title in ("agent", "stage", "reward", "KL/radius", "", "back-offs", "outcome"):
+            table.add_column(title, no_wrap=True, style="dim" if title == "outcome" else "")
         for name, r in self.agents.items():
             share = r["kl_upper"] / r["radius"] if r["radius"] else 0.0
             table.add_row(
                 escape(name),
                 f"{r['stage'] + 1}/{self.stages}",
                 f"{r['reward']:.3f}",
-                f"{r['kl_upper']:.4f} / {r['radius']:.3g}",
+                f"{r['kl_upper']:.4f}/{r['radius']:.3g}",
                 _bar(share),
                 str(r["backtracks"]),
                 r["outcome"],

@@ -25,8 +25,6 @@ from teamtr.theory.tabular import (
     update_episodic,
 )
 
-HALF = np.log([0.5, 0.5])
-
 
 def chain(first: float) -> DiscountedTeam:
     """Message 1 leads from state 0 to state 1, which pays 1 for ever; message 0 stays. Pr(message 1) = first."""
@@ -151,7 +149,9 @@ def test_identities_of_random_discounted_teams(router: str, aliased: bool) -> No
 
 
 def test_a_cyclic_router_hands_on_the_turn() -> None:
-    team = random_discounted_team(np.random.default_rng(0), 5, agents=3, states=6, space=MessageSpace(2, 1), router="cyclic")
+    team = random_discounted_team(
+        np.random.default_rng(0), 5, agents=3, states=6, space=MessageSpace(2, 1), router="cyclic"
+    )
     goes = team.transition_BSAS.sum(axis=2) > 0
     for s in range(6):
         for t in range(6):
@@ -159,7 +159,9 @@ def test_a_cyclic_router_hands_on_the_turn() -> None:
 
 
 def test_aliased_states_share_their_speaker_s_policy() -> None:
-    team = random_discounted_team(np.random.default_rng(0), 200, agents=2, states=4, space=MessageSpace(2, 1), aliased=True)
+    team = random_discounted_team(
+        np.random.default_rng(0), 200, agents=2, states=4, space=MessageSpace(2, 1), aliased=True
+    )
     same = team.active_BS[:, 0] == team.active_BS[:, 1]
     equal = (team.policy_BSA[:, 0] == team.policy_BSA[:, 1]).all(axis=1)
     assert same.any()
@@ -241,7 +243,9 @@ def test_a_blind_agent_cannot_tell_histories_apart() -> None:
 
 def test_routers_and_stopping() -> None:
     rng = np.random.default_rng(4)
-    addressed = random_episodic_team(rng, 6, agents=3, horizon=4, space=MessageSpace(3, 1), router="addressed", stops=True)
+    addressed = random_episodic_team(
+        rng, 6, agents=3, horizon=4, space=MessageSpace(3, 1), router="addressed", stops=True
+    )
     last = addressed.active[3].reshape(6, 9, 3)
     for b in range(6):
         for a in range(3):
@@ -268,9 +272,9 @@ def _slow(team: EpisodicTeam, other: EpisodicTeam, b: int, agent: int) -> tuple[
         logits = which.logits_BnRKV[b, speaker, which.rows[t][h]]
         tokens = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
         prefixes = which.space.prefixes
-        return np.array([
-            np.prod([tokens[prefixes.index(word[:u]), x] for u, x in enumerate(word)]) for word in which.space.words
-        ])
+        return np.array(
+            [np.prod([tokens[prefixes.index(word[:u]), x] for u, x in enumerate(word)]) for word in which.space.words]
+        )
 
     def value(t: int, h: int) -> float:
         if t == horizon:
@@ -333,7 +337,9 @@ def test_a_slow_solver_agrees(router: str, visibility: str, stops: bool, rewards
 
 def test_performance_difference_of_random_episodes() -> None:
     rng = np.random.default_rng(9)
-    stage = random_episodic_stage(rng, 40, agents=3, horizon=5, space=MessageSpace(3, 1), router="addressed", stops=True)
+    stage = random_episodic_stage(
+        rng, 40, agents=3, horizon=5, space=MessageSpace(3, 1), router="addressed", stops=True
+    )
     for step in (*stage.steps, stage.whole):
         new = sum((p * f).sum(axis=1) for p, f in zip(step.new.visits, step.expected_advantage, strict=False))
         assert new == pytest.approx(step.gain_B, abs=1e-12)
@@ -401,7 +407,7 @@ def test_natural_steps_climb_and_only_the_agent_moves() -> None:
 
 
 def test_a_natural_step_is_the_best_small_step_of_its_radius() -> None:
-    """lem:lin-quad in one state: at radius e the surrogate is deviation(A) * sqrt(2 e) / (1 - gamma), to first order."""
+    """lem:lin-quad in one state: at radius e the surrogate is deviation(A) sqrt(2 e) / (1 - gamma), to first order."""
     rng = np.random.default_rng(1)
     team = random_discounted_team(
         rng, 30, agents=1, states=1, space=MessageSpace(3, 1), rewards="dense", gamma_B=np.full(30, 0.5)

@@ -36,9 +36,9 @@ class Outcome:
         bound, true = np.broadcast_arrays(self.bound, self.true)
         with np.errstate(invalid="ignore"):  # inf - inf
             gap = np.abs(bound - true) if self.equal else true - bound
-            holds = (gap <= TOLERANCE * (1.0 + np.abs(bound))) | (bound == true)
+        holds = np.isfinite(bound) & np.isfinite(true) & (gap <= TOLERANCE * (1.0 + np.abs(bound))) | (bound == true)
         if not self.equal:
-            holds |= (bound == np.inf) & ~np.isnan(true)
+            holds |= (bound == np.inf) & ~np.isnan(true) | (true == -np.inf) & ~np.isnan(bound)
         return int((~holds).sum())
 
     def ratios(self) -> Floats:

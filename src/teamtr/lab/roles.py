@@ -17,13 +17,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from teamtr.lab.scaling import PowerLaw, fit_power_law
 from teamtr.randomness import generator
 from teamtr.types import Floats
-
-Bools = NDArray[np.bool_]
 
 LAST = 10
 """Success is averaged over this many stages at the end."""
@@ -159,19 +156,23 @@ def bernoulli_kl(logit_cur: Floats, logit_new: Floats) -> Floats:
 
 
 def fill_radius(logit: Floats, direction: Floats, radius: float) -> Floats:
-    """The logit in ``direction`` (+1, -1, or 0 for none) at exactly ``radius`` nats, by bisection; at most the bound."""
-    furthest = np.where(direction > 0, LOGIT_BOUND - logit, np.where(direction < 0, LOGIT_BOUND + logit, 0.0))
-    low, high = np.zeros_like(logit), np.maximum(furthest, 0.0)
-    reachable = bernoulli_kl(logit, logit + direction * high) > radius
-    for _ in range(60):  # 60 halvings of at most 60: the last bit
+    """The logit in ``direction`` (+1, -1, or 0: stay) at exactly ``radius`` nats, by bisection; at most the bound."""
+    furthest = np.maximum(np.where(direction > 0, LOGIT_BOUND - logit, LOGIT_BOUND + logit), 0.0) * np.abs(direction)
+    p = sigmoid(logit)
+    limit = radius + np.logaddexp(0.0, logit)
+    # KL(cur || new) = log(1 + e^new) - log(1 + e^cur) - p (new - cur), convex in the step
+    reachable = np.logaddexp(0.0, logit + direction * furthest) - p * direction * furthest > limit
+    low, high = np.zeros_like(logit), furthest
+    slope = p * direction
+    for _ in range(56):  # halvings of at most 60: down to rounding
         middle = 0.5 * (low + high)
-        inside = bernoulli_kl(logit, logit + direction * middle) <= radius
-        low, high = np.where(inside & reachable, middle, low), np.where(inside | ~reachable, high, middle)
-    return np.asarray(logit + direction * np.where(reachable, low, np.maximum(furthest, 0.0)))
+        inside = np.logaddexp(0.0, logit + direction * middle) - slope * middle <= limit
+        low, high = np.where(inside, middle, low), np.where(inside, high, middle)
+    return np.asarray(logit + direction * np.where(reachable, low, furthest))
 
 
 def drift_of_coins(p_new_A: Floats, p_old_A: Floats) -> Floats:
-    """TV between the laws of what agents 0..k-1 said, for k = 0..n-1: the state at the (k+1)-th turn. Shape (n, ...)."""
+    """TV between the laws of what agents 0..k-1 said, for k = 0..n-1: the state at turn k. Shape (n, ...)."""
     new, old = np.ones((*p_new_A.shape[:-1], 1)), np.ones((*p_old_A.shape[:-1], 1))
     distances = []
     for k in range(p_new_A.shape[-1]):
