@@ -275,8 +275,9 @@ def test_turn_aware_counts_a_turn_that_the_old_team_never_grants() -> None:
     assert turn_aware_penalties([0.02, 0.0], 1.0, turns=1).tolist() == [0.0, 0.0]
     with pytest.raises(ValueError, match="more often"):
         turn_aware_penalties([0.02, 0.01], 1.0, turns=1)
-    with pytest.raises(ValueError, match="none below 0"):
-        turn_aware_penalties([0.02, -0.01], 1.0)
+    for bad in (-0.01, math.nan):
+        with pytest.raises(ValueError, match="none below 0"):
+            turn_aware_penalties([0.02, bad], 1.0)
 
 
 def test_small_early_turns_are_not_swallowed_by_large_late_ones() -> None:
@@ -331,6 +332,9 @@ def test_estimates_of_a_batch_by_hand() -> None:
     assert reweighted_gain_by_problem(log_ratio, episode, [[1.0, 0.0]]) == pytest.approx([0.21])
     # |1.1 - 1| |1.2 - 1| / 2 over two episodes, range 3
     assert measured_pair_penalty(log_ratio, episode, 2, 3.0) == pytest.approx(3.0 * 0.5 * 0.02 / 2)
+    # a group without signal gains nothing, whatever the ratio; one message cannot overflow the rest
+    assert surrogate_by_problem([math.inf, 0.0], [0, 1], [[1.0, 1.0]]).tolist() == [0.0]
+    assert surrogate_by_problem([1e4], [0], [[1.0, 0.0]]) == pytest.approx([math.expm1(20.0) / 2])
     with pytest.raises(ValueError, match="at least two episodes"):
         surrogate_by_problem(log_ratio, episode, [[1.0], [0.0]])
 

@@ -39,10 +39,10 @@ def draw_verify(report: VerifyReport, path: str | Path) -> Path:
     axes.axvline(1.0, color="black", linewidth=0.8)
     axes.set_xlabel("bound / true value (dot: median, line: to the 99th percentile)")
     broken = sum(check.violations > 0 for check in report.checks.values())
-    axes.set_title(
-        f"{len(named)} statements on {report.teams} random teams: {report.violations} violations in {broken} statements",
-        fontsize=9,
+    title = (
+        f"{len(named)} statements on {report.teams} random teams: {report.violations} violations in {broken} of them"
     )
+    axes.set_title(title, fontsize=9)
     caption = "Good: nothing red (no bound below the truth); dots near 1 are tight, identities lie on 1."
     return _save(figure, plt, path, caption)
 
@@ -62,9 +62,9 @@ def draw_roles(report: RolesReport, path: str | Path) -> Path:
     left.plot(n, report.fresh_lowered, "x--", color=FRESH, alpha=0.6, label="fresh: share of updates that lowered J")
     left.set_ylim(-0.03, 1.05)
     left.set_xlabel("agents n")
-    left.set_ylabel(f"P(exactly one volunteers), last stages of {report.stages}")
+    left.set_ylabel(f"P(exactly one volunteers), end of {report.stages} stages")
     left.set_title(f"Blind role division, radius {report.radius:g} nats per message", fontsize=9)
-    left.legend(fontsize=7, loc="lower left", bbox_to_anchor=(0.0, 0.06))
+    left.legend(fontsize=7, ncol=2, loc="upper center", bbox_to_anchor=(0.5, -0.14))
     for name, colour, style in (
         ("fresh_gap", FRESH, "o-"),
         ("stale_gap", STALE, "o-"),
@@ -79,7 +79,7 @@ def draw_roles(report: RolesReport, path: str | Path) -> Path:
     right.set_xticks(n, [str(k) for k in n])
     right.minorticks_off()
     right.set_xlabel("agents n")
-    right.set_ylabel("per stage: stale gap (reward), drift (total variation)")
+    right.set_ylabel("stale gap (reward), drift (total variation)")
     right.set_title("Sums over the updates of a stage, mean over stages", fontsize=9)
     right.legend(fontsize=7)
     caption = (
@@ -125,7 +125,7 @@ def draw_scaling(report: ScalingReport, path: str | Path) -> Path:
     panels[0].set_ylabel("per stage: reward or total variation", fontsize=7)
     for panel in panels[len(names) :]:
         panel.axis("off")
-    handles, labels = _legend(panels[: len(names)])
+    handles, labels = _legend(list(panels[: len(names)]))
     figure.legend(handles, labels, fontsize=7, ncol=4, loc="upper center")
     caption = (
         "Good: measured (solid) below the bounds (dotted). rem:quad2lin claims slopes 2 (stale) and 1 (fresh): "
@@ -140,19 +140,24 @@ def draw_tightness(report: TightnessReport, path: str | Path) -> Path:
     left, right = figure.subplots(1, 2)
     rows = [*report.rows, report.overall]
     labels = [f"{row.turns} x {row.direction}" if row.turns else "all" for row in rows]
-    kinds = (("paper", PAPER), ("first_order", "#92c5de"), ("by_kl", OURS), ("by_tv", "#053061"))
-    for k, (name, colour) in enumerate(kinds):
+    kinds = (
+        ("paper", PAPER, "the paper's"),
+        ("first_order", "#92c5de", "ours, first order"),
+        ("by_kl", OURS, "ours, by KL"),
+        ("by_tv", "#053061", "ours, with exact TV"),
+    )
+    for k, (name, colour, label) in enumerate(kinds):
         position = np.arange(len(rows)) + 0.2 * (k - 1.5)
-        left.bar(position, [row.certified[name] for row in rows], width=0.2, color=colour, label=name)
+        left.bar(position, [row.certified[name] for row in rows], width=0.2, color=colour, label=label)
     left.axhline(0.5, color="black", linewidth=0.7, linestyle=":")
     left.set_xticks(range(len(rows)), labels, rotation=45, ha="right", fontsize=7)
-    left.set_ylabel("share of improving steps with a positive bound")
+    left.set_ylabel("share of improving steps certified")
     left.set_ylim(0.0, 1.05)
     left.set_xlabel("turns per agent x direction of the step", fontsize=8)
     left.legend(fontsize=7)
     gain = np.array(report.points["gain"])
-    for name, colour in (("paper", PAPER), ("by_kl", OURS)):
-        right.plot(gain, report.points[name], ".", color=colour, markersize=2.5, label=name)
+    for name, colour, label in (kinds[0], kinds[2]):
+        right.plot(gain, report.points[name], ".", color=colour, markersize=2.5, label=label)
     edge = float(np.abs(gain).max())
     right.plot([-edge, edge], [-edge, edge], color="black", linewidth=0.8)
     right.axhline(0.0, color="black", linewidth=0.5, linestyle=":")
@@ -192,8 +197,9 @@ def _legend(panels: Sequence[Any]) -> tuple[list[Any], list[str]]:
 
 def _save(figure: Any, plt: Any, path: str | Path, caption: str, top: float = 1.0) -> Path:
     target = Path(path)
-    figure.text(0.5, 0.012, caption, ha="center", fontsize=7)
-    figure.tight_layout(rect=(0.0, 0.035, 1.0, top))
+    height = figure.get_size_inches()[1]
+    figure.text(0.5, 0.06 / height, caption, ha="center", fontsize=7)
+    figure.tight_layout(rect=(0.0, 0.2 / height, 1.0, top))
     figure.savefig(target, format="png")
     plt.close(figure)
     return target

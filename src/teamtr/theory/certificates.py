@@ -24,6 +24,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from teamtr.theory.concentration import bernstein_width, empirical_correction
 from teamtr.theory.occupancy import change_of_measure, cumulative_shift, shift_by_kl, tv_by_kl
+from teamtr.theory.surrogate import bound_log_ratio
 from teamtr.types import Floats
 
 Value = float | Floats
@@ -227,7 +228,7 @@ def turn_aware_penalties(
     """What each turn of the updated agent may lose because of its earlier turns; 0 for the first. See
     ``turn_aware_certificate``."""
     kl_K = np.asarray(kl_by_turn_K, dtype=np.float64)
-    if kl_K.ndim == 0 or (kl_K < 0.0).any() or (np.asarray(reward_range) < 0.0).any():
+    if kl_K.ndim == 0 or not (kl_K >= 0.0).all() or not (np.asarray(reward_range) >= 0.0).all():
         raise ValueError(
             "turn_aware_penalties: one expected KL per turn of the agent, none below 0 (exact or upper, not the "
             f"sampled k1), and a range of at least 0 are needed, got {kl_K} and {np.asarray(reward_range)}"
@@ -356,7 +357,7 @@ def surrogate_by_problem(log_ratio_M: ArrayLike, episode_M: ArrayLike, returns_P
     not depend on the message. ``log_ratio_M`` is log new - log cur of each message. Unbiased for an update that was
     not made from these episodes; on its own batch it is optimistic.
     """
-    gain_M = np.expm1(np.asarray(log_ratio_M, dtype=np.float64))
+    gain_M = np.expm1(bound_log_ratio(np.asarray(log_ratio_M, dtype=np.float64)))
     return _by_problem(gain_M, np.asarray(episode_M, dtype=np.int64), returns_PG)
 
 
@@ -370,8 +371,9 @@ def reweighted_gain_by_problem(log_ratio_M: ArrayLike, episode_M: ArrayLike, ret
     """
     episode = np.asarray(episode_M, dtype=np.int64)
     returns = _returns(returns_PG)
-    log_ratio_E = np.bincount(episode, weights=np.asarray(log_ratio_M, dtype=np.float64), minlength=returns.size)
-    return _by_problem(np.expm1(log_ratio_E), np.arange(returns.size), returns)
+    sums_E = np.bincount(episode, weights=np.asarray(log_ratio_M, dtype=np.float64), minlength=returns.size)
+    log_ratio_E = sums_E.astype(np.float64)
+    return _by_problem(np.expm1(bound_log_ratio(log_ratio_E)), np.arange(returns.size), returns)
 
 
 def measured_pair_penalty(log_ratio_M: ArrayLike, episode_M: ArrayLike, episodes: int, reward_range: float) -> float:
@@ -388,7 +390,8 @@ def measured_pair_penalty(log_ratio_M: ArrayLike, episode_M: ArrayLike, episodes
     starts_M = np.flatnonzero(_own_turn(episode) == 0)
     base_M = np.repeat((until_M - log_ratio)[starts_M], np.diff([*starts_M, len(episode)]))
     before_M = until_M - log_ratio - base_M
-    return float(reward_range * 0.5 * np.sum(np.abs(np.expm1(before_M) * np.expm1(log_ratio))) / episodes)
+    pairs_M = np.expm1(bound_log_ratio(before_M)) * np.expm1(bound_log_ratio(log_ratio))
+    return float(reward_range * 0.5 * np.abs(pairs_M).sum() / episodes)
 
 
 def _own_turn(episode_M: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -415,7 +418,8 @@ def _by_problem(weight_M: Floats, episode_M: NDArray[np.int64], returns_PG: Arra
     size = returns.shape[1]
     centred_PG = (returns - returns.mean(axis=1, keepdims=True)) * size / (size - 1)
     weight_PG = np.bincount(episode_M, weights=weight_M, minlength=returns.size).reshape(returns.shape)
-    return np.asarray((weight_PG * centred_PG).mean(axis=1))
+    # No signal is no gain, exactly, even where a ratio is not finite.
+    return np.asarray(np.where(centred_PG == 0.0, 0.0, weight_PG * centred_PG).mean(axis=1))
 
 
 # -- measured ------------------------------------------------------------------------------------------------

@@ -114,7 +114,7 @@ def _floats(what: str, *values: ArrayLike) -> tuple[Floats, ...]:
     """As float64, none negative: a sampled KL that fell below 0 is an estimate, not a bound."""
     arrays = tuple(np.asarray(value, dtype=np.float64) for value in values)
     for array in arrays:
-        if (array < 0.0).any():
+        if not (array >= 0.0).all():  # nan neither
             raise ValueError(
                 f"{what}: gamma, distances and bounds must be at least 0, got {array.min():g}; use an exact or an "
                 "upper KL, not the sampled k1"
