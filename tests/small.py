@@ -36,6 +36,8 @@ class LetterCodec:
 class SameLetter:
     """Right when the first letters of both messages are the problem's letter; half a point for one of them."""
 
+    reward_range = 1.0
+
     def __init__(self, reward=None) -> None:
         self.reward = reward
 

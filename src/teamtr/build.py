@@ -12,13 +12,14 @@ import torch
 
 from teamtr import tasks
 from teamtr.config import AgentConfig, CodeTask, DataTask, RolesTask, TeamFile
-from teamtr.engines.learner import PolicyLearner
+from teamtr.engines.learner import PolicyLearner, hash_tensors
 from teamtr.engines.local import LocalEngine
 from teamtr.engines.policy import Policy
 from teamtr.engines.tabular import TabularPolicy
 from teamtr.engines.torch.loading import TinyShape, load_pretrained, quieten, share_base, teach_form, tiny_model
 from teamtr.engines.torch.policy import Precision, TransformerPolicy
 from teamtr.engines.torch.tokenizer import character_tokenizer
+from teamtr.errors import Misuse
 from teamtr.ports import Task
 from teamtr.presets import Plan
 from teamtr.protocol import ChatCodec, check_template, render
@@ -134,6 +135,8 @@ def build_task(team_file: TeamFile) -> Task:
 def device_of(team_file: TeamFile) -> torch.device:
     if team_file.device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if team_file.device.startswith("cuda") and not torch.cuda.is_available():
+        raise Misuse(f"device: {team_file.device} is asked for, but there is no CUDA device here; use auto or cpu")
     return torch.device(team_file.device)
 
 
@@ -160,7 +163,8 @@ def _voices(team_file: TeamFile, task: Task) -> dict[str, _Voice]:
 
 def _codec(team_file: TeamFile, tokenizer: Any) -> ChatCodec:
     codec = ChatCodec(tokenizer, team_file.team.template_kwargs)
-    check_template(codec, team_file.team.history)
+    silent = any(not agent.system_prompt for agent in team_file.team.agents)
+    check_template(codec, team_file.team.history, empty_system_prompt=silent)
     return codec
 
 
@@ -207,12 +211,20 @@ def _transformer_voices(
             own, tokenizer, temperature=team_file.sampling.temperature, precision=precision
         )
     if adapted:
-        shared = share_base(model, adapted, seed=seed_of(team_file.seed, "adapters", source))
-        for name in adapted:
+        base_version = hash_tensors(dict(model.named_parameters()))
+        # Adapters get names of our own: an agent may be called like a module of the model.
+        adapters = {f"agent{k}": name for k, name in enumerate(adapted)}
+        shared = share_base(
+            model,
+            {adapter: adapted[name] for adapter, name in adapters.items()},
+            seed=seed_of(team_file.seed, "adapters", source),
+        )
+        for adapter, name in adapters.items():
             policies[name] = TransformerPolicy(
                 shared,
                 tokenizer,
-                adapter=name,
+                adapter=adapter,
+                base_version=base_version,
                 temperature=team_file.sampling.temperature,
                 precision=precision,
             )

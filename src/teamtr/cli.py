@@ -55,7 +55,7 @@ def _errors() -> Iterator[None]:
     except OSError as error:
         _fail(str(error), 1)
     except KeyboardInterrupt:
-        _fail("interrupted; what was committed is saved, and the same command goes on", 130)
+        _fail("interrupted; a run folder keeps every update that was committed", 130)
 
 
 @contextmanager
@@ -206,9 +206,9 @@ def train(
 def evaluate(
     run: Annotated[Path, typer.Argument(help="A run folder.")],
     split: Annotated[str, typer.Option(help="Which problems.")] = "test",
-    problems: Annotated[int | None, typer.Option(help="At most this many; without it, as the team file says.")] = None,
-    samples: Annotated[int | None, typer.Option(help="Episodes of each problem (K).")] = None,
-    temperature: Annotated[float | None, typer.Option(help="0 is greedy; without it, as the team file says.")] = None,
+    problems: Annotated[int | None, typer.Option(min=1, help="At most this many; else as in the team file.")] = None,
+    samples: Annotated[int | None, typer.Option(min=1, help="Episodes of each problem (K).")] = None,
+    temperature: Annotated[float | None, typer.Option(min=0.0, help="0 is greedy; else as in the team file.")] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Evaluate the latest checkpoint of a run on held-out problems: avg@K, unbiased pass@K, majority, consensus."""
@@ -273,6 +273,7 @@ def check(
         f"  problems: {len(task.problems('train'))} to train on, {len(task.problems('test'))} held out",
         *(f"  {floor}" for floor in floors),
         *(f"  warning: {warning}" for warning in getattr(task, "warnings", ())),
+        *(f"  warning: the grader failed {n} times: {why}" for why, n in getattr(task, "failures", {}).items()),
     ]
     say("\n".join(lines))
     if as_json:
@@ -320,6 +321,118 @@ def init(
     say(f"wrote {path}; next: teamtr check {path}, then teamtr train {path}")
     if as_json:
         _emit({"path": str(path), "recipe": recipe})
+
+
+lab = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    help="Exact experiments on teams small enough to solve: nothing is sampled, so what fails here is wrong.",
+)
+app.add_typer(lab, name="lab")
+
+Figure = Annotated[Path | None, typer.Option("--figure", help="Where to draw the figure (PNG).")]
+Seed = Annotated[int, typer.Option(help="Of everything random.")]
+
+
+def _finish_lab(
+    record: dict[str, Any], draw: Callable[..., Any], report: Any, figure: Path | None, as_json: bool
+) -> None:
+    from teamtr.show import say
+
+    if figure is not None:
+        try:
+            draw(report, figure)
+        except ImportError:
+            _fail("figures need matplotlib: pip install 'teamtr[plot]'", 2)
+        say(f"figure: {figure}")
+    if as_json:
+        _emit(record)
+
+
+@lab.command()
+def verify(
+    teams: Annotated[int, typer.Option(min=1, help="Random teams.")] = 10000,
+    seed: Seed = 0,
+    figure: Figure = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Check every statement of the paper, and ours, on random teams solved exactly; exit code 1 on a violation."""
+    from teamtr.lab import figures
+    from teamtr.lab import verify as labs
+    from teamtr.show import say, table
+
+    with _errors():
+        report = labs.verify(teams=teams, seed=seed)
+    record = report.as_json()
+    rows = [
+        (name, str(c["tested"]), str(c["violations"]), _figure(c["median_ratio"]), _figure(c["p99_ratio"]))
+        for name, c in record["checks"].items()
+    ]
+    say(table(("statement", "tested", "violations", "median bound/true", "99th percentile"), rows))
+    violations = sum(c["violations"] for c in record["checks"].values())
+    say(f"{teams} teams, {len(rows)} statements, {violations} violations")
+    _finish_lab(record, figures.draw_verify, report, figure, as_json)
+    if violations:
+        raise typer.Exit(1)
+
+
+def _figure(value: float) -> str:
+    return f"{value:.3g}"
+
+
+@lab.command()
+def roles(
+    seeds: Annotated[int, typer.Option(min=2, help="Teams of each size.")] = 8,
+    stages: Annotated[int, typer.Option(min=10, help="Stages of each run.")] = 40,
+    radius: Annotated[float, typer.Option(help="KL that every update fills, nats per message.")] = 0.01,
+    largest: Annotated[int, typer.Option(min=2, help="Team sizes run from 2 to this.")] = 12,
+    seed: Seed = 0,
+    figure: Figure = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Exactly one of n must volunteer, blind: exact updates from fresh and from stale occupancies."""
+    from teamtr.lab import figures
+    from teamtr.lab import roles as labs
+    from teamtr.show import say, table
+
+    with _errors():
+        report = labs.roles(ns=range(2, largest + 1), seeds=seeds, stages=stages, radius=radius, seed=seed)
+    rows = labs.table(report, sizes=report.n)
+    say(table(list(rows[0]), [[_figure(value) for value in row.values()] for row in rows]))
+    _finish_lab(report.as_record(), figures.draw_roles, report, figure, as_json)
+
+
+@lab.command()
+def scaling(seed: Seed = 0, figure: Figure = None, as_json: JsonFlag = False) -> None:
+    """How stale gaps and drift grow with the number of agents, in several families of games, with fitted exponents."""
+    from teamtr.lab import figures
+    from teamtr.lab import scaling as labs
+    from teamtr.show import say
+
+    with _errors():
+        report = labs.scaling(seed=seed)
+    record = report.as_record()
+    say(json.dumps(record, indent=1))
+    _finish_lab(record, figures.draw_scaling, report, figure, as_json)
+
+
+@lab.command()
+def tightness(
+    teams: Annotated[int, typer.Option(min=10, help="Random teams of each kind.")] = 2000,
+    seed: Seed = 0,
+    figure: Figure = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """How often a certificate is positive for a step that truly improves: the paper's, and ours."""
+    from teamtr.lab import figures
+    from teamtr.lab import tightness as labs
+    from teamtr.show import say
+
+    with _errors():
+        report = labs.tightness(teams=teams, seed=seed)
+    record = report.as_record()
+    say(json.dumps(record, indent=1))
+    _finish_lab(record, figures.draw_tightness, report, figure, as_json)
 
 
 @app.callback()

@@ -123,6 +123,9 @@ class Codec(Protocol):
 class Task(Protocol):
     """Problems and their grader."""
 
+    reward_range: float | None
+    """Largest minus smallest reward, None when not known: certificates need it."""
+
     def problems(self, split: str) -> Sequence[Problem]: ...
 
     def grade(self, episodes: Sequence[tuple[Problem, str, Sequence[str]]]) -> list[Verdict]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from teamtr.algorithm import Step, run_stage
 from teamtr.build import Workshop, build
@@ -30,8 +31,9 @@ from teamtr.rollout import Ledger, collect
 from teamtr.store import Commit, RunFolder, StoreError, batch_name, read_episodes, write_atomic, write_episodes
 from teamtr.tasks import Roles
 from teamtr.team import Team
-from teamtr.types import Problem, RolloutBatch
-from teamtr.update import Lesson, Update, update_agent
+from teamtr.theory.certificates import add_up, measured_gain
+from teamtr.types import Certificate, Problem, RolloutBatch, StageReport
+from teamtr.update import Lesson, Stakes, Update, update_agent
 
 Record = dict[str, Any]
 MAY_CHANGE = (
@@ -41,6 +43,7 @@ MAY_CHANGE = (
     "eval.samples",
     "eval.temperature",
     "store.keep_checkpoints",
+    "learner.micro_batch",
 )
 """Settings that a resumed run may change without becoming another run."""
 
@@ -92,6 +95,8 @@ class _Position:
     done: int = 0
     batch: str | None = None
     log_weights: Sequence[float] | None = None
+    returns: Sequence[Sequence[float]] | None = None
+    """Returns of the latest batch of this stage, to measure the next update's gain against."""
 
 
 def train(team_file: TeamFile, folder: Path | str, *, stop: Callable[[], bool] = lambda: False) -> Iterator[Record]:
@@ -117,6 +122,7 @@ class _Driver:
         self.position = _Position()
         self.fingerprints: dict[str, str] = {}
         self.exact: float | None = None
+        self.measured: Record | None = None
 
     def go(self) -> Iterator[Record]:
         yield self._begin_or_resume()
@@ -132,7 +138,8 @@ class _Driver:
                 if self.stop():
                     yield {"kind": "stopped", **self._where()}
                     return
-            self.position = replace(self.position, stage=self.position.stage + 1, done=0, batch=None, log_weights=None)
+            yield from self._close_stage()
+            self.position = _Position(number=self.position.number, stage=self.position.stage + 1)
         yield from self._evaluate_if_due(last=True)
         yield {"kind": "finished", **self._where(), "tokens": self.account.sampled_tokens}
 
@@ -141,11 +148,7 @@ class _Driver:
     def _stage(self) -> Iterator[Step]:
         stage, plan = self.position.stage, self.workshop.plan
         problems = self._draw(stage, 0, self.workshop.team_file.plan.problems)
-        held: RolloutBatch | None = None
-        if self.position.batch is not None:
-            held = read_episodes(self.run.episodes / self.position.batch)
-            if self.position.log_weights is not None:
-                held = replace(held, log_weights_E=np.array(self.position.log_weights))
+        held = self._held_batch()
 
         def gather(team: Team, step: int) -> RolloutBatch:
             ledger = Ledger()
@@ -160,6 +163,7 @@ class _Driver:
                 ledger=ledger,
             )
             self.account.sampled(ledger)
+            self._measure(batch)
             name = batch_name(stage, step)
             if self.workshop.team_file.store.episodes or plan.resample.may_be_stale or plan.order.kind == "together":
                 write_episodes(self.run.episodes / name, batch)
@@ -176,8 +180,21 @@ class _Driver:
             batch=held,
         )
 
+    def _held_batch(self) -> RolloutBatch | None:
+        """The batch that an interrupted stage goes on with; None when its next update samples anew."""
+        position, plan = self.position, self.workshop.plan
+        schedule = plan.order.schedule(self.team.trainable, generator(self.seed, "order", position.stage))
+        if position.batch is None or position.done >= len(schedule):
+            return None
+        upcoming = schedule[position.done]
+        if upcoming.opens and plan.resample.due(upcoming.step):
+            return None
+        held = read_episodes(self.run.episodes / position.batch)
+        weights = position.log_weights
+        return held if weights is None else replace(held, log_weights_E=np.array(weights))
+
     def _teach(self, agent: str, lesson: Lesson) -> Update:
-        plan = self.workshop.plan
+        plan, router = self.workshop.plan, self.workshop.arena.router
         update = update_agent(
             self.workshop.engine.learner(agent),
             lesson,
@@ -190,6 +207,7 @@ class _Driver:
             eps_norm=plan.eps_norm,
             normalise=plan.normalise,
             seed=seed_of(self.seed, "update", self.position.stage, agent),
+            stakes=Stakes(router.turns_of(agent), router.horizon, self.workshop.task.reward_range),
         )
         self.account.updated(agent, update.report.tokens, update.report.seconds)
         return update
@@ -201,6 +219,31 @@ class _Driver:
         repeats = -(-count // len(problems))
         order = np.concatenate([rng.permutation(len(problems)) for _ in range(repeats)])[:count]
         return [problems[i] for i in order]
+
+    # -- what updates were worth ------------------------------------------------------------------------------
+
+    def _measure(self, batch: RolloutBatch) -> None:
+        """A fresh batch of the same problems measures what the update before it gained (DESIGN decision 8)."""
+        returns_PG = batch.returns_PG(self.workshop.plan.gamma)
+        before = self.position.returns
+        self.measured = None
+        plan = self.workshop.plan
+        one_update_each = plan.resample.every == 1 and plan.order.kind != "together"
+        comparable = one_update_each and plan.dynamic_sampling_rounds == 0 and len(returns_PG) > 1
+        if before is not None and comparable and np.isfinite(before).all() and np.isfinite(returns_PG).all():
+            gain = measured_gain(before, returns_PG)
+            self.measured = {"update": self.position.number, **asdict(gain)}
+        self.position = replace(self.position, returns=returns_PG.tolist())
+
+    def _close_stage(self) -> Iterator[Record]:
+        """The stage's report, from its updates in the log; once."""
+        stage, records = self.position.stage, self.run.log.read()
+        if any(r["kind"] == "stage" and r["stage"] == stage for r in records):
+            return
+        report = stage_report(stage, [r for r in records if r["kind"] == "update" and r["stage"] == stage])
+        record = {"kind": "stage", **asdict(report), "updates": self.position.number}
+        self.run.log.append(record)
+        yield record
 
     # -- books ------------------------------------------------------------------------------------------------
 
@@ -221,15 +264,18 @@ class _Driver:
             "stage": self.position.stage,
             "step": step.index,
             **asdict(step.report),
-            "reward": float(np.nanmean(rewards)) if np.isfinite(rewards).any() else float("nan"),
+            "reward": float(rewards[np.isfinite(rewards)].mean()) if np.isfinite(rewards).any() else float("nan"),
+            "grader_failures": dict(getattr(self.workshop.task, "failures", {})),
             "success": float(np.mean([e.verdict.right for e in step.batch.episodes])),
             "exact_success": None if self.exact is None else [exact_before, self.exact],
+            "measured_before": self.measured,
             "episodes_total": self.account.episodes,
             "sampled_tokens_total": self.account.sampled_tokens,
             "time": time.time(),
         }
         self._save(record, updated=step.report.agent)
         self.run.log.append(record)
+        self.measured = None
         return record
 
     def _save(self, record: Record | None, updated: str | None) -> None:
@@ -262,6 +308,8 @@ class _Driver:
             "name": self.workshop.team_file.name,
             "stages": self.workshop.team_file.plan.stages,
             "agents": list(self.workshop.team.names),
+            "trained_agents": len(self.workshop.team.trainable),
+            "threads": torch.get_num_threads(),
             "time": time.time(),
         }
         self.run.log.append(record)
@@ -305,6 +353,28 @@ class _Driver:
         yield record
 
 
+def stage_report(stage: int, updates: Sequence[Record]) -> StageReport:
+    """Add up the certificates of a stage's updates, and the gains that later batches measured."""
+    certificates = {
+        r["update"]: {c["kind"]: Certificate(c["kind"], c["terms"], c["lower_bound"]) for c in r["certificates"]}
+        for r in updates
+    }
+    by_kind: dict[str, list[Certificate]] = {}
+    for found in certificates.values():
+        for kind, certificate in found.items():
+            by_kind.setdefault(kind, []).append(certificate)
+    measured = [r["measured_before"] for r in updates if r["measured_before"] is not None]
+    certified = [certificates.get(m["update"], {}).get("turn_aware") for m in measured]
+    return StageReport(
+        stage=stage,
+        steps=len(updates),
+        accepted=sum(r["outcome"].startswith("accepted") for r in updates),
+        certificates=tuple(add_up(found) for found in by_kind.values()),
+        measured=sum(m["estimate"] for m in measured) if measured else None,
+        certified_of_measured=sum(float(c.lower_bound) for c in certified if c is not None) if measured else None,
+    )
+
+
 def evaluate_team(
     workshop: Workshop,
     team: Team,
@@ -332,9 +402,12 @@ def evaluate_team(
 
 def exact_success(workshop: Workshop, team: Team) -> float | None:
     """The team's success without sampling noise, where the task has a closed form (roles); else None."""
-    task = workshop.task
-    if not isinstance(task, Roles):
+    task, router = workshop.task, workshop.arena.router
+    one_blind_round = router.rounds == 1 and sorted(router.order) == sorted(team.names)
+    if not isinstance(task, Roles) or not one_blind_round:
         return None
+    if any(agent.sees != "blind" or agent.max_tokens < 2 for agent in team):
+        return None  # the closed form needs messages that are independent and end
     codecs = workshop.arena.codecs
     words = {
         name: (codecs[name].encode_message(task.VOLUNTEER), codecs[name].encode_message(task.ABSTAIN))
@@ -356,7 +429,7 @@ def open_run(folder: Path | str) -> tuple[Workshop, Team, Commit]:
 def _claim(run: RunFolder, team_file: TeamFile) -> None:
     """Write the resolved team file, or make sure that the one there is the same."""
     text = dump(team_file)
-    if run.team_file.exists():
+    if run.team_file.exists() and run.checkpoints.numbers():  # a run that never began binds nobody
         try:
             stored = loads(run.team_file.read_text(), name=str(run.team_file))
         except ConfigError as error:

@@ -29,21 +29,22 @@ def percent(value: float) -> str:
 
 
 class TrainingScreen:
-    """Shows the records of a run as they come. ``quiet`` shows nothing."""
+    """Shows the records of a run as they come."""
 
-    def __init__(self, *, quiet: bool = False, label: str = "") -> None:
+    def __init__(self, *, label: str = "") -> None:
         self.console = Console(stderr=True, highlight=False)
         self.live: Live | None = None
-        self.quiet = quiet
         self.label = f"{label} " if label else ""
         self.stages = 0
+        self.trained = 0
+        self.failures: set[str] = set()
         self.evals: list[float] = []
         self.agents: dict[str, Record] = {}
         self.first: tuple[float, int, int] | None = None  # time, updates, tokens at the first update shown
         self.last_line = 0.0
 
     def __enter__(self) -> TrainingScreen:
-        if not self.quiet and self.console.is_terminal:
+        if self.console.is_terminal:
             self.live = Live(console=self.console, refresh_per_second=8, transient=True)
             self.live.start()
         return self
@@ -57,14 +58,14 @@ class TrainingScreen:
     def watch(self, records: Iterable[Record]) -> Iterator[Record]:
         """Show each record and hand it on."""
         for record in records:
-            if not self.quiet:
-                self._show(record)
+            self._show(record)
             yield record
 
     def _show(self, record: Record) -> None:
         match record["kind"]:
             case "start" | "resume":
                 self.stages = record["stages"]
+                self.trained = record["trained_agents"]
                 verb = "training" if record["kind"] == "start" else f"resuming after {record['updates']} updates"
                 self._print(f"{self.label}{verb}: {record['name']}, {', '.join(record['agents'])}")
                 for warning in record.get("skipped", ()):
@@ -83,6 +84,9 @@ class TrainingScreen:
 
     def _update(self, record: Record) -> None:
         self.agents[record["agent"]] = record
+        for why in record["grader_failures"].keys() - self.failures:
+            self.failures.add(why)
+            self._print(f"warning: the grader failed: {why}")
         now = time.monotonic()
         if self.first is None:
             self.first = (now, record["update"], record["sampled_tokens_total"])
@@ -91,7 +95,7 @@ class TrainingScreen:
             seconds = max(now - self.first[0], 1e-9)
             updates = record["update"] - self.first[1]
             rate = f"{(record['sampled_tokens_total'] - self.first[2]) / seconds:,.0f} tokens/s"
-            left = self.stages * len(self.agents) - record["update"]
+            left = self.stages * self.trained - record["update"]
             eta = f"ETA {_clock(seconds / max(updates, 1) * max(left, 0))}"
         if self.live is not None:
             self.live.update(self._table(rate, eta))

@@ -112,7 +112,8 @@ class AgentBatch:
     """The messages of one agent in a batch of episodes.
 
     ``prompts[m]`` and ``messages[m]`` are token ids of any length; padding, if any, is the engine's affair.
-    ``episode_M``, ``problem_M`` and ``turn_M`` say where each message came from.
+    ``episode_M``, ``problem_M`` and ``turn_M`` say where each message came from; ``cluster_M`` is equal for messages
+    of one problem also when it stands in the batch more than once (by default ``problem_M``).
     """
 
     agent: str
@@ -122,6 +123,11 @@ class AgentBatch:
     episode_M: NDArray[np.int64]
     problem_M: NDArray[np.int64]
     turn_M: NDArray[np.int64]
+    cluster_M: NDArray[np.int64] = None  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        if self.cluster_M is None:
+            object.__setattr__(self, "cluster_M", self.problem_M)
 
     def __len__(self) -> int:
         return len(self.messages)
@@ -140,6 +146,7 @@ class AgentBatch:
             episode_M=self.episode_M[index],
             problem_M=self.problem_M[index],
             turn_M=self.turn_M[index],
+            cluster_M=self.cluster_M[index],
         )
 
 
@@ -189,6 +196,8 @@ class RolloutBatch:
             for t, turn in enumerate(episode.turns)
             if turn.agent == agent
         ]
+        first: dict[str, int] = {}
+        cluster_P = [first.setdefault(problem.id, p) for p, problem in enumerate(self.problems)]
         return AgentBatch(
             agent=agent,
             prompts=tuple(turn.context_ids for _, _, turn in found),
@@ -197,6 +206,7 @@ class RolloutBatch:
             episode_M=np.array([e for e, _, _ in found], dtype=np.int64),
             problem_M=np.array([e // self.group_size for e, _, _ in found], dtype=np.int64),
             turn_M=np.array([t for _, t, _ in found], dtype=np.int64),
+            cluster_M=np.array([cluster_P[e // self.group_size] for e, _, _ in found], dtype=np.int64),
         )
 
 
@@ -249,6 +259,15 @@ class AgentState:
 
 
 @dataclass(frozen=True)
+class Certificate:
+    """The gain is at least ``lower_bound``, the sum of the signed ``terms``. Floats, or arrays over teams."""
+
+    kind: str
+    terms: Mapping[str, float | Floats]
+    lower_bound: float | Floats
+
+
+@dataclass(frozen=True)
 class UpdateReport:
     """One update of one agent: the policy that was kept, never the one that was tried.
 
@@ -285,6 +304,9 @@ class UpdateReport:
     groups_without_signal: int = 0
     groups_non_finite: int = 0
     mismatch_sampler: float | None = None  # mean |log p_sampler - log p_learner| per token
+    certificates: tuple[Certificate, ...] = ()
+    """What the kept step is worth at least: ours ("turn_aware", units of reward) and the paper's ("single_step", units
+    of the normalised advantage). Empty when nothing was kept or the range of rewards is not known."""
     version_before: str = ""
     version_after: str = ""
     tokens: Mapping[str, int] = field(default_factory=dict)
@@ -297,3 +319,19 @@ class UpdateReport:
     @property
     def zeta(self) -> float:
         return self.zeta_norm + self.zeta_clip + self.zeta_ratio
+
+
+@dataclass(frozen=True)
+class StageReport:
+    """One stage: what was kept, the sum of its steps' certificates, and what fresh batches measured of their gains.
+
+    ``measured`` sums the gains of the steps after which the same problems were played again (all but the last);
+    ``certified_of_measured`` sums the turn-aware certificates of the same steps, to be compared with it.
+    """
+
+    stage: int
+    steps: int
+    accepted: int
+    certificates: tuple[Certificate, ...] = ()
+    measured: float | None = None
+    certified_of_measured: float | None = None

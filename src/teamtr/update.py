@@ -24,11 +24,18 @@ from teamtr.ports import Learner
 from teamtr.presets import Objective, Radii, Region
 from teamtr.randomness import generator, seed_of
 from teamtr.theory.advantages import Advantages
+from teamtr.theory.certificates import (
+    by_own_turn,
+    mean_interval,
+    single_step_certificate,
+    surrogate_by_problem,
+    turn_aware_certificate,
+)
 from teamtr.theory.control import adapt_beta, adapt_radius, adapt_step_scale, backoff_fraction
 from teamtr.theory.kl import bootstrap_upper, discounted_kl, per_token
 from teamtr.theory.surrogate import surrogate_gain
 from teamtr.theory.zeta import zeta_clip, zeta_norm, zeta_ratio
-from teamtr.types import AgentBatch, AgentState, Divergence, Floats, Outcome, UpdateReport
+from teamtr.types import AgentBatch, AgentState, Certificate, Divergence, Floats, Outcome, UpdateReport
 
 FILL = 0.8
 """The share of the radius that steps aim for; the rest is room for the upper bound."""
@@ -80,6 +87,16 @@ class Lesson:
 
 
 @dataclass(frozen=True)
+class Stakes:
+    """What a certificate must know of the game: how often the agent may speak in an episode, how many turns an
+    episode has in all, and the range of returns (None: not known, no certificate)."""
+
+    turns: int
+    horizon: int
+    reward_range: float | None
+
+
+@dataclass(frozen=True)
 class Update:
     """The report of what was kept, and log new(m) - log old(m) of every message of the batch under it."""
 
@@ -100,6 +117,7 @@ def update_agent(
     eps_norm: float,
     normalise: bool,
     seed: int,
+    stakes: Stakes | None = None,
 ) -> Update:
     """Algorithm 1, line 7, with the gate of eq:tr made exact."""
     clock = _Clock()
@@ -170,6 +188,8 @@ def update_agent(
             **_outcome(kept, climb, floor, radius, region),
             **_distances(kept, lesson.batch, gamma, len(lesson.returns_PG.reshape(-1))),
         )
+        if kept.accepted and stakes is not None:
+            report = replace(report, certificates=certify(report, kept.divergence, lesson, stakes, gamma, a_clip))
         return Update(report, kept.divergence.log_ratio_M)
     except BaseException:
         learner.restore(before)
@@ -321,7 +341,7 @@ def _gate(
             used = float(lesson.charged_M(divergence.full_M, radii).mean())
             upper = bootstrap_upper(
                 lesson.charged_M(divergence.full_M, radii),
-                lesson.batch.problem_M,
+                lesson.batch.cluster_M,
                 confidence=optimisation.confidence,
                 rng=generator(seed, "bootstrap"),
             )
@@ -384,6 +404,40 @@ def _distances(kept: _Kept, batch: AgentBatch, gamma: float, episodes: int) -> d
         "kl_per_token": per_token(d.full_M, batch.lengths_M),
         "surrogate": kept.gain,
     }
+
+
+# -- what it is worth ----------------------------------------------------------------------------------------
+
+
+def certify(
+    report: UpdateReport, divergence: Divergence, lesson: Lesson, stakes: Stakes, gamma: float, a_clip: float
+) -> tuple[Certificate, ...]:
+    """Lower bounds on the true gain of a kept step, from its own batch.
+
+    Ours takes the surrogate less the half-width of its 95 % interval, and KLs scaled to their upper bound. On the
+    batch that the step was made from both surrogates are optimistic; the next batch measures the gain itself.
+    """
+    returns_PG, batch = lesson.returns_PG, lesson.batch
+    if stakes.reward_range is None or len(returns_PG) < 2 or not np.isfinite(returns_PG).all():
+        return ()
+    caution = report.kl_upper / report.kl_full if report.unit == "message" and report.kl_full > 0 else 1.0
+    kl_by_turn_K = caution * by_own_turn(divergence.full_M, batch.episode_M, returns_PG.size, stakes.turns)
+    surrogate = mean_interval(surrogate_by_problem(divergence.log_ratio_M, batch.episode_M, returns_PG))
+    ours = turn_aware_certificate(
+        surrogate.estimate,
+        kl_by_turn_K,
+        stakes.reward_range,
+        sampling_error=surrogate.estimate - surrogate.lower,
+    )
+    gamma = gamma if gamma < 1.0 else 1.0 - 1.0 / stakes.horizon
+    papers = single_step_certificate(
+        report.surrogate * len(batch) / returns_PG.size,
+        float(kl_by_turn_K.sum()) / stakes.horizon,
+        report.zeta,
+        gamma,
+        min(a_clip, float(np.sqrt(returns_PG.shape[1] - 1))),
+    )
+    return ours, papers
 
 
 @dataclass

@@ -282,6 +282,51 @@ def test_measuring_before_begin_is_an_error(kind):
         make_learner(kind).measure()
 
 
+def test_an_adapter_is_told_from_modules_and_other_adapters():
+    from teamtr.engines.torch.policy import belongs_to
+
+    name = "base_model.model.model.layers.0.mlp.up_proj.lora_A.{}.weight"
+    assert belongs_to(name.format("agent1"), "agent1")
+    for other in ("agent11", "model", "layers", "mlp", "lora_A", "weight"):
+        assert not belongs_to(name.format("agent1"), other), other
+
+
+def test_adapters_on_embeddings_are_refused():
+    from types import SimpleNamespace
+
+    from conftest import SMALL
+    from teamtr.engines.torch.loading import ModelError, share_base, tiny_model
+
+    model, _ = tiny_model(SMALL, seed=0)
+    targets = SimpleNamespace(rank=2, alpha=4.0, targets=["embed_tokens", "q_proj"])
+    with pytest.raises(ModelError, match="only linear layers"):
+        share_base(model, {"agent0": targets}, seed=0)
+
+
+def test_a_prompt_longer_than_the_model_is_refused():
+    from teamtr.errors import Misuse
+
+    with pytest.raises(Misuse, match="positions"):
+        make_policy("full").sample([np.full(4095, 3, dtype=np.int32)], max_tokens=8, seed=0, temperature=1.0, top_p=1.0)
+
+
+def test_fp16_keeps_small_gradients():
+    """Loss scaling: with advantages of 1e-4 the fp16 gradient is still the float32 one within a few percent."""
+    batch = make_batch(make_learner("full"), problems=4)
+    found = {}
+    for precision in ("fp32", "fp16"):
+        learner = make_learner("full")
+        learner.policy.precision = precision
+        learner.begin(batch)
+        learner.max_grad_norm = 1e9
+        advantages = 1e-4 * np.linspace(-1, 1, len(batch))
+        learner.step(all_rows(batch), advantages, Objective(), beta=0.0, learning_rate=0.0)
+        moments = learner.snapshot().moments
+        found[precision] = torch.cat([v.flatten() for k, v in moments.items() if k.startswith("first.")])
+    error = (found["fp16"] - found["fp32"]).norm() / found["fp32"].norm()
+    assert float(error) < 0.05
+
+
 def test_adapters_of_one_base_do_not_touch_each_other():
     from teamtr.engines.learner import PolicyLearner
     from teamtr.engines.torch.policy import TransformerPolicy

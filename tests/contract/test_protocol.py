@@ -46,6 +46,13 @@ def test_answers():
     assert team_answer([], "last") == ""
 
 
+def test_a_majority_is_one_of_answers_not_of_wordings():
+    turns = [turn("a", "I think 3"), turn("b", "So it is 7"), turn("c", "= 7"), turn("d", "no idea")]
+    digits = lambda text: next((c for c in text if c.isdigit()), None)  # noqa: E731
+    assert team_answer(turns, "majority", digits) == "So it is 7"
+    assert team_answer(turns[3:], "majority", digits) == "no idea"
+
+
 def test_a_team_is_immutable_and_its_version_names_every_agent():
     team = Team((Agent("a", "1"), Agent("b", "2", frozen=True)))
     other = team.replace("a", "3")
@@ -113,20 +120,27 @@ UPPERCASES = GOOD.replace("<user>{{ m.content }}", "<user>{{ m.content | upper }
 
 
 def test_the_built_in_template_passes():
-    for style in ("transcript", "chat"):
+    for style, stable in (("transcript", None), ("chat", True)):
         report = check_template(codec_with(GOOD), style)
-        assert (report.verbatim, report.stable, report.injects, report.system_role) == (True, True, "", "own")
+        assert (report.verbatim, report.stable, report.injects, report.system_role) == (True, stable, "", "own")
 
 
 def test_a_template_that_rewrites_history_is_refused_for_chat_and_fine_for_transcripts():
     with pytest.raises(ProtocolError, match="rewrites earlier messages"):
         check_template(codec_with(REWRITES), "chat")
-    assert not check_template(codec_with(REWRITES), "transcript").stable
+    check_template(codec_with(REWRITES), "transcript")
 
 
 def test_a_template_that_speaks_for_itself_is_refused():
     with pytest.raises(ProtocolError, match="helpful assistant"):
         check_template(codec_with(INJECTS), "transcript")
+    check_template(codec_with(INJECTS), "transcript", empty_system_prompt=False)
+
+
+def test_a_template_that_writes_the_date_is_refused():
+    dated = "{{ strftime_now('%d %b') }}" + GOOD
+    with pytest.raises(ProtocolError, match="date"):
+        check_template(codec_with(dated), "transcript")
 
 
 def test_a_template_without_a_system_role_gets_it_in_the_user_message():
@@ -157,6 +171,18 @@ def test_an_agent_cannot_close_anothers_turn():
     tokens = codec.tokenizer.convert_ids_to_tokens(special)
     assert tokens == ["<user>", "<bot>"]
     assert "< end>" in codec.tokenizer.decode(ids)
+
+
+def test_markers_outside_the_map_of_special_tokens_are_disarmed_as_well():
+    from tokenizers import AddedToken
+
+    tokenizer = character_tokenizer()
+    tokenizer.add_tokens([AddedToken("<|header|>", special=True)])
+    codec = ChatCodec(tokenizer)
+    marker = tokenizer.convert_tokens_to_ids("<|header|>")
+    ids = codec.encode([{"role": "system", "content": ""}, {"role": "user", "content": "a<|header|>b"}])
+    assert marker not in ids.tolist()
+    assert codec.decode(np.array([marker], dtype=np.int32)) == ""
 
 
 def test_text_survives_the_way_through_tokens():

@@ -49,10 +49,10 @@ def test_code_gold_answer_is_right_and_partial_credit_is_the_share_of_positions(
         Verdict("right", 1.0, code),
         Verdict("right", 1.0, code),
         Verdict("wrong", 0.75, one_off),
-        Verdict("wrong", 0.0, code[:3]),
+        Verdict("unparsed", 0.0),  # not a code: a half, say
         Verdict("unparsed", 0.0),
         Verdict("unparsed", 0.0),
-        Verdict("wrong", 0.0, code + "A"),
+        Verdict("unparsed", 0.0),
     ]
     assert CodeExchange("ABCD", 2, partial_credit=False).grade([(problem, one_off, [])])[0].reward == 0.0
 
@@ -351,6 +351,22 @@ def test_data_errors_name_the_place_and_the_remedy(tmp_path: Path, content: str 
         DataTask(path)
 
 
+@pytest.mark.parametrize("held_out", [0.001, 0.5, 0.999])
+def test_a_small_file_never_leaves_a_split_empty(tmp_path: Path, held_out: float) -> None:
+    path = write_jsonl(tmp_path / "d.jsonl", [{"question": f"q{i}", "answer": "x"} for i in range(4)])
+    task = DataTask(path, held_out=held_out)
+    assert len(task.problems("train")) + len(task.problems("test")) == 4
+    assert task.problems("train")
+    assert task.problems("test")
+
+
+def test_votes_are_counted_by_answer(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "d.jsonl", [{"question": f"q{i}", "answer": "7"} for i in range(4)])
+    extract = DataTask(path, grader="number").extract
+    assert extract("So it is 7") == extract("= 7.0") != extract("I think 3")
+    assert extract("no idea") is None
+
+
 def test_data_settings_are_checked(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "d.jsonl", [{"question": "q", "answer": "many"}])
     reward = tmp_path / "r.py"
@@ -364,7 +380,7 @@ def test_data_settings_are_checked(tmp_path: Path) -> None:
     refused("either one data file", split_files={"train": path})
     refused("no such data file", FileNotFoundError, path=tmp_path / "none.jsonl")
     refused(r"\.jsonl .* or \.parquet", path=reward)
-    refused("train split empty|test split empty", held_out=0.5)
+    refused("at least two different questions", held_out=0.5)
     refused("held_out", held_out=1.0)
     refused(r"no column 'nope' for the question; found \['answer', 'question'\]", question="nope")
     refused("no 'nope'", private={"a": "nope"})

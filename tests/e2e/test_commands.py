@@ -102,6 +102,31 @@ def test_another_team_file_is_refused(team_file, tmp_path):
     assert "other settings" in result.stderr
 
 
+def test_a_run_that_never_began_binds_nobody(team_file, tmp_path):
+    """A first try with a wrong model leaves a folder; the corrected command may use it."""
+    invoke("train", team_file, "team.model=./nowhere", "--out", tmp_path / "run", code=2)
+    invoke("train", team_file, "plan.stages=1", "--out", tmp_path / "run")
+
+
+def test_deleting_the_episodes_does_not_stop_a_run_that_samples_anew(team_file, tmp_path):
+    import shutil
+
+    folder = tmp_path / "run"
+    invoke("train", team_file, "plan.stages=1", "--out", folder)
+    shutil.rmtree(folder / "episodes")
+    assert last_json(invoke("train", team_file, "--out", folder, "--json"))["updates"] == 6
+
+
+def test_a_reward_that_always_fails_is_told(tmp_path):
+    (tmp_path / "q.jsonl").write_text("\n".join(json.dumps({"question": f"q{i}", "answer": "1"}) for i in range(8)))
+    (tmp_path / "r.py").write_text("def f(prompts, completions, **columns):\n    return [1 / 0]\n")
+    (tmp_path / "t.yaml").write_text(
+        "name: bad\ntask: {name: data, path: q.jsonl, held_out: 0.3, grader: 'python:r.py:f'}\n"
+        "tiny: {layers: 1, width: 16, heads: 2}\nteam: {model: tiny, max_tokens: 2, agents: [{name: a}]}\n"
+    )
+    assert "ZeroDivisionError" in invoke("check", tmp_path / "t.yaml").stderr
+
+
 def test_a_folder_in_use_is_refused(team_file, tmp_path):
     with RunFolder.open(tmp_path / "run"):
         result = invoke("train", team_file, "--out", tmp_path / "run", code=3)

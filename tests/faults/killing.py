@@ -113,7 +113,7 @@ def result(folder: Path) -> dict[str, Any]:
     for agent in commit.agents:
         agent_folder = store.checkpoints.folder_of(commit, agent)
         files |= {f"{agent}/{f.name}": f.read_bytes() for f in sorted(agent_folder.iterdir())}
-    records = [r for r in Log(folder / "log.jsonl").read() if r["kind"] in ("update", "eval")]
+    records = [r for r in Log(folder / "log.jsonl").read() if r["kind"] in ("update", "eval", "stage")]
     return {
         "agents": dict(commit.agents),
         "files": files,

@@ -95,7 +95,9 @@ def test_killed_at_25_random_moments(undisturbed, tmp_path):
         assert_same(folder, expected)
 
 
-@pytest.mark.parametrize("preset", ["naive_sequential", "importance_weighted", "joint", "random_order"])
+@pytest.mark.parametrize(
+    "preset", ["naive_sequential", "resample_every_2", "importance_weighted", "joint", "random_order"]
+)
 def test_killed_in_the_middle_of_a_stage_that_reuses_its_batch(preset, tmp_path):
     overrides = (f"plan.preset={preset}",)
     finish(tmp_path / "whole", overrides=overrides)

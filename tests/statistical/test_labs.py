@@ -22,15 +22,32 @@ from teamtr.types import Floats
 
 # -- the checks ------------------------------------------------------------------------------------------------------
 
-LABELS = """lem:grouphoeffding cor:empL thm:stage-hp lem:beta-block lem:shrinkage cor:baselinebias lem:clipbias
-lem:ratio-tv lem:clipbias-kl cor:clipbias-tr lem:centerapp lem:dv prop:oracle lem:klfisher lem:lin-quad
-thm:info-lower-stage lem:smooth app:tightness""".split()
+LABELS = {
+    "lem:grouphoeffding",
+    "cor:empL",
+    "thm:stage-hp",
+    "lem:beta-block",
+    "lem:shrinkage",
+    "cor:baselinebias",
+    "lem:clipbias",
+    "lem:ratio-tv",
+    "lem:clipbias-kl",
+    "cor:clipbias-tr",
+    "lem:centerapp",
+    "lem:dv",
+    "prop:oracle",
+    "lem:klfisher",
+    "lem:lin-quad",
+    "thm:info-lower-stage",
+    "lem:smooth",
+    "app:tightness",
+}
 
 
 def test_every_statement_of_these_sections_is_checked_without_a_violation() -> None:
     report = verify(200, seed=3, checks=point_checks.CHECKS)
     assert report.violations == 0
-    assert set(LABELS) <= set(report.checks)
+    assert set(report.checks) >= LABELS
     for part in ("cor:clipbias-prob (largest)", "lem:grad-hess (Hessian)", "thm:pgd (step)", "thm:pgd (rate)"):
         assert part in report.checks
     assert all(check.tested >= 200 for check in report.checks.values())
@@ -208,11 +225,16 @@ def test_fresh_teams_divide_their_roles_and_stale_ones_fail_more_the_more_they_a
     assert min(roles_report.stale_lowered) > 0.1
 
 
-def test_the_table_of_the_design_is_within_its_own_noise(roles_report: roles.RolesReport) -> None:
-    """DESIGN.md's means are of eight teams: they must lie within three of their standard errors of ours."""
-    printed = {2: 0.75, 3: 0.76, 5: 0.64, 8: 0.54, 12: 0.46}
-    for n, mean, deviation in zip(roles_report.n, roles_report.stale, roles_report.spread_stale, strict=True):
-        assert abs(printed[n] - mean) < 3.0 * deviation * np.sqrt(1 / 8 + 1 / roles_report.seeds)
+def test_the_table_of_the_design_is_what_eight_teams_give() -> None:
+    """DESIGN.md's means are of eight teams. Success is two-peaked, so a deviation will not do: means of eight are
+    redrawn from 160 teams, and each printed one must lie between their 0.5 and 99.5 percentiles."""
+    printed = {2: 0.75, 3: 0.76, 4: 0.89, 5: 0.64, 6: 0.63, 8: 0.54, 12: 0.46}
+    report, rng = roles.roles(printed, seeds=160), np.random.default_rng(0)
+    for n, teams in zip(report.n, report.by_seed["stale"], strict=True):
+        means = rng.choice(teams, size=(20_000, 8)).mean(axis=1)
+        low, high = np.quantile(means, [0.005, 0.995])
+        assert low <= printed[n] <= high, n
+    assert min(report.fresh) > 0.999
 
 
 def test_the_drift_grows_with_n_and_the_record_is_json(roles_report: roles.RolesReport) -> None:
@@ -253,6 +275,8 @@ def test_verdicts_in_words() -> None:
     assert scaling.verdict(law, means, 2.2, (4, 8)).startswith("yes")
     assert "more slowly" in scaling.verdict(law, means, 2.5, (4, 8))
     assert "faster" in scaling.verdict(law, means, 1.5, (4, 8))
+    wide = scaling.PowerLaw(0.0, -0.9, 1.1)
+    assert scaling.verdict(wide, means, 1.0, (3, 5)).startswith("undecided")
     assert "zero for every n" in scaling.verdict(None, np.zeros(3), 2.0, (4, 8))
     assert "zero for some n" in scaling.verdict(None, np.array([0.0, 1.0]), 2.0, (4, 8))
 
@@ -341,7 +365,7 @@ def test_a_small_scaling_report() -> None:
         report.of("nothing", "fresh", "forward")
 
 
-# -- tightness -----------------------------------------------------------------------------------------------------------
+# -- tightness -------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -380,7 +404,7 @@ def test_without_its_penalty_the_certificate_is_violated() -> None:
     assert (steps.gain >= steps.bounds["by_kl"] - tightness.ROUNDING).all()
 
 
-# -- figures ---------------------------------------------------------------------------------------------------------------
+# -- figures ---------------------------------------------------------------------------------------------------------
 
 
 def test_every_lab_draws_its_figure(

@@ -178,6 +178,17 @@ def test_the_minimum_of_ppo_leaves_the_range_that_hoeffding_needs() -> None:
     assert contribution < -float(surrogate_range(1.0, 0.2, 1.0))
 
 
+def test_the_correction_fails_for_an_update_that_was_picked_on_the_same_groups() -> None:
+    """cor:empL does not say that the groups must not have chosen the update. Two hundred updates without any gain,
+    their contributions independent fair coins: each fails with less than delta, the best of them almost surely."""
+    groups, delta, candidates = 20, 0.1, 200
+    width = float(hoeffding_width(groups, 1.0, delta, two_sided=False))
+    heads = np.arange(groups + 1)
+    fails = float(binom.pmf(heads, groups, 0.5)[(2.0 * heads - groups) / groups > width].sum())
+    assert 0.0 < fails <= delta
+    assert 1.0 - (1.0 - fails) ** candidates > 0.9
+
+
 def test_the_stage_bound_by_hand_and_each_step_gets_its_share_of_the_confidence() -> None:
     # two steps, log(2 * 2 / delta) = 2 at delta = 4 e^-2; B = 1; N = 16 and 4: widths 0.5 and 1;
     # ratio terms sqrt(2 * 0.02) = 0.2 and sqrt(2 * 0.005) = 0.1

@@ -325,7 +325,7 @@ class LearnerConfig(Section):
     micro_batch: Positive = key(64, "Messages computed at a time; changes memory, not results.")
     max_grad_norm: Above0 = key(1.0, "Gradients longer than this are shortened to it.")
     precision: Literal["auto", "fp32", "tf32", "fp16", "bf16"] = key(
-        "auto", "Arithmetic of training and scoring; auto is the cheapest that can see the radius."
+        "auto", "Arithmetic of training and scoring; auto is fp32 on a CPU, tf32 on a GPU; measured at start."
     )
     confidence: Annotated[float, Strict(), Ge(0.5), Lt(1)] = key(
         0.95, "Confidence of the upper KL bound that the gate looks at."

@@ -25,6 +25,8 @@ from teamtr.theory.kl import kl_cur_to_new, kl_k3, per_message_sum
 from teamtr.theory.surrogate import clipped_surrogate, surrogate_denominator
 from teamtr.types import AgentBatch, AgentState, Divergence, Floats, Ids, StepStats
 
+LOSS_SCALE = 1024.0
+
 HEAD_CHUNK_ELEMENTS = 16_000_000
 """Logits held at once: chunk of positions x vocabulary."""
 
@@ -86,7 +88,7 @@ class PolicyLearner:
 
     def version(self) -> str:
         if self._version is None:
-            self._version = hash_tensors(self.policy.parameters())
+            self._version = hash_tensors(self.policy.parameters(), salt=self.policy.base_version)
         return self._version
 
     def fingerprint(self) -> str:
@@ -148,6 +150,8 @@ class PolicyLearner:
         parameters = self.policy.parameters()
         for parameter in parameters.values():
             parameter.grad = None
+        # fp16 flushes small gradients to zero: lift them out of its reach, and undo it in float32
+        loss_scale = LOSS_SCALE if self.policy.precision == "fp16" else 1.0
         surrogate = kl_total = clipped = units = 0.0
         for part in self._micro_batches(np.arange(len(rows))):
             scored = self._score(rows[part])
@@ -157,16 +161,16 @@ class PolicyLearner:
             gain = clipped_surrogate(logp_new_MT, logp_cur_MT, mask_MT, advantages, objective)
             kl_sum = scored.kl_N.sum()
             loss = beta * kl_sum / len(rows) - gain.total / denominator
-            loss.backward()
+            (loss * loss_scale).backward()
             surrogate += float(gain.total.detach()) / denominator
             kl_total += float(kl_sum.detach()) / len(rows)
             clipped += float(gain.clipped)
             units += gain.ratios
         gradients = [p.grad for p in parameters.values() if p.grad is not None]
-        norm = float(torch.nn.utils.get_total_norm(gradients)) if gradients else 0.0
+        norm = float(torch.nn.utils.get_total_norm(gradients)) / loss_scale if gradients else 0.0
         applied = bool(np.isfinite(norm) and np.isfinite(surrogate) and np.isfinite(kl_total))
         if applied:
-            self._adam(min(1.0, self.max_grad_norm / (norm + 1e-12)), learning_rate)
+            self._adam(min(1.0, self.max_grad_norm / (norm + 1e-12)) / loss_scale, learning_rate)
         for parameter in parameters.values():
             parameter.grad = None
         return StepStats(applied, surrogate, kl_total, norm, clipped / units if units else 0.0)
@@ -322,9 +326,9 @@ class PolicyLearner:
         self._touched()
 
 
-def hash_tensors(tensors: Mapping[str, Tensor]) -> str:
+def hash_tensors(tensors: Mapping[str, Tensor], salt: str = "") -> str:
     """A hash of names and bits."""
-    digest = hashlib.blake2b(digest_size=16)
+    digest = hashlib.blake2b(salt.encode(), digest_size=16)
     for name in sorted(tensors):
         digest.update(name.encode())
         digest.update(tensors[name].detach().contiguous().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())

@@ -30,6 +30,9 @@ class Policy(ABC):
 
     device: torch.device
 
+    base_version: str = ""
+    """A hash of what the policy needs and does not train (the frozen base of an adapter); empty when nothing."""
+
     precision: str
     """The arithmetic of ``features``: fp64, fp32, tf32, fp16 or bf16. May be changed between calls."""
 

@@ -58,6 +58,8 @@ def draw_roles(report: RolesReport, path: str | Path) -> Path:
     ):
         error = np.array(spread) / np.sqrt(report.seeds)
         left.errorbar(n, values, yerr=error, fmt="o-", color=colour, label=label, capsize=2, markersize=4)
+        for k, teams in zip(n, report.by_seed[label], strict=True):
+            left.plot([k] * len(teams), teams, ".", color=colour, alpha=0.25, markersize=3)
     left.plot(n, report.stale_lowered, "x--", color=STALE, alpha=0.6, label="stale: share of updates that lowered J")
     left.plot(n, report.fresh_lowered, "x--", color=FRESH, alpha=0.6, label="fresh: share of updates that lowered J")
     left.set_ylim(-0.03, 1.05)
@@ -83,8 +85,8 @@ def draw_roles(report: RolesReport, path: str | Path) -> Path:
     right.set_title("Sums over the updates of a stage, mean over stages", fontsize=9)
     right.legend(fontsize=7)
     caption = (
-        f"Good: fresh stays at 1, no update lowers J. {report.seeds} teams per n, bars: one standard error. "
-        "Intervals of exponents: 95 %."
+        f"Good: fresh stays at 1, no update lowers J. {report.seeds} teams per n (faint dots), bars: one standard "
+        "error. Intervals of exponents: 95 %."
     )
     return _save(figure, plt, path, caption)
 

@@ -57,6 +57,9 @@ class RolesReport:
     fresh_filled: tuple[float, ...]
     stale_filled: tuple[float, ...]
     exponents: dict[str, PowerLaw | None]
+    by_seed: dict[str, tuple[tuple[float, ...], ...]]
+    """"fresh" and "stale": each team's success, a row for each n. Two-peaked: most stale teams of many agents stay near
+    0.4 and a few find their roles, so that the deviation of eight teams may miss the second peak."""
     curves: dict[str, tuple[tuple[float, ...], ...]]
     """"fresh" and "stale": mean success after each stage, a row for each n."""
     seeds: int
@@ -113,6 +116,10 @@ def roles(
         fresh_filled=over_seeds("filled", FRESH),
         stale_filled=over_seeds("filled", STALE),
         exponents=fits,
+        by_seed={
+            label: tuple(tuple(row) for row in success(rule).tolist())
+            for rule, label in ((FRESH, "fresh"), (STALE, "stale"))
+        },
         curves={
             label: tuple(tuple(run.success[rule].mean(axis=1).tolist()) for run in runs)
             for rule, label in ((FRESH, "fresh"), (STALE, "stale"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,9 +34,11 @@ class ChatCodec:
         self.tokenizer = tokenizer
         self.template_kwargs = dict(template_kwargs or {})
         self.fold_system = not self._accepts_system()
-        specials: Iterable[str] = tokenizer.all_special_tokens
-        self._markers = sorted((s for s in specials if len(s) > 1), key=len, reverse=True)
-        self._special_ids = frozenset(tokenizer.all_special_ids)
+        # Some markers are special without standing in the tokenizer's map of special tokens.
+        added = {i: str(t.content) for i, t in tokenizer.added_tokens_decoder.items() if t.special}
+        markers = {*tokenizer.all_special_tokens, *added.values()}
+        self._markers = sorted((s for s in markers if len(s) > 1), key=len, reverse=True)
+        self._special_ids = frozenset({*tokenizer.all_special_ids, *added})
         self._prompts: dict[tuple[tuple[str, str], ...], Ids] = {}
         self._texts: dict[bytes, str] = {}
 

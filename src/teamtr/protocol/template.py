@@ -18,22 +18,32 @@ class TemplateReport:
     there as it was. ``injects``: text the template adds to an empty system prompt."""
 
     verbatim: bool
-    stable: bool
+    stable: bool | None  # None: not looked at, no history goes through the template
     system_role: Literal["own", "folded into the user message"]
     injects: str
 
 
-def check_template(codec: ChatCodec, style: Literal["transcript", "chat"]) -> TemplateReport:
-    """Inspect the template and raise ProtocolError when this style cannot be used with it."""
+def check_template(
+    codec: ChatCodec, style: Literal["transcript", "chat"], *, empty_system_prompt: bool = True
+) -> TemplateReport:
+    """Inspect the template and raise ProtocolError when this style cannot be used with it.
+
+    ``empty_system_prompt``: whether some agent has none, so that words a template puts in its place would be heard.
+    """
+    if "strftime_now" in str(codec.tokenizer.chat_template) and "date_string" not in codec.template_kwargs:
+        raise ProtocolError(
+            "the chat template writes today's date into every prompt, so that a run would change from day to day; "
+            "fix it with template_kwargs: {date_string: ...}"
+        )
     report = TemplateReport(
         verbatim=_verbatim(codec),
-        stable=_stable(codec),
+        stable=_stable(codec) if style == "chat" else None,
         system_role="folded into the user message" if codec.fold_system else "own",
         injects=_injected(codec),
     )
     if not report.verbatim:
         raise ProtocolError("the chat template changes the text of a user message; it cannot carry a shared context")
-    if report.injects:
+    if report.injects and empty_system_prompt:
         raise ProtocolError(
             f"the chat template adds words of its own to an empty system prompt ({report.injects!r}); "
             "give every agent an explicit system_prompt"

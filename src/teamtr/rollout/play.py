@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -55,7 +55,6 @@ def play(
     seed: int,
     temperature: float | None = None,
     ledger: Ledger | None = None,
-    stop: Callable[[], bool] | None = None,
 ) -> RolloutBatch:
     """G episodes of each problem under this team, graded. ``seed`` names the batch; turns derive theirs from it."""
     for agent in team:
@@ -69,12 +68,10 @@ def play(
     turns: list[list[Turn]] = [[] for _ in cast]
     tick = 0
     while speaking := _speakers(arena.router, turns):
-        if stop is not None and stop():
-            raise KeyboardInterrupt
         for name, episodes in speaking.items():
             _speak(arena, team[name], cast, turns, episodes, seed_of(seed, "turn", tick, name), temperature, ledger)
         tick += 1
-    answers = [team_answer(t, arena.answer) for t in turns]
+    answers = [team_answer(t, arena.answer, getattr(arena.task, "extract", None)) for t in turns]
     started = time.perf_counter()
     verdicts = arena.task.grade([(p, a, [t.text for t in ts]) for p, a, ts in zip(cast, answers, turns, strict=True)])
     ledger.grading_seconds += time.perf_counter() - started

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from teamtr.errors import Misuse
 from teamtr.types import Problem, Verdict
 
 MOST_CODES = 4096
@@ -36,6 +37,7 @@ class CodeExchange:
     """
 
     agents: tuple[str, ...] = ("left", "right", "speaker")
+    reward_range: float | None = 1.0
 
     def __init__(
         self,
@@ -57,7 +59,7 @@ class CodeExchange:
 
     def problems(self, split: str) -> Sequence[Problem]:
         if split not in self._splits:
-            raise ValueError(f"code exchange has no split {split!r}: use one of {sorted(self._splits)}")
+            raise Misuse(f"code exchange has no split {split!r}: use one of {sorted(self._splits)}")
         return self._splits[split]
 
     def grade(self, episodes: Sequence[tuple[Problem, str, Sequence[str]]]) -> list[Verdict]:
@@ -85,9 +87,9 @@ class CodeExchange:
         said, right = answer.strip().upper(), code.upper()
         if said == right:
             return Verdict("right", 1.0, said)
-        if not set(said) & set(self.symbols.upper()):
-            return Verdict("unparsed", 0.0)
-        if len(said) != len(right) or not self.partial_credit:
+        if len(said) != len(right) or not set(said) & set(self.symbols.upper()):
+            return Verdict("unparsed", 0.0)  # no code at all: a half, say, or nothing
+        if not self.partial_credit:
             return Verdict("wrong", 0.0, said)
         return Verdict("wrong", sum(a == b for a, b in zip(said, right, strict=True)) / len(right), said)
 

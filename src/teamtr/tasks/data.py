@@ -65,6 +65,7 @@ class DataTask:
         warnings: what is odd in the data though usable, such as a question with two different answers.
         failures: how often each message came from a grader that crashed, was late or gave a reward not finite.
         agents: empty: any team can be given the questions.
+        reward_range: 1 for right or wrong; None for a Python reward, whose range nobody states.
     """
 
     agents: tuple[str, ...] = ()
@@ -88,6 +89,8 @@ class DataTask:
         self.failures: Counter[str] = Counter()
         self.warnings: tuple[str, ...] = ()
         self._threshold = threshold
+        self._is_number = grader == "number"
+        self.reward_range: float | None = None if grader.startswith("python:") else 1.0
         self._private = dict(private or {})
         self._pool = WorkerPool(workers, seconds_per_item, memory_bytes=memory_bytes)
         self._splits = self._read(path, split_files, held_out, question, answer, needs_answer=":" not in grader)
@@ -96,13 +99,20 @@ class DataTask:
 
     def problems(self, split: str) -> Sequence[Problem]:
         if split not in self._splits:
-            raise ValueError(f"this data has no split {split!r}: use one of {sorted(self._splits)}")
+            raise Misuse(f"this data has no split {split!r}: use one of {sorted(self._splits)}")
         return self._splits[split]
 
     def grade(self, episodes: Sequence[tuple[Problem, str, Sequence[str]]]) -> list[Verdict]:
         """Crashed and late graders earn 0 and are counted; a reward that is not a finite number stays ``nan``, so
         that its group is left out of training."""
         return self._grader([(problem, answer) for problem, answer, _ in episodes])
+
+    def extract(self, text: str) -> str | None:
+        """The answer in a message, in a form that votes can be counted in; None when it states none."""
+        if self._is_number:
+            number = last_number(text)
+            return None if number is None else str(number)
+        return normalise(text) or None
 
     def format_examples(self, rng: np.random.Generator, count: int) -> list[FormatExample]:
         """None: what form an answer to your question should have is not ours to invent."""
@@ -137,19 +147,17 @@ class DataTask:
         assert path is not None
         file = Path(path)
         every = list(self._problems_in(file, question, answer, needs_answer, seen))
-        splits: dict[str, tuple[Problem, ...]] = {
-            "train": tuple(p for p in every if _unit_hash(p.prompt) >= held_out),
-            "test": tuple(p for p in every if _unit_hash(p.prompt) < held_out),
-        }
         if held_out == 0:
-            del splits["test"]
-        for split, problems in splits.items():
-            if not problems:
-                raise DataError(
-                    f"{file}: held_out={held_out} of {len(every)} rows leaves the {split} split empty: "
-                    "change held_out, add rows, or give split_files"
-                )
-        return splits
+            return {"train": tuple(every)}
+        hashes = sorted({_unit_hash(p.prompt) for p in every})
+        if len(hashes) < 2:
+            raise DataError(f"{file}: at least two different questions are needed, one to train on and one held out")
+        # In a small file all hashes may fall on one side: then the nearest question goes to the other.
+        limit = min(max(held_out, math.nextafter(hashes[0], 1.0)), hashes[-1])
+        return {
+            "train": tuple(p for p in every if _unit_hash(p.prompt) >= limit),
+            "test": tuple(p for p in every if _unit_hash(p.prompt) < limit),
+        }
 
     def _problems_in(
         self, file: Path, question: str | None, answer: str | None, needs_answer: bool, seen: Counter[str]

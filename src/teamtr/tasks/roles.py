@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from teamtr.errors import Misuse
 from teamtr.tasks.code import FormatExample
 from teamtr.types import Problem, Verdict
 
@@ -27,6 +28,7 @@ class Roles:
         volunteer_share: how often a format example says "1".
     """
 
+    reward_range: float | None = 1.0
     VOLUNTEER = "1"
     ABSTAIN = "0"
     alphabet = "01"
@@ -51,7 +53,7 @@ class Roles:
 
     def problems(self, split: str) -> Sequence[Problem]:
         if split not in self._splits:
-            raise ValueError(f"roles has no split {split!r}: use one of {sorted(self._splits)}")
+            raise Misuse(f"roles has no split {split!r}: use one of {sorted(self._splits)}")
         return self._splits[split]
 
     def grade(self, episodes: Sequence[tuple[Problem, str, Sequence[str]]]) -> list[Verdict]:

@@ -15,7 +15,7 @@ measured, and know who spoke when:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -25,18 +25,7 @@ from numpy.typing import ArrayLike, NDArray
 from teamtr.theory.concentration import bernstein_width, empirical_correction
 from teamtr.theory.occupancy import change_of_measure, cumulative_shift, shift_by_kl, tv_by_kl
 from teamtr.theory.surrogate import bound_log_ratio
-from teamtr.types import Floats
-
-Value = float | Floats
-
-
-@dataclass(frozen=True)
-class Certificate:
-    """The gain is at least ``lower_bound``, the sum of the signed ``terms``. Floats, or arrays over teams."""
-
-    kind: str
-    terms: Mapping[str, Value]
-    lower_bound: Value
+from teamtr.types import Certificate, Floats
 
 
 def _certificate(kind: str, **terms: ArrayLike) -> Certificate:
@@ -96,6 +85,17 @@ def stage_certificate(
         occupancy=-cumulative_shift(gamma, deltas_I, a_max) / (1.0 - g),
         estimation=-np.asarray(zetas_I, dtype=np.float64).sum(axis=-1) / (1.0 - g),
     )
+
+
+def add_up(certificates: Sequence[Certificate]) -> Certificate:
+    """The certificate of a stage from those of its steps (fresh batches): gains telescope, so bounds add up, term by
+    term (the proof of thm:stage). All must be of one kind."""
+    kinds = {certificate.kind for certificate in certificates}
+    if len(kinds) != 1:
+        raise ValueError(f"certificates of one kind add up, got {sorted(kinds)}")
+    # Sorted, because a sum of floats depends on its order, and a log that was read back may have another.
+    names = sorted({name for certificate in certificates for name in certificate.terms})
+    return _certificate(kinds.pop(), **{n: sum(c.terms.get(n, 0.0) for c in certificates) for n in names})
 
 
 def stale_stage_certificate(

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from teamtr.engines.torch.policy import belongs_to
 from teamtr.engines.torch.tokenizer import character_tokenizer
 from teamtr.errors import Misuse
 from teamtr.randomness import seed_of
@@ -93,8 +94,7 @@ def teach_form(
 ) -> None:
     """Supervised steps on (prompt, message) pairs, so that an untrained model writes well-formed messages.
 
-    The examples' messages carry no information about the problem, so the model starts at chance: what it is
-    taught is the form, as an instruction-tuned model knows it.
+    What it learns is what the examples hold: the form alone, or a share of right content (a task's ``skill``).
     """
     if not examples or steps == 0:
         return
@@ -144,4 +144,12 @@ def share_base(model: Any, adapters: Mapping[str, Any], *, seed: int) -> Any:
                 shared = get_peft_model(model, config, adapter_name=name)
             else:
                 shared.add_adapter(name, config)
+    stray = [
+        k for k, _ in shared.named_parameters() if "lora_" in k and not any(belongs_to(k, name) for name in adapters)
+    ]
+    if stray or any(".lm_head." in k for k, _ in shared.named_parameters() if "lora_" in k):
+        raise ModelError(
+            f"lora.targets reaches {stray[:1] or ['the output layer']}: only linear layers below the head can carry "
+            "an adapter; use all-linear or name attention and MLP layers"
+        )
     return shared

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from teamtr.engines.policy import Head, Policy, draw
+from teamtr.errors import Misuse
 from teamtr.types import Ids, Sample
 
 Precision = Literal["fp32", "tf32", "fp16", "bf16"]
@@ -35,10 +36,12 @@ class TransformerPolicy(Policy):
         adapter: str | None = None,
         temperature: float = 1.0,
         precision: Precision = "fp32",
+        base_version: str = "",
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
         self.adapter = adapter
+        self.base_version = base_version
         self.temperature = temperature
         self.precision: str = precision
         self.causal_lm = model.get_base_model() if adapter else model
@@ -51,14 +54,14 @@ class TransformerPolicy(Policy):
     def parameters(self) -> dict[str, nn.Parameter]:
         if self.adapter is None:
             return dict(self.model.named_parameters())
-        mark = f".{self.adapter}."
-        return {k: p for k, p in self.model.named_parameters() if mark in k and "lora_" in k}
+        return {k: p for k, p in self.model.named_parameters() if belongs_to(k, self.adapter)}
 
     def save_weights(self, folder: Path) -> None:
         if self.adapter is None:
             self.model.save_pretrained(folder)
         else:
-            self.model.save_pretrained(folder, selected_adapters=[self.adapter])
+            # "auto" would ask the hub about the base's vocabulary at every checkpoint
+            self.model.save_pretrained(folder, selected_adapters=[self.adapter], save_embedding_layers=False)
             nested = folder / self.adapter  # PEFT puts adapters of any name but "default" one folder down
             if nested.is_dir():
                 for file in nested.iterdir():
@@ -129,6 +132,14 @@ class TransformerPolicy(Policy):
         bias = layer.bias.detach().clone() if trained and layer.bias is not None else layer.bias
         return _linear_head(weight, bias, self.temperature)
 
+    def _require_room(self, tokens: int) -> None:
+        room = getattr(self.causal_lm.config, "max_position_embeddings", None)
+        if room is not None and tokens > room:
+            raise Misuse(
+                f"a prompt and its message need {tokens} tokens, but {type(self.causal_lm).__name__} has {room} "
+                "positions; shorten max_tokens, the rounds or the problems"
+            )
+
     @torch.no_grad()
     def _check_head(self) -> None:
         """Some architectures scale or cap their logits after the head; for those our head would be wrong."""
@@ -137,7 +148,7 @@ class TransformerPolicy(Policy):
         theirs = self.causal_lm(input_ids=ids).logits[0].float() / self.temperature
         ours = self.head()(self.causal_lm.get_decoder()(input_ids=ids).last_hidden_state[0])
         gap = float((torch.log_softmax(theirs, -1) - torch.log_softmax(ours, -1)).abs().max())
-        if gap > 0.5:
+        if gap > 1e-2:
             raise ValueError(
                 f"{type(self.causal_lm).__name__} changes its logits after the output layer (difference {gap:.2g} "
                 "nats); this architecture is not supported"
@@ -153,6 +164,7 @@ class TransformerPolicy(Policy):
         from transformers import DynamicCache
 
         self.causal_lm.eval()
+        self._require_room(max(map(len, prompts)) + max_tokens)
         slots: dict[bytes, int] = {}
         slot_B = [slots.setdefault(p.tobytes(), len(slots)) for p in prompts]
         unique = {s: p for p, s in zip(prompts, slot_B, strict=True)}
@@ -202,6 +214,12 @@ class TransformerPolicy(Policy):
             Sample(ids[:n].copy(), logp[:n].copy(), "stop" if stopped else "length")
             for ids, logp, n, stopped in zip(ids_BT, logp_BT, length_B, stopped_B, strict=True)
         ]
+
+
+def belongs_to(parameter: str, adapter: str) -> bool:
+    """Whether a parameter of a PEFT model is this adapter's: ``....lora_A.ADAPTER.weight``."""
+    parts = parameter.split(".")
+    return len(parts) > 2 and parts[-3] in ("lora_A", "lora_B") and parts[-2] == adapter
 
 
 def end_ids_of(model: Any, tokenizer: Any) -> frozenset[int]:
