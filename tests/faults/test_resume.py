@@ -107,6 +107,15 @@ def test_killed_in_the_middle_of_a_stage_that_reuses_its_batch(preset, tmp_path)
     assert_same(tmp_path / "run", killing.result(tmp_path / "whole"))
 
 
+def test_killed_with_adapters_on_a_shared_base(tmp_path):
+    overrides = ("team.train=lora", "team.lora.rank=2", "plan.stages=2")
+    finish(tmp_path / "whole", overrides=overrides)
+    for number in (1, 4):
+        start(tmp_path / "run", overrides=overrides, die=("after_commit", number)).join(120)
+    finish(tmp_path / "run", overrides=overrides)
+    assert_same(tmp_path / "run", killing.result(tmp_path / "whole"))
+
+
 @pytest.mark.parametrize("sabotage", ["optimizer", "weights"])
 def test_negative_control_a_resume_that_loses_state_is_seen(undisturbed, tmp_path, sabotage):
     start(tmp_path / "run", die=("after_log", 4)).join(120)
