@@ -6,21 +6,43 @@ as it is now) and ``teach`` (one agent's update), and yields what happened after
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from teamtr.presets import Plan
+from teamtr.presets import Order, Plan
 from teamtr.rollout import require_fresh
 from teamtr.team import Team
 from teamtr.theory.advantages import group_advantages
+from teamtr.theory.allocation import update_order
 from teamtr.theory.weights import normalised_weights
 from teamtr.types import RolloutBatch, UpdateReport
 from teamtr.update import Lesson, Update
 
 Collect = Callable[[Team, int], RolloutBatch]
 Teach = Callable[[str, Lesson], Update]
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One place in a stage's schedule. ``opens`` marks the first agent of a step; the agents of one step are all
+    updated from the team as it was when the step opened."""
+
+    step: int
+    agent: str
+    opens: bool
+
+
+def schedule(
+    order: Order, agents: tuple[str, ...], rng: np.random.Generator, gains: Mapping[str, float] | None = None
+) -> tuple[Slot, ...]:
+    """The order sigma of a stage; ``gains`` are what each agent may be expected to gain (its last update's)."""
+    if order.kind == "together":
+        return tuple(Slot(0, name, k == 0) for k, name in enumerate(agents))
+    expected_A = [(gains or {}).get(name, 0.0) for name in agents]
+    numbers = update_order(order.kind, len(agents), rng=rng, expected_gains_A=expected_A)
+    return tuple(Slot(step, agents[number], True) for step, number in enumerate(numbers))
 
 
 @dataclass(frozen=True)
@@ -38,14 +60,13 @@ def run_stage(
     plan: Plan,
     collect: Collect,
     teach: Teach,
-    rng: np.random.Generator,
+    slots: Sequence[Slot],
     *,
     done: int = 0,
     batch: RolloutBatch | None = None,
 ) -> Iterator[Step]:
     """Every agent once. A stage that was interrupted goes on after ``done`` updates with the ``batch`` it held."""
-    schedule = plan.order.schedule(team.trainable, rng)  # line 2: the order
-    for index, slot in enumerate(schedule[done:], start=done):  # line 4
+    for index, slot in enumerate(slots[done:], start=done):  # line 4: in the order of line 2
         if slot.opens and plan.resample.due(slot.step):
             batch = collect(team, slot.step)  # line 5: under the intermediate team
         assert batch is not None, "a stage that goes on in the middle needs the batch it held"

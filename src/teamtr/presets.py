@@ -6,8 +6,6 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-import numpy as np
-
 
 @dataclass(frozen=True)
 class Objective:
@@ -62,38 +60,22 @@ class Radii:
 
     ``adapt``: move each agent's radius so that the KL it really uses settles at ``nats`` (the paper's ablation
     "adaptive delta"), within a factor of ten.
+    ``allocation``: how a stage's total of ``nats`` times the number of agents is shared out: equally, in proportion to
+    each agent's last gain (app:tightness), or so that the certified bound is largest; a tenth is equal in any case.
     """
 
     nats: float = 0.01
     per_token: bool = False
     adapt: bool = False
-
-
-@dataclass(frozen=True)
-class Slot:
-    """One place in a stage's schedule. ``opens`` marks the first agent of a step; the agents of one step are all
-    updated from the team as it was when the step opened."""
-
-    step: int
-    agent: str
-    opens: bool
+    allocation: Literal["equal", "gain", "certified"] = "equal"
 
 
 @dataclass(frozen=True)
 class Order:
-    """Who is updated when: one agent a step, or all of them together in one step."""
+    """Who is updated when: one agent a step, or all of them together in one step. ``largest_gain`` takes first the
+    agent whose last update gained most."""
 
-    kind: Literal["fixed", "reverse", "random", "together"] = "fixed"
-
-    def schedule(self, agents: tuple[str, ...], rng: np.random.Generator) -> tuple[Slot, ...]:
-        match self.kind:
-            case "together":
-                return tuple(Slot(0, name, k == 0) for k, name in enumerate(agents))
-            case "reverse":
-                agents = agents[::-1]
-            case "random":
-                agents = tuple(agents[k] for k in rng.permutation(len(agents)))
-        return tuple(Slot(k, name, True) for k, name in enumerate(agents))
+    kind: Literal["fixed", "reverse", "random", "largest_gain", "together"] = "fixed"
 
 
 @dataclass(frozen=True)

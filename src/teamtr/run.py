@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from teamtr.algorithm import Step, run_stage
+from teamtr.algorithm import Slot, Step, run_stage, schedule
 from teamtr.build import Workshop, build
 from teamtr.config import ConfigError, TeamFile, dump, loads
 from teamtr.diagnostics.roles import role_success
@@ -31,7 +31,8 @@ from teamtr.rollout import Ledger, collect
 from teamtr.store import Commit, RunFolder, StoreError, batch_name, read_episodes, write_atomic, write_episodes
 from teamtr.tasks import Roles
 from teamtr.team import Team
-from teamtr.theory.certificates import add_up, measured_gain
+from teamtr.theory.allocation import best_radii, proportional_radii
+from teamtr.theory.certificates import add_up, measured_gain, turn_aware_price
 from teamtr.types import Certificate, Problem, RolloutBatch, StageReport
 from teamtr.update import Lesson, Stakes, Update, update_agent
 
@@ -147,8 +148,12 @@ class _Driver:
 
     def _stage(self) -> Iterator[Step]:
         stage, plan = self.position.stage, self.workshop.plan
+        past = self._last_updates()
+        gains = {name: record["surrogate"] for name, record in past.items()}
+        slots = schedule(plan.order, self.team.trainable, generator(self.seed, "order", stage), gains)
+        self._share_out_radii(past)
         problems = self._draw(stage, 0, self.workshop.team_file.plan.problems)
-        held = self._held_batch()
+        held = self._held_batch(slots)
 
         def gather(team: Team, step: int) -> RolloutBatch:
             ledger = Ledger()
@@ -175,19 +180,44 @@ class _Driver:
             plan,
             gather,
             self._teach,
-            generator(self.seed, "order", stage),
+            slots,
             done=self.position.done,
             batch=held,
         )
 
-    def _held_batch(self) -> RolloutBatch | None:
+    def _last_updates(self) -> dict[str, Record]:
+        """Each agent's last update before this stage, from the log; empty where nothing depends on the past."""
+        plan = self.workshop.plan
+        if plan.order.kind != "largest_gain" and plan.radii.allocation == "equal":
+            return {}
+        past = [r for r in self.run.log.read() if r["kind"] == "update" and r["stage"] < self.position.stage]
+        return {record["agent"]: record for record in past}
+
+    def _share_out_radii(self, past: Mapping[str, Record]) -> None:
+        """This stage's radii, from what each agent's last update gained; see ``presets.Radii``."""
+        radii, router, names = self.workshop.plan.radii, self.workshop.arena.router, self.team.trainable
+        if radii.allocation == "equal" or any(name not in past for name in names):
+            return
+        floor, total = 0.1 * radii.nats, 0.9 * radii.nats * len(names)
+        ours = [{c["kind"]: c["terms"] for c in past[name]["certificates"]}.get("turn_aware") for name in names]
+        gains = [terms["surrogate"] if terms else 0.0 for terms in ours]
+        shares = proportional_radii(gains, total)
+        if radii.allocation == "certified":
+            used = [max(past[name]["kl_full"], 1e-12) for name in names]
+            prices = [turn_aware_price(router.turns_of(n), self.workshop.task.reward_range or 1.0) for n in names]
+            kappas = [gain / used_kl**0.5 for gain, used_kl in zip(gains, used, strict=True)]
+            shares = best_radii(kappas, total, curvature_I=prices).radii_I
+        for name, share in zip(names, shares, strict=True):
+            learner = self.workshop.engine.learner(name)
+            learner.state = replace(learner.state, radius_nats=float(floor + share))
+
+    def _held_batch(self, slots: Sequence[Slot]) -> RolloutBatch | None:
         """The batch that an interrupted stage goes on with; None when its next update samples anew."""
-        position, plan = self.position, self.workshop.plan
-        schedule = plan.order.schedule(self.team.trainable, generator(self.seed, "order", position.stage))
-        if position.batch is None or position.done >= len(schedule):
+        position = self.position
+        if position.batch is None or position.done >= len(slots):
             return None
-        upcoming = schedule[position.done]
-        if upcoming.opens and plan.resample.due(upcoming.step):
+        upcoming = slots[position.done]
+        if upcoming.opens and self.workshop.plan.resample.due(upcoming.step):
             return None
         held = read_episodes(self.run.episodes / position.batch)
         weights = position.log_weights

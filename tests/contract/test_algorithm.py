@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from small import World
-from teamtr.algorithm import run_stage
+from teamtr.algorithm import run_stage, schedule
 from teamtr.presets import PRESETS, Order, Resample
 from teamtr.randomness import generator
 from teamtr.rollout import StaleBatch, StaleWeights, play, stale_agents
@@ -19,17 +19,13 @@ from teamtr.theory.weights import effective_sample_share, normalised_weights
 
 def stage(world: World, plan=None, *, done=0, batch=None, seed=0):
     plan = plan or world.plan
-    return list(
-        run_stage(
-            world.team,
-            plan,
-            world.collect,
-            partial(world.teach, seed=seed),
-            generator(seed, "order"),
-            done=done,
-            batch=batch,
-        )
-    )
+    slots = slots_of(world, plan, seed)
+    teach = partial(world.teach, seed=seed)
+    return list(run_stage(world.team, plan, world.collect, teach, slots, done=done, batch=batch))
+
+
+def slots_of(world: World, plan=None, seed=0):
+    return schedule((plan or world.plan).order, world.team.trainable, generator(seed, "order"))
 
 
 def test_every_agent_learns_from_the_intermediate_team():
@@ -77,20 +73,22 @@ def test_presets_are_what_they_say():
 def test_orders():
     rng = np.random.default_rng(0)
     names = ("a", "b", "c")
-    order = lambda kind: [s.agent for s in Order(kind).schedule(names, rng)]  # noqa: E731
+    order = lambda kind: [s.agent for s in schedule(Order(kind), names, rng)]  # noqa: E731
     assert order("fixed") == ["a", "b", "c"]
     assert order("reverse") == ["c", "b", "a"]
     assert {tuple(order("random")) for _ in range(60)} == {
         ("a", "b", "c"), ("a", "c", "b"), ("b", "a", "c"), ("b", "c", "a"), ("c", "a", "b"), ("c", "b", "a")
     }  # fmt: skip
-    assert [(s.step, s.opens) for s in Order("together").schedule(names, rng)] == [(0, True), (0, False), (0, False)]
+    by_gain = schedule(Order("largest_gain"), names, rng, {"a": 0.1, "b": -1.0, "c": 0.3})
+    assert [s.agent for s in by_gain] == ["c", "a", "b"]
+    assert [(s.step, s.opens) for s in schedule(Order("together"), names, rng)] == [(0, True), (0, False), (0, False)]
 
 
 def test_a_stale_batch_is_an_error():
     """A collector that hands out the stage-start batch again is found out."""
     world = World()
     cached = world.collect(world.team, 0)
-    stages = run_stage(world.team, world.plan, lambda team, step: cached, world.teach, generator(0, "order"))
+    stages = run_stage(world.team, world.plan, lambda team, step: cached, world.teach, slots_of(world))
     next(stages)
     with pytest.raises(StaleBatch, match="older weights of x"):
         next(stages)
@@ -127,7 +125,7 @@ def test_a_stage_goes_on_in_the_middle():
         whole = World(plan=PRESETS[name])
         expected = stage(whole)
         world = World(plan=PRESETS[name])
-        (first, *_) = [next(iter(run_stage(world.team, world.plan, world.collect, world.teach, generator(0, "order"))))]
+        (first, *_) = [next(iter(run_stage(world.team, world.plan, world.collect, world.teach, slots_of(world))))]
         world.team = first.team
         held = first.batch if name != "teamtr" else None
         rest = stage(world, done=1, batch=held)
@@ -179,7 +177,7 @@ def test_training_improves_the_team():
             world.plan,
             partial(world.collect, stage=k),
             partial(world.teach, seed=k),
-            generator(k, "order"),
+            slots_of(world, seed=k),
         )
         for step in plan_steps:
             assert step.report.kl_upper <= step.report.radius

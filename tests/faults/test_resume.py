@@ -107,8 +107,16 @@ def test_killed_in_the_middle_of_a_stage_that_reuses_its_batch(preset, tmp_path)
     assert_same(tmp_path / "run", killing.result(tmp_path / "whole"))
 
 
-def test_killed_with_adapters_on_a_shared_base(tmp_path):
-    overrides = ("team.train=lora", "team.lora.rank=2", "plan.stages=2")
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("team.train=lora", "team.lora.rank=2", "plan.stages=2"),
+        ("plan.order=largest_gain", "plan.allocate=gain"),
+        ("plan.order=largest_gain", "plan.allocate=certified"),
+    ],
+)
+def test_killed_where_more_than_weights_must_come_back(tmp_path, overrides):
+    """A frozen base that is not stored; orders and radii that depend on the past."""
     finish(tmp_path / "whole", overrides=overrides)
     for number in (1, 4):
         start(tmp_path / "run", overrides=overrides, die=("after_commit", number)).join(120)

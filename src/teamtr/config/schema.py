@@ -263,12 +263,17 @@ class PlanConfig(Section):
     clip_high: Above0 | None = unset("The same upwards only.")
     ratio: Literal["message", "token", "length_normalised"] | None = unset("What the likelihood ratio is taken over.")
     average_over: Literal["messages", "tokens"] | None = unset("What the objective averages over.")
-    order: Literal["fixed", "reverse", "random", "together"] | None = unset("Who is updated when; fixed is as listed.")
+    order: Literal["fixed", "reverse", "random", "largest_gain", "together"] | None = unset(
+        "Who is updated when; fixed is as listed."
+    )
     resample_every: Count | None = unset("Sample anew before every n-th update; 0 is only at the start of a stage.")
     importance_weighted: Flag | None = unset("Weigh reused episodes by their likelihood ratio.")
     gate: Flag | None = unset("Accept an update only when its upper KL bound is within the radius.")
     beta: From0 | None = unset("Weight of the KL penalty at the start.")
     adapt_beta: Flag | None = unset("Steer beta towards the radius.")
+    allocate: Literal["equal", "gain", "certified"] | None = unset(
+        "How a stage's radii are shared out: equally, by each agent's last gain, or for the best certified bound."
+    )
     adapt_radius: Flag | None = unset("Move each agent's radius towards the KL it really uses.")
     dynamic_sampling_rounds: Count | None = unset("How often to redraw problems whose groups carry no signal.")
 
