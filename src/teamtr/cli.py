@@ -376,8 +376,12 @@ def verify(
         raise typer.Exit(1)
 
 
-def _figure(value: float) -> str:
-    return f"{value:.3g}"
+def _figure(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"
+
+
+def _exponent(fit: dict[str, float] | None) -> str:
+    return "zero" if fit is None else f"{fit['exponent']:.2f} [{fit['low']:.2f}, {fit['high']:.2f}]"
 
 
 @lab.command()
@@ -407,12 +411,25 @@ def scaling(seed: Seed = 0, figure: Figure = None, as_json: JsonFlag = False) ->
     """How stale gaps and drift grow with the number of agents, in several families of games, with fitted exponents."""
     from teamtr.lab import figures
     from teamtr.lab import scaling as labs
-    from teamtr.show import say
+    from teamtr.show import say, table
 
     with _errors():
         report = labs.scaling(seed=seed)
     record = report.as_record()
-    say(json.dumps(record, indent=1))
+    header = ("family", "rule", "order", "gap ~ n^", "as claimed", "drift ~ n^", "as claimed")
+    rows = [
+        (
+            f["family"],
+            f["rule"],
+            f["order"],
+            _exponent(f["tail"]["gap"]),
+            str(f["verdicts"]["gap"]),
+            _exponent(f["tail"]["drift"]),
+            str(f["verdicts"]["drift"]),
+        )
+        for f in record["families"]
+    ]
+    say(f"{table(header, rows)}\n\n{record['note']}")
     _finish_lab(record, figures.draw_scaling, report, figure, as_json)
 
 
@@ -426,12 +443,24 @@ def tightness(
     """How often a certificate is positive for a step that truly improves: the paper's, and ours."""
     from teamtr.lab import figures
     from teamtr.lab import tightness as labs
-    from teamtr.show import say
+    from teamtr.show import percent, say, table
 
     with _errors():
         report = labs.tightness(teams=teams, seed=seed)
     record = report.as_record()
-    say(json.dumps(record, indent=1))
+    kinds = list(record["rows"][0]["certified"])
+    rows = [
+        (
+            str(r["turns"]),
+            r["direction"],
+            str(r["improving"]),
+            *(percent(r["certified"][k]) for k in kinds),
+            str(sum(r["violated"].values())),
+        )
+        for r in record["rows"]
+    ]
+    say("share of truly improving steps whose certified lower bound is positive")
+    say(table(("turns", "direction", "improving", *kinds, "violations"), rows))
     _finish_lab(record, figures.draw_tightness, report, figure, as_json)
 
 

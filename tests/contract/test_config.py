@@ -173,7 +173,8 @@ def check_marked(marked: str, message: str) -> None:
         # choices
         (
             "plan: {order: «revers»}",
-            'plan.order must be one of fixed, reverse, random, largest_gain, together, got "revers"; did you mean "reverse"?',
+            "plan.order must be one of fixed, reverse, random, largest_gain, together, "
+            'got "revers"; did you mean "reverse"?',
         ),
         ("plan: {preset: «naive»}", 'plan.preset must name a preset, got "naive"; did you mean "naive_sequential"?'),
         ("device: «gpu»", 'device must be auto, cpu, cuda or cuda:N, got "gpu"'),

@@ -201,6 +201,28 @@ def test_demo_json_has_the_promised_line(tmp_path):
     assert line["compare"]["tokens"] < line["tokens"], "stale rollouts are sampled once a stage"
 
 
+def test_lab_verify_ends_with_the_promised_line(tmp_path):
+    line = last_json(invoke("lab", "verify", "--teams", 100, "--json", "--figure", tmp_path / "v.png"))
+    assert line["teams"] == 100
+    assert {"thm:single", "thm:stage", "lem:chainrule", "ours:turn_aware"} <= set(line["checks"])
+    for name, check in line["checks"].items():
+        assert {"tested", "violations", "median_ratio", "p99_ratio"} <= set(check), name
+        assert check["violations"] == 0, name
+    assert (tmp_path / "v.png").stat().st_size > 10_000
+
+
+def test_lab_roles_and_tightness(tmp_path):
+    line = last_json(invoke("lab", "roles", "--largest", 4, "--json", "--figure", tmp_path / "r.png"))
+    assert line["n"] == [2, 3, 4]
+    assert min(line["fresh"]) > 0.99 > max(line["stale"])
+    assert (tmp_path / "r.png").exists()
+    result = invoke("lab", "tightness", "--teams", 20, "--json", "--figure", tmp_path / "t.png")
+    rows = last_json(result)["rows"]
+    assert all(sum(row["violated"].values()) == 0 for row in rows)
+    assert all(row["certified"]["paper"] == 0.0 for row in rows)
+    assert all(row["certified"]["by_kl"] == 1.0 for row in rows if row["turns"] == 1)
+
+
 def run_cli(*arguments: object, **options) -> subprocess.Popen:
     command = [sys.executable, "-m", "teamtr.cli", *map(str, arguments)]
     return subprocess.Popen(
