@@ -218,3 +218,19 @@ def test_the_demo_learns_on_three_seeds(tmp_path):
     assert np.mean([r.initial for r in results]) <= 0.30
     assert np.mean([r.final for r in results]) >= 0.85
     assert sum(r.out_of_region for r in results) == 0
+
+
+def test_learning_rate_zero_changes_no_bit_of_a_transformer_team(tmp_path):
+    text = "name: still\n" + SMALL + CODE % "tiny" + PLAN
+    records = train(
+        text, tmp_path / "run", "learner.learning_rate=0", "plan.stages=7", "plan.problems=4", "plan.group_size=8"
+    )
+    done = updates(records)
+    assert len(done) == 21
+    assert sum(r["outcome"] == "restored" for r in done) >= 10, "too few updates were tried to show anything"
+    for r in done:
+        assert (r["kl_full"], r["kl_upper"], r["kl_k1"], r["kl_k3"]) == (0.0, 0.0, 0.0, 0.0)
+        assert r["version_before"] == r["version_after"]
+    fresh = build(loads(text, "team", ["learner.learning_rate=0"]))
+    _, team, _ = run.open_run(tmp_path / "run")
+    assert team.versions == fresh.team.versions

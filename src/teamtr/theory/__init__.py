@@ -28,7 +28,7 @@ from teamtr.theory.surrogate import (
     surrogate_denominator,
     surrogate_gain,
 )
-from teamtr.theory.zeta import zeta_clip, zeta_norm, zeta_ratio
+from teamtr.theory.zeta import true_zeta_of_binary_rewards, zeta_clip, zeta_norm, zeta_ratio
 
 __all__ = [
     "LOG_RATIO_BOUND",
@@ -53,6 +53,7 @@ __all__ = [
     "radius_per_message",
     "surrogate_denominator",
     "surrogate_gain",
+    "true_zeta_of_binary_rewards",
     "zeta_clip",
     "zeta_norm",
     "zeta_ratio",

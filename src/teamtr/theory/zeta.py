@@ -77,3 +77,34 @@ def _deviation(returns_PG: Floats, eps_norm: float) -> Floats:
     """Population deviation with epsilon inside the root, as in eq:group_adv, one per group."""
     deviation: Floats = np.sqrt(returns_PG.var(axis=1, keepdims=True) + eps_norm)
     return deviation
+
+
+def true_zeta_of_binary_rewards(
+    success_cur: float, success_new: float, group_size: int, *, a_clip: float, eps_norm: float, normalise: bool = True
+) -> float:
+    """zeta_i of eq:bias itself, exactly, where it can be computed: one turn, right or wrong, the group estimator.
+
+    With success p under the old policy, the other G - 1 returns of a group hold k right ones with probability
+    Binomial(k; G - 1, p), so the expected estimate of an episode with return r is a sum over k, and its true advantage
+    is r - p. eq:bias averages the difference over the new policy, whose success is ``success_new``.
+
+    The paper compares the normalised estimate with the plain advantage, in other units: most of this zeta is the
+    factor 1 / sigma, none of which the proxies see. ``normalise=False`` compares like with like; what remains is the
+    shrinkage by 1 - 1/G (lem:shrinkage).
+    """
+    if not (0.0 <= success_cur <= 1.0 and 0.0 <= success_new <= 1.0) or group_size < 2:
+        raise ValueError(
+            "true_zeta_of_binary_rewards: successes in [0, 1] and groups of at least two are needed, got "
+            f"{success_cur}, {success_new} and {group_size}"
+        )
+    others = group_size - 1
+    gap = 0.0
+    for reward, share in ((1.0, success_new), (0.0, 1.0 - success_new)):
+        expected = 0.0
+        for k in range(others + 1):
+            chance = math.comb(others, k) * success_cur**k * (1.0 - success_cur) ** (others - k)
+            returns_PG = np.array([[reward] + [1.0] * k + [0.0] * (others - k)])
+            advantages = group_advantages(returns_PG, a_clip=a_clip, eps_norm=eps_norm, normalise=normalise)
+            expected += chance * float(advantages.values_PG[0, 0])
+        gap += share * (expected - (reward - success_cur))
+    return abs(gap)
