@@ -43,7 +43,7 @@ def test_monte_carlo_agrees():
 
 def test_what_the_proxy_sees_and_what_it_does_not():
     """Beside each other at p = 0.2, a step to 0.22, G = 16: the proxy is dominated by the luck of the group's moments,
-    the truth by the units (1 / sigma). Like with like, the truth is more than a hundred times smaller than the proxy."""
+    the truth by the units (1 / sigma). Like with like, the truth is over a hundred times smaller than the proxy."""
     rng = np.random.default_rng(1)
     p, new, group = 0.2, 0.22, 16
     returns_PG = (rng.random((4000, group)) < p).astype(float)
