@@ -415,7 +415,8 @@ def certify(
     """Lower bounds on the true gain of a kept step, from its own batch.
 
     Ours takes the surrogate less the half-width of its 95 % interval, and KLs scaled to their upper bound. On the
-    batch that the step was made from both surrogates are optimistic; the next batch measures the gain itself.
+    batch that the step was made from both surrogates are optimistic, on small batches badly so: a diagnostic, no
+    guarantee. The next batch measures the gain itself.
     """
     returns_PG, batch = lesson.returns_PG, lesson.batch
     if stakes.reward_range is None or len(returns_PG) < 2 or not np.isfinite(returns_PG).all():
