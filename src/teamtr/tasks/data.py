@@ -7,15 +7,11 @@ DataTask("sums.jsonl", grader="python:rewards.py:reward")       # f(prompts, com
 
 from __future__ import annotations
 
-import datetime
-import decimal
 import hashlib
-import json
 import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +20,7 @@ import numpy as np
 from teamtr.errors import Misuse
 from teamtr.grading import Result, WorkerPool, exact_match, last_number, normalise
 from teamtr.tasks.code import FormatExample
+from teamtr.tasks.rows import DataError, Row, read_rows, shown
 from teamtr.types import Problem, Verdict
 
 QUESTION_KEYS = ("prompt", "question", "problem")
@@ -31,16 +28,6 @@ ANSWER_KEYS = ("answer", "solution", "target")
 GRADERS = ("exact", "number", "regex", "python:path/to/file.py:function")
 
 Graded = Sequence[tuple[Problem, str]]
-
-
-class DataError(Misuse):
-    """A data file that cannot be used as it is; says where and what to do."""
-
-
-@dataclass(frozen=True)
-class _Row:
-    where: str
-    cells: Mapping[str, Any]
 
 
 class DataTask:
@@ -162,7 +149,7 @@ class DataTask:
     def _problems_in(
         self, file: Path, question: str | None, answer: str | None, needs_answer: bool, seen: Counter[str]
     ) -> Iterator[Problem]:
-        rows = list(_rows(file))
+        rows = list(read_rows(file))
         if not rows:
             raise DataError(f"{file}: empty; it needs at least one row with a question and an answer")
         question = _column(rows[0], question, "question", QUESTION_KEYS)
@@ -171,10 +158,10 @@ class DataTask:
         for row in rows:
             text = _cell(row, question)
             if not isinstance(text, str) or not text.strip():
-                raise DataError(f"{row.where}: {question!r} must be text, found {_shown(text)}")
+                raise DataError(f"{row.where}: {question!r} must be text, found {shown(text)}")
             right = None if answer is None else _cell(row, answer)
             if needs_answer and not isinstance(right, str | int | float):
-                raise DataError(f"{row.where}: {answer!r} must be text or a number, found {_shown(right)}")
+                raise DataError(f"{row.where}: {answer!r} must be text or a number, found {shown(right)}")
             digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:12]
             seen[digest] += 1
             yield Problem(
@@ -182,9 +169,9 @@ class DataTask:
                 prompt=text,
                 answer=right,
                 private={
-                    agent: str(shown)
+                    agent: str(value)
                     for agent, column in self._private.items()
-                    if (shown := _cell(row, column)) is not None
+                    if (value := _cell(row, column)) is not None
                 },
                 columns={key: value for key, value in row.cells.items() if key != question},
             )
@@ -200,10 +187,10 @@ class DataTask:
                     said.append(str(problem.answer))
         for prompt, said in answers.items():
             if len(said) > 1:
-                self.warnings += (f"one question, {len(said)} different answers {said}: {_shown(prompt)}",)
+                self.warnings += (f"one question, {len(said)} different answers {said}: {shown(prompt)}",)
         for prompt, splits in sides.items():
             if len(splits) > 1:
-                self.warnings += (f"one question in several splits {sorted(splits)}: {_shown(prompt)}",)
+                self.warnings += (f"one question in several splits {sorted(splits)}: {shown(prompt)}",)
 
     # Grading
 
@@ -216,7 +203,7 @@ class DataTask:
             for problem in self._every():
                 if last_number(str(problem.answer)) is None:
                     raise DataError(
-                        f"grader 'number': no number in the answer {_shown(problem.answer)} to {_shown(problem.prompt)}"
+                        f"grader 'number': no number in the answer {shown(problem.answer)} to {shown(problem.prompt)}"
                     )
             return lambda graded: [_number_verdict(str(problem.answer), text) for problem, text in graded]
         if pattern is not None:
@@ -310,7 +297,7 @@ def _unit_hash(text: str) -> float:
     return int.from_bytes(digest[:8], "big") / 2**64
 
 
-def _column(row: _Row, given: str | None, role: str, usual: Sequence[str]) -> str:
+def _column(row: Row, given: str | None, role: str, usual: Sequence[str]) -> str:
     """The column for this role: the one given, or the first usual one that the row has."""
     found = sorted(row.cells)
     if given is not None and given not in row.cells:
@@ -323,76 +310,7 @@ def _column(row: _Row, given: str | None, role: str, usual: Sequence[str]) -> st
     )
 
 
-def _cell(row: _Row, column: str) -> Any:
+def _cell(row: Row, column: str) -> Any:
     if column not in row.cells:
         raise DataError(f"{row.where}: no {column!r}; found {sorted(row.cells)}: every row needs it")
     return row.cells[column]
-
-
-def _rows(file: Path) -> Iterator[_Row]:
-    if not file.is_file():
-        raise FileNotFoundError(f"{file}: there is no such data file")
-    match file.suffix.lower():
-        case ".jsonl" | ".ndjson":
-            return _jsonl_rows(file)
-        case ".parquet":
-            return _parquet_rows(file)
-    raise DataError(f"{file}: data must be .jsonl (one JSON object a line) or .parquet")
-
-
-def _jsonl_rows(file: Path) -> Iterator[_Row]:
-    with file.open("rb") as lines:
-        for number, raw in enumerate(lines, start=1):
-            where = f"{file}, line {number}"
-            try:
-                line = raw.decode("utf-8-sig" if number == 1 else "utf-8").strip()
-                if not line:
-                    continue
-                cells = json.loads(line)
-            except UnicodeDecodeError as error:
-                raise DataError(
-                    f"{where}: not UTF-8 ({error.reason} at byte {error.start}): save it as UTF-8"
-                ) from None
-            except json.JSONDecodeError as error:
-                raise DataError(
-                    f"{where}, column {error.colno}: not JSON ({error.msg}); found {_shown(line)}: every line must be "
-                    "one whole JSON object"
-                ) from None
-            if not isinstance(cells, dict):
-                raise DataError(f"{where}: a row must be a JSON object, found {_shown(cells)}")
-            yield _Row(where, cells)
-
-
-def _parquet_rows(file: Path) -> Iterator[_Row]:
-    try:
-        import pyarrow.parquet
-    except ImportError:
-        raise ImportError(f"{file}: reading parquet needs pyarrow: pip install 'teamtr[parquet]'") from None
-    try:
-        table = pyarrow.parquet.read_table(file)
-    except pyarrow.ArrowInvalid as error:
-        raise DataError(f"{file}: not a parquet file ({error})") from None
-    for number, cells in enumerate(table.to_pylist(), start=1):
-        where = f"{file}, row {number}"
-        yield _Row(where, {key: _plain(value, f"{where}, column {key!r}") for key, value in cells.items()})
-
-
-def _plain(value: Any, where: str) -> Any:
-    """The value as JSON can hold it: it travels to the graders and into the record of episodes."""
-    match value:
-        case None | bool() | int() | float() | str():
-            return value
-        case list() | tuple():
-            return [_plain(item, where) for item in value]
-        case dict():
-            return {str(key): _plain(item, where) for key, item in value.items()}
-        case datetime.date() | datetime.time():
-            return value.isoformat()
-        case decimal.Decimal():
-            return str(value)
-    raise DataError(f"{where}: cannot use a value of type {type(value).__name__}: store it as text, or drop the column")
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
