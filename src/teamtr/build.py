@@ -11,13 +11,14 @@ from typing import Any
 import torch
 
 from teamtr import tasks
-from teamtr.config import AgentConfig, CodeTask, DataTask, RolesTask, TeamFile
+from teamtr.config import AgentConfig, CodeTask, DataTask, RolesTask, SumsTask, TeamFile
 from teamtr.engines.learner import PolicyLearner, hash_tensors
 from teamtr.engines.local import LocalEngine
 from teamtr.engines.policy import Policy
 from teamtr.engines.tabular import TabularPolicy
 from teamtr.engines.torch.loading import TinyShape, load_pretrained, quieten, share_base, teach_form, tiny_model
-from teamtr.engines.torch.policy import Precision, TransformerPolicy
+from teamtr.engines.torch.policy import CHEAPEST_FIRST, Precision, TransformerPolicy
+from teamtr.engines.torch.serving.room import ServingRoom, has_kernels
 from teamtr.engines.torch.tokenizer import character_tokenizer
 from teamtr.errors import Misuse
 from teamtr.ports import Task
@@ -118,6 +119,8 @@ def build_task(team_file: TeamFile) -> Task:
             )
         case RolesTask() as r:
             return tasks.Roles(agents=len(team_file.team.names), tags=r.tags)
+        case SumsTask() as s:
+            return tasks.Sums(terms=s.terms, digits=s.digits, problems_in_all=s.problems, seed=team_file.seed)
         case DataTask() as d:
             return tasks.DataTask(
                 d.path,
@@ -155,9 +158,10 @@ def _voices(team_file: TeamFile, task: Task) -> dict[str, _Voice]:
     for agent in team_file.team.agents:
         by_source.setdefault(agent.model, []).append(agent)
     voices: dict[str, _Voice] = {}
+    room = serving_room(team_file)
     for source, agents in by_source.items():
         make = _tabular_voices if source == "tabular" else _transformer_voices
-        voices.update(make(team_file, task, source, agents))
+        voices.update(make(team_file, task, source, agents, room))
     return voices
 
 
@@ -169,7 +173,7 @@ def _codec(team_file: TeamFile, tokenizer: Any) -> ChatCodec:
 
 
 def _tabular_voices(
-    team_file: TeamFile, task: Task, source: str, agents: Sequence[AgentConfig]
+    team_file: TeamFile, task: Task, source: str, agents: Sequence[AgentConfig], room: ServingRoom | None
 ) -> Mapping[str, _Voice]:
     tokenizer = character_tokenizer()
     codec = _codec(team_file, tokenizer)
@@ -190,8 +194,22 @@ def _tabular_voices(
     }
 
 
+def serving_room(team_file: TeamFile) -> ServingRoom | None:
+    """Where the team's transformers sample; None for the plain path."""
+    settings, device = team_file.sampling, device_of(team_file)
+    on_gpu = device.type == "cuda"
+    if settings.engine == "plain" or (settings.engine == "auto" and not (on_gpu and has_kernels())):
+        return None
+    return ServingRoom(
+        precision=("bf16" if on_gpu else "fp32") if settings.precision == "auto" else settings.precision,
+        device=device,
+        memory_bytes=None if settings.memory_gb is None else int(settings.memory_gb * 2**30),
+        compiled=settings.compiled,
+    )
+
+
 def _transformer_voices(
-    team_file: TeamFile, task: Task, source: str, agents: Sequence[AgentConfig]
+    team_file: TeamFile, task: Task, source: str, agents: Sequence[AgentConfig], room: ServingRoom | None
 ) -> Mapping[str, _Voice]:
     quieten()
     device = device_of(team_file)
@@ -208,7 +226,7 @@ def _transformer_voices(
     for k, name in enumerate(whole):
         own = model if k + 1 == len(whole) and not adapted else copy.deepcopy(model)
         policies[name] = TransformerPolicy(
-            own, tokenizer, temperature=team_file.sampling.temperature, precision=precision
+            own, tokenizer, temperature=team_file.sampling.temperature, precision=precision, serving=room
         )
     if adapted:
         base_version = hash_tensors(dict(model.named_parameters()))
@@ -227,16 +245,17 @@ def _transformer_voices(
                 base_version=base_version,
                 temperature=team_file.sampling.temperature,
                 precision=precision,
+                serving=room,
             )
     return {a.name: _Voice(policies[a.name], codec) for a in agents}
 
 
 def _precision(team_file: TeamFile, device: torch.device) -> Precision:
-    """``auto``: float32 on a CPU, TF32 on a GPU; the preflight measures whether the radius can be seen with it."""
+    """``auto``: float32 on a CPU; on a GPU the preflight goes on from the cheapest (``preflight.settle_precision``)."""
     asked = team_file.learner.precision
     if asked != "auto":
         return asked
-    return "tf32" if device.type == "cuda" else "fp32"
+    return CHEAPEST_FIRST[0] if device.type == "cuda" else "fp32"
 
 
 def _warm_tiny(team_file: TeamFile, task: Task, agents: Sequence[str]) -> tuple[Any, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from teamtr.build import Workshop
 from teamtr.engines.learner import PolicyLearner
+from teamtr.engines.torch.policy import CHEAPEST_FIRST
 from teamtr.errors import Refused
 from teamtr.presets import Radii
 from teamtr.randomness import generator, seed_of
@@ -51,7 +52,10 @@ class RadiusNotVisible(Refused):
 
 
 def measure_floors(workshop: Workshop) -> list[Floor]:
-    """Play a few episodes and measure every trainable agent's floor on its own messages. Changes no weight."""
+    """Play a few episodes and measure every trainable agent's floor on its own messages. Changes no weight.
+
+    With ``precision: auto`` an agent whose radius cannot be seen goes on to the next finer arithmetic.
+    """
     problems = workshop.task.problems("train")
     seed = workshop.team_file.seed
     pick = generator(seed, "preflight").permutation(len(problems))[:PROBLEMS]
@@ -70,18 +74,27 @@ def measure_floors(workshop: Workshop) -> list[Floor]:
         lesson = Lesson(batch.of(name), advantages, returns_PG)
         if len(lesson.batch) == 0:
             continue
-        floor = _floor(learner, lesson, workshop.plan.radii, seed=seed_of(seed, "preflight", name))
-        floors.append(
-            Floor(
+        for precision in _finer(workshop, learner.policy.precision):
+            learner.policy.precision = precision
+            floor = Floor(
                 agent=name,
-                precision=learner.policy.precision,
+                precision=precision,
                 messages=len(lesson.batch),
-                noise_floor=floor,
+                noise_floor=_floor(learner, lesson, workshop.plan.radii, seed=seed_of(seed, "preflight", name)),
                 radius=learner.state.radius_nats,
                 unit="token" if workshop.plan.radii.per_token else "message",
             )
-        )
+            if floor.visible:
+                break
+        floors.append(floor)
     return floors
+
+
+def _finer(workshop: Workshop, precision: str) -> tuple[str, ...]:
+    """This precision, and with ``auto`` all finer ones."""
+    if workshop.team_file.learner.precision != "auto" or precision not in CHEAPEST_FIRST:
+        return (precision,)
+    return CHEAPEST_FIRST[CHEAPEST_FIRST.index(precision) :]
 
 
 def _floor(learner: PolicyLearner, lesson: Lesson, radii: Radii, *, seed: int) -> float:

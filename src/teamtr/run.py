@@ -45,6 +45,8 @@ MAY_CHANGE = (
     "eval.temperature",
     "store.keep_checkpoints",
     "learner.micro_batch",
+    "sampling.compiled",
+    "sampling.memory_gb",
 )
 """Settings that a resumed run may change without becoming another run."""
 
@@ -312,7 +314,12 @@ class _Driver:
         learners = self.workshop.engine.learners
         for name in learners if updated is None else [updated]:
             self.fingerprints[name] = learners[name].fingerprint()
-        progress = {**asdict(self.position), "account": asdict(self.account), "versions": self.team.versions}
+        progress = {
+            **asdict(self.position),
+            "account": asdict(self.account),
+            "versions": self.team.versions,
+            "precisions": {name: learner.policy.precision for name, learner in learners.items()},
+        }
         self.run.checkpoints.commit(
             self.position.number,
             self.fingerprints,
@@ -333,12 +340,15 @@ class _Driver:
             self._resume(commit)
             record = {"kind": "resume", "skipped": list(commit.skipped)}
         self.exact = exact_success(self.workshop, self.team)
+        learners = self.workshop.engine.learners
         record |= {
             **self._where(),
             "name": self.workshop.team_file.name,
             "stages": self.workshop.team_file.plan.stages,
             "agents": list(self.workshop.team.names),
             "trained_agents": len(self.workshop.team.trainable),
+            "samplers": {name: learner.policy.sampling_path for name, learner in learners.items()},
+            "precisions": {name: learner.policy.precision for name, learner in learners.items()},
             "threads": torch.get_num_threads(),
             "time": time.time(),
         }
@@ -351,6 +361,8 @@ class _Driver:
         if self.team.versions != progress.pop("versions"):
             raise StoreError(f"the weights in {self.run.path} are not those that commit {commit.number} names")
         self.account = Account(**progress.pop("account"))
+        for name, precision in progress.pop("precisions").items():  # what "auto" settled on when the run began
+            self.workshop.engine.learner(name).policy.precision = precision
         self.position = _Position(**progress)
         self.fingerprints = dict(commit.agents)
         self.run.log.truncate_torn()

@@ -26,6 +26,7 @@ from teamtr.config.schema import (
     LoraConfig,
     PlanConfig,
     RolesTask,
+    SumsTask,
     TeamConfig,
     TeamFile,
 )
@@ -39,6 +40,7 @@ __all__ = [
     "PlanConfig",
     "RolesTask",
     "SchemaKey",
+    "SumsTask",
     "TeamConfig",
     "TeamFile",
     "dump",

@@ -90,6 +90,19 @@ class RolesTask(Section):
             yield Refusal(("team", "router", "order"), message)
 
 
+class SumsTask(Section):
+    """Sums of whole numbers, made by code, for models that can already write."""
+
+    name: Literal["sums"]
+    terms: Annotated[int, Strict(), Ge(2), Le(16)] = key(2, "Numbers to add.")
+    digits: Annotated[int, Strict(), Ge(1), Le(9)] = key(2, "Digits of each.")
+    problems: Annotated[int, Strict(), Ge(8)] = key(4096, "Different sums, at most; a quarter, up to 256, is held out.")
+
+    def refusals_of(self, team: TeamConfig) -> Iterator[Refusal]:
+        """Any team can add."""
+        return iter(())
+
+
 class DataTask(Section):
     """Your own questions and answers."""
 
@@ -330,7 +343,8 @@ class LearnerConfig(Section):
     micro_batch: Positive = key(64, "Messages computed at a time; changes memory, not results.")
     max_grad_norm: Above0 = key(1.0, "Gradients longer than this are shortened to it.")
     precision: Literal["auto", "fp32", "tf32", "fp16", "bf16"] = key(
-        "auto", "Arithmetic of training and scoring; auto is fp32 on a CPU, tf32 on a GPU; measured at start."
+        "auto",
+        "Arithmetic of training and scoring; auto: the cheapest whose measured noise is under a tenth of the radius.",
     )
     confidence: Annotated[float, Strict(), Ge(0.5), Lt(1)] = key(
         0.95, "Confidence of the upper KL bound that the gate looks at."
@@ -343,6 +357,14 @@ class SamplingConfig(Section):
     """How messages are sampled in training."""
 
     temperature: Above0 = key(1.0, "Temperature of training; the policy is defined with it.")
+    engine: Literal["auto", "paged", "plain"] = key(
+        "auto", "paged: pages of keys and values, captured graphs; plain: any device. auto is paged on a GPU."
+    )
+    precision: Literal["auto", "fp32", "fp16", "bf16"] = key(
+        "auto", "Arithmetic of the paged engine; auto is bf16 on a GPU, fp32 on a CPU."
+    )
+    compiled: Flag | None = unset("Compile decoding (a minute at start); without it, for models of 0.4 billion up.")
+    memory_gb: Above0 | None = unset("Most memory for keys and values; without it, a third of what is free.")
 
 
 class EvalConfig(Section):
@@ -367,8 +389,8 @@ class TeamFile(Section):
     name: RunName = Field(description="Names the run.")
     seed: Count = key(0, "All randomness comes from it.")
     device: Device = key("auto", "auto, cpu, cuda or cuda:N.")
-    task: CodeTask | RolesTask | DataTask = Field(
-        discriminator="name", description="The problems; name is code, roles or data."
+    task: CodeTask | RolesTask | SumsTask | DataTask = Field(
+        discriminator="name", description="The problems; name is code, roles, sums or data."
     )
     team: TeamConfig
     tiny: TinyConfig = TinyConfig()

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -20,14 +21,23 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from teamtr.engines.policy import Head, Policy
+from teamtr.engines.scoring import score_tokens, token_logp
+from teamtr.errors import Misuse
 from teamtr.presets import Objective
-from teamtr.theory.kl import kl_cur_to_new, kl_k3, per_message_sum
+from teamtr.theory.kl import kl_k3, per_message_sum
 from teamtr.theory.surrogate import clipped_surrogate, surrogate_denominator
 from teamtr.types import AgentBatch, AgentState, Divergence, Floats, Ids, StepStats
 
-LOSS_SCALE = 1024.0
+Result = TypeVar("Result")
 
-HEAD_CHUNK_ELEMENTS = 16_000_000
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_FOLDS = (-7046029254386353131, -4417276706812531889)
+_MOST_SCALINGS = 24
+FIRST_LOSS_SCALE = 2.0**16
+STEPS_BEFORE_RAISING = 200
+"""Steps without overflow after which the loss scale of float16 is doubled."""
+
+HEAD_CHUNK_ELEMENTS = {"cpu": 16_000_000, "cuda": 256_000_000}
 """Logits held at once: chunk of positions x vocabulary."""
 
 
@@ -81,6 +91,8 @@ class PolicyLearner:
         self._betas = betas
         self._moments: dict[str, Tensor] = {}
         self._steps = 0
+        self._loss_scale = FIRST_LOSS_SCALE
+        self._clean_steps = 0
         self._reference: _Reference | None = None
         self._version: str | None = None
 
@@ -96,7 +108,8 @@ class PolicyLearner:
         digest = hashlib.blake2b(digest_size=16)
         digest.update(self.version().encode())
         digest.update(hash_tensors(self._moments).encode())
-        digest.update(json.dumps([self._steps, asdict(self.state)]).encode())
+        counters = [float(x) for x in self._counters().values()]
+        digest.update(json.dumps([counters, asdict(self.state)]).encode())
         return digest.hexdigest()
 
     def _touched(self) -> None:
@@ -104,25 +117,32 @@ class PolicyLearner:
 
     # -- the frozen policy ------------------------------------------------------------------------------------
 
-    @torch.no_grad()
     def begin(self, batch: AgentBatch) -> Floats:
+        self._moments = {name: moment.to(self.policy.device) for name, moment in self._moments.items()}
+        self._reference = self._fitting(lambda: self._freeze(batch))
+        return np.array([float(x.double().sum()) for x in self._reference.logp])
+
+    @torch.no_grad()
+    def _freeze(self, batch: AgentBatch) -> _Reference:
         head = self.policy.frozen_head()
-        features: list[Tensor] = []
-        logp: list[Tensor] = []
-        for rows in self._micro_batches(np.arange(len(batch))):
+        empty = torch.zeros(0)
+        features, logp = [empty] * len(batch), [empty] * len(batch)
+        for rows in self._micro_batches(batch, np.arange(len(batch))):
             part = batch.rows(rows)
-            hidden_NH = self._features(part)
-            logp_N = torch.cat(
-                [_token_logp(head(h), t) for h, t in self._chunks(head, hidden_NH, _packed_ids(part, hidden_NH.device))]
-            )
+            with self.policy.computing():
+                hidden_NH = self._features(part)
+                ids_N = _packed_ids(part, hidden_NH.device)
+                logp_N = torch.cat([token_logp(head(h), t) for h, t in self._chunks(head, hidden_NH, ids_N)])
             lengths = part.lengths_M.tolist()
-            features.extend(hidden_NH.split(lengths))
-            logp.extend(logp_N.split(lengths))
-        self._reference = _Reference(batch, features, head, logp)
-        return np.array([float(x.double().sum()) for x in logp])
+            for row, own_features, own_logp in zip(rows, hidden_NH.split(lengths), logp_N.split(lengths), strict=True):
+                features[row], logp[row] = own_features, own_logp
+        return _Reference(batch, features, head, logp)
 
     def end(self) -> None:
+        """Only the agent being updated keeps its optimizer's moments on the card."""
         self._reference = None
+        if self.policy.device.type != "cpu":
+            self._moments = {name: moment.cpu() for name, moment in self._moments.items()}
 
     def token_logprobs(self) -> list[Floats]:
         """Token log-probabilities of the frozen policy, per message."""
@@ -145,35 +165,84 @@ class PolicyLearner:
         learning_rate: float,
     ) -> StepStats:
         """One Adam step on the rows, accumulated over micro-batches with exact weights."""
+        for _ in range(_MOST_SCALINGS):
+            stats = self._fitting(lambda: self._accumulate(rows, advantages_M, objective, beta))
+            if stats.applied or not self._overflowed(stats):
+                break
+            self._loss_scale /= 2
+            self._clean_steps = 0
+        if stats.applied:
+            shrink = min(1.0, self.max_grad_norm / (stats.grad_norm + 1e-12))
+            self._adam(shrink / self._scale(), learning_rate)
+            self._clean_steps += 1
+            if self._clean_steps % STEPS_BEFORE_RAISING == 0:
+                self._loss_scale *= 2
+        self._forget_gradients()
+        return stats
+
+    def _accumulate(
+        self, rows: NDArray[np.int64], advantages_M: Floats, objective: Objective, beta: float
+    ) -> StepStats:
+        """Gradients of the whole step, micro-batch by micro-batch, the longest messages first: a step that does not
+        fit into memory fails at once."""
         reference = self._require()
         denominator = surrogate_denominator(reference.batch.lengths_M[rows], objective.average_over)
-        parameters = self.policy.parameters()
-        for parameter in parameters.values():
-            parameter.grad = None
-        # fp16 flushes small gradients to zero: lift them out of its reach, and undo it in float32
-        loss_scale = LOSS_SCALE if self.policy.precision == "fp16" else 1.0
+        self._forget_gradients()
         surrogate = kl_total = clipped = units = 0.0
-        for part in self._micro_batches(np.arange(len(rows))):
-            scored = self._score(rows[part])
-            logp_new_MT, mask_MT = _pad(scored.logp_N, scored.lengths)
-            logp_cur_MT, _ = _pad(torch.cat([reference.logp[i] for i in rows[part]]), scored.lengths)
-            advantages = torch.as_tensor(advantages_M[part], dtype=logp_new_MT.dtype, device=logp_new_MT.device)
-            gain = clipped_surrogate(logp_new_MT, logp_cur_MT, mask_MT, advantages, objective)
-            kl_sum = scored.kl_N.sum()
-            loss = beta * kl_sum / len(rows) - gain.total / denominator
-            (loss * loss_scale).backward()
+        position = {int(row): k for k, row in enumerate(rows)}
+        for part in self._micro_batches(reference.batch, rows):
+            with self.policy.computing():
+                scored = self._score(part)
+                logp_new_MT, mask_MT = _pad(scored.logp_N, scored.lengths)
+                logp_cur_MT, _ = _pad(torch.cat([reference.logp[i] for i in part]), scored.lengths)
+                advantages = torch.as_tensor(
+                    advantages_M[[position[int(i)] for i in part]], dtype=logp_new_MT.dtype, device=logp_new_MT.device
+                )
+                gain = clipped_surrogate(logp_new_MT, logp_cur_MT, mask_MT, advantages, objective)
+                kl_sum = scored.kl_N.sum()
+                loss = beta * kl_sum / len(rows) - gain.total / denominator
+                (loss * self._scale()).backward()
             surrogate += float(gain.total.detach()) / denominator
             kl_total += float(kl_sum.detach()) / len(rows)
             clipped += float(gain.clipped)
             units += gain.ratios
-        gradients = [p.grad for p in parameters.values() if p.grad is not None]
-        norm = float(torch.nn.utils.get_total_norm(gradients)) / loss_scale if gradients else 0.0
+        gradients = [p.grad for p in self.policy.parameters().values() if p.grad is not None]
+        norm = float(torch.nn.utils.get_total_norm(gradients)) / self._scale() if gradients else 0.0
         applied = bool(np.isfinite(norm) and np.isfinite(surrogate) and np.isfinite(kl_total))
-        if applied:
-            self._adam(min(1.0, self.max_grad_norm / (norm + 1e-12)) / loss_scale, learning_rate)
-        for parameter in parameters.values():
-            parameter.grad = None
         return StepStats(applied, surrogate, kl_total, norm, clipped / units if units else 0.0)
+
+    def _scale(self) -> float:
+        """float16 flushes small gradients to zero: lift them out of its reach, and undo it in float32."""
+        return self._loss_scale if self.policy.precision == "fp16" else 1.0
+
+    def _overflowed(self, stats: StepStats) -> bool:
+        """Whether a smaller loss scale may help: the loss is finite, the scaled gradient is not."""
+        finite_loss = np.isfinite(stats.surrogate) and np.isfinite(stats.kl_full)
+        return bool(finite_loss and self._scale() > 1.0)
+
+    def _forget_gradients(self) -> None:
+        for parameter in self.policy.parameters().values():
+            parameter.grad = None
+
+    def _fitting(self, compute: Callable[[], Result]) -> Result:
+        """Compute; when memory runs out, halve the micro-batch, then recompute activations, and start over.
+
+        Micro-batches are weighted exactly, so what comes out is the same but for rounding.
+        """
+        while True:
+            try:
+                return compute()
+            except torch.OutOfMemoryError as error:
+                self._forget_gradients()
+                if self.micro_batch == 1 and not self.policy.recompute_activations():
+                    raise Misuse(
+                        f"agent {self.agent!r}: a single message does not fit into the memory of "
+                        f"{self.policy.device}; shorten max_tokens or the contexts, or use a smaller model"
+                    ) from error
+                self.micro_batch = max(1, self.micro_batch // 2)
+            # Outside of the handler, so that the failed pass is really gone.
+            if self.policy.device.type == "cuda":
+                torch.cuda.empty_cache()
 
     @torch.no_grad()
     def _adam(self, gradient_scale: float, learning_rate: float) -> None:
@@ -197,17 +266,9 @@ class PolicyLearner:
     @torch.no_grad()
     def measure(self, rows: NDArray[np.int64] | None = None) -> Divergence:
         reference = self._require()
-        rows = np.arange(len(reference.batch)) if rows is None else rows
-        kl: list[Tensor] = []
-        cur: list[Tensor] = []
-        new: list[Tensor] = []
-        for part in self._micro_batches(rows):
-            scored = self._score(part)
-            kl.append(scored.kl_N)
-            new.append(scored.logp_N)
-            cur.extend(reference.logp[i] for i in part)
-        kl_N, cur_N, new_N = (torch.cat(x).double().cpu().numpy() for x in (kl, cur, new))
-        lengths_M = reference.batch.lengths_M[rows]
+        chosen = np.arange(len(reference.batch)) if rows is None else rows
+        kl_N, cur_N, new_N = self._fitting(lambda: self._measure(reference, chosen))
+        lengths_M = reference.batch.lengths_M[chosen]
         ratio_M = per_message_sum(new_N - cur_N, lengths_M)
         return Divergence(
             full_M=per_message_sum(kl_N, lengths_M),
@@ -215,6 +276,20 @@ class PolicyLearner:
             k3_M=per_message_sum(kl_k3(cur_N, new_N), lengths_M),
             log_ratio_M=ratio_M,
         )
+
+    def _measure(self, reference: _Reference, rows: NDArray[np.int64]) -> list[Floats]:
+        """Packed KLs and both log-probabilities, in the order of ``rows``."""
+        order: list[int] = []
+        pieces: list[tuple[Tensor, ...]] = []
+        place = {int(row): k for k, row in enumerate(rows)}
+        for part in self._micro_batches(reference.batch, rows):
+            with self.policy.computing():
+                scored = self._score(part)
+            order.extend(place[int(i)] for i in part)
+            cur_N = torch.cat([reference.logp[i] for i in part])
+            pieces.extend(zip(*(x.split(scored.lengths) for x in (scored.kl_N, cur_N, scored.logp_N)), strict=True))
+        back = np.argsort(order)
+        return [torch.cat([pieces[k][axis] for k in back]).double().cpu().numpy() for axis in range(3)]
 
     def _score(self, rows: NDArray[np.int64]) -> _Scored:
         reference = self._require()
@@ -225,11 +300,9 @@ class PolicyLearner:
         ids_N = _packed_ids(part, hidden_NH.device)
 
         def score(new: Tensor, cur: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-            logits_new = head(new)
-            logp = _token_logp(logits_new, ids)
             with torch.no_grad():
                 logits_cur = reference.head(cur)
-            return logp, kl_cur_to_new(logits_cur, logits_new)
+            return score_tokens(head(new), logits_cur, ids)
 
         pieces = []
         for new, cur, ids in self._chunks(head, hidden_NH, cur_NH, ids_N):
@@ -263,19 +336,23 @@ class PolicyLearner:
     def _chunks(self, head: Head, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
         with torch.no_grad():
             vocabulary = head(tensors[0][:1]).shape[-1]
-        size = max(1, HEAD_CHUNK_ELEMENTS // vocabulary)
+        size = max(1, HEAD_CHUNK_ELEMENTS[self.policy.device.type] // vocabulary)
         return zip(*(t.split(size) for t in tensors), strict=True)
 
-    def _micro_batches(self, rows: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-        for start in range(0, len(rows), self.micro_batch):
-            yield rows[start : start + self.micro_batch]
+    def _micro_batches(self, batch: AgentBatch, rows: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+        """The rows by falling length, equal ones side by side: little padding, and identical ones computed once."""
+        size = {int(i): len(batch.prompts[i]) + len(batch.messages[i]) for i in rows}
+        key = {int(i): (batch.prompts[i].tobytes(), batch.messages[i].tobytes()) for i in rows}
+        ordered = np.array(sorted(rows, key=lambda i: (-size[int(i)], key[int(i)])), dtype=np.int64)
+        for start in range(0, len(ordered), self.micro_batch):
+            yield ordered[start : start + self.micro_batch]
 
     # -- going back -------------------------------------------------------------------------------------------
 
     def snapshot(self) -> Snapshot:
         return Snapshot(
             parameters={k: p.detach().clone() for k, p in self.policy.parameters().items()},
-            moments={k: t.clone() for k, t in self._moments.items()} | {"steps": torch.tensor(self._steps)},
+            moments={k: t.clone() for k, t in self._moments.items()} | self._counters(),
             state=self.state,
         )
 
@@ -283,10 +360,23 @@ class PolicyLearner:
     def restore(self, snapshot: Snapshot) -> None:
         for name, parameter in self.policy.parameters().items():
             parameter.copy_(snapshot.parameters[name])
-        self._moments = {k: t.clone() for k, t in snapshot.moments.items() if k != "steps"}
-        self._steps = int(snapshot.moments["steps"])
+        self._resume_counters({k: t.clone() for k, t in snapshot.moments.items()})
         self.state = snapshot.state
         self._touched()
+
+    def _counters(self) -> dict[str, Tensor]:
+        return {
+            "steps": torch.tensor(self._steps),
+            "loss_scale": torch.tensor(self._loss_scale, dtype=torch.float64),
+            "clean_steps": torch.tensor(self._clean_steps),
+        }
+
+    def _resume_counters(self, moments: dict[str, Tensor]) -> None:
+        """Moments with their counters, as ``snapshot`` and ``save`` hold them."""
+        self._steps = int(moments.pop("steps"))
+        self._loss_scale = float(moments.pop("loss_scale"))
+        self._clean_steps = int(moments.pop("clean_steps"))
+        self._moments = moments
 
     @torch.no_grad()
     def move(self, start: Snapshot, end: Snapshot, fraction: float) -> None:
@@ -319,24 +409,33 @@ class PolicyLearner:
     @torch.no_grad()
     def load(self, folder: Path) -> None:
         self.policy.load_weights(folder)
-        moments = load_file(folder / "optimizer.safetensors")
-        self._steps = int(moments.pop("steps"))
-        self._moments = {k: t.to(self.policy.device) for k, t in moments.items()}
+        self._resume_counters(load_file(folder / "optimizer.safetensors"))
         self.state = AgentState(**json.loads((folder / "state.json").read_text()))
         self._touched()
 
 
 def hash_tensors(tensors: Mapping[str, Tensor], salt: str = "") -> str:
-    """A hash of names and bits."""
+    """A hash of names, shapes and bits: the same on every device, and computed where the tensors are."""
     digest = hashlib.blake2b(salt.encode(), digest_size=16)
     for name in sorted(tensors):
-        digest.update(name.encode())
-        digest.update(tensors[name].detach().contiguous().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+        tensor = tensors[name].detach()
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} {_fold(tensor)}".encode())
     return digest.hexdigest()
 
 
-def _token_logp(logits_NV: Tensor, ids_N: Tensor) -> Tensor:
-    return torch.log_softmax(logits_NV, dim=-1).gather(-1, ids_N[:, None]).squeeze(-1)
+def _fold(tensor: Tensor, chunk: int = 1 << 22) -> tuple[int, int]:
+    """Two sums, modulo 2^64, of all words times odd factors that depend on the place."""
+    words = tensor.contiguous().reshape(-1).view(_WORDS[tensor.element_size()])
+    sums = torch.zeros(2, dtype=torch.int64, device=words.device)
+    for start in range(0, len(words), chunk):
+        part = words[start : start + chunk].long()
+        place = torch.arange(start, start + len(part), device=words.device)
+        for k in range(2):
+            factor = (place + 1) * _FOLDS[k]
+            factor = (factor ^ (factor >> 29)) * _FOLDS[1 - k]
+            sums[k] += ((part + k + 1) * (factor ^ (factor >> 32) | 1)).sum()
+    first, second = sums.tolist()
+    return first, second
 
 
 def _packed_ids(batch: AgentBatch, device: torch.device) -> Tensor:

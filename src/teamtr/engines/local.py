@@ -29,14 +29,18 @@ class LocalEngine:
         seed: int,
         temperature: float | None = None,
         top_p: float = 1.0,
+        top_k: int = 0,
     ) -> list[Sample]:
         if not prompts:
             return []
-        policy = self.learners[agent].policy
+        learner = self.learners[agent]
+        policy = learner.policy
         return policy.sample(
             prompts,
             max_tokens=max_tokens,
             seed=seed,
             temperature=policy.temperature if temperature is None else temperature,
             top_p=top_p,
+            top_k=top_k,
+            version=learner.version(),
         )

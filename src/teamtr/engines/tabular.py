@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from teamtr.engines.policy import Head, Policy, draw
+from teamtr.engines.policy import Drawing, Head, Policy, uniforms
 from teamtr.types import Ids, Sample
 
 UNLIKELY = 12.0
@@ -66,20 +66,24 @@ class TabularPolicy(Policy):
 
     @torch.no_grad()
     def sample(
-        self, prompts: Sequence[Ids], *, max_tokens: int, seed: int, temperature: float, top_p: float
+        self,
+        prompts: Sequence[Ids],
+        *,
+        max_tokens: int,
+        seed: int,
+        temperature: float,
+        top_p: float = 1.0,
+        top_k: int = 0,
+        version: str = "",
     ) -> list[Sample]:
-        generator = torch.Generator().manual_seed(seed)
+        drawing = Drawing(temperature, top_p, top_k)
+        uniform_BT = torch.as_tensor(uniforms(seed, len(prompts), max_tokens))
         ids: list[list[int]] = [[] for _ in prompts]
         logp: list[list[float]] = [[] for _ in prompts]
         stopped = [False] * len(prompts)
-        for _ in range(max_tokens):
+        for u in range(max_tokens):
             rows = [self.row(p, np.array(x, dtype=np.int32)) for p, x in zip(prompts, ids, strict=True)]
-            tokens, scores = draw(
-                self.logits[torch.tensor(rows, dtype=torch.long)],
-                temperature_ratio=temperature,
-                top_p=top_p,
-                generator=generator,
-            )
+            tokens, scores = drawing(self.logits[torch.tensor(rows, dtype=torch.long)], uniform_BT[:, u])
             for i, (token, score) in enumerate(zip(tokens.tolist(), scores.tolist(), strict=True)):
                 if not stopped[i]:
                     ids[i].append(token)

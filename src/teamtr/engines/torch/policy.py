@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from teamtr.engines.policy import Head, Policy, draw
+from teamtr.engines.policy import Drawing, Head, Policy, uniforms
+from teamtr.engines.torch.attention import Packed, Unsupported, attending
+from teamtr.engines.torch.serving.room import ServingRoom
 from teamtr.errors import Misuse
 from teamtr.types import Ids, Sample
 
 Precision = Literal["fp32", "tf32", "fp16", "bf16"]
+CHEAPEST_FIRST: tuple[Precision, ...] = ("fp16", "tf32", "fp32")
+"""What ``precision: auto`` tries on a GPU; the first whose noise is small enough is taken."""
 _AUTOCAST = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -37,6 +43,7 @@ class TransformerPolicy(Policy):
         temperature: float = 1.0,
         precision: Precision = "fp32",
         base_version: str = "",
+        serving: ServingRoom | None = None,
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
@@ -47,7 +54,17 @@ class TransformerPolicy(Policy):
         self.causal_lm = model.get_base_model() if adapter else model
         self.device = next(self.causal_lm.parameters()).device
         self.end_ids = end_ids_of(self.causal_lm, tokenizer)
+        self._serving = serving
+        self._layouts: ExitStack | None = None
+        self._recomputes = False
+        self._packs = True
         self._check_head()
+
+    @property
+    def sampling_path(self) -> str:
+        if self._serving is not None:
+            return f"paged {self._serving.precision}"
+        return f"plain {self.precision}"
 
     # -- weights ----------------------------------------------------------------------------------------------
 
@@ -91,35 +108,83 @@ class TransformerPolicy(Policy):
     # -- computing --------------------------------------------------------------------------------------------
 
     @contextmanager
-    def _active(self) -> Iterator[None]:
-        """The right adapter is on, and matrix products run in the chosen precision."""
+    def computing(self) -> Iterator[None]:
+        """The right adapter is on, matrix products run in the chosen precision, and the layout of the packed batch
+        stays in place for layers that the backward pass computes again."""
         if self.adapter is not None and self.model.active_adapter != self.adapter:
             self.model.set_adapter(self.adapter)
         before = torch.backends.cuda.matmul.allow_tf32
-        torch.backends.cuda.matmul.allow_tf32 = self.precision == "tf32"
-        dtype = _AUTOCAST.get(self.precision)
+        # float16 fits into TF32 without rounding, so a head over half-precision features loses nothing by it.
+        torch.backends.cuda.matmul.allow_tf32 = self.precision != "fp32"
+        outer = self._layouts
         try:
-            with torch.autocast(self.device.type, dtype=dtype) if dtype else nullcontext():
+            with ExitStack() as self._layouts:
                 yield
         finally:
+            self._layouts = outer
             torch.backends.cuda.matmul.allow_tf32 = before
 
-    def _body(self, **inputs: Any) -> Any:
-        with self._active():
+    def _body(self, layout: Packed | None = None, **inputs: Any) -> Any:
+        """The decoder's output; with a layout, for tokens packed end to end."""
+        dtype = _AUTOCAST.get(self.precision)
+        with ExitStack() as stack:
+            if self._layouts is None:
+                stack.enter_context(self.computing())
+            if dtype:
+                stack.enter_context(torch.autocast(self.device.type, dtype=dtype))
+            if layout is not None:
+                assert self._layouts is not None
+                self._layouts.enter_context(attending(self.causal_lm, layout))
             return self.causal_lm.get_decoder()(**inputs)
 
+    def recompute_activations(self) -> bool:
+        if self._recomputes or not getattr(self.causal_lm, "supports_gradient_checkpointing", False):
+            return False
+        self.causal_lm.gradient_checkpointing_enable({"use_reentrant": False})
+        # transformers recomputes in training mode only, which must then differ from evaluation in nothing else.
+        for module in self.causal_lm.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0
+            elif getattr(module, "attention_dropout", 0.0):
+                module.attention_dropout = 0.0
+        self._recomputes = True
+        return True
+
     def features(self, prompts: Sequence[Ids], messages: Sequence[Ids]) -> Tensor:
+        self.causal_lm.train(self._recomputes and torch.is_grad_enabled())
         rows = [np.concatenate([p, m[:-1]]) for p, m in zip(prompts, messages, strict=True)]
+        if self._packs:
+            try:
+                return self._packed_features(rows, prompts, messages)
+            except Unsupported as reason:
+                self._packs = False
+                warnings.warn(
+                    f"{type(self.causal_lm).__name__} needs {reason}: batches are padded instead of packed",
+                    stacklevel=2,
+                )
         ids_BL, mask_BL, position_BL = _pad_batch(rows, side="right", device=self.device)
         hidden_BLH = self._body(
             input_ids=ids_BL, attention_mask=mask_BL, position_ids=position_BL, use_cache=False
         ).last_hidden_state
+        starts = hidden_BLH.shape[1] * np.arange(len(rows))
+        return hidden_BLH.reshape(-1, hidden_BLH.shape[-1])[self._predicting(starts, prompts, messages)]
+
+    def _packed_features(self, rows: Sequence[Ids], prompts: Sequence[Ids], messages: Sequence[Ids]) -> Tensor:
+        lengths = [len(row) for row in rows]
+        ids_N = torch.as_tensor(np.concatenate(rows), dtype=torch.int64, device=self.device)
+        position_N = torch.as_tensor(np.concatenate([np.arange(n) for n in lengths]), device=self.device)
+        hidden_NH = self._body(
+            Packed.of(lengths, self.device), input_ids=ids_N[None], position_ids=position_N[None], use_cache=False
+        ).last_hidden_state[0]
+        return hidden_NH[self._predicting(np.cumsum([0, *lengths[:-1]]), prompts, messages)]
+
+    def _predicting(self, starts: Any, prompts: Sequence[Ids], messages: Sequence[Ids]) -> Tensor:
+        """Where the hidden states stand that predict message tokens, when row b begins at ``starts[b]``."""
         flat = [
-            b * hidden_BLH.shape[1] + np.arange(len(p) - 1, len(p) - 1 + len(m))
-            for b, (p, m) in enumerate(zip(prompts, messages, strict=True))
+            start + np.arange(len(p) - 1, len(p) - 1 + len(m))
+            for start, p, m in zip(starts, prompts, messages, strict=True)
         ]
-        index = torch.as_tensor(np.concatenate(flat), device=self.device)
-        return hidden_BLH.reshape(-1, hidden_BLH.shape[-1])[index]
+        return torch.as_tensor(np.concatenate(flat), device=self.device)
 
     def head(self) -> Head:
         layer = self.causal_lm.get_output_embeddings()
@@ -158,13 +223,38 @@ class TransformerPolicy(Policy):
 
     @torch.no_grad()
     def sample(
-        self, prompts: Sequence[Ids], *, max_tokens: int, seed: int, temperature: float, top_p: float
+        self,
+        prompts: Sequence[Ids],
+        *,
+        max_tokens: int,
+        seed: int,
+        temperature: float,
+        top_p: float = 1.0,
+        top_k: int = 0,
+        version: str = "",
     ) -> list[Sample]:
+        self._require_room(max(map(len, prompts)) + max_tokens)
+        uniform_BT = uniforms(seed, len(prompts), max_tokens)
+        drawing = Drawing(temperature, top_p, top_k)
+        if self._serving is not None:
+            try:
+                server = self._serving.server_of(self.causal_lm)
+                server.copy.fill(self.causal_lm, self.adapter, version=version, base=self.base_version)
+                return server.sample(version, prompts, uniform_BT, drawing=drawing, end_ids=self.end_ids)
+            except Unsupported as reason:
+                self._serving = None
+                warnings.warn(
+                    f"{type(self.causal_lm).__name__} needs {reason}: sampling falls back to the plain, slower path",
+                    stacklevel=2,
+                )
+        return self._sample_plainly(prompts, uniform_BT, drawing)
+
+    def _sample_plainly(self, prompts: Sequence[Ids], uniform: NDArray[np.float64], drawing: Drawing) -> list[Sample]:
         """Decode all prompts in lockstep; identical prompts are prefilled once."""
         from transformers import DynamicCache
 
         self.causal_lm.eval()
-        self._require_room(max(map(len, prompts)) + max_tokens)
+        max_tokens = uniform.shape[1]
         slots: dict[bytes, int] = {}
         slot_B = [slots.setdefault(p.tobytes(), len(slots)) for p in prompts]
         unique = {s: p for p, s in zip(prompts, slot_B, strict=True)}
@@ -179,17 +269,12 @@ class TransformerPolicy(Policy):
         hidden_BH, mask_BL, position_B = hidden_UH[pick_B], mask_UL[pick_B], position_UL[pick_B, -1]
 
         head = self.head()
-        generator = torch.Generator(self.device).manual_seed(seed)
+        uniform_BT = torch.as_tensor(uniform, device=self.device)
         ends = torch.tensor(sorted(self.end_ids), device=self.device)
         open_B = torch.ones(len(prompts), dtype=torch.bool, device=self.device)
         tokens, scores, alive = [], [], []
         for u in range(max_tokens):
-            ids_B, logp_B = draw(
-                head(hidden_BH) * self.temperature,
-                temperature_ratio=temperature,
-                top_p=top_p,
-                generator=generator,
-            )
+            ids_B, logp_B = drawing(head(hidden_BH) * self.temperature, uniform_BT[:, u])
             tokens.append(ids_B)
             scores.append(logp_B)
             alive.append(open_B)

@@ -1,0 +1,99 @@
+"""``score_tokens`` as two Triton kernels: the sums of ``theory.kl`` without arrays of the vocabulary's size."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BLOCK = 4096
+
+
+@triton.jit
+def _score_kernel(
+    new, cur, ids, logp, kl, norm_new, norm_cur, vocabulary, new_row, cur_row, BLOCK: tl.constexpr
+):  # fmt: skip
+    """One position: both normalisers in a first pass, the KL in a second."""
+    n = tl.program_id(0).to(tl.int64)
+    best_new, sum_new = float("-inf"), 0.0
+    best_cur, sum_cur = float("-inf"), 0.0
+    for start in range(0, vocabulary, BLOCK):
+        v = start + tl.arange(0, BLOCK)
+        x = tl.load(new + n * new_row + v, mask=v < vocabulary, other=float("-inf"))
+        y = tl.load(cur + n * cur_row + v, mask=v < vocabulary, other=float("-inf"))
+        higher = tl.maximum(best_new, tl.max(x, 0))
+        sum_new = sum_new * tl.exp(best_new - higher) + tl.sum(tl.exp(x - higher), 0)
+        best_new = higher
+        higher = tl.maximum(best_cur, tl.max(y, 0))
+        sum_cur = sum_cur * tl.exp(best_cur - higher) + tl.sum(tl.exp(y - higher), 0)
+        best_cur = higher
+    z_new, z_cur = best_new + tl.log(sum_new), best_cur + tl.log(sum_cur)
+    total = 0.0
+    for start in range(0, vocabulary, BLOCK):
+        v = start + tl.arange(0, BLOCK)
+        inside = v < vocabulary
+        # The order of these differences keeps equal logits at exactly 0.
+        log_new = tl.load(new + n * new_row + v, mask=inside, other=float("-inf")) - z_new
+        log_cur = tl.load(cur + n * cur_row + v, mask=inside, other=float("-inf")) - z_cur
+        p, q = tl.exp(log_cur), tl.exp(log_new)
+        d = tl.where(p > 0, log_new - log_cur, 0.0)
+        small = tl.abs(d) < 0.3
+        e = tl.where(small, d, 0.0)
+        # exp(d) - 1 - d near 0, where the difference itself would cancel
+        series = e * e * (0.5 + e * (1 / 6 + e * (1 / 24 + e * (1 / 120 + e * (1 / 720 + e * (1 / 5040))))))
+        term = tl.where(small & (p > 0), p * series, q - p * (1.0 + d))
+        total += tl.sum(tl.where(inside, term, 0.0), 0)
+    token = tl.load(ids + n)
+    tl.store(logp + n, tl.load(new + n * new_row + token) - z_new)
+    tl.store(kl + n, tl.maximum(total, 0.0))
+    tl.store(norm_new + n, z_new)
+    tl.store(norm_cur + n, z_cur)
+
+
+@triton.jit
+def _gradient_kernel(
+    new, cur, ids, norm_new, norm_cur, grad_logp, grad_kl, grad, vocabulary, new_row, cur_row, BLOCK: tl.constexpr
+):  # fmt: skip
+    """d/d new of grad_logp * log q(token) + grad_kl * KL: q - p for the KL, the token less q for its logarithm."""
+    n, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    v = block * BLOCK + tl.arange(0, BLOCK)
+    inside = v < vocabulary
+    q = tl.exp(tl.load(new + n * new_row + v, mask=inside, other=float("-inf")) - tl.load(norm_new + n))
+    p = tl.exp(tl.load(cur + n * cur_row + v, mask=inside, other=float("-inf")) - tl.load(norm_cur + n))
+    chosen = tl.where(v == tl.load(ids + n), 1.0, 0.0)
+    slope = tl.load(grad_logp + n) * (chosen - q) + tl.load(grad_kl + n) * (q - p)
+    tl.store(grad + n * vocabulary + v, slope, mask=inside)
+
+
+class _FusedScore(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, new: Tensor, cur: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+        rows, vocabulary = new.shape
+        logp, kl, norm_new, norm_cur = (torch.empty(rows, dtype=torch.float32, device=new.device) for _ in range(4))
+        _score_kernel[(rows,)](
+            new, cur, ids, logp, kl, norm_new, norm_cur, vocabulary, new.stride(0), cur.stride(0), BLOCK=BLOCK,
+            num_warps=8,
+        )  # fmt: skip
+        ctx.save_for_backward(new, cur, ids, norm_new, norm_cur)
+        return logp, kl
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad_logp: Tensor, grad_kl: Tensor) -> tuple[Tensor, None, None]:
+        new, cur, ids, norm_new, norm_cur = ctx.saved_tensors
+        rows, vocabulary = new.shape
+        grad = torch.empty_like(new)
+        _gradient_kernel[(rows, triton.cdiv(vocabulary, BLOCK))](
+            new, cur, ids, norm_new, norm_cur, grad_logp.contiguous(), grad_kl.contiguous(), grad, vocabulary,
+            new.stride(0), cur.stride(0), BLOCK=BLOCK, num_warps=8,
+        )  # fmt: skip
+        return grad, None, None
+
+
+def fused_score(logits_new_NV: Tensor, logits_cur_NV: Tensor, ids_N: Tensor) -> tuple[Tensor, Tensor]:
+    """See ``engines.scoring.score_tokens``. Logits are float32 with contiguous rows; no gradient for the cur ones."""
+    result: tuple[Tensor, Tensor] = _FusedScore.apply(logits_new_NV.contiguous(), logits_cur_NV.contiguous(), ids_N)
+    return result

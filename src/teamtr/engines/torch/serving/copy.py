@@ -1,0 +1,91 @@
+"""A plain copy of an architecture in sampling precision, filled in place with any agent's weights.
+
+Agents of one architecture share the copy: an adapter is merged into it when its agent speaks, a few milliseconds for
+a model of billions of weights. Captured graphs hold addresses, and those never change.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Weight:
+    """One weight of an agent: a tensor, and what an adapter adds to it (``scale * up @ down``)."""
+
+    name: str
+    base: Tensor
+    down: Tensor | None = None
+    up: Tensor | None = None
+    scale: float = 0.0
+
+
+def weights_of(causal_lm: nn.Module, adapter: str | None) -> Iterator[Weight]:
+    """The weights of a model of transformers, under the names that they have without adapters."""
+    adapted = {
+        f"{path}.base_layer.weight": module
+        for path, module in causal_lm.named_modules()
+        if adapter is not None and adapter in getattr(module, "lora_A", {})
+    }
+    for name, tensor in causal_lm.named_parameters():
+        if ".lora_A." in name or ".lora_B." in name:
+            continue
+        plain = name.replace(".base_layer.", ".")
+        module: Any = adapted.get(name)
+        if module is None:
+            yield Weight(plain, tensor)
+        else:
+            yield Weight(
+                plain, tensor, module.lora_A[adapter].weight, module.lora_B[adapter].weight, module.scaling[adapter]
+            )
+
+
+class SamplingCopy:
+    """The model that samples. ``holds`` names the weights it was last filled with."""
+
+    def __init__(self, causal_lm: Any, dtype: torch.dtype, device: torch.device) -> None:
+        config = copy.deepcopy(causal_lm.config)
+        with torch.device(device):
+            self.model = type(causal_lm)._from_config(config, dtype=dtype)
+        self.model.eval().requires_grad_(False)
+        self.dtype = dtype
+        self.device = device
+        self.holds = ""
+        self._base = ""
+        self._own = dict(self.model.named_parameters())
+        with torch.no_grad():
+            theirs = dict(causal_lm.named_buffers())
+            for name, buffer in self.model.named_buffers():
+                if name in theirs and theirs[name].shape == buffer.shape:
+                    buffer.copy_(theirs[name])
+
+    @torch.no_grad()
+    def fill(self, causal_lm: nn.Module, adapter: str | None, *, version: str, base: str) -> None:
+        """Take over an agent's weights. ``base`` names what is below its adapter; it is copied only when new."""
+        if self.holds == version:
+            return
+        same_base = adapter is not None and base != "" and base == self._base
+        self.holds = ""
+        for weight in weights_of(causal_lm, adapter):
+            own = self._own[weight.name]
+            if weight.down is not None and weight.up is not None:
+                merged = torch.addmm(weight.base.float(), weight.up.float(), weight.down.float(), alpha=weight.scale)
+                own.copy_(merged)
+            elif not same_base:
+                own.copy_(weight.base)
+        self.holds, self._base = version, base
+
+    def logits(self, hidden_NH: Tensor) -> Tensor:
+        """float32 logits of the last hidden states; products are added in float32."""
+        layer = self.model.get_output_embeddings()
+        if hidden_NH.device.type == "cuda" and self.dtype != torch.float32:
+            logits_NV = torch.mm(hidden_NH, layer.weight.T, out_dtype=torch.float32)
+        else:
+            logits_NV = torch.nn.functional.linear(hidden_NH, layer.weight).float()
+        return logits_NV if layer.bias is None else logits_NV + layer.bias.float()

@@ -1,0 +1,268 @@
+"""Triton kernels of the sampler: attention over pages, and drawing a token from logits read once.
+
+Pages hold the keys and values of ``PAGE`` consecutive tokens: pool[layer, page, kv head, slot, dim]. A row's table
+lists its pages in order, so position p of a row lives in page table[p // PAGE], slot p % PAGE.
+
+The same attention in plain torch is in ``reference.py``, the same draw in ``engines.policy``; tests hold them together.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+PAGE = 64
+"""Tokens in a page; also the tile that one attention step reads."""
+
+VOCABULARY_BLOCK = 2048
+SPLIT_TARGET = 4 * 132
+"""Programs wanted on the card: with fewer rows than this, a row's pages are shared out among several programs."""
+
+
+@triton.jit
+def _decode_kernel(
+    query, key, value, key_pool, value_pool, table, length, out, partial, partial_ml,
+    scale,
+    query_row, query_head, key_row, key_head, value_row, value_head, table_row,
+    GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, PAGE: tl.constexpr, SPLITS: tl.constexpr,
+    KV_HEADS: tl.constexpr, BLOCK_G: tl.constexpr,
+):  # fmt: skip
+    """One program: the query heads of one kv head of one row, over its share of the row's pages.
+
+    The present token's key and value come from registers; the first program also writes them to their page.
+    """
+    row, head, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
+    past = tl.load(length + row)
+    g, d, s = tl.arange(0, BLOCK_G), tl.arange(0, BLOCK_D), tl.arange(0, PAGE)
+    in_d = d < DIM
+    heads = head * GROUP + g
+    q = tl.load(
+        query + row * query_row + heads[:, None] * query_head + d[None, :],
+        mask=(g < GROUP)[:, None] & in_d[None, :], other=0.0,
+    )  # fmt: skip
+    k_new = tl.load(key + row * key_row + head * key_head + d, mask=in_d, other=0.0)
+    v_new = tl.load(value + row * value_row + head * value_head + d, mask=in_d, other=0.0)
+
+    page_stride = KV_HEADS * PAGE * DIM
+    best = tl.full([BLOCK_G], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_G], tl.float32)
+    sum_d = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
+    if split == 0:
+        here = tl.load(table + row * table_row + past // PAGE).to(tl.int64)
+        slot = here * page_stride + head * PAGE * DIM + (past % PAGE) * DIM + d
+        tl.store(key_pool + slot, k_new, mask=in_d)
+        tl.store(value_pool + slot, v_new, mask=in_d)
+        best = tl.sum(q.to(tl.float32) * k_new.to(tl.float32)[None, :], 1) * scale
+        total = tl.full([BLOCK_G], 1.0, tl.float32)
+        sum_d = tl.zeros([BLOCK_G, BLOCK_D], tl.float32) + v_new.to(tl.float32)[None, :]
+
+    pages = (past + PAGE - 1) // PAGE
+    each = (pages + SPLITS - 1) // SPLITS
+    for p in range(split * each, tl.minimum(pages, split * each + each)):
+        page = tl.load(table + row * table_row + p).to(tl.int64)
+        valid = p * PAGE + s < past
+        tile = page * page_stride + head * PAGE * DIM + s[:, None] * DIM + d[None, :]
+        k = tl.load(key_pool + tile, mask=valid[:, None] & in_d[None, :], other=0.0)
+        score = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+        score = tl.where(valid[None, :], score, float("-inf"))
+        higher = tl.maximum(best, tl.max(score, 1))
+        shrink = tl.exp(best - higher)
+        weight = tl.exp(score - higher[:, None])
+        v = tl.load(value_pool + tile, mask=valid[:, None] & in_d[None, :], other=0.0)
+        sum_d = sum_d * shrink[:, None] + tl.dot(weight.to(v.dtype), v, input_precision="ieee")
+        total = total * shrink + tl.sum(weight, 1)
+        best = higher
+
+    if SPLITS == 1:
+        tl.store(
+            out + (row * KV_HEADS * GROUP + heads[:, None]) * DIM + d[None, :],
+            (sum_d / total[:, None]).to(out.dtype.element_ty),
+            mask=(g < GROUP)[:, None] & in_d[None, :],
+        )
+    else:
+        at = (row * KV_HEADS * GROUP + heads) * SPLITS + split
+        tl.store(partial + at[:, None] * DIM + d[None, :], sum_d, mask=(g < GROUP)[:, None] & in_d[None, :])
+        tl.store(partial_ml + at * 2, best, mask=g < GROUP)
+        tl.store(partial_ml + at * 2 + 1, total, mask=g < GROUP)
+
+
+@triton.jit
+def _join_kernel(
+    partial, partial_ml, out,
+    DIM: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS: tl.constexpr,
+):  # fmt: skip
+    """Add up the shares of one query head of one row."""
+    at = tl.program_id(0).to(tl.int64)
+    s, d = tl.arange(0, SPLITS), tl.arange(0, BLOCK_D)
+    best = tl.load(partial_ml + (at * SPLITS + s) * 2)
+    total = tl.load(partial_ml + (at * SPLITS + s) * 2 + 1)
+    sums = tl.load(partial + (at * SPLITS + s)[:, None] * DIM + d[None, :], mask=(d < DIM)[None, :], other=0.0)
+    share = tl.exp(best - tl.max(best, 0))
+    joined = tl.sum(sums * share[:, None], 0) / tl.sum(total * share, 0)
+    tl.store(out + at * DIM + d, joined.to(out.dtype.element_ty), mask=d < DIM)
+
+
+@triton.jit
+def _prefill_kernel(
+    query, key_pool, value_pool, table, block_row, block_first, block_count, block_position, out,
+    scale,
+    query_token, query_head, table_row,
+    GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, PAGE: tl.constexpr, KV_HEADS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+):  # fmt: skip
+    """One program: one query head of up to BLOCK_M consecutive tokens of one row, over all pages before them."""
+    block, head = tl.program_id(0), tl.program_id(1)
+    row = tl.load(block_row + block).to(tl.int64)
+    first = tl.load(block_first + block).to(tl.int64)
+    count = tl.load(block_count + block)
+    position = tl.load(block_position + block)
+    m, d, s = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D), tl.arange(0, PAGE)
+    in_d, in_m = d < DIM, m < count
+    q = tl.load(
+        query + (first + m)[:, None] * query_token + head * query_head + d[None, :],
+        mask=in_m[:, None] & in_d[None, :], other=0.0,
+    )  # fmt: skip
+    best = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    sum_d = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    page_stride = KV_HEADS * PAGE * DIM
+    for p in range((position + count + PAGE - 1) // PAGE):
+        page = tl.load(table + row * table_row + p).to(tl.int64)
+        seen = (p * PAGE + s)[None, :] <= (position + m)[:, None]
+        written = p * PAGE + s < position + count
+        tile = page * page_stride + (head // GROUP) * PAGE * DIM + s[:, None] * DIM + d[None, :]
+        k = tl.load(key_pool + tile, mask=written[:, None] & in_d[None, :], other=0.0)
+        score = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+        score = tl.where(seen, score, float("-inf"))
+        higher = tl.maximum(best, tl.max(score, 1))
+        shrink = tl.exp(best - higher)
+        weight = tl.exp(score - higher[:, None])
+        v = tl.load(value_pool + tile, mask=written[:, None] & in_d[None, :], other=0.0)
+        sum_d = sum_d * shrink[:, None] + tl.dot(weight.to(v.dtype), v, input_precision="ieee")
+        total = total * shrink + tl.sum(weight, 1)
+        best = higher
+    tl.store(
+        out + ((first + m)[:, None] * KV_HEADS * GROUP + head) * DIM + d[None, :],
+        (sum_d / total[:, None]).to(out.dtype.element_ty),
+        mask=in_m[:, None] & in_d[None, :],
+    )
+
+
+def decode_attention(
+    query_NHD: Tensor, key_NKD: Tensor, value_NKD: Tensor, key_pool: Tensor, value_pool: Tensor,
+    table_NP: Tensor, length_N: Tensor, scale: float,
+) -> Tensor:  # fmt: skip
+    """Attention of one new token per row over its ``length_N`` cached ones and itself, whose key and value it also
+    writes to their page. Returns [N, H, D]."""
+    rows, heads, dim = query_NHD.shape
+    kv_heads = key_NKD.shape[1]
+    splits = 1
+    while rows * kv_heads * splits < SPLIT_TARGET and splits < 16:
+        splits *= 2
+    out = torch.empty(rows, heads, dim, dtype=query_NHD.dtype, device=query_NHD.device)
+    partial = out if splits == 1 else torch.empty(rows, heads, splits, dim, dtype=torch.float32, device=out.device)
+    partial_ml = out if splits == 1 else torch.empty(rows, heads, splits, 2, dtype=torch.float32, device=out.device)
+    block_d = max(16, triton.next_power_of_2(dim))
+    group = heads // kv_heads
+    _decode_kernel[(rows, kv_heads, splits)](
+        query_NHD, key_NKD, value_NKD, key_pool, value_pool, table_NP, length_N, out, partial, partial_ml,
+        scale,
+        query_NHD.stride(0), query_NHD.stride(1), key_NKD.stride(0), key_NKD.stride(1),
+        value_NKD.stride(0), value_NKD.stride(1), table_NP.stride(0),
+        GROUP=group, DIM=dim, BLOCK_D=block_d, PAGE=PAGE, SPLITS=splits, KV_HEADS=kv_heads,
+        BLOCK_G=max(16, triton.next_power_of_2(group)),
+        num_warps=4, num_stages=3,
+    )  # fmt: skip
+    if splits > 1:
+        _join_kernel[(rows * heads,)](partial, partial_ml, out, DIM=dim, BLOCK_D=block_d, SPLITS=splits, num_warps=1)
+    return out
+
+
+BLOCK_M = 64
+
+
+def prefill_attention(
+    query_NHD: Tensor, key_pool: Tensor, value_pool: Tensor, table_RP: Tensor, blocks: Tensor, scale: float
+) -> Tensor:
+    """Causal attention of packed tokens over pages that already hold them. ``blocks`` is int32 [4, blocks]: row,
+    first packed token, tokens (at most BLOCK_M), position of the first."""
+    tokens, heads, dim = query_NHD.shape
+    kv_heads = key_pool.shape[1]
+    out = torch.empty(tokens, heads, dim, dtype=query_NHD.dtype, device=query_NHD.device)
+    _prefill_kernel[(blocks.shape[1], heads)](
+        query_NHD, key_pool, value_pool, table_RP, blocks[0], blocks[1], blocks[2], blocks[3], out,
+        scale,
+        query_NHD.stride(0), query_NHD.stride(1), table_RP.stride(0),
+        GROUP=heads // kv_heads, DIM=dim, BLOCK_D=max(16, triton.next_power_of_2(dim)), PAGE=PAGE, KV_HEADS=kv_heads,
+        BLOCK_M=BLOCK_M, num_warps=4, num_stages=2,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _mass_kernel(logits, mass, vocabulary, blocks, inverse_temperature, BLOCK: tl.constexpr):
+    """Largest logit of one block of the vocabulary, and the sum of exponentials relative to it."""
+    row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    v = block * BLOCK + tl.arange(0, BLOCK)
+    x = (
+        tl.load(logits + row * vocabulary + v, mask=v < vocabulary, other=float("-inf")).to(tl.float32)
+        * inverse_temperature
+    )
+    best = tl.max(x, 0)
+    total = tl.where(best > float("-inf"), tl.sum(tl.exp(x - tl.where(best > float("-inf"), best, 0.0)), 0), 0.0)
+    tl.store(mass + (row * blocks + block) * 2, best)
+    tl.store(mass + (row * blocks + block) * 2 + 1, total)
+
+
+@triton.jit
+def _pick_kernel(
+    logits, mass, uniform, chosen, logprob, vocabulary, blocks, inverse_temperature,
+    BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
+):  # fmt: skip
+    """Walk along the cumulative distribution to ``uniform``: first to the block, then inside it."""
+    row = tl.program_id(0).to(tl.int64)
+    b = tl.arange(0, BLOCKS)
+    best_b = tl.load(mass + (row * blocks + b) * 2, mask=b < blocks, other=float("-inf"))
+    sum_b = tl.load(mass + (row * blocks + b) * 2 + 1, mask=b < blocks, other=0.0)
+    best = tl.max(best_b, 0)
+    mass_b = sum_b.to(tl.float64) * tl.exp(best_b - best).to(tl.float64)
+    total = tl.sum(mass_b, 0)
+    target = tl.load(uniform + row) * total
+    before_b = tl.cumsum(mass_b, 0) - mass_b
+    reached = (before_b <= target) & (mass_b > 0)
+    block = tl.max(tl.where(reached, b, 0), 0)
+    left = target - tl.sum(tl.where(b == block, before_b, 0.0), 0)
+
+    v = tl.arange(0, BLOCK)
+    at = block * BLOCK + v
+    x = (
+        tl.load(logits + row * vocabulary + at, mask=at < vocabulary, other=float("-inf")).to(tl.float32)
+        * inverse_temperature
+    )
+    mass_v = tl.exp(x - best).to(tl.float64)
+    before_v = tl.cumsum(mass_v, 0) - mass_v
+    index = tl.max(tl.where((before_v <= left) & (mass_v > 0), v, 0), 0)
+    score = tl.sum(tl.where(v == index, x, 0.0), 0)
+    tl.store(chosen + row, (block * BLOCK + index).to(tl.int64))
+    tl.store(logprob + row, score - best - tl.log(total).to(tl.float32))
+
+
+def draw_token(logits_NV: Tensor, uniform_N: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+    """A token per row by inverting the cumulative distribution at ``uniform_N`` (float64), and its log-probability.
+    Reads the logits once; masses are added in float64."""
+    logits_NV = logits_NV.float().contiguous()
+    rows, vocabulary = logits_NV.shape
+    blocks = triton.cdiv(vocabulary, VOCABULARY_BLOCK)
+    mass = torch.empty(rows, blocks, 2, dtype=torch.float32, device=logits_NV.device)
+    chosen = torch.empty(rows, dtype=torch.int64, device=logits_NV.device)
+    logprob = torch.empty(rows, dtype=torch.float32, device=logits_NV.device)
+    _mass_kernel[(rows, blocks)](
+        logits_NV, mass, vocabulary, blocks, 1.0 / temperature, BLOCK=VOCABULARY_BLOCK, num_warps=4
+    )
+    _pick_kernel[(rows,)](
+        logits_NV, mass, uniform_N, chosen, logprob, vocabulary, blocks, 1.0 / temperature,
+        BLOCK=VOCABULARY_BLOCK, BLOCKS=triton.next_power_of_2(blocks), num_warps=4,
+    )  # fmt: skip
+    return chosen, logprob

@@ -1,0 +1,133 @@
+"""Pages of keys and values: who holds which, and which can be found again.
+
+A page holds PAGE consecutive tokens of one sequence under one version of one agent. Its name is a hash of that
+version and of all tokens up to its end, so whoever needs the same prefix under the same weights finds it: the G
+episodes of a group, the same problem after another agent's update, an agent's next turn in a context that only grew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+
+from teamtr.types import Ids
+
+SCRATCH = 0
+"""The page that rows without work write to."""
+
+
+class OutOfPages(Exception):
+    """More pages are needed than are free or can be given up."""
+
+
+class Pages:
+    """Books of a pool of ``count`` pages of ``size`` tokens. Page 0 is scratch and is never handed out."""
+
+    def __init__(self, count: int, size: int) -> None:
+        self.count = count
+        self.size = size
+        self._free = list(range(count - 1, 0, -1))
+        self._holders = [0] * count
+        self._page_of: dict[bytes, int] = {}
+        self._name_of: dict[int, bytes] = {}
+        self._idle: OrderedDict[int, None] = OrderedDict()  # named, held by nobody, oldest first
+        self.found_tokens = 0
+        self.wanted_tokens = 0
+
+    @property
+    def available(self) -> int:
+        return len(self._free) + len(self._idle)
+
+    def needed(self, tokens: int) -> int:
+        return -(-tokens // self.size)
+
+    def find(self, version: str, ids: Ids) -> list[int]:
+        """The pages that hold the longest known prefix of ``ids``, in order; they are held from now on."""
+        found = []
+        for name in self._names(version, ids):
+            page = self._page_of.get(name)
+            if page is None:
+                break
+            found.append(page)
+        for page in found:
+            self._hold(page)
+        self.wanted_tokens += len(ids)
+        self.found_tokens += len(found) * self.size
+        return found
+
+    def take(self, count: int) -> list[int]:
+        """This many empty pages, giving up the prefixes that were not used for longest."""
+        if count > self.available:
+            raise OutOfPages(f"{count} pages are needed and {self.available} can be had")
+        taken = []
+        for _ in range(count):
+            if not self._free:
+                page, _ = self._idle.popitem(last=False)
+                del self._page_of[self._name_of.pop(page)]
+                self._free.append(page)
+            page = self._free.pop()
+            self._holders[page] = 1
+            taken.append(page)
+        return taken
+
+    def share(self, pages: Sequence[int]) -> list[int]:
+        """The same pages, held once more."""
+        for page in pages:
+            self._hold(page)
+        return list(pages)
+
+    def name(self, version: str, ids: Ids, pages: Sequence[int]) -> None:
+        """Make the pages that are full of ``ids`` findable."""
+        for name, page in zip(self._names(version, ids), pages, strict=False):
+            if name not in self._page_of and page not in self._name_of:
+                self._page_of[name] = page
+                self._name_of[page] = name
+
+    def give_back(self, pages: Sequence[int]) -> None:
+        # Last pages first: of one sequence the beginning is worth most, and is given up last.
+        for page in reversed(pages):
+            self._holders[page] -= 1
+            if self._holders[page] == 0:
+                if page in self._name_of:
+                    self._idle[page] = None
+                else:
+                    self._free.append(page)
+
+    def _hold(self, page: int) -> None:
+        self._holders[page] += 1
+        self._idle.pop(page, None)
+
+    def _names(self, version: str, ids: Ids) -> Iterator[bytes]:
+        name = version.encode()
+        ids = np.ascontiguousarray(ids, dtype=np.int32)
+        for start in range(0, len(ids) - self.size + 1, self.size):
+            name = hashlib.blake2b(name + ids[start : start + self.size].tobytes(), digest_size=16).digest()
+            yield name
+
+
+class Pool:
+    """The tensors: keys and values, [layers, pages, kv heads, PAGE, dim]."""
+
+    def __init__(
+        self, layers: int, kv_heads: int, dim: int, pages: int, size: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        shape = (layers, pages, kv_heads, size, dim)
+        self.keys = torch.zeros(shape, dtype=dtype, device=device)
+        self.values = torch.zeros(shape, dtype=dtype, device=device)
+        self.books = Pages(pages, size)
+
+    @staticmethod
+    def bytes_per_page(layers: int, kv_heads: int, dim: int, size: int, dtype: torch.dtype) -> int:
+        return 2 * layers * kv_heads * size * dim * dtype.itemsize
+
+    def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copy whole pages."""
+        if sources:
+            at = torch.tensor([sources, targets], device=self.keys.device)
+            for pool in (self.keys, self.values):
+                for layer in pool:  # layer by layer, so that the copy in between stays small
+                    layer[at[1]] = layer[at[0]]

@@ -1,0 +1,69 @@
+"""One server per architecture, made when it is first needed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+
+from teamtr.engines.torch.serving.copy import SamplingCopy
+from teamtr.engines.torch.serving.server import Server
+
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+COMPILE_FROM_PARAMETERS = 400_000_000
+"""Below this a step is short of work either way, and a run too short to repay the compiler."""
+SHARE_OF_FREE_MEMORY = 0.35
+
+
+@dataclass
+class ServingRoom:
+    """How to sample, and the servers that do it. Agents of one architecture share a server and its pages.
+
+    Args:
+        precision: of the sampling copy.
+        memory_bytes: most memory for pages of keys and values; None takes a share of what is free at first use.
+        compiled: whether decoding is compiled; None decides by the model's size.
+    """
+
+    precision: str
+    device: torch.device
+    memory_bytes: int | None = None
+    compiled: bool | None = None
+    _servers: dict[str, Server] = field(default_factory=dict)
+
+    def server_of(self, causal_lm: Any) -> Server:
+        key = f"{type(causal_lm).__qualname__} {_architecture(causal_lm.config)}"
+        if key not in self._servers:
+            copy = SamplingCopy(causal_lm, DTYPES[self.precision], self.device)
+            on_gpu = self.device.type == "cuda"
+            large = sum(p.numel() for p in copy.model.parameters()) >= COMPILE_FROM_PARAMETERS
+            self._servers[key] = Server(
+                copy,
+                pool_bytes=self.memory_bytes or self._share(),
+                graphs=on_gpu,
+                compiled=on_gpu and (large if self.compiled is None else self.compiled),
+            )
+        return self._servers[key]
+
+    def _share(self) -> int:
+        if self.device.type != "cuda":
+            return 1 << 30
+        free, _ = torch.cuda.mem_get_info(self.device)
+        idle = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+        return int(SHARE_OF_FREE_MEMORY * (free + idle))
+
+
+def has_kernels() -> bool:
+    """Whether the GPU kernels can be had: they need triton, which comes with torch's CUDA builds."""
+    return find_spec("triton") is not None
+
+
+def _architecture(config: Any) -> str:
+    """What of a config shapes the computation: all but where it came from and how attention is computed."""
+    fields = config.to_dict()
+    for name in ("_name_or_path", "_attn_implementation", "dtype", "torch_dtype", "transformers_version"):
+        fields.pop(name, None)
+    return json.dumps(fields, sort_keys=True, default=str)
