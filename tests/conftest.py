@@ -15,6 +15,7 @@ import torch
 
 from teamtr.engines.learner import PolicyLearner
 from teamtr.engines.tabular import TabularPolicy
+from teamtr.engines.torch.lean import slim
 from teamtr.engines.torch.loading import TinyShape, share_base, tiny_model
 from teamtr.engines.torch.policy import TransformerPolicy
 from teamtr.types import AgentBatch, AgentState
@@ -36,7 +37,7 @@ def make_policy(kind: str, *, seed: int = 0, temperature: float = 1.0):
     if kind == "full":
         return TransformerPolicy(model, tokenizer, temperature=temperature)
     shared = share_base(model, {"agent": LORA, "other": LORA}, seed=seed)
-    policy = TransformerPolicy(shared, tokenizer, adapter="agent", temperature=temperature)
+    policy = TransformerPolicy(shared, tokenizer, adapter="agent", temperature=temperature, slim=slim(shared))
     with torch.no_grad():  # an adapter starts as no change; give it one, so that tests see it
         generator = torch.Generator().manual_seed(seed + 1)
         for parameter in policy.parameters().values():

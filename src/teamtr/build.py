@@ -16,6 +16,7 @@ from teamtr.engines.learner import PolicyLearner, hash_tensors
 from teamtr.engines.local import LocalEngine
 from teamtr.engines.policy import Policy
 from teamtr.engines.tabular import TabularPolicy
+from teamtr.engines.torch.lean import slim
 from teamtr.engines.torch.loading import TinyShape, load_pretrained, quieten, share_base, teach_form, tiny_model
 from teamtr.engines.torch.policy import CHEAPEST_FIRST, Precision, TransformerPolicy
 from teamtr.engines.torch.serving.room import ServingRoom, has_kernels
@@ -237,6 +238,7 @@ def _transformer_voices(
             {adapter: adapted[name] for adapter, name in adapters.items()},
             seed=seed_of(team_file.seed, "adapters", source),
         )
+        slimmed = slim(shared)
         for adapter, name in adapters.items():
             policies[name] = TransformerPolicy(
                 shared,
@@ -246,6 +248,7 @@ def _transformer_voices(
                 temperature=team_file.sampling.temperature,
                 precision=precision,
                 serving=room,
+                slim=slimmed,
             )
     return {a.name: _Voice(policies[a.name], codec) for a in agents}
 

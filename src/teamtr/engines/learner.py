@@ -360,7 +360,8 @@ class PolicyLearner:
     def restore(self, snapshot: Snapshot) -> None:
         for name, parameter in self.policy.parameters().items():
             parameter.copy_(snapshot.parameters[name])
-        self._resume_counters({k: t.clone() for k, t in snapshot.moments.items()})
+        # A snapshot taken while the moments were off the card is restored to where they are used.
+        self._resume_counters({k: t.clone().to(self.policy.device) for k, t in snapshot.moments.items()})
         self.state = snapshot.state
         self._touched()
 

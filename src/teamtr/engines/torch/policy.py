@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from teamtr.engines.policy import Drawing, Head, Policy, uniforms
 from teamtr.engines.torch.attention import Packed, Unsupported, attending
+from teamtr.engines.torch.lean import Slim
 from teamtr.engines.torch.serving.room import ServingRoom
 from teamtr.errors import Misuse
 from teamtr.types import Ids, Sample
@@ -23,7 +24,7 @@ from teamtr.types import Ids, Sample
 Precision = Literal["fp32", "tf32", "fp16", "bf16"]
 CHEAPEST_FIRST: tuple[Precision, ...] = ("fp16", "tf32", "fp32")
 """What ``precision: auto`` tries on a GPU; the first whose noise is small enough is taken."""
-_AUTOCAST = {"fp16": torch.float16, "bf16": torch.bfloat16}
+_HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 class TransformerPolicy(Policy):
@@ -44,6 +45,7 @@ class TransformerPolicy(Policy):
         precision: Precision = "fp32",
         base_version: str = "",
         serving: ServingRoom | None = None,
+        slim: Slim | None = None,
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
@@ -55,6 +57,7 @@ class TransformerPolicy(Policy):
         self.device = next(self.causal_lm.parameters()).device
         self.end_ids = end_ids_of(self.causal_lm, tokenizer)
         self._serving = serving
+        self._slim = slim
         self._layouts: ExitStack | None = None
         self._recomputes = False
         self._packs = True
@@ -113,6 +116,9 @@ class TransformerPolicy(Policy):
         stays in place for layers that the backward pass computes again."""
         if self.adapter is not None and self.model.active_adapter != self.adapter:
             self.model.set_adapter(self.adapter)
+        if self._slim is not None:
+            self._slim.adapter = self.adapter or ""
+            self._slim.dtype = _HALF.get(self.precision, torch.float32)
         before = torch.backends.cuda.matmul.allow_tf32
         # float16 fits into TF32 without rounding, so a head over half-precision features loses nothing by it.
         torch.backends.cuda.matmul.allow_tf32 = self.precision != "fp32"
@@ -126,7 +132,7 @@ class TransformerPolicy(Policy):
 
     def _body(self, layout: Packed | None = None, **inputs: Any) -> Any:
         """The decoder's output; with a layout, for tokens packed end to end."""
-        dtype = _AUTOCAST.get(self.precision)
+        dtype = _HALF.get(self.precision) if self._slim is None else None
         with ExitStack() as stack:
             if self._layouts is None:
                 stack.enter_context(self.computing())
@@ -210,8 +216,9 @@ class TransformerPolicy(Policy):
         """Some architectures scale or cap their logits after the head; for those our head would be wrong."""
         self.causal_lm.eval()
         ids = torch.tensor([[3, 2, 1, 0]], device=self.device)
-        theirs = self.causal_lm(input_ids=ids).logits[0].float() / self.temperature
-        ours = self.head()(self.causal_lm.get_decoder()(input_ids=ids).last_hidden_state[0])
+        with self.computing():
+            theirs = self.causal_lm(input_ids=ids).logits[0].float() / self.temperature
+            ours = self.head()(self.causal_lm.get_decoder()(input_ids=ids).last_hidden_state[0])
         gap = float((torch.log_softmax(theirs, -1) - torch.log_softmax(ours, -1)).abs().max())
         if gap > 1e-2:
             raise ValueError(

@@ -69,6 +69,7 @@ class _Desk:
     limit: Tensor = field(init=False)
     ends: Tensor = field(init=False)
     graphs: dict[tuple[int, Drawing], Any] = field(default_factory=dict)
+    memory: Any = None  # of the graphs, which share it; it goes with the last of them
 
     def __post_init__(self) -> None:
         seats = SIZES[-1]
@@ -146,7 +147,6 @@ class Server:
         self._graphs = graphs
         self._pool: Pool | None = None
         self._desk: _Desk | None = None
-        self._memory: Any = None
         decoder = copy.model.get_decoder()
         self._decoder: Callable[..., Any] = torch.compile(decoder, dynamic=None) if compiled else decoder
         self._compiled = compiled
@@ -320,9 +320,9 @@ class Server:
                 self._step(size, drawing)
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        if self._memory is None:
-            self._memory = torch.cuda.graph_pool_handle()
-        with torch.cuda.graph(graph, pool=self._memory):
+        if desk.memory is None:
+            desk.memory = torch.cuda.graph_pool_handle()
+        with torch.cuda.graph(graph, pool=desk.memory):
             self._step(size, drawing)
         desk.alive.copy_(awake)
         return graph

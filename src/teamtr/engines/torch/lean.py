@@ -1,0 +1,128 @@
+"""Adapters without ceremony: a linear layer with a low-rank adapter in three matrix products, a norm in one kernel.
+
+On a GPU the hosts of small kernels, not the kernels, decide how fast a small model trains: PEFT under autocast starts
+about a dozen for every adapted layer. ``slim`` replaces the forward of a shared base's adapted layers and norms by
+functions of our own with the same result; storage, names and files stay PEFT's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import rms_norm
+
+
+class _AdaptedLinear(torch.autograd.Function):
+    """x W' + scale * (x A') B', in the dtype of W; gradients for x, A and B only."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, down: Tensor, up: Tensor, scale: float
+    ) -> Any:
+        flat = x.reshape(-1, x.shape[-1]).to(weight.dtype)
+        a, b = down.to(weight.dtype), up.to(weight.dtype)
+        narrow = flat @ a.T
+        out = flat @ weight.T if bias is None else torch.addmm(bias.to(weight.dtype), flat, weight.T)
+        out.addmm_(narrow, b.T, alpha=scale)
+        ctx.save_for_backward(flat, weight, a, b, narrow)
+        ctx.scale, ctx.shape, ctx.x_dtype, ctx.dtypes = scale, x.shape, x.dtype, (down.dtype, up.dtype)
+        return out.view(*x.shape[:-1], -1)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        flat, weight, a, b, narrow = ctx.saved_tensors
+        grad = grad.reshape(-1, grad.shape[-1]).to(weight.dtype)
+        grad_narrow = (grad @ b).mul_(ctx.scale)
+        grad_x = grad_down = grad_up = None
+        if ctx.needs_input_grad[0]:
+            grad_x = (grad @ weight).addmm_(grad_narrow, a).view(ctx.shape).to(ctx.x_dtype)
+        if ctx.needs_input_grad[3]:
+            grad_down = (grad_narrow.T @ flat).to(ctx.dtypes[0])
+        if ctx.needs_input_grad[4]:
+            grad_up = (grad.T @ narrow).mul_(ctx.scale).to(ctx.dtypes[1])
+        return grad_x, None, None, grad_down, grad_up, None
+
+
+@dataclass
+class Slim:
+    """What the slimmed layers of one shared base compute with now: which adapter, in which dtype.
+
+    ``halves`` holds the base's weights in half precision, made when first asked for and kept: they never change.
+    """
+
+    adapter: str = ""
+    dtype: torch.dtype = torch.float32
+    halves: dict[tuple[int, torch.dtype], Tensor] = field(default_factory=dict)
+
+    def weight_of(self, layer: nn.Linear) -> Tensor:
+        if layer.weight.dtype == self.dtype:
+            return layer.weight
+        key = (id(layer), self.dtype)
+        if key not in self.halves:
+            self.halves[key] = layer.weight.detach().to(self.dtype)
+        return self.halves[key]
+
+
+def slim(shared: Any) -> Slim:
+    """Slim a PEFT model with LoRA adapters; what is not plain enough keeps its own forward."""
+    state = Slim()
+    causal_lm = shared.get_base_model()
+    decoder = causal_lm.get_decoder()
+    last_norm = getattr(decoder, "norm", None)
+    for module in causal_lm.modules():
+        if _is_plain_adapted(module):
+            module.forward = _adapted_forward(module, state)
+        elif module is not last_norm and _is_rms_norm(module):
+            module.forward = _norm_forward(module, state)
+    return state
+
+
+def _is_plain_adapted(module: Any) -> bool:
+    if not isinstance(getattr(module, "base_layer", None), nn.Linear) or not hasattr(module, "lora_A"):
+        return False
+    plain_dropout = all(isinstance(d, nn.Identity) for d in module.lora_dropout.values())
+    return plain_dropout and not any(getattr(module, "use_dora", {}).values())
+
+
+def _adapted_forward(module: Any, state: Slim) -> Any:
+    def forward(x: Tensor, *_: Any, **__: Any) -> Tensor:
+        base = module.base_layer
+        out: Tensor = _AdaptedLinear.apply(
+            x,
+            state.weight_of(base),
+            base.bias,
+            module.lora_A[state.adapter].weight,
+            module.lora_B[state.adapter].weight,
+            module.scaling[state.adapter],
+        )
+        return out
+
+    return forward
+
+
+def _norm_forward(module: Any, state: Slim) -> Any:
+    epsilon = _epsilon(module)
+
+    def forward(x: Tensor) -> Tensor:
+        return rms_norm(x.float(), (x.shape[-1],), module.weight, epsilon).to(state.dtype)
+
+    return forward
+
+
+def _epsilon(module: Any) -> float | None:
+    return getattr(module, "variance_epsilon", None) or getattr(module, "eps", None)
+
+
+@torch.no_grad()
+def _is_rms_norm(module: Any) -> bool:
+    """By what it computes: some norms of that name add one to their weight."""
+    weight = getattr(module, "weight", None)
+    if not type(module).__name__.endswith("RMSNorm") or weight is None or weight.ndim != 1 or _epsilon(module) is None:
+        return False
+    x = torch.linspace(-3.0, 5.0, len(weight), device=weight.device).expand(2, -1)
+    ours = rms_norm(x, (len(weight),), weight.float(), _epsilon(module))
+    return torch.allclose(module(x).float(), ours, rtol=1e-5, atol=1e-6)
