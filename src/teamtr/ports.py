@@ -14,7 +14,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from teamtr.presets import Objective
-from teamtr.types import AgentBatch, AgentState, Divergence, Floats, Ids, Problem, Sample, StepStats, Verdict
+from teamtr.types import (
+    AgentBatch,
+    AgentState,
+    Divergence,
+    Floats,
+    Ids,
+    Problem,
+    Reply,
+    Sample,
+    Situation,
+    StepStats,
+    Verdict,
+)
 
 
 @runtime_checkable
@@ -34,6 +46,7 @@ class Sampler(Protocol):
         seed: int,
         temperature: float | None = None,
         top_p: float = 1.0,
+        top_k: int = 0,
     ) -> list[Sample]:
         """One message per prompt. Without a temperature, the agent's training temperature; 0 is greedy.
 
@@ -120,8 +133,17 @@ class Codec(Protocol):
     def decode(self, token_ids: Ids) -> str: ...
 
 
+class Environment(Protocol):
+    """The other side of an interactive task. It keeps no state: a reply depends on the situation and the seed alone."""
+
+    def reply(self, situations: Sequence[Situation], *, seed: int) -> list[Reply]:
+        """One reply to each, before every round. All episodes of a tick come at once, so that whoever plays the other
+        roles can be asked in one batch."""
+        ...
+
+
 class Task(Protocol):
-    """Problems and their grader."""
+    """Problems and their grader. An interactive task has besides an ``environment: Environment``."""
 
     reward_range: float | None
     """Largest minus smallest reward, None when not known: certificates need it."""

@@ -61,6 +61,32 @@ class Problem:
 
 
 @dataclass(frozen=True)
+class Reply:
+    """What the environment of an interactive task said at one go: part of the shared context, never trained on.
+
+    ``messages`` may be empty. With ``ends`` the episode is over, and the act it replies to is the team's answer.
+    """
+
+    messages: tuple[Message, ...] = ()
+    ends: bool = False
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What an environment replies to: the whole state, so that a reply depends on nothing else.
+
+    ``acts[k]`` is what the team said in round k (its answer of that round); ``replies[k]`` came before it, the first
+    before anyone spoke. ``rounds_left`` counts the rounds that will still be replied to; with 0 the next round is the
+    final answer.
+    """
+
+    problem: Problem
+    acts: tuple[str, ...]
+    replies: tuple[Reply, ...]
+    rounds_left: int
+
+
+@dataclass(frozen=True)
 class Verdict:
     """What a grader said. ``right`` is success; ``reward`` is what training uses (it may give partial credit)."""
 
@@ -89,7 +115,8 @@ class Turn:
 
 @dataclass(frozen=True)
 class Episode:
-    """One problem played to the end by the team."""
+    """One problem played to the end by the team. ``replies[k]`` is what the environment said before round k; without
+    an environment there are none."""
 
     problem_id: str
     group_index: int
@@ -97,6 +124,7 @@ class Episode:
     answer: str
     verdict: Verdict
     team_version: str
+    replies: tuple[Reply, ...] = ()
 
     @property
     def reward(self) -> float:
@@ -104,7 +132,20 @@ class Episode:
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        return tuple(Message(turn.agent, turn.text) for turn in self.turns)
+        return conversation(self.turns, self.replies)
+
+
+def conversation(turns: Sequence[Turn], replies: Sequence[Reply]) -> tuple[Message, ...]:
+    """Who said what, in order: the environment's k-th reply comes before the turns of round k."""
+    said: list[Message] = []
+    heard = 0
+    for turn in turns:
+        for reply in replies[heard : turn.round + 1]:
+            said.extend(reply.messages)
+        heard = max(heard, turn.round + 1)
+        said.append(Message(turn.agent, turn.text))
+    said.extend(message for reply in replies[heard:] for message in reply.messages)
+    return tuple(said)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
 """Workers that can be killed, and the search for the one item that killed them.
 
 A thread or a future cannot stop a pattern that backtracks for ever or a power tower: only the death of a process
-can (DESIGN.md, decision 9). So each worker is a process with its own process group, spoken to over pipes under a
-deadline; when it is late or dies it is killed with everything it started, and replaced.
+can (DESIGN.md, decision 9). So each worker is a process with its own process group, spoken to over a socket under a
+deadline; when it is late, dies or says too much it is killed with everything it started, and replaced by a fork of a
+process that has everything loaded (``nursery.py``).
 
     with WorkerPool(seconds_per_item=2.0) as pool:
         pool.submit("regex", [{"text": "#### 7"}], {"pattern": r"#### (\\d+)"})    # [Result("ok", "7")]
@@ -15,9 +16,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -25,13 +24,14 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
-from teamtr.errors import Misuse
-from teamtr.grading.worker import HEADER_BYTES, encode_frame
+from teamtr.grading.channel import DeadError, LateError, TooMuchError
+from teamtr.grading.nursery import Child, GraderError, Nursery
 
+MIB = 1 << 20
 GIB = 1 << 30
+SECONDS_TO_REAP = 10.0  # a killed process is gone at once, unless the machine is in great trouble
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,6 @@ class Result:
     kind: Literal["ok", "timeout", "crash"]
     value: Any = None
     message: str = ""
-
-
-class GraderError(Misuse):
-    """A grader that cannot be loaded at all: no item is to blame, the settings are."""
 
 
 @dataclass(frozen=True)
@@ -58,31 +54,22 @@ class _Attempt:
     inherited_death: bool = False
 
 
-class _LateError(Exception):
-    """The worker did not answer before the deadline."""
-
-
-class _DeadError(Exception):
-    """The worker closed the channel."""
-
-
 class _Worker:
-    """One process and the parent's end of its channel. Restarts by itself when used after ``kill``."""
+    """One process and the parent's end of its channel. Forked anew by itself when used after ``kill``."""
 
-    def __init__(self, hello: Mapping[str, Any]) -> None:
-        self._hello = hello
-        self._process: subprocess.Popen[bytes] | None = None
-        self._received = bytearray()
+    def __init__(self, nursery: Nursery) -> None:
+        self._nursery = nursery
+        self._process: Child | None = None
         self.loaded: str | None = None
 
     def send(self, content: Any, deadline: float) -> None:
         if self._process is None:
-            self._start(deadline)
-        self._write(encode_frame(content), deadline)
+            self._process = self._nursery.fork(deadline)
+        self._process.channel.send(content, deadline)
 
     def receive(self, deadline: float) -> Any:
-        header = self._read(HEADER_BYTES, deadline)
-        return json.loads(self._read(int.from_bytes(header, "big"), deadline))
+        assert self._process is not None
+        return self._process.channel.receive(deadline)
 
     def kill(self) -> int | None:
         """End the process and all it started. Returns its exit status, negative for a signal."""
@@ -93,67 +80,8 @@ class _Worker:
         # Before it is reaped: until then its number cannot belong to another group.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
-        status = process.wait()
-        for pipe in (process.stdin, process.stdout):
-            assert pipe is not None
-            pipe.close()
-        return status
-
-    def _start(self, deadline: float) -> None:
-        # By path, and without the folder of the script on sys.path (-P): the worker then takes over our sys.path,
-        # so that it sees the modules that we see, however we came by them.
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", str(Path(__file__).with_name("worker.py"))],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            bufsize=0,
-            start_new_session=True,  # also keeps the user's Ctrl-C from it
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        self._received.clear()
-        for fd in self._fds():
-            os.set_blocking(fd, False)
-        self._write(encode_frame(self._hello), deadline)
-
-    def _fds(self) -> tuple[int, int]:
-        assert self._process is not None
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        return self._process.stdin.fileno(), self._process.stdout.fileno()
-
-    def _write(self, data: bytes, deadline: float) -> None:
-        fd, left = self._fds()[0], memoryview(data)
-        while left:
-            _wait(fd, select.POLLOUT, deadline)
-            try:
-                left = left[os.write(fd, left) :]
-            except BlockingIOError:
-                continue
-            except BrokenPipeError:
-                raise _DeadError from None
-
-    def _read(self, count: int, deadline: float) -> bytes:
-        fd = self._fds()[1]
-        while len(self._received) < count:
-            _wait(fd, select.POLLIN, deadline)
-            try:
-                chunk = os.read(fd, 1 << 16)
-            except BlockingIOError:
-                continue
-            if not chunk:
-                raise _DeadError
-            self._received += chunk
-        taken = bytes(self._received[:count])
-        del self._received[:count]
-        return taken
-
-
-def _wait(fd: int, event: int, deadline: float) -> None:
-    poll = select.poll()  # unlike select.select, it takes descriptors above 1023
-    poll.register(fd, event)
-    left_s = deadline - time.monotonic()
-    if left_s <= 0 or not poll.poll(left_s * 1000):
-        raise _LateError
+        process.channel.close()
+        return self._nursery.reap(process.pid, time.monotonic() + SECONDS_TO_REAP)
 
 
 class WorkerPool:
@@ -167,7 +95,10 @@ class WorkerPool:
         seconds_to_load: the time a grader may take to load (imports included).
         memory_bytes: address space of a worker, None for no limit; enforced on Linux. A grader that imports a
             GPU library reserves far more than it uses: give it None.
+        output_bytes: the longest answer that a worker may send at once.
         show_output: let what graders print reach stderr; otherwise it is thrown away.
+        preload: modules that every worker has from birth. Only ours or a library's that start no threads: they are
+            imported once, and what has imported them is forked.
     """
 
     def __init__(
@@ -177,7 +108,9 @@ class WorkerPool:
         *,
         seconds_to_load: float = 60.0,
         memory_bytes: int | None = 4 * GIB,
+        output_bytes: int = 256 * MIB,
         show_output: bool = False,
+        preload: Sequence[str] = (),
     ) -> None:
         if workers < 1 or not seconds_per_item > 0 or not seconds_to_load > 0:
             raise ValueError(
@@ -186,10 +119,17 @@ class WorkerPool:
             )
         self._seconds_per_item = seconds_per_item
         self._seconds_to_load = seconds_to_load
-        hello = {"sys_path": sys.path[:], "memory_bytes": memory_bytes, "show_output": show_output}
-        self._workers = tuple(_Worker(hello) for _ in range(workers))
+        self._output_bytes = output_bytes
+        hello = {
+            "sys_path": sys.path[:],
+            "memory_bytes": memory_bytes,
+            "show_output": show_output,
+            "preload": list(preload),
+        }
+        self._nursery = Nursery(hello, output_bytes)
+        self._workers = tuple(_Worker(self._nursery) for _ in range(workers))
         self._lock = threading.Lock()
-        self._end = weakref.finalize(self, _kill_all, self._workers, os.getpid())  # runs at exit too
+        self._end = weakref.finalize(self, _kill_all, self._workers, self._nursery, os.getpid())  # runs at exit too
 
     def __enter__(self) -> WorkerPool:
         return self
@@ -272,13 +212,18 @@ class WorkerPool:
                     return _Attempt(values, Result("crash", message=reply["error"]), streams)
                 streams = streams or "streams" in reply
                 values += reply.get("values", [])
-        except _LateError:
+        except LateError:
             worker.kill()
             late = Result("timeout", message=f"no answer within {self._seconds_per_item:g} s")
             return _Attempt(values, late, streams)
-        except _DeadError:
+        except DeadError:
             dead = Result("crash", message=_obituary(worker.kill()))
             return _Attempt(values, dead, streams, inherited_death=bool(values) or not fresh)
+        except TooMuchError:
+            worker.kill()
+            return _Attempt(
+                values, Result("crash", message=f"an answer of more than {self._output_bytes} bytes"), streams
+            )
         except BaseException:
             worker.kill()  # an interrupt has left a reply on its way; the next call must not read it
             raise
@@ -292,13 +237,13 @@ class WorkerPool:
         try:
             worker.send({"load": function, "setup": setup}, deadline)
             reply = worker.receive(deadline)
-        except _LateError:
+        except LateError:
             worker.kill()
             raise GraderError(
                 f"grader {function!r} with {dict(setup)} did not load within {self._seconds_to_load:g} s: "
                 "see what it does at import, or raise seconds_to_load"
             ) from None
-        except _DeadError:
+        except DeadError:
             raise GraderError(
                 f"grader {function!r} with {dict(setup)}: {_obituary(worker.kill())} on loading"
             ) from None
@@ -316,14 +261,16 @@ def _share(items: list[Any], parts: int) -> list[list[Any]]:
 
 
 def _obituary(status: int | None) -> str:
-    assert status is not None
+    if status is None:
+        return "the worker was lost"
     if status >= 0:
         return f"the worker exited with status {status}"
     return f"the worker was killed by signal {-status} ({signal.strsignal(-status)})"
 
 
-def _kill_all(workers: Sequence[_Worker], owner_pid: int) -> None:
+def _kill_all(workers: Sequence[_Worker], nursery: Nursery, owner_pid: int) -> None:
     if os.getpid() != owner_pid:  # a fork of us is leaving; the workers are not its own
         return
     for worker in workers:
         worker.kill()
+    nursery.kill()

@@ -1,12 +1,16 @@
 """The process in which anything untrusted runs: a user's reward file, a pattern that may backtrack for ever.
 
-It is started by ``pool.py`` as a plain script and imports nothing but the standard library until it is told to,
-so that it is up in a few hundredths of a second and a replacement costs little.
+It is started by ``nursery.py`` as a plain script and imports nothing but the standard library until it is told to.
+What is started is the *nursery*: it loads what is to be preloaded, then forks a *worker* whenever it is asked.
+Channels are sockets, moved at once to descriptors of their own: what a grader prints cannot reach them. A frame is
+eight bytes of length, then JSON. With the nursery::
 
-The channel is stdin and stdout, moved at once to descriptors of their own: what a grader prints cannot reach it.
-A frame is eight bytes of length, then JSON::
+    <- {"sys_path": [...], "memory_bytes": ..., "show_output": ..., "preload": [...]}   -> {} | {"error": "..."}
+    <- {"fork": true}, with the worker's end of a socket   -> {"pid": n}
+    <- {"reap": n}                                         -> {"status": n}
 
-    <- {"sys_path": [...], "memory_bytes": ..., "show_output": ...}       once, at start
+and with a worker::
+
     <- {"load": name, "setup": {...}}      -> {"loaded": true} | {"error": "..."}
     <- {"call": [...items], "alarm": s}    -> {"streams": true}?  {"values": [...]}*  {"error": "..."}?
 
@@ -16,12 +20,15 @@ list answers for all items at once; one that yields answers item by item, which 
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import importlib
 import json
 import os
 import re
 import resource
 import signal
+import socket
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
@@ -122,20 +129,16 @@ def _function_in_file(path: str, name: str) -> Callable[..., Any]:
     return found
 
 
+def _limit(memory_bytes: int | None) -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if memory_bytes is not None and sys.platform == "linux":  # elsewhere the system does not enforce it
+        hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+        allowed = memory_bytes if hard == resource.RLIM_INFINITY else min(memory_bytes, hard)
+        resource.setrlimit(resource.RLIMIT_AS, (allowed, allowed))
+
+
 def _serve(requests: BinaryIO, replies: BinaryIO) -> None:
     graders: dict[str, Grader] = {}
-    hello = _read_frame(requests)
-    if hello is None:
-        return
-    sys.path[:] = hello["sys_path"]
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if hello["memory_bytes"] is not None and sys.platform == "linux":  # elsewhere the system does not enforce it
-        hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-        allowed = hello["memory_bytes"] if hard == resource.RLIM_INFINITY else min(hello["memory_bytes"], hard)
-        resource.setrlimit(resource.RLIMIT_AS, (allowed, allowed))
-    if not hello["show_output"]:
-        # Only now: a worker that cannot even start must be able to say why.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
     def reply(content: Any) -> None:
         replies.write(encode_frame(content))
@@ -198,13 +201,93 @@ def _read_frame(stream: BinaryIO) -> Any | None:
     return json.loads(body) if len(body) == length else None
 
 
+def _worker(channel: int, hello: Item) -> None:
+    """The life of a worker; never returns."""
+    status = 1
+    try:
+        _limit(hello["memory_bytes"])
+        if not hello["show_output"]:
+            # Only now: a process that cannot even start must be able to say why.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            os.dup2(1, 2)
+        _serve(os.fdopen(channel, "rb"), os.fdopen(os.dup(channel), "wb"))
+        status = 0
+    finally:
+        # Threads or exit handlers that a grader left behind must not keep the process.
+        os._exit(status)
+
+
+class _Nursery:
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
+        self._children: set[int] = set()
+
+    def run(self) -> None:
+        """Obey until the other side closes the channel."""
+        hello, _ = self._next()
+        if hello is None:
+            return
+        sys.path[:] = hello["sys_path"]
+        try:
+            for name in hello["preload"]:
+                importlib.import_module(name)
+        except BaseException as error:
+            self._reply({"error": _describe(error)})
+            return
+        gc.collect()
+        gc.freeze()  # so that a collection in a worker does not copy every page
+        self._reply({})
+        while True:
+            request, passed = self._next()
+            if request is None:
+                break
+            if "fork" in request:
+                self._reply({"pid": self._fork(passed, hello)})
+            else:
+                self._children.discard(request["reap"])
+                self._reply({"status": os.waitstatus_to_exitcode(os.waitpid(request["reap"], 0)[1])})
+        for pid in self._children:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
+
+    def _fork(self, channel: int, hello: Item) -> int:
+        pid = os.fork()
+        if pid == 0:
+            os.setpgid(0, 0)
+            self._control.close()
+            _worker(channel, hello)
+        # Here too: whoever learns the number must find the group.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.setpgid(pid, pid)
+        os.close(channel)
+        self._children.add(pid)
+        return pid
+
+    def _next(self) -> tuple[Item | None, int]:
+        """The next frame (None when the other side has gone) and the descriptor that came with it, or -1."""
+        received, passed = bytearray(), -1
+        wanted = HEADER_BYTES
+        while len(received) < wanted:
+            chunk, descriptors, _, _ = socket.recv_fds(self._control, wanted - len(received), 1)
+            if not chunk:
+                return None, -1
+            passed = descriptors[0] if descriptors else passed
+            received += chunk
+            if len(received) == HEADER_BYTES:
+                wanted = HEADER_BYTES + int.from_bytes(received, "big")
+        return json.loads(received[HEADER_BYTES:]), passed
+
+    def _reply(self, content: Any) -> None:
+        self._control.sendall(encode_frame(content))
+
+
 def main() -> None:
-    """Take the channel away from stdin and stdout, then serve until the other side closes it."""
-    requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    """Take the channel away from stdin, then serve until the other side closes it."""
+    control = socket.socket(fileno=os.dup(0))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
-    _serve(requests, replies)
-    # Threads or exit handlers that a grader left behind must not keep the process.
+    with contextlib.suppress(ConnectionError):
+        _Nursery(control).run()
     os._exit(0)
 
 

@@ -16,7 +16,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from teamtr.store.atomic import StoreError, write_atomic
 from teamtr.store.log import decode, encode
-from teamtr.types import Episode, Problem, RolloutBatch, Turn, Verdict
+from teamtr.types import Episode, Message, Problem, Reply, RolloutBatch, Turn, Verdict
 
 KIND = "teamtr-episodes"
 FORMAT = 1
@@ -102,6 +102,7 @@ def _episode_to_json(episode: Episode, where: str) -> dict[str, Any]:
             "extracted": episode.verdict.extracted,
         },
         "team_version": episode.team_version,
+        "replies": [_reply_to_json(reply) for reply in episode.replies],
     }
 
 
@@ -114,7 +115,18 @@ def _episode_from_json(body: dict[str, Any]) -> Episode:
         answer=body["answer"],
         verdict=Verdict(kind=verdict["kind"], reward=verdict["reward"], extracted=verdict["extracted"]),
         team_version=body["team_version"],
+        replies=tuple(_reply_from_json(reply) for reply in body.get("replies", ())),  # older files have none
     )
+
+
+def _reply_to_json(reply: Reply) -> dict[str, Any]:
+    messages = [{"author": m.author, "text": m.text, "tool_calls": m.tool_calls} for m in reply.messages]
+    return {"messages": messages, "ends": reply.ends}
+
+
+def _reply_from_json(body: dict[str, Any]) -> Reply:
+    messages = tuple(Message(m["author"], m["text"], tuple(m["tool_calls"])) for m in body["messages"])
+    return Reply(messages, body["ends"])
 
 
 def _turn_to_json(turn: Turn, where: str) -> dict[str, Any]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import importlib
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,15 +27,28 @@ class Row:
     cells: Mapping[str, Any]
 
 
-def read_rows(file: Path) -> Iterator[Row]:
+# owner/name, owner/name:split or owner/name:configuration:split
+_HUB_ID = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(?::(?P<first>[\w.-]+))?(?::(?P<second>[\w.-]+))?")
+_SUFFIXES = (".jsonl", ".ndjson", ".json", ".parquet")
+
+
+def read_rows(source: str | Path) -> Iterator[Row]:
+    """The rows of a local file, or of a data set of the hub: ``owner/name``, ``owner/name:split``,
+    ``owner/name:configuration:split``. A file of that name goes first."""
+    file = Path(source)
     if not file.is_file():
+        hub_id = _HUB_ID.fullmatch(str(source))
+        if hub_id is not None and file.suffix.lower() not in _SUFFIXES:
+            return _hub_rows(str(source), hub_id)
         raise FileNotFoundError(f"{file}: there is no such data file")
     match file.suffix.lower():
         case ".jsonl" | ".ndjson":
             return _jsonl_rows(file)
+        case ".json":
+            return _json_rows(file)
         case ".parquet":
             return _parquet_rows(file)
-    raise DataError(f"{file}: data must be .jsonl (one JSON object a line) or .parquet")
+    raise DataError(f"{file}: data must be .jsonl (one JSON object a line), .json (a list of objects) or .parquet")
 
 
 def _jsonl_rows(file: Path) -> Iterator[Row]:
@@ -57,6 +72,47 @@ def _jsonl_rows(file: Path) -> Iterator[Row]:
             if not isinstance(cells, dict):
                 raise DataError(f"{where}: a row must be a JSON object, found {shown(cells)}")
             yield Row(where, cells)
+
+
+def _json_rows(file: Path) -> Iterator[Row]:
+    try:
+        content = json.loads(file.read_bytes().decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise DataError(f"{file}: not UTF-8 ({error.reason} at byte {error.start}): save it as UTF-8") from None
+    except json.JSONDecodeError as error:
+        raise DataError(f"{file}, line {error.lineno}, column {error.colno}: not JSON ({error.msg})") from None
+    if not isinstance(content, list):
+        raise DataError(f"{file}: a .json file must hold a list of objects, found {shown(content)}")
+    for number, cells in enumerate(content, start=1):
+        where = f"{file}, item {number}"
+        if not isinstance(cells, dict):
+            raise DataError(f"{where}: a row must be a JSON object, found {shown(cells)}")
+        yield Row(where, cells)
+
+
+def _hub_rows(source: str, hub_id: re.Match[str]) -> Iterator[Row]:
+    try:
+        datasets = importlib.import_module("datasets")
+    except ImportError:
+        raise ImportError(
+            f"{source}: there is no such file, and a data set of the hub needs datasets: pip install 'teamtr[hub]'"
+        ) from None
+    first, second = hub_id["first"], hub_id["second"]
+    configuration, split = (first, second) if second else (None, first)
+    try:
+        loaded = datasets.load_dataset(hub_id["name"], configuration, split=split)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise DataError(
+            f"{source}: not a local file, and not to be had from the hub ({type(error).__name__}: "
+            f"{shown(str(error))}): without a connection, download the data set elsewhere and give its file"
+        ) from None
+    if split is None:
+        if len(loaded) != 1:
+            raise DataError(f"{source} has the splits {sorted(loaded)}: name one, as in {source}:{sorted(loaded)[0]}")
+        loaded = next(iter(loaded.values()))
+    for number, cells in enumerate(loaded, start=1):
+        where = f"{source}, row {number}"
+        yield Row(where, {key: _plain(value, f"{where}, column {key!r}") for key, value in cells.items()})
 
 
 def _parquet_rows(file: Path) -> Iterator[Row]:

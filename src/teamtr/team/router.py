@@ -23,11 +23,11 @@ class Router:
 
     @property
     def horizon(self) -> int:
-        """Turns in an episode."""
+        """Turns in an episode, at most: an environment may end it early."""
         return len(self.order) * self.rounds
 
     def turns_of(self, agent: str) -> int:
-        """How often this agent speaks in an episode."""
+        """How often this agent speaks in an episode, at most."""
         return self.order.count(agent) * self.rounds
 
     def next(self, turns_taken: int) -> tuple[int, str] | None:
@@ -35,6 +35,10 @@ class Router:
         if turns_taken >= self.horizon:
             return None
         return turns_taken // len(self.order), self.order[turns_taken % len(self.order)]
+
+    def opens_round(self, turns_taken: int) -> bool:
+        """Whether the next turn is the first of a round: the moment at which an environment speaks."""
+        return turns_taken < self.horizon and turns_taken % len(self.order) == 0
 
 
 def visible(turns: Sequence[Turn], agent: Agent, round: int) -> tuple[Turn, ...]:

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad, scaled_dot_product_attention
+from torch.nn.functional import scaled_dot_product_attention
 
 NAME = "teamtr"
 
@@ -136,12 +136,16 @@ class Packed:
         return Packed(tuple(lengths), starts.to(device, torch.int32), padded.to(device))
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, layer: int, scale: float) -> Tensor:
-        half = _half(query)
-        if half is not None and _has_varlen():
+        # Positions are rotated in float32; values have the dtype that the layers compute in.
+        dtype = value.dtype
+        if torch.is_autocast_enabled(query.device.type):
+            dtype = torch.get_autocast_dtype(query.device.type)
+        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+        if query.device.type == "cuda" and dtype != torch.float32 and _has_varlen():
             from torch.nn.attention.varlen import varlen_attn
 
             out = varlen_attn(
-                query.to(half), key.to(half), value.to(half), self.starts, self.starts, self.longest, self.longest,
+                query, key, value, self.starts, self.starts, self.longest, self.longest,
                 scale=scale, window_size=(-1, 0), enable_gqa=key.shape[1] != query.shape[1],
             )  # fmt: skip
             assert isinstance(out, Tensor)
@@ -151,7 +155,8 @@ class Packed:
         padded = scaled_dot_product_attention(
             q, k, v, is_causal=True, scale=scale, enable_gqa=key.shape[1] != query.shape[1]
         )
-        return padded.transpose(1, 2).flatten(0, 1)[self.padded]
+        flat: Tensor = _Pick.apply(padded.transpose(1, 2).flatten(0, 1), self.padded, None, 0)
+        return flat
 
     def _pad(self, packed_NHD: Tensor) -> Tensor:
         """[N, H, D] to [sequences, H, longest, D]."""
@@ -159,18 +164,29 @@ class Packed:
         if rows * longest == len(packed_NHD):
             flat = packed_NHD
         else:
-            source = torch.full((rows * longest,), len(packed_NHD), device=packed_NHD.device)
-            source[self.padded] = torch.arange(len(packed_NHD), device=packed_NHD.device)
-            flat = pad(packed_NHD, (0, 0, 0, 0, 0, 1))[source]
+            flat = _Pick.apply(packed_NHD, None, self.padded, rows * longest)
         return flat.view(rows, longest, *packed_NHD.shape[1:]).transpose(1, 2)
 
 
-def _half(query: Tensor) -> torch.dtype | None:
-    """The half precision that attention runs in here, or None on a CPU and in float32."""
-    if query.device.type != "cuda":
-        return None
-    dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else query.dtype
-    return dtype if dtype in (torch.float16, torch.bfloat16) else None
+class _Pick(torch.autograd.Function):
+    """Rows moved to places that are all different: either ``source[taken]``, or ``source`` put at ``placed`` among
+    ``count`` rows of zeros. Each is the other's gradient; autograd, not knowing that the places differ, would add
+    them up one by one, at several times the cost of attention itself."""
+
+    @staticmethod
+    def forward(ctx: Any, source: Tensor, taken: Tensor | None, placed: Tensor | None, count: int = 0) -> Tensor:
+        ctx.taken, ctx.placed, ctx.rows = taken, placed, len(source)
+        if taken is not None:
+            return source[taken]
+        assert placed is not None
+        return source.new_zeros(count, *source.shape[1:]).index_copy_(0, placed, source)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        if ctx.placed is not None:
+            return grad[ctx.placed], None, None, None
+        return grad.new_zeros(ctx.rows, *grad.shape[1:]).index_copy_(0, ctx.taken, grad), None, None, None
 
 
 @cache

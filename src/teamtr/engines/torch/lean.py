@@ -73,6 +73,9 @@ def slim(shared: Any) -> Slim:
     causal_lm = shared.get_base_model()
     decoder = causal_lm.get_decoder()
     last_norm = getattr(decoder, "norm", None)
+    rotary = getattr(decoder, "rotary_emb", None)
+    if rotary is not None:
+        rotary.forward = _rotary_forward(rotary.forward, state)
     for module in causal_lm.modules():
         if _is_plain_adapted(module):
             module.forward = _adapted_forward(module, state)
@@ -109,6 +112,15 @@ def _norm_forward(module: Any, state: Slim) -> Any:
 
     def forward(x: Tensor) -> Tensor:
         return rms_norm(x.float(), (x.shape[-1],), module.weight, epsilon).to(state.dtype)
+
+    return forward
+
+
+def _rotary_forward(original: Any, state: Slim) -> Any:
+    """Angles are computed as ever; in half precision they are applied in half, as in a model loaded that way."""
+
+    def forward(x: Tensor, *positions: Any, **named: Any) -> tuple[Tensor, ...]:
+        return tuple(part.to(state.dtype) for part in original(x, *positions, **named))
 
     return forward
 

@@ -1,0 +1,152 @@
+"""What the benchmarks share: model shapes, a clock that waits for the device, a table and a JSON line."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import numpy as np
+import torch
+
+SHAPES: dict[str, dict[str, int]] = {
+    "tiny": {"hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 2, "num_attention_heads": 4,
+             "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 512},
+    "small": {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9,
+              "num_key_value_heads": 3, "head_dim": 64, "vocab_size": 49152},
+    "1.7b": {"hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28, "num_attention_heads": 16,
+             "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936},
+}  # fmt: skip
+"""``1.7b`` is Qwen3-1.7B's shape, ``small`` SmolLM2-135M's; weights are random."""
+
+
+def device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def make_model(shape: str, dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
+    """A random Qwen3 of this shape on the device."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    config = Qwen3Config(
+        **{**SHAPES[shape], **changes}, tie_word_embeddings=True, max_position_embeddings=8192, eos_token_id=1,
+        pad_token_id=0, bos_token_id=None,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    with torch.device(device()):
+        return Qwen3ForCausalLM._from_config(config, dtype=dtype).eval()
+
+
+def seconds(work: Callable[[], Any]) -> float:
+    """Of one call, device included."""
+    wait()
+    started = time.perf_counter()
+    work()
+    wait()
+    return time.perf_counter() - started
+
+
+def wait() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def random_prompts(rng: np.random.Generator, count: int, length: int, vocabulary: int) -> list[np.ndarray]:
+    return [rng.integers(2, vocabulary, size=length).astype(np.int32) for _ in range(count)]
+
+
+def peak_gb() -> float | None:
+    return torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else None
+
+
+def bandwidth() -> float:
+    """Bytes per second of a large copy, read and written, measured now."""
+    buffer = torch.empty((1 << 30) if torch.cuda.is_available() else (1 << 26), dtype=torch.uint8, device=device())
+    target = torch.empty_like(buffer)
+    target.copy_(buffer)
+    return 2 * buffer.numel() * 10 / seconds(lambda: [target.copy_(buffer) for _ in range(10)])
+
+
+def matrix_rate(dtype: torch.dtype) -> float:
+    """Floating-point operations per second of a large product, measured now."""
+    n = 8192 if torch.cuda.is_available() else 512
+    a, b = (torch.randn(n, n, device=device()).to(dtype) for _ in range(2))
+    a @ b
+    return 2 * n**3 * 5 / seconds(lambda: [a @ b for _ in range(5)])
+
+
+def report(
+    title: str, header: Sequence[str], rows: Sequence[Sequence[Any]], record: dict[str, Any], as_json: bool
+) -> None:
+    """The table on stderr; with ``--json`` the record on stdout."""
+    texts = [[_text(cell) for cell in row] for row in rows]
+    widths = [max(len(str(cell)) for cell in column) for column in zip(header, *texts, strict=True)]
+    lines = ["  ".join(str(c).ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in (header, *texts)]
+    sys.stderr.write(title + "\n" + "\n".join(lines) + "\n")
+    if as_json:
+        sys.stdout.write(json.dumps(record) + "\n")
+
+
+def _text(cell: Any) -> str:
+    if cell is None:
+        return "-"
+    if isinstance(cell, float):
+        return f"{cell:,.0f}" if abs(cell) >= 1000 else f"{cell:.3g}"
+    return str(cell)
+
+
+class NoTokenizer:
+    """Benchmarks speak in token ids."""
+
+    eos_token_id = 1
+
+
+def adapted_team(model: Any, agents: int, precision: str, *, micro_batch: int, sampler: str | None = None) -> Any:
+    """A LocalEngine of adapters a0, a1, ... on one base, with ``sampler`` precision for the paged engine."""
+    from teamtr.config import LoraConfig
+    from teamtr.engines.learner import PolicyLearner
+    from teamtr.engines.local import LocalEngine
+    from teamtr.engines.torch.lean import slim
+    from teamtr.engines.torch.loading import share_base
+    from teamtr.engines.torch.policy import TransformerPolicy
+    from teamtr.engines.torch.serving.room import ServingRoom
+    from teamtr.types import AgentState
+
+    room = ServingRoom(sampler, device()) if sampler else None
+    shared = share_base(model, {f"a{k}": LoraConfig() for k in range(agents)}, seed=0)
+    slimmed = slim(shared)
+    return LocalEngine(
+        {
+            f"a{k}": PolicyLearner(
+                f"a{k}",
+                TransformerPolicy(
+                    shared, NoTokenizer(), adapter=f"a{k}", base_version="base", precision=precision,
+                    temperature=1.0, serving=room, slim=slimmed,
+                ),
+                AgentState(beta=1.0, step_scale=1.0, radius_nats=0.05),
+                micro_batch=micro_batch,
+            )
+            for k in range(agents)
+        }
+    )  # fmt: skip
+
+
+def make_batch(agent: str, prompts: Sequence[Any], messages: Sequence[Any], group: int) -> Any:
+    """Messages of one agent, the group's ones side by side."""
+    from teamtr.types import AgentBatch
+
+    count = len(messages)
+    return AgentBatch(
+        agent=agent,
+        prompts=tuple(prompts),
+        messages=tuple(messages),
+        sampler_logprobs=tuple(np.zeros(len(m), dtype=np.float32) for m in messages),
+        episode_M=np.arange(count),
+        problem_M=np.arange(count) // group,
+        turn_M=np.zeros(count, dtype=np.int64),
+    )

@@ -1,0 +1,149 @@
+"""Sampling speed: our sampler beside what transformers offers, same model, same prompts, one run.
+
+    python bench/rollout.py --shape 1.7b                    # on a GPU: 256 rows of 256 + 128 tokens, bf16
+    python bench/rollout.py --shape tiny --rows 16 --prompt 64 --new 32     # on a CPU
+
+"decode" counts tokens after the prefill against the time of decoding alone; "whole" counts everything. The floor is
+the time to read the weights and all keys and values once per token, at the bandwidth of a copy measured in the run.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from common import SHAPES, bandwidth, device, make_model, peak_gb, random_prompts, report, seconds, wait
+from teamtr.engines.policy import Drawing, uniforms
+from teamtr.engines.torch.serving.copy import SamplingCopy
+from teamtr.engines.torch.serving.server import Server
+
+TEMPERATURE = 0.8
+
+
+def ours(model: Any, prompts: list[np.ndarray], new: int, compiled: bool) -> dict[str, float]:
+    gpu = device().type == "cuda"
+    copy = SamplingCopy(model, next(model.parameters()).dtype, device())
+    copy.fill(model, None, version="bench", base="")
+    server = Server(copy, pool_bytes=(40 << 30) if gpu else (1 << 30), graphs=gpu, compiled=compiled)
+    calls = iter(range(1000))
+
+    def sample(tokens: int, rows: list[np.ndarray] = prompts, version: str | None = None) -> Callable[[], Any]:
+        noise = uniforms(1, len(rows), tokens)
+        name = version or f"v{next(calls)}"  # another version finds no pages: the prompts are computed anew
+        return lambda: server.sample(name, rows, noise, drawing=Drawing(TEMPERATURE), end_ids=frozenset())
+
+    started = seconds(sample(new))
+    first = seconds(sample(1))
+    whole = min(seconds(sample(new)) for _ in range(2))
+    sample(new, version="known")()
+    group = 8
+    shared = [prompts[i // group * group] for i in range(len(prompts))]
+    rows = len(prompts)
+    return {
+        "decode": rows * (new - 1) / (whole - first),
+        "whole": rows * new / whole,
+        "groups of 8": rows * new / seconds(sample(new, shared)),
+        "prompts known": rows * new / seconds(sample(new, version="known")),
+        "first call s": started,
+    }
+
+
+def generate(model: Any, prompts: list[np.ndarray], new: int, **options: Any) -> dict[str, float]:
+    """transformers' own loop; its cache is dynamic unless the options say otherwise."""
+    ids = torch.as_tensor(np.stack(prompts), dtype=torch.int64, device=device())
+    common = {
+        "attention_mask": torch.ones_like(ids), "do_sample": True, "temperature": TEMPERATURE, "top_k": 0,
+        "top_p": 1.0, "pad_token_id": 0, "eos_token_id": None, **options,
+    }  # fmt: skip
+
+    def call(tokens: int) -> Callable[[], Any]:
+        return lambda: model.generate(ids, max_new_tokens=tokens, min_new_tokens=tokens, **common)
+
+    call(new)()
+    first, whole = seconds(call(1)), seconds(call(new))
+    return {"decode": len(prompts) * (new - 1) / (whole - first), "whole": len(prompts) * new / whole}
+
+
+def continuous(model: Any, prompts: list[np.ndarray], new: int) -> dict[str, float]:
+    """transformers' continuous batching."""
+    from transformers import GenerationConfig
+
+    settings = GenerationConfig(
+        max_new_tokens=new, do_sample=True, temperature=TEMPERATURE, top_k=0, top_p=1.0, eos_token_id=-1, pad_token_id=0
+    )
+    rows = [p.tolist() for p in prompts]
+    before = model.config._attn_implementation
+    try:
+        model.set_attn_implementation("paged|sdpa")
+        whole = seconds(lambda: model.generate_batch(inputs=rows, generation_config=settings))
+    finally:
+        model.set_attn_implementation(before)
+    return {"whole": len(prompts) * new / whole}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=SHAPES, default="1.7b" if torch.cuda.is_available() else "tiny")
+    parser.add_argument("--rows", type=int, default=256 if torch.cuda.is_available() else 16)
+    parser.add_argument("--prompt", type=int, default=256 if torch.cuda.is_available() else 64)
+    parser.add_argument("--new", type=int, default=128 if torch.cuda.is_available() else 32)
+    parser.add_argument("--skip", default="", help="comma-separated names not to run")
+    parser.add_argument("--json", action="store_true")
+    a = parser.parse_args()
+    gpu = torch.cuda.is_available()
+    model = make_model(a.shape, torch.bfloat16 if gpu else torch.float32)
+    prompts = random_prompts(np.random.default_rng(0), a.rows, a.prompt, SHAPES[a.shape]["vocab_size"])
+
+    shape = SHAPES[a.shape]
+    width = 2 if gpu else 4
+    cached = 2 * shape["num_hidden_layers"] * shape["num_key_value_heads"] * shape["head_dim"] * width
+    per_step = sum(p.numel() for p in model.parameters()) * width + a.rows * (a.prompt + a.new / 2) * cached
+    floor = a.rows / (per_step / bandwidth())
+
+    contestants: dict[str, Callable[[], dict[str, float]]] = {
+        "ours, captured": lambda: ours(model, prompts, a.new, compiled=False),
+        "ours, compiled and captured": lambda: ours(model, prompts, a.new, compiled=True),
+        "generate": lambda: generate(model, prompts, a.new),
+        "generate, static cache": lambda: generate(model, prompts, a.new, cache_implementation="static"),
+        "continuous batching": lambda: continuous(model, prompts, a.new),
+    }
+    if not gpu:
+        contestants = {"ours": contestants["ours, captured"], "generate": contestants["generate"]}
+    results: dict[str, dict[str, Any]] = {}
+    for name, run in contestants.items():
+        if name in a.skip.split(","):
+            continue
+        if gpu:
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+        try:
+            with torch.no_grad():
+                results[name] = {**run(), "peak GB": peak_gb()}
+        except Exception as error:  # a rival that fails is a result too
+            results[name] = {"error": f"{type(error).__name__}: {error}"[:200]}
+        wait()
+    base = results["generate"].get("whole", float("nan")) if "generate" in results else float("nan")
+    header = ("tokens/s", "decode", "share of floor", "whole", "x generate", "groups of 8", "prompts known", "peak GB")
+    rows = [
+        (
+            name, r.get("decode"), (r["decode"] / floor) if "decode" in r else None, r.get("whole") or r.get("error"),
+            r["whole"] / base if "whole" in r else None, r.get("groups of 8"), r.get("prompts known"), r.get("peak GB"),
+        )
+        for name, r in results.items()
+    ]  # fmt: skip
+    title = f"{a.shape}, {a.rows} rows of {a.prompt} + {a.new} tokens; bandwidth floor {floor:,.0f} tokens/s"
+    record = {
+        "benchmark": "rollout",
+        **vars(a),
+        "floor": floor,
+        "device": torch.cuda.get_device_name() if gpu else "cpu",
+    }
+    report(title, header, rows, {**record, "results": results}, a.json)
+
+
+if __name__ == "__main__":
+    main()

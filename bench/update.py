@@ -1,0 +1,170 @@
+"""One agent's update: our packed learner with the exact KL beside padded training as one would write it.
+
+    python bench/update.py --shape 1.7b                    # on a GPU
+    python bench/update.py --shape tiny --messages 16 --context 32 --tokens 16      # on a CPU
+
+Both train an adapter on the same messages in the same precision. The padded rival pads every micro-batch to its
+longest row, computes whole logits for the message tokens, and has no trust region: it scores, then takes the same
+number of optimizer steps. "KL" is what the full-vocabulary KL adds to a step beyond the token log-probabilities that
+any method needs; "gate" is the share of the final measurement in an update.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import numpy as np
+import torch
+
+import teamtr.engines.learner as learner_module
+from common import SHAPES, adapted_team, device, make_batch, make_model, matrix_rate, peak_gb, report, seconds
+from teamtr.engines.scoring import token_logp
+from teamtr.presets import Objective
+from teamtr.types import AgentBatch
+
+HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+def some_batch(rng: np.random.Generator, a: argparse.Namespace) -> AgentBatch:
+    """Messages between half and all of ``--tokens`` long, behind contexts that vary alike."""
+    vocabulary = SHAPES[a.shape]["vocab_size"]
+
+    def rows(longest: int) -> list[np.ndarray]:
+        return [
+            rng.integers(2, vocabulary, size=rng.integers(longest // 2, longest + 1)).astype(np.int32)
+            for _ in range(a.messages)
+        ]
+
+    return make_batch("a0", rows(a.context), rows(a.tokens), group=8)
+
+
+def ours(a: argparse.Namespace, batch: AgentBatch, advantages: np.ndarray) -> dict[str, Any]:
+    learner = adapted_team(make_model(a.shape), 1, a.precision, micro_batch=a.micro_batch).learner("a0")
+    steps = np.array_split(np.arange(len(batch)), a.steps)
+    objective = Objective()
+
+    def train() -> None:
+        for rows in steps:
+            learner.step(rows, advantages[rows], objective, beta=1.0, learning_rate=1e-5)
+
+    learner.begin(batch)
+    train()  # warm
+    learner.measure()
+    score = seconds(lambda: learner.begin(batch))
+    with_kl = seconds(train)
+    gate = seconds(learner.measure)
+    exact = learner_module.score_tokens
+    learner_module.score_tokens = lambda new, cur, ids: (token_logp(new, ids), torch.zeros(len(ids), device=new.device))
+    try:
+        train()
+        without_kl = seconds(train)
+    finally:
+        learner_module.score_tokens = exact
+    update = score + with_kl + gate
+    return {
+        "score s": score, "train s": with_kl, "gate s": gate, "update s": update, "train s without KL": without_kl,
+        "KL share": (with_kl - without_kl) / update, "gate share": gate / update, "peak GB": peak_gb(),
+    }  # fmt: skip
+
+
+def padded(a: argparse.Namespace, batch: AgentBatch, advantages: np.ndarray) -> dict[str, Any]:
+    from peft import LoraConfig, get_peft_model
+
+    model = make_model(a.shape)
+    model = get_peft_model(
+        model, LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", lora_dropout=0.0, task_type="CAUSAL_LM")
+    )
+    optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=1e-5)
+    size = a.rival_micro_batch
+
+    def logp(rows: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+        whole = [np.concatenate([batch.prompts[i], batch.messages[i]]) for i in rows]
+        longest, keep = max(map(len, whole)), max(len(batch.messages[i]) for i in rows)
+        ids = torch.zeros(len(rows), longest, dtype=torch.int64)
+        mask = torch.zeros_like(ids)
+        inside = torch.zeros(len(rows), keep)
+        for b, (i, row) in enumerate(zip(rows, whole, strict=True)):
+            ids[b, longest - len(row) :] = torch.as_tensor(row)
+            mask[b, longest - len(row) :] = 1
+            inside[b, keep - len(batch.messages[i]) :] = 1
+        ids, mask, inside = (x.to(device()) for x in (ids, mask, inside))
+        with torch.autocast(device().type, dtype=HALF.get(a.precision), enabled=a.precision in HALF):
+            logits = model(input_ids=ids, attention_mask=mask, logits_to_keep=keep + 1).logits[:, :-1]
+        return torch.log_softmax(logits.float(), -1).gather(2, ids[:, -keep:, None]).squeeze(2), inside
+
+    @torch.no_grad()
+    def score() -> list[torch.Tensor]:
+        return [logp(rows)[0] for rows in np.array_split(np.arange(len(batch)), -(-len(batch) // size))]
+
+    def train() -> None:
+        for rows in np.array_split(np.arange(len(batch)), a.steps):
+            for part in np.array_split(rows, -(-len(rows) // size)):
+                new, inside = logp(part)
+                gain = torch.exp(new - new.detach()) * torch.as_tensor(advantages[part], device=new.device)[:, None]
+                (-(gain * inside).sum() / len(rows)).backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    train()
+    scored, trained = seconds(score), seconds(train)
+    return {"score s": scored, "train s": trained, "update s": scored + trained, "peak GB": peak_gb()}
+
+
+def main() -> None:
+    gpu = torch.cuda.is_available()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=SHAPES, default="1.7b" if gpu else "tiny")
+    parser.add_argument("--precision", default="fp16" if gpu else "fp32")
+    parser.add_argument("--messages", type=int, default=256 if gpu else 16)
+    parser.add_argument("--context", type=int, default=512 if gpu else 32)
+    parser.add_argument("--tokens", type=int, default=256 if gpu else 16)
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--micro-batch", type=int, default=32)
+    parser.add_argument("--rival-micro-batch", type=int, default=8)
+    parser.add_argument("--json", action="store_true")
+    a = parser.parse_args()
+    rng = np.random.default_rng(0)
+    batch = some_batch(rng, a)
+    advantages = rng.normal(size=len(batch))
+    results: dict[str, dict[str, Any]] = {}
+    for name, run in (("ours", ours), ("padded", padded)):
+        if gpu:
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+        results[name] = run(a, batch, advantages)
+    model = make_model("tiny")  # only to count: the shape's parameters
+    del model
+    tokens = sum(len(p) + len(m) for p, m in zip(batch.prompts, batch.messages, strict=True))
+    shape = SHAPES[a.shape]
+    block = shape["hidden_size"] * shape["head_dim"] * 2 * (shape["num_attention_heads"] + shape["num_key_value_heads"])
+    body = shape["num_hidden_layers"] * (block + 3 * shape["hidden_size"] * shape["intermediate_size"])
+    head = shape["hidden_size"] * shape["vocab_size"]
+    said = sum(map(len, batch.messages))
+    # An adapter needs no gradient of the base's weights: forward and one backward product, 4 operations a weight.
+    operations = 4 * (body * tokens + head * said)
+    rate = matrix_rate(HALF.get(a.precision, torch.float32))
+    for r in results.values():
+        r["train tokens/s"] = tokens / r["train s"]
+        r["flops utilisation"] = operations / r["train s"] / rate
+    keys = (
+        "score s",
+        "train s",
+        "gate s",
+        "update s",
+        "train tokens/s",
+        "flops utilisation",
+        "KL share",
+        "gate share",
+        "peak GB",
+    )
+    rows = [(name, *(r.get(k) for k in keys)) for name, r in results.items()]
+    title = f"{a.shape}, {a.precision}, {a.messages} messages, {tokens} tokens, {a.steps} steps"
+    record = {"benchmark": "update", **vars(a), "results": results, "matrix rate": rate}
+    record["speed-up of train"] = results["padded"]["train s"] / results["ours"]["train s"]
+    report(title, ("", *keys), rows, record, a.json)
+
+
+if __name__ == "__main__":
+    main()

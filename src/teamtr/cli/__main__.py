@@ -1,0 +1,5 @@
+"""``python -m teamtr.cli``."""
+
+from teamtr.cli import main
+
+main()

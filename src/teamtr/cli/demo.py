@@ -1,0 +1,91 @@
+"""``teamtr demo``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from teamtr.cli.common import JsonFlag, app, emit, errors, fail, interruptible
+
+
+@app.command()
+def demo(
+    task: Annotated[
+        str, typer.Option(help="`code`: pass on a code in halves; `roles`: exactly one volunteers.")
+    ] = "code",
+    agents: Annotated[int, typer.Option(min=2, max=26, help="How many agents play `roles`.")] = 5,
+    compare: Annotated[str | None, typer.Option(help="Train a second team with this preset, side by side.")] = None,
+    radius: Annotated[float | None, typer.Option(help="KL allowed to one update, nats per message.")] = None,
+    stages: Annotated[int | None, typer.Option(help="Stages; in each, every agent is updated once.")] = None,
+    seed: Annotated[int, typer.Option(help="First seed.")] = 0,
+    seeds: Annotated[int, typer.Option(min=1, help="How many seeds to train, one after the other.")] = 1,
+    out: Annotated[Path | None, typer.Option(help="Keep the run folders here.")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Train a team of tiny models on a game that it can only win together: one command, a minute or two on a CPU.
+
+    `teamtr demo` teaches three models to pass on a code of which two of them see half each.
+    `teamtr demo --task roles --compare naive_sequential` shows what sampling anew after every update is worth.
+    """
+    from teamtr.demo import conversations, demo_file, demo_folder, summary, train_demo
+    from teamtr.presets import PRESETS
+    from teamtr.show import TrainingScreen
+
+    if task not in ("code", "roles"):
+        fail(f"--task is code or roles, not {task!r}", 2)
+    if compare is not None and compare not in PRESETS:
+        fail(f"--compare names no preset {compare!r}; there are {', '.join(PRESETS)}", 2)
+    presets = ["teamtr", *([compare] if compare else [])]
+    results: dict[str, list[Any]] = {preset: [] for preset in presets}
+    shown: list[Any] = []
+    with errors(), interruptible() as stop:
+        for s in range(seed, seed + seeds):
+            for preset in presets:
+                team_file = demo_file(task, agents=agents, preset=preset, seed=s, radius=radius, stages=stages)
+                label = f"[{preset}, seed {s}]" if len(presets) * seeds > 1 else ""
+                with (
+                    demo_folder(out / f"{team_file.name}-{preset}-{s}" if out else None) as folder,
+                    TrainingScreen(label=label) as screen,
+                ):
+                    result = train_demo(team_file, folder, screen.watch, stop)
+                    if stop():
+                        raise KeyboardInterrupt
+                    results[preset].append(result)
+                    if task == "code" and not shown:
+                        shown = conversations(folder)
+    _show_demo(results, shown)
+    if as_json:
+        line = summary(results["teamtr"])
+        if compare:
+            line["compare"] = {"preset": compare, **summary(results[compare])}
+        emit(line)
+
+
+def _show_demo(results: dict[str, list[Any]], conversations: list[Any]) -> None:
+    from teamtr.show import percent, say, sparkline, table
+
+    header = ("plan", "seed", "before", "after", "success over the run", "updates", "kept", "outside", "regressing")
+    rows = [
+        (
+            preset,
+            str(r.seed),
+            percent(r.initial),
+            percent(r.final),
+            sparkline(r.exact[:: max(1, len(r.exact) // 16)] if r.exact else r.curve),
+            str(r.updates),
+            str(r.accepted),
+            str(r.out_of_region),
+            "-" if r.regressing is None else str(r.regressing),
+        )
+        for preset, runs in results.items()
+        for r in runs
+    ]
+    say(f"\n{table(header, rows)}")
+    if conversations:
+        say("\nthe same problems in the first and in the last stage")
+    for answer, first, last in conversations:
+        for when, episode in (("first", first), ("last ", last)):
+            said = "   ".join(f"{t.agent}: {t.text!r}" for t in episode.turns)
+            say(f"  {when}  code {answer}   {said}   {'✓' if episode.verdict.right else '✗'}")

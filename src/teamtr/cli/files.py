@@ -1,0 +1,90 @@
+"""Team files before training: ``teamtr check``, ``recipes``, ``init``."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from teamtr.cli.common import JsonFlag, Overrides, app, emit, errors, fail
+
+
+@app.command()
+def check(
+    team_file: Annotated[Path, typer.Argument(help="The team file (YAML).")],
+    overrides: Overrides = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Look at a team file before training: keys, models, chat templates, data, and whether the radius can be seen.
+
+    The last is measured: after a negligible change of the weights, the KL that rounding alone produces must stay
+    under a tenth of the radius. In bf16 it usually does not.
+    """
+    from teamtr.build import build
+    from teamtr.config import load_team_file
+    from teamtr.preflight import measure_floors, require_visible
+    from teamtr.show import say
+
+    with errors():
+        workshop = build(load_team_file(team_file, overrides or ()))
+        floors = measure_floors(workshop)
+        require_visible(workshop, floors)
+    task = workshop.task
+    samplers = {name: learner.policy.sampling_path for name, learner in workshop.engine.learners.items()}
+    lines = [
+        f"{team_file}: fine",
+        f"  problems: {len(task.problems('train'))} to train on, {len(task.problems('test'))} held out",
+        *(f"  {floor}" for floor in floors),
+        *(f"  {name}: sampling is {path}" for name, path in samplers.items()),
+        *(f"  warning: {warning}" for warning in getattr(task, "warnings", ())),
+        *(f"  warning: the grader failed {n} times: {why}" for why, n in getattr(task, "failures", {}).items()),
+    ]
+    say("\n".join(lines))
+    if as_json:
+        emit({"ok": True, "floors": [asdict(f) for f in floors], "warnings": list(getattr(task, "warnings", ()))})
+
+
+@app.command()
+def recipes(
+    name: Annotated[str | None, typer.Argument(help="Print this recipe's team file.")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """List the ready team files, or print one: `teamtr recipes roles > roles.yaml`."""
+    from teamtr.config import recipe_text
+    from teamtr.config import recipes as all_recipes
+
+    with errors():
+        if name is not None:
+            sys.stdout.write(recipe_text(name))
+            return
+        found = all_recipes()
+    if as_json:
+        emit({"recipes": {key: recipe.summary for key, recipe in found.items()}})
+        return
+    for key, recipe in found.items():
+        sys.stdout.write(f"{key:<18} {recipe.summary}\n")
+
+
+@app.command()
+def init(
+    path: Annotated[Path, typer.Argument(help="Where to write the team file.")] = Path("team.yaml"),
+    recipe: Annotated[str, typer.Option(help="Which recipe to start from; see `teamtr recipes`.")] = "code-exchange",
+    force: Annotated[bool, typer.Option(help="Overwrite a file that is there.")] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Write a team file to start from. It never overwrites one unless told to."""
+    from teamtr.config import recipe_text
+    from teamtr.show import say
+
+    with errors():
+        text = recipe_text(recipe)
+        if path.exists() and not force:
+            fail(f"{path} exists; choose another name, or --force", 2)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    say(f"wrote {path}; next: teamtr check {path}, then teamtr train {path}")
+    if as_json:
+        emit({"path": str(path), "recipe": recipe})

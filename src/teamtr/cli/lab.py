@@ -1,0 +1,151 @@
+"""``teamtr lab``: exact experiments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from teamtr.cli.common import JsonFlag, app, emit, errors, fail
+
+lab = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    help="Exact experiments on teams small enough to solve: nothing is sampled, so what fails here is wrong.",
+)
+app.add_typer(lab, name="lab")
+
+Figure = Annotated[Path | None, typer.Option("--figure", help="Where to draw the figure (PNG).")]
+Seed = Annotated[int, typer.Option(help="Of everything random.")]
+
+
+def _finish_lab(
+    record: dict[str, Any], draw: Callable[..., Any], report: Any, figure: Path | None, as_json: bool
+) -> None:
+    from teamtr.show import say
+
+    if figure is not None:
+        try:
+            draw(report, figure)
+        except ImportError:
+            fail("figures need matplotlib: pip install 'teamtr[plot]'", 2)
+        say(f"figure: {figure}")
+    if as_json:
+        emit(record)
+
+
+@lab.command()
+def verify(
+    teams: Annotated[int, typer.Option(min=1, help="Random teams.")] = 10000,
+    seed: Seed = 0,
+    figure: Figure = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Check every statement of the paper, and ours, on random teams solved exactly; exit code 1 on a violation."""
+    from teamtr.lab import figures
+    from teamtr.lab import verify as labs
+    from teamtr.show import say, table
+
+    with errors():
+        report = labs.verify(teams=teams, seed=seed)
+    record = report.as_json()
+    rows = [
+        (name, str(c["tested"]), str(c["violations"]), _figure(c["median_ratio"]), _figure(c["p99_ratio"]))
+        for name, c in record["checks"].items()
+    ]
+    say(table(("statement", "tested", "violations", "median bound/true", "99th percentile"), rows))
+    violations = sum(c["violations"] for c in record["checks"].values())
+    say(f"{teams} teams, {len(rows)} statements, {violations} violations")
+    _finish_lab(record, figures.draw_verify, report, figure, as_json)
+    if violations:
+        raise typer.Exit(1)
+
+
+def _figure(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"
+
+
+def _exponent(fit: dict[str, float] | None) -> str:
+    return "zero" if fit is None else f"{fit['exponent']:.2f} [{fit['low']:.2f}, {fit['high']:.2f}]"
+
+
+@lab.command()
+def roles(
+    seeds: Annotated[int, typer.Option(min=2, help="Teams of each size.")] = 8,
+    stages: Annotated[int, typer.Option(min=10, help="Stages of each run.")] = 40,
+    radius: Annotated[float, typer.Option(help="KL that every update fills, nats per message.")] = 0.01,
+    largest: Annotated[int, typer.Option(min=2, help="Team sizes run from 2 to this.")] = 12,
+    seed: Seed = 0,
+    figure: Figure = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Exactly one of n must volunteer, blind: exact updates from fresh and from stale occupancies."""
+    from teamtr.lab import figures
+    from teamtr.lab import roles as labs
+    from teamtr.show import say, table
+
+    with errors():
+        report = labs.roles(ns=range(2, largest + 1), seeds=seeds, stages=stages, radius=radius, seed=seed)
+    rows = labs.table(report, sizes=report.n)
+    say(table(list(rows[0]), [[_figure(value) for value in row.values()] for row in rows]))
+    _finish_lab(report.as_record(), figures.draw_roles, report, figure, as_json)
+
+
+@lab.command()
+def scaling(seed: Seed = 0, figure: Figure = None, as_json: JsonFlag = False) -> None:
+    """How stale gaps and drift grow with the number of agents, in several families of games, with fitted exponents."""
+    from teamtr.lab import figures
+    from teamtr.lab import scaling as labs
+    from teamtr.show import say, table
+
+    with errors():
+        report = labs.scaling(seed=seed)
+    record = report.as_record()
+    header = ("family", "rule", "order", "gap ~ n^", "as claimed", "drift ~ n^", "as claimed")
+    rows = [
+        (
+            f["family"],
+            f["rule"],
+            f["order"],
+            _exponent(f["tail"]["gap"]),
+            str(f["verdicts"]["gap"]),
+            _exponent(f["tail"]["drift"]),
+            str(f["verdicts"]["drift"]),
+        )
+        for f in record["families"]
+    ]
+    say(f"{table(header, rows)}\n\n{record['note']}")
+    _finish_lab(record, figures.draw_scaling, report, figure, as_json)
+
+
+@lab.command()
+def tightness(
+    teams: Annotated[int, typer.Option(min=10, help="Random teams of each kind.")] = 2000,
+    seed: Seed = 0,
+    figure: Figure = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """How often a certificate is positive for a step that truly improves: the paper's, and ours."""
+    from teamtr.lab import figures
+    from teamtr.lab import tightness as labs
+    from teamtr.show import percent, say, table
+
+    with errors():
+        report = labs.tightness(teams=teams, seed=seed)
+    record = report.as_record()
+    kinds = list(record["rows"][0]["certified"])
+    rows = [
+        (
+            str(r["turns"]),
+            r["direction"],
+            str(r["improving"]),
+            *(percent(r["certified"][k]) for k in kinds),
+            str(sum(r["violated"].values())),
+        )
+        for r in record["rows"]
+    ]
+    say("share of truly improving steps whose certified lower bound is positive")
+    say(table(("turns", "direction", "improving", *kinds, "violations"), rows))
+    _finish_lab(record, figures.draw_tightness, report, figure, as_json)

@@ -1,0 +1,48 @@
+"""``teamtr train``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from teamtr.cli.common import JsonFlag, Overrides, app, emit, errors, interruptible
+
+
+@app.command()
+def train(
+    team_file: Annotated[Path, typer.Argument(help="The team file (YAML); `teamtr init` writes one.")],
+    overrides: Overrides = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder; without it, `runs/NAME`.")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Train a team, or go on with the run that is in the folder: the same command resumes.
+
+    Ctrl-C once finishes the update and saves; twice stops at once. Every update is a checkpoint, so nothing but the
+    update in progress is ever lost.
+    """
+    from teamtr import run as runs
+    from teamtr.config import load_team_file
+    from teamtr.show import TrainingScreen
+
+    last: dict[str, Any] = {}
+    with errors(), interruptible() as stop:
+        settings = load_team_file(team_file, overrides or ())
+        folder = out or Path("runs") / settings.name
+        with TrainingScreen() as screen:
+            for record in screen.watch(runs.train(settings, folder, stop=stop)):
+                last[record["kind"]] = record
+    if as_json:
+        evaluation, update = last.get("eval"), last.get("update")
+        emit(
+            {
+                "folder": str(folder),
+                "status": "stopped" if "stopped" in last else "finished",
+                "updates": (last.get("finished") or last["stopped"])["updates"],
+                "success": evaluation and evaluation["avg_at_k"],
+                "tokens": update and update["sampled_tokens_total"],
+            }
+        )
+    if "stopped" in last:
+        raise typer.Exit(130)

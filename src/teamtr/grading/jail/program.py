@@ -1,0 +1,91 @@
+"""Runs untrusted code, in a process that is already shut in, and writes what it returned.
+
+Nothing here is secret and nothing is decided here: the code shares this interpreter and may rewrite all of it. What it
+can gain is to report other values than it computed, which it could as well have returned.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import random
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+_PLAIN = (bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset)
+_LONGEST_ERROR = 500
+
+
+def run(job_text: bytes, reply_fd: int) -> None:
+    """Do the job and write one line of JSON: ``{"value": ...}`` or ``{"error": "..."}``."""
+    try:
+        job = json.loads(job_text)
+        answer = {"value": _KINDS[job["kind"]](job)}
+        line = json.dumps(answer, allow_nan=False)
+    except BaseException as error:  # SystemExit, KeyboardInterrupt and MemoryError are the code's own affair
+        line = json.dumps({"error": _described(error)})
+    unwritten = memoryview(line.encode())
+    while unwritten:
+        unwritten = unwritten[os.write(reply_fd, unwritten) :]
+
+
+def _verify(job: dict[str, Any]) -> dict[str, Any]:
+    """Call every check with the one argument until one does not hold; ``failed`` is "" when all hold.
+
+    A check is a function of the code, or each function of a list. It holds when it returns a plain value that is
+    true: an object with ideas of its own about equality and truth is none.
+    """
+    argument = ast.literal_eval(job["argument"])
+    names = _loaded(job["code"])
+    for name in job["checks"]:
+        found = names[name]
+        for function in [found] if callable(found) else found:
+            called = getattr(function, "__name__", name)
+            try:
+                returned = function(argument)
+            except Exception as error:
+                return {"failed": f"{called} raised {_described(error)}"}
+            if not (type(returned) in _PLAIN and returned):
+                return {"failed": f"{called} returned {_shown(returned)}"}
+    return {"failed": ""}
+
+
+def _call(job: dict[str, Any]) -> list[Any]:
+    """What the function returns for each list of arguments, as JSON can hold it."""
+    function = _loaded(job["code"])[job["function"]]
+    return [_plain(function(*arguments)) for arguments in job["inputs"]]
+
+
+_KINDS: dict[str, Callable[[dict[str, Any]], Any]] = {"verify": _verify, "call": _call}
+
+
+def _loaded(code: str) -> dict[str, Any]:
+    """The names that the code defines, run as a script is."""
+    random.seed(0)  # a verdict must not change from one run to the next
+    module = types.ModuleType("__main__")
+    sys.modules["__main__"] = module
+    exec(compile(code, "<code>", "exec"), module.__dict__)
+    return module.__dict__
+
+
+def _plain(value: Any) -> Any:
+    """The value in JSON's types; a tuple becomes a list. Anything else, subclasses too, is a TypeError."""
+    kind = type(value)
+    if value is None or kind in (bool, int, float, str):
+        return value
+    if kind in (list, tuple):
+        return [_plain(item) for item in value]
+    if kind is dict and all(type(key) is str for key in value):
+        return {key: _plain(item) for key, item in value.items()}
+    raise TypeError(f"a {kind.__name__} cannot be told in JSON")
+
+
+def _described(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"[:_LONGEST_ERROR]
+
+
+def _shown(value: Any) -> str:
+    return f"a {type(value).__name__}" if type(value) not in (*_PLAIN, type(None)) else repr(value)[:_LONGEST_ERROR]

@@ -1,0 +1,133 @@
+r"""What a reply states as its answer: the policy, in one place.
+
+Think tags are never asked for. What follows the last ``</think>`` is read first, and the whole reply where that states
+nothing, or where there is no tag: a reply is graded alike with thinking on and off. The first of these that is there:
+
+1. the last ``\boxed{...}`` (or ``\fbox{...}``) whose braces balance and which is not empty;
+2. the later of the last ``Answer: ...`` (``the answer is ...``, ``答案是 ...``) and the last ``#### ...`` before a
+   number;
+3. what is nothing but an answer: one line with no more than two words in it (words alone only where no thought before
+   them is boxed or announced);
+4. only when asked for (``last_number=True``), the last number written.
+
+What is too long for an answer is none, and an announcement stands in the last 50,000 characters: a megabyte of text
+costs a few milliseconds.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+
+from teamtr.grading.answers import last_number as last_number_in
+
+LONGEST_ANSWER = 2000  # characters; the longest of the benchmarks has 159
+
+_BOXES = ("\\boxed", "\\fbox", "\\framebox")
+_COMMAND = re.compile(r"\\[a-z]+\s*\{")
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # an escaped brace is none
+_ANSWER = re.compile(r"(?:\banswer\b[*_`]*[^\S\n]*(?:is\b|are\b|:|：)|答案[是为:：])[*_`:：]*", re.IGNORECASE)
+_HASHES = re.compile(r"####")
+_HINTS = {_ANSWER: ("answer", "答案"), _HASHES: ("####",)}  # without which a pattern need not be tried
+_NUMBER_LINE = re.compile(r"\\?[$€£]?\s*[-+−]?\s*\\?[$€£]?\d[\d.,/]*\s*(?:\\?%|[A-Za-z°]+)?\.?")
+_MATH = re.compile(r"\$\$(.+?)\$\$|(?<!\\)\$([^$\s](?:[^$]*[^$\s\\])?)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]")
+_DISPLAYED = re.compile(r"[\s*_`]*(?:\$\$.+?\$\$|\\\[.+?\\\])", re.DOTALL)
+_SENTENCE_END = re.compile(r"\.\s+(?=[A-Z])")
+_MOST_TRIED = 20  # boxes or announcements, from the end: a text that states nothing so often states nothing
+_TAIL = 50_000  # characters in which an announcement is looked for
+_FORMULA = re.compile(r"\d|\\")
+_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
+
+
+def stated_answer(reply: str, *, last_number: bool = False) -> str | None:
+    """The answer that the reply states, as it wrote it; None when it states none."""
+    after = reply.rpartition("</think>")[2]
+    bare = _bare(after)
+    said = last_boxed(after) or _announced(after) or (bare if bare and _FORMULA.search(bare) else None)
+    if not said and after != reply:
+        said = last_boxed(reply) or _announced(reply)
+    said = said or bare or (_last_number(after) if last_number else None)
+    return said if said and len(said) <= LONGEST_ANSWER else None
+
+
+def last_boxed(text: str) -> str | None:
+    """The inside of the last box that closes and is not empty, stripped."""
+    end = len(text)
+    for _ in range(_MOST_TRIED):
+        end = max(text.rfind(box, 0, end) for box in _BOXES)
+        if end < 0:
+            return None
+        inside = _inside_braces(text[end : end + LONGEST_ANSWER + 20])
+        if inside:
+            return inside
+    return None
+
+
+def _inside_braces(text: str) -> str | None:
+    """What the brace encloses that follows the command at once; None where none does, or it does not close."""
+    command = _COMMAND.match(text)
+    if command is None:
+        return None
+    depth = 1
+    for brace in _BRACE.finditer(text, command.end()):
+        depth += {"{": 1, "}": -1}.get(brace.group(), 0)
+        if depth == 0:
+            return text[command.end() : brace.start()].strip()
+    return None
+
+
+def _announced(text: str) -> str | None:
+    tail = text[-_TAIL:]
+    folded = tail.casefold()
+    patterns = [pattern for pattern, hints in _HINTS.items() if any(hint in folded for hint in hints)]
+    found = [said for pattern in patterns if (said := _last_announced(pattern, tail)) is not None]
+    return max(found)[1] if found else None
+
+
+def _last_announced(pattern: re.Pattern[str], text: str) -> tuple[int, str] | None:
+    """(where, what) of the last announcement of something; hashes announce nothing but a number or a formula."""
+    for match in reversed(deque(pattern.finditer(text), maxlen=_MOST_TRIED)):
+        line = _line_at(text, match.end())
+        said = tidy(line)
+        if "\\boxed" in said:
+            continue  # an empty box, or one cut short
+        if said and (pattern is _ANSWER or _NUMBER_LINE.fullmatch(said) or _MATH.fullmatch(line)):
+            return match.start(), said
+    return None
+
+
+def _line_at(text: str, at: int) -> str:
+    """The rest of the line, or the next line that is not blank when nothing is left of this one; a formula set off
+    from the text in full."""
+    rest = text[at : at + 2 * LONGEST_ANSWER]
+    if displayed := _DISPLAYED.match(rest):
+        return displayed.group().strip(" \t\r\n*_`").replace("\n", " ")
+    line = rest.partition("\n")[0].strip(" \t\r*_`")
+    return line or rest.strip().partition("\n")[0].strip(" \t\r*_`")
+
+
+def tidy(said: str) -> str:
+    """Without emphasis, the rest of a paragraph, a full stop, and words round the one formula in it."""
+    said = said.strip(" \t\r\n*_`")
+    said = _SENTENCE_END.split(said, maxsplit=1)[0]
+    formulas = list(_MATH.finditer(said))
+    if len(formulas) == 1:
+        outside = said[: formulas[0].start()] + said[formulas[0].end() :]
+        if not re.search(r"\d|\\", outside):
+            said = next(inside for inside in formulas[0].groups() if inside is not None)
+    return said.strip().rstrip(".;,。；，").strip("*_` ")
+
+
+def _bare(text: str) -> str | None:
+    if len(text) > 10 * LONGEST_ANSWER:
+        return None
+    said = text.strip()
+    if not said or "\n" in said or len(said) > LONGEST_ANSWER or "\\boxed" in said:
+        return None
+    outside_text = re.sub(r"\\(?:text|mbox|mathrm|operatorname)\s*\{[^{}]*\}", "", said)
+    return tidy(said) if len(_WORD.findall(outside_text)) <= 2 else None
+
+
+def _last_number(text: str) -> str | None:
+    number = last_number_in(text)
+    return None if number is None else str(number)

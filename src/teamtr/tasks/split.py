@@ -1,0 +1,34 @@
+"""Which problems are for training and which are held out: by a hash of what names them, so that nobody changes sides
+when rows are added."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable
+
+from teamtr.errors import Misuse
+from teamtr.types import Problem
+
+
+def unit_hash(text: str) -> float:
+    """A number in [0, 1) that depends on the text alone."""
+    digest = hashlib.sha256(b"split:" + text.encode("utf-8", "surrogatepass")).digest()
+    return int.from_bytes(digest[:8], "big") / 2**64
+
+
+def digest(text: str) -> str:
+    """Twelve hexadecimal digits that name a text, for rows without an id."""
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:12]
+
+
+def hold_out(
+    problems: Iterable[Problem], share: float, key: Callable[[Problem], str]
+) -> dict[str, tuple[Problem, ...]]:
+    """Two splits; ``test`` has the problems whose key hashes below ``share``: none for 0, all for 1."""
+    if not 0 <= share <= 1:
+        raise Misuse(f"held_out is a share from 0 to 1, got {share}")
+    every = tuple(problems)
+    return {
+        "train": tuple(problem for problem in every if unit_hash(key(problem)) >= share),
+        "test": tuple(problem for problem in every if unit_hash(key(problem)) < share),
+    }
