@@ -106,7 +106,15 @@ class NoTokenizer:
     eos_token_id = 1
 
 
-def adapted_team(model: Any, agents: int, precision: str, *, micro_batch: int, sampler: str | None = None) -> Any:
+def adapted_team(
+    model: Any,
+    agents: int,
+    precision: str,
+    *,
+    micro_batch: int,
+    sampler: str | None = None,
+    compiled: bool | None = None,
+) -> Any:
     """A LocalEngine of adapters a0, a1, ... on one base, with ``sampler`` precision for the paged engine."""
     from teamtr.config import LoraConfig
     from teamtr.engines.learner import PolicyLearner
@@ -117,7 +125,7 @@ def adapted_team(model: Any, agents: int, precision: str, *, micro_batch: int, s
     from teamtr.engines.torch.serving.room import ServingRoom
     from teamtr.types import AgentState
 
-    room = ServingRoom(sampler, device()) if sampler else None
+    room = ServingRoom(sampler, device(), compiled=compiled) if sampler else None
     shared = share_base(model, {f"a{k}": LoraConfig() for k in range(agents)}, seed=0)
     slimmed = slim(shared)
     return LocalEngine(

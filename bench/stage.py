@@ -4,7 +4,7 @@
     python bench/stage.py --shape tiny --problems 2 --group 2 --tokens 8 --prompt 16        # on a CPU
 
 Ours plays all turns anew before every update and takes the whole update: scores, steps, the exact gate. The rival is
-measured on one update's rollouts and one update's training (its other two are alike) and multiplied. Then the memory
+measured on one turn of middle length and on a quarter of one update's messages, and multiplied. Then the memory
 of teams of 1 and of 8 agents.
 """
 
@@ -44,7 +44,7 @@ def play(engine: Any, a: argparse.Namespace, seed: int) -> dict[str, tuple[list[
 def ours(a: argparse.Namespace) -> dict[str, Any]:
     engine = adapted_team(
         make_model(a.shape), a.agents, a.precision, micro_batch=a.micro_batch,
-        sampler="bf16" if torch.cuda.is_available() else "fp32",
+        sampler="bf16" if torch.cuda.is_available() else "fp32", compiled=getattr(a, "compiled", None),
     )  # fmt: skip
     plan, phases = PRESETS["teamtr"], Counter()
     optimisation = Optimisation(learning_rate=1e-5, epochs=a.epochs, minibatches=4)
@@ -70,31 +70,36 @@ def ours(a: argparse.Namespace) -> dict[str, Any]:
 
 
 def rival(a: argparse.Namespace) -> dict[str, Any]:
-    """One update's rollouts with ``generate``, one update's padded training, times the number of agents."""
-    rows = a.problems * a.group
+    """One turn in the middle with ``generate``, a quarter of one update's padded training, multiplied."""
+    rows, vocabulary = a.problems * a.group, SHAPES[a.shape]["vocab_size"]
+    context = a.prompt + (a.agents - 1) * a.tokens // 2
     model = make_model(a.shape, torch.bfloat16 if torch.cuda.is_available() else torch.float32)
     rng = np.random.default_rng(3)
-    sample = 0.0
-    for turn in range(a.agents):
-        prompts = random_prompts(rng, rows, a.prompt + turn * a.tokens, SHAPES[a.shape]["vocab_size"])
-        with torch.no_grad():
-            sample += rows * a.tokens / generate(model, prompts, a.tokens)["whole"]
+    with torch.no_grad():
+        rate = generate(model, random_prompts(rng, rows, context, vocabulary), a.tokens)["whole"]
     del model
+    part = max(4, rows // 4)
     args = SimpleNamespace(
-        shape=a.shape, precision="bf16" if torch.cuda.is_available() else "fp32", messages=rows,
-        context=a.prompt + (a.agents - 1) * a.tokens, tokens=a.tokens, steps=4, rival_micro_batch=a.rival_micro_batch,
+        shape=a.shape, precision="bf16" if torch.cuda.is_available() else "fp32", steps=1,
+        rival_micro_batch=a.rival_micro_batch,
     )  # fmt: skip
-    prompts = random_prompts(rng, rows, a.prompt + (a.agents - 1) * a.tokens // 2, SHAPES[a.shape]["vocab_size"])
-    messages = random_prompts(rng, rows, a.tokens, SHAPES[a.shape]["vocab_size"])
-    trained = update_bench.padded(args, make_batch("a0", prompts, messages, a.group), rng.normal(size=rows))
-    phases = {"sample": sample, "score": trained["score s"], "train": a.epochs * trained["train s"]}
-    phases = {name: a.agents * value for name, value in phases.items()}
+    batch = make_batch(
+        "a0", random_prompts(rng, part, context, vocabulary), random_prompts(rng, part, a.tokens, vocabulary), a.group
+    )
+    trained = update_bench.padded(args, batch, rng.normal(size=part))
+    updates, turns, whole_batch = a.agents, a.agents, rows / part
+    phases = {
+        "sample": updates * turns * rows * a.tokens / rate,
+        "score": updates * whole_batch * trained["score s"],
+        "train": updates * whole_batch * a.epochs * trained["train s"],
+    }
     return {**phases, "whole": sum(phases.values()), "peak GB": peak_gb()}
 
 
 def memory(a: argparse.Namespace, agents: int) -> float | None:
     """Peak of a small stage with this many agents."""
-    small = argparse.Namespace(**{**vars(a), "agents": agents, "problems": max(2, a.problems // 8), "epochs": 1})
+    small = {"agents": agents, "problems": max(2, a.problems // 8), "epochs": 1, "compiled": False}
+    small = argparse.Namespace(**{**vars(a), **small})
     return ours(small)["peak GB"]
 
 

@@ -120,7 +120,7 @@ class PolicyLearner:
     def begin(self, batch: AgentBatch) -> Floats:
         self._moments = {name: moment.to(self.policy.device) for name, moment in self._moments.items()}
         self._reference = self._fitting(lambda: self._freeze(batch))
-        return np.array([float(x.double().sum()) for x in self._reference.logp])
+        return np.array([x.sum() for x in self.token_logprobs()])
 
     @torch.no_grad()
     def _freeze(self, batch: AgentBatch) -> _Reference:
@@ -146,7 +146,11 @@ class PolicyLearner:
 
     def token_logprobs(self) -> list[Floats]:
         """Token log-probabilities of the frozen policy, per message."""
-        return [x.double().cpu().numpy() for x in self._require().logp]
+        reference = self._require()
+        if not reference.logp:
+            return []
+        packed_N = torch.cat(reference.logp).double().cpu().numpy()  # one transfer for all
+        return np.split(packed_N, np.cumsum(reference.batch.lengths_M)[:-1])
 
     def _require(self) -> _Reference:
         if self._reference is None:
@@ -250,15 +254,21 @@ class PolicyLearner:
         self._steps += 1
         b1, b2 = self._betas
         correction = learning_rate * (1 - b2**self._steps) ** 0.5 / (1 - b1**self._steps)
-        for name, parameter in self.policy.parameters().items():
-            if parameter.grad is None:
-                continue
-            gradient = parameter.grad.mul(gradient_scale)
-            first = self._moments.setdefault(f"first.{name}", torch.zeros_like(parameter))
-            second = self._moments.setdefault(f"second.{name}", torch.zeros_like(parameter))
-            first.lerp_(gradient, 1 - b1)
-            second.mul_(b2).addcmul_(gradient, gradient, value=1 - b2)
-            parameter.addcdiv_(first, second.sqrt().add_(1e-8), value=-correction)
+        moved = {name: p for name, p in self.policy.parameters().items() if p.grad is not None}
+        if moved:
+            parameters: list[Tensor] = list(moved.values())
+            # One call for all parameters: an adapter has hundreds of small ones.
+            gradients = torch._foreach_mul([p.grad for p in moved.values() if p.grad is not None], gradient_scale)
+            first, second = (
+                [self._moments.setdefault(f"{kind}.{name}", torch.zeros_like(p)) for name, p in moved.items()]
+                for kind in ("first", "second")
+            )
+            torch._foreach_lerp_(first, gradients, 1 - b1)
+            torch._foreach_mul_(second, b2)
+            torch._foreach_addcmul_(second, gradients, gradients, 1 - b2)
+            spread = torch._foreach_sqrt(second)
+            torch._foreach_add_(spread, 1e-8)
+            torch._foreach_addcdiv_(parameters, first, spread, -correction)
         self._touched()
 
     # -- measuring --------------------------------------------------------------------------------------------
@@ -390,7 +400,7 @@ class PolicyLearner:
     def perturb(self, relative: float, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
         parameters = self.policy.parameters().values()
-        sizes = [float(p.float().square().mean().sqrt()) for p in parameters]
+        sizes = torch.stack([p.float().square().mean().sqrt() for p in parameters]).tolist()
         typical = float(np.sqrt(np.mean(np.square(sizes))))
         for parameter, size in zip(parameters, sizes, strict=True):
             noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float32).to(parameter)
@@ -418,13 +428,14 @@ class PolicyLearner:
 def hash_tensors(tensors: Mapping[str, Tensor], salt: str = "") -> str:
     """A hash of names, shapes and bits: the same on every device, and computed where the tensors are."""
     digest = hashlib.blake2b(salt.encode(), digest_size=16)
-    for name in sorted(tensors):
-        tensor = tensors[name].detach()
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} {_fold(tensor)}".encode())
+    names = sorted(tensors)
+    folds = torch.stack([_fold(tensors[name].detach()) for name in names]).tolist() if names else []
+    for name, fold in zip(names, folds, strict=True):
+        digest.update(f"{name} {tensors[name].dtype} {tuple(tensors[name].shape)} {fold}".encode())
     return digest.hexdigest()
 
 
-def _fold(tensor: Tensor, chunk: int = 1 << 22) -> tuple[int, int]:
+def _fold(tensor: Tensor, chunk: int = 1 << 22) -> Tensor:
     """Two sums, modulo 2^64, of all words times odd factors that depend on the place."""
     words = tensor.contiguous().reshape(-1).view(_WORDS[tensor.element_size()])
     sums = torch.zeros(2, dtype=torch.int64, device=words.device)
@@ -435,8 +446,7 @@ def _fold(tensor: Tensor, chunk: int = 1 << 22) -> tuple[int, int]:
             factor = (place + 1) * _FOLDS[k]
             factor = (factor ^ (factor >> 29)) * _FOLDS[1 - k]
             sums[k] += ((part + k + 1) * (factor ^ (factor >> 32) | 1)).sum()
-    first, second = sums.tolist()
-    return first, second
+    return sums
 
 
 def _packed_ids(batch: AgentBatch, device: torch.device) -> Tensor:

@@ -56,7 +56,7 @@ class TransformerPolicy(Policy):
         self.causal_lm = model.get_base_model() if adapter else model
         self.device = next(self.causal_lm.parameters()).device
         self.end_ids = end_ids_of(self.causal_lm, tokenizer)
-        self._serving = serving
+        self.serving = serving
         self._slim = slim
         self._layouts: ExitStack | None = None
         self._recomputes = False
@@ -65,9 +65,15 @@ class TransformerPolicy(Policy):
 
     @property
     def sampling_path(self) -> str:
-        if self._serving is not None:
-            return f"paged {self._serving.precision}"
+        if self.serving is not None:
+            return f"paged {self.serving.precision}"
         return f"plain {self.precision}"
+
+    def frozen_half_bytes(self) -> int:
+        """Memory of the base's weights kept in half precision beside the full ones, when training uses them."""
+        if self._slim is None or self.precision not in _HALF:
+            return 0
+        return sum(2 * p.numel() for name, p in self.causal_lm.named_parameters() if ".base_layer.weight" in name)
 
     # -- weights ----------------------------------------------------------------------------------------------
 
@@ -243,13 +249,13 @@ class TransformerPolicy(Policy):
         self._require_room(max(map(len, prompts)) + max_tokens)
         uniform_BT = uniforms(seed, len(prompts), max_tokens)
         drawing = Drawing(temperature, top_p, top_k)
-        if self._serving is not None:
+        if self.serving is not None:
             try:
-                server = self._serving.server_of(self.causal_lm)
+                server = self.serving.server_of(self.causal_lm)
                 server.copy.fill(self.causal_lm, self.adapter, version=version, base=self.base_version)
                 return server.sample(version, prompts, uniform_BT, drawing=drawing, end_ids=self.end_ids)
             except Unsupported as reason:
-                self._serving = None
+                self.serving = None
                 warnings.warn(
                     f"{type(self.causal_lm).__name__} needs {reason}: sampling falls back to the plain, slower path",
                     stacklevel=2,

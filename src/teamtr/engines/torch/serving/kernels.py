@@ -211,8 +211,9 @@ def _mass_kernel(logits, mass, vocabulary, blocks, inverse_temperature, BLOCK: t
         * inverse_temperature
     )
     best = tl.max(x, 0)
-    total = tl.where(best > float("-inf"), tl.sum(tl.exp(x - tl.where(best > float("-inf"), best, 0.0)), 0), 0.0)
-    tl.store(mass + (row * blocks + block) * 2, best)
+    finite = tl.where(best > float("-inf"), best, 0.0)
+    total = tl.sum(tl.exp(x - finite).to(tl.float64), 0)
+    tl.store(mass + (row * blocks + block) * 2, best.to(tl.float64))
     tl.store(mass + (row * blocks + block) * 2 + 1, total)
 
 
@@ -227,7 +228,8 @@ def _pick_kernel(
     best_b = tl.load(mass + (row * blocks + b) * 2, mask=b < blocks, other=float("-inf"))
     sum_b = tl.load(mass + (row * blocks + b) * 2 + 1, mask=b < blocks, other=0.0)
     best = tl.max(best_b, 0)
-    mass_b = sum_b.to(tl.float64) * tl.exp(best_b - best).to(tl.float64)
+    mass_b = sum_b * tl.exp(best_b - best)
+    best = best.to(tl.float32)
     total = tl.sum(mass_b, 0)
     target = tl.load(uniform + row) * total
     before_b = tl.cumsum(mass_b, 0) - mass_b
@@ -255,7 +257,7 @@ def draw_token(logits_NV: Tensor, uniform_N: Tensor, temperature: float = 1.0) -
     logits_NV = logits_NV.float().contiguous()
     rows, vocabulary = logits_NV.shape
     blocks = triton.cdiv(vocabulary, VOCABULARY_BLOCK)
-    mass = torch.empty(rows, blocks, 2, dtype=torch.float32, device=logits_NV.device)
+    mass = torch.empty(rows, blocks, 2, dtype=torch.float64, device=logits_NV.device)
     chosen = torch.empty(rows, dtype=torch.int64, device=logits_NV.device)
     logprob = torch.empty(rows, dtype=torch.float32, device=logits_NV.device)
     _mass_kernel[(rows, blocks)](

@@ -34,10 +34,14 @@ class ServingRoom:
     compiled: bool | None = None
     _servers: dict[str, Server] = field(default_factory=dict)
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return DTYPES[self.precision]
+
     def server_of(self, causal_lm: Any) -> Server:
-        key = f"{type(causal_lm).__qualname__} {_architecture(causal_lm.config)}"
+        key = architecture(causal_lm)
         if key not in self._servers:
-            copy = SamplingCopy(causal_lm, DTYPES[self.precision], self.device)
+            copy = SamplingCopy(causal_lm, self.dtype, self.device)
             on_gpu = self.device.type == "cuda"
             large = sum(p.numel() for p in copy.model.parameters()) >= COMPILE_FROM_PARAMETERS
             self._servers[key] = Server(
@@ -61,9 +65,9 @@ def has_kernels() -> bool:
     return find_spec("triton") is not None
 
 
-def _architecture(config: Any) -> str:
-    """What of a config shapes the computation: all but where it came from and how attention is computed."""
-    fields = config.to_dict()
+def architecture(causal_lm: Any) -> str:
+    """What shapes the computation: the class and its config, but not where it came from or how attention runs."""
+    fields = causal_lm.config.to_dict()
     for name in ("_name_or_path", "_attn_implementation", "dtype", "torch_dtype", "transformers_version"):
         fields.pop(name, None)
-    return json.dumps(fields, sort_keys=True, default=str)
+    return f"{type(causal_lm).__qualname__} {json.dumps(fields, sort_keys=True, default=str)}"

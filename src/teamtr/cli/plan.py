@@ -1,0 +1,44 @@
+"""``teamtr plan``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from teamtr.cli.common import JsonFlag, Overrides, app, emit, errors
+
+
+@app.command()
+def plan(
+    team_file: Annotated[Path, typer.Argument(help="The team file (YAML).")],
+    overrides: Overrides = None,
+    rehearse: Annotated[bool, typer.Option(help="Also take the longest step for real, and undo it.")] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """What the team needs in memory before anything runs: weights, keys and values, optimizer, the worst step.
+
+    `--rehearse` takes the longest possible step of every agent and compares the plan with what was really used; on a
+    GPU, `teamtr train` does the same before its first stage.
+    """
+    from teamtr.build import build
+    from teamtr.config import load_team_file
+    from teamtr.memory import GB, plan_memory
+    from teamtr.memory import rehearse as try_it
+    from teamtr.show import say, table
+
+    with errors():
+        workshop = build(load_team_file(team_file, overrides or ()))
+        planned = plan_memory(workshop)
+        tried = try_it(workshop) if rehearse else None
+    rows = [(item.what, f"{item.gb:.3g}", item.why) for item in planned.items]
+    rows.append(("in all", f"{planned.total / GB:.3g}", "" if planned.available is None else "of what the card has:"))
+    if planned.available is not None:
+        rows.append(("available", f"{planned.available / GB:.3g}", "fits" if planned.fits else "DOES NOT FIT"))
+    say(table(("what", "GB", ""), rows))
+    if tried is not None:
+        peak = "no figure on a CPU" if tried["peak_gb"] is None else f"peak {tried['peak_gb']:.3g} GB"
+        say(f"rehearsed: {peak}; messages at a time: {', '.join(f'{k} {v}' for k, v in tried['micro_batch'].items())}")
+    if as_json:
+        emit({**planned.as_record(), "rehearsed": tried})

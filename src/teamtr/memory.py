@@ -1,0 +1,272 @@
+"""What a team needs on its device, before anything runs: weights, keys and values, optimizer, the worst step.
+
+Sizes that follow from shapes are computed; what one token's activations take is measured on the model itself, by
+looking at what autograd saves for a short text. ``rehearse`` then takes the longest step that the team file allows,
+so that a run which does not fit says so in its first minute and not in its third hour.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from teamtr.build import Workshop
+from teamtr.engines.learner import HEAD_CHUNK_ELEMENTS, PolicyLearner
+from teamtr.engines.torch.policy import TransformerPolicy
+from teamtr.engines.torch.serving.pages import Pool
+from teamtr.engines.torch.serving.room import architecture
+from teamtr.engines.torch.serving.server import PAGE, SIZES
+from teamtr.protocol import render
+from teamtr.types import AgentBatch, Ids
+
+GB = 2**30
+PROBE_TOKENS = 64
+WORDS_OF_A_LINE = 8
+"""Tokens that a transcript adds to each message: the author's name and line breaks."""
+PROBLEMS_LOOKED_AT = 256
+
+
+@dataclass(frozen=True)
+class Item:
+    """One thing that takes memory."""
+
+    what: str
+    bytes: int
+    why: str = ""
+
+    @property
+    def gb(self) -> float:
+        return self.bytes / GB
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """What is needed, and what the device has (None on a CPU)."""
+
+    items: tuple[Item, ...]
+    available: int | None
+
+    @property
+    def total(self) -> int:
+        return sum(item.bytes for item in self.items)
+
+    @property
+    def fits(self) -> bool:
+        return self.available is None or self.total <= self.available
+
+    def as_record(self) -> dict[str, Any]:
+        return {
+            "items": [{"what": i.what, "gb": i.gb, "why": i.why} for i in self.items],
+            "total_gb": self.total / GB,
+            "available_gb": None if self.available is None else self.available / GB,
+            "fits": self.fits,
+        }
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Most tokens that one agent reads and says at once."""
+
+    prompt: int
+    message: int
+
+    @property
+    def whole(self) -> int:
+        return self.prompt + self.message
+
+
+def longest(workshop: Workshop) -> dict[str, Lengths]:
+    """Of every agent: its longest first prompt among some problems, and all that may have been said before it."""
+    problems = workshop.task.problems("train")[:PROBLEMS_LOOKED_AT]
+    arena, found = workshop.arena, {}
+    speakers = [name for _, name in filter(None, map(arena.router.next, range(arena.router.horizon)))]
+    said = [workshop.team[name].max_tokens + WORDS_OF_A_LINE for name in speakers]
+    for agent in workshop.team:
+        first = max(
+            len(
+                arena.codecs[agent.name].encode(
+                    render(
+                        agent=agent.name,
+                        system_prompt=agent.system_prompt,
+                        problem=problem,
+                        history=[],
+                        style=arena.history,
+                    )
+                )
+            )
+            for problem in problems
+        )
+        turns = [t for t, name in enumerate(speakers) if name == agent.name]
+        before = sum(said[: turns[-1]]) if turns else 0
+        found[agent.name] = Lengths(first + before, agent.max_tokens)
+    return found
+
+
+def plan_memory(workshop: Workshop) -> MemoryPlan:
+    """The plan of a built team."""
+    transformers = {
+        name: learner
+        for name, learner in workshop.engine.learners.items()
+        if isinstance(learner.policy, TransformerPolicy)
+    }
+    device = next((learner.policy.device for learner in transformers.values()), torch.device("cpu"))
+    available = None
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        available = free + torch.cuda.memory_reserved(device)
+    lengths = longest(workshop)
+    items = [*_weights(transformers), *_pages(workshop, transformers, lengths)]
+    trained = [transformers[n] for n in workshop.team.trainable if n in transformers]
+    if trained:
+        items += _largest(_optimizer(learner) for learner in trained)
+        items += _largest(_reference(workshop, learner, lengths[learner.agent]) for learner in trained)
+        items += _largest(_worst_step(learner, lengths[learner.agent]) for learner in trained)
+    return MemoryPlan(tuple(items), available)
+
+
+def _weights(learners: Mapping[str, PolicyLearner]) -> Iterator[Item]:
+    """Every tensor once, however many agents share it."""
+    seen: dict[int, int] = {}
+    adapters = 0
+    for learner in learners.values():
+        for name, parameter in _policy(learner).causal_lm.named_parameters():
+            if id(parameter) not in seen:
+                seen[id(parameter)] = parameter.numel() * parameter.element_size()
+                adapters += seen[id(parameter)] if "lora_" in name else 0
+    yield Item("weights", sum(seen.values()) - adapters, f"{len(learners)} agents, shared ones once")
+    if adapters:
+        yield Item("adapters", adapters)
+    policies = [_policy(learner) for learner in learners.values()]
+    halves = {id(policy.model): policy.frozen_half_bytes() for policy in policies}
+    if any(halves.values()):
+        yield Item("base in half precision", sum(halves.values()), "for training adapters on it")
+
+
+def _pages(workshop: Workshop, learners: Mapping[str, PolicyLearner], lengths: Mapping[str, Lengths]) -> Iterator[Item]:
+    """Sampling copies and keys and values, per architecture; nothing on the plain path but what its cache grows to."""
+    episodes = workshop.team_file.plan.problems * workshop.plan.group_size
+    by_server: dict[str, list[str]] = {}
+    for name, learner in learners.items():
+        by_server.setdefault(architecture(_policy(learner).causal_lm), []).append(name)
+    for names in by_server.values():
+        policy = _policy(learners[names[0]])
+        config = policy.causal_lm.config
+        kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        tokens = max(lengths[name].whole for name in names)
+        if policy.serving is None:
+            size = Pool.bytes_per_page(config.num_hidden_layers, kv_heads, dim, 1, torch.float32)
+            yield Item("keys and values", episodes * tokens * size, f"{episodes} rows of {tokens} tokens, plain path")
+            continue
+        dtype = policy.serving.dtype
+        weights = sum(p.numel() for n, p in policy.causal_lm.named_parameters() if "lora_" not in n) * dtype.itemsize
+        yield Item("sampling copy", weights, policy.serving.precision)
+        page = Pool.bytes_per_page(config.num_hidden_layers, kv_heads, dim, PAGE, dtype)
+        wanted = (min(episodes, SIZES[-1]) * -(-tokens // PAGE) + 1) * page
+        most = policy.serving.memory_bytes or 4 * wanted
+        yield Item(
+            "keys and values", min(4 * wanted, most), f"{wanted / GB:.2g} GB for a batch; the rest is found again later"
+        )
+
+
+def _optimizer(learner: PolicyLearner) -> Item:
+    """Gradients, two moments, and the two snapshots that the gate may go back to (weights and moments each)."""
+    trainable = sum(p.numel() * p.element_size() for p in learner.policy.parameters().values())
+    return Item("gradients, moments, snapshots", 9 * trainable, f"of the agent being updated ({learner.agent})")
+
+
+def _reference(workshop: Workshop, learner: PolicyLearner, lengths: Lengths) -> Item:
+    """The old policy's last hidden states of every message token."""
+    episodes = workshop.team_file.plan.problems * workshop.plan.group_size
+    messages = episodes * workshop.arena.router.turns_of(learner.agent)
+    hidden = _policy(learner).causal_lm.config.hidden_size
+    return Item(
+        "old policy", messages * lengths.message * hidden * 4, f"{messages} messages of {lengths.message} tokens"
+    )
+
+
+def _worst_step(learner: PolicyLearner, lengths: Lengths) -> Item:
+    rows = learner.micro_batch
+    body = rows * lengths.whole * activation_bytes_per_token(learner)
+    vocabulary = _policy(learner).causal_lm.config.vocab_size
+    positions = min(rows * lengths.message, max(1, HEAD_CHUNK_ELEMENTS[learner.policy.device.type] // vocabulary))
+    logits = 4 * positions * vocabulary * 4  # new, old, and the gradients of both passes
+    why = f"{rows} messages of {lengths.whole} tokens ({learner.agent}); out of memory halves it"
+    return Item("worst step", int(body) + logits, why)
+
+
+def activation_bytes_per_token(learner: PolicyLearner) -> float:
+    """What autograd keeps of one token between forward and backward, measured on a short text."""
+    own = {p.data_ptr() for p in _policy(learner).causal_lm.parameters()}
+    kept: dict[int, int] = {}
+
+    def see(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    prompt: Ids = np.arange(2, 2 + PROBE_TOKENS, dtype=np.int32) % _policy(learner).causal_lm.config.vocab_size
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(see, lambda t: t), learner.policy.computing():
+        features = learner.policy.features([prompt[:-1]], [prompt[-1:]])
+    del features
+    return sum(kept.values()) / PROBE_TOKENS
+
+
+def _policy(learner: PolicyLearner) -> TransformerPolicy:
+    assert isinstance(learner.policy, TransformerPolicy)
+    return learner.policy
+
+
+def _largest(items: Iterator[Item]) -> list[Item]:
+    return [max(items, key=lambda item: item.bytes)]
+
+
+def rehearse(workshop: Workshop) -> dict[str, Any]:
+    """Take the longest step of every trainable agent and undo it; returns the micro-batch that fits, and the peak.
+
+    Running out of memory halves the micro-batch here and not in the middle of a run.
+    """
+    lengths = longest(workshop)
+    cuda = torch.cuda.is_available()
+    if cuda:
+        torch.cuda.reset_peak_memory_stats()
+    for name in workshop.team.trainable:
+        learner = workshop.engine.learner(name)
+        batch = _longest_batch(name, lengths[name], learner)
+        before = learner.snapshot()
+        try:
+            learner.begin(batch)
+            rows = np.arange(len(batch))
+            learner.step(rows, np.ones(len(batch)), workshop.plan.objective, beta=1.0, learning_rate=0.0)
+            learner.measure()
+        finally:
+            learner.restore(before)
+            learner.end()
+    return {
+        "micro_batch": {name: workshop.engine.learner(name).micro_batch for name in workshop.team.trainable},
+        "peak_gb": torch.cuda.max_memory_allocated() / GB if cuda else None,
+    }
+
+
+def _longest_batch(agent: str, lengths: Lengths, learner: PolicyLearner) -> AgentBatch:
+    """As many messages as one micro-batch holds, all different and as long as can be."""
+    count = learner.micro_batch
+    rng = np.random.default_rng(0)
+
+    def rows(length: int) -> tuple[Ids, ...]:
+        return tuple(rng.integers(2, 64, size=length).astype(np.int32) for _ in range(count))
+
+    return AgentBatch(
+        agent=agent,
+        prompts=rows(lengths.prompt),
+        messages=rows(lengths.message),
+        sampler_logprobs=tuple(np.zeros(lengths.message, dtype=np.float32) for _ in range(count)),
+        episode_M=np.arange(count),
+        problem_M=np.arange(count),
+        turn_M=np.zeros(count, dtype=np.int64),
+    )

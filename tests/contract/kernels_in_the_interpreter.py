@@ -1,0 +1,74 @@
+"""Run by ``test_serving.py`` under triton's interpreter: each kernel against its plain torch counterpart."""
+
+from __future__ import annotations
+
+import torch
+
+from teamtr.engines.policy import draw
+from teamtr.engines.scoring import score_tokens
+from teamtr.engines.torch.scoring import fused_score
+from teamtr.engines.torch.serving import kernels, reference
+
+SHAPES = ((4, 2, 16, [0, 1, 63, 64, 65, 130]), (9, 3, 64, [5, 200]), (6, 6, 24, [70, 3]))
+
+
+def decode() -> None:
+    for heads, kv_heads, dim, lengths in SHAPES:
+        rows, width = len(lengths), 5
+        pool = torch.randn(2, rows * width + 3, kv_heads, kernels.PAGE, dim)
+        table = torch.randperm(rows * width + 2)[: rows * width].reshape(rows, width).int() + 1
+        length = torch.tensor(lengths).int()
+        q, k, v = torch.randn(rows, heads, dim), torch.randn(rows, kv_heads, dim), torch.randn(rows, kv_heads, dim)
+        ours, theirs = pool.clone(), pool.clone()
+        for kernels.SPLIT_TARGET in (1, 10**6):  # one program a row, and several
+            a = kernels.decode_attention(q, k, v, ours[0], ours[1], table, length, dim**-0.5)
+            b = reference.decode_attention(q, k, v, theirs[0], theirs[1], table, length, dim**-0.5)
+            torch.testing.assert_close(a, b, atol=2e-6, rtol=1e-5)
+            assert torch.equal(ours, theirs), "the new key and value are written to their page, and nothing else"
+
+
+def prefill() -> None:
+    for heads, kv_heads, dim, _ in SHAPES:
+        pool = torch.randn(2, 13, kv_heads, kernels.PAGE, dim)
+        table = torch.arange(1, 11).reshape(2, 5).int()
+        # row 0: 30 tokens at 0, then 10 tokens at 90; row 1: 64 + 6 tokens
+        blocks = torch.tensor([[0, 0, 30, 0], [1, 30, 64, 0], [1, 94, 6, 64], [0, 100, 10, 90]]).T.int().contiguous()
+        q = torch.randn(110, heads, dim)
+        a = kernels.prefill_attention(q, pool[0], pool[1], table, blocks, dim**-0.5)
+        b = reference.prefill_attention(q, pool[0], pool[1], table, blocks, dim**-0.5)
+        torch.testing.assert_close(a, b, atol=3e-6, rtol=1e-5)
+
+
+def draw_tokens() -> None:
+    for vocabulary in (7, 2048, 5000):
+        logits = 3 * torch.randn(6, vocabulary)
+        logits[0, 3] = -torch.inf
+        uniform = torch.rand(6, dtype=torch.float64)
+        uniform[1], uniform[2] = 0.0, 1 - 1e-9
+        a, b = kernels.draw_token(logits, uniform, 0.8), draw(logits / 0.8, uniform)
+        assert torch.equal(a[0], b[0])
+        torch.testing.assert_close(a[1], b[1], atol=1e-5, rtol=1e-5)
+
+
+def score() -> None:
+    for vocabulary in (7, 5000):
+        for step in (0.0, 1e-6, 1e-3, 0.1, 3.0):
+            cur = 2 * torch.randn(5, vocabulary)
+            new = cur + step * torch.randn(5, vocabulary)
+            ids = torch.randint(0, vocabulary, (5,))
+            a, b = new.clone().requires_grad_(), new.clone().requires_grad_()
+            ours, plain = fused_score(a, cur, ids), score_tokens(b, cur, ids)
+            exact = score_tokens(new.double(), cur.double(), ids)[1]
+            torch.testing.assert_close(ours[0], plain[0], atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(ours[1].double(), exact, atol=1e-12, rtol=2e-4)
+            g, h = torch.randn(5), torch.randn(5)
+            (ours[0] @ g + ours[1] @ h).backward()
+            (plain[0] @ g + plain[1] @ h).backward()
+            torch.testing.assert_close(a.grad, b.grad, atol=2e-6, rtol=1e-4)
+
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    for name, check in (("decode", decode), ("prefill", prefill), ("draw", draw_tokens), ("score", score)):
+        check()
+        print(name)

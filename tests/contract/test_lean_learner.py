@@ -1,0 +1,248 @@
+"""The learner's economies change memory and time, never the numbers: slim adapters, packing, smaller micro-batches,
+recomputed activations, loss scaling, hashes on the device."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from conftest import LORA, STATE, make_batch, make_learner, make_policy
+from teamtr.engines.learner import FIRST_LOSS_SCALE, PolicyLearner, hash_tensors
+from teamtr.engines.torch.attention import Unsupported
+from teamtr.engines.torch.lean import slim
+from teamtr.engines.torch.loading import TinyShape, share_base, tiny_model
+from teamtr.errors import Misuse
+from teamtr.presets import Objective
+
+OBJECTIVE = Objective()
+
+
+def gradients(learner: PolicyLearner, batch, advantages) -> dict[str, torch.Tensor]:
+    learner.begin(batch)
+    rows = np.arange(len(batch))
+    learner._fitting(lambda: learner._accumulate(rows, advantages, OBJECTIVE, beta=0.5))
+    found = {name: p.grad.clone() for name, p in learner.policy.parameters().items() if p.grad is not None}
+    learner._forget_gradients()
+    learner.end()
+    return found
+
+
+def assert_close(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
+    assert a.keys() == b.keys()
+    for name in a:
+        torch.testing.assert_close(a[name], b[name], rtol=2e-4, atol=2e-6)
+
+
+def advantages_for(batch) -> np.ndarray:
+    return np.random.default_rng(0).normal(size=len(batch))
+
+
+# -- slim adapters --------------------------------------------------------------------------------------------
+
+
+def adapted_models() -> tuple[nn.Module, nn.Module]:
+    """The same PEFT model twice, the second slimmed; both adapters changed from zero."""
+    models = []
+    for _ in range(2):
+        model, _ = tiny_model(TinyShape(layers=2, width=32, heads=4), seed=0)
+        shared = share_base(model, {"one": LORA, "two": LORA}, seed=3)
+        generator = torch.Generator().manual_seed(1)
+        with torch.no_grad():
+            for name, parameter in shared.named_parameters():
+                if "lora_" in name:
+                    parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator))
+        models.append(shared)
+    return models[0], models[1]
+
+
+@pytest.mark.parametrize("adapter", ["one", "two"])
+def test_slim_layers_compute_what_peft_computes(adapter):
+    plain, slimmed = adapted_models()
+    state = slim(slimmed)
+    state.adapter = adapter
+    ids = torch.arange(3, 13)[None]
+    found = []
+    for model in (plain, slimmed):
+        model.set_adapter(adapter)
+        hidden = model.get_base_model().get_decoder()(input_ids=ids).last_hidden_state
+        (hidden * torch.linspace(-1, 1, hidden.numel()).view_as(hidden)).sum().backward()
+        grads = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+        found.append((hidden.detach(), grads))
+    torch.testing.assert_close(found[0][0], found[1][0], rtol=1e-5, atol=1e-5)
+    assert found[0][1]
+    assert found[0][1].keys() == found[1][1].keys()
+    for name, grad in found[0][1].items():
+        torch.testing.assert_close(grad, found[1][1][name], rtol=1e-4, atol=1e-5)
+
+
+def test_slim_leaves_alone_a_norm_that_is_not_what_its_name_says():
+    model, _ = tiny_model(TinyShape(layers=1, width=32, heads=4), seed=0)
+
+    class OddRMSNorm(nn.Module):
+        def __init__(self, like):
+            super().__init__()
+            self.weight, self.variance_epsilon = like.weight, like.variance_epsilon
+
+        def forward(self, x):
+            return (1.0 + self.weight) * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+
+    layer = model.model.layers[0]
+    layer.input_layernorm = odd = OddRMSNorm(layer.input_layernorm)
+    shared = share_base(model, {"one": LORA}, seed=0)
+    slim(shared)
+    assert "forward" not in vars(odd), "its forward was replaced"
+    assert "forward" in vars(layer.post_attention_layernorm)
+
+
+# -- packing --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["full", "lora"])
+def test_packed_and_padded_batches_give_the_same_gradient(kind):
+    learner = make_learner(kind)
+    batch = make_batch(learner)
+    advantages = advantages_for(batch)
+    packed = gradients(learner, batch, advantages)
+    learner.policy._packs = False
+    assert_close(packed, gradients(learner, batch, advantages))
+
+
+def test_an_unsupported_attention_is_padded_and_says_so_once(monkeypatch):
+    policy = make_policy("full")
+    prompts = [np.array([3, 4], dtype=np.int32), np.array([3, 4, 5], dtype=np.int32)]
+    messages = [np.array([4, 5], dtype=np.int32)] * 2
+    expected = policy.features(prompts, messages)
+
+    def refuse(*_, **__):
+        raise Unsupported("a sliding window of 2 tokens")
+
+    monkeypatch.setattr(policy, "_packed_features", refuse)
+    with pytest.warns(UserWarning, match="sliding window of 2 tokens: batches are padded"):
+        found = policy.features(prompts, messages)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+# -- memory ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["tabular", "full", "lora"])
+def test_running_out_of_memory_halves_the_micro_batch_and_gives_the_same_gradient(kind, monkeypatch):
+    learner = make_learner(kind, micro_batch=8)
+    batch = make_batch(learner)
+    advantages = advantages_for(batch)
+    expected = gradients(learner, batch, advantages)
+    tried = []
+    enough = learner.policy.features
+
+    def limited(prompts, messages):
+        tried.append(max(map(len, messages)))
+        if len(messages) > 2:
+            raise torch.OutOfMemoryError("injected")
+        return enough(prompts, messages)
+
+    monkeypatch.setattr(learner.policy, "features", limited)
+    assert_close(expected, gradients(learner, batch, advantages))
+    assert learner.micro_batch == 2
+    assert tried[0] == max(map(len, batch.messages)), "the longest messages are tried first"
+
+
+def test_a_single_message_that_does_not_fit_is_an_error_with_a_remedy(monkeypatch):
+    learner = make_learner("full")
+    recomputed = []
+    monkeypatch.setattr(learner.policy, "recompute_activations", lambda: not recomputed and not recomputed.append(1))
+
+    def never(prompts, messages):
+        raise torch.OutOfMemoryError("injected")
+
+    batch = make_batch(learner)
+    monkeypatch.setattr(learner.policy, "features", never)
+    with pytest.raises(Misuse, match=r"does not fit .*max_tokens"):
+        learner.begin(batch)
+    assert recomputed, "activations are recomputed before giving up"
+
+
+@pytest.mark.parametrize("kind", ["full", "lora"])
+def test_recomputed_activations_give_the_same_gradient(kind):
+    learner = make_learner(kind)
+    batch = make_batch(learner)
+    advantages = advantages_for(batch)
+    expected = gradients(learner, batch, advantages)
+    assert learner.policy.recompute_activations()
+    assert not learner.policy.recompute_activations(), "only once"
+    assert_close(expected, gradients(learner, batch, advantages))
+
+
+# -- loss scaling ---------------------------------------------------------------------------------------------
+
+
+def test_an_overflow_halves_the_loss_scale_and_the_step_is_taken(monkeypatch):
+    learner = make_learner("full")
+    batch = make_batch(learner)
+    advantages = advantages_for(batch)
+    rows = np.arange(len(batch))
+    accumulate = learner._accumulate
+
+    def overflowing(*arguments):
+        stats = accumulate(*arguments)
+        if learner._loss_scale > FIRST_LOSS_SCALE / 4:
+            return dataclasses.replace(stats, applied=False, grad_norm=float("inf"))
+        return stats
+
+    monkeypatch.setattr(learner, "_accumulate", overflowing)
+    monkeypatch.setattr(learner, "_scale", lambda: learner._loss_scale)
+    learner.begin(batch)
+    stats = learner.step(rows, advantages, OBJECTIVE, beta=0.5, learning_rate=1e-3)
+    assert stats.applied
+    assert learner._loss_scale == FIRST_LOSS_SCALE / 4
+
+
+def test_the_loss_scale_does_not_change_the_step():
+    moved = []
+    for scale in (1.0, 2.0**12):
+        learner = make_learner("full")
+        batch = make_batch(learner)
+        learner._scale = lambda scale=scale: scale  # type: ignore[method-assign]
+        learner.begin(batch)
+        learner.step(np.arange(len(batch)), advantages_for(batch), OBJECTIVE, beta=0.5, learning_rate=1e-3)
+        moved.append({k: p.detach().clone() for k, p in learner.policy.parameters().items()})
+    assert_close(moved[0], moved[1])
+
+
+def test_the_loss_scale_is_saved_and_restored(tmp_path):
+    learner = make_learner("full")
+    learner._loss_scale, learner._clean_steps = 128.0, 7
+    learner.save(tmp_path)
+    other = PolicyLearner("agent", make_policy("full"), STATE)
+    other.load(tmp_path)
+    assert (other._loss_scale, other._clean_steps) == (128.0, 7)
+    assert other.fingerprint() == learner.fingerprint()
+
+
+# -- hashes ---------------------------------------------------------------------------------------------------
+
+
+def test_a_hash_sees_every_bit_name_and_place():
+    rng = torch.Generator().manual_seed(0)
+    base = torch.randn(5000, generator=rng)
+
+    def changed(change) -> torch.Tensor:
+        copy = base.clone()
+        change(copy)
+        return copy
+
+    def flip_last_bit(t):
+        t.view(torch.int32)[4321] ^= 1
+
+    def swap(t):
+        t[10], t[11] = t[11].clone(), t[10].clone()
+
+    tensors = [base, changed(flip_last_bit), changed(swap), base.view(50, 100), base.double(), base[:-1]]
+    hashes = [hash_tensors({"w": t}) for t in tensors]
+    hashes += [hash_tensors({"v": base}), hash_tensors({"w": base}, salt="x"), hash_tensors({})]
+    assert len(set(hashes)) == len(hashes)
+    assert hash_tensors({"w": base.clone()}) == hashes[0]
+    assert hash_tensors({"w": base.half()}) != hash_tensors({"w": base.bfloat16()})

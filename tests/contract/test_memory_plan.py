@@ -1,0 +1,94 @@
+"""The memory plan: every tensor once, the worst step measured, and the rehearsal leaves nothing behind."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from teamtr.build import build
+from teamtr.config import loads
+from teamtr.memory import Item, MemoryPlan, activation_bytes_per_token, longest, plan_memory, rehearse
+
+TEAM = """
+name: plan
+task: {{name: code, half_length: 1}}
+team:
+  model: tiny
+  train: {train}
+  max_tokens: 4
+  agents: [{{name: left}}, {{name: right}}, {{name: speaker}}]
+tiny: {{layers: 1, width: 32, heads: 4, warmup_steps: 0}}
+plan: {{problems: 2, group_size: 2}}
+learner: {{micro_batch: 8}}
+sampling: {{engine: {engine}}}
+"""
+
+
+def workshop(train: str = "full", engine: str = "plain"):
+    return build(loads(TEAM.format(train=train, engine=engine), name="plan.yaml"))
+
+
+def items(built) -> dict[str, int]:
+    return {item.what: item.bytes for item in plan_memory(built).items}
+
+
+def parameter_bytes(policy) -> int:
+    return sum(p.numel() * 4 for name, p in policy.causal_lm.named_parameters() if "lora_" not in name)
+
+
+def test_weights_of_three_whole_models_and_of_three_adapters():
+    full, lora = workshop("full"), workshop("lora")
+    one = parameter_bytes(full.engine.learner("left").policy)
+    assert items(full)["weights"] == 3 * one
+    assert items(lora)["weights"] == one, "the base is shared"
+    own = [
+        sum(p.numel() * 4 for p in learner.policy.parameters().values()) for learner in lora.engine.learners.values()
+    ]
+    assert items(lora)["adapters"] == sum(own)
+    assert items(lora)["gradients, moments, snapshots"] == 9 * max(own), "of one agent, not of three"
+
+
+def test_the_paged_engine_adds_a_copy_and_pages():
+    paged, plain = items(workshop(engine="paged")), items(workshop(engine="plain"))
+    assert paged["sampling copy"] == parameter_bytes(workshop().engine.learner("left").policy)
+    assert "sampling copy" not in plain
+    assert paged["keys and values"] > 0
+
+
+def test_longest_contexts_grow_with_what_was_said_before():
+    found = longest(workshop())
+    assert found["right"].prompt >= found["left"].prompt + 4
+    assert found["speaker"].prompt >= found["right"].prompt
+    assert found["left"].message == 4
+
+
+def test_activations_are_measured_and_grow_with_the_layers():
+    one = activation_bytes_per_token(workshop().engine.learner("left"))
+    two_layers = TEAM.replace("layers: 1", "layers: 2").format(train="full", engine="plain")
+    two = activation_bytes_per_token(build(loads(two_layers, name="plan.yaml")).engine.learner("left"))
+    assert 1.6 * one < two < 2.4 * one
+    assert one > 10 * 32 * 4, "more than ten hidden states"
+
+
+def test_a_rehearsal_changes_nothing_and_finds_the_micro_batch_that_fits(monkeypatch):
+    built = workshop("lora")
+    before = {name: learner.fingerprint() for name, learner in built.engine.learners.items()}
+    policy = built.engine.learner("speaker").policy
+    enough = policy.features
+
+    def limited(prompts, messages):
+        if len(messages) > 3:
+            raise torch.OutOfMemoryError("injected")
+        return enough(prompts, messages)
+
+    monkeypatch.setattr(policy, "features", limited)
+    found = rehearse(built)
+    assert found["micro_batch"] == {"left": 8, "right": 8, "speaker": 2}
+    assert {name: learner.fingerprint() for name, learner in built.engine.learners.items()} == before
+
+
+@pytest.mark.parametrize(("available", "fits"), [(None, True), (99, False), (100, True)])
+def test_a_plan_that_does_not_fit_says_so(available, fits):
+    plan = MemoryPlan((Item("a", 60), Item("b", 40)), available)
+    assert plan.total == 100
+    assert plan.fits is fits

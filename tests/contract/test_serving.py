@@ -1,0 +1,215 @@
+"""The paged sampler: the same tokens from the same noise as the plain path, whatever company, order and pages."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conftest import make_policy
+from teamtr.engines.policy import Drawing, keep_likely, uniforms
+from teamtr.engines.torch.attention import Unsupported
+from teamtr.engines.torch.serving.copy import SamplingCopy
+from teamtr.engines.torch.serving.pages import OutOfPages, Pages, Pool
+from teamtr.engines.torch.serving.room import ServingRoom
+from teamtr.engines.torch.serving.server import PAGE, Server
+from teamtr.errors import Misuse
+
+CPU = torch.device("cpu")
+LENGTHS = (3, 63, 64, 65, 130)
+
+
+@pytest.fixture(scope="module", params=["full", "lora"])
+def policy(request):
+    return make_policy(request.param)
+
+
+def make_server(policy, pool_bytes: int = 1 << 26) -> Server:
+    copy = SamplingCopy(policy.causal_lm, torch.float32, CPU)
+    copy.fill(policy.causal_lm, policy.adapter, version="v", base="b")
+    return Server(copy, pool_bytes=pool_bytes, graphs=False)
+
+
+def some_prompts(count: int, seed: int = 0) -> list[np.ndarray]:
+    rng = np.random.default_rng(seed)
+    different = [rng.integers(3, 30, size=n).astype(np.int32) for n in LENGTHS]
+    return [different[k % len(different)] for k in range(count)]
+
+
+def assert_same(plain, paged) -> None:
+    for a, b in zip(plain, paged, strict=True):
+        assert a.token_ids.tolist() == b.token_ids.tolist()
+        assert a.finish == b.finish
+        np.testing.assert_allclose(a.logprobs, b.logprobs, atol=2e-5)
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 20])
+@pytest.mark.parametrize(
+    "drawing", [Drawing(1.0), Drawing(0.7, top_p=0.8), Drawing(1.3, top_k=3), Drawing(0.0)], ids=str
+)
+def test_paged_and_plain_say_the_same_from_the_same_noise(policy, drawing, tokens):
+    prompts = some_prompts(12)
+    options = {"temperature": drawing.temperature, "top_p": drawing.top_p, "top_k": drawing.top_k}
+    plain = policy.sample(prompts, max_tokens=tokens, seed=5, **options)
+    server = make_server(policy)
+    paged = server.sample("v", prompts, uniforms(5, 12, tokens), drawing=drawing, end_ids=policy.end_ids)
+    assert_same(plain, paged)
+    assert server.books.available == server.books.count - 1, "every page was given back"
+
+
+def test_rows_wait_for_pages_and_still_say_the_same(policy):
+    """With pages for a few rows only, rows are admitted as others leave."""
+    prompts = some_prompts(12)
+    config = policy.causal_lm.config
+    dim = config.hidden_size // config.num_attention_heads
+    per_page = Pool.bytes_per_page(config.num_hidden_layers, config.num_key_value_heads, dim, PAGE, torch.float32)
+    server = make_server(policy, pool_bytes=7 * per_page)
+    paged = server.sample("v", prompts, uniforms(5, 12, 20), drawing=Drawing(1.0), end_ids=policy.end_ids)
+    assert server.books.count == 7
+    assert_same(policy.sample(prompts, max_tokens=20, seed=5, temperature=1.0), paged)
+
+
+def test_a_message_that_can_never_fit_is_refused_with_the_remedy(policy):
+    server = make_server(policy, pool_bytes=1)
+    with pytest.raises(Misuse, match="memory_gb"):
+        server.sample("v", some_prompts(1), uniforms(0, 1, 4), drawing=Drawing(), end_ids=policy.end_ids)
+
+
+def test_one_prefill_serves_a_group_and_later_calls_find_it(policy):
+    server = make_server(policy)
+    long = some_prompts(5)[4]  # 130 tokens: two whole pages and two tokens
+    group = [long] * 8
+
+    def sample(version: str, prompts) -> int:
+        before = (server.books.wanted_tokens, server.books.found_tokens) if server.books else (0, 0)
+        server.sample(version, prompts, uniforms(1, len(prompts), 4), drawing=Drawing(), end_ids=policy.end_ids)
+        assert server.books.wanted_tokens - before[0] == 128, "one look-up for the whole group"
+        return server.books.found_tokens - before[1]
+
+    assert sample("first", group) == 0
+    assert sample("second", group) == 0, "pages of other weights are never found"
+    assert sample("first", group) == 128, "an update of another agent leaves this agent's pages"
+
+
+def test_without_a_version_nothing_is_found_again(policy):
+    server = make_server(policy)
+    for _ in range(2):
+        server.sample("", some_prompts(5), uniforms(1, 5, 2), drawing=Drawing(), end_ids=policy.end_ids)
+    assert server.books.found_tokens == 0
+
+
+def test_an_agents_own_words_are_found_when_the_context_only_grew(policy):
+    server = make_server(policy)
+    prompts = some_prompts(10)
+    said = server.sample("v", prompts, uniforms(3, 10, 70), drawing=Drawing(), end_ids=frozenset())
+    grown = [np.concatenate([p, s.token_ids, [7, 8, 9]]).astype(np.int32) for p, s in zip(prompts, said, strict=True)]
+    before = server.books.found_tokens
+    paged = server.sample("v", grown, uniforms(4, 10, 6), drawing=Drawing(), end_ids=policy.end_ids)
+    # All whole pages of prompt and message, less the last token drawn, which was never fed.
+    assert server.books.found_tokens - before == sum((len(p) + 69) // PAGE * PAGE for p in prompts)
+    assert_same(policy.sample(grown, max_tokens=6, seed=4, temperature=1.0), paged)
+
+
+def test_adapters_of_one_base_share_the_copy_and_keep_apart(policy):
+    if policy.adapter is None:
+        pytest.skip("only adapters share a base")
+    room = ServingRoom("fp32", CPU, memory_bytes=1 << 26)
+    server = room.server_of(policy.causal_lm)
+    assert room.server_of(policy.causal_lm) is server
+    prompts = some_prompts(4)
+    said = {}
+    for adapter in ("agent", "other", "agent"):
+        server.copy.fill(policy.causal_lm, adapter, version=adapter, base="b")
+        samples = server.sample(adapter, prompts, uniforms(2, 4, 12), drawing=Drawing(), end_ids=policy.end_ids)
+        ids = [s.token_ids.tolist() for s in samples]
+        assert said.setdefault(adapter, ids) == ids
+    assert said["agent"] != said["other"]
+
+
+def test_an_unsupported_architecture_falls_back_and_says_so_once(policy, monkeypatch):
+    class NoRoom:
+        precision = "fp32"
+
+        def server_of(self, causal_lm):
+            raise Unsupported("attention with softcap")
+
+    monkeypatch.setattr(policy, "serving", NoRoom())
+    with pytest.warns(UserWarning, match="softcap: sampling falls back to the plain"):
+        first = policy.sample(some_prompts(2), max_tokens=3, seed=0, temperature=1.0)
+    assert_same(first, policy.sample(some_prompts(2), max_tokens=3, seed=0, temperature=1.0))
+    assert policy.sampling_path == "plain fp32"
+
+
+def test_top_k_then_top_p_keep_exactly_the_likely_tokens():
+    logits = torch.log(torch.tensor([[0.4, 0.3, 0.2, 0.1], [0.25, 0.25, 0.25, 0.25]]))
+    kept = keep_likely(logits, top_p=1.0, top_k=2).isfinite()
+    assert kept.tolist() == [[True, True, False, False], [True, True, False, False]]
+    kept = keep_likely(logits, top_p=0.65, top_k=0).isfinite()
+    assert kept.tolist() == [[True, True, False, False], [True, True, True, False]]
+    # of 0.4 and 0.3 renormalised, the first alone holds 0.57
+    assert keep_likely(logits, top_p=0.5, top_k=2).isfinite()[0].tolist() == [True, False, False, False]
+
+
+def test_a_draw_inverts_the_cumulative_distribution():
+    logits = torch.log(torch.tensor([0.5, 0.0, 0.25, 0.25])).expand(5, -1)
+    ids, logp = Drawing()(logits, torch.tensor([0.0, 0.4999, 0.5001, 0.7501, 1.0 - 1e-16], dtype=torch.float64))
+    assert ids.tolist() == [0, 0, 2, 3, 3], "a token without probability is never drawn"
+    np.testing.assert_allclose(logp, np.log([0.5, 0.5, 0.25, 0.25, 0.25]), rtol=1e-6)
+
+
+def test_a_rows_noise_does_not_depend_on_its_company():
+    np.testing.assert_array_equal(uniforms(3, 4, 6), uniforms(3, 9, 6)[:4])
+
+
+# -- books of pages -------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from("fts"), st.integers(0, 3), st.integers(1, 40)), max_size=40))
+def test_books_never_hand_out_a_page_twice(steps):
+    books = Pages(count=12, size=4)
+    held: list[list[int]] = []
+    for kind, which, tokens in steps:
+        ids = (np.arange(tokens) + which).astype(np.int32)
+        if kind == "s" and held:
+            pages = held.pop(which % len(held))
+            books.give_back(pages)
+            continue
+        found = books.find("v", ids) if kind == "f" else []
+        try:
+            pages = found + books.take(books.needed(tokens) - len(found))
+        except OutOfPages:
+            books.give_back(found)
+            continue
+        books.name("v", ids, pages)
+        held.append(pages)
+        own = [page for pages in held for page in pages]
+        assert 0 not in own, "the scratch page is nobody's"
+        counts = {page: own.count(page) for page in own}
+        assert all(books._holders[page] == n for page, n in counts.items())
+    for pages in held:
+        books.give_back(pages)
+    assert books.available == 11
+
+
+# -- kernels --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed (Linux only)")
+def test_kernels_compute_what_the_reference_computes():
+    """In triton's interpreter, in a process of its own: the switch must be set before triton is imported."""
+    script = Path(__file__).with_name("kernels_in_the_interpreter.py")
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=300,
+        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.split() == ["decode", "prefill", "draw", "score"]
