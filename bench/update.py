@@ -12,6 +12,7 @@ any method needs; "gate" is the share of the final measurement in an update.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -54,13 +55,16 @@ def ours(a: argparse.Namespace, batch: AgentBatch, advantages: np.ndarray) -> di
     score = seconds(lambda: learner.begin(batch))
     with_kl = seconds(train)
     gate = seconds(learner.measure)
-    exact = learner_module.score_tokens
+    exact, reference = learner_module.score_tokens, learner._reference
     learner_module.score_tokens = lambda new, cur, ids: (token_logp(new, ids), torch.zeros(len(ids), device=new.device))
+    learner._reference = dataclasses.replace(
+        reference, head=lambda hidden: hidden[:, :1]
+    )  # nor the old policy's logits
     try:
         train()
         without_kl = seconds(train)
     finally:
-        learner_module.score_tokens = exact
+        learner_module.score_tokens, learner._reference = exact, reference
     update = score + with_kl + gate
     return {
         "score s": score, "train s": with_kl, "gate s": gate, "update s": update, "train s without KL": without_kl,
@@ -134,8 +138,6 @@ def main() -> None:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
         results[name] = run(a, batch, advantages)
-    model = make_model("tiny")  # only to count: the shape's parameters
-    del model
     tokens = sum(len(p) + len(m) for p, m in zip(batch.prompts, batch.messages, strict=True))
     shape = SHAPES[a.shape]
     block = shape["hidden_size"] * shape["head_dim"] * 2 * (shape["num_attention_heads"] + shape["num_key_value_heads"])
