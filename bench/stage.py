@@ -11,6 +11,7 @@ of teams of 1 and of 8 agents.
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections import Counter
 from types import SimpleNamespace
@@ -128,6 +129,7 @@ def main() -> None:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
         results[name] = run(a)
+        print(name, results[name], file=sys.stderr, flush=True)  # so that a run cut short has not been for nothing
     peaks: dict[int, float | None] = {}
     for agents in () if a.no_memory else (1, 8):
         if gpu:

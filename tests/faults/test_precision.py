@@ -65,3 +65,24 @@ def test_without_a_gate_there_is_nothing_to_see():
     workshop = build(loads(TEAM, "team", ["plan.preset=no_trust_region"]))
     floor = preflight.Floor("left", "bf16", 1, noise_floor=1.0, radius=0.01)
     preflight.require_visible(workshop, [floor])
+
+
+@pytest.mark.parametrize(("coarse", "settled"), [((), "fp16"), (("fp16",), "tf32"), (("fp16", "tf32"), "fp32")])
+def test_auto_takes_the_cheapest_arithmetic_that_sees_the_radius(monkeypatch, coarse, settled):
+    workshop = build(loads(TEAM, "team", ["learner.precision=auto"]))
+    for learner in workshop.engine.learners.values():
+        learner.policy.precision = "fp16"  # where auto begins on a GPU
+
+    def floor(learner, lesson, radii, *, seed):
+        return 1.0 if learner.policy.precision in coarse else 1e-6
+
+    monkeypatch.setattr(preflight, "_floor", floor)
+    floors = preflight.measure_floors(workshop)
+    assert {f.precision for f in floors} == {settled}
+    assert {learner.policy.precision for learner in workshop.engine.learners.values()} == {settled}
+
+
+def test_a_named_precision_is_never_exchanged_for_another(monkeypatch):
+    workshop = build(loads(TEAM, "team", ["learner.precision=fp16"]))
+    monkeypatch.setattr(preflight, "_floor", lambda *_, **__: 1.0)
+    assert {f.precision for f in preflight.measure_floors(workshop)} == {"fp16"}
