@@ -14,6 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from teamtr.cli import app
+from teamtr.cli.common import emit
 from teamtr.store import RunFolder
 
 TEAM = """\
@@ -172,11 +173,30 @@ def test_a_radius_that_drowns_in_rounding_is_refused(team_file, tmp_path, monkey
     invoke("train", team_file, "plan.preset=no_trust_region", "--out", tmp_path / "free")
 
 
+def test_json_also_says_what_went_wrong(tmp_path):
+    failed = last_json(invoke("train", tmp_path / "none.yaml", "--json", code=2))
+    assert failed["exit_code"] == 2
+    assert "none.yaml" in failed["error"]
+
+
+def test_json_has_no_word_for_nan(capsys):
+    emit({"a": float("nan"), "b": [1.0, float("inf")], "c": {"d": 2}})
+    assert json.loads(capsys.readouterr().out) == {"a": None, "b": [1.0, None], "c": {"d": 2}}
+
+
+def test_plan_prints_what_is_needed(team_file):
+    planned = last_json(invoke("plan", team_file, "--rehearse", "--json"))
+    assert planned["fits"]
+    assert planned["total_gb"] == pytest.approx(sum(item["gb"] for item in planned["items"]))
+    assert set(planned["rehearsed"]["micro_batch"]) == {"left", "right", "speaker"}
+
+
 def test_recipes_and_init(tmp_path):
     listed = invoke("recipes").stdout
     assert {line.split()[0] for line in listed.splitlines()} == set(last_json(invoke("recipes", "--json"))["recipes"])
     path = tmp_path / "sub" / "team.yaml"
     invoke("init", path, "--recipe", "roles")
+    assert last_json(invoke("recipes", "roles", "--json"))["team_file"] == path.read_text()
     assert "a5" in path.read_text()
     path.write_text("mine")
     assert "exists" in invoke("init", path, code=2).stderr

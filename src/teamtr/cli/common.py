@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -27,7 +28,19 @@ Start with `teamtr demo`, then `teamtr init my-team.yaml` and `teamtr train my-t
 {EXIT_CODES}""",
 )
 
-JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line of stdout.")]
+_wants_json = False
+
+
+def _remember(wants_json: bool) -> bool:
+    """So that ``fail`` knows, wherever it is called from."""
+    global _wants_json
+    _wants_json = wants_json
+    return wants_json
+
+
+JsonFlag = Annotated[
+    bool, typer.Option("--json", callback=_remember, help="Print one JSON object as the last line of stdout.")
+]
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(help="Settings to change, as dotted keys: `plan.stages=10 team.agents.left.model=tiny`."),
@@ -35,9 +48,12 @@ Overrides = Annotated[
 
 
 def fail(message: str, code: int) -> NoReturn:
+    """Say what is wrong and stop; with ``--json`` the last line of stdout says it too."""
     from teamtr.show import say
 
     say(f"error: {message}")
+    if _wants_json:
+        emit({"error": message, "exit_code": code})
     raise typer.Exit(code)
 
 
@@ -77,5 +93,16 @@ def interruptible() -> Iterator[Callable[[], bool]]:
 
 
 def emit(payload: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(payload) + "\n")
+    """One line of JSON on stdout; what JSON has no word for (nan, infinity) is null."""
+    sys.stdout.write(json.dumps(_plain(payload), allow_nan=False) + "\n")
     sys.stdout.flush()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value

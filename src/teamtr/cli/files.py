@@ -58,7 +58,11 @@ def recipes(
 
     with errors():
         if name is not None:
-            sys.stdout.write(recipe_text(name))
+            text = recipe_text(name)
+            if as_json:
+                emit({"name": name, "team_file": text})
+            else:
+                sys.stdout.write(text)
             return
         found = all_recipes()
     if as_json:
