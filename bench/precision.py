@@ -13,6 +13,7 @@ square law holds, 1 where back-off would never end). An update is one scoring pa
 from __future__ import annotations
 
 import argparse
+import copy
 from typing import Any
 
 import numpy as np
@@ -66,6 +67,29 @@ def update_seconds(learner: Any, batch: Any, precision: str) -> float:
     return taken
 
 
+def mismatches(model: Any, prompts: list[Any], length: int, gpu: bool) -> list[dict[str, Any]]:
+    """Sampler against learner (fp32) log-probabilities of the same tokens, for each arithmetic of sampling."""
+    found = []
+    for sampler in ("bf16", "fp16") if gpu else ("fp32",):
+        engine = adapted_team(copy.deepcopy(model), 1, "fp32", micro_batch=16, sampler=sampler, compiled=False)
+        learner = engine.learner("a0")
+        learner.policy.end_ids = frozenset()
+        samples = engine.sample("a0", prompts, max_tokens=length, seed=0)
+        learner.begin(make_batch("a0", prompts, [s.token_ids for s in samples], group=4))
+        gaps = [a - s.logprobs for a, s in zip(learner.token_logprobs(), samples, strict=True)]
+        learner.end()
+        tokens = np.abs(np.concatenate(gaps))
+        found.append(
+            {
+                "tokens": length, "sampler": sampler, "median per token": float(np.median(tokens)),
+                "largest per token": float(tokens.max()),
+                "median per message": float(np.median([abs(g.sum()) for g in gaps])),
+                "largest per message": float(max(abs(g.sum()) for g in gaps)),
+            }
+        )  # fmt: skip
+    return found
+
+
 def main() -> None:
     gpu = torch.cuda.is_available()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -83,18 +107,20 @@ def main() -> None:
     else:
         model = make_model(a.shape)
     vocabulary = model.config.vocab_size
+    plain = copy.deepcopy(model)
     engine = adapted_team(model, 1, "fp32", micro_batch=16, sampler="bf16" if gpu else None)
     learner = engine.learner("a0")
     learner.perturb(0.3, seed=1)  # an adapter that has learnt something, so that both of its factors matter
     precisions = ("bf16", "fp16", "tf32", "fp32") if gpu else ("fp32", "bf16")
     rng = np.random.default_rng(0)
-    rows, results = [], []
+    rows, results, apart = [], [], []
     for length in map(int, a.lengths.split(",")):
         prompts = [rng.integers(2, vocabulary, size=64).astype(np.int32) for _ in range(a.messages)]
         learner.policy.precision = "fp32"
         learner.policy.end_ids = frozenset()
         said = [s.token_ids for s in engine.sample("a0", prompts, max_tokens=length, seed=0)]
         batch = make_batch("a0", prompts, said, group=4)
+        apart += mismatches(plain, prompts, length, gpu)
         true = {
             size: kl_of(learner, batch, "fp32", lambda size=size: learner.perturb(size, seed=3))
             for size in PERTURBATIONS
@@ -116,7 +142,9 @@ def main() -> None:
             results.append(result)
             rows.append(tuple(result.values()))
     title = f"{a.model or a.shape}: {a.messages} messages, radius {a.radius} nats per message, LoRA"
-    report(title, tuple(results[0]), rows, {"benchmark": "precision", **vars(a), "results": results}, a.json)
+    report("sampler against learner, nats", tuple(apart[0]), [tuple(r.values()) for r in apart], {}, as_json=False)
+    record = {"benchmark": "precision", **vars(a), "results": results, "mismatch": apart}
+    report(title, tuple(results[0]), rows, record, a.json)
 
 
 if __name__ == "__main__":

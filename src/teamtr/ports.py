@@ -25,6 +25,7 @@ from teamtr.types import (
     Sample,
     Situation,
     StepStats,
+    TokenShift,
     Verdict,
 )
 
@@ -96,6 +97,10 @@ class Learner(Protocol):
 
     def measure(self, rows: NDArray[np.int64] | None = None) -> Divergence:
         """From the frozen policy to the present one, on these rows (all when None)."""
+        ...
+
+    def token_shift(self) -> TokenShift:
+        """What happened since ``begin`` to the tokens of each rank, over all positions of its batch."""
         ...
 
     def end(self) -> None:

@@ -261,6 +261,24 @@ class Sample:
 
 
 @dataclass(frozen=True)
+class TokenShift:
+    """What an update did to the tokens of each rank before it, averaged over positions (fig:logit-vocab).
+
+    Entry r belongs to the token that was the (r+1)-th most likely; the last entry is all other tokens together.
+    """
+
+    before_R: Floats
+    """Probability before the update."""
+    after_R: Floats
+    """Probability of the same token after it."""
+    moved_R: Floats
+    """Mean absolute change of the log-probability; of the others' total in the last entry."""
+    flipped: float
+    """Share of positions whose most likely token changed."""
+    positions: int
+
+
+@dataclass(frozen=True)
 class Divergence:
     """Per-message distances from the policy before an update (cur) to the one after (new), in nats per message.
 
@@ -345,6 +363,9 @@ class UpdateReport:
     groups_without_signal: int = 0
     groups_non_finite: int = 0
     mismatch_sampler: float | None = None  # mean |log p_sampler - log p_learner| per token
+    mismatch_median: float | None = None  # the same, median over tokens
+    mismatch_largest: float | None = None  # the same, largest over tokens
+    mismatch_per_message: float | None = None  # median over messages of |log-probability of the whole message| apart
     certificates: tuple[Certificate, ...] = ()
     """What the kept step is worth at least: ours ("turn_aware", units of reward) and the paper's ("single_step", units
     of the normalised advantage). Empty when nothing was kept or the range of rewards is not known."""

@@ -170,7 +170,7 @@ def update_agent(
         report = replace(
             base,
             noise_floor=floor,
-            mismatch_sampler=mismatch,
+            **mismatch,
             ratio_clip_rate=climb.clip_rate,
             zeta_ratio=zeta_ratio(
                 lesson.advantages_M,
@@ -230,10 +230,16 @@ def noise_floor(learner: Learner, lesson: Lesson, before: Any, radii: Radii, *, 
     return floor
 
 
-def _mismatch(learner: Learner, batch: AgentBatch) -> float:
-    """Mean absolute difference of sampler and learner log-probability per token: a diagnostic, never a step."""
-    gaps = [np.abs(a - b) for a, b in zip(learner.token_logprobs(), batch.sampler_logprobs, strict=True)]
-    return float(np.concatenate(gaps).mean())
+def _mismatch(learner: Learner, batch: AgentBatch) -> dict[str, float]:
+    """How far sampler and learner log-probabilities are apart: a diagnostic, never a step."""
+    gaps = [a - b for a, b in zip(learner.token_logprobs(), batch.sampler_logprobs, strict=True)]
+    tokens_N = np.abs(np.concatenate(gaps))
+    return {
+        "mismatch_sampler": float(tokens_N.mean()),
+        "mismatch_median": float(np.median(tokens_N)),
+        "mismatch_largest": float(tokens_N.max()),
+        "mismatch_per_message": float(np.median([abs(gap.sum()) for gap in gaps])),
+    }
 
 
 # -- 3 -------------------------------------------------------------------------------------------------------

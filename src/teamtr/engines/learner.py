@@ -26,7 +26,7 @@ from teamtr.errors import Misuse
 from teamtr.presets import Objective
 from teamtr.theory.kl import kl_k3, per_message_sum
 from teamtr.theory.surrogate import clipped_surrogate, surrogate_denominator
-from teamtr.types import AgentBatch, AgentState, Divergence, Floats, Ids, StepStats
+from teamtr.types import AgentBatch, AgentState, Divergence, Floats, Ids, StepStats, TokenShift
 
 Result = TypeVar("Result")
 
@@ -36,6 +36,9 @@ _MOST_SCALINGS = 24
 FIRST_LOSS_SCALE = 2.0**16
 STEPS_BEFORE_RAISING = 200
 """Steps without overflow after which the loss scale of float16 is doubled."""
+
+SHIFT_RANKS = 20
+"""Tokens told apart by ``token_shift``."""
 
 HEAD_CHUNK_ELEMENTS = {"cpu": 16_000_000, "cuda": 256_000_000}
 """Logits held at once: chunk of positions x vocabulary."""
@@ -301,6 +304,25 @@ class PolicyLearner:
         back = np.argsort(order)
         return [torch.cat([pieces[k][axis] for k in back]).double().cpu().numpy() for axis in range(3)]
 
+    @torch.no_grad()
+    def token_shift(self) -> TokenShift:
+        reference = self._require()
+        sums: Tensor | None = None
+        positions = 0
+        for part in self._micro_batches(reference.batch, np.arange(len(reference.batch))):
+            with self.policy.computing():
+                new_NH = self._features(reference.batch.rows(part))
+                cur_NH = torch.cat([reference.features[i] for i in part])
+                head = self.policy.head()
+                for new, cur in self._chunks(head, new_NH, cur_NH):
+                    part_sums = _shift_sums(reference.head(cur), head(new))
+                    sums = part_sums if sums is None else sums + part_sums
+                    positions += len(new)
+        assert sums is not None, "begin needs at least one message"
+        mean = (sums / positions).double().cpu().numpy()
+        before_R, after_R, moved_R = mean[:-1].reshape(3, -1)
+        return TokenShift(before_R, after_R, moved_R, flipped=float(mean[-1]), positions=positions)
+
     def _score(self, rows: NDArray[np.int64]) -> _Scored:
         reference = self._require()
         part = reference.batch.rows(rows)
@@ -447,6 +469,20 @@ def _fold(tensor: Tensor, chunk: int = 1 << 22) -> Tensor:
             factor = (factor ^ (factor >> 29)) * _FOLDS[1 - k]
             sums[k] += ((part + k + 1) * (factor ^ (factor >> 32) | 1)).sum()
     return sums
+
+
+def _shift_sums(logits_cur_NV: Tensor, logits_new_NV: Tensor) -> Tensor:
+    """Sums over positions: probability before, after and change of log-probability by rank, then flips; one row."""
+    cur_NV, new_NV = logits_cur_NV.log_softmax(-1), logits_new_NV.log_softmax(-1)
+    ranks = min(SHIFT_RANKS, cur_NV.shape[-1])
+    top_NR, place_NR = cur_NV.topk(ranks, dim=-1)
+    then_NR = new_NV.gather(-1, place_NR)
+    before_NR, after_NR = top_NR.exp(), then_NR.exp()
+    rest = [(1.0 - x.sum(-1, keepdim=True)).clamp(min=1e-12) for x in (before_NR, after_NR)]
+    moved_NR = torch.cat([(then_NR - top_NR).abs(), (rest[1].log() - rest[0].log()).abs()], -1)
+    flips = (new_NV.argmax(-1) != place_NR[:, 0]).sum()[None]
+    by_rank = [torch.cat([before_NR, rest[0]], -1), torch.cat([after_NR, rest[1]], -1), moved_NR]
+    return torch.cat([*(x.double().sum(0) for x in by_rank), flips.double()])
 
 
 def _packed_ids(batch: AgentBatch, device: torch.device) -> Tensor:

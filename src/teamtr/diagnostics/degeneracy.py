@@ -1,0 +1,39 @@
+"""How degenerate trajectory weights are (app:exp:isdeg): what reusing an older team's episodes would cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from teamtr.theory.weights import effective_sample_share
+
+
+@dataclass(frozen=True)
+class Degeneracy:
+    """Of the weights w of B episodes: ESS / B, high percentiles, the largest, and Pr[w > 10]."""
+
+    episodes: int
+    effective_share: float
+    p95: float
+    p99: float
+    largest: float
+    above_ten: float
+
+
+def weight_degeneracy(log_weights_E: ArrayLike) -> Degeneracy:
+    """From trajectory log-weights; one that is not finite is an error, never a figure."""
+    logs = np.asarray(log_weights_E, dtype=np.float64)
+    if logs.ndim != 1 or not logs.size or not np.isfinite(logs).all():
+        raise ValueError(f"weight_degeneracy needs finite log-weights, one per episode, got shape {logs.shape}")
+    weights = np.exp(np.minimum(logs, 700.0))  # beyond that a float64 overflows, and nothing is left to tell apart
+    p95, p99 = np.quantile(weights, [0.95, 0.99])
+    return Degeneracy(
+        episodes=len(logs),
+        effective_share=effective_sample_share(logs),
+        p95=float(p95),
+        p99=float(p99),
+        largest=float(weights.max()),
+        above_ten=float((weights > 10.0).mean()),
+    )
