@@ -230,7 +230,7 @@ def noise_floor(learner: Learner, lesson: Lesson, before: Any, radii: Radii, *, 
     return floor
 
 
-def _mismatch(learner: Learner, batch: AgentBatch) -> dict[str, float]:
+def _mismatch(learner: Learner, batch: AgentBatch) -> dict[str, Any]:
     """How far sampler and learner log-probabilities are apart: a diagnostic, never a step."""
     gaps = [a - b for a, b in zip(learner.token_logprobs(), batch.sampler_logprobs, strict=True)]
     tokens_N = np.abs(np.concatenate(gaps))
