@@ -11,7 +11,20 @@ from typing import Any
 import torch
 
 from teamtr import tasks
-from teamtr.config import AgentConfig, CodeTask, DataTask, RolesTask, SumsTask, TeamFile
+from teamtr.config import (
+    AgentConfig,
+    ArBenchTask,
+    BenchmarkTask,
+    CodeTask,
+    DataTask,
+    GymTask,
+    LoraConfig,
+    OwnTask,
+    PlayerConfig,
+    RolesTask,
+    SumsTask,
+    TeamFile,
+)
 from teamtr.engines.learner import PolicyLearner, hash_tensors
 from teamtr.engines.local import LocalEngine
 from teamtr.engines.policy import Policy
@@ -27,6 +40,9 @@ from teamtr.presets import Plan
 from teamtr.protocol import ChatCodec, check_template, render
 from teamtr.randomness import generator, seed_of
 from teamtr.rollout import Arena
+from teamtr.tasks.arbench import ArBench
+from teamtr.tasks.endpoint import EndpointPlayer
+from teamtr.tasks.players import Player, PolicyPlayer
 from teamtr.team import Agent, Router, Team
 from teamtr.types import AgentState, Ids
 from teamtr.update import Optimisation
@@ -62,7 +78,8 @@ def build(team_file: TeamFile) -> Workshop:
     task = build_task(team_file)
     plan = team_file.plan.plan()
     settings = team_file.learner
-    voices = _voices(team_file, task)
+    room = serving_room(team_file)
+    voices = _voices(team_file, task, room)
     learners = {
         agent.name: PolicyLearner(
             agent.name,
@@ -88,6 +105,8 @@ def build(team_file: TeamFile) -> Workshop:
             for agent in team_file.team.agents
         )
     )
+    if isinstance(task, ArBench) and isinstance(team_file.task, ArBenchTask) and team_file.task.player is not None:
+        task.player = _player(team_file, team_file.task.player, task, engine, voices, room)
     arena = Arena(
         sampler=engine,
         codecs={name: voice.codec for name, voice in voices.items()},
@@ -134,6 +153,12 @@ def build_task(team_file: TeamFile) -> Task:
                 private=d.private,
                 seconds_per_item=d.seconds_per_item,
             )
+        case OwnTask() as o:
+            return tasks.own_task(o.name, **o.options)
+        case GymTask() as g:
+            return tasks.benchmark(g.name, g.data, seed=team_file.seed, **g.options)
+        case BenchmarkTask() as b:
+            return tasks.benchmark(b.name, b.data, **b.options)
 
 
 def device_of(team_file: TeamFile) -> torch.device:
@@ -153,17 +178,44 @@ class _Voice:
     codec: ChatCodec
 
 
-def _voices(team_file: TeamFile, task: Task) -> dict[str, _Voice]:
+def _voices(team_file: TeamFile, task: Task, room: ServingRoom | None) -> dict[str, _Voice]:
     """One voice per agent. Agents that name the same model share its codec, and its base when they train LoRA."""
     by_source: dict[str, list[AgentConfig]] = {}
     for agent in team_file.team.agents:
         by_source.setdefault(agent.model, []).append(agent)
     voices: dict[str, _Voice] = {}
-    room = serving_room(team_file)
     for source, agents in by_source.items():
         make = _tabular_voices if source == "tabular" else _transformer_voices
         voices.update(make(team_file, task, source, agents, room))
     return voices
+
+
+def _player(
+    team_file: TeamFile,
+    settings: PlayerConfig,
+    task: Task,
+    engine: LocalEngine,
+    voices: Mapping[str, _Voice],
+    room: ServingRoom | None,
+) -> Player:
+    """Who plays the other roles: a model at an endpoint, an agent of this team, or a model of its own."""
+    if settings.base_url is not None:
+        return EndpointPlayer(
+            settings.base_url,
+            str(settings.model),
+            key_variable=settings.key_variable,
+            max_tokens=settings.max_tokens,
+            temperature=settings.temperature,
+        )
+    name = settings.agent or "player"
+    if settings.agent is not None:
+        voice = voices[name]
+    else:
+        alone = AgentConfig(name=name, model=settings.model, train="full", lora=LoraConfig(), system_prompt="")
+        voice = _transformer_voices(team_file, task, str(settings.model), [alone], room)[name]
+        state = AgentState(beta=0.0, step_scale=1.0, radius_nats=1.0)
+        engine = LocalEngine({name: PolicyLearner(name, voice.policy, state)})
+    return PolicyPlayer(engine, name, voice.codec, settings.max_tokens, settings.temperature)
 
 
 def _codec(team_file: TeamFile, tokenizer: Any) -> ChatCodec:

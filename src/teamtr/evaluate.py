@@ -7,9 +7,10 @@ and never single samples. Axis K: the samples of one problem.
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +25,24 @@ from teamtr.types import Floats, Problem, RolloutBatch, Verdict
 class Interval(NamedTuple):
     low: float
     high: float
+
+
+class Figure(NamedTuple):
+    """A mean and its interval."""
+
+    value: float
+    interval: Interval
+
+
+@dataclass(frozen=True)
+class Part:
+    """The problems of one label: a row of a table."""
+
+    problems: int
+    avg_at_k: float
+    avg_interval: Interval
+    pass_at_k: float
+    """At k = K."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +60,16 @@ class EvalReport:
     majority_interval: Interval
     consensus_on_correct: float | None  # None when nobody recorded what the agents stated
     mean_reward: float  # over finite rewards
+    reward_interval: Interval
     rewards_non_finite: int
     verdicts: Mapping[str, int]
+    success_P: tuple[float, ...] = ()
+    """The share of right samples of each problem, so that two evaluations can be compared problem by problem."""
+    problem_ids: tuple[str, ...] = ()
+    tables: Mapping[str, Mapping[str, Part]] = field(default_factory=dict)
+    """By what the task labels problems with: {"size": {"2*2": ..., "2*3": ...}}."""
+    measures: Mapping[str, Figure] = field(default_factory=dict)
+    """What the task measures besides its verdicts."""
 
     def as_record(self) -> dict[str, Any]:
         """For the log and for JSON: keys are text."""
@@ -140,6 +167,8 @@ def summarise(
     ks: Sequence[int] | None = None,
     confidence: float = 0.95,
     draws: int = 2000,
+    labels_P: Sequence[Mapping[str, str]] | None = None,
+    measures_PK: Sequence[Sequence[Mapping[str, float]]] | None = None,
 ) -> EvalReport:
     """All figures of one evaluation.
 
@@ -150,6 +179,8 @@ def summarise(
         stated_PK: for each sample, whether each agent stated the right answer (``consensus_on_correct``); or None.
         rng: of the bootstrap.
         ks: for pass@k; by default 1, 2, 4, ... and K.
+        labels_P: what each problem is labelled with; there is a table for each name of a label.
+        measures_PK: what else was measured of each sample, from 0 to 1.
     """
     samples = len(verdicts_PK[0]) if verdicts_PK else 0
     if not samples or any(len(row) != samples for row in (*verdicts_PK, *answers_PK)):
@@ -176,8 +207,72 @@ def summarise(
         majority_interval=interval(majority_P),
         consensus_on_correct=None if stated_PK is None else consensus_on_correct([e for row in stated_PK for e in row]),
         mean_reward=float(finite.mean()) if finite.size else math.nan,
+        reward_interval=_reward_interval(verdicts_PK, confidence, draws, rng),
         rewards_non_finite=int(rewards.size - finite.size),
         verdicts=dict(Counter(verdict.kind for row in verdicts_PK for verdict in row)),
+        success_P=tuple(correct_PK.mean(axis=1).tolist()),
+        tables={
+            name: {
+                value: Part(
+                    problems=len(rows),
+                    avg_at_k=avg_at_k(correct_PK[rows]),
+                    avg_interval=interval(correct_PK[rows].mean(axis=1)),
+                    pass_at_k=float((correct_PK[rows].sum(axis=1) > 0).mean()),
+                )
+                for value, rows in parts.items()
+            }
+            for name, parts in _by_label(labels_P or ()).items()
+        },
+        measures={
+            name: Figure(float(values_P.mean()), interval(values_P))
+            for name, values_P in _by_measure(measures_PK or ()).items()
+        },
+    )
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What an evaluation keeps of the episodes of some problems."""
+
+    verdicts_PK: list[list[Verdict]]
+    answers_PK: list[list[str | None]]
+    stated_PK: list[list[list[bool | None]]]
+    labels_P: list[Mapping[str, str]]
+    measures_PK: list[list[Mapping[str, float]]]
+
+    @classmethod
+    def together(cls, parts: Sequence[Scores]) -> Scores:
+        return cls(
+            verdicts_PK=[row for part in parts for row in part.verdicts_PK],
+            answers_PK=[row for part in parts for row in part.answers_PK],
+            stated_PK=[row for part in parts for row in part.stated_PK],
+            labels_P=[labels for part in parts for labels in part.labels_P],
+            measures_PK=[row for part in parts for row in part.measures_PK],
+        )
+
+    def report(self, seed: int) -> EvalReport:
+        return summarise(
+            self.verdicts_PK,
+            self.answers_PK,
+            self.stated_PK,
+            generator(seed, "bootstrap"),
+            labels_P=self.labels_P,
+            measures_PK=self.measures_PK,
+        )
+
+
+def scores_of(arena: Arena, batch: RolloutBatch) -> Scores:
+    """What a batch of graded episodes is worth, with what the task says of its problems and replies."""
+    labels: Callable[[Problem], Mapping[str, str]] = getattr(arena.task, "labels", lambda problem: {})
+    measures: Callable[[Problem, str], Mapping[str, float]] = getattr(arena.task, "measures", lambda problem, reply: {})
+    size = batch.group_size
+    rows = [batch.episodes[p * size : (p + 1) * size] for p in range(len(batch.problems))]
+    return Scores(
+        verdicts_PK=[[e.verdict for e in row] for row in rows],
+        answers_PK=[[e.verdict.extracted or e.answer or None for e in row] for row in rows],
+        stated_PK=_stated(arena, batch),
+        labels_P=[labels(problem) for problem in batch.problems],
+        measures_PK=[[measures(p, e.answer) for e in row] for p, row in zip(batch.problems, rows, strict=True)],
     )
 
 
@@ -193,31 +288,61 @@ def evaluate(
 ) -> EvalReport:
     """Let the team play K episodes of each problem and summarise them. Changes nothing."""
     batch = play(arena, team, problems, samples, seed=seed, temperature=temperature, ledger=ledger)
-    rows = [batch.episodes[p * samples : (p + 1) * samples] for p in range(len(problems))]
-    return summarise(
-        [[e.verdict for e in row] for row in rows],
-        [[e.verdict.extracted or e.answer or None for e in row] for row in rows],
-        _stated(arena, batch),
-        generator(seed, "bootstrap"),
-    )
+    return replace(scores_of(arena, batch).report(seed), problem_ids=tuple(p.id for p in problems))
 
 
 def _stated(arena: Arena, batch: RolloutBatch) -> list[list[list[bool | None]]]:
-    """Whether each agent's last message, taken as the answer, would be right; None where it states none."""
-    asked: list[tuple[Problem, str, Sequence[str]]] = []
-    for e, episode in enumerate(batch.episodes):
-        problem = batch.problems[e // batch.group_size]
-        texts = [turn.text for turn in episode.turns]
-        last = {turn.agent: turn.text for turn in episode.turns}
-        asked.extend((problem, text, texts) for text in last.values())
-    verdicts = iter(arena.task.grade(asked))
+    """Whether each agent's last message, taken as the answer, would be right; None where it states none. What was the
+    answer is graded already."""
+    last = [{turn.agent: turn.text for turn in episode.turns} for episode in batch.episodes]
+    others = [
+        (batch.problems[e // batch.group_size], text, [turn.text for turn in episode.turns])
+        for e, episode in enumerate(batch.episodes)
+        for text in last[e].values()
+        if text != episode.answer
+    ]
+    verdicts = iter(arena.task.grade(others) if others else ())
     stated = []
-    for episode in batch.episodes:
-        speakers = len({turn.agent for turn in episode.turns})
-        own = [next(verdicts) for _ in range(speakers)]
+    for e, episode in enumerate(batch.episodes):
+        own = [episode.verdict if text == episode.answer else next(verdicts) for text in last[e].values()]
         stated.append([None if v.kind == "unparsed" else v.right for v in own])
     size = batch.group_size
     return [stated[p * size : (p + 1) * size] for p in range(len(batch.problems))]
+
+
+def _reward_interval(
+    verdicts_PK: Sequence[Sequence[Verdict]], confidence: float, draws: int, rng: np.random.Generator
+) -> Interval:
+    """Of the mean reward; problems without any finite reward have no say."""
+    rewards = [[v.reward for v in row if math.isfinite(v.reward)] for row in verdicts_PK]
+    means_P = [float(np.mean(row)) for row in rewards if row]
+    if not means_P:
+        return Interval(math.nan, math.nan)
+    within = min(means_P) >= 0 and max(means_P) <= 1
+    return (share_interval if within else bootstrap_interval)(means_P, confidence, draws, rng=rng)
+
+
+def _by_label(labels_P: Sequence[Mapping[str, str]]) -> dict[str, dict[str, list[int]]]:
+    """Name of a label -> value -> the problems that have it, values in the order that a person expects."""
+    found: dict[str, dict[str, list[int]]] = {}
+    for p, labels in enumerate(labels_P):
+        for name, value in labels.items():
+            found.setdefault(name, {}).setdefault(value, []).append(p)
+    return {name: dict(sorted(parts.items(), key=lambda part: _natural(part[0]))) for name, parts in found.items()}
+
+
+def _natural(text: str) -> list[tuple[int, str]]:
+    """For sorting: numbers by value, so that 3*10 follows 3*9."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", text)]
+
+
+def _by_measure(measures_PK: Sequence[Sequence[Mapping[str, float]]]) -> dict[str, Floats]:
+    """Each measure's mean over the samples of each problem."""
+    names = dict.fromkeys(name for row in measures_PK for measures in row for name in measures)
+    return {
+        name: np.array([np.mean([measures[name] for measures in row]) for row in measures_PK], dtype=np.float64)
+        for name in names
+    }
 
 
 def _majority(answers: Sequence[str | None], rights: Sequence[bool]) -> float:

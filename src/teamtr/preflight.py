@@ -1,20 +1,26 @@
-"""Before training: can the radius be seen at all in the precision of scoring?"""
+"""Before training: can the radius be seen at all in the precision of scoring, and does the grader tell right from
+wrong?"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from teamtr.build import Workshop
 from teamtr.engines.learner import PolicyLearner
 from teamtr.engines.torch.policy import CHEAPEST_FIRST
-from teamtr.errors import Refused
+from teamtr.errors import Misuse, Refused
 from teamtr.presets import Radii
 from teamtr.randomness import generator, seed_of
-from teamtr.rollout import play
+from teamtr.rollout import Arena, play
+from teamtr.team import team_answer
 from teamtr.theory.advantages import group_advantages
+from teamtr.types import Problem, Turn
 from teamtr.update import VERIFIABLE_SHARE, Lesson, noise_floor
 
+KNOWN_PROBLEMS = 3
 PROBLEMS = 8
 GROUP = 4
 EXACT = ("fp64", "fp32")
@@ -49,6 +55,85 @@ class Floor:
 
 class RadiusNotVisible(Refused):
     """Rounding moves the policy more than the trust region allows."""
+
+
+class GraderNotTrusted(Refused):
+    """Known answers do not come out as they must."""
+
+
+def self_test(workshop: Workshop) -> list[str]:
+    """Send answers known to be right and wrong the way of a real message: through the tokenizer of whoever speaks,
+    the team's answer rule, extraction and grader. Returns warnings; raises GraderNotTrusted when one comes out
+    otherwise. Tasks without known answers (``gold`` and ``wrong``) have none to send.
+    """
+    task, seed = workshop.task, workshop.team_file.seed
+    gold, wrong = getattr(task, "gold", None), getattr(task, "wrong", None)
+    problems = task.problems("train")
+    if not problems:
+        raise Misuse("the task has no problem to train on: lower task.held_out, or give task.train")
+    if gold is None or wrong is None:
+        return []
+    rng = generator(seed, "self-test")
+    picked = [problems[i] for i in rng.permutation(len(problems))[:KNOWN_PROBLEMS]]
+    known = [_Known(problem, "gold", gold(problem), True) for problem in picked]
+    known += [_Known(p, answer.kind, answer.reply, False) for p in picked for answer in wrong(p, rng)]
+    arena = workshop.arena
+    said = [_spoken(arena, each.reply) for each in known]
+    texts = [[turn.text for turn in turns] for turns in said]
+    extract = getattr(task, "extract", None)
+    answers = [team_answer(turns, arena.answer, extract) for turns in said]
+    verdicts = task.grade([(k.problem, answer, text) for k, answer, text in zip(known, answers, texts, strict=True)])
+    failed = [
+        f"  problem {each.problem.id}, {each.kind}: graded {verdict.kind}, read as {verdict.extracted!r}"
+        for each, verdict in zip(known, verdicts, strict=True)
+        if verdict.right != each.is_right
+    ]
+    failed += [
+        f"  problem {each.problem.id}, gold: no answer is found in it when votes are counted"
+        for each, answer in zip(known, answers, strict=True)
+        if each.is_right and extract is not None and extract(answer) is None
+    ]
+    if failed:
+        raise GraderNotTrusted(
+            "answers known to be right or wrong come out otherwise, so that rewards would mean nothing:\n"
+            + "\n".join(failed[:10])
+            + "\nIf only gold answers fail, the model's tokenizer may not be able to write them; else mend the task."
+        )
+    return _too_short(workshop, [turns for each, turns in zip(known, said, strict=True) if each.is_right])
+
+
+@dataclass(frozen=True)
+class _Known:
+    problem: Problem
+    kind: str
+    reply: str
+    is_right: bool
+
+
+def _spoken(arena: Arena, reply: str) -> list[Turn]:
+    """The reply as every agent's message of one round, as its own tokenizer writes and reads it."""
+    turns = []
+    for name in arena.router.order:
+        codec = arena.codecs[name]
+        token_ids = codec.encode_message(reply)
+        nothing = np.zeros(0, np.int32), token_ids, np.zeros(len(token_ids), np.float32)
+        turns.append(Turn(name, 0, *nothing, "stop", "", codec.decode(token_ids)))
+    return turns
+
+
+def _too_short(workshop: Workshop, golds: list[list[Turn]]) -> list[str]:
+    """A warning for each agent that answers and may not write as much as the shortest of these."""
+    rule, order = workshop.arena.answer, workshop.arena.router.order
+    answering = {"last": order[-1:], "majority": order}.get(rule, (rule,))
+    warnings = []
+    for agent in workshop.team:
+        needed = min((len(t.token_ids) for turns in golds for t in turns if t.agent == agent.name), default=0)
+        if agent.name in answering and needed > agent.max_tokens:
+            warnings.append(
+                f"agent {agent.name!r} may write {agent.max_tokens} tokens, but the shortest of {len(golds)} right "
+                f"answers takes {needed}: raise max_tokens"
+            )
+    return warnings
 
 
 def measure_floors(workshop: Workshop) -> list[Floor]:

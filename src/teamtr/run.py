@@ -20,17 +20,20 @@ import numpy as np
 import torch
 
 from teamtr.algorithm import Slot, Step, run_stage, schedule
-from teamtr.build import Workshop, build
+from teamtr.build import Workshop, build, device_of
 from teamtr.config import ConfigError, TeamFile, dump, loads
+from teamtr.diagnostics.probe import stale_probe, token_shift
 from teamtr.diagnostics.roles import role_success
 from teamtr.errors import Refused
 from teamtr.evaluate import EvalReport, evaluate
-from teamtr.preflight import measure_floors, require_visible
+from teamtr.memory import GB, plan_memory, rehearse
+from teamtr.preflight import measure_floors, require_visible, self_test
 from teamtr.randomness import generator, seed_of
 from teamtr.rollout import Ledger, collect
 from teamtr.store import Commit, RunFolder, StoreError, batch_name, read_episodes, write_atomic, write_episodes
 from teamtr.tasks import Roles
 from teamtr.team import Team
+from teamtr.theory.advantages import group_advantages
 from teamtr.theory.allocation import best_radii, proportional_radii
 from teamtr.theory.certificates import add_up, measured_gain, turn_aware_price
 from teamtr.types import Certificate, Problem, RolloutBatch, StageReport
@@ -45,10 +48,15 @@ MAY_CHANGE = (
     "eval.temperature",
     "store.keep_checkpoints",
     "learner.micro_batch",
+    "diagnostics.every",
     "sampling.compiled",
     "sampling.memory_gb",
 )
 """Settings that a resumed run may change without becoming another run."""
+
+
+EVAL_PROBLEMS, EVAL_SAMPLES = 64, 4
+"""Of an evaluation during a run, when the team file says nothing."""
 
 
 class OtherRun(StoreError):
@@ -72,6 +80,8 @@ class Account:
             self._add(self.tokens, agent, "prompt", ledger.prompt_tokens[agent])
             self._add(self.seconds, agent, "sample", ledger.seconds[agent])
         self._add(self.seconds, "team", "grade", ledger.grading_seconds)
+        if ledger.environment_seconds:
+            self._add(self.seconds, "team", "environment", ledger.environment_seconds)
 
     def updated(self, agent: str, tokens: Mapping[str, int], seconds: Mapping[str, float]) -> None:
         for phase, count in tokens.items():
@@ -98,6 +108,8 @@ class _Position:
     done: int = 0
     batch: str | None = None
     log_weights: Sequence[float] | None = None
+    carried: Sequence[float] | None = None
+    """Trajectory log-weights from the stage's first batch to the present team, while probes ask for them."""
     returns: Sequence[Sequence[float]] | None = None
     """Returns of the latest batch of this stage, to measure the next update's gain against."""
 
@@ -126,6 +138,7 @@ class _Driver:
         self.fingerprints: dict[str, str] = {}
         self.exact: float | None = None
         self.measured: Record | None = None
+        self.probed: Record | None = None
 
     def go(self) -> Iterator[Record]:
         yield self._begin_or_resume()
@@ -172,7 +185,8 @@ class _Driver:
             self.account.sampled(ledger)
             self._measure(batch)
             name = batch_name(stage, step)
-            if self.workshop.team_file.store.episodes or plan.resample.may_be_stale or plan.order.kind == "together":
+            needed = plan.resample.may_be_stale or plan.order.kind == "together" or self._probing
+            if self.workshop.team_file.store.episodes or needed:
                 write_episodes(self.run.episodes / name, batch)
                 self.position = replace(self.position, batch=name)
             return batch
@@ -227,8 +241,10 @@ class _Driver:
 
     def _teach(self, agent: str, lesson: Lesson) -> Update:
         plan, router = self.workshop.plan, self.workshop.arena.router
+        learner = self.workshop.engine.learner(agent)
+        before = learner.snapshot() if self._probing else None
         update = update_agent(
-            self.workshop.engine.learner(agent),
+            learner,
             lesson,
             region=plan.region,
             objective=plan.objective,
@@ -242,7 +258,49 @@ class _Driver:
             stakes=Stakes(router.turns_of(agent), router.horizon, self.workshop.task.reward_range),
         )
         self.account.updated(agent, update.report.tokens, update.report.seconds)
+        self.probed = None
+        if before is not None and update.report.outcome.startswith("accepted"):
+            self.probed = self._probe(agent, before, update, lesson)
         return update
+
+    # -- probes -----------------------------------------------------------------------------------------------
+
+    @property
+    def _probing(self) -> bool:
+        every = self.workshop.team_file.diagnostics.every
+        return every > 0 and self.position.stage % every == 0
+
+    def _probe(self, agent: str, before: Any, update: Update, lesson: Lesson) -> Record:
+        """What stale rollouts would have said of this update, and which tokens it moved. Changes nothing."""
+        started, learner, plan = time.perf_counter(), self.workshop.engine.learner(agent), self.workshop.plan
+        spent, after = dict(learner.tokens), learner.snapshot()
+        stage = self.position.stage
+        record: Record = {}
+        name = batch_name(stage, 0)
+        if self.position.done > 0 and (self.run.episodes / name).exists():
+            first = read_episodes(self.run.episodes / name)
+            returns_PG = first.returns_PG(plan.gamma)
+            advantages = group_advantages(
+                returns_PG, a_clip=plan.a_clip, eps_norm=plan.eps_norm, normalise=plan.normalise
+            )
+            carried = self.position.carried
+            weights_E = np.zeros(len(first.episodes)) if carried is None else np.array(carried)
+            stale, carried_E = stale_probe(
+                learner, before, after, first.of(agent), advantages, update.report.surrogate, weights_E
+            )
+            record = {**asdict(stale), "gap": stale.gap}
+        else:
+            carried_E = np.zeros(lesson.returns_PG.size)
+            np.add.at(carried_E, lesson.batch.episode_M, update.log_ratio_M)
+        shift = token_shift(learner, before, after, lesson.batch, generator(self.seed, "probe", stage, agent))
+        self.position = replace(self.position, carried=carried_E.tolist())
+        seconds = {"probe": time.perf_counter() - started}
+        self.account.updated(agent, {k: learner.tokens[k] - spent[k] for k in spent}, seconds)
+        return {
+            **record,
+            "token_shift": {key: np.asarray(value).tolist() for key, value in asdict(shift).items()},
+            "seconds": seconds["probe"],
+        }
 
     def _draw(self, stage: int, round: int, count: int) -> list[Problem]:
         """The stage's problems: without replacement as far as the split goes."""
@@ -301,6 +359,7 @@ class _Driver:
             "success": float(np.mean([e.verdict.right for e in step.batch.episodes])),
             "exact_success": None if self.exact is None else [exact_before, self.exact],
             "measured_before": self.measured,
+            "probe": self.probed,
             "episodes_total": self.account.episodes,
             "sampled_tokens_total": self.account.sampled_tokens,
             "time": time.time(),
@@ -331,11 +390,18 @@ class _Driver:
     def _begin_or_resume(self) -> Record:
         commit = self.run.checkpoints.latest()
         if commit is None:
+            warnings = [*getattr(self.workshop.task, "warnings", ()), *self_test(self.workshop)]
             floors = measure_floors(self.workshop)
             require_visible(self.workshop, floors)
+            memory = self._rehearse()
             self._save(None, updated=None)
             self.run.log.rewind(lambda record: False)
-            record: Record = {"kind": "start", "floors": {f.agent: f.noise_floor for f in floors}}
+            record: Record = {
+                "kind": "start",
+                "floors": {f.agent: f.noise_floor for f in floors},
+                "warnings": warnings,
+                "memory": memory,
+            }
         else:
             self._resume(commit)
             record = {"kind": "resume", "skipped": list(commit.skipped)}
@@ -354,6 +420,13 @@ class _Driver:
         }
         self.run.log.append(record)
         return record
+
+    def _rehearse(self) -> Record | None:
+        """On a GPU, the memory plan beside what the longest step really took; None elsewhere."""
+        if device_of(self.workshop.team_file).type != "cuda":
+            return None
+        planned = plan_memory(self.workshop)
+        return {"planned_gb": planned.total / GB, **rehearse(self.workshop)}
 
     def _resume(self, commit: Commit) -> None:
         self.team = self.workshop.load(lambda name: self.run.checkpoints.folder_of(commit, name))
@@ -433,8 +506,8 @@ def evaluate_team(
     report = evaluate(
         workshop.arena,
         team,
-        workshop.task.problems(split)[: problems or settings.problems],
-        samples or settings.samples,
+        workshop.task.problems(split)[: problems or settings.problems or EVAL_PROBLEMS],
+        samples or settings.samples or EVAL_SAMPLES,
         seed=seed_of(workshop.team_file.seed, "eval", split, stage),
         temperature=settings.temperature if temperature is None else temperature,
         ledger=ledger,

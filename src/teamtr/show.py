@@ -68,7 +68,7 @@ class TrainingScreen:
                 self.trained = record["trained_agents"]
                 verb = "training" if record["kind"] == "start" else f"resuming after {record['updates']} updates"
                 self._print(f"{self.label}{verb}: {record['name']}, {', '.join(record['agents'])}")
-                for warning in record.get("skipped", ()):
+                for warning in (*record.get("skipped", ()), *record.get("warnings", ())):
                     self._print(f"warning: {warning}")
             case "eval":
                 self.evals.append(record["avg_at_k"])

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from teamtr.config import (
+    TASK_NAMES,
     AgentConfig,
     ConfigError,
     DataTask,
@@ -269,7 +270,11 @@ DATA = "{name: data, path: x}"
             "{model: tiny, agents: [{name: left}, {name: right}, {name: speaker}]}",
             'task.symbols must be at least two characters that differ in more than case, no spaces, got "ABa"',
         ),
-        ("{name: «cod»}", ONE, 'task.name must be one of code, roles, data, got "cod"; did you mean "code"?'),
+        (
+            "{name: «cod»}",
+            ONE,
+            "task.name must be one of " + ", ".join(TASK_NAMES) + ', got "cod"; did you mean "code"?',
+        ),
         ("«code»", ONE, 'task must be a mapping of keys to values, got "code"'),
         ("{name: data, «pth»: x}", ONE, 'unknown key "pth" in task; did you mean "path"?'),
         (
@@ -726,7 +731,7 @@ def test_dump_loads_back_to_an_equal_object(
 
 def test_every_recipe_loads_and_says_what_it_shows() -> None:
     known = recipes()
-    assert list(known) == ["code-exchange", "lora-shared-base", "own-data", "roles"]
+    assert list(known) == ["code-exchange", "lora-shared-base", "own-data", "roles", "smollm2-sums"]
     for name, recipe in known.items():
         team_file = load_team_file(recipe.path)
         assert team_file.name == name
@@ -773,7 +778,7 @@ def test_schema_keys_list_every_key_with_a_description() -> None:
 
     assert shown("plan.group_size") == ("whole number >= 2", "16")
     assert shown("plan.beta") == ("number >= 0", "as the preset says")
-    assert shown("task.name") == ("code | roles | data", "")
+    assert shown("task.name") == (" | ".join(TASK_NAMES), "")
     assert shown("task.held_out", "task.name is data") == ("number > 0, < 1", "0.1")
     assert shown("team.lora.targets") == ("text | list of text", '"all-linear"')
     assert shown("team.agents.NAME.lora.rank") == ("whole number >= 1", "as the team says")
@@ -781,13 +786,25 @@ def test_schema_keys_list_every_key_with_a_description() -> None:
     assert shown("learner.betas") == ("list of 2: number >= 0, < 1", "[0.9, 0.99]")
 
 
+TASK_OF = {
+    "code": "{name: code}",
+    "roles": "{name: roles}",
+    "sums": "{name: sums}",
+    "math": "{name: math, test: x.jsonl}",
+    "zebralogic": "{name: zebralogic, test: x.jsonl}",
+    "autologi": "{name: autologi, test: x.jsonl}",
+    "planbench": "{name: planbench, test: x.jsonl}",
+    "arbench:gn": "{name: 'arbench:sp', test: x.jsonl, player: {model: y}}",
+    "gym:NAME": "{name: 'gym:chain_sum'}",
+    "python:FILE:CLASS": "{name: 'python:x.py:X'}",
+}
 ODD_VALUES = ("", "-1", "x", "[[1]]", "{a: {b: 1}}", ".nan")
 
 
 @pytest.mark.parametrize("key", schema_keys(), ids=lambda key: f"{key.key} {key.when}")
 def test_listed_keys_exist_and_odd_values_give_a_message(key: SchemaKey) -> None:
     """What help lists can be set, and whatever it is set to, the worst that comes is a ConfigError."""
-    task = {"task.name is code": "{name: code}", "task.name is roles": "{name: roles}"}.get(key.when, DATA)
+    task = TASK_OF.get(key.when.removeprefix("task.name is ").split(" | ")[0], DATA)
     dotted = key.key.replace("NAME", "ann")
     messages = []
     for value in ODD_VALUES:

@@ -46,14 +46,15 @@ from teamtr.grading.math_text import quick_same
 def test_what_a_reply_states(reply: str, said: str | None) -> None:
     assert stated_answer(reply) == said
     # Thoughts make no difference to what is stated after them, nor do the tags by themselves.
-    assert stated_answer(f"<think>Perhaps \\boxed{{99}}?</think>{reply}") == (said or "99")
+    assert stated_answer(f"<think>Perhaps \\boxed{{99}}?</think>{reply}") == (said if reply else "99")
     assert stated_answer(f"some thoughts</think>\n{reply}") == said
 
 
 def test_thinking_counts_only_where_nothing_follows_it() -> None:
     assert stated_answer(r"<think>\boxed{1}</think> So \boxed{2}.") == "2"
     assert stated_answer(r"<think>\boxed{1}</think> Answer: 2") == "2"
-    assert stated_answer(r"<think>\boxed{1}</think> That is all I can say about it.") == "1"
+    assert stated_answer(r"<think>\boxed{1}</think> That is all I can say about it.") is None
+    assert stated_answer("<think>\\boxed{1}</think>\n ") == "1"
     assert stated_answer(r"<think>it must be \boxed{1}") == "1"
 
 

@@ -184,6 +184,21 @@ def test_json_has_no_word_for_nan(capsys):
     assert json.loads(capsys.readouterr().out) == {"a": None, "b": [1.0, None], "c": {"d": 2}}
 
 
+def test_probes_are_logged_and_change_nothing(team_file, tmp_path):
+    logs = {}
+    for every in (0, 1):
+        invoke("train", team_file, f"diagnostics.every={every}", "store.episodes=false", "--out", tmp_path / str(every))
+        log = (tmp_path / str(every) / "log.jsonl").read_text()
+        logs[every] = [r for r in map(json.loads, log.splitlines()) if r["kind"] == "update"]
+    kept = ("agent", "outcome", "kl_full", "surrogate", "version_after", "reward")
+    assert [[r[k] for k in kept] for r in logs[0]] == [[r[k] for k in kept] for r in logs[1]]
+    assert all(r["probe"] is None for r in logs[0])
+    probed = [r for r in logs[1] if r["probe"]]
+    assert len(probed) == sum(r["outcome"].startswith("accepted") for r in logs[1]) > 0
+    assert all(sum(r["probe"]["token_shift"]["after_R"]) == pytest.approx(1.0, abs=1e-4) for r in probed)
+    assert all(("gap" in r["probe"]) == (r["step"] > 0) for r in probed)
+
+
 def test_plan_prints_what_is_needed(team_file):
     planned = last_json(invoke("plan", team_file, "--rehearse", "--json"))
     assert planned["fits"]

@@ -349,7 +349,8 @@ def test_thinking_is_not_part_of_the_plan() -> None:
     row = a_row(BLOCKSWORLD, 4, seed=5)
     gold = TASK.gold(TASK.problem(row))
     assert verdict(row, "<think>\nput down the red block\n</think>\n" + gold).kind == "right"
-    assert verdict(row, gold + "</think>").kind == "unparsed"
+    assert verdict(row, gold + "</think> I give up.").kind == "unparsed"
+    assert verdict(row, gold + "</think>\n").kind == "right"
 
 
 def test_a_domain_of_ones_own() -> None:
@@ -392,7 +393,9 @@ def test_an_instance_is_on_one_side_in_every_variant() -> None:
     task = PlanBench.from_rows(rows)
     train, test = ({(p.id.split("/")[0], p.id.split("/")[1]) for p in task.problems(s)} for s in ("train", "test"))
     assert {number for _, number in train}.isdisjoint(number for _, number in test)
-    assert {number for label, number in test if label == "mystery"} == {n for label, n in test if label != "mystery"}
+    assert {number for label, number in test if label == "mystery_blocksworld"} == {
+        n for label, n in test if label != "mystery_blocksworld"
+    }
     assert len(train) + len(test) == 200
     assert 16 <= len(test) <= 64  # a fifth of the numbers: binomial(100, 0.2) within three standard deviations, twice
 
@@ -475,7 +478,9 @@ def test_gold_is_right_and_wrong_is_wrong_for_every_row(name: str) -> None:
 @needs_data
 @pytest.mark.parametrize("language", LANGUAGES.values(), ids=lambda language: language.label)
 def test_our_domains_are_the_benchmarks(language: Language) -> None:
-    name = {"blocksworld": "domain_blocksworld.pddl", "mystery": "domain_mystery_blocksworld.pddl"}[language.label]
+    name = {"blocksworld": "domain_blocksworld.pddl", "mystery_blocksworld": "domain_mystery_blocksworld.pddl"}[
+        language.label
+    ]
     theirs = read_domain((DATA / name).read_text(encoding="utf-8"))
 
     def shape(domain: Domain) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from fractions import Fraction
 from itertools import combinations
@@ -202,3 +203,27 @@ def test_summarise_defaults_and_refusals() -> None:
         summarise([], [], None, rng)
     with pytest.raises(ValueError, match="equally many"):
         summarise([[RIGHT], [RIGHT, WRONG]], [["a"], ["a", "b"]], None, rng)
+
+
+def test_tables_and_measures_by_hand() -> None:
+    right, wrong = Verdict("right", 1.0, "a"), Verdict("wrong", 0.25, "b")
+    verdicts_PK = [[right, wrong], [wrong, wrong], [right, right]]
+    report = summarise(
+        verdicts_PK,
+        [["a", "b"], ["b", "b"], ["a", "a"]],
+        None,
+        np.random.default_rng(0),
+        labels_P=[{"size": "3*10"}, {"size": "3*9"}, {"size": "3*10", "subject": "x"}],
+        measures_PK=[[{"cells": 0.5}, {"cells": 1.0}], [{"cells": 0.0}, {"cells": 0.0}], [{"cells": 1.0}] * 2],
+    )
+    assert list(report.tables) == ["size", "subject"]
+    assert list(report.tables["size"]) == ["3*9", "3*10"], "by number, not by letter"
+    ten, nine = report.tables["size"]["3*10"], report.tables["size"]["3*9"]
+    assert (ten.problems, ten.avg_at_k, ten.pass_at_k) == (2, 0.75, 1.0)
+    assert (nine.problems, nine.avg_at_k, nine.pass_at_k) == (1, 0.0, 0.0)
+    assert nine.avg_interval.high == pytest.approx(0.95), "one problem proves little"
+    assert report.tables["subject"]["x"].avg_at_k == 1.0
+    assert report.measures["cells"].value == pytest.approx((0.75 + 0.0 + 1.0) / 3)
+    assert report.mean_reward == pytest.approx((1 + 0.25 * 3 + 2) / 6)
+    assert report.reward_interval.low <= report.mean_reward <= report.reward_interval.high
+    assert json.loads(json.dumps(report.as_record()))["tables"]["size"]["3*10"]["problems"] == 2

@@ -31,7 +31,7 @@ def demo(
     """
     from teamtr.demo import conversations, demo_file, demo_folder, summary, train_demo
     from teamtr.presets import PRESETS
-    from teamtr.show import TrainingScreen
+    from teamtr.show import TrainingScreen, say
 
     if task not in ("code", "roles"):
         fail(f"--task is code or roles, not {task!r}", 2)
@@ -40,6 +40,7 @@ def demo(
     presets = ["teamtr", *([compare] if compare else [])]
     results: dict[str, list[Any]] = {preset: [] for preset in presets}
     shown: list[Any] = []
+    told = ""
     with errors(), interruptible() as stop:
         for s in range(seed, seed + seeds):
             for preset in presets:
@@ -55,12 +56,25 @@ def demo(
                     results[preset].append(result)
                     if task == "code" and not shown:
                         shown = conversations(folder)
+                    told = told or _write_report(folder, (out or Path()) / "teamtr-demo.html")
     _show_demo(results, shown)
+    say(told)
     if as_json:
         line = summary(results["teamtr"])
         if compare:
             line["compare"] = {"preset": compare, **summary(results[compare])}
         emit(line)
+
+
+def _write_report(folder: Path, target: Path) -> str:
+    """The report of this run; says where it is, or why it is not there: a demo never fails because of it."""
+    from teamtr.report import build_report, report_page
+
+    try:
+        target.write_text(report_page(build_report(folder)))
+    except Exception as error:
+        return f"\nno report was written ({error})"
+    return f"\nreport: {target.resolve()}  (open it in a browser)"
 
 
 def _show_demo(results: dict[str, list[Any]], conversations: list[Any]) -> None:

@@ -2,46 +2,107 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from teamtr.cli.common import JsonFlag, app, emit, errors
 
+if TYPE_CHECKING:
+    from teamtr.build import Workshop
+    from teamtr.evaluate import EvalReport, Interval, Part, Scores
+    from teamtr.team import Team
+
 
 @app.command("eval")
 def evaluate(
-    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    run: Annotated[Path | None, typer.Argument(help="A run folder; its latest checkpoint is evaluated.")] = None,
+    team: Annotated[Path | None, typer.Option(help="Instead of a run: a team file, its models as they are.")] = None,
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", help="With --team: a setting to change, such as `eval.samples=8`.")
+    ] = None,
     split: Annotated[str, typer.Option(help="Which problems.")] = "test",
-    problems: Annotated[int | None, typer.Option(min=1, help="At most this many; else as in the team file.")] = None,
-    samples: Annotated[int | None, typer.Option(min=1, help="Episodes of each problem (K).")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="The first so many problems only.")] = None,
+    samples: Annotated[
+        int | None,
+        typer.Option(min=1, help="Episodes of each problem; without it, as in the team file, or the paper's K."),
+    ] = None,
     temperature: Annotated[float | None, typer.Option(min=0.0, help="0 is greedy; else as in the team file.")] = None,
+    regrade: Annotated[bool, typer.Option("--regrade", help="Sample nothing; grade the kept replies again.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Where replies are kept; without it, `evals` in the run, or `evals/NAME`.")
+    ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Evaluate the latest checkpoint of a run on held-out problems: avg@K, unbiased pass@K, majority, consensus."""
-    from teamtr import run as runs
+    """Evaluate a team on held-out problems: avg@K, unbiased pass@K, majority, consensus, each with its interval, and
+    tables by subject or size.
+
+    Replies are kept as they come, so that the same command goes on where a killed one stopped, and `--regrade` grades
+    them again without sampling.
+    """
+    from teamtr.errors import Misuse
+    from teamtr.generations import Evaluation
+    from teamtr.rollout import Ledger
 
     with errors():
-        workshop, team, commit = runs.open_run(run)
-        report, ledger = runs.evaluate_team(
+        if (run is None) == (team is None):
+            raise Misuse("say what to evaluate: a run folder, or a team file with --team")
+        if changes and team is None:
+            raise Misuse("--set changes a team file and goes with --team; a run is evaluated as it was trained")
+        workshop, members, evals, stage, updates = _opened(run, team, changes or [])
+        ledger = Ledger()
+        evaluation = Evaluation.of(
             workshop,
-            team,
-            stage=int(commit.progress["stage"]),
+            members,
+            out or evals,
+            stage=stage,
             split=split,
-            problems=problems,
+            limit=limit,
             samples=samples,
             temperature=temperature,
         )
+        report = evaluation.run(regrade=regrade, ledger=ledger, progress=_say_progress)
     _show_eval(report)
     if as_json:
-        emit({**report.as_record(), "updates": commit.number, "tokens": sum(ledger.sampled_tokens.values())})
+        emit(
+            {
+                **report.as_record(),
+                "updates": updates,
+                "tokens": sum(ledger.sampled_tokens.values()),
+                "grader_failures": dict(getattr(workshop.task, "failures", {})),
+                "folder": str(evaluation.folder),
+            }
+        )
 
 
-def _show_eval(report: Any) -> None:
+def _opened(run: Path | None, team: Path | None, changes: list[str]) -> tuple[Workshop, Team, Path, int, int]:
+    """What plays, who plays it, where its evaluations are kept, and how far it is trained: stages, updates."""
+    from teamtr import run as runs
+    from teamtr.build import build
+    from teamtr.config import load_team_file
+
+    if team is not None:
+        settings = load_team_file(team, changes)
+        workshop = build(settings)
+        return workshop, workshop.current_team(), Path("evals") / settings.name, 0, 0
+    assert run is not None
+    workshop, members, commit = runs.open_run(run)
+    return workshop, members, run / "evals", int(commit.progress["stage"]), commit.number
+
+
+def _say_progress(done: int, of: int, scores: Scores) -> None:
+    from teamtr.show import percent, say
+
+    verdicts = [verdict.right for row in scores.verdicts_PK for verdict in row]
+    say(f"{done}/{of} problems; of the last {len(scores.verdicts_PK)}: {percent(sum(verdicts) / len(verdicts))} right")
+
+
+def _show_eval(report: EvalReport) -> None:
     from teamtr.show import percent, say, table
 
-    def row(name: str, value: float, interval: tuple[float, float] | None = None) -> tuple[str, str, str]:
+    def row(name: str, value: float, interval: Interval | None = None) -> tuple[str, str, str]:
         between = f"{100 * interval[0]:.1f} to {100 * interval[1]:.1f}" if interval else ""
         return name, f"{100 * value:.1f} %", between
 
@@ -50,6 +111,21 @@ def _show_eval(report: Any) -> None:
     rows.append(row(f"majority@{report.samples}", report.majority_at_k, report.majority_interval))
     if report.consensus_on_correct is not None:
         rows.append(row("consensus on correct", report.consensus_on_correct))
+    rows += [row(name.replace("_", " "), *figure) for name, figure in report.measures.items()]
+    low, high = report.reward_interval
+    rows.append(("mean reward", f"{report.mean_reward:.3f}", f"{low:.3f} to {high:.3f}"))
     say(f"{report.problems} problems x {report.samples} samples")
     say(table(("measure", "value", f"{percent(report.confidence)} interval"), rows))
+    for name, parts in report.tables.items():
+        say("\n" + table(*_breakdown(name, report.samples, parts)))
     say("verdicts: " + ", ".join(f"{kind} {count}" for kind, count in report.verdicts.items()))
+
+
+def _breakdown(name: str, samples: int, parts: Mapping[str, Part]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    header = (name, "problems", f"avg@{samples}", "interval", f"pass@{samples}")
+    rows: list[tuple[str, ...]] = []
+    for value, part in parts.items():
+        low, high = part.avg_interval
+        right, found = f"{100 * part.avg_at_k:.1f} %", f"{100 * part.pass_at_k:.1f} %"
+        rows.append((value, str(part.problems), right, f"{100 * low:.1f} to {100 * high:.1f}", found))
+    return header, rows

@@ -18,33 +18,36 @@ def check(
     overrides: Overrides = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Look at a team file before training: keys, models, chat templates, data, and whether the radius can be seen.
+    """Look at a team file before training: keys, models, templates, data, grader, and whether the radius can be seen.
 
-    The last is measured: after a negligible change of the weights, the KL that rounding alone produces must stay
-    under a tenth of the radius. In bf16 it usually does not.
+    Known-right and known-wrong answers go through the task's own grader. The radius is measured: after a negligible
+    change of the weights, the KL that rounding alone produces must stay under a tenth of it. In bf16 it usually does
+    not.
     """
     from teamtr.build import build
     from teamtr.config import load_team_file
-    from teamtr.preflight import measure_floors, require_visible
+    from teamtr.preflight import measure_floors, require_visible, self_test
     from teamtr.show import say
 
     with errors():
         workshop = build(load_team_file(team_file, overrides or ()))
+        doubts = self_test(workshop)
         floors = measure_floors(workshop)
         require_visible(workshop, floors)
     task = workshop.task
+    warnings = [*getattr(task, "warnings", ()), *doubts]
     samplers = {name: learner.policy.sampling_path for name, learner in workshop.engine.learners.items()}
     lines = [
         f"{team_file}: fine",
         f"  problems: {len(task.problems('train'))} to train on, {len(task.problems('test'))} held out",
         *(f"  {floor}" for floor in floors),
         *(f"  {name}: sampling is {path}" for name, path in samplers.items()),
-        *(f"  warning: {warning}" for warning in getattr(task, "warnings", ())),
+        *(f"  warning: {warning}" for warning in warnings),
         *(f"  warning: the grader failed {n} times: {why}" for why, n in getattr(task, "failures", {}).items()),
     ]
     say("\n".join(lines))
     if as_json:
-        emit({"ok": True, "floors": [asdict(f) for f in floors], "warnings": list(getattr(task, "warnings", ()))})
+        emit({"ok": True, "floors": [asdict(f) for f in floors], "warnings": warnings})
 
 
 @app.command()

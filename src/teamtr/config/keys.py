@@ -11,44 +11,56 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 
-from teamtr.config.schema import TeamFile
+from teamtr.config.schema import TASK_NAMES, TASKS, TeamFile
 from teamtr.config.section import Section
+from teamtr.config.tasks import Task
+
+TaskKinds = tuple[type[Task], ...]
 
 
 @dataclass(frozen=True)
 class SchemaKey:
-    """One key of a team file. ``when`` says for which task it exists; an agent's keys are under team.agents.NAME."""
+    """One key of a team file. ``tasks`` names those for which it exists, all when empty; an agent's keys are under
+    team.agents.NAME."""
 
     key: str
     type: str
     default: str
     description: str
     required: bool
-    when: str = ""
+    tasks: TaskKinds = ()
+
+    @property
+    def when(self) -> str:
+        """For which tasks it exists, in words."""
+        names = [name for task in self.tasks for name in task.names()]
+        return f"task.name is {' | '.join(names)}" if names else ""
+
+    def exists_for(self, task_name: Any) -> bool:
+        return not self.tasks or (isinstance(task_name, str) and any(task.is_called(task_name) for task in self.tasks))
 
 
 def schema_keys() -> tuple[SchemaKey, ...]:
     """Every key of a team file, in the order of the file."""
-    return tuple(_walk(TeamFile, "", ""))
+    return tuple(_walk(TeamFile, ""))
 
 
-def _walk(model: type[Section], prefix: str, when: str, inherited: str = "") -> Iterator[SchemaKey]:
+def _walk(model: type[Section], prefix: str, tasks: TaskKinds = (), inherited: str = "") -> Iterator[SchemaKey]:
     """The keys of a section; ``inherited`` says in words where the defaults of a whole section come from."""
     for name, info in model.model_fields.items():
         sections = _sections_of(info.annotation)
         key, description = f"{prefix}{name}", info.description or ""
         if len(sections) > 1:  # the task: its name chooses which other keys there are
-            yield SchemaKey(f"{key}.name", " | ".join(map(_tag_of, sections)), "", description, required=True)
-            for section in sections:
-                below = _walk(section, f"{key}.", f"{key}.name is {_tag_of(section)}")
-                yield from (other for other in below if other.key != f"{key}.name")
+            yield SchemaKey(f"{key}.name", " | ".join(TASK_NAMES), "", description, required=True)
+            for task in TASKS:
+                yield from (other for other in _walk(task, f"{key}.", (task,)) if other.key != f"{key}.name")
         elif sections:
             each = "NAME." if typing.get_origin(info.annotation) is tuple else ""
-            yield from _walk(sections[0], f"{key}.{each}", when, model.unset_means if info.default is None else "")
+            yield from _walk(sections[0], f"{key}.{each}", tasks, model.unset_means if info.default is None else "")
         else:
             type_name, required = _type_name(info.annotation, info.metadata), info.is_required()
             of_its_own = "" if required else model.unset_means if info.default is None else json.dumps(info.default)
-            yield SchemaKey(key, type_name, inherited or of_its_own, description, required, when)
+            yield SchemaKey(key, type_name, inherited or of_its_own, description, required, tasks)
 
 
 def _sections_of(annotation: Any) -> tuple[type[Section], ...]:
@@ -56,10 +68,6 @@ def _sections_of(annotation: Any) -> tuple[type[Section], ...]:
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return (annotation,)
     return tuple(section for part in typing.get_args(annotation) for section in _sections_of(part))
-
-
-def _tag_of(task: type[Section]) -> str:
-    return str(typing.get_args(task.model_fields["name"].annotation)[0])
 
 
 _PLAIN_TYPES = {str: "text", int: "whole number", float: "number", bool: "true or false", Any: "any value"}

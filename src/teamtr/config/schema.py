@@ -1,12 +1,11 @@
 """The schema: what a team file may say, section by section, with every default.
 
-Types check single values; what only several fields together can have wrong, a section says in ``_refusals``.
+Types check single values; what only several fields together can have wrong, a section says in ``_refusals``. The tasks
+have modules of their own (``tasks``, ``benchmarks``).
 """
 
 from __future__ import annotations
 
-import math
-import os
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,124 +14,16 @@ from typing import Annotated, Any, ClassVar, Literal
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import Discriminator, Field, Strict, Tag
 
+from teamtr.config.benchmarks import ArBenchTask, AutoLogiTask, GymTask, MathTask, PlanBenchTask, ZebraLogicTask
 from teamtr.config.errors import Refusal, hint, show
+from teamtr.config.paths import BUILT_IN_MODELS, Anchor
 from teamtr.config.section import Section, key, unset
-from teamtr.config.texts import ANSWER_WORDS, AgentName, Device, Grader, Pattern, Preset, RunName, Symbols
+from teamtr.config.tasks import CodeTask, DataTask, OwnTask, RolesTask, SumsTask, Task
+from teamtr.config.texts import ANSWER_WORDS, AgentName, Device, Preset, RunName
+from teamtr.config.values import Above0, Count, Decay, Flag, From0, NonEmpty, Positive
 from teamtr.presets import PRESETS, Order, Plan
 
-# Strict, so that "12" is no number, true no 1 and 2.0 no whole number, wherever the models are built.
-NonEmpty = Annotated[str, Field(min_length=1)]
-Flag = Annotated[bool, Strict()]
-Count = Annotated[int, Strict(), Ge(0)]
-Positive = Annotated[int, Strict(), Ge(1)]
-Above0 = Annotated[float, Strict(), Gt(0)]
-From0 = Annotated[float, Strict(), Ge(0)]
-UpTo1 = Annotated[float, Strict(), Ge(0), Le(1)]
-Share = Annotated[float, Strict(), Gt(0), Lt(1)]  # strictly between none and all
-Decay = Annotated[float, Strict(), Ge(0), Lt(1)]
 Train = Literal["full", "lora"]
-
-_BUILT_IN_MODELS = ("tiny", "tabular")
-
-
-class CodeTask(Section):
-    """Code exchange: ``left`` and ``right`` each see half of a code, ``speaker`` must say it all."""
-
-    name: Literal["code"]
-    symbols: Symbols = key("ABCD", "The letters codes are made of.")
-    half_length: Positive = key(1, "Letters in each half of a code.")
-    held_out: Share = key(0.25, "Share of all codes kept for evaluation.")
-    partial_credit: Flag = key(True, "Reward each right letter, not only the whole code.")
-    skill: UpTo1 = key(0.0, "Share of right letters in the examples that warm up the tiny model; 0 starts at chance.")
-
-    def _refusals(self) -> Iterator[Refusal]:
-        # The logarithm first: the power itself may be too large to compute.
-        if self.half_length * math.log2(len(self.symbols)) > 16:
-            message = f"{len(self.symbols)} symbols and task.half_length {self.half_length} make more than 65536 halves"
-            both = (("task", "symbols"), ("task", "half_length"))
-            yield Refusal(("task", "half_length"), f"{message}; use fewer or shorter", both)
-
-    def refusals_of(self, team: TeamConfig) -> Iterator[Refusal]:
-        """The speaker must answer, and every message have room for its letters."""
-        if set(team.names) != {"left", "right", "speaker"}:
-            message = f"task code needs the agents left, right and speaker, got {', '.join(team.names)}"
-            yield Refusal(("team", "agents"), message, at_key=True)
-            return
-        answering = team.speaking_order[-1] if team.answer == "last" else team.answer
-        if answering in ("left", "right", "majority"):  # a name of nobody is the team's own mistake
-            message = f'task code is answered by the speaker, but team.answer gives the word to "{answering}"'
-            yield Refusal(("team", "answer"), message, (("team", "answer"), ("team", "router", "order")))
-        for i, agent in enumerate(team.agents):
-            letters = self.half_length * (2 if agent.name == "speaker" else 1)
-            if agent.model == "tiny" and agent.max_tokens < letters:
-                message = f'agent "{agent.name}" must say {letters} letters, but max_tokens is {agent.max_tokens}'
-                here = ("team", "agents", i, "max_tokens")
-                yield Refusal(here, message, (here, ("team", "max_tokens"), ("task", "half_length")))
-
-
-class RolesTask(Section):
-    """Roles: in a blind round, exactly one of n agents, called a1 to an, must volunteer."""
-
-    name: Literal["roles"]
-    tags: Annotated[int, Strict(), Ge(1), Le(26)] = key(
-        1, "How many different problems there are, told apart by a tag."
-    )
-
-    def refusals_of(self, team: TeamConfig) -> Iterator[Refusal]:
-        """Names are a1, a2 and so on, and all must speak."""
-        expected = {f"a{i + 1}" for i in range(max(len(team.agents), 2))}
-        silent = sorted(expected - set(team.speaking_order))
-        if set(team.names) != expected:
-            message = f"task roles needs two or more agents called a1, a2 and so on, got {', '.join(team.names)}"
-            yield Refusal(("team", "agents"), message, at_key=True)
-        elif silent:
-            message = f"task roles needs a message of every agent; team.router.order leaves out {', '.join(silent)}"
-            yield Refusal(("team", "router", "order"), message)
-
-
-class SumsTask(Section):
-    """Sums of whole numbers, made by code, for models that can already write."""
-
-    name: Literal["sums"]
-    terms: Annotated[int, Strict(), Ge(2), Le(16)] = key(2, "Numbers to add.")
-    digits: Annotated[int, Strict(), Ge(1), Le(9)] = key(2, "Digits of each.")
-    problems: Annotated[int, Strict(), Ge(8)] = key(4096, "Different sums, at most; a quarter, up to 256, is held out.")
-
-    def refusals_of(self, team: TeamConfig) -> Iterator[Refusal]:
-        """Any team can add."""
-        return iter(())
-
-
-class DataTask(Section):
-    """Your own questions and answers."""
-
-    name: Literal["data"]
-    path: NonEmpty = Field(description="A .jsonl or .parquet file, relative to the team file.")
-    question: NonEmpty | None = unset("Column of the question; without it, prompt, question or problem.")
-    answer: NonEmpty | None = unset("Column of the answer; without it, answer, solution or target.")
-    held_out: Share = key(0.1, "Share of the rows kept for evaluation.")
-    grader: Grader = key("exact", "exact, number, regex, or python:FILE:FUNCTION (FILE relative to the team file).")
-    pattern: Pattern | None = unset(
-        "For grader regex: its one group is the answer; its last match in a message counts."
-    )
-    threshold: Annotated[float, Strict()] = key(1.0, "A reward of at least this counts as right.")
-    private: dict[str, NonEmpty] = key({}, "Agent name to the column that this agent alone sees.")
-    seconds_per_item: Above0 = key(5.0, "Time limit for grading one answer.")
-
-    def _refusals(self) -> Iterator[Refusal]:
-        both = (("task", "grader"), ("task", "pattern"))
-        if self.grader == "regex" and self.pattern is None:
-            yield Refusal(("task", "grader"), 'task.grader is "regex", which needs task.pattern', both)
-        if self.grader != "regex" and self.pattern is not None:
-            message = f'task.pattern is used by grader "regex" only, and task.grader is "{self.grader}"'
-            yield Refusal(("task", "pattern"), message, both)
-
-    def refusals_of(self, team: TeamConfig) -> Iterator[Refusal]:
-        """Private columns must belong to somebody."""
-        for name in self.private:
-            if name not in team.names:
-                message = f"task.private names no agent {show(name)}{hint(name, team.names, 'the agents are')}"
-                yield Refusal(("task", "private", name), message, at_key=True)
 
 
 def _text_or_list(value: Any) -> str | None:
@@ -213,7 +104,7 @@ class TeamConfig(Section):
             update={
                 "model": model,
                 "system_prompt": self.system_prompt if agent.system_prompt is None else agent.system_prompt,
-                "train": agent.train or self.train or ("full" if model in _BUILT_IN_MODELS else "lora"),
+                "train": agent.train or self.train or ("full" if model in BUILT_IN_MODELS else "lora"),
                 "lora": self.lora.model_copy(update=own_lora),
                 "max_tokens": agent.max_tokens or self.max_tokens,
             }
@@ -368,12 +259,24 @@ class SamplingConfig(Section):
 
 
 class EvalConfig(Section):
-    """Evaluation during a run."""
+    """Evaluation during a run, and what ``teamtr eval`` takes when it is not told."""
 
     every: Count = key(10, "Stages between evaluations; 0 is never.")
-    problems: Positive = key(64, "Held-out problems, at most.")
-    samples: Positive = key(4, "Episodes of each problem.")
+    problems: Positive | None = unset(
+        "Held-out problems, at most; without it, 64 during a run and all for teamtr eval."
+    )
+    samples: Positive | None = unset(
+        "Episodes of each problem; without it, 4 during a run and the K of the paper for teamtr eval."
+    )
     temperature: From0 | None = unset("Without it, as trained; 0 is greedy.")
+
+
+class DiagnosticsConfig(Section):
+    """What is measured beside training."""
+
+    every: Count = key(
+        0, "Stages between probes of staleness and of moved tokens (two more scoring passes per update); 0 is never."
+    )
 
 
 class StoreConfig(Section):
@@ -383,21 +286,60 @@ class StoreConfig(Section):
     episodes: Flag = key(True, "Keep the episodes for inspection.")
 
 
+TASKS: tuple[type[Task], ...] = (
+    CodeTask,
+    RolesTask,
+    SumsTask,
+    DataTask,
+    MathTask,
+    ZebraLogicTask,
+    AutoLogiTask,
+    PlanBenchTask,
+    ArBenchTask,
+    GymTask,
+    OwnTask,
+)
+TASK_NAMES = tuple(name for task in TASKS for name in task.names())
+
+
+def _kind_of_task(value: Any) -> str | None:
+    """The tag of the section that the task's name chooses; a name of none as it is, so that the error can quote it."""
+    name = value.get("name") if isinstance(value, dict) else getattr(value, "name", None)
+    if isinstance(name, str):
+        return next((task.__name__ for task in TASKS if task.is_called(name)), name)
+    return None if name is None else str(name)
+
+
+AnyTask = Annotated[
+    Annotated[CodeTask, Tag("CodeTask")]
+    | Annotated[RolesTask, Tag("RolesTask")]
+    | Annotated[SumsTask, Tag("SumsTask")]
+    | Annotated[DataTask, Tag("DataTask")]
+    | Annotated[MathTask, Tag("MathTask")]
+    | Annotated[ZebraLogicTask, Tag("ZebraLogicTask")]
+    | Annotated[AutoLogiTask, Tag("AutoLogiTask")]
+    | Annotated[PlanBenchTask, Tag("PlanBenchTask")]
+    | Annotated[ArBenchTask, Tag("ArBenchTask")]
+    | Annotated[GymTask, Tag("GymTask")]
+    | Annotated[OwnTask, Tag("OwnTask")],
+    Discriminator(_kind_of_task),
+]
+
+
 class TeamFile(Section):
     """A whole team file."""
 
     name: RunName = Field(description="Names the run.")
     seed: Count = key(0, "All randomness comes from it.")
     device: Device = key("auto", "auto, cpu, cuda or cuda:N.")
-    task: CodeTask | RolesTask | SumsTask | DataTask = Field(
-        discriminator="name", description="The problems; name is code, roles, sums or data."
-    )
+    task: AnyTask = Field(description="The problems: a game made by code, your own data, or a benchmark.")
     team: TeamConfig
     tiny: TinyConfig = TinyConfig()
     plan: PlanConfig = PlanConfig()
     learner: LearnerConfig = LearnerConfig()
     sampling: SamplingConfig = SamplingConfig()
     eval: EvalConfig = EvalConfig()
+    diagnostics: DiagnosticsConfig = DiagnosticsConfig()
     store: StoreConfig = StoreConfig()
 
     def _refusals(self) -> Iterable[Refusal]:
@@ -408,22 +350,7 @@ class TeamFile(Section):
         """The same with the paths of data, grader and model folders made absolute, taken as relative to ``folder``,
         so that a stored copy means the same wherever it lies."""
 
-        def absolute(path: str) -> str:
-            return os.path.abspath(folder / Path(path).expanduser())
-
-        def model(name: str | None) -> str | None:
-            if name is None or name in _BUILT_IN_MODELS:
-                return name
-            is_path = name.startswith((".", "~")) or Path(name).is_absolute() or (folder / name).is_dir()
-            return absolute(name) if is_path else name
-
-        task = self.task
-        if isinstance(task, DataTask):
-            update = {"path": absolute(task.path)}
-            if task.grader.startswith("python:"):
-                file, _, function = task.grader.removeprefix("python:").rpartition(":")
-                update["grader"] = f"python:{absolute(file)}:{function}"
-            task = task.model_copy(update=update)
-        agents = tuple(agent.model_copy(update={"model": model(agent.model)}) for agent in self.team.agents)
-        team = self.team.model_copy(update={"model": model(self.team.model), "agents": agents})
-        return self.model_copy(update={"task": task, "team": team})
+        anchor = Anchor(folder)
+        agents = tuple(agent.model_copy(update={"model": anchor.model(agent.model)}) for agent in self.team.agents)
+        team = self.team.model_copy(update={"model": anchor.model(self.team.model), "agents": agents})
+        return self.model_copy(update={"task": self.task.anchored(anchor), "team": team})

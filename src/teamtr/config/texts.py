@@ -64,6 +64,12 @@ AgentName = Annotated[
     AfterValidator(_no_answer_word),
 ]
 Device = Annotated[str, _of_form(r"auto|cpu|cuda(:[0-9]+)?", "must be auto, cpu, cuda or cuda:N")]
+GymName = Annotated[
+    str, _of_form(r"gym:[a-z][a-z0-9_]*", "must be gym:NAME, with the name of a family of reasoning-gym")
+]
+OwnTaskName = Annotated[
+    str, _of_form(r"python:.+\.py:[^\W\d]\w*", "must be python:FILE.py:CLASS (FILE relative to the team file)")
+]
 Preset = Annotated[str, AfterValidator(_preset)]
 Symbols = Annotated[str, AfterValidator(_symbols)]
 Pattern = Annotated[str, Field(min_length=1), AfterValidator(_one_group)]

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from teamtr.config.errors import KeyPath, Mistake, Refusal, at, dotted, hint, nearest, show
 from teamtr.config.keys import schema_keys
-from teamtr.config.schema import TeamFile
+from teamtr.config.schema import TASK_NAMES, TeamFile
 from teamtr.config.source import Document
 
 
@@ -78,7 +78,7 @@ def _refusal(error: Mapping[str, Any], data: Any) -> Refusal | None:
             name = error["loc"][-1] if kind == "missing" else "name"
             return Refusal((*path, name), f'missing key "{name}" in {key}')
         case "union_tag_invalid" | "literal_error":
-            options = re.findall("'([^']*)'", context.get("expected") or context["expected_tags"])
+            options = re.findall("'([^']*)'", context["expected"]) if kind == "literal_error" else TASK_NAMES
             return Refusal(path, f"{key} must be one of {', '.join(options)}, got {show(value)}{hint(value, options)}")
         case "too_short" if len(value) >= context["min_length"]:
             return None  # pydantic counts the sound items only; the others are told by themselves
@@ -110,13 +110,13 @@ def _unknown_key(path: KeyPath, data: Any) -> Refusal:
     message = f'unknown key "{key}" in {dotted(path[:-1], data)}'
     prefix = "".join(f"{step}." for step in around)
     # The right key in the wrong section comes before a similar key in the right one.
-    known = [each for each in schema_keys() if each.key != f"{prefix}{key}"]  # not what is a key of another task only
+    task = at(data, ("task", "name"))
+    known = [each for each in schema_keys() if each.exists_for(task)]
     elsewhere = sorted({each.key for each in known if each.key.rpartition(".")[2] == key})
     if 0 < len(elsewhere) <= 3:
         message += f"; did you mean {' or '.join(map(show, elsewhere))}?"
         return Refusal(path, message, at_key=True)
-    here = {"", f"task.name is {at(data, ('task', 'name'))}"}
-    below = [each.key.removeprefix(prefix) for each in known if each.key.startswith(prefix) and each.when in here]
+    below = [each.key.removeprefix(prefix) for each in known if each.key.startswith(prefix)]
     valid = tuple(dict.fromkeys(key_below.partition(".")[0] for key_below in below))
     near = nearest(key, valid)
     message += hint(key, valid, "valid keys")
@@ -132,6 +132,7 @@ _MUST = {
     "text_or_list": "must be text or a list of text",
     "tuple_type": "must be a list",
     "dict_type": "must be a mapping of keys to values",
+    "union_tag_not_found": "must be a mapping of keys to values",
     "model_type": "must be a mapping of keys to values",
     "model_attributes_type": "must be a mapping of keys to values",
     "missing": "must have more items",

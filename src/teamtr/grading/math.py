@@ -22,6 +22,7 @@ from teamtr.grading.math_gsm8k import gsm8k_answer
 from teamtr.grading.math_statement import LONGEST_ANSWER, stated_answer
 from teamtr.grading.math_text import quick_same
 from teamtr.grading.pool import GIB, Result, WorkerPool
+from teamtr.grading.thinking import after_thinking
 from teamtr.types import Verdict
 
 BOXED = "Please reason step by step, and put your final answer within \\boxed{}."
@@ -119,7 +120,7 @@ def _gsm8k(reply: str, truth: str) -> Judgement:
 
 
 def _gsm8k_or_stated(reply: str, truth: str) -> Judgement:
-    judged = _gsm8k(reply, truth)
+    judged = _gsm8k(after_thinking(reply), truth)
     return judged if judged.extracted is not None else _default(reply, truth)
 
 

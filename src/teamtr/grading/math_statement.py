@@ -1,13 +1,11 @@
 r"""What a reply states as its answer: the policy, in one place.
 
-Think tags are never asked for. What follows the last ``</think>`` is read first, and the whole reply where that states
-nothing, or where there is no tag: a reply is graded alike with thinking on and off. The first of these that is there:
+What is read is what follows the thinking (``thinking.py``). The first of these that is there:
 
 1. the last ``\boxed{...}`` (or ``\fbox{...}``) whose braces balance and which is not empty;
 2. the later of the last ``Answer: ...`` (``the answer is ...``, ``答案是 ...``) and the last ``#### ...`` before a
    number;
-3. what is nothing but an answer: one line with no more than two words in it (words alone only where no thought before
-   them is boxed or announced);
+3. what is nothing but an answer: one line with no more than two words in it;
 4. only when asked for (``last_number=True``), the last number written.
 
 What is too long for an answer is none, and an announcement stands in the last 50,000 characters: a megabyte of text
@@ -20,6 +18,7 @@ import re
 from collections import deque
 
 from teamtr.grading.answers import last_number as last_number_in
+from teamtr.grading.thinking import after_thinking
 
 LONGEST_ANSWER = 2000  # characters; the longest of the benchmarks has 159
 
@@ -35,18 +34,13 @@ _DISPLAYED = re.compile(r"[\s*_`]*(?:\$\$.+?\$\$|\\\[.+?\\\])", re.DOTALL)
 _SENTENCE_END = re.compile(r"\.\s+(?=[A-Z])")
 _MOST_TRIED = 20  # boxes or announcements, from the end: a text that states nothing so often states nothing
 _TAIL = 50_000  # characters in which an announcement is looked for
-_FORMULA = re.compile(r"\d|\\")
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
 
 
 def stated_answer(reply: str, *, last_number: bool = False) -> str | None:
     """The answer that the reply states, as it wrote it; None when it states none."""
-    after = reply.rpartition("</think>")[2]
-    bare = _bare(after)
-    said = last_boxed(after) or _announced(after) or (bare if bare and _FORMULA.search(bare) else None)
-    if not said and after != reply:
-        said = last_boxed(reply) or _announced(reply)
-    said = said or bare or (_last_number(after) if last_number else None)
+    after = after_thinking(reply)
+    said = last_boxed(after) or _announced(after) or _bare(after) or (_last_number(after) if last_number else None)
     return said if said and len(said) <= LONGEST_ANSWER else None
 
 

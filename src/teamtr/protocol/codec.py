@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from teamtr.errors import Misuse
+from teamtr.protocol.systems import SystemPolicy, with_system_policy
 from teamtr.types import Ids
 
 CACHED = 20_000
@@ -22,10 +23,18 @@ class ChatCodec:
     """One tokenizer with its chat template.
 
     Markers of the template (``<|im_end|>`` and the like) that turn up inside a message are broken by a space,
-    so that no agent can close another's turn by writing its end marker as text.
+    so that no agent can close another's turn by writing its end marker as text. ``sharing`` says what of a message
+    the team gets to see, ``system`` what becomes of an empty system prompt; by default, all of it, and it is sent.
     """
 
-    def __init__(self, tokenizer: Any, template_kwargs: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        template_kwargs: Mapping[str, Any] | None = None,
+        *,
+        sharing: Callable[[str], str] | None = None,
+        system: SystemPolicy = "explicit",
+    ) -> None:
         if not getattr(tokenizer, "chat_template", None):
             raise ProtocolError(
                 f"the tokenizer of {getattr(tokenizer, 'name_or_path', '?')!r} has no chat template; "
@@ -33,6 +42,8 @@ class ChatCodec:
             )
         self.tokenizer = tokenizer
         self.template_kwargs = dict(template_kwargs or {})
+        self.sharing = sharing
+        self.system: SystemPolicy = system
         self.fold_system = not self._accepts_system()
         # Some markers are special without standing in the tokenizer's map of special tokens.
         added = {i: str(t.content) for i, t in tokenizer.added_tokens_decoder.items() if t.special}
@@ -44,7 +55,8 @@ class ChatCodec:
 
     def text(self, messages: Sequence[dict[str, str]], *, for_reply: bool = True) -> str:
         """The rendered prompt as text."""
-        clean = [{"role": m["role"], "content": self._disarm(m["content"])} for m in messages]
+        heard = with_system_policy(messages, self.system)
+        clean = [{"role": m["role"], "content": self._disarm(m["content"])} for m in heard]
         if self.fold_system:
             clean = _fold_system(clean)
         return str(
@@ -70,14 +82,15 @@ class ChatCodec:
         return np.array([*ids, self.tokenizer.eos_token_id], dtype=np.int32)
 
     def decode(self, token_ids: Ids) -> str:
-        """The text of a sampled message, without markers of the template."""
+        """The text of a sampled message as the team sees it, without markers of the template."""
         key = token_ids.tobytes()
         text = self._texts.get(key)
         if text is None:
             if len(self._texts) >= CACHED:
                 self._texts.clear()
             kept = [i for i in token_ids.tolist() if i not in self._special_ids]
-            text = self._texts[key] = str(self.tokenizer.decode(kept, skip_special_tokens=False))
+            text = str(self.tokenizer.decode(kept, skip_special_tokens=False))
+            text = self._texts[key] = text if self.sharing is None else self.sharing(text)
         return text
 
     def _disarm(self, text: str) -> str:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from teamtr.grading.thinking import after_thinking
 from teamtr.protocol.render import ChatMessages
 from teamtr.tasks.arbench import ENVIRONMENT, ArBench, budget, row_id, text_in, unusable
 from teamtr.tasks.arbench_texts import Texts, fill
@@ -29,7 +30,7 @@ class Question(NamedTuple):
 def letter_in(text: str) -> str | None:
     """The last letter A to E in the rest of the line after the first "Answer:", as the benchmark's evaluator finds it:
     capitals only, inside words too. None when there is none."""
-    line = re.search(r"Answer:\s*(.*)", text)
+    line = re.search(r"Answer:\s*(.*)", after_thinking(text))
     letters = re.findall(r"[A-E]", line[1]) if line else []
     return letters[-1] if letters else None
 
@@ -37,7 +38,8 @@ def letter_in(text: str) -> str | None:
 def question_in(text: str, suspects: Sequence[str]) -> Question | None:
     """Whom a message asks, and what. The suspect is the one named first: between the last "Suspect:" and "Question:",
     or anywhere in a message without "Suspect:". The question is what follows the last "Question:", or the whole
-    message. None when either is missing."""
+    message. What was thought before counts for nothing. None when either is missing."""
+    text = after_thinking(text)
     *_, named = re.split(r"suspect:", text, flags=re.IGNORECASE)
     if named != text:
         named = re.split(r"question:", named, maxsplit=1, flags=re.IGNORECASE)[0]

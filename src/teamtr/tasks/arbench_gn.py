@@ -10,6 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from teamtr.grading.thinking import after_thinking
 from teamtr.tasks.arbench import ENVIRONMENT, ArBench, budget, row_id, unusable
 from teamtr.tasks.arbench_texts import Texts, fill
 from teamtr.tasks.benchmark import WrongAnswer
@@ -37,7 +38,7 @@ def feedback(secret: str, guess: str) -> Feedback:
 def guess_in(text: str) -> str | None:
     """The last four digits in a row, read from the left, as the benchmark's evaluator finds them: in "83621" it is
     8362. None when there are none."""
-    found = re.findall(r"\d{4}", text)
+    found = re.findall(r"\d{4}", after_thinking(text))
     return "".join(str(int(digit)) for digit in found[-1]) if found else None
 
 

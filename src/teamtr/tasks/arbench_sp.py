@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from teamtr.grading.thinking import after_thinking
 from teamtr.protocol.render import ChatMessages
 from teamtr.tasks.arbench import ENVIRONMENT, ArBench, budget, row_id, text_in
 from teamtr.tasks.arbench_texts import Texts, fill
@@ -36,12 +37,13 @@ def character_f1(said: str, truth: str) -> float:
 
 
 def story_in(text: str) -> str:
-    """The reply without the marker that the benchmark's prompt asks for, and without differences of white space."""
-    return " ".join(re.sub(r"^\s*(?:A|Answer):", "", text).split())
+    """What follows the thinking, without the marker that the benchmark's prompt asks for, and without differences of
+    white space."""
+    return " ".join(re.sub(r"^\s*(?:A|Answer):", "", after_thinking(text)).split())
 
 
 class SituationPuzzles(ArBench):
-    """``arbench:sp``. The reward is the benchmark's character F1 of the whole reply against ``bottom``.
+    """``arbench:sp``. The reward is the benchmark's character F1 of the reply (after its thinking) against ``bottom``.
 
     The benchmark has no threshold from which a story counts as found, and its score allows none: so "right" is the
     true story word for word (up to white space and case), which shows that grading works; report the mean reward.
@@ -109,7 +111,7 @@ class Referee:
         surface, bottom = situation.problem.columns["surface"], situation.problem.answer
         return [
             {"role": "system", "content": fill(self.texts["player"], surface=surface, bottom=bottom)},
-            {"role": "user", "content": situation.acts[-1]},
+            {"role": "user", "content": after_thinking(situation.acts[-1])},
         ]
 
     def _reply(self, situation: Situation, answer: str | None) -> Reply:
@@ -128,8 +130,7 @@ def word_in(text: str) -> str:
 
 
 def _verdict(bottom: str, text: str) -> Verdict:
-    told = story_in(text)
+    told, score = story_in(text), character_f1(after_thinking(text), bottom)
     if not told:
-        return Verdict("unparsed", character_f1(text, bottom))
-    right = told.casefold() == story_in(bottom).casefold()
-    return Verdict("right" if right else "wrong", character_f1(text, bottom), told)
+        return Verdict("unparsed", score)
+    return Verdict("right" if told.casefold() == story_in(bottom).casefold() else "wrong", score, told)

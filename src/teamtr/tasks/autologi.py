@@ -24,10 +24,10 @@ from teamtr.errors import Misuse
 from teamtr.grading.literal import LONGEST, read_literal, write_literal
 from teamtr.grading.pool import Result
 from teamtr.grading.sandbox import MIB, Limits, Program, Sandbox, Verification
+from teamtr.grading.thinking import after_thinking
 from teamtr.tasks.benchmark import Benchmark, WrongAnswer
 from teamtr.tasks.rows import DataError, Row, shown
 from teamtr.tasks.split import digest, hold_out
-from teamtr.tasks.thinking import after_thinking
 from teamtr.tasks.zebralogic import last_object
 from teamtr.types import Problem, Verdict
 

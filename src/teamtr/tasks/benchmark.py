@@ -81,6 +81,10 @@ class Benchmark(ABC):
         """What tables are broken down by, such as {"size": "3*4"}."""
         return {}
 
+    def measures(self, problem: Problem, reply: str) -> dict[str, float]:
+        """What is reported of a reply besides its verdict, each from 0 to 1, such as {"cell_accuracy": 0.75}."""
+        return {}
+
     def format_examples(self, rng: np.random.Generator, count: int) -> list[FormatExample]:
         """None: benchmarks are for models that can already write."""
         return []

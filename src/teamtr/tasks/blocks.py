@@ -121,7 +121,7 @@ BLOCKSWORLD = Language(
 )
 
 MYSTERY = Language(
-    label="mystery",
+    label="mystery_blocksworld",
     domain=read_domain(
         re.sub(r"(?<!:)[a-z][\w-]*", lambda word: _MYSTERY_NAMES.get(word[0], word[0]), _BLOCKSWORLD_PDDL)
     ),

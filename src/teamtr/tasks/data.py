@@ -7,7 +7,6 @@ DataTask("sums.jsonl", grader="python:rewards.py:reward")       # f(prompts, com
 
 from __future__ import annotations
 
-import hashlib
 import math
 import re
 from collections import Counter
@@ -21,6 +20,7 @@ from teamtr.errors import Misuse
 from teamtr.grading import Result, WorkerPool, exact_match, last_number, normalise
 from teamtr.tasks.code import FormatExample
 from teamtr.tasks.rows import DataError, Row, read_rows, shown
+from teamtr.tasks.split import digest, unit_hash
 from teamtr.types import Problem, Verdict
 
 QUESTION_KEYS = ("prompt", "question", "problem")
@@ -136,14 +136,14 @@ class DataTask:
         every = list(self._problems_in(file, question, answer, needs_answer, seen))
         if held_out == 0:
             return {"train": tuple(every)}
-        hashes = sorted({_unit_hash(p.prompt) for p in every})
+        hashes = sorted({unit_hash(p.prompt) for p in every})
         if len(hashes) < 2:
             raise DataError(f"{file}: at least two different questions are needed, one to train on and one held out")
         # In a small file all hashes may fall on one side: then the nearest question goes to the other.
         limit = min(max(held_out, math.nextafter(hashes[0], 1.0)), hashes[-1])
         return {
-            "train": tuple(p for p in every if _unit_hash(p.prompt) >= limit),
-            "test": tuple(p for p in every if _unit_hash(p.prompt) < limit),
+            "train": tuple(p for p in every if unit_hash(p.prompt) >= limit),
+            "test": tuple(p for p in every if unit_hash(p.prompt) < limit),
         }
 
     def _problems_in(
@@ -162,10 +162,10 @@ class DataTask:
             right = None if answer is None else _cell(row, answer)
             if needs_answer and not isinstance(right, str | int | float):
                 raise DataError(f"{row.where}: {answer!r} must be text or a number, found {shown(right)}")
-            digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:12]
-            seen[digest] += 1
+            name = digest(text)
+            seen[name] += 1
             yield Problem(
-                id=digest if seen[digest] == 1 else f"{digest}-{seen[digest]}",
+                id=name if seen[name] == 1 else f"{name}-{seen[name]}",
                 prompt=text,
                 answer=right,
                 private={
@@ -289,12 +289,6 @@ def _check_pattern(pattern: str) -> None:
         raise ValueError(
             f"pattern {pattern!r} has {groups} groups: put exactly one round what is the answer, (?:...) else"
         )
-
-
-def _unit_hash(text: str) -> float:
-    """A number in [0, 1) that depends on the text alone."""
-    digest = hashlib.sha256(b"split:" + text.encode("utf-8", "surrogatepass")).digest()
-    return int.from_bytes(digest[:8], "big") / 2**64
 
 
 def _column(row: Row, given: str | None, role: str, usual: Sequence[str]) -> str:

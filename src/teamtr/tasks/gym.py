@@ -32,11 +32,11 @@ import numpy as np
 from teamtr.errors import Misuse
 from teamtr.grading import Result, WorkerPool
 from teamtr.grading.gym import EVALUATED
+from teamtr.grading.thinking import after_thinking
 from teamtr.randomness import seed_of
 from teamtr.tasks.benchmark import Benchmark, WrongAnswer
 from teamtr.tasks.rows import DataError, shown
 from teamtr.tasks.split import digest
-from teamtr.tasks.thinking import after_thinking
 from teamtr.types import Problem, Verdict
 
 UNUSABLE = {

@@ -10,7 +10,6 @@ read is said in ``grading/math_statement.py``, how it is compared in ``grading/m
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,6 +28,7 @@ from teamtr.grading.math_text import clean, numeral
 from teamtr.tasks.benchmark import Benchmark, WrongAnswer
 from teamtr.tasks.overlap import Overlap, find_overlap, folded
 from teamtr.tasks.rows import DataError, Row, read_rows, shown
+from teamtr.tasks.split import digest, unit_hash
 from teamtr.types import Problem, Verdict
 
 QUESTION_KEYS = ("problem", "question", "prompt")
@@ -133,7 +133,7 @@ class Math(Benchmark):
             return {"test" if held_out else "train": rows}
         split: dict[str, list[Row]] = {"train": [], "test": []}
         for row in rows:
-            split["test" if _unit_hash(self._question(row)) < held_out else "train"].append(row)
+            split["test" if unit_hash(folded(self._question(row))) < held_out else "train"].append(row)
         return {name: kept for name, kept in split.items() if kept}
 
     def _read(self, rows: Mapping[str, list[Row]], known: list[str]) -> dict[str, tuple[Problem, ...]]:
@@ -293,7 +293,7 @@ def _id(row: Mapping[str, Any], question: str) -> str:
     for key in ID_KEYS:
         if isinstance(row.get(key), str | int):
             return str(row[key])
-    return hashlib.sha256((question or shown(dict(row))).encode("utf-8", "surrogatepass")).hexdigest()[:12]
+    return digest(question or shown(dict(row)))
 
 
 def _with_own_ids(problems: Iterable[Problem]) -> list[Problem]:
@@ -332,9 +332,3 @@ def _changed(answer: str) -> str:
     more = count(101, 1009)  # so uneven that no fraction and no equation keeps its value
     changed = re.sub(r"\d+", lambda found: str(int(found.group()) + next(more)), answer)
     return changed if changed != answer else f"not {answer}"
-
-
-def _unit_hash(text: str) -> float:
-    """A number in [0, 1) that depends on the text alone, and on nothing but its letters and digits."""
-    digest = hashlib.sha256(b"split:" + folded(text).encode("utf-8", "surrogatepass")).digest()
-    return int.from_bytes(digest[:8], "big") / 2**64

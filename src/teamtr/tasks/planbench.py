@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from teamtr.errors import Misuse
+from teamtr.grading.thinking import after_thinking
 from teamtr.tasks.benchmark import Benchmark, WrongAnswer
 from teamtr.tasks.blocks import (
     BLOCKSWORLD,
@@ -43,7 +44,6 @@ from teamtr.tasks.strips import (
     read_problem,
     written,
 )
-from teamtr.tasks.thinking import after_thinking
 from teamtr.types import Problem, Verdict
 
 

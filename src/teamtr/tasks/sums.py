@@ -14,6 +14,7 @@ import numpy as np
 from teamtr.errors import Misuse
 from teamtr.grading import last_number
 from teamtr.randomness import generator
+from teamtr.tasks.benchmark import WrongAnswer
 from teamtr.tasks.code import FormatExample
 from teamtr.types import Problem, Verdict
 
@@ -63,6 +64,22 @@ class Sums:
     def extract(self, text: str) -> str | None:
         said = last_number(text)
         return None if said is None else str(said)
+
+    def gold(self, problem: Problem) -> str:
+        """A reply that must be graded right."""
+        return str(problem.answer)
+
+    def wrong(self, problem: Problem, rng: np.random.Generator) -> list[WrongAnswer]:
+        """Replies that must not be graded right."""
+        right = int(problem.answer)
+        other = right + int(rng.integers(1, 9))
+        return [
+            WrongAnswer("another number", str(other)),
+            WrongAnswer("taken back", f"{right}. No, it is {other}."),
+            WrongAnswer("a digit more", f"{right}1"),
+            WrongAnswer("a share of it", f"{right} %"),
+            WrongAnswer("no number", "I do not know."),
+        ]
 
     def format_examples(self, rng: np.random.Generator, count: int) -> list[FormatExample]:
         """None: the models that play this can already write."""

@@ -22,10 +22,10 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from teamtr.errors import Misuse
+from teamtr.grading.thinking import after_thinking
 from teamtr.tasks.benchmark import Benchmark, WrongAnswer
 from teamtr.tasks.rows import DataError, Row, shown
 from teamtr.tasks.split import digest, hold_out
-from teamtr.tasks.thinking import after_thinking
 from teamtr.types import Problem, Verdict
 
 Table = dict[str, dict[str, str]]
@@ -132,6 +132,9 @@ class ZebraLogic(Benchmark):
     def labels(self, problem: Problem) -> dict[str, str]:
         houses, attributes = _shape(problem.answer)
         return {"size": f"{houses}*{attributes}", "group": size_group(houses, attributes)}
+
+    def measures(self, problem: Problem, reply: str) -> dict[str, float]:
+        return {"cell_accuracy": self.cell_accuracy(problem, reply)}
 
     def cell_accuracy(self, problem: Problem, reply: str) -> float:
         """The share of the solution's cells that the reply has right; 0 when it has no table."""

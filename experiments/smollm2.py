@@ -1,0 +1,150 @@
+"""Three SmolLM2 learn to add: TeamTR, naive sequential and a single agent with GRPO at equal sampled tokens.
+
+    python experiments/smollm2.py --model FOLDER --out OUT [--radii 0.05,0.3,1] [--seeds 0,1,2] [--limit 500]
+
+Every run is a ``teamtr train`` of the recipe ``smollm2-sums`` in a process of its own, all beside each other on one
+GPU (a model this small does not fill it), until it has finished or ``--limit`` seconds are over. The same command goes
+on with unfinished runs. The table reads the logs: held-out success with a bootstrap interval over problems, at the
+largest number of sampled tokens that all runs have reached and at the end of each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+AGENTS = 3
+SETTINGS = (
+    "task.digits=1", "plan.problems=32", "plan.group_size=8", "team.max_tokens=12", "learner.minibatches=2",
+    "eval.samples=16", "sampling.memory_gb=2", "store.episodes=false",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Method:
+    """``stages`` and ``every`` (stages between evaluations) make all methods sample alike many tokens."""
+
+    name: str
+    preset: str
+    radius: float | None
+    stages: int
+    every: int
+    alone: bool = False
+
+
+def methods(radii: list[float], stages: int) -> list[Method]:
+    """A fresh stage samples one batch per agent, a stale one a single batch, a single agent a third of one."""
+    every = max(1, stages // 6)
+    found = [Method(f"teamtr-{r:g}", "teamtr", r, stages, every) for r in radii]
+    found += [Method(f"naive-{r:g}", "naive_sequential", r, AGENTS * stages, AGENTS * every) for r in radii]
+    per_single = AGENTS * AGENTS
+    found.append(Method("single-grpo", "grpo", None, per_single * stages, per_single * every, alone=True))
+    found += [
+        Method(f"single-teamtr-{r:g}", "teamtr", r, per_single * stages, per_single * every, alone=True) for r in radii
+    ]
+    return found
+
+
+def team_file(model: str, alone: bool) -> str:
+    from ruamel.yaml import YAML
+    from ruamel.yaml.compat import StringIO
+
+    from teamtr.config import recipe_text
+
+    yaml, text = YAML(), StringIO()
+    team = yaml.load(recipe_text("smollm2-sums"))
+    team["team"]["model"] = model
+    if alone:
+        team["team"]["agents"] = team["team"]["agents"][:1]
+        team["team"]["answer"] = "last"
+    yaml.dump(team, text)
+    return text.getvalue()
+
+
+def start(method: Method, seed: int, a: argparse.Namespace) -> subprocess.Popen[bytes]:
+    folder = a.out / f"{method.name}-seed{seed}"
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "start.yaml"
+    file.write_text(team_file(str(a.model), method.alone))
+    rate = a.grpo_learning_rate if method.preset == "grpo" else a.learning_rate
+    changes = [
+        *SETTINGS, f"seed={seed}", f"plan.preset={method.preset}", f"plan.stages={method.stages}",
+        f"eval.every={method.every}", f"learner.learning_rate={rate}",
+    ]  # fmt: skip
+    if method.radius is not None:
+        changes.append(f"plan.radius_nats_per_message={method.radius}")
+    command = [sys.executable, "-m", "teamtr.cli", "train", str(file), *changes, "--out", str(folder / "run")]
+    with (folder / "output.txt").open("wb") as output:
+        return subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+
+
+def curve(folder: Path) -> list[dict[str, Any]]:
+    """Evaluations of one run with the tokens sampled for training before each."""
+    log = folder / "run" / "log.jsonl"
+    tokens, found = 0, []
+    for line in log.read_text().splitlines() if log.exists() else []:
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError:
+            continue  # a line that was being written
+        if record["kind"] == "update":
+            tokens = record["sampled_tokens_total"]
+        elif record["kind"] == "eval":
+            found.append({"tokens": tokens, "success": record["avg_at_k"], "interval": record["avg_interval"]})
+    return found
+
+
+def summary(all_methods: list[Method], a: argparse.Namespace) -> dict[str, Any]:
+    curves = {m.name: {seed: curve(a.out / f"{m.name}-seed{seed}") for seed in a.seeds} for m in all_methods}
+    ends = [c[-1]["tokens"] for runs in curves.values() for c in runs.values() if c]
+    common = min(ends, default=0)
+    table = {}
+    for name, runs in curves.items():
+        at = [max((p for p in c if p["tokens"] <= common), key=lambda p: p["tokens"]) for c in runs.values() if c]
+        table[name] = {
+            "before": [c[0]["success"] for c in runs.values() if c],
+            "at_common_tokens": [p["success"] for p in at],
+            "interval_at_common_tokens": [p["interval"] for p in at],
+            "last": [c[-1]["success"] for c in runs.values() if c],
+            "tokens": [c[-1]["tokens"] for c in runs.values() if c],
+        }
+    return {"common_tokens": common, "table": table, "curves": curves}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--radii", type=lambda t: [float(x) for x in t.split(",")], default=[0.05, 0.3, 1.0])
+    parser.add_argument("--seeds", type=lambda t: [int(x) for x in t.split(",")], default=[0, 1, 2])
+    parser.add_argument("--only", default="", help="run methods whose name contains one of these, comma-separated")
+    parser.add_argument("--stages", type=int, default=12, help="of TeamTR; the others get as many as tokens allow")
+    parser.add_argument("--learning-rate", type=float, default=3e-4)
+    parser.add_argument("--grpo-learning-rate", type=float, default=5e-5)
+    parser.add_argument("--limit", type=float, default=500.0, help="seconds for all runs together")
+    a = parser.parse_args()
+    wanted = [m for m in methods(a.radii, a.stages) if any(part in m.name for part in a.only.split(","))]
+    running = [start(m, seed, a) for seed in a.seeds for m in wanted]
+    until = time.monotonic() + a.limit
+    while any(p.poll() is None for p in running) and time.monotonic() < until:
+        time.sleep(1.0)
+    for process in running:
+        if process.poll() is None:
+            process.kill()  # every update is a checkpoint: nothing but the one in progress is lost
+            process.wait()
+    found = summary(wanted, a)
+    (a.out / "summary.json").write_text(json.dumps(found, indent=1) + "\n")
+    print(f"at {found['common_tokens']:,} sampled tokens, held-out success by seed")
+    for name, row in found["table"].items():
+        shown = {key: [round(100 * x) for x in row[key]] for key in ("before", "at_common_tokens", "last")}
+        print(f"{name:<22} {shown}  tokens {row['tokens']}")
+
+
+if __name__ == "__main__":
+    main()

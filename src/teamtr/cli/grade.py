@@ -1,0 +1,48 @@
+"""``teamtr grade``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from teamtr.cli.common import JsonFlag, app, emit, errors
+
+
+@app.command()
+def grade(
+    task: Annotated[str, typer.Argument(help="Whose grader: `math500`, `zebralogic`, `gym:chain_sum`, ...")],
+    responses: Annotated[Path, typer.Option(help="The replies: rows with `response` and `id`, or a problem's fields.")],
+    out: Annotated[Path, typer.Option(help="Where to write the rows with `verdict`, `reward` and `extracted`.")],
+    data: Annotated[
+        list[str] | None, typer.Option(help="File or hub id with the problems that `id` names; may be repeated.")
+    ] = None,
+    grader: Annotated[
+        str | None, typer.Option(help="For mathematics: default, deepscaler, dapo, last_number; gsm8k: official.")
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Grade stored replies as a benchmark does, without any model.
+
+    A row that cannot be read, or names no problem, is an error with its line, and nothing is written; a reply that
+    states no answer is `unparsed`.
+    """
+    from teamtr.show import say
+    from teamtr.tasks.stored import grade_file
+
+    with errors():
+        graded = grade_file(task, responses, out, data=data or (), grader=grader)
+    verdicts = ", ".join(f"{kind} {count}" for kind, count in graded.verdicts.items())
+    say(f"{graded.rows} replies: {verdicts}; {100 * graded.accuracy:.1f} % right, mean reward {graded.mean_reward:.3f}")
+    if as_json:
+        emit(
+            {
+                "task": task,
+                "rows": graded.rows,
+                "accuracy": graded.accuracy,
+                "mean_reward": graded.mean_reward,
+                "verdicts": dict(graded.verdicts),
+                "out": str(out),
+            }
+        )

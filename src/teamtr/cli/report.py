@@ -1,0 +1,108 @@
+"""Looking at runs: ``teamtr report``, ``view``, ``compare``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from teamtr.cli.common import JsonFlag, app, emit, errors, fail
+
+FORMATS = ("html", "md", "json")
+
+
+@app.command()
+def report(
+    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    form: Annotated[str, typer.Option("--format", help="`html`, `md` or `json`.")] = "html",
+    out: Annotated[
+        Path | None, typer.Option(help="File to write; without it `RUN/report.html`, or stdout for md and json.")
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Show what training did: one HTML file with plots and conversations that opens anywhere, without a network.
+
+    It answers five questions: does it improve, is each update inside its region, would stale rollouts have fooled
+    it, what do the agents say to each other, what did it cost. A run that is still training can be reported as well.
+    """
+    from teamtr.report import build_report, plain, report_page, report_text
+    from teamtr.show import say
+    from teamtr.store import write_atomic
+
+    if form not in FORMATS:
+        fail(f"--format is {', '.join(FORMATS)}, not {form!r}", 2)
+    with errors():
+        built = build_report(run)
+        if form == "html":
+            text = report_page(built)
+        elif form == "md":
+            text = report_text(built.data)
+        else:
+            text = json.dumps(plain(built.data), allow_nan=False) + "\n"
+        target = out or (run / "report.html" if form == "html" else None)
+        if target is not None:
+            write_atomic(target, text.encode())
+    if target is None:
+        sys.stdout.write(text)
+        return
+    for note in built.data["notes"]:
+        say(f"note: {note}")
+    say(f"report: {target}")
+    if as_json:
+        emit({"path": str(target), "bytes": len(text.encode()), "notes": built.data["notes"]})
+
+
+@app.command()
+def view(
+    runs: Annotated[list[Path] | None, typer.Argument(help="Run folders, or folders of runs; else `runs`.")] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 0,
+    allow_remote: Annotated[bool, typer.Option(help="Let --host be an address that others can reach.")] = False,
+) -> None:
+    """Watch runs in a browser while they train. Prints a link that holds a secret; Ctrl-C ends it.
+
+    It only reads, takes no lock, and loads what is looked at. Only this machine can reach it, and only who has the
+    link.
+    """
+    from teamtr.report.serve import Library, LiveServer
+    from teamtr.show import say
+
+    folders = runs or [Path("runs")]
+    with errors():
+        for folder in folders:
+            if runs and not folder.is_dir():
+                fail(f"there is no folder {folder}: check the path", 2)
+        with LiveServer(Library(folders), host=host, port=port, allow_remote=allow_remote) as server:
+            sys.stdout.write(f"{server.link}\n")
+            sys.stdout.flush()
+            say("open the link above; Ctrl-C ends")
+            try:
+                server.serve_forever(poll_interval=0.5)
+            except KeyboardInterrupt:
+                say("closed")
+
+
+@app.command()
+def compare(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders; the first is compared with the others.")],
+    out: Annotated[Path | None, typer.Option(help="Write the comparison as one HTML file.")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Compare runs on an axis of sampled tokens: final success with a paired interval, and the settings that differ."""
+    from teamtr.report import compare_page, compare_runs, comparison_text, plain
+    from teamtr.show import say
+    from teamtr.store import write_atomic
+
+    with errors():
+        comparison = compare_runs(runs)
+        if out is not None:
+            write_atomic(out, compare_page(comparison).encode())
+    if as_json:
+        emit(plain(comparison))
+    else:
+        sys.stdout.write(comparison_text(comparison))
+    if out is not None:
+        say(f"comparison: {out}")

@@ -1,0 +1,161 @@
+"""``teamtr swap``, ``teamtr compat`` and ``teamtr export``: agents in and out of a team."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from teamtr.cli.common import JsonFlag, app, emit, errors, fail
+
+Run = Annotated[Path, typer.Argument(help="A run folder.")]
+
+
+@app.command()
+def swap(
+    run: Run,
+    agent: Annotated[str, typer.Option(help="Who is replaced.")],
+    model: Annotated[str, typer.Option("--with", help="The new model: a folder, a hub id or tiny.")],
+    out: Annotated[Path | None, typer.Option(help="The new run's folder; without it, `RUN-swap-AGENT`.")] = None,
+    no_align: Annotated[bool, typer.Option("--no-align", help="Direct swap: put it in as it is.")] = False,
+    reset: Annotated[bool, typer.Option("--reset", help="Put it in and train the whole team anew.")] = False,
+    train: Annotated[str | None, typer.Option(help="full or lora; else full for tiny, lora for others.")] = None,
+    probes: Annotated[int, typer.Option(min=2, help="Messages of the old agent to align on.")] = 500,
+    held_out: Annotated[float, typer.Option(help="Share of them that is only looked at.")] = 0.2,
+    learning_rate: Annotated[float | None, typer.Option(help="Of the alignment; else the team file's.")] = None,
+    max_steps: Annotated[int, typer.Option(min=1, help="Most steps of the alignment.")] = 2000,
+    check_every: Annotated[int, typer.Option(min=1, help="Steps between looks at the held-out probes.")] = 25,
+    stages: Annotated[
+        int | None, typer.Option(min=1, help="Stages the new run goes on for; else what is left.")
+    ] = None,
+    eval_problems: Annotated[int | None, typer.Option(min=1, help="As in `teamtr eval`.")] = None,
+    eval_samples: Annotated[int | None, typer.Option(min=1, help="As in `teamtr eval`.")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Replace one agent of a trained team by another model, align it briefly, and leave a run to go on with.
+
+    The old agent's own messages, in states of the team's own conversations, teach the new one until the exact KL from
+    old to new is within the radius on probes held out. The old run is never touched; the swap itself is not certified
+    (no bound says that the team is as good as before), updates after it are. The same command goes on with a swap that
+    was interrupted. Then: `teamtr train OUT/team.yaml --out OUT`.
+    """
+    from teamtr.show import say
+    from teamtr.swap import Request
+    from teamtr.swap import swap as swap_agent
+
+    if no_align and reset:
+        fail("--no-align and --reset exclude each other: a reset team has nothing to align to", 2)
+    if train not in (None, "full", "lora"):
+        fail(f"--train is full or lora, not {train!r}", 2)
+    if not 0 < held_out < 1:
+        fail(f"--held-out is a share strictly between 0 and 1, not {held_out}", 2)
+    folder = out or run.parent / f"{run.name}-swap-{agent}"
+    request = Request(
+        agent=agent,
+        model=model,
+        mode="reset" if reset else "direct" if no_align else "aligned",
+        train=train,  # type: ignore[arg-type]
+        probes=probes,
+        held_out=held_out,
+        learning_rate=learning_rate,
+        check_every=check_every,
+        max_steps=max_steps,
+        stages=stages,
+        eval_problems=eval_problems,
+        eval_samples=eval_samples,
+    )
+    last: dict[str, Any] = {}
+    with errors():
+        for record in swap_agent(run, request, folder):
+            for line in _lines(record):
+                say(line)
+            last = record
+    say(f"\nnext: teamtr train {folder}/team.yaml --out {folder}")
+    if as_json:
+        alignment = last["alignment"] and {k: v for k, v in last["alignment"].items() if k != "curve"}
+        emit({"folder": str(folder), **last, "alignment": alignment})
+
+
+def _lines(record: dict[str, Any]) -> list[str]:
+    """A record of the swap as lines for a person."""
+    match record["kind"]:
+        case "protocol":
+            marks = [f"  {'✓' if i['ok'] else '✗'} {i['point']}: {i['note'] or 'the same'}" for i in record["items"]]
+            return ["protocol", *marks]
+        case "swap_eval":
+            low, high = record["avg_interval"]
+            when = {"before": "before", "at_swap": "at the swap", "after": "after alignment"}[record["when"]]
+            return [f"{when}: held-out success {100 * record['avg_at_k']:.1f} % ({100 * low:.1f} to {100 * high:.1f})"]
+        case "align":
+            of_what = "cross-entropy" if record["radius"] is None else f"KL, radius {record['radius']:g}"
+            return [f"  step {record['step']:>5}  {record['kl']:.4f} (upper {record['upper']:.4f})  {of_what}"]
+        case "swap":
+            return _summary(record)
+    return []
+
+
+def _summary(record: dict[str, Any]) -> list[str]:
+    alignment = record["alignment"] or {}
+    lines = [
+        f"{record['agent']}: {record['from']['model']} -> {record['to']['model']}, {record['mode']}; "
+        f"shock {100 * record['shock']:.1f} points (as it came: {100 * record['direct_shock']:.1f}); not certified"
+    ]
+    if alignment.get("within_radius") is False:
+        lines.append(
+            f"warning: the radius was not reached: {alignment['kl_upper']:.4f} on held-out probes, radius "
+            f"{alignment['radius']:g}; try more --probes, more --max-steps or another --learning-rate"
+        )
+    if "note" in alignment:
+        lines.append(f"warning: {alignment['note']}")
+    return lines
+
+
+@app.command()
+def compat(
+    a: Annotated[str, typer.Argument(help="A model: a folder, a hub id or tiny.")],
+    b: Annotated[str, typer.Argument(help="The other.")],
+    strings: Annotated[Path | None, typer.Option(help="A text file; every line is a string to compare on.")] = None,
+    run: Annotated[Path | None, typer.Option(help="A run folder, whose own contexts are compared on.")] = None,
+    count: Annotated[int, typer.Option(min=1, help="How many strings in all; the rest are difficult ones.")] = 1000,
+    as_json: JsonFlag = False,
+) -> None:
+    """Compare two models' tokenizers id by id, on a team's own contexts and on strings made to be difficult.
+
+    Exit code 0: identical ids, so that an exact KL exists between the two; 3: not, and where.
+    """
+    from teamtr.protocol.tokenizers import compare_tokenizers
+    from teamtr.show import say
+    from teamtr.swap import compared_strings, load_tokenizer, run_strings
+
+    with errors():
+        own = [line for line in strings.read_text().split("\n") if line] if strings else []
+        own += run_strings(run, count) if run else []
+        found = compare_tokenizers(load_tokenizer(a), load_tokenizer(b), compared_strings(own, count))
+    say(str(found))
+    for difference in found.differences[:5]:
+        say(f"  {difference.string[:60]!r} from token {difference.position}: {difference.ids_a} and {difference.ids_b}")
+    if as_json:
+        emit({"a": a, "b": b, **found.as_record()})
+    if not found.identical:
+        raise typer.Exit(3)
+
+
+@app.command()
+def export(
+    run: Run,
+    out: Annotated[Path, typer.Argument(help="A new folder.")],
+    agent: Annotated[str | None, typer.Option(help="This agent into OUT; else all, each into OUT/AGENT.")] = None,
+    merge: Annotated[bool, typer.Option("--merge", help="Add an adapter into its base: a whole model.")] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Write agents of a run as folders that plain transformers or PEFT loads, each with a model card."""
+    from teamtr.export import export as export_agents
+    from teamtr.show import say
+
+    with errors():
+        written = export_agents(run, out, agent=agent, merge=merge)
+    for each in written:
+        say(f"{each.agent}: {each.form} in {each.folder}{f', on {each.base}' if each.base else ''}")
+    if as_json:
+        emit({"agents": [{"agent": e.agent, "folder": str(e.folder), "form": e.form, "base": e.base} for e in written]})

@@ -1,0 +1,19 @@
+"""Kinds of single values that sections share. Strict, so that "12" is no number, true no 1 and 2.0 no whole number,
+wherever the models are built."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import Field, Strict
+
+NonEmpty = Annotated[str, Field(min_length=1)]
+Flag = Annotated[bool, Strict()]
+Count = Annotated[int, Strict(), Ge(0)]
+Positive = Annotated[int, Strict(), Ge(1)]
+Above0 = Annotated[float, Strict(), Gt(0)]
+From0 = Annotated[float, Strict(), Ge(0)]
+UpTo1 = Annotated[float, Strict(), Ge(0), Le(1)]
+Share = Annotated[float, Strict(), Gt(0), Lt(1)]  # strictly between none and all
+Decay = Annotated[float, Strict(), Ge(0), Lt(1)]

@@ -1,0 +1,104 @@
+"""Certificates against what updates truly gained (fig:tr-cert): rank correlation and violation rate.
+
+An update's gain is exact where the task has a closed form, else measured by the next batch of the same problems, with
+its interval. A certificate is violated when the gain, interval and all, lies below it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from teamtr.diagnostics.records import Record, mapping, mappings, number, whole
+from teamtr.types import Floats
+
+
+@dataclass(frozen=True)
+class Gain:
+    """What one update gained, in units of reward; an exact gain has an interval of no width."""
+
+    estimate: float
+    lower: float
+    upper: float
+    exact: bool
+
+
+@dataclass(frozen=True)
+class Tracking:
+    """One kind of certificate over the updates of which both it and the gain are known."""
+
+    kind: str
+    updates: tuple[int, ...]
+    bounds: tuple[float, ...]
+    gains: tuple[Gain, ...]
+    rank_correlation: float | None
+    violations: int
+    positive: int
+
+    @property
+    def violation_rate(self) -> float | None:
+        return self.violations / len(self.updates) if self.updates else None
+
+
+def gains(updates: Sequence[Record]) -> dict[int, Gain]:
+    """The gain of each update, by its number; exact ones take precedence."""
+    found: dict[int, Gain] = {}
+    for record in updates:
+        measured = mapping(record, "measured_before")
+        ours = whole(measured, "update")
+        estimate, lower, upper = (number(measured, key) for key in ("estimate", "lower", "upper"))
+        if ours is not None and estimate is not None and lower is not None and upper is not None:
+            found[ours] = Gain(estimate, lower, upper, exact=False)
+    for record in updates:
+        pair, ours = record.get("exact_success"), whole(record, "update")
+        if ours is not None and isinstance(pair, list | tuple) and len(pair) == 2:
+            before, after = number({"x": pair[0]}, "x"), number({"x": pair[1]}, "x")
+            if before is not None and after is not None:
+                found[ours] = Gain(after - before, after - before, after - before, exact=True)
+    return found
+
+
+def certificate_tracking(updates: Sequence[Record], *, rounding: float = 1e-9) -> dict[str, Tracking]:
+    """Every kind of certificate in the log against the gains."""
+    known = gains(updates)
+    rows: dict[str, list[tuple[int, float]]] = {}
+    for record in updates:
+        ours = whole(record, "update")
+        for certificate in mappings(record, "certificates"):
+            bound = number(certificate, "lower_bound")
+            if ours is not None and ours in known and bound is not None:
+                rows.setdefault(str(certificate.get("kind")), []).append((ours, bound))
+    return {kind: _tracking(kind, pairs, known, rounding) for kind, pairs in rows.items()}
+
+
+def _tracking(kind: str, pairs: Sequence[tuple[int, float]], known: Mapping[int, Gain], rounding: float) -> Tracking:
+    gained = [known[update] for update, _ in pairs]
+    bounds = [bound for _, bound in pairs]
+    return Tracking(
+        kind=kind,
+        updates=tuple(update for update, _ in pairs),
+        bounds=tuple(bounds),
+        gains=tuple(gained),
+        rank_correlation=rank_correlation(bounds, [gain.estimate for gain in gained]),
+        violations=sum(gain.upper < bound - rounding for gain, bound in zip(gained, bounds, strict=True)),
+        positive=sum(bound > 0.0 for bound in bounds),
+    )
+
+
+def rank_correlation(first: ArrayLike, second: ArrayLike) -> float | None:
+    """Spearman's: the correlation of ranks, ties sharing their mean rank. None below three pairs or without spread."""
+    a, b = _ranks(np.asarray(first, dtype=np.float64)), _ranks(np.asarray(second, dtype=np.float64))
+    if len(a) != len(b):
+        raise ValueError(f"rank_correlation pairs values, got {len(a)} and {len(b)}")
+    if len(a) < 3 or a.std() == 0.0 or b.std() == 0.0:
+        return None
+    return float(((a - a.mean()) * (b - b.mean())).mean() / (a.std() * b.std()))
+
+
+def _ranks(values: Floats) -> Floats:
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    last = np.cumsum(counts)
+    return np.asarray((last - (counts - 1) / 2.0)[inverse], dtype=np.float64)

@@ -1,0 +1,23 @@
+"""What training did, for a person: the static report, the live page, the comparison of runs.
+
+Reads run folders (the log, the newest commit, stored episodes) and nothing else: no engine, no weights, no lock.
+"""
+
+from teamtr.report.compare import compare_runs
+from teamtr.report.markdown import comparison_text, report_text
+from teamtr.report.page import compare_page, plain, report_page
+from teamtr.report.reading import Reading, read_run
+from teamtr.report.static import Report, build_report
+
+__all__ = [
+    "Reading",
+    "Report",
+    "build_report",
+    "compare_page",
+    "compare_runs",
+    "comparison_text",
+    "plain",
+    "read_run",
+    "report_page",
+    "report_text",
+]

@@ -1,0 +1,126 @@
+"""The report and the comparison as Markdown: what a terminal, a pull request or a notebook can show."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from teamtr.report.glance import clock
+from teamtr.report.text import in_markdown, visible
+
+Data = Mapping[str, Any]
+
+
+def report_text(data: Data) -> str:
+    """One run. Every value that a model or a file wrote is escaped."""
+    run = data["run"]
+    parts = [
+        f"# {in_markdown(run['name'])}",
+        f"{run['state']}, {run['stages_done']} of {run['stages'] or '?'} stages, {len(data['updates'])} updates, "
+        f"agents {in_markdown(', '.join(run['agents']))}, plan {in_markdown(str(run['preset']))}, seed {run['seed']}.",
+        *(f"> {in_markdown(note)}" for note in data["notes"]),
+        "## At a glance",
+        *(f"- **{a['question']}** {in_markdown(a['headline'])}. {in_markdown(a['text'])}" for a in data["glance"]),
+        "## Learning",
+        _table(
+            ("stage", "sampled tokens", "success", "from", "to", "consensus"),
+            [
+                (e["stage"], e["sampled_tokens"], *(_percent(e[k]) for k in ("success", "low", "high", "consensus")))
+                for e in data["evals"]
+            ],
+        ),
+        "## Trust region",
+        _table(
+            ("agent", "updates", "kept", "outside", "restored", "back-offs", "largest upper KL / radius"),
+            [_region_row(agent, data["updates"]) for agent in run["agents"]],
+        ),
+        _table(
+            ("sampled estimate", "bias, radii", "error, radii", "flips", "flips near the edge"),
+            [
+                tuple(e[k] for k in ("name", "bias_in_radii", "rmse_in_radii", "flip_rate", "near_flip_rate"))
+                for e in data["kl_reliability"]
+            ],
+        ),
+        "## Certificate",
+        _table(
+            ("certificate", "updates judged", "positive", "rank correlation", "violations"),
+            [
+                (kind, c["count"], c["positive"], c["rank_correlation"], c["violations"])
+                for kind, c in data["certificates"].items()
+            ],
+        ),
+        "## Accounting",
+        _cost(data["cost"], run),
+        "## How to reproduce",
+        "```\n" + visible("\n".join(data["reproduce"]["commands"])).replace("```", "'''") + "\n```",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def comparison_text(comparison: Data) -> str:
+    """Several runs."""
+    runs = comparison["runs"]
+    differences = {d["run"]: d for d in comparison["differences"]}
+    rows = []
+    for k, run in enumerate(runs):
+        d = differences.get(k)
+        final = None if run["final"] is None else run["final"]["success"]
+        told = (
+            (f"{100 * d['estimate']:+.1f}", f"{100 * d['low']:+.1f} to {100 * d['high']:+.1f}", d["basis"])
+            if d
+            else ("", "", "")
+        )
+        rows.append((run["label"], run["sampled_tokens"], _percent(final), *told))
+    settings = [(s["key"], *("-" if v is None else v for v in s["values"])) for s in comparison["settings"]]
+    parts = [
+        _table(("run", "sampled tokens", "final success", "difference, points", "95 % interval", "paired by"), rows),
+        _table(("setting that differs", *(run["label"] for run in runs)), settings),
+        *(f"> {in_markdown(note)}" for note in comparison["notes"]),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _region_row(agent: str, updates: Sequence[Data]) -> tuple[Any, ...]:
+    own = [u for u in updates if u["agent"] == agent]
+    kept = [u for u in own if u["outcome"].startswith("accepted")]
+    fills = [u["kl_upper"] / u["radius"] for u in kept if u["kl_upper"] is not None and u["radius"]]
+    return (
+        agent,
+        len(own),
+        len(kept),
+        sum(u["outside"] for u in kept),
+        sum(u["outcome"] == "restored" for u in own),
+        sum(u["backtracks"] or 0 for u in own),
+        max(fills, default=None),
+    )
+
+
+def _cost(cost: Data, run: Data) -> str:
+    ratio = cost["overhead"]["token_ratio"]
+    against = f", {ratio:.2f} times naive sequential training" if ratio else ""
+    spent = [(agent, phase, s) for agent, phases in cost["seconds"].items() for phase, s in phases.items()]
+    told = (
+        f"{cost['sampled_tokens']:,} tokens sampled{against}; {cost['episodes']:,} episodes; {clock(run['seconds'])}."
+    )
+    return told + "\n\n" + _table(("agent", "phase", "seconds"), spent)
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.1f} %"
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.3g}"
+    return in_markdown(f"{value:,}" if isinstance(value, int) else str(value))
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    if not rows:
+        return "Nothing of this is in the log."
+    cells = [[in_markdown(h) for h in header], *([_cell(x) for x in row] for row in rows)]
+    widths = [max(len(row[c]) for row in cells) for c in range(len(header))]
+    lines = ["| " + " | ".join(x.ljust(w) for x, w in zip(row, widths, strict=True)) + " |" for row in cells]
+    return "\n".join([lines[0], "|" + "|".join("-" * (w + 2) for w in widths) + "|", *lines[1:]])

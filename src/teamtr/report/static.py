@@ -1,0 +1,93 @@
+"""The static report: the data of a run, a sample of its conversations, and what only they can tell."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from teamtr.report.conversations import batch_payload, choose_batches, choose_groups, mean_length
+from teamtr.report.glance import glance
+from teamtr.report.reading import BatchFile, Reading, read_run
+from teamtr.report.spelling import speller
+from teamtr.report.staleness import stale_steps
+from teamtr.report.summary import summarise
+from teamtr.store import StoreError, read_episodes
+from teamtr.types import RolloutBatch
+
+MOST_BATCHES = 18
+MOST_EPISODES_OF_A_BATCH = 128
+MOST_TOKENS = 1_200_000
+"""Of all conversations in a file: at five to eight bytes each, it stays well under 15 MB."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """``data`` is the summary; ``conversations`` the sampled batches by name."""
+
+    data: Mapping[str, Any]
+    conversations: Mapping[str, Mapping[str, Any]]
+
+
+def build_report(
+    run: Path | str | Reading,
+    *,
+    most_batches: int = MOST_BATCHES,
+    most_episodes: int = MOST_EPISODES_OF_A_BATCH,
+) -> Report:
+    """Read a run folder and compute everything that its report shows."""
+    reading = run if isinstance(run, Reading) else read_run(run)
+    data = summarise(reading)
+    chosen = choose_batches(reading.batches, most_batches)
+    batches = _read_batches(chosen, data["notes"])
+    data["staleness"] = [step.as_record() for step in _stale(reading, chosen, batches)] or None
+    conversations = _conversations(reading, chosen, batches, most_episodes)
+    for row in data["batches"]:
+        held = conversations.get(row["name"])
+        row["problems"] = None if held is None else [problem["id"] for problem in held["problems"]]
+    data["sample"] = {
+        "batches": len(conversations),
+        "stored_batches": len(reading.batches),
+        "episodes": sum(len(held["episodes"]) for held in conversations.values()),
+        "rule": (
+            f"whole stages (first, last and evenly spaced ones), up to {most_batches} batches; of a batch at most "
+            f"{most_episodes} episodes (fewer when they are long) in whole groups: problems that can be followed "
+            "across stages, the most mixed group, the lowest and the highest mean reward, then evenly spaced ones"
+        ),
+    }
+    data["glance"] = glance(data)
+    return Report(data, conversations)
+
+
+def _read_batches(files: list[BatchFile], notes: list[str]) -> dict[str, RolloutBatch]:
+    batches = {}
+    for file in files:
+        try:
+            batches[file.name] = read_episodes(file.path)
+        except StoreError as error:
+            notes.append(f"A batch is left out: {file.name} ({type(error.__cause__ or error).__name__}).")
+    return batches
+
+
+def _stale(reading: Reading, files: list[BatchFile], batches: Mapping[str, RolloutBatch]) -> list[Any]:
+    plan = reading.plan
+    if plan is None or plan.order.kind == "together":
+        return []
+    agents = {(u.get("stage"), u.get("step")): str(u.get("agent")) for u in reading.updates}
+    return stale_steps(files, batches, agents, plan.gamma)  # type: ignore[arg-type]
+
+
+def _conversations(
+    reading: Reading, files: list[BatchFile], batches: Mapping[str, RolloutBatch], most_episodes: int
+) -> dict[str, dict[str, Any]]:
+    spell = speller(reading)
+    followed: list[str] = []
+    held = {}
+    for file in [f for f in files if f.name in batches]:
+        batch = batches[file.name]
+        room = int(MOST_TOKENS / len(files) / max(mean_length(batch), 1.0))
+        groups = choose_groups(batch, min(most_episodes, room), followed)
+        followed = followed or [batch.problems[p].id for p in groups]
+        held[file.name] = batch_payload(file, batch, groups, reading.plan, spell)
+    return held

@@ -1,0 +1,67 @@
+"""The protocol checklist of a swap: what must hold for the new agent to read and write as the old one did."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from teamtr.build import Workshop
+from teamtr.protocol.tokenizers import Compatibility
+from teamtr.types import RolloutBatch
+
+_TALK = (
+    {"role": "system", "content": "You are one of several."},
+    {"role": "user", "content": "1 + 1 = ?"},
+)
+
+
+@dataclass(frozen=True)
+class Item:
+    """One point. ``ok`` False does not forbid the swap: it says what the alignment has to bridge."""
+
+    point: str
+    ok: bool
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Checklist:
+    items: tuple[Item, ...]
+    exact_kl: bool
+
+    def as_record(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def check_protocol(
+    old: Workshop, new: Workshop, agent: str, tokenizers: Compatibility, batch: RolloutBatch
+) -> Checklist:
+    """Compare the two agents' protocols. Templates that cannot carry a shared context were refused when built."""
+    old_codec: Any = old.arena.codecs[agent]
+    new_codec: Any = new.arena.codecs[agent]
+    ends = {int(t.token_ids[-1]) for e in batch.episodes for t in e.turns if t.agent == agent and t.finish == "stop"}
+    new_ends = new.engine.learner(agent).policy.end_ids
+    ends_known = ends <= new_ends
+    same_rendering = old_codec.text(_TALK) == new_codec.text(_TALK)
+    prompt = old.team[agent].system_prompt
+    items = [
+        Item("token ids", tokenizers.identical, str(tokenizers)),
+        Item("end of a message", ends_known, "" if ends_known else f"the new agent does not stop at {sorted(ends)}"),
+        Item("chat template", same_rendering, "" if same_rendering else "renders the same talk to other text"),
+        Item("system prompt", True, "explicit" if prompt else "explicitly empty"),
+        Item("reasoning tags", *_thinks(old_codec, new_codec)),
+    ]
+    return Checklist(tuple(items), tokenizers.identical and ends_known)
+
+
+def _thinks(old_codec: Any, new_codec: Any) -> tuple[bool, str]:
+    """Whether one of the two templates knows reasoning tags and the other does not."""
+    tags = ["<think>" in str(codec.tokenizer.chat_template) for codec in (old_codec, new_codec)]
+    if tags[0] == tags[1]:
+        return True, "in both templates" if tags[0] else "in neither template"
+    return False, f"the {'old' if tags[0] else 'new'} agent's template alone knows them; set template_kwargs"
+
+
+def warnings_of(checklist: Checklist) -> Sequence[str]:
+    return [f"{item.point}: {item.note}" for item in checklist.items if not item.ok]

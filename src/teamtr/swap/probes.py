@@ -1,0 +1,133 @@
+"""Probe contexts: states of the current team's own conversations in which the agent to be replaced speaks (app:align).
+
+Every probe is a context and the old agent's message in it. The context is text, so it is rendered twice, once for
+each agent, through its own template; what was said is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from teamtr.build import Workshop
+from teamtr.errors import Misuse
+from teamtr.ports import Codec
+from teamtr.protocol import render
+from teamtr.randomness import generator, seed_of
+from teamtr.rollout import play
+from teamtr.team import Agent, Team, visible
+from teamtr.types import AgentBatch, Ids, Message, Problem, RolloutBatch, Turn, conversation
+
+GROUP = 4
+"""Conversations of one problem: enough for a surrogate, few enough for many problems."""
+
+
+@dataclass(frozen=True)
+class Probes:
+    """The same messages for both agents, row by row: ``old`` in the old agent's tokens, ``new`` in the new one's.
+
+    ``exact``: both read and write the same ids, so that a KL between them exists. ``held_out`` are the rows that no
+    step of the alignment sees: whole problems, as far as there are several.
+    """
+
+    old: AgentBatch
+    new: AgentBatch
+    exact: bool
+    train: NDArray[np.int64]
+    held_out: NDArray[np.int64]
+    characters_M: NDArray[np.int64]
+
+
+def play_probes(workshop: Workshop, team: Team, agent: str, probes: int) -> RolloutBatch:
+    """Conversations of this team with at least ``probes`` messages of the agent, unless the environment cuts in."""
+    seed = workshop.team_file.seed
+    problems = workshop.task.problems("train")
+    turns = workshop.arena.router.turns_of(agent)
+    if turns == 0:
+        raise Misuse(f"agent {agent!r} never speaks in team.router.order; there is nothing to align it on")
+    wanted = -(-probes // (turns * GROUP))
+    rng = generator(seed, "swap", "problems", agent)
+    order = np.concatenate([rng.permutation(len(problems)) for _ in range(-(-wanted // len(problems)))])[:wanted]
+    drawn = [problems[i] for i in order]
+    return play(workshop.arena, team, drawn, GROUP, seed=seed_of(seed, "swap", "probes", agent))
+
+
+def split_rows(cluster_M: NDArray[np.int64], share: float, rng: np.random.Generator) -> NDArray[np.bool_]:
+    """Which rows are held out: about this share of the problems; of the messages, when there is one problem only."""
+    clusters = np.unique(cluster_M)
+    if len(clusters) < 2:
+        held = np.zeros(len(cluster_M), dtype=bool)
+        held[rng.permutation(len(cluster_M))[: max(1, round(share * len(cluster_M)))]] = True
+        return held
+    count = min(max(1, round(share * len(clusters))), len(clusters) - 1)
+    return np.isin(cluster_M, rng.permutation(clusters)[:count])
+
+
+def make_probes(
+    batch: RolloutBatch,
+    agent: Agent,
+    workshop: Workshop,
+    *,
+    exact: bool,
+    probes: int,
+    held_out: float,
+    seed: int,
+) -> Probes:
+    """Both agents' views of the first ``probes`` messages; ``workshop`` is the one the new agent lives in."""
+    codec = workshop.arena.codecs[agent.name]
+    turns = list(_turns_of(batch, agent.name))
+    old = batch.of(agent.name)
+    messages = [turn.token_ids if exact else _respelt(codec, turn) for _, turn, _ in turns]
+    rows = [m for m, message in enumerate(messages) if len(message)][:probes]
+    if len(rows) < 2:
+        raise Misuse(f"agent {agent.name!r} spoke {len(rows)} times in the probes; raise --probes")
+    prompts = [
+        codec.encode(
+            render(
+                agent=agent.name,
+                system_prompt=agent.system_prompt,
+                problem=problem,
+                history=[(m.author, m.text) for m in heard],
+                style=workshop.arena.history,
+            )
+        )
+        for problem, heard in (_heard(batch, agent, *turns[m]) for m in rows)
+    ]
+    old = old.rows(rows)
+    new = AgentBatch(
+        agent=agent.name,
+        prompts=tuple(prompts),
+        messages=tuple(messages[m] for m in rows),
+        sampler_logprobs=old.sampler_logprobs,
+        episode_M=old.episode_M,
+        problem_M=old.problem_M,
+        turn_M=old.turn_M,
+        cluster_M=old.cluster_M,
+    )
+    held = split_rows(old.cluster_M, held_out, generator(seed, "swap", "held out", agent.name))
+    characters = np.array([max(1, len(turns[m][1].text)) for m in rows], dtype=np.int64)
+    return Probes(old, new, exact, np.flatnonzero(~held), np.flatnonzero(held), characters)
+
+
+def _turns_of(batch: RolloutBatch, agent: str) -> Iterator[tuple[int, Turn, int]]:
+    """(episode, turn, its place in the episode), in the order of ``RolloutBatch.of``."""
+    for e, episode in enumerate(batch.episodes):
+        for t, turn in enumerate(episode.turns):
+            if turn.agent == agent:
+                yield e, turn, t
+
+
+def _heard(batch: RolloutBatch, agent: Agent, e: int, turn: Turn, t: int) -> tuple[Problem, tuple[Message, ...]]:
+    """The problem, and the talk that the agent saw before this turn."""
+    episode = batch.episodes[e]
+    seen = visible(episode.turns[:t], agent, turn.round)
+    return batch.problems[e // batch.group_size], conversation(seen, episode.replies[: turn.round + 1])
+
+
+def _respelt(codec: Codec, turn: Turn) -> Ids:
+    """The message in another tokenizer's ids; without an end token when it was cut off."""
+    ids = codec.encode_message(turn.text)
+    return ids if turn.finish == "stop" else ids[:-1]

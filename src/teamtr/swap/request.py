@@ -1,0 +1,94 @@
+"""What a swap is asked to do, and the team file that comes out of it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from teamtr.config import TeamFile, dump, loads
+from teamtr.errors import Misuse
+from teamtr.export import agent_of, base_model
+from teamtr.store.atomic import make_folder, temporary_beside
+
+Mode = Literal["aligned", "direct", "reset"]
+
+
+@dataclass(frozen=True)
+class Request:
+    """``mode``: align the new agent first; put it in as it is; or put it in and train the whole team anew.
+
+    ``train`` is "full" or "lora"; None is as a team file would have it for this model. ``stages`` is how many the new
+    run goes on for; None is what the plan has left, or all of them again when it is finished. ``learning_rate`` None
+    is the team file's.
+    """
+
+    agent: str
+    model: str
+    mode: Mode = "aligned"
+    train: Literal["full", "lora"] | None = None
+    probes: int = 500
+    held_out: float = 0.2
+    learning_rate: float | None = None
+    batch: int = 64
+    check_every: int = 25
+    max_steps: int = 2000
+    stages: int | None = None
+    eval_problems: int | None = None
+    eval_samples: int | None = None
+
+    def as_record(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def new_team_file(team_file: TeamFile, request: Request, *, next_stage: int, models: Path) -> TeamFile:
+    """The team file of the run after the swap: another model for one agent, nothing else but the stages to come.
+
+    Adapters of kept agents on the built-in model stand on a base that is made from the examples of all the agents that
+    share it. With one of them gone it would come out otherwise, so it is written to ``models`` and named from there.
+    """
+    agent_of(team_file, request.agent)
+    model = _absolute(request.model)
+    train = request.train or ("full" if model in ("tiny", "tabular") else "lora")
+    agents = []
+    for config in team_file.team.agents:
+        if config.name == request.agent:
+            agents.append(config.model_copy(update={"model": model, "train": train}))
+        elif config.model == "tiny" and config.train == "lora":
+            agents.append(config.model_copy(update={"model": _keep_base(team_file, config.name, models)}))
+        else:
+            agents.append(config)
+    left = team_file.plan.stages - next_stage
+    more = request.stages or (left if left > 0 else team_file.plan.stages)
+    changed = team_file.model_copy(
+        update={
+            "team": team_file.team.model_copy(update={"agents": tuple(agents)}),
+            "plan": team_file.plan.model_copy(update={"stages": next_stage + more}),
+        }
+    )
+    return loads(dump(changed), name="the team after the swap")
+
+
+def _absolute(model: str) -> str:
+    path = Path(model).expanduser()
+    looks_like_path = model.startswith((".", "/", "~")) or path.is_dir()
+    if looks_like_path and not path.is_dir():
+        raise Misuse(f"--with {model}: there is no such folder; give a folder, a hub id or tiny")
+    return os.path.abspath(path) if looks_like_path else model
+
+
+def _keep_base(team_file: TeamFile, agent: str, models: Path) -> str:
+    final = models / "tiny"
+    if not final.exists():
+        model, tokenizer = base_model(team_file, agent)
+        make_folder(models)
+        temporary = temporary_beside(final)
+        try:
+            model.save_pretrained(temporary)
+            tokenizer.save_pretrained(temporary)
+            os.rename(temporary, final)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+    return os.path.abspath(final)

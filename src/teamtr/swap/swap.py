@@ -1,0 +1,324 @@
+"""Replace an agent of a run: check the protocol, align, install, and leave a run that ``teamtr train`` goes on with.
+
+The old run is read and never written. The new folder is filled in steps, each of them all or nothing; ``team.yaml``
+comes last, so that a folder without one is a swap that has not ended: the same command goes on with it and ends with
+the same bits.
+
+    out/swap/request.json     what was asked, of which commit
+    out/swap/journal.jsonl    evaluations that were made
+    out/swap/align/           looks of the alignment, gone when it is done
+    out/models/               bases that the new run needs and that are nowhere else
+    then log.jsonl, checkpoints/ and team.yaml, as in any run
+
+Replacing is not certified (prop:pnp): no bound says that the team is as good as before. Later updates are.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from teamtr.build import Workshop, build
+from teamtr.config import TeamFile, dump
+from teamtr.engines.learner import PolicyLearner
+from teamtr.errors import Misuse, Refused
+from teamtr.preflight import measure_floors, require_visible
+from teamtr.protocol.tokenizers import compare_tokenizers
+from teamtr.randomness import seed_of
+from teamtr.rollout import Ledger
+from teamtr.run import Account, Record, evaluate_team, open_run
+from teamtr.store import Checkpoints, Commit, Log, RunFolder, read_episodes, write_atomic, write_episodes
+from teamtr.store.atomic import make_folder, remove_leftovers
+from teamtr.store.log import decode, encode
+from teamtr.swap.align import Aligner, Alignment, Look, align, surrogate, text_gap, within
+from teamtr.swap.checklist import check_protocol, warnings_of
+from teamtr.swap.probes import Probes, make_probes, play_probes
+from teamtr.swap.request import Request, new_team_file
+from teamtr.swap.strings import compared_strings, context_strings
+from teamtr.team import Team
+from teamtr.theory.advantages import group_advantages
+from teamtr.types import AgentState, RolloutBatch
+
+PROBES = "swap-probes.jsonl.gz"
+
+
+class OtherSwap(Refused):
+    """The folder holds something else."""
+
+
+def swap(run: Path | str, request: Request, out: Path | str) -> Iterator[Record]:
+    """Swap in a new folder, or go on with the swap that is there; yields records as they are made, last the swap's."""
+    source, target_path = Path(run), Path(out)
+    if source.resolve() == target_path.resolve():
+        raise Misuse(f"--out must be another folder than the run itself ({source}): the old run is never touched")
+    workshop, team, commit = open_run(source)
+    with RunFolder.open(target_path) as target:
+        if _claim(target, request, source, commit):
+            yield from (r for r in target.log.read() if r["kind"] == "swap")
+            return
+        yield from _Swap(source, target, request, workshop, team, commit).go()
+
+
+def _claim(target: RunFolder, request: Request, source: Path, commit: Commit) -> bool:
+    """Take the folder for this swap; True when it was finished before."""
+    file = target.path / "swap" / "request.json"
+    asked = {**request.as_record(), "run": str(source.resolve()), "updates": commit.number, "agents": commit.agents}
+    if not file.exists():
+        if target.team_file.exists() or target.checkpoints.numbers():
+            raise OtherSwap(f"{target.path} holds a run already; choose another folder for the swap")
+        write_atomic(file, encode(asked, "request", sort_keys=True))
+        return False
+    before = decode(file.read_bytes())
+    other = [key for key in asked if before.get(key) != orjson.loads(encode(asked[key], key))]
+    if other:
+        raise OtherSwap(
+            f"{target.path} holds another swap ({', '.join(other)} differ"
+            f"{'; the run has gone on since' if 'updates' in other else ''}); choose another folder"
+        )
+    return target.team_file.exists()
+
+
+class _Swap:
+    """One swap and its books."""
+
+    def __init__(
+        self, source: Path, target: RunFolder, request: Request, old: Workshop, team: Team, commit: Commit
+    ) -> None:
+        self.source = source
+        self.target = target
+        self.request = request
+        self.old = old
+        self.old_team = team
+        self.commit = commit
+        self.seed = old.team_file.seed
+        self.folder = target.path / "swap"
+        remove_leftovers(self.folder, recursive=True)
+        self.journal = Log(self.folder / "journal.jsonl")
+        self.next_stage = int(commit.progress["stage"]) + (int(commit.progress["done"]) > 0)
+        self.account = Account(**orjson.loads(orjson.dumps(commit.progress["account"])))
+        self.team_file: TeamFile = new_team_file(
+            old.team_file, request, next_stage=self.next_stage, models=target.path / "models"
+        )
+        self.new = build(self.team_file)
+        self._load_kept()
+
+    def go(self) -> Iterator[Record]:
+        request = self.request
+        batch = self._probe_batch()
+        strings = compared_strings(list(context_strings(batch)))
+        codecs: tuple[Any, Any] = (self.old.arena.codecs[request.agent], self.new.arena.codecs[request.agent])
+        tokenizers = compare_tokenizers(codecs[0].tokenizer, codecs[1].tokenizer, strings)
+        checklist = check_protocol(self.old, self.new, request.agent, tokenizers, batch)
+        yield {"kind": "protocol", **checklist.as_record(), "warnings": list(warnings_of(checklist))}
+        floors = measure_floors(self.new)  # first of all: it settles the precision that alignment computes in
+        require_visible(self.new, floors)
+        evaluations = {}
+        for when, workshop, team in (("before", self.old, self.old_team), ("at_swap", self.new, self._new_team())):
+            evaluations[when] = self._evaluated(when, workshop, team)
+            yield evaluations[when]
+        aligned: Record = {}
+        if request.mode == "aligned":
+            yield from self._align(batch, exact=checklist.exact_kl, into=aligned)
+            evaluations["after"] = self._evaluated("after", self.new, self._new_team())
+            yield evaluations["after"]
+        success = {when: record["avg_at_k"] for when, record in evaluations.items()}
+        installed = success.get("after", success["at_swap"])
+        record: Record = {
+            "kind": "swap",
+            "updates": self.commit.number,
+            "stage": self.next_stage,
+            "agent": request.agent,
+            "mode": request.mode,
+            "certified": False,
+            "from": {"run": str(self.source), "model": self._model(self.old), "version": self.old_team.versions},
+            "to": {"model": self._model(self.new), "version": self._new_team().versions},
+            "protocol": checklist.as_record(),
+            "success": success,
+            "intervals": {when: r["avg_interval"] for when, r in evaluations.items()},
+            "shock": success["before"] - installed,
+            "direct_shock": success["before"] - success["at_swap"],
+            "alignment": aligned or None,
+            "floors": {f.agent: f.noise_floor for f in floors},
+            "time": time.time(),
+        }
+        self._install(record, batch)
+        yield record
+
+    # -- steps ------------------------------------------------------------------------------------------------
+
+    def _load_kept(self) -> None:
+        """Every other agent as it was, unless the team is to be trained anew; all in the precision that was settled."""
+        stored = RunFolder.read(self.source).checkpoints
+        for name, precision in self.commit.progress["precisions"].items():
+            self.old.engine.learner(name).policy.precision = precision
+            if name != self.request.agent and self.request.mode != "reset":
+                learner = self.new.engine.learner(name)
+                learner.load(stored.folder_of(self.commit, name))
+                learner.policy.precision = precision
+
+    def _new_team(self) -> Team:
+        return self.new.current_team()
+
+    def _model(self, workshop: Workshop) -> str:
+        return next(a.model for a in workshop.team_file.team.agents if a.name == self.request.agent)
+
+    def _probe_batch(self) -> RolloutBatch:
+        """The current team's conversations; played once and kept."""
+        file = self.target.episodes / PROBES
+        if not file.exists():
+            write_episodes(file, play_probes(self.old, self.old_team, self.request.agent, self.request.probes))
+        return read_episodes(file)
+
+    def _evaluated(self, when: str, workshop: Workshop, team: Team) -> Record:
+        """Held-out success, from the journal when it was measured before. All three see the same problems and noise."""
+
+        def measure() -> Record:
+            report, ledger = evaluate_team(
+                workshop,
+                team,
+                stage=self.next_stage,
+                problems=self.request.eval_problems,
+                samples=self.request.eval_samples,
+            )
+            tokens = sum(ledger.sampled_tokens.values())
+            return {"kind": "swap_eval", "when": when, **report.as_record(), "tokens": tokens}
+
+        return self._once("swap_eval", when, measure)
+
+    def _once(self, kind: str, when: str, measure: Callable[[], Record]) -> Record:
+        for record in self.journal.read():
+            if record["kind"] == kind and record["when"] == when:
+                return record
+        record = measure()
+        self.journal.append(record)
+        return record
+
+    def _align(self, batch: RolloutBatch, *, exact: bool, into: Record) -> Iterator[Record]:
+        """Distil; fills ``into`` with what it came to (app:diagnostics, plug-in feasibility)."""
+        request, agent, plan = self.request, self.request.agent, self.new.plan
+        probes = make_probes(
+            batch,
+            self.new.team[agent],
+            self.new,
+            exact=exact,
+            probes=request.probes,
+            held_out=request.held_out,
+            seed=self.seed,
+        )
+        learner = self.new.engine.learner(agent)
+        settings = Alignment(
+            learning_rate=request.learning_rate or self.team_file.learner.learning_rate,
+            radius=plan.radii.nats if exact else None,
+            per_token=plan.radii.per_token,
+            confidence=self.team_file.learner.confidence,
+            batch=request.batch,
+            check_every=request.check_every,
+            max_steps=request.max_steps,
+            seed=seed_of(self.seed, "swap", agent),
+        )
+        aligner = Aligner(
+            agent,
+            learner.policy,
+            AgentState(beta=1.0, step_scale=1.0, radius_nats=plan.radii.nats),
+            micro_batch=learner.micro_batch,
+            betas=self.team_file.learner.betas,
+            max_grad_norm=self.team_file.learner.max_grad_norm,
+        )
+        teacher = self.old.engine.learner(agent)
+        aligner.follow(teacher, probes)
+        make_folder(self.folder / "align")
+        store = Checkpoints(self.folder / "align")
+        for seen in align(aligner, probes, settings, store):
+            yield {"kind": "align", **asdict(seen), "radius": settings.radius}
+        into.update(self._feasibility(aligner, teacher, probes, batch, settings, store))
+        aligner.end()
+        learner.restore(learner.snapshot())  # the aligner wrote into the same policy: forget the version remembered
+
+    def _feasibility(
+        self,
+        aligner: Aligner,
+        teacher: PolicyLearner,
+        probes: Probes,
+        batch: RolloutBatch,
+        settings: Alignment,
+        store: Checkpoints,
+    ) -> Record:
+        commit = store.latest()
+        assert commit is not None
+        looks = [Look(**look) for look in commit.progress["looks"]]
+        best = looks[commit.progress["best"]]
+        found: Record = {
+            "loss": "kl_old_to_new" if probes.exact else "cross_entropy",
+            "unit": "token" if settings.per_token else "message",
+            "probes": len(probes.old),
+            "held_out": len(probes.held_out),
+            "steps": best.step,
+            "kl": best.kl,
+            "kl_upper": best.upper,
+            "radius": settings.radius,
+            "within_radius": within(best, settings) if probes.exact else None,
+            "curve": [asdict(look) for look in looks],
+        }
+        if not probes.exact:
+            gap = asdict(text_gap(teacher, aligner, probes))
+            note = "the two spell differently: no exact KL exists, and no radius was applied"
+            room, longest = self.new.team[self.request.agent].max_tokens, int(probes.new.lengths_M.max())
+            if longest > room:
+                note += (
+                    f"; the old agent's longest message takes {longest} of the new one's tokens, max_tokens is {room}"
+                )
+            return {**found, "text_gap": gap, "note": note}
+        plan, rows = self.new.plan, probes.held_out
+        returns_PG = batch.returns_PG(plan.gamma)
+        advantages = group_advantages(returns_PG, a_clip=plan.a_clip, eps_norm=plan.eps_norm)
+        advantages_M = advantages.values_PG.reshape(-1)[probes.old.episode_M[rows]]
+        return {**found, "surrogate": surrogate(aligner.measure(rows), advantages_M)}
+
+    # -- the new run ------------------------------------------------------------------------------------------
+
+    def _install(self, record: Record, batch: RolloutBatch) -> None:
+        """The old run's log with the swap at its end, one commit, and last the team file."""
+        number = self.commit.number
+        past = [
+            r
+            for r in RunFolder.read(self.source).log.read()
+            if r.get("update", r.get("updates", 0)) <= number and r["kind"] not in ("finished", "stopped")
+        ]
+        lines = b"".join(encode(r, "record") + b"\n" for r in [*past, record])
+        write_atomic(self.target.path / "log.jsonl", lines)
+        self.account.sampled(_spent(batch))
+        learners = self.new.engine.learners
+        progress = {
+            **self.commit.progress,
+            "stage": self.next_stage,
+            "done": 0,
+            "batch": None,
+            "log_weights": None,
+            "returns": None,
+            "account": asdict(self.account),
+            "versions": self._new_team().versions,
+            "precisions": {name: learner.policy.precision for name, learner in learners.items()},
+        }
+        self.target.checkpoints.commit(
+            number,
+            {name: learner.fingerprint() for name, learner in learners.items()},
+            lambda name, folder: learners[name].save(folder),
+            progress,
+        )
+        shutil.rmtree(self.folder / "align", ignore_errors=True)
+        write_atomic(self.target.team_file, dump(self.team_file).encode())
+
+
+def _spent(batch: RolloutBatch) -> Ledger:
+    """What the probes cost, from the episodes themselves: the same whether or not the swap was interrupted."""
+    ledger = Ledger(episodes=len(batch.episodes))
+    for episode in batch.episodes:
+        for turn in episode.turns:
+            ledger.add(turn.agent, len(turn.context_ids), len(turn.token_ids), 0.0)
+    return ledger

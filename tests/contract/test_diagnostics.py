@@ -1,0 +1,248 @@
+"""Diagnostics are functions of the log: each against values computed by hand."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from teamtr.diagnostics.accounting import overhead, sampled_by_update, spent_by_agent
+from teamtr.diagnostics.coordination import coordination
+from teamtr.diagnostics.degeneracy import weight_degeneracy
+from teamtr.diagnostics.drift import context_drift
+from teamtr.diagnostics.kl_reliability import kl_reliability
+from teamtr.diagnostics.order import order_of, order_sensitivity
+from teamtr.diagnostics.probes import probed, stale_gap_by_stage
+from teamtr.diagnostics.records import number, whole
+from teamtr.diagnostics.stability import stability
+from teamtr.diagnostics.tracking import certificate_tracking, gains, rank_correlation
+from teamtr.diagnostics.zeta import zeta_proxy
+
+
+def test_numbers_are_read_without_trust():
+    record = {"a": 1, "b": math.nan, "c": "3", "d": True, "e": None, "f": 2.9}
+    assert [number(record, key) for key in "abcdefg"] == [1.0, None, None, None, None, 2.9, None]
+    assert whole(record, "f") == 2
+    assert number(["not", "a", "record"], "a") is None
+
+
+def test_sampled_kl_against_exact_by_hand():
+    updates = [
+        {"kl_full": 0.008, "kl_k1": 0.012, "kl_k3": 0.009, "radius": 0.01},  # near, k1 flips
+        {"kl_full": 0.002, "kl_k1": 0.000, "kl_k3": 0.003, "radius": 0.01},  # far, no flip
+        {"kl_full": 0.012, "kl_k1": 0.013, "kl_k3": 0.009, "radius": 0.01},  # near and outside, k3 flips
+        {"kl_full": 0.0, "kl_k1": 0.0, "kl_k3": 0.0, "radius": 0.01},  # nothing moved
+        {"kl_full": 0.5, "kl_k1": 0.0, "kl_k3": 0.0, "radius": 0.01, "unit": "token"},  # another unit
+        {"kl_full": 0.5, "kl_k1": math.nan, "kl_k3": 0.0, "radius": 0.0},
+    ]
+    k1, k3 = kl_reliability(updates)
+    assert (k1.name, k1.updates, k1.near_updates) == ("kl_k1", 3, 2)
+    assert k1.bias_in_radii == pytest.approx((0.4 - 0.2 + 0.1) / 3)
+    assert k1.rmse_in_radii == pytest.approx(math.sqrt((0.16 + 0.04 + 0.01) / 3))
+    assert k1.flip_rate == pytest.approx(1 / 3)
+    assert k1.near_flip_rate == pytest.approx(1 / 2)
+    assert k3.flip_rate == pytest.approx(1 / 3)
+    assert kl_reliability([])[0].flip_rate is None
+
+
+def certified(update: int, ours: float, paper: float, **more):
+    certificates = [{"kind": "turn_aware", "lower_bound": ours}, {"kind": "single_step", "lower_bound": paper}]
+    return {"update": update, "certificates": certificates, **more}
+
+
+def measured(update: int, estimate: float, width: float = 0.01):
+    return {"update": update, "estimate": estimate, "lower": estimate - width, "upper": estimate + width}
+
+
+def test_certificates_against_gains_by_hand():
+    updates = [
+        certified(1, 0.01, -2.0),
+        certified(2, 0.05, -1.0, measured_before=measured(1, 0.02)),
+        certified(3, -0.01, -3.0, measured_before=measured(2, 0.03)),  # 0.04 < 0.05: violated
+        certified(4, 0.02, -1.5, measured_before=measured(3, -0.02)),  # -0.01 against -0.01: not violated
+    ]
+    ours = certificate_tracking(updates)["turn_aware"]
+    assert ours.updates == (1, 2, 3)  # nothing measured update 4
+    assert ours.violations == 1
+    assert ours.violation_rate == pytest.approx(1 / 3)
+    assert ours.positive == 2
+    assert ours.rank_correlation == pytest.approx(1.0)
+    paper = certificate_tracking(updates)["single_step"]
+    assert (paper.violations, paper.positive) == (0, 0)
+
+
+def test_an_exact_gain_takes_precedence_and_has_no_width():
+    updates = [
+        certified(1, 0.2, 0.0, exact_success=[0.5, 0.6]),
+        certified(2, 0.0, 0.0, exact_success=[None, 0.6], measured_before=measured(1, 0.9)),
+    ]
+    found = gains(updates)
+    assert found[1].exact
+    assert found[1].estimate == found[1].upper == pytest.approx(0.1)
+    assert 2 not in found
+    assert certificate_tracking(updates)["turn_aware"].violations == 1
+
+
+def test_rank_correlation_is_spearmans():
+    rng = np.random.default_rng(0)
+    a, b = rng.integers(0, 6, 50), rng.normal(size=50)  # ties on one side
+    assert rank_correlation(a, b) == pytest.approx(stats.spearmanr(a, b).statistic)
+    assert rank_correlation([1, 2, 3], [5, 5, 5]) is None
+    assert rank_correlation([1, 2], [1, 2]) is None
+    with pytest.raises(ValueError, match="pairs"):
+        rank_correlation([1, 2, 3], [1, 2])
+
+
+def test_weight_degeneracy_by_hand():
+    equal = weight_degeneracy(np.zeros(8))
+    assert (equal.effective_share, equal.largest, equal.above_ten) == (pytest.approx(1.0), 1.0, 0.0)
+    found = weight_degeneracy(np.log([1.0, 1.0, 1.0, 11.0]))
+    assert found.effective_share == pytest.approx(14.0**2 / (4 * (3 + 121)))
+    assert found.largest == pytest.approx(11.0)
+    assert found.above_ten == pytest.approx(0.25)
+    assert found.p95 == pytest.approx(1 + 10 * 0.85)  # between the third and the fourth, linearly
+    with pytest.raises(ValueError, match="finite"):
+        weight_degeneracy([0.0, math.inf])
+
+
+def test_stability_is_the_deviation_of_stage_gains():
+    starts = [0.1, 0.3, 0.4]
+    updates = [
+        {"stage": s, "step": 0, "update": 2 * s, "reward": r, "outcome": "accepted"} for s, r in enumerate(starts)
+    ]
+    updates += [{"stage": s, "step": 1, "update": 2 * s + 1, "reward": 0.9, "outcome": "accepted"} for s in range(3)]
+    updates[1]["measured_before"] = measured(0, -0.02)  # wholly below zero
+    updates[2]["measured_before"] = measured(1, -0.005)
+    found = stability(updates)
+    assert found.improvements == pytest.approx((0.2, 0.1))
+    assert found.deviation == pytest.approx(np.std([0.2, 0.1], ddof=1))
+    assert found.worst == pytest.approx(0.1)
+    assert (found.judged, found.regressing) == (2, 1)
+    assert stability(updates[:1]).deviation is None
+
+
+def test_coordination_skips_what_was_not_recorded():
+    evals = [
+        {"stage": 0, "avg_at_k": 0.5, "consensus_on_correct": 0.3},
+        {"stage": 1, "avg_at_k": 0.6, "consensus_on_correct": None},
+    ]
+    (found,) = coordination(evals)
+    assert (found.stage, found.success, found.consensus) == (0, 0.5, 0.3)
+    assert found.alone == pytest.approx(0.2)
+
+
+def test_order_sensitivity_against_the_spread_of_runs():
+    found = order_sensitivity({"a > b": [0.8, 0.9], "b > a": [0.6, 0.6]})
+    assert found.means == {"a > b": pytest.approx(0.85), "b > a": 0.6}
+    assert found.spread == pytest.approx(0.25)
+    assert found.within == pytest.approx(math.sqrt(0.005 / 2))
+    assert order_sensitivity({"a": [0.1], "b": [0.3]}).within is None
+    with pytest.raises(ValueError, match="at least one"):
+        order_sensitivity({"a": []})
+
+
+def test_order_of_a_run():
+    stage = [{"stage": 0, "step": 1, "agent": "b"}, {"stage": 0, "step": 0, "agent": "a"}]
+    assert order_of(stage) == "a > b"
+    assert order_of([*stage, {"stage": 1, "step": 0, "agent": "a"}]) == "a > b"  # an unfinished stage says nothing
+    assert order_of([*stage, *({**u, "stage": 1, "step": 1 - u["step"]} for u in stage)]) == "varies"
+    assert order_of([]) == "unknown"
+
+
+def test_overhead_against_one_batch_a_stage():
+    totals = [100, 200, 300, 420, 520]
+    updates = [{"step": s, "sampled_tokens_total": t} for s, t in zip([0, 1, 2, 0, 1], totals, strict=True)]
+    assert sampled_by_update(updates) == [100, 100, 100, 120, 100]
+    found = overhead(updates, {"a": {"sample": 26.0, "train": 10.0}, "team": {"grade": 4.0}})
+    assert (found.sampled_tokens, found.naive_tokens) == (520, 220)
+    assert found.token_ratio == pytest.approx(520 / 220)
+    assert found.seconds == 40.0
+    assert found.naive_seconds == pytest.approx(40.0 - 26.0 * (1 - 220 / 520))
+    assert overhead(updates).seconds_ratio is None
+    assert overhead([]).token_ratio is None
+
+
+def test_spent_by_agent_adds_up():
+    updates = [
+        {"agent": "a", "seconds": {"train": 1.0, "gate": 0.5}},
+        {"agent": "b", "seconds": {"train": 2.0}},
+        {"agent": "a", "seconds": {"train": 3.0, "newer": "text"}},
+        {"agent": "a"},
+    ]
+    assert spent_by_agent(updates, "seconds") == {"a": {"train": 4.0, "gate": 0.5, "newer": 0.0}, "b": {"train": 2.0}}
+
+
+def test_context_drift_by_hand_and_by_chance():
+    rng = np.random.default_rng(0)
+    moved = context_drift(["x"] * 3 + ["y"], ["y"] * 4, rng=rng)
+    assert moved.total_variation == pytest.approx(0.75)
+    assert moved.repeated == 1.0
+    same = context_drift(list("aabb") * 50, list("abab") * 50, rng=rng)
+    assert same.total_variation == 0.0
+    assert same.excess == 0.0
+    free = context_drift([f"{k}" for k in range(40)], [f"{k}!" for k in range(40)], rng=rng)
+    assert (free.total_variation, free.repeated) == (pytest.approx(1.0), 0.0)
+    assert free.excess == pytest.approx(0.0)  # nothing repeats, so chance explains everything
+
+
+def test_chance_stays_within_a_problem():
+    """Contexts that name their problem: two batches of one law differ little, and chance must know that."""
+    rng = np.random.default_rng(2)
+    problems = np.repeat(np.arange(32), 16)
+
+    def contexts(p: float) -> list[tuple[int, int]]:
+        return [(int(k), int(c)) for k, c in zip(problems, rng.random(len(problems)) < p, strict=True)]
+
+    strata = (problems.tolist(), problems.tolist())
+    blind = context_drift(contexts(0.5), contexts(0.5), rng=rng)
+    same = context_drift(contexts(0.5), contexts(0.5), rng=rng, strata=strata)
+    moved = context_drift(contexts(0.5), contexts(0.7), rng=rng, strata=strata)
+    assert blind.chance > 1.2 * same.chance  # shuffling over problems exaggerates chance
+    assert same.total_variation == pytest.approx(same.chance, abs=0.05)
+    assert moved.excess > 0.05
+    with pytest.raises(ValueError, match="its problem"):
+        context_drift(["a"], ["b"], rng=rng, strata=(["p"], []))
+
+
+def test_context_drift_finds_the_true_distance():
+    """Two laws 0.3 apart, many samples: total variation within sampling error of the truth, far above chance."""
+    rng = np.random.default_rng(1)
+    before, after = rng.choice(4, 20_000, p=[0.4, 0.3, 0.2, 0.1]), rng.choice(4, 20_000, p=[0.1, 0.3, 0.2, 0.4])
+    found = context_drift(before.tolist(), after.tolist(), rng=rng, draws=20)
+    assert found.total_variation == pytest.approx(0.3, abs=0.015)
+    assert found.chance < 0.02
+
+
+def test_probes_are_read_back():
+    shift = {"before_R": [0.6, 0.3, 0.1], "after_R": [0.7, 0.2, 0.1], "moved_R": [0.1, 0.2, 0.0], "flipped": 0.25}
+    place = {"update": 2, "stage": 0, "step": 1, "agent": "b"}
+    updates = [
+        {"update": 1, "stage": 0, "step": 0, "agent": "a", "probe": {"token_shift": shift}},
+        {**place, "probe": {"fresh": 0.3, "stale": 0.1, "weights": {"effective_share": 0.8, "newer": "x"}}},
+        {**place, "update": 3, "step": 2, "probe": {"fresh": 0.1, "stale": 0.2, "token_shift": {"before_R": [1]}}},
+        {**place, "update": 4, "probe": None},
+        {**place, "update": None, "probe": {"fresh": 0.3, "stale": 0.1}},
+    ]
+    first, second, third = probed(updates)
+    assert first.gap is None
+    assert first.shift is not None
+    assert first.shift["flipped"] == 0.25
+    assert second.gap == pytest.approx(0.2)
+    assert second.weights == {"effective_share": 0.8}
+    assert third.shift is None
+    assert stale_gap_by_stage((first, second, third)) == {0: pytest.approx(0.3)}
+
+
+def test_zeta_proxy_by_hand():
+    terms = {"surrogate": 0.1, "occupancy": -3.0, "estimation": -1.0}
+    kept = {"outcome": "accepted", "zeta_norm": 0.1, "zeta_clip": 0.2, "zeta_ratio": 0.0}
+    kept["certificates"] = [{"kind": "single_step", "terms": terms}]
+    found = zeta_proxy([kept, {"outcome": "accepted", "zeta_norm": 0.1}, {"outcome": "restored", "zeta_norm": 9.0}])
+    assert found is not None
+    assert found.updates == 2
+    assert found.mean == found.p50 == pytest.approx(0.2)
+    assert found.p90 == pytest.approx(0.28)
+    assert found.penalty_share == pytest.approx(0.25)
+    assert zeta_proxy([]) is None

@@ -1,0 +1,414 @@
+"""Replacing an agent: what is aligned on what, how far it may be, and that everything else stays as it was."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from teamtr import run as runs
+from teamtr.build import build
+from teamtr.config import load_team_file, loads
+from teamtr.engines.learner import PolicyLearner
+from teamtr.engines.torch.loading import TinyShape, tiny_model
+from teamtr.engines.torch.policy import TransformerPolicy
+from teamtr.engines.torch.tokenizer import character_tokenizer
+from teamtr.errors import Misuse, Refused
+from teamtr.protocol.tokenizers import adversarial, compare_tokenizers
+from teamtr.randomness import generator
+from teamtr.store import RunFolder, read_episodes
+from teamtr.swap import Request, compared_strings, run_strings, swap
+from teamtr.swap.align import Aligner, _fit, surrogate
+from teamtr.swap.probes import Probes, make_probes, split_rows
+from teamtr.swap.swap import PROBES
+from teamtr.theory.kl import kl_cur_to_new
+from teamtr.types import AgentBatch, AgentState, Divergence
+
+TEAM = """\
+name: small
+task: {name: code, symbols: ABC, held_out: 0.3, skill: 0.9}
+tiny: {layers: 1, width: 32, heads: 2, warmup_steps: 15, warmup_learning_rate: 1e-2}
+team:
+  model: tiny
+  agents:
+    - {name: left, max_tokens: 2}
+    - {name: right, max_tokens: 2}
+    - {name: speaker, max_tokens: 3}
+plan: {stages: 1, problems: 4, group_size: 4, radius_nats_per_message: 0.05}
+learner: {minibatches: 2}
+eval: {every: 0, samples: 4}
+"""
+STATE = AgentState(beta=1.0, step_scale=1.0, radius_nats=0.05)
+QUICK = {"probes": 96, "learning_rate": 3e-3, "batch": 32, "check_every": 10, "eval_samples": 2}
+
+
+def train(folder: Path, *overrides: str) -> Path:
+    for _ in runs.train(loads(TEAM, "small", overrides), folder):
+        pass
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    return train(tmp_path_factory.mktemp("swap") / "run")
+
+
+@pytest.fixture(scope="module")
+def newcomer(tmp_path_factory) -> Path:
+    """A larger model with other first weights, taught the form of the task's messages."""
+    folder = tmp_path_factory.mktemp("swap") / "newcomer"
+    workshop = build(loads(TEAM, "small", ["seed=7", "tiny.layers=2", "tiny.width=48", "tiny.warmup_steps=5"]))
+    folder.mkdir()
+    workshop.engine.learner("speaker").policy.save_weights(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def aligned(run, newcomer, tmp_path_factory) -> tuple[Path, list[dict]]:
+    out = tmp_path_factory.mktemp("swap") / "aligned"
+    before = fingerprint(run)
+    records = list(swap(run, Request("speaker", str(newcomer), train="full", **QUICK), out))
+    assert fingerprint(run) == before, "the old run was touched"
+    return out, records
+
+
+def fingerprint(folder: Path) -> dict[str, str]:
+    files = (f for f in sorted(folder.rglob("*")) if f.is_file())
+    return {str(f.relative_to(folder)): hashlib.sha256(f.read_bytes()).hexdigest() for f in files}
+
+
+def probes_of(out: Path, **changes) -> tuple[Probes, object]:
+    workshop, _, _ = runs.open_run(out)
+    settings = {"exact": True, "probes": 96, "held_out": 0.2, "seed": 0, **changes}
+    return make_probes(
+        read_episodes(out / "episodes" / PROBES), workshop.team["speaker"], workshop, **settings
+    ), workshop
+
+
+# -- an aligned swap ------------------------------------------------------------------------------------------
+
+
+def test_the_new_agent_is_within_the_radius_on_probes_that_no_step_saw(aligned, run):
+    """Measured again from the stored folders, with plain transformers and the textbook sum."""
+    from transformers import AutoModelForCausalLM
+
+    out, records = aligned
+    found = records[-1]["alignment"]
+    assert found["within_radius"] is True
+    assert found["kl_upper"] <= found["radius"] == 0.05
+    assert found["curve"][0]["kl"] > 4 * found["radius"], "nothing had to be aligned"
+    probes, _ = probes_of(out)
+    models = {}
+    for which, folder in (("old", run), ("new", out)):
+        store = RunFolder.read(folder).checkpoints
+        models[which] = AutoModelForCausalLM.from_pretrained(store.folder_of(store.latest(), "speaker")).double()
+    assert models["new"].config.hidden_size == 48
+    kls = []
+    for m in probes.held_out:
+        prompt, message = probes.old.prompts[m], probes.old.messages[m]
+        ids = torch.as_tensor(np.concatenate([prompt, message]), dtype=torch.long)[None]
+        positions = slice(len(prompt) - 1, len(prompt) + len(message) - 1)
+        with torch.no_grad():
+            p, q = (models[which](ids).logits[0, positions].log_softmax(-1) for which in ("old", "new"))
+        kls.append(float((p.exp() * (p - q)).sum()))
+    assert found["held_out"] == len(kls)
+    assert np.mean(kls) == pytest.approx(found["kl"], rel=1e-3)
+
+
+def test_the_record_says_what_happened_and_that_it_is_not_certified(aligned, newcomer):
+    out, records = aligned
+    record = records[-1]
+    logged = RunFolder.read(out).log.read()
+    assert logged[-1] == json.loads(json.dumps(record))
+    assert record["certified"] is False
+    assert record["mode"] == "aligned"
+    assert record["to"]["model"] == str(newcomer)
+    assert set(record["success"]) == {"before", "at_swap", "after"}
+    assert record["shock"] == pytest.approx(record["success"]["before"] - record["success"]["after"])
+    assert record["direct_shock"] == pytest.approx(record["success"]["before"] - record["success"]["at_swap"])
+    assert [r["kind"] for r in logged if r["kind"] == "update"] == ["update"] * 3, "the log goes on from the old one"
+    assert np.isfinite(record["alignment"]["surrogate"])
+
+
+def test_the_others_stay_as_they_were(aligned, run):
+    out, _ = aligned
+    old, new = (RunFolder.read(folder).checkpoints for folder in (run, out))
+    for name in ("left", "right"):
+        a, b = (store.folder_of(store.latest(), name) for store in (old, new))
+        assert fingerprint(a) == fingerprint(b)
+    assert not (out / "swap" / "align").exists()
+
+
+def test_asked_again_a_finished_swap_only_tells(aligned, run, newcomer):
+    out, records = aligned
+    before = fingerprint(out)
+    again = list(swap(run, Request("speaker", str(newcomer), train="full", **QUICK), out))
+    assert again == [json.loads(json.dumps(records[-1]))]
+    assert {k: v for k, v in fingerprint(out).items() if k != ".lock"} == {
+        k: v for k, v in before.items() if k != ".lock"
+    }
+
+
+def test_training_goes_on_and_certificates_with_it(aligned, tmp_path):
+    import shutil
+
+    out = tmp_path / "on"
+    shutil.copytree(aligned[0], out)
+    records = list(runs.train(load_team_file(out / "team.yaml"), out))
+    assert records[0]["kind"] == "resume"
+    updates = [r for r in records if r["kind"] == "update"]
+    assert [(r["update"], r["stage"], r["agent"]) for r in updates] == [
+        (4, 1, "left"),
+        (5, 1, "right"),
+        (6, 1, "speaker"),
+    ]
+    kept = [r for r in updates if r["outcome"] == "accepted"]
+    assert kept
+    assert all(r["certificates"] and r["kl_upper"] <= r["radius"] for r in kept)
+    kinds = [r["kind"] for r in RunFolder.read(out).log.read()]
+    assert kinds.count("swap") == 1, "the swap stays in the log"
+
+
+# -- other kinds of swap --------------------------------------------------------------------------------------
+
+
+def test_a_direct_swap_installs_the_model_as_it_came(run, newcomer, tmp_path):
+    from safetensors.torch import load_file
+
+    *_, record = swap(run, Request("speaker", str(newcomer), mode="direct", train="full", **QUICK), tmp_path / "out")
+    assert record["alignment"] is None
+    assert record["shock"] == record["direct_shock"]
+    store = RunFolder.read(tmp_path / "out").checkpoints
+    installed = load_file(store.folder_of(store.latest(), "speaker") / "model.safetensors")
+    came = load_file(newcomer / "model.safetensors")
+    assert installed.keys() == came.keys()
+    assert all(torch.equal(installed[k], came[k]) for k in came)
+
+
+def test_a_reset_forgets_what_the_others_learnt(run, newcomer, tmp_path):
+    *_, record = swap(run, Request("speaker", str(newcomer), mode="reset", train="full", **QUICK), tmp_path / "out")
+    assert all(record["from"]["version"][n] != record["to"]["version"][n] for n in ("left", "right", "speaker"))
+    assert set(record["success"]) == {"before", "at_swap"}
+
+
+def test_full_to_lora(run, tmp_path):
+    request = Request("speaker", "tiny", train="lora", max_steps=30, **{**QUICK, "learning_rate": 1e-2})
+    *_, record = swap(run, request, tmp_path / "out")
+    curve = [look["kl"] for look in record["alignment"]["curve"]]
+    assert min(curve) < 0.7 * curve[0]
+    store = RunFolder.read(tmp_path / "out").checkpoints
+    assert (store.folder_of(store.latest(), "speaker") / "adapter_model.safetensors").exists()
+
+
+def test_lora_to_full_keeps_the_base_that_the_others_stand_on(newcomer, tmp_path):
+    """The built-in base depends on who shares it: with one agent gone it would come out otherwise."""
+    run = train(tmp_path / "run", "team.train=lora", "team.lora.rank=2")
+    *_, record = swap(run, Request("speaker", str(newcomer), train="full", **QUICK), tmp_path / "out")
+    old, new = record["from"]["version"], record["to"]["version"]
+    assert (old["left"], old["right"]) == (new["left"], new["right"]), "versions name the base as well"
+    assert record["alignment"]["within_radius"] is True
+    records = list(runs.train(load_team_file(tmp_path / "out" / "team.yaml"), tmp_path / "out"))
+    assert [r["update"] for r in records if r["kind"] == "update"] == [4, 5, 6]
+
+
+def other_tokenizer():
+    """The same characters with other ids."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    template = character_tokenizer()
+    size = len(template)
+    keep = {template.convert_ids_to_tokens(i): i for i in range(6)}
+    characters = {template.convert_ids_to_tokens(i): size - 1 - (i - 6) for i in range(6, size)}
+    core = Tokenizer(models.WordLevel({**keep, **characters}, unk_token="<unk>"))
+    core.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
+    core.decoder = decoders.Fuse()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        pad_token="<pad>",
+        eos_token="<end>",
+        unk_token="<unk>",
+        additional_special_tokens=["<sys>", "<user>", "<bot>"],
+        clean_up_tokenization_spaces=False,
+    )
+    tokenizer.chat_template = template.chat_template
+    return tokenizer
+
+
+def test_other_ids_mean_text_and_no_radius(run, tmp_path):
+    model, _ = tiny_model(TinyShape(layers=1, width=32, heads=2), seed=3)
+    tokenizer = other_tokenizer()
+    model.save_pretrained(tmp_path / "other")
+    tokenizer.save_pretrained(tmp_path / "other")
+    request = Request("speaker", str(tmp_path / "other"), train="full", max_steps=75, **QUICK)
+    *_, record = swap(run, request, tmp_path / "out")
+    assert record["protocol"]["exact_kl"] is False
+    found = record["alignment"]
+    assert found["loss"] == "cross_entropy"
+    assert found["radius"] is None
+    assert found["within_radius"] is None
+    assert "no exact KL" in found["note"]
+    curve = [look["kl"] for look in found["curve"]]
+    assert min(curve) < 0.5 * curve[0]
+    gap, (probes, _) = found["text_gap"], probes_of(tmp_path / "out", exact=False)
+    letters = probes.characters_M[probes.held_out].mean()
+    assert gap["nats_per_character"] == pytest.approx(gap["nats_per_message"] / letters)
+    assert 0 < gap["nats_per_message"] < curve[0]
+
+
+# -- parts ----------------------------------------------------------------------------------------------------
+
+
+def learner_of(seed: int, width: int = 16, kind=PolicyLearner):
+    model, tokenizer = tiny_model(TinyShape(layers=1, width=width, heads=2), seed=seed)
+    with torch.no_grad():
+        model.get_input_embeddings().weight.mul_(15.0)
+    return kind("agent", TransformerPolicy(model, tokenizer), STATE, micro_batch=3)
+
+
+def made_probes(exact: bool) -> Probes:
+    rng = np.random.default_rng(0)
+    draw = lambda n: rng.integers(6, 90, size=n).astype(np.int32)  # noqa: E731
+    count = 6
+    index = np.arange(count)
+    batch = AgentBatch(
+        "agent",
+        tuple(draw(3 + m % 2) for m in range(count)),
+        tuple(draw(2 + m % 3) for m in range(count)),
+        tuple(np.zeros(2 + m % 3, np.float32) for m in range(count)),
+        index,
+        index,
+        np.zeros(count, dtype=np.int64),
+    )
+    return Probes(batch, batch, exact, index[:4], index[4:], np.ones(count, dtype=np.int64))
+
+
+def test_an_aligner_measures_from_the_teacher():
+    """The KL and the ratio of two different models, against the two heads side by side."""
+    teacher, aligner, probes = learner_of(0), learner_of(1, width=24, kind=Aligner), made_probes(exact=True)
+    aligner.follow(teacher, probes)
+    found = aligner.measure()
+    for m in range(len(probes.new)):
+        with torch.no_grad():
+            logits = [
+                learner.policy.head()(learner.policy.features([probes.old.prompts[m]], [probes.old.messages[m]]))
+                for learner in (teacher, aligner)
+            ]
+        assert found.full_M[m] == pytest.approx(float(kl_cur_to_new(*logits).sum()), rel=1e-4)
+    before = found.full_M[probes.train].mean()
+    for _ in range(20):
+        aligner.step(probes.train, np.zeros(4), runs_objective(), beta=1.0, learning_rate=1e-2)
+    assert aligner.measure(probes.train).full_M.mean() < 0.3 * before
+    assert teacher.version() == learner_of(0).version(), "the teacher learns nothing"
+
+
+def runs_objective():
+    from teamtr.swap.align import _NO_REWARD
+
+    return _NO_REWARD
+
+
+def test_without_shared_ids_the_loss_is_the_cross_entropy():
+    teacher, aligner, probes = learner_of(0), learner_of(1, kind=Aligner), made_probes(exact=False)
+    aligner.follow(teacher, probes)
+    found = aligner.measure()
+    plain = learner_of(1)
+    logp_M = plain.begin(probes.new)
+    np.testing.assert_allclose(found.full_M, -logp_M, rtol=1e-5)
+    np.testing.assert_allclose(found.log_ratio_M, logp_M, rtol=1e-5)
+
+
+@pytest.mark.parametrize("size", [3, 5])
+def test_output_layers_of_other_sizes(size):
+    """A teacher with fewer rows never says the missing ones; with more, the rest is as if they were not there."""
+    logits = torch.tensor([[1.0, 2.0, 0.5, -1.0]])
+    fitted = _fit(lambda x: x, size)(logits)
+    assert fitted.shape == (1, size)
+    wanted = torch.softmax(logits[:, : min(size, 4)], -1)
+    torch.testing.assert_close(torch.softmax(fitted, -1)[:, : min(size, 4)], wanted)
+
+
+def test_the_surrogate_by_hand():
+    zero = np.zeros(2)
+    divergence = Divergence(zero, zero, zero, log_ratio_M=np.log([2.0, 0.5]))
+    assert surrogate(divergence, np.array([1.0, -1.0])) == pytest.approx(0.75)
+
+
+def test_probes_are_states_in_which_the_agent_speaks(aligned):
+    out, _ = aligned
+    probes, _ = probes_of(out)
+    batch = read_episodes(out / "episodes" / PROBES)
+    own = [t for e in batch.episodes for t in e.turns if t.agent == "speaker"]
+    assert len(probes.old) == 96
+    for m, turn in enumerate(own[:96]):
+        assert (probes.old.messages[m] == turn.token_ids).all()
+        assert (probes.new.prompts[m] == turn.context_ids).all(), "one template, one rendering"
+    held = set(probes.old.cluster_M[probes.held_out])
+    assert held.isdisjoint(probes.old.cluster_M[probes.train])
+    assert len(probes.held_out) + len(probes.train) == 96
+
+
+def test_probes_respelt(aligned):
+    out, _ = aligned
+    probes, workshop = probes_of(out, exact=False)
+    codec = workshop.arena.codecs["speaker"]
+    for old, new in zip(probes.old.messages, probes.new.messages, strict=True):
+        assert codec.decode(old) == codec.decode(new)
+
+
+@pytest.mark.parametrize(("cluster", "held"), [([0, 0, 1, 1, 2, 2, 3, 3, 4, 4], 2), ([5] * 10, 2), ([0, 1], 1)])
+def test_a_fifth_is_held_out(cluster, held):
+    mask = split_rows(np.array(cluster), 0.2, np.random.default_rng(0))
+    assert mask.sum() == held
+
+
+# -- tokenizers -----------------------------------------------------------------------------------------------
+
+
+def test_the_same_tokenizer_is_identical_on_a_thousand_strings(run):
+    own = run_strings(run, 200)
+    assert len(own) > 10
+    strings = compared_strings(own)
+    assert len(strings) == 1000
+    assert strings[0] == own[0]
+    found = compare_tokenizers(character_tokenizer(), character_tokenizer(), strings)
+    assert found.identical
+    assert found.same == 1000
+
+
+def test_where_tokenizers_differ():
+    found = compare_tokenizers(character_tokenizer(), other_tokenizer(), ["<bot>AB", "<bot>"])
+    assert not found.identical
+    assert (found.same, found.strings) == (1, 2)
+    assert found.differences[0].position == 1, "the marker is the same, the letter after it is not"
+    assert found.differences[0].ids_a != found.differences[0].ids_b
+
+
+def test_difficult_strings_are_of_many_kinds_and_named_by_their_seed():
+    strings = adversarial(generator(0, "x"), 200)
+    assert strings == adversarial(generator(0, "x"), 200)
+    assert len(set(strings)) > 180
+    for sign in ("  ", "数学", "<think>", '"arguments"', "\t", "0"):
+        assert any(sign in s for s in strings), sign
+
+
+# -- refusals -------------------------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_swapped(run, newcomer, aligned, tmp_path):
+    with pytest.raises(Misuse, match="another folder"):
+        list(swap(run, Request("speaker", str(newcomer)), run))
+    with pytest.raises(Misuse, match=r"no agent 'nobody'.*left, right, speaker"):
+        list(swap(run, Request("nobody", str(newcomer)), tmp_path / "a"))
+    with pytest.raises(Misuse, match="no such folder"):
+        list(swap(run, Request("speaker", "./nowhere"), tmp_path / "b"))
+    with pytest.raises(Refused, match=r"another swap \(agent"):
+        list(swap(run, Request("left", str(newcomer), train="full", **QUICK), aligned[0]))
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "team.yaml").write_text(TEAM)
+    with pytest.raises(Refused, match="holds a run already"):
+        list(swap(run, Request("speaker", str(newcomer)), tmp_path / "other"))

@@ -1,0 +1,184 @@
+"""``teamtr eval``: every benchmark with a tiny model, kept replies, going on after a kill, grading again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from own_rows import OWN, source, write_rows
+from teamtr import generations
+from teamtr.build import build
+from teamtr.cli import app
+from teamtr.config import load_team_file
+from teamtr.generations import Evaluation
+from teamtr.store import read_episodes
+from teamtr.tasks.registry import NAMES
+from teamtr.types import Verdict
+
+TEAM = """\
+name: small
+task: {task}
+tiny: {{layers: 1, width: 16, heads: 2, warmup_steps: 0}}
+team: {{model: tiny, max_tokens: 3, agents: [{{name: a}}, {{name: b, frozen: true}}], router: {router}}}
+"""
+TWO_ROUNDS = "{rounds: 2, order: [a]}"
+
+
+def invoke(*arguments: object, code: int = 0) -> Any:
+    result = CliRunner().invoke(app, ["eval", *map(str, arguments), "--json"])
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == code, result.output
+    return result.stderr if code else json.loads(result.stdout.strip().splitlines()[-1])
+
+
+def team_file(folder: Path, task: str, router: str = "{}") -> Path:
+    file = folder / "team.yaml"
+    file.write_text(TEAM.format(task=task, router=router), encoding="utf-8")
+    return file
+
+
+@pytest.fixture
+def sums(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A team that is asked eight sums, two problems a chunk."""
+    monkeypatch.setattr(generations, "EPISODES_PER_CHUNK", 4)
+    write_rows(tmp_path, OWN["math500"])
+    return team_file(tmp_path, "{name: math500, path: rows.jsonl}")
+
+
+@pytest.mark.parametrize("name", [*NAMES, "gym:chain_sum"])
+def test_every_benchmark_is_evaluated_offline(name: str, tmp_path: Path) -> None:
+    split = "train" if name in ("deepscaler", "dapo") else "test"
+    if name.startswith("gym:"):
+        task = f"{{name: '{name}', train_problems: 2, test_problems: 2}}"
+    else:
+        player = ", player: {agent: b, max_tokens: 2}" if name in ("arbench:sp", "arbench:dc") else ""
+        task = f"{{name: '{name}', {split}: '{source(name, tmp_path)}'{player}}}"
+    file = team_file(tmp_path, task, TWO_ROUNDS if name.startswith("arbench") else "{}")
+    report = invoke("--team", file, "--limit", 1, "--samples", 2, "--split", split, "--out", tmp_path / "evals")
+    assert (report["problems"], report["samples"]) == (1, 2)
+    assert sum(report["verdicts"].values()) == 2
+    assert not {"crash", "timeout"} & set(report["verdicts"])
+    assert report["tokens"] > 0
+    assert ("cell_accuracy" in report["measures"]) == (name == "zebralogic")
+    if name == "arbench:sp":
+        assert report["mean_reward"] > 0, "character F1 gives something for almost any text"
+
+
+def test_the_papers_k_is_the_default(tmp_path: Path) -> None:
+    for name, samples in {"aime24": 64, "math500": 4, "planbench": 8, "zebralogic": 64, "gsm8k": 1}.items():
+        write_rows(tmp_path, OWN[name])
+        workshop = build(load_team_file(team_file(tmp_path, f"{{name: {name}, test: rows.jsonl}}")))
+        made = Evaluation.of(workshop, workshop.current_team(), tmp_path, stage=0)
+        assert (made.samples, made.limit) == (samples, None)
+    changed = load_team_file(tmp_path / "team.yaml", ["eval.samples=3", "eval.problems=2"])
+    workshop = build(changed)
+    made = Evaluation.of(workshop, workshop.current_team(), tmp_path, stage=0)
+    assert (made.samples, made.limit) == (3, 2)
+
+
+def test_tables_by_label(tmp_path: Path) -> None:
+    write_rows(tmp_path, OWN["zebralogic"])
+    file = team_file(tmp_path, "{name: zebralogic, test: rows.jsonl}")
+    report = invoke("--team", file, "--samples", 1, "--out", tmp_path / "evals")
+    assert {size: part["problems"] for size, part in report["tables"]["size"].items()} == {"2*2": 4, "3*2": 4}
+    assert list(report["tables"]["group"]) == ["small"]
+
+
+def figures(report: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in report.items() if key not in ("tokens", "folder")}
+
+
+def test_a_killed_evaluation_goes_on_to_the_same_figures(
+    sums: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = invoke("--team", sums, "--samples", 2, "--out", tmp_path / "whole")
+    asked: list[int] = []
+    real = generations.play
+
+    def counted(arena: Any, team: Any, problems: Any, *more: Any, **others: Any) -> Any:
+        asked.append(len(problems))
+        if len(asked) == 3:
+            raise KeyboardInterrupt
+        return real(arena, team, problems, *more, **others)
+
+    monkeypatch.setattr(generations, "play", counted)
+    invoke("--team", sums, "--samples", 2, "--out", tmp_path / "killed", code=130)
+    rest = invoke("--team", sums, "--samples", 2, "--out", tmp_path / "killed")
+    assert asked == [2, 2, 2, 2, 2], "two chunks were kept; the third is played again"
+    assert figures(rest) == figures(whole)
+    assert 0 < rest["tokens"] < whole["tokens"]
+    again = invoke("--team", sums, "--samples", 2, "--out", tmp_path / "killed")
+    assert len(asked) == 5
+    assert again["tokens"] == 0
+    assert figures(again) == figures(whole)
+
+
+def test_a_larger_limit_plays_the_rest_only(sums: Path, tmp_path: Path) -> None:
+    first = invoke("--team", sums, "--samples", 2, "--limit", 4, "--out", tmp_path / "evals")
+    all_eight = invoke("--team", sums, "--samples", 2, "--out", tmp_path / "evals")
+    fresh = invoke("--team", sums, "--samples", 2, "--out", tmp_path / "fresh")
+    assert all_eight["tokens"] == fresh["tokens"] - first["tokens"]
+    assert figures(all_eight) == figures(fresh)
+
+
+def test_other_problems_are_not_taken_for_the_same(sums: Path, tmp_path: Path) -> None:
+    invoke("--team", sums, "--samples", 2, "--limit", 2, "--out", tmp_path / "evals")
+    write_rows(tmp_path, [{**row, "problem": "What else?"} for row in OWN["math500"]])
+    assert invoke("--team", sums, "--samples", 2, "--limit", 2, "--out", tmp_path / "evals")["tokens"] > 0
+
+
+def test_kept_replies_are_graded_again_without_sampling(
+    sums: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from teamtr.tasks.math import Math
+
+    out = tmp_path / "evals"
+    before = invoke("--team", sums, "--samples", 2, "--out", out)
+    assert before["avg_at_k"] < 1
+
+    def no_play(*_: Any, **__: Any) -> None:
+        raise AssertionError("nothing may be sampled")
+
+    monkeypatch.setattr(generations, "play", no_play)
+    monkeypatch.setattr(Math, "grade_replies", lambda self, replies: [Verdict("right", 1.0, r) for _, r in replies])
+    assert invoke("--team", sums, "--samples", 2, "--out", out)["avg_at_k"] == before["avg_at_k"]
+    after = invoke("--team", sums, "--samples", 2, "--out", out, "--regrade")
+    assert after["avg_at_k"] == 1
+    assert after["tokens"] == 0
+    kept = sorted(Path(after["folder"]).glob("problems-*.jsonl.gz"))
+    assert len(kept) == 4
+    assert all(episode.verdict.right for file in kept for episode in read_episodes(file).episodes)
+    stderr = invoke("--team", sums, "--samples", 5, "--out", out, "--regrade", code=2)
+    assert "nothing to grade again" in " ".join(stderr.split())
+
+
+def test_a_run_is_evaluated_in_its_own_folder(tmp_path: Path) -> None:
+    file = tmp_path / "team.yaml"
+    file.write_text(
+        TEAM.format(task="{name: sums, digits: 1, problems: 16}", router="{}")
+        + "plan: {stages: 1, problems: 2, group_size: 2}\neval: {every: 0}\n",
+        encoding="utf-8",
+    )
+    folder = tmp_path / "run"
+    assert CliRunner().invoke(app, ["train", str(file), "--out", str(folder)]).exit_code == 0
+    report = invoke(folder, "--samples", 2)
+    assert Path(report["folder"]).parent == folder / "evals"
+    assert report["updates"] == 1
+    assert invoke(folder, "--samples", 2, "--regrade")["verdicts"] == report["verdicts"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "say what to evaluate"),
+        (("folder", "--team", "team.yaml"), "say what to evaluate"),
+        (("folder", "--set", "eval.samples=2"), "goes with --team"),
+    ],
+)
+def test_what_to_evaluate_must_be_said(arguments: tuple[str, ...], message: str) -> None:
+    assert message in " ".join(invoke(*arguments, code=2).split())

@@ -1,0 +1,184 @@
+"""Agents out of a team and into it, as a person or a script does it: export, compat, swap."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from teamtr import run as runs
+from teamtr.cli import app
+from teamtr.config import loads
+from teamtr.store import RunFolder
+
+TEAM = """\
+name: small
+task: {name: code, symbols: AB, held_out: 0.5, skill: 0.9}
+tiny: {layers: 1, width: 16, heads: 2, warmup_steps: 10, warmup_learning_rate: 1e-2}
+team:
+  model: tiny
+  agents:
+    - {name: left, max_tokens: 2}
+    - {name: right, max_tokens: 2, train: lora, lora: {rank: 2}}
+    - {name: speaker, max_tokens: 3}
+plan: {stages: 1, problems: 2, group_size: 4, radius_nats_per_message: 0.05}
+learner: {minibatches: 1}
+eval: {every: 1, samples: 2}
+"""
+IDS = torch.tensor([[3, 40, 41, 4, 42]])
+
+
+def invoke(*arguments: object, code: int = 0):
+    result = CliRunner().invoke(app, [str(a) for a in arguments])
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == code, result.output
+    return result
+
+
+def last_json(result) -> dict:
+    return json.loads(result.stdout.strip().splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("commands") / "run"
+    for _ in runs.train(loads(TEAM, "small"), folder):
+        pass
+    return folder
+
+
+@pytest.fixture(scope="module")
+def exported(run, tmp_path_factory) -> tuple[Path, dict]:
+    out = tmp_path_factory.mktemp("commands") / "out"
+    return out, last_json(invoke("export", run, out, "--json"))
+
+
+def logits_of(run: Path, agent: str) -> np.ndarray:
+    """What the run's own policy computes."""
+    workshop, _, _ = runs.open_run(run)
+    policy = workshop.engine.learner(agent).policy
+    with torch.no_grad():
+        return policy.head()(policy._body(input_ids=IDS).last_hidden_state[0]).numpy()
+
+
+def test_a_whole_model_loads_in_plain_transformers(exported, run):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    out, told = exported
+    assert [(a["agent"], a["form"]) for a in told["agents"]] == [
+        ("left", "model"),
+        ("right", "adapter"),
+        ("speaker", "model"),
+    ]
+    model = AutoModelForCausalLM.from_pretrained(out / "left")
+    wanted = logits_of(run, "left")
+    with torch.no_grad():
+        np.testing.assert_allclose(model(IDS).logits[0].numpy(), wanted, atol=1e-5)
+    tokenizer = AutoTokenizer.from_pretrained(out / "left")
+    assert tokenizer.apply_chat_template([{"role": "user", "content": "A"}], tokenize=False) == "<user>A"
+    assert not {f.name for f in (out / "left").iterdir()} & {"optimizer.safetensors", "state.json", "manifest.json"}
+
+
+def test_an_adapter_loads_in_plain_peft_and_merges_to_the_same(exported, run, tmp_path):
+    from peft import AutoPeftModelForCausalLM
+    from transformers import AutoModelForCausalLM
+
+    out, _ = exported
+    wanted = logits_of(run, "right")
+    adapted = AutoPeftModelForCausalLM.from_pretrained(out / "right")
+    invoke("export", run, tmp_path / "merged", "--agent", "right", "--merge")
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    with torch.no_grad():
+        np.testing.assert_allclose(adapted(input_ids=IDS).logits[0].numpy(), wanted, atol=1e-5)
+        np.testing.assert_allclose(merged(IDS).logits[0].numpy(), wanted, atol=1e-5)
+        bare = AutoModelForCausalLM.from_pretrained(out / "right" / "base")(IDS).logits[0].numpy()
+    assert np.abs(bare - wanted).max() > 1e-4, "the adapter changes something"
+
+
+def test_the_card_states_base_task_team_radius_and_figures(exported, run):
+    out, _ = exported
+    card = (out / "right" / "README.md").read_text()
+    evals = [r for r in RunFolder.read(run).log.read() if r["kind"] == "eval"]
+    for words in (
+        "library_name: peft",
+        "the built-in tiny model (LoRA)",
+        "| task | code |",
+        "left (tiny, full), right (tiny, lora), speaker (tiny, full)",
+        "0.05 nats per message",
+        "of 1 |",
+        f"{100 * evals[-1]['avg_at_k']:.1f} %",
+        "after 3 updates",
+    ):
+        assert words in card, words
+
+
+def test_export_refuses(run, exported, tmp_path):
+    out, _ = exported
+    assert "not an empty folder" in invoke("export", run, out, code=2).stderr
+    assert "left, right, speaker" in invoke("export", run, tmp_path / "x", "--agent", "nobody", code=2).stderr
+    assert "whole model already" in invoke("export", run, tmp_path / "x", "--agent", "left", "--merge", code=2).stderr
+    assert not (tmp_path / "x").exists()
+
+
+def test_compat(exported, run, tmp_path):
+    from transformers import AutoTokenizer
+
+    out, _ = exported
+    same = last_json(invoke("compat", "tiny", out / "left", "--run", run, "--json"))
+    assert same["identical"]
+    assert same["strings"] == 1000
+    tokenizer = AutoTokenizer.from_pretrained(out / "left")
+    tokenizer.add_tokens(["AB"])
+    tokenizer.save_pretrained(tmp_path / "other")
+    (tmp_path / "strings.txt").write_text("BA\nxAB\n")
+    result = invoke(
+        "compat", "tiny", tmp_path / "other", "--strings", tmp_path / "strings.txt", "--count", 4, "--json", code=3
+    )
+    found = last_json(result)
+    assert not found["identical"]
+    assert found["differences"][0]["string"] == "xAB"
+    assert found["differences"][0]["position"] == 1
+    assert "exact KL does not apply" in result.stderr
+    assert "no tokenizer could be loaded" in invoke("compat", "tiny", tmp_path, code=2).stderr
+
+
+def test_swap_then_train_then_export(exported, run, tmp_path):
+    model, out = exported[0] / "left", tmp_path / "out"
+    options = (
+        "--agent",
+        "speaker",
+        "--with",
+        model,
+        "--train",
+        "full",
+        "--out",
+        out,
+        "--probes",
+        32,
+        "--max-steps",
+        25,
+    )
+    told = last_json(invoke("swap", run, *options, "--json"))
+    assert told["folder"] == str(out)
+    assert told["certified"] is False
+    assert "curve" not in told["alignment"]
+    trained = last_json(invoke("train", out / "team.yaml", "--out", out, "--json"))
+    assert trained["updates"] == 6
+    invoke("export", out, tmp_path / "speaker", "--agent", "speaker")
+    assert (
+        "swapped in | after 3 updates of the team, aligned; not certified"
+        in (tmp_path / "speaker" / "README.md").read_text()
+    )
+
+
+def test_swap_refuses_what_contradicts_itself(run, tmp_path):
+    options = ("--agent", "left", "--with", "tiny", "--out", tmp_path / "x")
+    assert "exclude each other" in invoke("swap", run, *options, "--no-align", "--reset", code=2).stderr
+    assert "full or lora" in invoke("swap", run, *options, "--train", "some", code=2).stderr
+    assert "strictly between" in invoke("swap", run, *options, "--held-out", 1, code=2).stderr
+    assert not (tmp_path / "x").exists()

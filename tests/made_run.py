@@ -1,0 +1,192 @@
+"""A run folder made without training: every record as ``run.train`` writes it, with numbers of our own choosing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from teamtr.store import batch_name, write_episodes
+from teamtr.store.log import encode
+from teamtr.types import Episode, Message, Problem, Reply, RolloutBatch, Turn, Verdict
+
+TEAM = """\
+name: {name}
+seed: {seed}
+task: {{name: code}}
+team:
+  model: tiny
+  agents:
+{agents}
+plan: {{preset: {preset}, stages: {stages}, problems: {problems}, group_size: {group}}}
+"""
+HOSTILE = (
+    "</script><script>window.pwned = 1</script><img src=x onerror='window.pwned = 2'>"
+    "\u202egnp.exe\u2066 \u2028 <!-- ]]> javascript:alert(1) & \ud83d \x07"
+)
+
+
+def made_batch(
+    agents: Sequence[str],
+    *,
+    problems: int = 4,
+    group: int = 4,
+    tokens: int = 3,
+    seed: int = 0,
+    said: str | None = None,
+    environment: bool = False,
+) -> RolloutBatch:
+    """Problems "p0", "p1", ...; the reward of each episode is drawn; every message has this many tokens."""
+    rng = np.random.default_rng(seed)
+    episodes = []
+    for p in range(problems):
+        for g in range(group):
+            right = bool(rng.random() < 0.5)
+            turns = tuple(
+                Turn(
+                    agent=agent,
+                    round=0,
+                    context_ids=np.array([p, *rng.integers(0, 3, 1)], dtype=np.int32),
+                    token_ids=rng.integers(0, 500, tokens).astype(np.int32),
+                    sampler_logprobs=-rng.exponential(size=tokens).astype(np.float32),
+                    finish="stop",
+                    agent_version=f"{a:032x}",
+                    text=f"{said or 'word ' * (tokens // 2)}{p}",
+                )
+                for a, agent in enumerate(agents)
+            )
+            replies = (Reply((Message("world", said or "you stand in a room"),)),) if environment else ()
+            verdict = Verdict("right" if right else "wrong", float(right))
+            answer = f"{said or 'answer'}"
+            episodes.append(Episode(f"p{p}", g, turns, answer, verdict, "0" * 32, replies))
+    made = tuple(
+        Problem(f"p{p}", said or f"problem {p}", "wanted", {agents[0]: said or "hint"}) for p in range(problems)
+    )
+    return RolloutBatch(made, tuple(episodes), group)
+
+
+def update_record(number: int, stage: int, step: int, agent: str, **changes: Any) -> dict[str, Any]:
+    record = {
+        "kind": "update",
+        "update": number,
+        "stage": stage,
+        "step": step,
+        "agent": agent,
+        "outcome": "accepted",
+        "reason": "",
+        "radius": 0.01,
+        "unit": "message",
+        "kl_full": 0.006,
+        "kl_upper": 0.008,
+        "kl_k1": 0.007,
+        "kl_k3": 0.0065,
+        "kl_rejected": None,
+        "noise_floor": 1e-9,
+        "surrogate": 0.05,
+        "zeta_norm": 0.1,
+        "beta": 0.1,
+        "backtracks": number % 2,
+        "steps": 4,
+        "fraction": 1.0,
+        "certificates": [
+            {"kind": "turn_aware", "terms": {"surrogate": 0.01}, "lower_bound": 0.001 * number},
+            {"kind": "single_step", "terms": {"occupancy": -1.0, "estimation": -1.0}, "lower_bound": -2.0},
+        ],
+        "version_before": "a" * 32,
+        "version_after": "b" * 32,
+        "tokens": {"scored": 100, "trained": 50},
+        "seconds": {"score": 0.1, "train": 0.5},
+        "reward": 0.2 + 0.001 * number,
+        "success": 0.2 + 0.001 * number,
+        "grader_failures": {},
+        "exact_success": None,
+        "measured_before": None
+        if step == 0
+        else {"update": number - 1, "estimate": 0.01, "lower": -0.01, "upper": 0.03, "confidence": 0.95},
+        "episodes_total": 100 * number,
+        "sampled_tokens_total": 1000 * number,
+        "time": 1e9 + number,
+    }
+    return {**record, **changes}
+
+
+def eval_record(stage: int, success: float, **changes: Any) -> dict[str, Any]:
+    record = {
+        "kind": "eval",
+        "stage": stage,
+        "updates": 0,
+        "problems": 16,
+        "samples": 4,
+        "confidence": 0.95,
+        "avg_at_k": success,
+        "avg_interval": [success - 0.05, success + 0.05],
+        "pass_at_k": {"1": success, "4": min(1.0, success + 0.1)},
+        "majority_at_k": success,
+        "consensus_on_correct": success / 2,
+        "mean_reward": success,
+        "verdicts": {"right": 40, "wrong": 24},
+        "tokens": 448,
+        "seconds": 0.1,
+    }
+    return {**record, **changes}
+
+
+def write_log(folder: Path, records: Sequence[dict[str, Any]]) -> None:
+    (folder / "log.jsonl").write_bytes(b"".join(encode(record, "record") + b"\n" for record in records))
+
+
+def made_run(
+    folder: Path,
+    *,
+    stages: int = 3,
+    agents: Sequence[str] = ("left", "right", "speaker"),
+    name: str = "made",
+    preset: str = "teamtr",
+    seed: int = 0,
+    batches: Sequence[RolloutBatch] | None = None,
+    batch_stages: int | None = None,
+    gain: float = 0.5,
+    progress: dict[str, Any] | None = None,
+) -> Path:
+    """A finished run. ``batches`` are stored in turn, one for each update of the first ``batch_stages`` stages."""
+    (folder / "episodes").mkdir(parents=True)
+    (folder / "checkpoints" / "commits" / "000001").mkdir(parents=True)
+    entries = "\n".join(f"    - {{name: {agent}}}" for agent in agents)
+    team = TEAM.format(name=name, seed=seed, agents=entries, preset=preset, stages=stages, problems=4, group=4)
+    (folder / "team.yaml").write_text(team)
+    start = {"kind": "start", "floors": dict.fromkeys(agents, 1e-9), "name": name, "stages": stages, "time": 1e9}
+    records: list[dict[str, Any]] = [{**start, "agents": list(agents), "threads": 1}, eval_record(0, 0.2)]
+    number = 0
+    for stage in range(stages):
+        for step, agent in enumerate(agents):
+            number += 1
+            records.append(update_record(number, stage, step, agent))
+        records.append({"kind": "stage", "stage": stage, "updates": number})
+        records.append(eval_record(stage + 1, 0.2 + gain * (stage + 1) / stages))
+    write_log(folder, records)
+    account = {
+        "episodes": 100 * number,
+        "tokens": {agent: {"sampled": 900, "prompt": 9000, "trained": 50} for agent in agents},
+        "seconds": {agent: {"sample": 2.0, "train": 3.0} for agent in agents},
+    }
+    commit = {"progress": {"account": account, "number": number, **(progress or {})}, "agents": {}}
+    (folder / "checkpoints" / "commits" / "000001" / "team.json").write_bytes(encode(commit, "commit"))
+    _store(folder, batches if batches is not None else [made_batch(agents)], len(agents), batch_stages or stages)
+    return folder
+
+
+def _store(folder: Path, batches: Sequence[RolloutBatch], steps: int, stages: int) -> None:
+    """Each distinct batch is written once and linked from there on: what a big run takes on the disk is not the
+    question here."""
+    written: dict[int, Path] = {}
+    for k in range(steps * stages if batches else 0):
+        path = folder / "episodes" / batch_name(k // steps, k % steps)
+        which = k % len(batches)
+        if which in written:
+            os.link(written[which], path)
+        else:
+            write_episodes(path, batches[which])
+            written[which] = path
