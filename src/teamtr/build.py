@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +38,7 @@ from teamtr.engines.torch.tokenizer import character_tokenizer
 from teamtr.errors import Misuse
 from teamtr.ports import Task
 from teamtr.presets import Plan
-from teamtr.protocol import ChatCodec, check_template, render
+from teamtr.protocol import ChatCodec, Sharing, check_template, check_thinking, render
 from teamtr.randomness import generator, seed_of
 from teamtr.rollout import Arena
 from teamtr.tasks.arbench import ArBench
@@ -65,6 +66,12 @@ class Workshop:
         for name in self.team.names:
             self.engine.learner(name).load(folder_of(name))
         return self.current_team()
+
+    def breaches(self) -> dict[str, int]:
+        """How often messages broke the team's protocol so far, by reason; agents of one model share a codec."""
+        protocols = [c.sharing for c in self.arena.codecs.values() if isinstance(c, ChatCodec)]
+        counters = {id(p): p.breaches for p in protocols if isinstance(p, Sharing)}
+        return dict(sum(counters.values(), Counter[str]()))
 
     def current_team(self) -> Team:
         team = self.team
@@ -219,9 +226,12 @@ def _player(
 
 
 def _codec(team_file: TeamFile, tokenizer: Any) -> ChatCodec:
-    codec = ChatCodec(tokenizer, team_file.team.template_kwargs)
+    protocol = team_file.team.protocol
+    sharing = Sharing(think=protocol.think, tools=protocol.tools)
+    codec = ChatCodec(tokenizer, team_file.team.template_kwargs, sharing=sharing, system=protocol.system)
+    sharing.inside = check_thinking(codec, protocol.think)
     silent = any(not agent.system_prompt for agent in team_file.team.agents)
-    check_template(codec, team_file.team.history, empty_system_prompt=silent)
+    check_template(codec, team_file.team.history, empty_system_prompt=silent and protocol.system == "explicit")
     return codec
 
 

@@ -356,6 +356,7 @@ class _Driver:
             **asdict(step.report),
             "reward": float(rewards[np.isfinite(rewards)].mean()) if np.isfinite(rewards).any() else float("nan"),
             "grader_failures": dict(getattr(self.workshop.task, "failures", {})),
+            "protocol_breaches": self.workshop.breaches(),
             "success": float(np.mean([e.verdict.right for e in step.batch.episodes])),
             "exact_success": None if self.exact is None else [exact_before, self.exact],
             "measured_before": self.measured,

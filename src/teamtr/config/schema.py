@@ -60,6 +60,20 @@ class AgentConfig(Section):
     frozen: Flag = key(False, "Speaks, but is never updated.")
 
 
+class ProtocolConfig(Section):
+    """How an agent's words enter the shared context, so that models of different kinds understand each other."""
+
+    think: Literal["keep", "strip", "forbid"] = key(
+        "keep", "Thinking in a message: shared as it is, left out of what others see, or a breach that is counted."
+    )
+    tools: Literal["off", "canonical"] = key(
+        "off", "canonical: tool calls of any dialect become one JSON form before others see them; none is executed."
+    )
+    system: Literal["explicit", "template"] = key(
+        "explicit", "explicit: the system prompt is always stated; template: a model's template may supply its own."
+    )
+
+
 class RouterConfig(Section):
     """Who speaks when."""
 
@@ -80,6 +94,7 @@ class TeamConfig(Section):
     agents: Annotated[tuple[AgentConfig, ...], Field(min_length=1)]
     router: RouterConfig = RouterConfig()
     answer: str = key("last", "Whose message is the team's answer: last, majority or an agent.")
+    protocol: ProtocolConfig = ProtocolConfig()
     history: Literal["transcript", "chat"] = key(
         "transcript", "The talk so far as lines of one user message, or as chat messages."
     )
