@@ -67,8 +67,20 @@ def score() -> None:
             torch.testing.assert_close(a.grad, b.grad, atol=2e-6, rtol=1e-4)
 
 
+def forbidden_blocks() -> None:
+    """Logits of minus infinity, a whole block of them first."""
+    cur = torch.randn(3, 9000)
+    cur[:, :4096] = -torch.inf
+    new = cur + 0.1 * torch.randn(3, 9000)
+    ids = torch.tensor([5000, 6000, 8999])
+    ours, plain = fused_score(new, cur, ids), score_tokens(new, cur, ids)
+    torch.testing.assert_close(ours[0], plain[0], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(ours[1], plain[1], atol=1e-7, rtol=1e-4)
+
+
 if __name__ == "__main__":
     torch.manual_seed(0)
-    for name, check in (("decode", decode), ("prefill", prefill), ("draw", draw_tokens), ("score", score)):
+    checks = {"decode": decode, "prefill": prefill, "draw": draw_tokens, "score": score, "forbidden": forbidden_blocks}
+    for name, check in checks.items():
         check()
         print(name)

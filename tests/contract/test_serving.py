@@ -212,4 +212,4 @@ def test_kernels_compute_what_the_reference_computes():
         env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.split() == ["decode", "prefill", "draw", "score"]
+    assert done.stdout.split() == ["decode", "prefill", "draw", "score", "forbidden"]

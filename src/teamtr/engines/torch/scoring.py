@@ -24,11 +24,14 @@ def _score_kernel(
         v = start + tl.arange(0, BLOCK)
         x = tl.load(new + n * new_row + v, mask=v < vocabulary, other=float("-inf"))
         y = tl.load(cur + n * cur_row + v, mask=v < vocabulary, other=float("-inf"))
+        # While all tokens so far are forbidden there is no largest logit to subtract.
         higher = tl.maximum(best_new, tl.max(x, 0))
-        sum_new = sum_new * tl.exp(best_new - higher) + tl.sum(tl.exp(x - higher), 0)
+        base = tl.where(higher > float("-inf"), higher, 0.0)
+        sum_new = sum_new * tl.exp(best_new - base) + tl.sum(tl.exp(x - base), 0)
         best_new = higher
         higher = tl.maximum(best_cur, tl.max(y, 0))
-        sum_cur = sum_cur * tl.exp(best_cur - higher) + tl.sum(tl.exp(y - higher), 0)
+        base = tl.where(higher > float("-inf"), higher, 0.0)
+        sum_cur = sum_cur * tl.exp(best_cur - base) + tl.sum(tl.exp(y - base), 0)
         best_cur = higher
     z_new, z_cur = best_new + tl.log(sum_new), best_cur + tl.log(sum_cur)
     total = 0.0
