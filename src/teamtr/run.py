@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from teamtr.account import Account
 from teamtr.algorithm import Slot, Step, run_stage, schedule
 from teamtr.build import Workshop, build, device_of
 from teamtr.config import ConfigError, TeamFile, dump, loads
@@ -63,40 +64,6 @@ class OtherRun(StoreError):
     """The folder holds a run of another team file."""
 
     exit_code = Refused.exit_code
-
-
-@dataclass
-class Account:
-    """Totals per agent and phase since the run began; part of every commit."""
-
-    episodes: int = 0
-    tokens: dict[str, dict[str, int]] = field(default_factory=dict)
-    seconds: dict[str, dict[str, float]] = field(default_factory=dict)
-
-    def sampled(self, ledger: Ledger) -> None:
-        self.episodes += ledger.episodes
-        for agent in ledger.sampled_tokens:
-            self._add(self.tokens, agent, "sampled", ledger.sampled_tokens[agent])
-            self._add(self.tokens, agent, "prompt", ledger.prompt_tokens[agent])
-            self._add(self.seconds, agent, "sample", ledger.seconds[agent])
-        self._add(self.seconds, "team", "grade", ledger.grading_seconds)
-        if ledger.environment_seconds:
-            self._add(self.seconds, "team", "environment", ledger.environment_seconds)
-
-    def updated(self, agent: str, tokens: Mapping[str, int], seconds: Mapping[str, float]) -> None:
-        for phase, count in tokens.items():
-            self._add(self.tokens, agent, phase, count)
-        for phase, spent in seconds.items():
-            self._add(self.seconds, agent, phase, spent)
-
-    @property
-    def sampled_tokens(self) -> int:
-        return sum(phases.get("sampled", 0) for phases in self.tokens.values())
-
-    @staticmethod
-    def _add(table: dict[str, dict[str, Any]], agent: str, phase: str, amount: float) -> None:
-        phases = table.setdefault(agent, {})
-        phases[phase] = phases.get(phase, 0) + amount
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import pytest
 
 from own_rows import OWN, write_rows
 from teamtr import preflight, run
+from teamtr.account import Account
 from teamtr.build import build, build_task
 from teamtr.config import TASK_NAMES, ConfigError, load_team_file, loads
 from teamtr.errors import Misuse, Refused
@@ -164,7 +165,7 @@ def test_the_player_is_put_in_its_place(player: str, kind: type, tmp_path: Path)
 def test_seconds_of_the_environment_are_in_the_account(tmp_path: Path) -> None:
     from teamtr.rollout import Ledger
 
-    account = run.Account()
+    account = Account()
     account.sampled(Ledger(environment_seconds=2.0))
     account.sampled(Ledger(environment_seconds=1.0))
     assert account.seconds["team"]["environment"] == 3.0

@@ -24,6 +24,7 @@ from typing import Any
 
 import orjson
 
+from teamtr.account import Account
 from teamtr.build import Workshop, build
 from teamtr.config import TeamFile, dump
 from teamtr.engines.learner import PolicyLearner
@@ -32,7 +33,7 @@ from teamtr.preflight import measure_floors, require_visible
 from teamtr.protocol.tokenizers import compare_tokenizers
 from teamtr.randomness import seed_of
 from teamtr.rollout import Ledger
-from teamtr.run import Account, Record, evaluate_team, open_run
+from teamtr.run import Record, evaluate_team, open_run
 from teamtr.store import Checkpoints, Commit, Log, RunFolder, read_episodes, write_atomic, write_episodes
 from teamtr.store.atomic import make_folder, remove_leftovers
 from teamtr.store.log import decode, encode

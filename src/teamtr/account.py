@@ -1,0 +1,43 @@
+"""What a run has spent, per agent and phase: part of every commit, so that a resumed run goes on counting."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from teamtr.rollout import Ledger
+
+
+@dataclass
+class Account:
+    """Totals per agent and phase since the run began; part of every commit."""
+
+    episodes: int = 0
+    tokens: dict[str, dict[str, int]] = field(default_factory=dict)
+    seconds: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    def sampled(self, ledger: Ledger) -> None:
+        self.episodes += ledger.episodes
+        for agent in ledger.sampled_tokens:
+            self._add(self.tokens, agent, "sampled", ledger.sampled_tokens[agent])
+            self._add(self.tokens, agent, "prompt", ledger.prompt_tokens[agent])
+            self._add(self.seconds, agent, "sample", ledger.seconds[agent])
+        self._add(self.seconds, "team", "grade", ledger.grading_seconds)
+        if ledger.environment_seconds:
+            self._add(self.seconds, "team", "environment", ledger.environment_seconds)
+
+    def updated(self, agent: str, tokens: Mapping[str, int], seconds: Mapping[str, float]) -> None:
+        for phase, count in tokens.items():
+            self._add(self.tokens, agent, phase, count)
+        for phase, spent in seconds.items():
+            self._add(self.seconds, agent, phase, spent)
+
+    @property
+    def sampled_tokens(self) -> int:
+        return sum(phases.get("sampled", 0) for phases in self.tokens.values())
+
+    @staticmethod
+    def _add(table: dict[str, dict[str, Any]], agent: str, phase: str, amount: float) -> None:
+        phases = table.setdefault(agent, {})
+        phases[phase] = phases.get(phase, 0) + amount
