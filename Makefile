@@ -20,10 +20,10 @@ demo: setup
 	$(BIN)/teamtr demo
 
 test: setup
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
 
 test-slow: setup
-	$(BIN)/python -m pytest -m "slow or not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile -m "slow or not slow"
 
 lint: setup
 	$(BIN)/ruff check .

@@ -118,9 +118,8 @@ def test_an_agents_own_words_are_found_when_the_context_only_grew(policy):
     assert_same(policy.sample(grown, max_tokens=6, seed=4, temperature=1.0), paged)
 
 
-def test_adapters_of_one_base_share_the_copy_and_keep_apart(policy):
-    if policy.adapter is None:
-        pytest.skip("only adapters share a base")
+def test_adapters_of_one_base_share_the_copy_and_keep_apart():
+    policy = make_policy("lora")
     room = ServingRoom("fp32", CPU, memory_bytes=1 << 26)
     server = room.server_of(policy.causal_lm)
     assert room.server_of(policy.causal_lm) is server
