@@ -347,23 +347,9 @@ class PolicyLearner:
         return _Scored(logp_N, kl_N, part.lengths_M.tolist())
 
     def _features(self, part: AgentBatch) -> Tensor:
-        """Features of each message token; identical (prompt, message) pairs are computed once."""
         kind = "trained" if torch.is_grad_enabled() else "scored"
         self.tokens[kind] += sum(len(p) + len(m) for p, m in zip(part.prompts, part.messages, strict=True))
-        keys: dict[tuple[bytes, bytes], int] = {}
-        slot = [
-            keys.setdefault((p.tobytes(), m.tobytes()), len(keys))
-            for p, m in zip(part.prompts, part.messages, strict=True)
-        ]
-        if len(keys) == len(part):
-            return self.policy.features(part.prompts, part.messages)
-        first = {s: i for i, s in reversed(list(enumerate(slot)))}
-        unique = [first[s] for s in range(len(keys))]
-        hidden_NH = self.policy.features([part.prompts[i] for i in unique], [part.messages[i] for i in unique])
-        lengths = [len(part.messages[i]) for i in unique]
-        starts = np.concatenate([[0], np.cumsum(lengths)])
-        index = np.concatenate([np.arange(starts[s], starts[s + 1]) for s in slot])
-        return hidden_NH[torch.as_tensor(index, device=hidden_NH.device)]
+        return self.policy.features(part.prompts, part.messages)
 
     def _chunks(self, head: Head, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
         with torch.no_grad():
@@ -371,13 +357,16 @@ class PolicyLearner:
         size = max(1, HEAD_CHUNK_ELEMENTS[self.policy.device.type] // vocabulary)
         return zip(*(t.split(size) for t in tensors), strict=True)
 
-    def _micro_batches(self, batch: AgentBatch, rows: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-        """The rows by falling length, equal ones side by side: little padding, and identical ones computed once."""
-        size = {int(i): len(batch.prompts[i]) + len(batch.messages[i]) for i in rows}
-        key = {int(i): (batch.prompts[i].tobytes(), batch.messages[i].tobytes()) for i in rows}
-        ordered = np.array(sorted(rows, key=lambda i: (-size[int(i)], key[int(i)])), dtype=np.int64)
-        for start in range(0, len(ordered), self.micro_batch):
-            yield ordered[start : start + self.micro_batch]
+    def _micro_batches(self, batch: AgentBatch, rows: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+        """The rows of one problem side by side, because what they begin with in common is computed once; the
+        micro-batches by falling size."""
+        size_M = np.array([len(p) + len(m) for p, m in zip(batch.prompts, batch.messages, strict=True)])
+        longest = np.zeros(int(batch.problem_M.max()) + 1, dtype=np.int64)
+        np.maximum.at(longest, batch.problem_M[rows], size_M[rows])
+        problem_M = batch.problem_M
+        ordered = rows[np.lexsort((rows, -size_M[rows], problem_M[rows], -longest[problem_M[rows]]))]
+        parts = [ordered[start : start + self.micro_batch] for start in range(0, len(ordered), self.micro_batch)]
+        return sorted(parts, key=lambda part: -int(size_M[part].sum()))
 
     # -- going back -------------------------------------------------------------------------------------------
 

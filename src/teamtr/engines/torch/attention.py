@@ -8,15 +8,18 @@ whom is not a mask but a *layout*: ``Packed`` for training and scoring, ``Paged`
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
+
+from teamtr.engines.torch.packing import Packing, Spread
 
 NAME = "teamtr"
 
@@ -116,24 +119,34 @@ def _(query: Tensor, key: Tensor, value: Tensor, layer: int, scale: float) -> Te
 
 @dataclass(frozen=True)
 class Packed:
-    """Sequences end to end, each causal within itself."""
+    """Rows of a packing, each causal within itself. Attention alone sees whole rows; all else sees each token once."""
 
     lengths: tuple[int, ...]
     starts: Tensor
-    """int32 [sequences + 1], cumulative lengths."""
-    padded: Tensor
-    """For each packed token, its place in [sequences, longest]."""
+    """int32 [rows + 1], cumulative lengths."""
+    spread: Spread | None
+    """Tokens to rows. None: they stand as rows already."""
+    end_to_end: bool
+    """Rows follow each other without padding; else each is padded to the longest, on the right, where causality alone
+    hides it."""
 
     @property
     def longest(self) -> int:
         return max(self.lengths)
 
     @staticmethod
-    def of(lengths: Sequence[int], device: torch.device) -> Packed:
-        longest = max(lengths)
-        starts = torch.tensor([0, *lengths]).cumsum(0)
-        padded = torch.cat([b * longest + torch.arange(n) for b, n in enumerate(lengths)])
-        return Packed(tuple(lengths), starts.to(device, torch.int32), padded.to(device))
+    def of(packing: Packing, device: torch.device, dtype: torch.dtype) -> Packed:
+        lengths = tuple(len(row) for row in packing.leaves)
+        starts = torch.tensor([0, *lengths]).cumsum(0).to(device, torch.int32)
+        places = np.concatenate(packing.leaves)
+        end_to_end = device.type == "cuda" and dtype != torch.float32 and _has_varlen()
+        if not end_to_end:
+            padded = np.full((len(lengths), max(lengths)), -1)
+            padded[np.arange(max(lengths)) < np.array(lengths)[:, None]] = places
+            places = padded.reshape(-1)
+        count = len(packing.ids_N)
+        in_order = len(places) == count and (places == np.arange(count)).all()
+        return Packed(lengths, starts, None if in_order else Spread.of(places, count, device), end_to_end)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, layer: int, scale: float) -> Tensor:
         # Positions are rotated in float32; values have the dtype that the layers compute in.
@@ -141,52 +154,23 @@ class Packed:
         if torch.is_autocast_enabled(query.device.type):
             dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
-        if query.device.type == "cuda" and dtype != torch.float32 and _has_varlen():
+        if self.spread is not None:
+            query = self.spread.first_only()(query)
+            key, value = self.spread(key), self.spread(value)
+        grouped = key.shape[1] != query.shape[1]
+        if self.end_to_end:
             from torch.nn.attention.varlen import varlen_attn
 
             out = varlen_attn(
                 query, key, value, self.starts, self.starts, self.longest, self.longest,
-                scale=scale, window_size=(-1, 0), enable_gqa=key.shape[1] != query.shape[1],
+                scale=scale, window_size=(-1, 0), enable_gqa=grouped,
             )  # fmt: skip
             assert isinstance(out, Tensor)
-            return out
-        # Only attention sees padding, on the right, where causality alone hides it; all else stays packed.
-        q, k, v = (self._pad(x) for x in (query, key, value))
-        padded = scaled_dot_product_attention(
-            q, k, v, is_causal=True, scale=scale, enable_gqa=key.shape[1] != query.shape[1]
-        )
-        flat: Tensor = _Pick.apply(padded.transpose(1, 2).flatten(0, 1), self.padded, None, 0)
-        return flat
-
-    def _pad(self, packed_NHD: Tensor) -> Tensor:
-        """[N, H, D] to [sequences, H, longest, D]."""
-        rows, longest = len(self.lengths), self.longest
-        if rows * longest == len(packed_NHD):
-            flat = packed_NHD
         else:
-            flat = _Pick.apply(packed_NHD, None, self.padded, rows * longest)
-        return flat.view(rows, longest, *packed_NHD.shape[1:]).transpose(1, 2)
-
-
-class _Pick(torch.autograd.Function):
-    """Rows moved to places that are all different: either ``source[taken]``, or ``source`` put at ``placed`` among
-    ``count`` rows of zeros. Each is the other's gradient; autograd, not knowing that the places differ, would add
-    them up one by one, at several times the cost of attention itself."""
-
-    @staticmethod
-    def forward(ctx: Any, source: Tensor, taken: Tensor | None, placed: Tensor | None, count: int = 0) -> Tensor:
-        ctx.taken, ctx.placed, ctx.rows = taken, placed, len(source)
-        if taken is not None:
-            return source[taken]
-        assert placed is not None
-        return source.new_zeros(count, *source.shape[1:]).index_copy_(0, placed, source)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        if ctx.placed is not None:
-            return grad[ctx.placed], None, None, None
-        return grad.new_zeros(ctx.rows, *grad.shape[1:]).index_copy_(0, ctx.taken, grad), None, None, None
+            q, k, v = (x.view(len(self.lengths), -1, *x.shape[1:]).transpose(1, 2) for x in (query, key, value))
+            padded = scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=grouped)
+            out = padded.transpose(1, 2).flatten(0, 1)
+        return out if self.spread is None else self.spread.gather(out)
 
 
 @cache

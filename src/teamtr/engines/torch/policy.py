@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from teamtr.engines.policy import Drawing, Head, Policy, uniforms
 from teamtr.engines.torch.attention import Packed, Unsupported, attending
 from teamtr.engines.torch.lean import Slim
+from teamtr.engines.torch.packing import Spread, pack
 from teamtr.engines.torch.serving.room import ServingRoom
 from teamtr.errors import Misuse
 from teamtr.types import Ids, Sample
@@ -167,7 +168,7 @@ class TransformerPolicy(Policy):
         rows = [np.concatenate([p, m[:-1]]) for p, m in zip(prompts, messages, strict=True)]
         if self._packs:
             try:
-                return self._packed_features(rows, prompts, messages)
+                return self._packed_features(rows, prompts)
             except Unsupported as reason:
                 self._packs = False
                 warnings.warn(
@@ -178,25 +179,23 @@ class TransformerPolicy(Policy):
         hidden_BLH = self._body(
             input_ids=ids_BL, attention_mask=mask_BL, position_ids=position_BL, use_cache=False
         ).last_hidden_state
-        starts = hidden_BLH.shape[1] * np.arange(len(rows))
-        return hidden_BLH.reshape(-1, hidden_BLH.shape[-1])[self._predicting(starts, prompts, messages)]
+        places = [b * hidden_BLH.shape[1] + np.arange(len(row)) for b, row in enumerate(rows)]
+        return self._predicting(hidden_BLH.flatten(0, 1), places, prompts)
 
-    def _packed_features(self, rows: Sequence[Ids], prompts: Sequence[Ids], messages: Sequence[Ids]) -> Tensor:
-        lengths = [len(row) for row in rows]
-        ids_N = torch.as_tensor(np.concatenate(rows), dtype=torch.int64, device=self.device)
-        position_N = torch.as_tensor(np.concatenate([np.arange(n) for n in lengths]), device=self.device)
+    def _packed_features(self, rows: Sequence[Ids], prompts: Sequence[Ids]) -> Tensor:
+        packing = pack(rows)
         hidden_NH = self._body(
-            Packed.of(lengths, self.device), input_ids=ids_N[None], position_ids=position_N[None], use_cache=False
+            Packed.of(packing, self.device, _HALF.get(self.precision, torch.float32)),
+            input_ids=torch.as_tensor(packing.ids_N, dtype=torch.int64, device=self.device)[None],
+            position_ids=torch.as_tensor(packing.position_N, device=self.device)[None],
+            use_cache=False,
         ).last_hidden_state[0]
-        return hidden_NH[self._predicting(np.cumsum([0, *lengths[:-1]]), prompts, messages)]
+        return self._predicting(hidden_NH, packing.rows, prompts)
 
-    def _predicting(self, starts: Any, prompts: Sequence[Ids], messages: Sequence[Ids]) -> Tensor:
-        """Where the hidden states stand that predict message tokens, when row b begins at ``starts[b]``."""
-        flat = [
-            start + np.arange(len(p) - 1, len(p) - 1 + len(m))
-            for start, p, m in zip(starts, prompts, messages, strict=True)
-        ]
-        return torch.as_tensor(np.concatenate(flat), device=self.device)
+    def _predicting(self, hidden_NH: Tensor, rows: Sequence[NDArray[np.int64]], prompts: Sequence[Ids]) -> Tensor:
+        """The hidden states that predict message tokens, when row b stands at ``rows[b]``."""
+        places = np.concatenate([row[len(prompt) - 1 :] for row, prompt in zip(rows, prompts, strict=True)])
+        return Spread.of(places, len(hidden_NH), self.device)(hidden_NH)
 
     def head(self) -> Head:
         layer = self.causal_lm.get_output_embeddings()

@@ -1,0 +1,143 @@
+"""Rows of token ids end to end, with every common beginning kept once: the episodes of a group share their problem.
+
+Linear layers, norms and embeddings then see each token once. Attention sees whole rows: tokens are spread to them, and
+their gradients are gathered again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from teamtr.types import Ids
+
+Places = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Tokens that are kept, and which of them make up each row.
+
+    ``leaves`` are the rows that no other row begins with: attention over them is attention over all.
+    """
+
+    ids_N: Ids
+    position_N: Places
+    rows: tuple[Places, ...]
+    leaves: tuple[Places, ...]
+
+
+def pack(rows: Sequence[Ids]) -> Packing:
+    """Sorted, rows with a common beginning are neighbours; each takes over what it shares with the one before."""
+    order = sorted(range(len(rows)), key=lambda b: rows[b].astype(">i4").tobytes())
+    places: list[Places] = [np.zeros(0, dtype=np.int64)] * len(rows)
+    ids, positions, leaves = [], [], []
+    before, kept = -1, 0
+    for b in order:
+        shared = _common(rows[before], rows[b]) if before >= 0 else 0
+        if before >= 0 and shared < len(rows[before]):
+            leaves.append(before)
+        own = np.arange(shared, len(rows[b]))
+        head = places[before][:shared] if before >= 0 else places[b]
+        places[b] = np.concatenate([head, kept + own - shared])
+        ids.append(rows[b][shared:])
+        positions.append(own)
+        before, kept = b, kept + len(own)
+    leaves.append(before)
+    return Packing(
+        np.concatenate(ids), np.concatenate(positions), tuple(places), tuple(places[b] for b in sorted(leaves))
+    )
+
+
+def _common(a: Ids, b: Ids) -> int:
+    """Length of the common beginning."""
+    n = min(len(a), len(b))
+    differ = np.flatnonzero(a[:n] != b[:n])
+    return int(differ[0]) if len(differ) else n
+
+
+@dataclass(frozen=True)
+class Spread:
+    """``source[taken]`` whose gradient adds up copies in a fixed order, as one sum, without contention.
+
+    ``own`` are the rows of the source that are taken at all (None: every one, in order), ``first`` is where each one's
+    first copy stands; ``several`` of them have further copies at ``further``, of which ``real`` exist.
+    """
+
+    taken: Tensor
+    first: Tensor
+    own: Tensor | None
+    several: Tensor
+    further: Tensor
+    real: Tensor
+
+    @staticmethod
+    def of(taken: Places, count: int, device: torch.device) -> Spread:
+        """``count`` rows in the source; a place below zero is padding: whatever stands there has no gradient."""
+        real_places = np.flatnonzero(taken >= 0)
+        by_source = real_places[np.argsort(taken[real_places], kind="stable")]
+        own, starts, copies = np.unique(taken[by_source], return_index=True, return_counts=True)
+        several = np.flatnonzero(copies > 1)
+        which = np.arange(1, copies.max())[None] if len(several) else np.zeros((1, 0), dtype=np.int64)
+        real = which < copies[several][:, None]
+        further = by_source[np.where(real, starts[several][:, None] + which, 0)]
+        send = lambda array: torch.as_tensor(array, device=device)  # noqa: E731
+        return Spread(
+            send(np.maximum(taken, 0)), send(by_source[starts]), None if len(own) == count else send(own),
+            send(several), send(further), send(real),
+        )  # fmt: skip
+
+    def first_only(self) -> Spread:
+        """For what is read at first copies alone: the others' gradients are zero and not worth adding."""
+        return replace(self, several=self.several[:0])
+
+    def __call__(self, source: Tensor) -> Tensor:
+        spread: Tensor = _Spread.apply(source, self)
+        return spread
+
+    def gather(self, spread: Tensor) -> Tensor:
+        """The first copy of every row of the source; all of them must be taken."""
+        gathered: Tensor = _Gather.apply(spread, self.first)
+        return gathered
+
+    def sum_of(self, grad: Tensor, count: int) -> Tensor:
+        total = grad[self.first]
+        if len(self.several):
+            weights = self.real.to(grad.dtype).reshape(*self.real.shape, *(1,) * (grad.ndim - 1))
+            total[self.several] += (grad[self.further] * weights).sum(1)
+        if self.own is None:
+            return total
+        return grad.new_zeros(count, *grad.shape[1:]).index_copy_(0, self.own, total)
+
+
+class _Spread(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, source: Tensor, spread: Spread) -> Tensor:
+        ctx.spread, ctx.count = spread, len(source)
+        return source[spread.taken]
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return ctx.spread.sum_of(grad, ctx.count), None
+
+
+class _Gather(torch.autograd.Function):
+    """``source[places]`` for places that are all different: autograd, not knowing that, would add them up one by one,
+    at several times the cost of attention itself."""
+
+    @staticmethod
+    def forward(ctx: Any, source: Tensor, places: Tensor) -> Tensor:
+        ctx.places, ctx.count = places, len(source)
+        return source[places]
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad.new_zeros(ctx.count, *grad.shape[1:]).index_copy_(0, ctx.places, grad), None

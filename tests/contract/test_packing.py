@@ -1,0 +1,115 @@
+"""Common beginnings are computed once, and neither a number nor a gradient depends on it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from conftest import make_learner
+from teamtr.engines.torch.packing import Spread, pack
+from teamtr.types import AgentBatch
+from test_lean_learner import assert_close, gradients
+
+
+def ids(*values: int) -> np.ndarray:
+    return np.array(values, dtype=np.int32)
+
+
+def test_a_common_beginning_is_kept_once_and_every_row_can_be_read_back():
+    rows = [ids(1, 2, 3), ids(1, 2, 4, 5), ids(7), ids(1, 2), ids(1, 2, 3)]
+    packing = pack(rows)
+    for row, places in zip(rows, packing.rows, strict=True):
+        assert packing.ids_N[places].tolist() == row.tolist()
+        assert packing.position_N[places].tolist() == list(range(len(row)))
+    assert len(packing.ids_N) == 6  # 1 2 3, 4 5, 7
+    # (1 2) is the beginning of another row and (1 2 3) is there twice: three rows carry all attention
+    assert sorted(packing.ids_N[leaf].tolist() for leaf in packing.leaves) == [[1, 2, 3], [1, 2, 4, 5], [7]]
+
+
+def test_rows_share_a_token_only_when_everything_before_it_is_equal():
+    packing = pack([ids(1, 2, 3), ids(9, 2, 3), ids(1, 2, 300)])
+    assert len(packing.ids_N) == 7
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_packing_of_random_rows(seed):
+    rng = np.random.default_rng(seed)
+    rows = [rng.integers(0, 3, size=rng.integers(1, 7)).astype(np.int32) for _ in range(40)]
+    packing = pack(rows)
+    beginnings = {tuple(row[: k + 1].tolist()) for row in rows for k in range(len(row))}
+    assert len(packing.ids_N) == len(beginnings)
+    for row, places in zip(rows, packing.rows, strict=True):
+        assert packing.ids_N[places].tolist() == row.tolist()
+    reached = np.unique(np.concatenate(packing.leaves))
+    assert reached.tolist() == list(range(len(packing.ids_N)))
+
+
+def test_spreading_adds_up_the_gradients_of_all_copies_and_none_of_padding():
+    taken = np.array([2, 0, 2, -1, 1, 2, 0])
+    source = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
+    spread = Spread.of(taken, 4, source.device)(source)
+    weights = torch.randn(7, 3, dtype=torch.float64)
+    weights[3] = 0.0
+    (spread * weights).sum().backward()
+    plain = torch.zeros(4, 3, dtype=torch.float64)
+    for place, row in enumerate(taken):
+        plain[row] += weights[place] if row >= 0 else 0.0
+    torch.testing.assert_close(source.grad, plain)
+    assert torch.equal(spread[[0, 2, 5]], source[[2, 2, 2]])
+
+
+def family(rng: np.random.Generator) -> AgentBatch:
+    """Three problems of different length, four episodes each; some contexts go on differently, some messages begin
+    alike, two are the same."""
+    prompts, messages, problems = [], [], []
+    for problem, length in enumerate((9, 5, 12)):
+        stem = rng.integers(3, 20, size=length)
+        for k in range(4):
+            own = rng.integers(3, 20, size=k // 2)
+            said = np.concatenate([[4, 5], rng.integers(3, 20, size=3 - k % 3)]) if k != 3 else np.array([4])
+            prompts.append(np.concatenate([stem, own]).astype(np.int32))
+            messages.append(said.astype(np.int32))
+            problems.append(problem)
+    prompts.append(prompts[0])
+    messages.append(messages[0])
+    problems.append(0)
+    count = len(prompts)
+    return AgentBatch(
+        agent="one", prompts=tuple(prompts), messages=tuple(messages),
+        sampler_logprobs=tuple(np.zeros(len(m), dtype=np.float32) for m in messages),
+        episode_M=np.arange(count), problem_M=np.array(problems), turn_M=np.zeros(count, dtype=np.int64),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["full", "lora"])
+def test_sharing_beginnings_changes_neither_scores_nor_gradient(kind):
+    batch = family(np.random.default_rng(0))
+    advantages = np.random.default_rng(1).normal(size=len(batch))
+    together, alone = make_learner(kind), make_learner(kind)
+    alone.policy._packs = False
+    np.testing.assert_allclose(together.begin(batch), alone.begin(batch), rtol=1e-5)
+    assert_close(gradients(together, batch, advantages), gradients(alone, batch, advantages))
+
+
+def test_the_model_sees_every_common_token_once(monkeypatch):
+    batch = family(np.random.default_rng(0))
+    learner = make_learner("full", micro_batch=64)
+    seen = []
+    decoder = learner.policy.causal_lm.get_decoder()
+    inner = decoder.forward
+    monkeypatch.setattr(decoder, "forward", lambda **x: seen.append(x["input_ids"].numel()) or inner(**x))
+    learner.begin(batch)
+    rows = [np.concatenate([p, m[:-1]]).tolist() for p, m in zip(batch.prompts, batch.messages, strict=True)]
+    assert seen == [len({tuple(row[: k + 1]) for row in rows for k in range(len(row))})]
+    assert seen[0] < sum(map(len, rows)) / 2
+
+
+def test_the_heaviest_micro_batch_comes_first_and_a_problem_stays_together():
+    batch = family(np.random.default_rng(0))
+    learner = make_learner("full", micro_batch=4)
+    parts = learner._micro_batches(batch, np.arange(len(batch)))
+    sizes = [sum(len(batch.prompts[i]) + len(batch.messages[i]) for i in part) for part in parts]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sorted(np.concatenate(parts).tolist()) == list(range(len(batch)))
+    assert {*batch.problem_M[parts[0]]} == {2}
