@@ -75,7 +75,7 @@ def ours(a: argparse.Namespace, batch: AgentBatch, advantages: np.ndarray) -> di
 def padded(a: argparse.Namespace, batch: AgentBatch, advantages: np.ndarray) -> dict[str, Any]:
     from peft import LoraConfig, get_peft_model
 
-    model = make_model(a.shape)
+    model = make_model(a.shape, HALF.get(a.precision, torch.float32))
     model = get_peft_model(
         model, LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", lora_dropout=0.0, task_type="CAUSAL_LM")
     )

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from conftest import make_policy
 from teamtr.engines.policy import Drawing, keep_likely, uniforms
 from teamtr.engines.torch.attention import Unsupported
-from teamtr.engines.torch.serving.copy import SamplingCopy
+from teamtr.engines.torch.loading import TinyShape, tiny_model
+from teamtr.engines.torch.serving.copy import SamplingCopy, join_siblings
 from teamtr.engines.torch.serving.pages import OutOfPages, Pages, Pool
 from teamtr.engines.torch.serving.room import ServingRoom
 from teamtr.engines.torch.serving.server import PAGE, Server
@@ -212,3 +213,32 @@ def test_kernels_compute_what_the_reference_computes():
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.split() == ["decode", "prefill", "draw", "score", "forbidden"]
+
+
+def test_siblings_are_joined_and_compute_what_they_computed_alone():
+    model, _ = tiny_model(TinyShape(layers=2, width=32, heads=4), seed=0)
+    ids = torch.arange(6)[None]
+    alone = model(input_ids=ids).logits
+    join_siblings(model)
+    layer = model.get_decoder().layers[0]
+    assert layer.self_attn.q_proj.weight.untyped_storage().data_ptr() == (
+        layer.self_attn.v_proj.weight.untyped_storage().data_ptr()
+    )
+    torch.testing.assert_close(model(input_ids=ids).logits, alone)
+    # a younger sibling asked about another input than the eldest computes for itself
+    x, y = torch.randn(2, 32), torch.randn(2, 32)
+    layer.self_attn.q_proj(x)
+    torch.testing.assert_close(layer.self_attn.k_proj(y), y @ layer.self_attn.k_proj.weight.T)
+    # and the common weight is what a new agent's weights are written to
+    with torch.no_grad():
+        layer.self_attn.k_proj.weight.zero_()
+    layer.self_attn.q_proj(x)
+    assert not layer.self_attn.k_proj(x).any()
+
+
+def test_joined_siblings_are_one_graph_for_the_compiler():
+    model, _ = tiny_model(TinyShape(layers=2, width=32, heads=4), seed=0)
+    join_siblings(model)
+    ids = torch.arange(6)[None]
+    explained = torch._dynamo.explain(model.get_decoder())(input_ids=ids, use_cache=False)
+    assert explained.graph_break_count == 0
