@@ -80,6 +80,11 @@ def matrix_rate(dtype: torch.dtype) -> float:
     return 2 * n**3 * 5 / seconds(lambda: [a @ b for _ in range(5)])
 
 
+def so_far(name: str, result: Any) -> None:
+    """Said at once, so that a run cut short has not been for nothing."""
+    print(name, result, file=sys.stderr, flush=True)
+
+
 def report(
     title: str, header: Sequence[str], rows: Sequence[Sequence[Any]], record: dict[str, Any], as_json: bool
 ) -> None:

@@ -19,10 +19,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from common import SHAPES, adapted_team, device, make_batch, make_model, report, seconds
+from common import SHAPES, adapted_team, device, make_batch, make_model, report, seconds, so_far
 from teamtr.presets import Objective
 
-PERTURBATIONS = (1e-5, 1e-4, 1e-3, 1e-2, 3e-2, 1e-1, 3e-1)
+PERTURBATIONS = (1e-5, 1e-3, 1e-2, 3e-2, 1e-1, 3e-1)
+MOST_TOKENS = 8192
+"""Of all messages of one length together."""
 
 
 def kl_of(learner: Any, batch: Any, precision: str, change: Any) -> float:
@@ -108,19 +110,21 @@ def main() -> None:
         model = make_model(a.shape)
     vocabulary = model.config.vocab_size
     plain = copy.deepcopy(model)
-    engine = adapted_team(model, 1, "fp32", micro_batch=16, sampler="bf16" if gpu else None)
+    engine = adapted_team(model, 1, "fp32", micro_batch=16, sampler="bf16" if gpu else None, compiled=False)
     learner = engine.learner("a0")
     learner.perturb(0.3, seed=1)  # an adapter that has learnt something, so that both of its factors matter
     precisions = ("bf16", "fp16", "tf32", "fp32") if gpu else ("fp32", "bf16")
     rng = np.random.default_rng(0)
     rows, results, apart = [], [], []
     for length in map(int, a.lengths.split(",")):
-        prompts = [rng.integers(2, vocabulary, size=64).astype(np.int32) for _ in range(a.messages)]
+        messages = min(a.messages, max(4, MOST_TOKENS // length))
+        prompts = [rng.integers(2, vocabulary, size=64).astype(np.int32) for _ in range(messages)]
         learner.policy.precision = "fp32"
         learner.policy.end_ids = frozenset()
         said = [s.token_ids for s in engine.sample("a0", prompts, max_tokens=length, seed=0)]
         batch = make_batch("a0", prompts, said, group=4)
         apart += mismatches(plain, prompts, length, gpu)
+        so_far("sampler against learner", apart)
         true = {
             size: kl_of(learner, batch, "fp32", lambda size=size: learner.perturb(size, seed=3))
             for size in PERTURBATIONS
@@ -140,6 +144,7 @@ def main() -> None:
                 "update s": update_seconds(learner, batch, precision),
             }  # fmt: skip
             results.append(result)
+            so_far("update", result)
             rows.append(tuple(result.values()))
     title = f"{a.model or a.shape}: {a.messages} messages, radius {a.radius} nats per message, LoRA"
     report("sampler against learner, nats", tuple(apart[0]), [tuple(r.values()) for r in apart], {}, as_json=False)

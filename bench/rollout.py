@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from common import SHAPES, bandwidth, device, make_model, peak_gb, random_prompts, report, seconds, wait
+from common import SHAPES, bandwidth, device, make_model, peak_gb, random_prompts, report, seconds, so_far, wait
 from teamtr.engines.policy import Drawing, uniforms
 from teamtr.engines.torch.serving.copy import SamplingCopy
 from teamtr.engines.torch.serving.server import Server
@@ -126,6 +126,7 @@ def main() -> None:
         except Exception as error:  # a rival that fails is a result too
             results[name] = {"error": f"{type(error).__name__}: {error}"[:200]}
         wait()
+        so_far(name, results[name])
     base = results["generate"].get("whole", float("nan")) if "generate" in results else float("nan")
     header = ("tokens/s", "decode", "share of floor", "whole", "x generate", "groups of 8", "prompts known", "peak GB")
     rows = [

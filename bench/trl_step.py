@@ -195,7 +195,7 @@ def main() -> None:
         parser.error(f"{a.problems} x {a.group} completions do not divide into micro-batches of {a.micro_batch}")
     try:
         from trl import GRPOTrainer, __version__  # noqa: F401
-    except ImportError as error:
+    except (ImportError, RuntimeError) as error:  # its lazy modules raise RuntimeError when a need of theirs is missing
         sys.stderr.write(f"trl is not installed: pip install trl ({error})\n")
         sys.exit(3)
     options = {k: v for k, v in vars(a).items() if k not in ("shape", "agents", "json")}

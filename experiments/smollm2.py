@@ -1,11 +1,14 @@
 """Three SmolLM2 learn to add: TeamTR, naive sequential and a single agent with GRPO at equal sampled tokens.
 
-    python experiments/smollm2.py --model FOLDER --out OUT [--radii 0.05,0.3,1] [--seeds 0,1,2] [--limit 500]
+    python experiments/smollm2.py --model FOLDER --out OUT [--radii 0.05,0.5] [--seeds 0,1,2] [--limit 400]
 
 Every run is a ``teamtr train`` of the recipe ``smollm2-sums`` in a process of its own, all beside each other on one
 GPU (a model this small does not fill it), until it has finished or ``--limit`` seconds are over. The same command goes
-on with unfinished runs. The table reads the logs: held-out success with a bootstrap interval over problems, at the
-largest number of sampled tokens that all runs have reached and at the end of each.
+on with unfinished runs, and with ``--read`` only reads their logs. The table: held-out success with a bootstrap
+interval over problems, at the largest number of sampled tokens that all runs have reached and at the end of each.
+
+Fifteen processes on one card wait for each other; where the CUDA multi-process service can be started
+(``nvidia-cuda-mps-control -d``), start it first.
 """
 
 from __future__ import annotations
@@ -19,10 +22,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from teamtr.figures.drawing import Drawing, Panel, Series
+from teamtr.figures.paint import svg_text
+
 AGENTS = 3
 SETTINGS = (
     "task.digits=1", "plan.problems=32", "plan.group_size=8", "team.max_tokens=12", "learner.minibatches=2",
-    "eval.samples=16", "sampling.memory_gb=2", "store.episodes=false",
+    "eval.samples=16", "sampling.memory_gb=2", "store.episodes=false", "learner.micro_batch=256",
 )  # fmt: skip
 
 
@@ -87,16 +93,17 @@ def start(method: Method, seed: int, a: argparse.Namespace) -> subprocess.Popen[
 def curve(folder: Path) -> list[dict[str, Any]]:
     """Evaluations of one run with the tokens sampled for training before each."""
     log = folder / "run" / "log.jsonl"
-    tokens, found = 0, []
+    tokens, updates, found = 0, 0, []
     for line in log.read_text().splitlines() if log.exists() else []:
         try:
             record = json.loads(line)
         except json.JSONDecodeError:
             continue  # a line that was being written
         if record["kind"] == "update":
-            tokens = record["sampled_tokens_total"]
+            tokens, updates = record["sampled_tokens_total"], updates + 1
         elif record["kind"] == "eval":
-            found.append({"tokens": tokens, "success": record["avg_at_k"], "interval": record["avg_interval"]})
+            success, interval = record["avg_at_k"], record["avg_interval"]
+            found.append({"tokens": tokens, "updates": updates, "success": success, "interval": interval})
     return found
 
 
@@ -117,20 +124,62 @@ def summary(all_methods: list[Method], a: argparse.Namespace) -> dict[str, Any]:
     return {"common_tokens": common, "table": table, "curves": curves}
 
 
+def region(folder: Path) -> dict[str, Any]:
+    """What the trust region did in one run."""
+    log = folder / "run" / "log.jsonl"
+    records = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+    kept = [r for r in records if r["kind"] == "update" and r["outcome"].startswith("accepted")]
+    certificates = [c for r in kept for c in r["certificates"] if c["kind"] == "turn_aware"]
+    return {
+        "updates": sum(r["kind"] == "update" for r in records),
+        "kept": len(kept),
+        "outside": sum(not r["kl_upper"] <= r["radius"] for r in kept),
+        "kl": sum(r["kl_full"] for r in kept) / max(1, len(kept)),
+        "largest_floor": max((r["noise_floor"] for r in kept), default=0.0),
+        "certificates": len(certificates),
+        "positive_certificates": sum(c["lower_bound"] > 0 for c in certificates),
+    }
+
+
+def drawing(found: dict[str, Any]) -> Drawing:
+    """Learning curves against sampled tokens and against updates: mean over seeds, lowest and highest."""
+    panels = []
+    for key, unit in (("tokens", 1000.0), ("updates", 1.0)):
+        series = []
+        for name, runs in found["curves"].items():
+            rows = list(zip(*(c for c in runs.values() if c), strict=False))  # evaluations that all seeds have
+            success = [[100 * p["success"] for p in row] for row in rows]
+            series.append(
+                Series(
+                    name,
+                    tuple(sum(p[key] for p in row) / len(row) / unit for row in rows),
+                    tuple(sum(row) / len(row) for row in success),
+                    tuple(min(row) for row in success),
+                    tuple(max(row) for row in success),
+                )
+            )
+        label = "tokens sampled for training (thousands)" if key == "tokens" else "updates of one agent"
+        panels.append(Panel(f"by {key}", label, "held-out success (%)", tuple(series)))
+    caption = "Sums of two one-digit numbers, sampled at temperature 1. Mean of three seeds, lowest to highest."
+    return Drawing(tuple(panels), caption, "a curve that rises early")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--radii", type=lambda t: [float(x) for x in t.split(",")], default=[0.05, 0.3, 1.0])
+    parser.add_argument("--radii", type=lambda t: [float(x) for x in t.split(",")], default=[0.05, 0.5])
     parser.add_argument("--seeds", type=lambda t: [int(x) for x in t.split(",")], default=[0, 1, 2])
-    parser.add_argument("--only", default="", help="run methods whose name contains one of these, comma-separated")
+    parser.add_argument("--only", default="", help="run methods whose name begins with one of these, comma-separated")
     parser.add_argument("--stages", type=int, default=12, help="of TeamTR; the others get as many as tokens allow")
     parser.add_argument("--learning-rate", type=float, default=3e-4)
     parser.add_argument("--grpo-learning-rate", type=float, default=5e-5)
     parser.add_argument("--limit", type=float, default=500.0, help="seconds for all runs together")
+    parser.add_argument("--read", action="store_true", help="run nothing, read the logs")
+    parser.add_argument("--figure", type=Path, help="draw learning curves here (SVG; needs matplotlib)")
     a = parser.parse_args()
-    wanted = [m for m in methods(a.radii, a.stages) if any(part in m.name for part in a.only.split(","))]
-    running = [start(m, seed, a) for seed in a.seeds for m in wanted]
+    wanted = [m for m in methods(a.radii, a.stages) if m.name.startswith(tuple(a.only.split(",")))]
+    running = [] if a.read else [start(m, seed, a) for seed in a.seeds for m in wanted]
     until = time.monotonic() + a.limit
     while any(p.poll() is None for p in running) and time.monotonic() < until:
         time.sleep(1.0)
@@ -139,6 +188,9 @@ def main() -> None:
             process.kill()  # every update is a checkpoint: nothing but the one in progress is lost
             process.wait()
     found = summary(wanted, a)
+    found["region"] = {m.name: [region(a.out / f"{m.name}-seed{seed}") for seed in a.seeds] for m in wanted}
+    if a.figure:
+        a.figure.write_text(svg_text("Three SmolLM2 learn to add", drawing(found)))
     (a.out / "summary.json").write_text(json.dumps(found, indent=1) + "\n")
     print(f"at {found['common_tokens']:,} sampled tokens, held-out success by seed")
     for name, row in found["table"].items():

@@ -1,37 +1,49 @@
-"""Swap one agent of a trained team for a larger model that never saw the team: aligned, direct, or train anew.
+"""Swap one agent of a trained team for a model that never saw the team: aligned, direct, or train anew.
 
-    python experiments/swap.py --out runs/swap --seeds 3 --stages 20
+    python experiments/swap.py --out runs/swap --seeds 3 --stages 20 --figure docs/figures/swap.svg
+    python experiments/swap.py --out runs/swap-smollm2 --model FOLDER --seeds 1 --stages 4
 
 For every seed a team of tiny models is trained on code exchange (a run that is there is taken as it is), one agent is
 replaced by a larger tiny model that knows only the form of the task's messages, in three ways, and each new run trains
-for the same number of stages. Writes ``swap.json`` (table, curves, alignment) and prints the table. Started again, it
-goes on where it stopped.
+for the same number of stages. With ``--model``, a Hugging Face folder: three adapters on it learn to add, and the last
+agent is replaced by an adapter on a copy of which all weights were fine-tuned to answer in a sentence. Writes
+``swap.json`` (table, curves, alignment) and prints the table. Started again, it goes on where it stopped.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+import torch
 
 from teamtr import run as runs
 from teamtr.build import build
 from teamtr.config import load_team_file, loads, recipe_text
+from teamtr.engines.torch.loading import load_pretrained, teach_form
+from teamtr.protocol import ChatCodec, render
 from teamtr.store import RunFolder
 from teamtr.swap import Request, swap
 from teamtr.swap.request import Mode
+from teamtr.tasks.sums import Sums
 
 MODES: tuple[Mode, ...] = ("aligned", "direct", "reset")
 NAMES = {"aligned": "aligned (Stage-0)", "direct": "direct", "reset": "train anew"}
-EVAL = ("eval.every=5", "eval.samples=16")
+SUMS = (
+    "task.digits=1", "plan.group_size=8", "team.max_tokens=12", "learner.minibatches=2", "learner.learning_rate=3e-4",
+    "eval.samples=4", "sampling.memory_gb=2",
+)  # fmt: skip
+FINALISER = "Decide. Answer with the final sum only."
 TRAINED = 0.85
 """What a team must reach before one of its agents is replaced."""
 
 
-def trained_team(folder: Path, seed: int) -> None:
-    """A team that solves the task; trains it unless it is there."""
+def tiny_team(folder: Path, seed: int) -> None:
+    """A team that solves code exchange; trains it unless it is there."""
     team_file = loads(recipe_text("code-exchange"), "code-exchange", [f"seed={seed}"])
     for _ in runs.train(team_file, folder):
         pass
@@ -40,21 +52,57 @@ def trained_team(folder: Path, seed: int) -> None:
         raise SystemExit(f"{folder}: the team reached {success:.2f}, less than {TRAINED}; train it longer")
 
 
-def newcomer(folder: Path, seed: int, layers: int, width: int) -> None:
+def tiny_newcomer(folder: Path, seed: int) -> None:
     """A larger model with other first weights and the same warm-up in the form of messages; it never saw the team."""
     if folder.exists():
         return
-    overrides = [f"seed={1000 + seed}", f"tiny.layers={layers}", f"tiny.width={width}"]
+    overrides = [f"seed={1000 + seed}", "tiny.layers=2", "tiny.width=128"]
     workshop = build(loads(recipe_text("code-exchange"), "code-exchange", overrides))
     folder.mkdir(parents=True)
     workshop.engine.learner("speaker").policy.save_weights(folder)
 
 
-def swap_and_train(team: Path, model: Path, folder: Path, *, agent: str, mode: Mode, stages: int) -> dict[str, Any]:
+def pretrained_team(folder: Path, seed: int, model: Path, settings: Sequence[str]) -> None:
+    """Three adapters on the model, trained a little on sums."""
+    text = recipe_text("smollm2-sums").replace("HuggingFaceTB/SmolLM2-135M-Instruct", str(model.resolve()), 1)
+    team_file = loads(text, "smollm2-sums", [f"seed={seed}", *SUMS, *settings])
+    for _ in runs.train(team_file, folder):
+        pass
+
+
+def pretrained_newcomer(folder: Path, seed: int, model: Path, steps: int) -> None:
+    """Another fine-tuned copy: all its weights were taught to answer in a sentence."""
+    if folder.exists():
+        return
+    own, tokenizer = load_pretrained(str(model))
+    own.to("cuda" if torch.cuda.is_available() else "cpu")
+    codec = ChatCodec(tokenizer)
+    examples = []
+    for problem in Sums(digits=1, seed=1000 + seed).problems("train"):
+        prompt = render(agent="finaliser", system_prompt=FINALISER, problem=problem, history=[])
+        examples.append((codec.encode(prompt), codec.encode_message(f"The sum is {problem.answer}.")))
+    teach_form(own, examples, steps=steps, learning_rate=2e-5, batch=16, seed=seed)
+    own.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is swapped: how team and new model come about, who is replaced, and the settings of what follows."""
+
+    team: Callable[[Path, int], None]
+    newcomer: Callable[[Path, int], None]
+    agent: str
+    train: Literal["full", "lora"]
+    eval_settings: tuple[str, ...]
+    request: dict[str, Any]
+
+
+def swap_and_train(case: Case, team: Path, model: Path, folder: Path, *, mode: Mode, stages: int) -> dict[str, Any]:
     """One arm: the swap, the same number of stages after it, and what the log says."""
-    request = Request(agent=agent, model=str(model), mode=mode, train="full", stages=stages, eval_samples=16)
+    request = Request(case.agent, str(model), mode=mode, train=case.train, stages=stages, **case.request)
     *_, record = swap(team, request, folder)
-    for _ in runs.train(load_team_file(folder / "team.yaml", EVAL), folder):
+    for _ in runs.train(load_team_file(folder / "team.yaml", case.eval_settings), folder):
         pass
     first = record["stage"]
     log = RunFolder.read(folder).log.read()
@@ -62,7 +110,7 @@ def swap_and_train(team: Path, model: Path, folder: Path, *, agent: str, mode: M
     evals = [(r["stage"] - first, r["avg_at_k"]) for r in log if r["kind"] == "eval" and r["stage"] > first]
     by_stage = {s: [r["success"] for r in later if r["stage"] == first + s] for s in range(stages)}
     return {
-        **{key: record[key] for key in ("success", "shock", "alignment")},
+        **{key: record[key] for key in ("success", "intervals", "shock", "alignment")},
         "final": evals[-1][1],
         "evals": evals,
         "training_success": [sum(found) / len(found) for found in by_stage.values()],
@@ -119,7 +167,25 @@ def figure(results: dict[int, dict[str, Any]], path: Path) -> None:
             axes.plot(stages, means, color=colour, marker="o", label=NAMES[mode])
     axes.set(xlabel="stages after the swap", ylabel="held-out success", ylim=(0, 1.02))
     axes.legend(loc="lower right")
-    canvas.savefig(path, dpi=150)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    canvas.savefig(path, metadata={"Date": None})
+
+
+def case_of(options: argparse.Namespace) -> Case:
+    if options.model is None:
+        evaluation = {"eval_samples": 16}
+        return Case(tiny_team, tiny_newcomer, "speaker", "full", ("eval.every=5", "eval.samples=16"), evaluation)
+    size = {"probes": options.probes, "max_steps": options.max_steps, "eval_problems": options.eval_problems}
+    after = (f"eval.every={max(1, options.stages // 2)}", f"eval.problems={options.eval_problems}")
+    settings = (*after, f"plan.stages={options.team_stages}", f"plan.problems={options.problems}")
+    return Case(
+        lambda folder, seed: pretrained_team(folder, seed, options.model, settings),
+        lambda folder, seed: pretrained_newcomer(folder, seed, options.model, options.newcomer_steps),
+        "finaliser",
+        "lora",
+        after,
+        {**size, "check_every": options.check_every, "batch": 32, "eval_samples": 4},
+    )
 
 
 def main() -> None:
@@ -127,21 +193,28 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/swap"))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--stages", type=int, default=20, help="stages after the swap")
-    parser.add_argument("--agent", default="speaker", choices=("left", "right", "speaker"))
-    parser.add_argument("--layers", type=int, default=2, help="of the new model; the old one has 1")
-    parser.add_argument("--width", type=int, default=128, help="of the new model; the old one has 64")
+    parser.add_argument("--modes", type=lambda text: text.split(","), default=list(MODES))
     parser.add_argument("--figure", type=Path, help="draw the recovery curves here")
+    parser.add_argument("--model", type=Path, help="a Hugging Face folder: its adapters are the team")
+    sizes = parser.add_argument_group("with --model")
+    sizes.add_argument("--team-stages", type=int, default=8)
+    sizes.add_argument("--problems", type=int, default=32, help="of a batch")
+    sizes.add_argument("--newcomer-steps", type=int, default=60)
+    sizes.add_argument("--probes", type=int, default=500)
+    sizes.add_argument("--max-steps", type=int, default=400)
+    sizes.add_argument("--check-every", type=int, default=10)
+    sizes.add_argument("--eval-problems", type=int, default=64)
     options = parser.parse_args()
+    case = case_of(options)
     results: dict[int, dict[str, Any]] = {}
     for seed in range(options.seeds):
         team, model = options.out / f"team-{seed}", options.out / f"newcomer-{seed}"
-        trained_team(team, seed)
-        newcomer(model, seed, options.layers, options.width)
+        case.team(team, seed)
+        case.newcomer(model, seed)
         results[seed] = {}
-        for mode in MODES:
-            results[seed][mode] = swap_and_train(
-                team, model, options.out / f"{mode}-{seed}", agent=options.agent, mode=mode, stages=options.stages
-            )
+        for mode in options.modes:
+            folder = options.out / f"{mode}-{seed}"
+            results[seed][mode] = swap_and_train(case, team, model, folder, mode=mode, stages=options.stages)
             (options.out / "swap.json").write_text(json.dumps(results, indent=1) + "\n")
             print(f"seed {seed}, {mode}: done", flush=True)
     print(table(results))

@@ -87,6 +87,9 @@ def update_record(number: int, stage: int, step: int, agent: str, **changes: Any
         "noise_floor": 1e-9,
         "surrogate": 0.05,
         "zeta_norm": 0.1,
+        "ratio_clip_rate": 0.02,
+        "advantage_clip_rate": 0.0,
+        "mismatch_sampler": 1e-6,
         "beta": 0.1,
         "backtracks": number % 2,
         "steps": 4,
@@ -130,6 +133,78 @@ def eval_record(stage: int, success: float, **changes: Any) -> dict[str, Any]:
         "verdicts": {"right": 40, "wrong": 24},
         "tokens": 448,
         "seconds": 0.1,
+    }
+    return {**record, **changes}
+
+
+def probe_record(episodes: int = 16, *, tokens: int = 3) -> dict[str, Any]:
+    """A probe as ``run.train`` logs it, of the first turn of every second episode."""
+    rows = {key: [0.6, 0.3, 0.05, 0.05] for key in ("before_R", "after_R", "moved_R")}
+    k1 = [round(0.02 * (k + 1), 4) for k in range(tokens)]
+    sampled = {
+        "messages": episodes,
+        "positions": episodes * tokens,
+        "exact": 0.006,
+        "k1": 0.009,
+        "k3": 0.007,
+        "draws": [{"share": q, "k1": [0.008, 0.011], "k3": [0.007, 0.007]} for q in (0.25, 0.5)],
+        "tokens": [{"episode": e, "turn": 0, "k1": k1} for e in range(0, episodes, 2)],
+    }
+    stretched = {"times": 3.0, "kl": 0.055, "moved_R": [0.9, 0.8, 0.7, 0.1], "flipped": 0.11}
+    weights = {"effective_share": 0.9, "p95": 1.2, "p99": 1.4, "largest": 2.0, "above_ten": 0.0}
+    return {
+        "fresh": 0.05,
+        "stale": 0.03,
+        "gap": 0.02,
+        "weights": {**weights, "total_variation": 0.04, "total_variation_error": 0.002},
+        "token_shift": {**rows, "flipped": 0.02, "positions": 64, "stretched": stretched, "sampled_kl": sampled},
+        "seconds": 0.1,
+    }
+
+
+def swap_record(stage: int, **changes: Any) -> dict[str, Any]:
+    """A swap of the speaker before this stage, as ``swap.swap`` logs it."""
+    curve = [
+        {"step": 25 * k, "kl": 2.0 * 0.3**k, "upper": 2.4 * 0.3**k, "train_kl": 1.8 * 0.3**k, "learning_rate": 1e-3}
+        for k in range(6)
+    ]
+    record = {
+        "kind": "swap",
+        "updates": 3 * stage,
+        "stage": stage,
+        "agent": "speaker",
+        "mode": "aligned",
+        "certified": False,
+        "from": {"run": "/somebody/runs/old-team", "model": "tiny", "version": {}},
+        "to": {"model": "/somebody/models/wider", "version": {}},
+        "protocol": {
+            "items": [
+                {"point": "token ids", "ok": True, "note": "1,000 strings"},
+                {"point": "chat template", "ok": False, "note": "renders the same talk to other text"},
+            ],
+            "exact_kl": True,
+        },
+        "success": {"before": 0.96, "at_swap": 0.36, "after": 0.95},
+        "intervals": {"before": [0.9, 0.99], "at_swap": [0.3, 0.4], "after": [0.9, 0.98]},
+        "shock": 0.01,
+        "direct_shock": 0.60,
+        "alignment": {
+            "loss": "kl_old_to_new",
+            "unit": "message",
+            "probes": 500,
+            "held_out": 100,
+            "steps": 125,
+            "kl": 0.0049,
+            "kl_upper": 0.0058,
+            "radius": 0.01,
+            "within_radius": True,
+            "curve": curve,
+            "surrogate": -0.002,
+            "steps_in_all": 225,
+            "unseen": {"messages": 120, "kl": 0.0052, "kl_upper": 0.0061},
+        },
+        "floors": {"speaker": 1e-9},
+        "time": 1e9,
     }
     return {**record, **changes}
 

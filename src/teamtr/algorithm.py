@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from teamtr.lesson import Lesson
 from teamtr.presets import Order, Plan
 from teamtr.rollout import require_fresh
 from teamtr.team import Team
@@ -18,7 +19,7 @@ from teamtr.theory.advantages import group_advantages
 from teamtr.theory.allocation import update_order
 from teamtr.theory.weights import normalised_weights
 from teamtr.types import RolloutBatch, UpdateReport
-from teamtr.update import Lesson, Update
+from teamtr.update import Update
 
 Collect = Callable[[Team, int], RolloutBatch]
 Teach = Callable[[str, Lesson], Update]
@@ -81,5 +82,6 @@ def run_stage(
         update = teach(slot.agent, lesson)  # line 7: until the KL is within the radius
         team = team.replace(slot.agent, update.report.version_after)  # line 8
         if plan.resample.may_be_stale:
+            assert update.log_ratio_M is not None, "a plan that reuses rollouts measures every message"
             batch = batch.reweighted(lesson.batch, update.log_ratio_M)
         yield Step(index, team, update.report, batch)

@@ -36,6 +36,7 @@ from teamtr.engines.torch.policy import CHEAPEST_FIRST, Precision, TransformerPo
 from teamtr.engines.torch.serving.room import ServingRoom, has_kernels
 from teamtr.engines.torch.tokenizer import character_tokenizer
 from teamtr.errors import Misuse
+from teamtr.lesson import Optimisation
 from teamtr.ports import Task
 from teamtr.presets import Plan
 from teamtr.protocol import ChatCodec, Sharing, check_template, check_thinking, render
@@ -46,7 +47,6 @@ from teamtr.tasks.endpoint import EndpointPlayer
 from teamtr.tasks.players import Player, PolicyPlayer
 from teamtr.team import Agent, Router, Team
 from teamtr.types import AgentState, Ids
-from teamtr.update import Optimisation
 
 
 @dataclass(frozen=True)
@@ -128,6 +128,7 @@ def build(team_file: TeamFile) -> Workshop:
         minibatches=settings.minibatches,
         confidence=settings.confidence,
         max_backtracks=settings.max_backtracks,
+        gate_share=settings.gate_share,
     )
     return Workshop(team_file, task, engine, arena, team, plan, optimisation)
 

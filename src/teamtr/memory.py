@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from teamtr.build import Workshop
-from teamtr.engines.learner import HEAD_CHUNK_ELEMENTS, PolicyLearner
+from teamtr.engines.learner import PolicyLearner, head_chunk
 from teamtr.engines.torch.policy import TransformerPolicy
 from teamtr.engines.torch.serving.pages import Pool
 from teamtr.engines.torch.serving.room import architecture
@@ -193,7 +193,7 @@ def _worst_step(learner: PolicyLearner, lengths: Lengths) -> Item:
     rows = learner.micro_batch
     body = rows * lengths.whole * activation_bytes_per_token(learner)
     vocabulary = _policy(learner).causal_lm.config.vocab_size
-    positions = min(rows * lengths.message, max(1, HEAD_CHUNK_ELEMENTS[learner.policy.device.type] // vocabulary))
+    positions = min(rows * lengths.message, head_chunk(learner.policy.device, vocabulary))
     logits = 4 * positions * vocabulary * 4  # new, old, and the gradients of both passes
     why = f"{rows} messages of {lengths.whole} tokens ({learner.agent}); out of memory halves it"
     return Item("worst step", int(body) + logits, why)

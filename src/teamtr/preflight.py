@@ -12,13 +12,14 @@ from teamtr.build import Workshop
 from teamtr.engines.learner import PolicyLearner
 from teamtr.engines.torch.policy import CHEAPEST_FIRST
 from teamtr.errors import Misuse, Refused
+from teamtr.lesson import Lesson
 from teamtr.presets import Radii
 from teamtr.randomness import generator, seed_of
 from teamtr.rollout import Arena, play
 from teamtr.team import team_answer
 from teamtr.theory.advantages import group_advantages
 from teamtr.types import Problem, Turn
-from teamtr.update import VERIFIABLE_SHARE, Lesson, noise_floor
+from teamtr.update import VERIFIABLE_SHARE, noise_floor
 
 KNOWN_PROBLEMS = 3
 PROBLEMS = 8

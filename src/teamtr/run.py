@@ -27,6 +27,7 @@ from teamtr.diagnostics.probe import stale_probe, token_shift
 from teamtr.diagnostics.roles import role_success
 from teamtr.errors import Refused
 from teamtr.evaluate import EvalReport, evaluate
+from teamtr.lesson import Lesson
 from teamtr.memory import GB, plan_memory, rehearse
 from teamtr.preflight import measure_floors, require_visible, self_test
 from teamtr.randomness import generator, seed_of
@@ -37,8 +38,9 @@ from teamtr.team import Team
 from teamtr.theory.advantages import group_advantages
 from teamtr.theory.allocation import best_radii, proportional_radii
 from teamtr.theory.certificates import add_up, measured_gain, turn_aware_price
+from teamtr.trackers import follow
 from teamtr.types import Certificate, Problem, RolloutBatch, StageReport
-from teamtr.update import Lesson, Stakes, Update, update_agent
+from teamtr.update import Stakes, Update, update_agent
 
 Record = dict[str, Any]
 MAY_CHANGE = (
@@ -52,8 +54,9 @@ MAY_CHANGE = (
     "diagnostics.every",
     "sampling.compiled",
     "sampling.memory_gb",
+    "trackers",
 )
-"""Settings that a resumed run may change without becoming another run."""
+"""Settings that a resumed run may change without becoming another run; of a list, all that it holds."""
 
 
 EVAL_PROBLEMS, EVAL_SAMPLES = 64, 4
@@ -82,13 +85,21 @@ class _Position:
 
 
 def train(team_file: TeamFile, folder: Path | str, *, stop: Callable[[], bool] = lambda: False) -> Iterator[Record]:
-    """Train in this folder, or go on with the run that is there; yields every record of the log as it is made.
+    """Train in this folder, or go on with the run that is there; yields every record of the log as it is made, and
+    what went wrong with the team file's trackers (kind "tracker", not in the log).
 
     ``stop()`` is asked after every update; when it says yes, everything is saved and the generator ends.
     """
     with RunFolder.open(folder, keep_commits=team_file.store.keep_checkpoints) as run:
         _claim(run, team_file)
-        yield from _Driver(run, build(team_file), stop).go()
+        yield from follow(
+            _Driver(run, build(team_file), stop).go(),
+            team_file.trackers,
+            run.path,
+            name=team_file.name,
+            settings=team_file.model_dump(),
+            history=run.log.read,
+        )
 
 
 class _Driver:
@@ -210,13 +221,14 @@ class _Driver:
         plan, router = self.workshop.plan, self.workshop.arena.router
         learner = self.workshop.engine.learner(agent)
         before = learner.snapshot() if self._probing else None
+        optimisation, needs_all = self.workshop.optimisation, plan.resample.may_be_stale or self._probing
         update = update_agent(
             learner,
             lesson,
             region=plan.region,
             objective=plan.objective,
             radii=plan.radii,
-            optimisation=self.workshop.optimisation,
+            optimisation=replace(optimisation, gate_share=1.0) if needs_all else optimisation,
             gamma=plan.gamma,
             a_clip=plan.a_clip,
             eps_norm=plan.eps_norm,
@@ -258,6 +270,7 @@ class _Driver:
             record = {**asdict(stale), "gap": stale.gap}
         else:
             carried_E = np.zeros(lesson.returns_PG.size)
+            assert update.log_ratio_M is not None, "a stage with diagnostics measures every message"
             np.add.at(carried_E, lesson.batch.episode_M, update.log_ratio_M)
         shift = token_shift(learner, before, after, lesson.batch, generator(self.seed, "probe", stage, agent))
         self.position = replace(self.position, carried=carried_E.tolist())
@@ -517,7 +530,8 @@ def _claim(run: RunFolder, team_file: TeamFile) -> None:
             stored = loads(run.team_file.read_text(), name=str(run.team_file))
         except ConfigError as error:
             raise OtherRun(f"the team file stored in {run.path} cannot be read:\n{error}") from error
-        other = [k for k in _differences(stored.model_dump(), team_file.model_dump()) if k not in MAY_CHANGE]
+        changed = _differences(stored.model_dump(), team_file.model_dump())
+        other = [key for key in changed if not any(f"{key}.".startswith(f"{free}.") for free in MAY_CHANGE)]
         if other:
             raise OtherRun(
                 f"{run.path} holds a run with other settings ({', '.join(other[:5])}"

@@ -79,6 +79,8 @@ class TrainingScreen:
                 )
             case "update":
                 self._update(record)
+            case "tracker":
+                self._print(f"warning: {record['text']}")
             case "stopped":
                 self._print(f"stopped after update {record['updates']}, saved; the same command goes on")
 

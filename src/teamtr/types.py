@@ -359,6 +359,7 @@ class UpdateReport:
     backtracks: int = 0
     fraction: float = 0.0  # how far along the line from the old to the tried parameters the kept ones lie
     messages: int = 0
+    messages_measured: int = 0  # of them, by the look of the gate that decided
     groups: int = 0
     groups_without_signal: int = 0
     groups_non_finite: int = 0

@@ -6,7 +6,8 @@ The order of things, numbered as in the code:
 2. freeze the old policy and measure the noise floor of scoring;
 3. climb: epochs of minibatches under a KL penalty, the first step scaled to the radius, early stop;
 4. gate: accept when the upper bound of the exact KL is within the radius, else move back along the line to the
-   old parameters, where KL falls with the square of the step; restore bit for bit when nothing is left;
+   old parameters, where KL falls with the square of the step; restore bit for bit when nothing is left. It looks at
+   some episodes of every problem first, and at all of them where those do not settle it;
 5. steer beta, the step scale and (if asked) the radius for the next update of this agent.
 """
 
@@ -20,10 +21,11 @@ from typing import Any
 
 import numpy as np
 
+from teamtr.gate import Kept, Look, gate
+from teamtr.lesson import Lesson, Optimisation
 from teamtr.ports import Learner
 from teamtr.presets import Objective, Radii, Region
 from teamtr.randomness import generator, seed_of
-from teamtr.theory.advantages import Advantages
 from teamtr.theory.certificates import (
     by_own_turn,
     mean_interval,
@@ -31,9 +33,8 @@ from teamtr.theory.certificates import (
     surrogate_by_problem,
     turn_aware_certificate,
 )
-from teamtr.theory.control import adapt_beta, adapt_radius, adapt_step_scale, backoff_fraction
-from teamtr.theory.kl import bootstrap_upper, discounted_kl, per_token
-from teamtr.theory.surrogate import surrogate_gain
+from teamtr.theory.control import adapt_beta, adapt_radius, adapt_step_scale
+from teamtr.theory.kl import discounted_kl, per_token
 from teamtr.theory.zeta import zeta_clip, zeta_norm, zeta_ratio
 from teamtr.types import AgentBatch, AgentState, Certificate, Divergence, Floats, Outcome, UpdateReport
 
@@ -43,47 +44,10 @@ FILL = 0.8
 VERIFIABLE_SHARE = 0.1
 """A noise floor above this share of the radius makes an update unverifiable."""
 
-FLOOR_MESSAGES = 64
+GLANCE = 64
+"""Messages that the noise floor, the first step's size and the early stop are measured on: none of them decides."""
+
 FLOOR_PERTURBATION = 1e-6
-
-
-@dataclass(frozen=True)
-class Optimisation:
-    """How an update climbs. The radius sets the step's size; ``learning_rate`` only its starting guess."""
-
-    learning_rate: float = 1e-3
-    epochs: int = 2
-    minibatches: int = 4
-    confidence: float = 0.95
-    max_backtracks: int = 6
-
-
-@dataclass(frozen=True)
-class Lesson:
-    """What one agent learns from: its messages, and the advantages and weights of the episodes they stand in."""
-
-    batch: AgentBatch
-    advantages: Advantages
-    returns_PG: Floats
-    weights_E: Floats | None = None
-
-    @property
-    def advantages_M(self) -> Floats:
-        values_E = self.advantages.values_PG.reshape(-1)
-        if self.weights_E is not None:
-            values_E = values_E * self.weights_E
-        return np.asarray(values_E[self.batch.episode_M])
-
-    def charged_M(self, kl_M: Floats, radii: Radii, rows: np.ndarray | None = None) -> Floats:
-        """Messages' KLs in the unit of the radius: per message, or divided by each one's tokens (lem:avgvssum)."""
-        if not radii.per_token:
-            return kl_M
-        lengths_M = self.batch.lengths_M
-        return np.asarray(kl_M / (lengths_M if rows is None else lengths_M[rows]))
-
-    @property
-    def informative_M(self) -> np.ndarray:
-        return np.asarray(self.advantages.informative_P[self.batch.problem_M])
 
 
 @dataclass(frozen=True)
@@ -98,10 +62,11 @@ class Stakes:
 
 @dataclass(frozen=True)
 class Update:
-    """The report of what was kept, and log new(m) - log old(m) of every message of the batch under it."""
+    """The report of what was kept, and log new(m) - log old(m) of every message of the batch under it; None where
+    the gate was content with some of them."""
 
     report: UpdateReport
-    log_ratio_M: Floats
+    log_ratio_M: Floats | None
 
 
 def update_agent(
@@ -163,7 +128,7 @@ def update_agent(
             climb = _climb(learner, lesson, before, region, objective, radii, optimisation, radius, seed)
         # 4. gate
         with clock.phase("gate"):
-            kept = _gate(learner, lesson, before, region, radii, optimisation, radius, seed)
+            kept = gate(learner, lesson, before, region, radii, optimisation, radius, seed)
         # 5. steer
         state = _steer(before.state, climb, kept, region, radii, radius)
         learner.state = state
@@ -173,7 +138,7 @@ def update_agent(
             **mismatch,
             ratio_clip_rate=climb.clip_rate,
             zeta_ratio=zeta_ratio(
-                lesson.advantages_M,
+                lesson.advantages_M[kept.look.rows],
                 kept.divergence.log_ratio_M,
                 clip_low=objective.clip_low,
                 clip_high=objective.clip_high,
@@ -186,11 +151,13 @@ def update_agent(
             tokens={k: learner.tokens[k] - spent.get(k, 0) for k in learner.tokens},
             seconds=clock.seconds,
             **_outcome(kept, climb, floor, radius, region),
-            **_distances(kept, lesson.batch, gamma, len(lesson.returns_PG.reshape(-1))),
+            **_distances(kept, lesson, gamma),
         )
         if kept.accepted and stakes is not None:
-            report = replace(report, certificates=certify(report, kept.divergence, lesson, stakes, gamma, a_clip))
-        return Update(report, kept.divergence.log_ratio_M)
+            worth = certify(report, kept.divergence, lesson, stakes, gamma, a_clip, kept.look)
+            report = replace(report, certificates=worth)
+        everything = len(kept.look.rows) == len(lesson.batch)
+        return Update(report, kept.divergence.log_ratio_M if everything else None)
     except BaseException:
         learner.restore(before)
         raise
@@ -223,11 +190,15 @@ def noise_floor(learner: Learner, lesson: Lesson, before: Any, radii: Radii, *, 
     Re-batching the same weights shows nothing; a perturbation does (DESIGN: precision decides whether a trust
     region exists). Leaves the weights as they were, bit for bit.
     """
-    rows = np.sort(generator(seed, "floor").permutation(len(lesson.batch))[:FLOOR_MESSAGES])
+    rows = _glance(np.arange(len(lesson.batch)), generator(seed, "floor"))
     learner.perturb(FLOOR_PERTURBATION, seed_of(seed, "perturb"))
     floor = float(lesson.charged_M(learner.measure(rows).full_M, radii, rows).mean())
     learner.restore(before)
     return floor
+
+
+def _glance(rows: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    return np.sort(rng.permutation(rows)[:GLANCE])
 
 
 def _mismatch(learner: Learner, batch: AgentBatch) -> dict[str, Any]:
@@ -284,9 +255,11 @@ def _climb(
             clip_rates.append(stats.ratio_clip_rate)
             steps += 1
             if steps == 1 and region.gate:
-                scale *= _fit_first_step(learner, lesson, before, radii, rows, limit=radius / total)
+                some = _glance(rows, generator(seed, "first step"))
+                scale *= _fit_first_step(learner, lesson, before, radii, some, limit=radius / total)
         if region.gate and epoch + 1 < optimisation.epochs:
-            kl_M = lesson.charged_M(learner.measure(useful).full_M, radii, useful)
+            some = _glance(useful, generator(seed, "early stop", epoch))
+            kl_M = lesson.charged_M(learner.measure(some).full_M, radii, some)
             if not kl_M.mean() <= radius:
                 break  # already outside: more steps only lengthen the way back
     return _Climb(steps, scale, float(np.mean(clip_rates[1:])), broken)
@@ -310,71 +283,10 @@ def _fit_first_step(
     return fraction
 
 
-# -- 4 -------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Kept:
-    accepted: bool
-    reason: str
-    divergence: Divergence
-    upper: float
-    used: float  # mean KL in the unit of the radius
-    gain: float
-    fraction: float
-    backtracks: int
-    reached: float  # KL of the candidate before any backing off: what steers the next update
-    rejected_upper: float | None
-
-
-def _gate(
-    learner: Learner,
-    lesson: Lesson,
-    before: Any,
-    region: Region,
-    radii: Radii,
-    optimisation: Optimisation,
-    radius: float,
-    seed: int,
-) -> _Kept:
-    """Accept when the upper bound is within the radius and the surrogate is positive; else go back."""
-    tried = learner.snapshot()
-    fraction, reached, rejected, reason = 1.0, 0.0, None, ""
-    for attempt in range(optimisation.max_backtracks + 1):
-        divergence = learner.measure()
-        upper = used = gain = float("nan")
-        if divergence.finite():
-            used = float(lesson.charged_M(divergence.full_M, radii).mean())
-            upper = bootstrap_upper(
-                lesson.charged_M(divergence.full_M, radii),
-                lesson.batch.cluster_M,
-                confidence=optimisation.confidence,
-                rng=generator(seed, "bootstrap"),
-            )
-            gain = surrogate_gain(divergence.log_ratio_M, lesson.advantages_M)
-        if attempt == 0:
-            reached = upper
-            if upper == 0.0 and not divergence.log_ratio_M.any():
-                reason = "the steps changed nothing"
-                break
-        if divergence.finite() and not region.gate:
-            return _Kept(True, "", divergence, upper, used, gain, fraction, attempt, reached, rejected)
-        if upper <= radius and gain > 0.0:
-            return _Kept(True, "", divergence, upper, used, gain, fraction, attempt, reached, rejected)
-        if attempt == 0 and not upper <= radius:
-            rejected = upper
-        reason = f"upper KL bound {upper:.3g} against radius {radius:.3g}, surrogate {gain:.3g}"
-        fraction *= backoff_fraction(upper, radius) if upper > radius else 0.5
-        learner.move(before, tried, fraction)
-    learner.restore(before)
-    unchanged = Divergence(*(np.zeros(len(lesson.batch)) for _ in range(4)))
-    return _Kept(False, reason, unchanged, 0.0, 0.0, 0.0, 0.0, attempt, reached, rejected)
-
-
 # -- 5 -------------------------------------------------------------------------------------------------------
 
 
-def _steer(state: AgentState, climb: _Climb, kept: _Kept, region: Region, radii: Radii, radius: float) -> AgentState:
+def _steer(state: AgentState, climb: _Climb, kept: Kept, region: Region, radii: Radii, radius: float) -> AgentState:
     """Beta, step scale and radius for this agent's next update."""
     finite = np.isfinite(kept.reached)
     scale = adapt_step_scale(climb.step_scale, kept.reached, FILL * radius) if finite else climb.step_scale * 0.5
@@ -389,7 +301,7 @@ def _steer(state: AgentState, climb: _Climb, kept: _Kept, region: Region, radii:
     )
 
 
-def _outcome(kept: _Kept, climb: _Climb, floor: float, radius: float, region: Region) -> dict[str, Any]:
+def _outcome(kept: Kept, climb: _Climb, floor: float, radius: float, region: Region) -> dict[str, Any]:
     broken = f"; {climb.broken} non-finite steps thrown away" if climb.broken else ""
     if not kept.accepted:
         return {"outcome": "restored", "reason": kept.reason + broken}
@@ -399,15 +311,17 @@ def _outcome(kept: _Kept, climb: _Climb, floor: float, radius: float, region: Re
     return {"outcome": "accepted", "reason": broken.lstrip("; ")}
 
 
-def _distances(kept: _Kept, batch: AgentBatch, gamma: float, episodes: int) -> dict[str, Any]:
-    d = kept.divergence
+def _distances(kept: Kept, lesson: Lesson, gamma: float) -> dict[str, Any]:
+    d, rows, batch, episodes = kept.divergence, kept.look.rows, lesson.batch, lesson.returns_PG.size
+    discounted = discounted_kl(d.full_M, batch.turn_M[rows], batch.episode_M[rows], gamma, episodes)
     return {
+        "messages_measured": len(rows),
         "kl_full": float(d.full_M.mean()),
         "kl_upper": kept.upper,
         "kl_k1": float(d.k1_M.mean()),
         "kl_k3": float(d.k3_M.mean()),
-        "kl_discounted": discounted_kl(d.full_M, batch.turn_M, batch.episode_M, gamma, episodes),
-        "kl_per_token": per_token(d.full_M, batch.lengths_M),
+        "kl_discounted": discounted * episodes / kept.look.episodes,
+        "kl_per_token": per_token(d.full_M, batch.lengths_M[rows]),
         "surrogate": kept.gain,
     }
 
@@ -416,20 +330,28 @@ def _distances(kept: _Kept, batch: AgentBatch, gamma: float, episodes: int) -> d
 
 
 def certify(
-    report: UpdateReport, divergence: Divergence, lesson: Lesson, stakes: Stakes, gamma: float, a_clip: float
+    report: UpdateReport,
+    divergence: Divergence,
+    lesson: Lesson,
+    stakes: Stakes,
+    gamma: float,
+    a_clip: float,
+    look: Look | None = None,
 ) -> tuple[Certificate, ...]:
     """Lower bounds on the true gain of a kept step, from its own batch.
 
     Ours takes the surrogate less the half-width of its 95 % interval, and KLs scaled to their upper bound. On the
     batch that the step was made from both surrogates are optimistic, on small batches badly so: a diagnostic, no
-    guarantee. The next batch measures the gain itself.
+    guarantee. The next batch measures the gain itself. ``divergence`` is of the messages that ``look`` names, or all.
     """
     returns_PG, batch = lesson.returns_PG, lesson.batch
+    episode_M = batch.episode_M if look is None else batch.episode_M[look.rows]
+    each_stands_for = 1.0 if look is None else returns_PG.size / look.episodes
     if stakes.reward_range is None or len(returns_PG) < 2 or not np.isfinite(returns_PG).all():
         return ()
     caution = report.kl_upper / report.kl_full if report.unit == "message" and report.kl_full > 0 else 1.0
-    kl_by_turn_K = caution * by_own_turn(divergence.full_M, batch.episode_M, returns_PG.size, stakes.turns)
-    surrogate = mean_interval(surrogate_by_problem(divergence.log_ratio_M, batch.episode_M, returns_PG))
+    kl_by_turn_K = by_own_turn(caution * each_stands_for * divergence.full_M, episode_M, returns_PG.size, stakes.turns)
+    surrogate = mean_interval(each_stands_for * surrogate_by_problem(divergence.log_ratio_M, episode_M, returns_PG))
     ours = turn_aware_certificate(
         surrogate.estimate,
         kl_by_turn_K,

@@ -8,17 +8,21 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from made_run import made_batch
 from teamtr.diagnostics.accounting import overhead, sampled_by_update, spent_by_agent
+from teamtr.diagnostics.contexts import FORMS, Heard, finest_repeating, heard_by, statement
 from teamtr.diagnostics.coordination import coordination
 from teamtr.diagnostics.degeneracy import weight_degeneracy
 from teamtr.diagnostics.drift import context_drift
 from teamtr.diagnostics.kl_reliability import kl_reliability
 from teamtr.diagnostics.order import order_of, order_sensitivity
-from teamtr.diagnostics.probes import probed, stale_gap_by_stage
+from teamtr.diagnostics.probes import probed, stale_gap_by_stage, token_kls
 from teamtr.diagnostics.records import number, whole
 from teamtr.diagnostics.stability import stability
-from teamtr.diagnostics.tracking import certificate_tracking, gains, rank_correlation
+from teamtr.diagnostics.subsampling import subsample_reliability, subsampled_means
+from teamtr.diagnostics.tracking import certificate_tracking, gains, rank_correlation, stale_updates
 from teamtr.diagnostics.zeta import zeta_proxy
+from teamtr.team import Agent
 
 
 def test_numbers_are_read_without_trust():
@@ -107,6 +111,107 @@ def test_weight_degeneracy_by_hand():
         weight_degeneracy([0.0, math.inf])
 
 
+def test_total_variation_by_weights():
+    """Two laws on four outcomes, each outcome as often as the first law says: exactly half the sum of differences."""
+    before, after = np.array([0.4, 0.3, 0.2, 0.1]), np.array([0.1, 0.3, 0.2, 0.4])
+    drawn = np.repeat(np.arange(4), (10 * before).astype(int))
+    found = weight_degeneracy(np.log(after / before)[drawn])
+    assert found.total_variation == pytest.approx(0.5 * np.abs(before - after).sum())
+    assert found.total_variation_error == pytest.approx(0.75 * math.sqrt(0.4 * 0.6 / 10))
+    assert weight_degeneracy([900.0, -900.0]).total_variation == 0.5  # however heavy the tail
+
+
+def test_subsampled_means_by_enumeration():
+    """All halves of four positions: the draws have the mean and the spread of these, and nothing beyond them."""
+    values = np.array([0.0, 0.1, 0.5, 1.0])
+    halves = [2.0 * (values[i] + values[j]) / 3 for i in range(4) for j in range(i)]  # 3 messages
+    drawn = np.concatenate([subsampled_means(values, 3, 0.5, np.random.default_rng(k)) for k in range(100)])
+    assert set(np.round(drawn, 9)) == set(np.round(halves, 9))
+    assert drawn.mean() == pytest.approx(np.mean(halves), abs=5 * np.std(halves) / math.sqrt(len(drawn)))
+    assert drawn.std() == pytest.approx(np.std(halves), rel=0.1)
+    np.testing.assert_allclose(subsampled_means(values, 3, 1.0, np.random.default_rng(0)), values.sum() / 3)
+    with pytest.raises(ValueError, match="share"):
+        subsampled_means([], 1, 0.5, np.random.default_rng(0))
+
+
+def sampled(k1: float, exact: float, draws: list[float], **more):
+    logged = {"k1": k1, "exact": exact, "draws": [{"share": 0.25, "k1": draws}, {"share": 0.5, "k1": "torn"}]}
+    return {"radius": 0.01, "probe": {"token_shift": {"sampled_kl": logged}}, **more}
+
+
+def test_reliability_of_subsampled_kl_by_hand():
+    updates = [
+        sampled(0.009, 0.006, [0.008, 0.011]),  # near: one of two flips, and lies on the other side of the exact KL
+        sampled(0.005, 0.012, [0.005, 0.006]),  # far; all of its draws are below the radius, the exact KL is not
+        sampled(0.009, 0.006, [9.0], unit="token"),
+        {"radius": 0.01, "probe": None},
+    ]
+    (found,) = subsample_reliability(updates)
+    assert (found.share, found.updates, found.near_updates) == (0.25, 2, 1)
+    assert found.median_in_radii == pytest.approx(0.1)  # of 0.1, 0.2, 0, 0.1
+    assert found.p90_in_radii == pytest.approx(0.17)
+    assert found.near_flip_rate == pytest.approx(1 / 2)
+    assert found.exact_flip_rate == pytest.approx(3 / 4)
+    assert subsample_reliability([]) == ()
+
+
+def test_statements_are_read_out_of_messages():
+    long = "I have thought about it for a long time, and after all of that "
+    assert statement(long + "the answer is \\boxed{\\frac{1}{2}}, not \\boxed{ X }") == "x"
+    assert statement(long + "\\boxed{\\frac{1}{2}}.") == "\\frac{1}{2}"
+    assert statement(long + "I count 1,234 or rather -7.0 of them.") == "-7"
+    assert statement(long + "nobody knows") == ""
+    assert statement("  Twelve   Sheep ") == "twelve sheep"
+
+
+def test_forms_of_contexts():
+    def heard(*texts: str) -> Heard:
+        return Heard("p", "|".join(texts).encode(), tuple(zip("abc", texts, strict=False)))
+
+    long = "Some words that nobody will ever say again: "
+    first, second = heard(long + "7", "8", "7"), heard(long[::-1] + " 7", "8", "7")
+    assert FORMS["identity"](first) != FORMS["identity"](second)
+    assert FORMS["statements"](first) == FORMS["statements"](second) == ("p", (("a", "7"), ("b", "8"), ("c", "7")))
+    assert (
+        FORMS["agreement"](first) == FORMS["agreement"](heard("x", "y", "x")) == ("p", (("a", 0), ("b", 1), ("c", 0)))
+    )
+    assert FORMS["agreement"](first) != FORMS["agreement"](heard("x", "y", "y"))
+    assert finest_repeating([("identity", 0.1), ("statements", 0.7), ("agreement", 1.0)]) == "statements"
+    assert finest_repeating([("identity", 0.1)]) is None
+
+
+def test_a_blind_agent_has_heard_nothing_of_its_round():
+    batch = made_batch(("left", "right"), problems=1, group=2, environment=True)
+    seeing, blind = (heard_by(Agent("right", "", sees=sees), batch) for sees in ("everything", "blind"))
+    assert [[author for author, _ in heard.said] for heard in seeing] == [["world", "left"]] * 2
+    assert [[author for author, _ in heard.said] for heard in blind] == [["world"]] * 2
+    assert seeing[0].context == batch.episodes[0].turns[1].context_ids.tobytes()
+
+
+def test_which_updates_were_stale_by_the_log():
+    """Two stages of three updates. The first samples once; in the second its first update changed nothing."""
+    versions = [("a", "b"), ("a", "b"), ("a", "b"), ("b", "b"), ("b", "c"), ("b", "c")]
+    totals = [100, 100, 100, 200, 200, 200]
+    updates = [
+        {
+            **certified(k + 1, 0.5, -1.0, exact_success=[0.0, 0.1]),
+            "step": k % 3,
+            "outcome": "accepted" if before != after else "restored",
+            "version_before": before,
+            "version_after": after,
+            "sampled_tokens_total": total,
+        }
+        for k, ((before, after), total) in enumerate(zip(versions, totals, strict=True))
+    ]
+    assert stale_updates(updates) == {2, 3, 6}
+    found = certificate_tracking(updates)["turn_aware"]
+    assert found.updates == (1, 4, 5)
+    assert (found.violations, found.not_applicable) == (3, 3)
+    fresh = [{**u, "sampled_tokens_total": 100 * (k + 1)} for k, u in enumerate(updates)]
+    assert stale_updates(fresh) == frozenset()
+    assert stale_updates([{**u, "sampled_tokens_total": None} for u in updates]) == frozenset()  # not known
+
+
 def test_stability_is_the_deviation_of_stage_gains():
     starts = [0.1, 0.3, 0.4]
     updates = [
@@ -178,6 +283,7 @@ def test_context_drift_by_hand_and_by_chance():
     rng = np.random.default_rng(0)
     moved = context_drift(["x"] * 3 + ["y"], ["y"] * 4, rng=rng)
     assert moved.total_variation == pytest.approx(0.75)
+    assert moved.corrected == pytest.approx(math.sqrt(0.75**2 - moved.chance**2))
     assert moved.repeated == 1.0
     same = context_drift(list("aabb") * 50, list("abab") * 50, rng=rng)
     assert same.total_variation == 0.0
@@ -232,6 +338,14 @@ def test_probes_are_read_back():
     assert second.gap == pytest.approx(0.2)
     assert second.weights == {"effective_share": 0.8}
     assert third.shift is None
+    assert first.shift["stretched"] is None
+    longer = {"times": 3.0, "kl": 0.5, "moved_R": [1.0, 2.0, 0.1], "flipped": 0.5}
+    tokens = [{"episode": 4, "turn": 1, "k1": [0.1, -0.2]}, {"episode": 5, "turn": 1, "k1": [None]}, "torn"]
+    more = {**shift, "stretched": longer, "sampled_kl": {"tokens": tokens}}
+    (read,) = probed([{**place, "probe": {"token_shift": more}}])
+    assert read.shift is not None
+    assert read.shift["stretched"] == longer
+    assert token_kls([{**place, "probe": {"token_shift": more}}]) == {(0, 1): {(4, 1): [0.1, -0.2]}}
     assert stale_gap_by_stage((first, second, third)) == {0: pytest.approx(0.3)}
 
 

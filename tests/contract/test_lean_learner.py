@@ -15,6 +15,7 @@ from teamtr.engines.learner import FIRST_LOSS_SCALE, PolicyLearner, hash_tensors
 from teamtr.engines.torch.attention import Unsupported
 from teamtr.engines.torch.lean import slim
 from teamtr.engines.torch.loading import TinyShape, share_base, tiny_model
+from teamtr.engines.torch.policy import _linear_head
 from teamtr.errors import Misuse
 from teamtr.presets import Objective
 
@@ -246,3 +247,17 @@ def test_a_hash_sees_every_bit_name_and_place():
     assert len(set(hashes)) == len(hashes)
     assert hash_tensors({"w": base.clone()}) == hashes[0]
     assert hash_tensors({"w": base.half()}) != hash_tensors({"w": base.bfloat16()})
+
+
+def test_a_head_of_half_precision_factors_adds_up_in_single_and_keeps_the_gradient():
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(50, 16, generator=generator)
+    hidden = torch.randn(7, 16, generator=generator, requires_grad=True)
+    whole, half = _linear_head(weight, None, 1.0), _linear_head(weight, None, 1.0, weight.half())
+    up = torch.randn(7, 50, generator=generator)
+    (exact,) = torch.autograd.grad(whole(hidden), hidden, up)
+    (rounded,) = torch.autograd.grad(half(hidden), hidden, up)
+    torch.testing.assert_close(rounded, exact)
+    assert half(hidden).dtype == torch.float32
+    torch.testing.assert_close(half(hidden), whole(hidden), rtol=0, atol=1e-2)
+    assert not torch.equal(half(hidden), half(hidden).half().float())  # sums are not rounded to half

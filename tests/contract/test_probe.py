@@ -8,7 +8,8 @@ import torch
 
 from conftest import make_batch, make_learner
 from small import World
-from teamtr.diagnostics.probe import log_ratios, stale_probe, token_shift
+from teamtr.diagnostics.probe import STRETCH, log_ratios, stale_probe, token_shift
+from teamtr.diagnostics.subsampling import DRAWS
 from teamtr.theory.advantages import group_advantages
 
 
@@ -121,3 +122,53 @@ def test_no_change_is_no_shift():
     shift = token_shift(learner, same, same, batch, np.random.default_rng(0))
     assert shift.flipped == 0.0
     assert not shift.moved_R.any()
+
+
+@pytest.mark.parametrize("kind", ["tabular", "full", "lora"])
+def test_sampled_kl_of_positions(kind):
+    """Single values from the two policies' own log-probabilities, and the sums that the gate's measure gives."""
+    learner = make_learner(kind, micro_batch=3)
+    batch = make_batch(learner)
+    before = learner.snapshot()
+    learner.begin(batch)
+    old = learner.token_logprobs()
+    learner.perturb(0.2, seed=1)
+    after, measured = learner.snapshot(), learner.measure()
+    learner.end()
+    learner.begin(batch)
+    new = learner.token_logprobs()
+    learner.end()
+    found = token_shift(learner, before, after, batch, np.random.default_rng(0))
+    told = found.sampled_kl
+    assert (told.messages, told.positions) == (len(batch), found.positions)
+    assert told.exact == pytest.approx(measured.full_M.mean(), rel=1e-4)
+    assert told.k1 == pytest.approx(measured.k1_M.mean(), rel=1e-4, abs=1e-6)
+    assert told.k3 == pytest.approx(measured.k3_M.mean(), rel=1e-3)
+    assert [(t.episode, t.turn) for t in told.tokens] == list(zip(batch.episode_M, batch.turn_M, strict=True))
+    for tokens, cur, now in zip(told.tokens, old, new, strict=True):
+        np.testing.assert_allclose(tokens.k1, cur - now, rtol=1e-3, atol=1e-5)
+    assert [len(d.k1) for d in told.draws] == [DRAWS, DRAWS]
+    assert np.std(told.draws[0].k1) > np.std(told.draws[1].k1) > 0  # a quarter of the positions, then half
+
+
+def test_a_step_made_longer_moves_more_and_is_not_kept():
+    learner = make_learner("tabular", micro_batch=3)
+    batch = make_batch(learner)
+    before = learner.snapshot()
+    learner.perturb(0.05, seed=1)
+    after, kept = learner.snapshot(), learner.fingerprint()
+    found = token_shift(learner, before, after, batch, np.random.default_rng(0))
+    assert learner.fingerprint() == kept
+    assert found.stretched.kl == pytest.approx(STRETCH**2 * found.sampled_kl.exact, rel=0.1)  # KL grows with the square
+    assert found.stretched.moved_R[0] == pytest.approx(STRETCH * found.moved_R[0], rel=0.1)
+
+
+def test_only_whole_messages_are_logged_token_by_token(monkeypatch):
+    learner = make_learner("tabular")
+    batch = make_batch(learner)
+    lengths = batch.lengths_M
+    monkeypatch.setattr("teamtr.diagnostics.probe.SHOWN_POSITIONS", int(lengths[:2].sum()))
+    same = learner.snapshot()
+    told = token_shift(learner, same, same, batch, np.random.default_rng(0)).sampled_kl
+    assert [len(t.k1) for t in told.tokens] == lengths[:2].tolist()
+    assert told.positions == lengths.sum()

@@ -1,25 +1,30 @@
-"""The report, the live page and the comparison: what they promise of their numbers, their size and their doors."""
+"""The report and the comparison: what they promise of their numbers, their size and hostile text."""
 
 from __future__ import annotations
 
 import base64
 import gzip
 import hashlib
-import http.client
 import json
 import math
 import re
-import threading
 import time
-from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from urllib.parse import quote
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from made_run import HOSTILE, eval_record, made_batch, made_run, update_record, write_log
+from made_run import (
+    HOSTILE,
+    eval_record,
+    made_batch,
+    made_run,
+    probe_record,
+    swap_record,
+    write_log,
+)
 from teamtr.cli import app
 from teamtr.cli.demo import _write_report
 from teamtr.demo import DemoResult
@@ -27,8 +32,7 @@ from teamtr.errors import Misuse
 from teamtr.report import build_report, compare_page, compare_runs, comparison_text, report_page, report_text
 from teamtr.report.conversations import choose_batches, choose_groups, evenly
 from teamtr.report.page import embedded_json
-from teamtr.report.reading import BatchFile, LogTail, read_run
-from teamtr.report.serve import Library, LiveServer
+from teamtr.report.reading import BatchFile
 from teamtr.report.text import visible
 from teamtr.store import Log
 from teamtr.theory.advantages import group_advantages
@@ -117,6 +121,66 @@ def test_conversations_hold_advantages_siblings_and_the_environment(tmp_path):
     assert first["said"][1]["logprobs"] == pytest.approx(batch.episodes[0].turns[0].sampler_logprobs, abs=1e-3)
 
 
+def test_kl_by_token_comes_with_its_conversation(tmp_path):
+    batch = made_batch(AGENTS, problems=16, group=4)
+    run = made_run(tmp_path / "run", stages=1, batches=[batch])
+    probe = probe_record(4)
+    probe["token_shift"]["sampled_kl"]["tokens"] = [{"episode": 50, "turn": 1, "k1": [0.5, -0.5, 0.0]}]
+    records = Log(run / "log.jsonl").read()
+    write_log(run, [{**r, "probe": probe} if r.get("update") == 2 else r for r in records])
+    report = build_report(run, most_episodes=32)
+    held = report.conversations["stage-0000-step-01.jsonl.gz"]
+    found = [(held["problems"][e["problem"]]["id"], e["sibling"], k) for e in held["episodes"]
+             for k, said in enumerate(e["said"]) if "kl" in said]  # fmt: skip
+    assert found == [("p12", 2, 1)]  # episode 50 is number 2 of problem 12, which is held because it was probed
+    (said,) = [said["kl"] for e in held["episodes"] for said in e["said"] if "kl" in said]
+    assert said == pytest.approx([math.exp(-0.5) - 0.5, math.exp(0.5) - 1.5, 0.0], rel=1e-2)
+    assert not any(
+        "kl" in s for e in report.conversations["stage-0000-step-00.jsonl.gz"]["episodes"] for s in e["said"]
+    )
+    assert "sampled_kl" not in json.dumps(report.data)  # single values travel with conversations, not with the summary
+
+
+def test_a_swap_in_the_log(run):
+    records = Log(run / "log.jsonl").read()
+    write_log(run, [*records, swap_record(3), eval_record(4, 0.5), {"kind": "swap", "success": 7, "alignment": [1]}])
+    data = build_report(run).data
+    assert data["notes"] == []
+    first, torn = data["swaps"]
+    assert (first["agent"], first["certified"], first["models"]) == ("speaker", False, ["tiny", "wider"])
+    assert first["success"]["at_swap"] == {"success": 0.36, "low": 0.3, "high": 0.4}
+    assert first["recovery"] == [{"stage": 4, "success": 0.5, "low": 0.45, "high": pytest.approx(0.55)}]
+    assert len(first["alignment"]["curve"]) == 6
+    assert [item["ok"] for item in first["checklist"]] == [True, False]
+    assert (torn["success"], torn["alignment"], torn["shock"]) == ({}, None, None)
+    text = report_text(data)
+    assert "## Swap" in text
+    assert "uncertified" in text
+    assert "/somebody" not in text + report_page(build_report(run))
+
+
+def test_drift_of_free_text_is_told_by_what_was_stated(tmp_path):
+    """Nothing repeats word for word; what was stated does, and it moved."""
+
+    def batch(seed: int, share: float):
+        rng = np.random.default_rng(seed)
+        made = made_batch(AGENTS, problems=8, group=8, seed=seed)
+        episodes = []
+        for e in made.episodes:
+            said = f"After weighing {rng.integers(10**9)} reasons and a few more I say {int(rng.random() < share)}"
+            turns = [replace(t, text=said, context_ids=rng.integers(0, 999, 8).astype(np.int32)) for t in e.turns]
+            episodes.append(replace(e, turns=tuple(turns)))
+        return replace(made, episodes=tuple(episodes))
+
+    run = made_run(tmp_path / "run", stages=1, batches=[batch(0, 0.1), batch(1, 0.9), batch(2, 0.9)])
+    right, speaker = build_report(run).data["staleness"]
+    assert right["drifts"]["identity"]["repeated"] < 0.1
+    assert right["form"] == "statements"
+    assert right["drift"]["excess"] > 0.4
+    assert right["drift"]["total_variation"] == pytest.approx(0.8, abs=0.15)
+    assert speaker["drifts"]["agreement"]["total_variation"] == 0.0  # both earlier agents always said the same
+
+
 def test_evenly_keeps_both_ends():
     assert evenly(3, 5) == [0, 1, 2]
     assert evenly(40, 6) == [0, 8, 16, 23, 31, 39]
@@ -192,9 +256,12 @@ def test_markdown_is_escaped(run):
 
 
 def test_a_big_run_stays_small_and_quick(tmp_path):
-    """40 stages x 3 agents x 512 episodes, messages of 60 tokens."""
+    """40 stages x 3 agents x 512 episodes, messages of 60 tokens, every update probed."""
     batch = made_batch(AGENTS, problems=32, group=16, tokens=60)
     run = made_run(tmp_path / "run", stages=40, batches=[batch])
+    probe = probe_record(64, tokens=60)
+    records = Log(run / "log.jsonl").read()
+    write_log(run, [{**r, "probe": probe} if r["kind"] == "update" else r for r in records])
     started = time.perf_counter()
     report = build_report(run)
     page = report_page(report)
@@ -297,144 +364,3 @@ def test_the_last_line_of_the_demo_names_the_report(tmp_path, monkeypatch):
 def test_a_demo_never_fails_because_of_its_report(run, tmp_path):
     assert "no report was written" in _write_report(run, tmp_path / "no" / "such" / "folder.html")
     assert "no report was written" in _write_report(tmp_path / "no run", tmp_path / "x.html")
-
-
-# -- the live page -------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def serving(*folders: Path):
-    with LiveServer(Library(folders)) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()
-
-
-def get(server: LiveServer, path: str, method: str = "GET", host: str | None = None) -> tuple[int, bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=10)
-    try:
-        connection.putrequest(method, path, skip_host=True)
-        connection.putheader("Host", host or f"127.0.0.1:{server.server_port}")
-        connection.endheaders()
-        answer = connection.getresponse()
-        return answer.status, answer.read()
-    finally:
-        connection.close()
-
-
-def test_without_the_token_every_route_answers_403(run):
-    with serving(run) as server:
-        key = server.library.names()[0]["key"]
-        routes = ["", "api/runs", f"api/run/{key}", f"api/batch/{key}/stage-0000-step-00.jsonl.gz", "nonsense"]
-        for prefix in ("/", "//", "/wrong/", f"/{server.token[:-1]}/", f"/{server.token}x/", f"/x/{server.token}/"):
-            for route in routes:
-                assert get(server, prefix + route)[0] == 403, prefix + route
-        for path in ("/favicon.ico", "/robots.txt", f"/{server.token}", "*", f"/?token={server.token}"):
-            assert get(server, path)[0] == 403, path
-        for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD"):
-            assert get(server, f"/{server.token}/", method)[0] == 403, method
-        assert get(server, f"/{server.token}/")[0] == 200
-
-
-def test_a_foreign_host_header_is_refused(run):
-    with serving(run) as server:
-        for host in ("evil.example", f"evil.example:{server.server_port}", "127.0.0.1", "127.0.0.1:1"):
-            assert get(server, f"/{server.token}/", host=host)[0] == 403, host
-        assert get(server, f"/{server.token}/", host=f"localhost:{server.server_port}")[0] == 200
-
-
-def test_other_machines_are_let_in_only_when_told():
-    with pytest.raises(Misuse, match="--allow-remote"):
-        LiveServer(Library([]), host="0.0.0.0")
-    with LiveServer(Library([]), host="0.0.0.0", allow_remote=True) as server:
-        assert server.server_address[0] == "0.0.0.0"
-
-
-def test_path_tricks_reach_nothing(tmp_path):
-    """200 of them, as a run's key and as a batch's name; beside the runs lies a secret."""
-    secret = tmp_path / "secret"
-    secret.write_text("TOPSECRET")
-    run = made_run(tmp_path / "runs" / "run")
-    (run / "episodes" / "stage-0009-step-00.jsonl.gz").symlink_to(secret)
-    (tmp_path / "runs" / "link").symlink_to(tmp_path)
-    ups = ["../", "..%2f", "%2e%2e/", "%2e%2e%2f", "..\\", "..%5c", "....//", "..;/", "%252e%252e%252f", "..%c0%af"]
-    ends = ["secret", "secret%00", "secret%00.jsonl.gz", "./secret"]
-    tricks = [up * depth + end for up in ups for depth in (1, 2, 3, 5) for end in ends]
-    tricks += [f"%2f{str(secret)[1:]}", str(secret), f"file:{secret}", "~", "~root", ".", "..", "%00", "link", "run"]
-    tricks += [f"stage-0000-step-00.jsonl.gz{end}" for end in ("/", "%00", "/..", "%20", "?x=/secret", "#", ".bak")]
-    tricks += ["stage-0009-step-00.jsonl.gz", "log.jsonl", "team.yaml", ".lock", "../log.jsonl", "..%2flog.jsonl"]
-    tricks += [
-        "\u2215secret",
-        "．．／secret",
-        "CON",
-        "nul",
-        "a" * 5000,
-        "%",
-        "%zz",
-        "[",
-        "{}",
-        "*",
-        "%2a",
-        "|id",
-        ";id",
-        "$(id)",
-    ]
-    tricks += ["`id`", "%0d%0aX: y", "link/secret", "link%2fsecret"]
-    assert len(tricks) >= 200
-    with serving(tmp_path / "runs") as server:
-        (entry,) = server.library.names()
-        for trick in tricks:
-            quoted = "".join(c if c.isascii() and c != " " else quote(c) for c in trick)
-            for path in (f"api/run/{quoted}", f"api/batch/{entry['key']}/{quoted}", f"api/batch/{quoted}/x", quoted):
-                status, body = get(server, f"/{server.token}/{path}")
-                fine = path.endswith("stage-0000-step-00.jsonl.gz?x=/secret") or "jsonl.gz#" in path
-                assert status in (400, 403, 404, 414) or (fine and status == 200), (path, status)
-                assert b"TOPSECRET" not in body
-
-
-def test_the_live_page_follows_a_growing_log(tmp_path):
-    run = made_run(tmp_path / "run", stages=1)
-    with serving(run) as server:
-        (entry,) = json.loads(get(server, f"/{server.token}/api/runs")[1])["runs"]
-        ask = f"/{server.token}/api/run/{entry['key']}?stamp="
-        first = json.loads(get(server, ask)[1])
-        assert len(first["report"]["updates"]) == 3
-        again = json.loads(get(server, ask + first["stamp"])[1])
-        assert again == {"unchanged": True, "stamp": first["stamp"]}
-        with open(run / "log.jsonl", "ab") as file:
-            line = json.dumps(update_record(4, 1, 0, "left")).encode()
-            file.write(line[:50])
-            file.flush()
-            torn = json.loads(get(server, ask + first["stamp"])[1])
-            assert len(torn["report"]["updates"]) == 3
-            assert "torn" in torn["report"]["notes"][0]
-            file.write(line[50:] + b"\n")
-        grown = json.loads(get(server, ask + torn["stamp"])[1])
-        assert len(grown["report"]["updates"]) == 4
-        name = grown["report"]["batches"][0]["name"]
-        batch = json.loads(get(server, f"/{server.token}/api/batch/{entry['key']}/{name}")[1])
-        assert len(batch["episodes"]) == 16
-
-
-def test_a_log_that_was_cut_back_is_read_again(run):
-    tail = LogTail(run / "log.jsonl")
-    assert tail.poll()
-    assert len(tail.records) == 17
-    assert not tail.poll()
-    Log(run / "log.jsonl").rewind(lambda record: record["kind"] != "stage")
-    assert tail.poll()
-    assert [r["kind"] for r in tail.records] == ["start", "eval", "update", "update", "update"]
-
-
-def test_looking_takes_no_lock_and_writes_nothing(run):
-    before = sorted((p, p.stat().st_mtime_ns) for p in run.rglob("*"))
-    read_run(run)
-    with serving(run) as server:
-        key = server.library.names()[0]["key"]
-        get(server, f"/{server.token}/api/run/{key}")
-        get(server, f"/{server.token}/api/batch/{key}/stage-0000-step-00.jsonl.gz")
-    assert sorted((p, p.stat().st_mtime_ns) for p in run.rglob("*")) == before

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -20,11 +22,13 @@ from teamtr.engines.torch.tokenizer import character_tokenizer
 from teamtr.errors import Misuse, Refused
 from teamtr.protocol.tokenizers import adversarial, compare_tokenizers
 from teamtr.randomness import generator
-from teamtr.store import RunFolder, read_episodes
+from teamtr.store import Checkpoints, RunFolder, read_episodes
 from teamtr.swap import Request, compared_strings, run_strings, swap
-from teamtr.swap.align import Aligner, _fit, surrogate
-from teamtr.swap.probes import Probes, make_probes, split_rows
-from teamtr.swap.swap import PROBES
+from teamtr.swap.align import Pupil, align
+from teamtr.swap.feasibility import surrogate
+from teamtr.swap.probes import Probes, joined, make_probes, problems_to_train, split_rows
+from teamtr.swap.steering import Alignment, Look
+from teamtr.swap.teacher import fitted_head
 from teamtr.theory.kl import kl_cur_to_new
 from teamtr.types import AgentBatch, AgentState, Divergence
 
@@ -43,6 +47,7 @@ learner: {minibatches: 2}
 eval: {every: 0, samples: 4}
 """
 STATE = AgentState(beta=1.0, step_scale=1.0, radius_nats=0.05)
+PROBES = "swap-probes.jsonl.gz"
 QUICK = {"probes": 96, "learning_rate": 3e-3, "batch": 32, "check_every": 10, "eval_samples": 2}
 
 
@@ -85,7 +90,7 @@ def probes_of(out: Path, **changes) -> tuple[Probes, object]:
     workshop, _, _ = runs.open_run(out)
     settings = {"exact": True, "probes": 96, "held_out": 0.2, "seed": 0, **changes}
     return make_probes(
-        read_episodes(out / "episodes" / PROBES), workshop.team["speaker"], workshop, **settings
+        [read_episodes(out / "episodes" / PROBES)], workshop.team["speaker"], workshop, **settings
     ), workshop
 
 
@@ -131,7 +136,13 @@ def test_the_record_says_what_happened_and_that_it_is_not_certified(aligned, new
     assert record["shock"] == pytest.approx(record["success"]["before"] - record["success"]["after"])
     assert record["direct_shock"] == pytest.approx(record["success"]["before"] - record["success"]["at_swap"])
     assert [r["kind"] for r in logged if r["kind"] == "update"] == ["update"] * 3, "the log goes on from the old one"
-    assert np.isfinite(record["alignment"]["surrogate"])
+    found = record["alignment"]
+    assert np.isfinite(found["surrogate"])
+    assert found["curve"][-1]["upper"] == found["kl_upper"], "the curve ends with what was installed"
+    assert [look["step"] for look in found["curve"]] == list(range(0, found["steps"] + 1, 10))
+    assert found["train_kl"] == found["curve"][-1]["train_kl"] <= found["radius"]
+    assert found["unseen"]["messages"] > 0
+    assert 0 <= found["unseen"]["kl"] <= found["unseen"]["kl_upper"]
 
 
 def test_the_others_stay_as_they_were(aligned, run):
@@ -154,8 +165,6 @@ def test_asked_again_a_finished_swap_only_tells(aligned, run, newcomer):
 
 
 def test_training_goes_on_and_certificates_with_it(aligned, tmp_path):
-    import shutil
-
     out = tmp_path / "on"
     shutil.copytree(aligned[0], out)
     records = list(runs.train(load_team_file(out / "team.yaml"), out))
@@ -171,6 +180,34 @@ def test_training_goes_on_and_certificates_with_it(aligned, tmp_path):
     assert all(r["certificates"] and r["kl_upper"] <= r["radius"] for r in kept)
     kinds = [r["kind"] for r in RunFolder.read(out).log.read()]
     assert kinds.count("swap") == 1, "the swap stays in the log"
+
+
+def test_a_protocol_that_changes_with_the_swap(run, newcomer, tmp_path):
+    """The team file says so from then on, and the checklist what the new agent is told."""
+    from transformers import AutoTokenizer
+
+    model = tmp_path / "wordy"
+    shutil.copytree(newcomer, model)
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    words = "{% if messages[0].role != 'system' %}<sys>hi{% endif %}"
+    tokenizer.chat_template = words + tokenizer.chat_template + "{# <think> #}"
+    tokenizer.save_pretrained(model)
+
+    def swapped(name: str, **switches) -> tuple[dict, dict]:
+        request = Request("speaker", str(model), mode="direct", train="full", **QUICK, **switches)
+        *_, record = swap(run, request, tmp_path / name)
+        items = {item["point"]: item for item in record["protocol"]["items"]}
+        return items, load_team_file(tmp_path / name / "team.yaml").team.protocol.model_dump()
+
+    items, protocol = swapped("loose", system="template")
+    assert protocol == {"think": "keep", "tools": "off", "system": "template"}
+    assert not items["system prompt"]["ok"]
+    assert not items["reasoning tags"]["ok"]
+    items, protocol = swapped("strict", think="strip", tools="canonical")
+    assert protocol == {"think": "strip", "tools": "canonical", "system": "explicit"}
+    assert items["system prompt"]["ok"]
+    assert items["reasoning tags"]["ok"]
+    assert items["tool calls"]["note"] == "one JSON form"
 
 
 # -- other kinds of swap --------------------------------------------------------------------------------------
@@ -263,61 +300,104 @@ def test_other_ids_mean_text_and_no_radius(run, tmp_path):
 # -- parts ----------------------------------------------------------------------------------------------------
 
 
-def learner_of(seed: int, width: int = 16, kind=PolicyLearner):
+def learner_of(seed: int, width: int = 16) -> PolicyLearner:
     model, tokenizer = tiny_model(TinyShape(layers=1, width=width, heads=2), seed=seed)
     with torch.no_grad():
         model.get_input_embeddings().weight.mul_(15.0)
-    return kind("agent", TransformerPolicy(model, tokenizer), STATE, micro_batch=3)
+    return PolicyLearner("agent", TransformerPolicy(model, tokenizer), STATE, micro_batch=3)
 
 
-def made_probes(exact: bool) -> Probes:
+def drawn_batch(count: int) -> AgentBatch:
+    """Messages at random; a longer batch begins like a shorter one."""
     rng = np.random.default_rng(0)
     draw = lambda n: rng.integers(6, 90, size=n).astype(np.int32)  # noqa: E731
-    count = 6
+    texts = [(draw(3 + m % 2), draw(2 + m % 3)) for m in range(count)]
     index = np.arange(count)
-    batch = AgentBatch(
+    return AgentBatch(
         "agent",
-        tuple(draw(3 + m % 2) for m in range(count)),
-        tuple(draw(2 + m % 3) for m in range(count)),
+        tuple(prompt for prompt, _ in texts),
+        tuple(message for _, message in texts),
         tuple(np.zeros(2 + m % 3, np.float32) for m in range(count)),
         index,
         index,
         np.zeros(count, dtype=np.int64),
     )
-    return Probes(batch, batch, exact, index[:4], index[4:], np.ones(count, dtype=np.int64))
 
 
-def test_an_aligner_measures_from_the_teacher():
+def made_probes(exact: bool) -> Probes:
+    batch, index = drawn_batch(6), np.arange(6)
+    return Probes(batch, batch, exact, index[:4], index[4:], np.ones(6, dtype=np.int64), 6)
+
+
+def pupil_of(exact: bool, width: int = 16) -> tuple[Pupil, Probes]:
+    probes = made_probes(exact)
+    pupil = Pupil(learner_of(1, width=width), learner_of(0), lambda _: probes)
+    pupil.attend(0)
+    return pupil, probes
+
+
+def test_a_pupil_is_measured_from_its_teacher():
     """The KL and the ratio of two different models, against the two heads side by side."""
-    teacher, aligner, probes = learner_of(0), learner_of(1, width=24, kind=Aligner), made_probes(exact=True)
-    aligner.follow(teacher, probes)
-    found = aligner.measure()
+    pupil, probes = pupil_of(exact=True, width=24)
+    found = pupil.student.measure()
     for m in range(len(probes.new)):
         with torch.no_grad():
             logits = [
                 learner.policy.head()(learner.policy.features([probes.old.prompts[m]], [probes.old.messages[m]]))
-                for learner in (teacher, aligner)
+                for learner in (pupil.teacher, pupil.student)
             ]
         assert found.full_M[m] == pytest.approx(float(kl_cur_to_new(*logits).sum()), rel=1e-4)
-    before = found.full_M[probes.train].mean()
+    before = pupil.charged(probes.train, per_token=False).mean()
     for _ in range(20):
-        aligner.step(probes.train, np.zeros(4), runs_objective(), beta=1.0, learning_rate=1e-2)
-    assert aligner.measure(probes.train).full_M.mean() < 0.3 * before
-    assert teacher.version() == learner_of(0).version(), "the teacher learns nothing"
+        pupil.step(probes.train, learning_rate=1e-2)
+    assert pupil.charged(probes.train, per_token=False).mean() < 0.3 * before
+    assert pupil.teacher.version() == learner_of(0).version(), "the teacher learns nothing"
 
 
-def runs_objective():
-    from teamtr.swap.align import _NO_REWARD
+HARD = Alignment(
+    rates=(3e-3, 3e-2), radius=1e-3, batch=4, check_every=2, max_steps=20, trial_looks=1, patience=1, doublings=1
+)
 
-    return _NO_REWARD
+
+def pupil_with_more() -> Pupil:
+    """Six probes, and as many more with every doubling; two of the first are held out."""
+    first = made_probes(exact=True)
+
+    def after(doubled: int) -> Probes:
+        rows = np.arange(6 * 2**doubled)
+        batch = drawn_batch(len(rows))
+        return Probes(batch, batch, True, np.setdiff1d(rows, first.held_out), first.held_out, np.ones(len(rows)), 6)
+
+    return Pupil(learner_of(1), learner_of(0), after)
+
+
+def looked(folder: Path, looks: int | None = None) -> tuple[list[Look], str]:
+    """Looks of an alignment until it ends or is dropped, and the weights."""
+    pupil = pupil_with_more()
+    folder.mkdir(exist_ok=True)
+    found = list(itertools.islice(align(pupil, HARD, Checkpoints(folder)), looks))
+    return found, pupil.student.version()
+
+
+def test_an_alignment_that_is_dropped_at_every_look_ends_with_the_same_bits(tmp_path):
+    """Over both trials, and with more probes."""
+    whole, weights = looked(tmp_path / "whole")
+    assert {look.trial for look in whole} == {0, 1}
+    assert {look.doubled for look in whole} == {0, 1}
+    assert len(whole) == 11
+    pieces: list[Look] = []
+    while len(pieces) < len(whole):
+        pieces += looked(tmp_path / "dropped", 1)[0]
+    assert pieces == whole
+    nothing_left, again = looked(tmp_path / "dropped")
+    assert nothing_left == []
+    assert again == weights
 
 
 def test_without_shared_ids_the_loss_is_the_cross_entropy():
-    teacher, aligner, probes = learner_of(0), learner_of(1, kind=Aligner), made_probes(exact=False)
-    aligner.follow(teacher, probes)
-    found = aligner.measure()
-    plain = learner_of(1)
-    logp_M = plain.begin(probes.new)
+    pupil, probes = pupil_of(exact=False)
+    found = pupil.student.measure()
+    logp_M = learner_of(1).begin(probes.new)
     np.testing.assert_allclose(found.full_M, -logp_M, rtol=1e-5)
     np.testing.assert_allclose(found.log_ratio_M, logp_M, rtol=1e-5)
 
@@ -326,7 +406,7 @@ def test_without_shared_ids_the_loss_is_the_cross_entropy():
 def test_output_layers_of_other_sizes(size):
     """A teacher with fewer rows never says the missing ones; with more, the rest is as if they were not there."""
     logits = torch.tensor([[1.0, 2.0, 0.5, -1.0]])
-    fitted = _fit(lambda x: x, size)(logits)
+    fitted = fitted_head(lambda x: x, size)(logits)
     assert fitted.shape == (1, size)
     wanted = torch.softmax(logits[:, : min(size, 4)], -1)
     torch.testing.assert_close(torch.softmax(fitted, -1)[:, : min(size, 4)], wanted)
@@ -350,6 +430,26 @@ def test_probes_are_states_in_which_the_agent_speaks(aligned):
     held = set(probes.old.cluster_M[probes.held_out])
     assert held.isdisjoint(probes.old.cluster_M[probes.train])
     assert len(probes.held_out) + len(probes.train) == 96
+
+
+def test_more_probes_leave_what_is_held_out_alone(aligned):
+    out, _ = aligned
+    probes, workshop = probes_of(out)
+    batch = read_episodes(out / "episodes" / PROBES)
+    allowed = problems_to_train(batch, probes)
+    held = {batch.problems[p].id for p in probes.old.problem_M[probes.held_out]}
+    assert held
+    assert held.isdisjoint(problem.id for problem in allowed)
+    more = joined([batch, batch])
+    assert len(more.episodes) == 2 * len(batch.episodes)
+    settings = {"exact": True, "probes": 96, "held_out": 0.2, "seed": 0}
+    grown = make_probes([batch, batch], workshop.team["speaker"], workshop, **settings)
+    assert (grown.held_out == probes.held_out).all()
+    assert grown.usual == probes.usual == len(probes.new)
+    assert (grown.train[: len(probes.train)] == probes.train).all()
+    assert len(grown.train) == len(probes.train) + len(batch.of("speaker"))
+    for m in (0, len(probes.new) - 1):
+        np.testing.assert_array_equal(grown.new.prompts[m], probes.new.prompts[m])
 
 
 def test_probes_respelt(aligned):

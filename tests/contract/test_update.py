@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from small import World
+from teamtr.lesson import Optimisation
 from teamtr.presets import Region
 from teamtr.types import Divergence
-from teamtr.update import Optimisation
 
 
 def weights(world: World, agent: str = "x") -> dict[str, torch.Tensor]:

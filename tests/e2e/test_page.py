@@ -7,13 +7,15 @@ import json
 import select
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from chromium import Page, chromium, find_chromium
-from made_run import HOSTILE, made_batch, made_run, update_record, write_log
+from made_run import HOSTILE, made_batch, made_run, probe_record, swap_record, update_record, write_log
 from teamtr.report import build_report, compare_page, compare_runs, report_page
 from teamtr.report.serve import Library, LiveServer
 from teamtr.store import Log
@@ -52,8 +54,8 @@ def texts(page: Page, selector: str) -> list[str]:
 def test_every_section_is_there_and_every_plot_has_axes_and_a_caption(page, tmp_path):
     url = written(tmp_path, made_run(tmp_path / "run", batches=[made_batch(AGENTS, seed=s) for s in range(3)]))
     page.open(url)
-    page.wait("[...document.querySelectorAll('.plot')].every(plot => plot.querySelector('svg'))")
-    assert page.js("document.querySelectorAll('.plot svg').length") == 14
+    page.wait(ALL_DRAWN)
+    assert page.js("document.querySelectorAll('.plot svg').length") == 16
     sections = [
         "glance",
         "learning",
@@ -80,22 +82,80 @@ def test_every_section_is_there_and_every_plot_has_axes_and_a_caption(page, tmp_
     assert page.problems == []
 
 
+ALL_DRAWN = "[...document.querySelectorAll('.plot')].every(plot => plot.querySelector('svg'))"
+
+
+def probed_run(folder: Path, **changes: Any) -> Path:
+    """A run whose updates were all probed on the episodes that it stores."""
+    run = made_run(folder, **changes)
+    records = Log(run / "log.jsonl").read()
+    write_log(run, [{**r, "probe": probe_record()} if r["kind"] == "update" else r for r in records])
+    return run
+
+
 def test_probes_are_drawn_where_the_log_has_them(page, tmp_path):
-    run = made_run(tmp_path / "run")
-    rows = {key: [0.6, 0.3, 0.05, 0.05] for key in ("before_R", "after_R", "moved_R")}
-    weights = {"effective_share": 0.9, "p95": 1.2, "p99": 1.4, "largest": 2.0, "above_ten": 0.0}
-    probe = {
-        "fresh": 0.05,
-        "stale": 0.03,
-        "weights": weights,
-        "token_shift": {**rows, "flipped": 0.02, "positions": 64},
-    }
-    write_log(run, [{**r, "probe": probe} if r["kind"] == "update" else r for r in Log(run / "log.jsonl").read()])
-    page.open(written(tmp_path, run))
-    page.wait("[...document.querySelectorAll('.plot')].every(plot => plot.querySelector('svg'))")
+    page.open(written(tmp_path, probed_run(tmp_path / "run")))
+    page.wait(ALL_DRAWN)
     assert "60.0 % → 60.0 %" in texts(page, "#shift td")
+    assert texts(page, "#shift h3")[:2] == ["Inside the region", "Beyond the region"]
+    assert "5.5 radii" in texts(page, "#shift td")  # the step made three times as long
     titles = texts(page, "#staleness h3")
     assert titles[:2] == ["Stale gap of each probed update", "What the stage's first rollouts are still worth"]
+    assert "by importance weights" in texts(page, "#staleness td")
+    assert "50 % of 9" in texts(page, "#region td")  # one of the two draws of each share flips
+    assert page.problems == []
+
+
+def test_the_tokens_view_shows_what_the_update_moved(page, tmp_path):
+    page.open(written(tmp_path, probed_run(tmp_path / "run")))
+    page.wait("document.querySelectorAll('.episode').length > 0")
+    page.js("document.querySelector('.switch input').click()")
+    page.wait("document.querySelectorAll('.token').length === 9")
+    assert page.js("document.querySelectorAll('.token.moved').length") == 3  # the first turn alone was probed
+    tip = page.js("document.querySelector('.token.moved').tip()")
+    assert tip.endswith("sampled KL of the update 1.99e−4 nats")  # exp(-0.02) - 1 + 0.02
+    page.js(
+        "(() => { const s = document.querySelector('[aria-label=\"KL by token\"]'); s.value = 'kl';"
+        " s.dispatchEvent(new Event('change')); })()"
+    )
+    assert page.js("document.querySelectorAll('.episode').length") == 8  # every second of sixteen
+    assert page.problems == []
+
+
+def test_a_swap_is_told_from_its_record(page, tmp_path):
+    run = made_run(tmp_path / "run", stages=3)
+    records = Log(run / "log.jsonl").read()
+    place = next(k for k, r in enumerate(records) if r["kind"] == "update" and r["stage"] == 2)
+    hostile = swap_record(2, mode=HOSTILE, protocol={"items": [{"point": HOSTILE, "ok": False, "note": HOSTILE}]})
+    write_log(run, [*records[:place], swap_record(2), *records[place:], hostile])
+    url = written(tmp_path, run)
+    page.open(url)
+    page.wait(ALL_DRAWN)
+    pills = texts(page, "#swap .pill")
+    assert pills[:4] == ["uncertified", "shock 1 points", "60 points as it came", "alignment reached the radius"]
+    assert "wider" in texts(page, "#swap h3")[0]
+    assert "/somebody" not in page.js("document.documentElement.outerHTML")
+    assert "On 120 messages that steered nothing: 0.0052, upper bound 0.0061." in texts(page, "#swap .caption")[4]
+    assert texts(page, "#swap .no") == ["differs", "differs"]  # one of each swap
+    assert texts(page, "#swap figure h3")[:2] == ["Recovery", "Alignment: held-out probes"]
+    # the two evaluations after the swap, joined to what was installed
+    recovered = page.js("document.querySelector('#swap figure').querySelectorAll('circle.dot').length")
+    assert recovered == 2 + 1  # evaluations of stages 0 and 1 before it, of stage 3 after it
+    assert "swap" in page.js("[...document.querySelectorAll('nav a')].map(a => a.hash.slice(1))")
+    assert page.js("window.pwned") is None
+    assert page.requests == [url]
+    assert page.problems == []
+
+
+def test_stale_certificates_are_not_applicable(page, tmp_path):
+    run = made_run(tmp_path / "run", preset="naive_sequential")
+    records = Log(run / "log.jsonl").read()
+    reused = [{**r, "sampled_tokens_total": 1000 * (r["stage"] + 1)} if r["kind"] == "update" else r for r in records]
+    write_log(run, reused)
+    page.open(written(tmp_path, run))
+    assert texts(page, "#certificate .pill") == ["6 of 9 not applicable: batch was stale"]
+    page.js("document.querySelectorAll('.cell')[1].click()")
+    assert "Certificates: not applicable, batch was stale." in texts(page, "#timeline .meta")
     assert page.problems == []
 
 
@@ -204,10 +264,56 @@ def test_light_dark_and_phone(page, tmp_path):
 
 
 def test_a_big_report_opens_in_two_seconds(page, tmp_path):
+    """40 stages x 3 agents x 512 episodes, every update probed."""
     batch = made_batch(AGENTS, problems=32, group=16, tokens=60)
-    url = written(tmp_path, made_run(tmp_path / "run", stages=40, batches=[batch]))
-    assert min(page.open(url) for _ in range(3)) < 2.0
+    url = written(tmp_path, probed_run(tmp_path / "run", stages=40, batches=[batch]))
+    took = min(page.open(url) for _ in range(3))
+    print(f"opened in {took:.2f} s")
+    assert took < 2.0
     assert page.problems == []
+
+
+@pytest.mark.slow
+def test_a_live_page_of_a_run_ten_times_as_big_stays_responsive(page, tmp_path):
+    """400 stages x 3 agents x 512 episodes, of which the page asks for one batch."""
+    batch = made_batch(AGENTS, problems=32, group=16, tokens=60)
+    run = made_run(tmp_path / "runs" / "big", stages=400, batches=[batch])
+    with LiveServer(Library([tmp_path / "runs"])) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        try:
+            page.open("data:text/html,<html data-ready=yes>")
+            page.requests.clear()
+            started = time.monotonic()
+            page.open(server.link)
+            page.wait("document.querySelectorAll('.cell').length === 1200")
+            shown = time.monotonic() - started
+            page.wait("document.querySelectorAll('.turn').length === 3")
+            assert len([url for url in page.requests if "/batch/" in url]) == 1  # what is looked at, and no more
+            page.wait(ALL_DRAWN)
+            page.js(
+                "(() => { window.longest = 0; const seen = (list) => list.getEntries().forEach((e) => {"
+                " window.longest = Math.max(window.longest, e.duration); });"
+                " new PerformanceObserver(seen).observe({ entryTypes: ['longtask'] }); })()"
+            )
+            clicked = page.js(
+                "(() => { const t = performance.now(); document.querySelectorAll('.cell')[600].click();"
+                " return performance.now() - t; })()"
+            )
+            Log(run / "log.jsonl").append(update_record(1201, 400, 0, "left"))
+            page.wait("document.querySelectorAll('.cell').length === 1201")
+            page.wait("document.querySelectorAll('.turn').length === 3")
+            page.js("new Promise(done => setTimeout(done, 500))")
+            longest = page.js("window.longest")
+            print(f"shown after {shown:.2f} s, click {clicked:.0f} ms, longest task while it grew {longest:.0f} ms")
+            assert shown < 5.0
+            assert clicked < 200.0
+            assert longest < 1500.0  # the page is drawn anew; a person waits no longer than this
+            assert page.problems == []
+        finally:
+            page.open("data:text/html,<html data-ready=yes>")
+            server.shutdown()
+            thread.join()
 
 
 def test_the_comparison(page, tmp_path):

@@ -234,3 +234,14 @@ def test_learning_rate_zero_changes_no_bit_of_a_transformer_team(tmp_path):
     fresh = build(loads(text, "team", ["learner.learning_rate=0"]))
     _, team, _ = run.open_run(tmp_path / "run")
     assert team.versions == fresh.team.versions
+
+
+@pytest.mark.parametrize(("overrides", "whole"), [((), False), (("plan.preset=naive_sequential",), True),
+                                                  (("diagnostics.every=1",), True)])  # fmt: skip
+def test_only_plans_that_reuse_rollouts_and_diagnostics_measure_every_message(tmp_path, overrides, whole):
+    text = "name: gate\n" + SMALL + CODE % "tiny" + PLAN
+    settings = ("plan.stages=1", "plan.problems=2", "plan.group_size=48", "learner.epochs=1", *overrides)
+    kept = [r for r in updates(train(text, tmp_path / "run", *settings)) if r["outcome"] == "accepted"]
+    assert kept
+    looked_at_all = [r["messages_measured"] == r["messages"] for r in kept]
+    assert all(looked_at_all) is whole

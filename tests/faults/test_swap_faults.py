@@ -30,7 +30,7 @@ team:
     - {name: left, max_tokens: 2}
     - {name: right, max_tokens: 2}
     - {name: speaker, max_tokens: 3}
-plan: {stages: 1, problems: 2, group_size: 4, radius_nats_per_message: 0.05}
+plan: {stages: 1, problems: 2, group_size: 4, radius_nats_per_message: 0.001}
 learner: {minibatches: 1}
 eval: {every: 0, samples: 2}
 """
@@ -39,9 +39,8 @@ CONTEXT.set_forkserver_preload(["test_swap_faults", "transformers.models.qwen3.m
 
 
 def request(model: Path) -> Request:
-    return Request(
-        "speaker", str(model), train="full", probes=32, learning_rate=2e-3, batch=16, check_every=4, max_steps=16
-    )
+    """Long enough for all four rates to be tried, and for the best to go on."""
+    return Request("speaker", str(model), train="full", probes=32, batch=16, check_every=3, max_steps=30)
 
 
 def child(run: str, model: str, out: str, die_at: int | None) -> None:
@@ -102,7 +101,10 @@ def world(tmp_path_factory) -> tuple[Path, Path, dict[str, Any]]:
     workshop.engine.learner("speaker").policy.save_weights(folder / "model")
     assert attempt(folder / "run", folder / "model", folder / "whole", None) == 0
     whole = outcome(folder / "whole")
-    assert len(whole["records"][-1]["alignment"]["curve"]) >= 3, "too little happens to prove anything"
+    found = whole["records"][-1]["alignment"]
+    rates = {look["learning_rate"] for look in (*found["curve"], *found["trials"])}
+    assert len(rates) == 4, "too little happens to prove anything"
+    assert found["steps_in_all"] == 30
     return folder / "run", folder / "model", whole
 
 
@@ -139,7 +141,7 @@ def test_another_seed_would_be_seen(world, tmp_path):
     """The comparison above can fail."""
     run, model, whole = world
     other = tmp_path / "out"
-    different = Request(**{**request(model).as_record(), "learning_rate": 0.0021})
+    different = Request(**{**request(model).as_record(), "check_every": 2})
     for _ in swap(run, different, other):
         pass
     assert outcome(other)["files"] != whole["files"]

@@ -28,10 +28,11 @@ def check(
     from teamtr.config import load_team_file
     from teamtr.preflight import measure_floors, require_visible, self_test
     from teamtr.show import say
+    from teamtr.trackers import missing
 
     with errors():
         workshop = build(load_team_file(team_file, overrides or ()))
-        doubts = self_test(workshop)
+        doubts = [*self_test(workshop), *filter(None, map(missing, workshop.team_file.trackers))]
         floors = measure_floors(workshop)
         require_visible(workshop, floors)
     task = workshop.task
@@ -95,3 +96,17 @@ def init(
     say(f"wrote {path}; next: teamtr check {path}, then teamtr train {path}")
     if as_json:
         emit({"path": str(path), "recipe": recipe})
+
+
+@app.command()
+def reference(
+    out: Annotated[Path | None, typer.Option(help="File to write; without it, stdout.")] = None,
+) -> None:
+    """Print every key of a team file with its type, default and meaning, as Markdown."""
+    from teamtr.config import reference as text
+
+    with errors():
+        if out is None:
+            sys.stdout.write(text())
+        else:
+            out.write_text(text(), encoding="utf-8")

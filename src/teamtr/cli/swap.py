@@ -23,9 +23,13 @@ def swap(
     train: Annotated[str | None, typer.Option(help="full or lora; else full for tiny, lora for others.")] = None,
     probes: Annotated[int, typer.Option(min=2, help="Messages of the old agent to align on.")] = 500,
     held_out: Annotated[float, typer.Option(help="Share of them that is only looked at.")] = 0.2,
-    learning_rate: Annotated[float | None, typer.Option(help="Of the alignment; else the team file's.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="Of the alignment; else several are tried.")] = None,
     max_steps: Annotated[int, typer.Option(min=1, help="Most steps of the alignment.")] = 2000,
+    doublings: Annotated[int, typer.Option(min=0, help="How often more probes may be played.")] = 3,
     check_every: Annotated[int, typer.Option(min=1, help="Steps between looks at the held-out probes.")] = 25,
+    think: Annotated[str | None, typer.Option(help="From now on: keep, strip or forbid; see docs/swap.md.")] = None,
+    tools: Annotated[str | None, typer.Option(help="From now on: off or canonical.")] = None,
+    system: Annotated[str | None, typer.Option(help="From now on: explicit or template.")] = None,
     stages: Annotated[
         int | None, typer.Option(min=1, help="Stages the new run goes on for; else what is left.")
     ] = None,
@@ -46,8 +50,14 @@ def swap(
 
     if no_align and reset:
         fail("--no-align and --reset exclude each other: a reset team has nothing to align to", 2)
-    if train not in (None, "full", "lora"):
-        fail(f"--train is full or lora, not {train!r}", 2)
+    for flag, value, values in (
+        ("--train", train, ("full", "lora")),
+        ("--think", think, ("keep", "strip", "forbid")),
+        ("--tools", tools, ("off", "canonical")),
+        ("--system", system, ("explicit", "template")),
+    ):
+        if value is not None and value not in values:
+            fail(f"{flag} is {' or '.join(values)}, not {value!r}", 2)
     if not 0 < held_out < 1:
         fail(f"--held-out is a share strictly between 0 and 1, not {held_out}", 2)
     folder = out or run.parent / f"{run.name}-swap-{agent}"
@@ -61,9 +71,13 @@ def swap(
         learning_rate=learning_rate,
         check_every=check_every,
         max_steps=max_steps,
+        doublings=doublings,
         stages=stages,
         eval_problems=eval_problems,
         eval_samples=eval_samples,
+        think=think,  # type: ignore[arg-type]
+        tools=tools,  # type: ignore[arg-type]
+        system=system,  # type: ignore[arg-type]
     )
     last: dict[str, Any] = {}
     with errors():
@@ -73,7 +87,7 @@ def swap(
             last = record
     say(f"\nnext: teamtr train {folder}/team.yaml --out {folder}")
     if as_json:
-        alignment = last["alignment"] and {k: v for k, v in last["alignment"].items() if k != "curve"}
+        alignment = last["alignment"] and {k: v for k, v in last["alignment"].items() if k not in ("curve", "trials")}
         emit({"folder": str(folder), **last, "alignment": alignment})
 
 
@@ -89,7 +103,8 @@ def _lines(record: dict[str, Any]) -> list[str]:
             return [f"{when}: held-out success {100 * record['avg_at_k']:.1f} % ({100 * low:.1f} to {100 * high:.1f})"]
         case "align":
             of_what = "cross-entropy" if record["radius"] is None else f"KL, radius {record['radius']:g}"
-            return [f"  step {record['step']:>5}  {record['kl']:.4f} (upper {record['upper']:.4f})  {of_what}"]
+            found = f"{record['kl']:.4f} (upper {record['upper']:.4f}, trained on {record['train_kl']:.4f})"
+            return [f"  rate {record['learning_rate']:<8.3g} step {record['step']:>5}  {found}  {of_what}"]
         case "swap":
             return _summary(record)
     return []
@@ -103,9 +118,13 @@ def _summary(record: dict[str, Any]) -> list[str]:
     ]
     if alignment.get("within_radius") is False:
         lines.append(
-            f"warning: the radius was not reached: {alignment['kl_upper']:.4f} on held-out probes, radius "
-            f"{alignment['radius']:g}; try more --probes, more --max-steps or another --learning-rate"
+            f"warning: the radius was not reached: {alignment['kl_upper']:.4f} on held-out probes "
+            f"({alignment['train_kl']:.4f} on those trained on), radius {alignment['radius']:g}; try more --probes, "
+            "more --max-steps or another --learning-rate"
         )
+    if "unseen" in alignment:
+        unseen = alignment["unseen"]
+        lines.append(f"on held-out problems: KL {unseen['kl']:.4f} (upper {unseen['kl_upper']:.4f}), looked at once")
     if "note" in alignment:
         lines.append(f"warning: {alignment['note']}")
     return lines

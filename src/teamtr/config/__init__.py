@@ -20,6 +20,7 @@ from teamtr.config.errors import ConfigError
 from teamtr.config.file import dump, load_team_file, loads
 from teamtr.config.keys import SchemaKey, schema_keys
 from teamtr.config.recipe import recipe_text, recipes
+from teamtr.config.reference import reference
 from teamtr.config.schema import TASK_NAMES, AgentConfig, LoraConfig, PlanConfig, TeamConfig, TeamFile
 from teamtr.config.tasks import CodeTask, DataTask, OwnTask, RolesTask, SumsTask
 
@@ -46,5 +47,6 @@ __all__ = [
     "loads",
     "recipe_text",
     "recipes",
+    "reference",
     "schema_keys",
 ]

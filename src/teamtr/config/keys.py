@@ -45,6 +45,12 @@ def schema_keys() -> tuple[SchemaKey, ...]:
     return tuple(_walk(TeamFile, ""))
 
 
+def section_of(name: str) -> type[Section] | None:
+    """The section under this key at the top of a team file; None where a plain value or one of several sections is."""
+    sections = _sections_of(TeamFile.model_fields[name].annotation)
+    return sections[0] if len(sections) == 1 else None
+
+
 def _walk(model: type[Section], prefix: str, tasks: TaskKinds = (), inherited: str = "") -> Iterator[SchemaKey]:
     """The keys of a section; ``inherited`` says in words where the defaults of a whole section come from."""
     for name, info in model.model_fields.items():

@@ -6,7 +6,7 @@ have modules of their own (``tasks``, ``benchmarks``).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -255,6 +255,11 @@ class LearnerConfig(Section):
     confidence: Annotated[float, Strict(), Ge(0.5), Lt(1)] = key(
         0.95, "Confidence of the upper KL bound that the gate looks at."
     )
+    gate_share: Annotated[float, Strict(), Gt(0), Le(1)] = key(
+        0.25,
+        "Share of every problem's episodes that the gate measures first, and all where those do not settle it; 1: all "
+        "at once, as plans that reuse rollouts and stages with diagnostics always do.",
+    )
     max_backtracks: Count = key(6, "Tries along the line back to the old weights before restoring them.")
     betas: tuple[Decay, Decay] = key((0.9, 0.99), "Adam's two decay rates.")
 
@@ -299,6 +304,9 @@ class StoreConfig(Section):
 
     keep_checkpoints: Positive = key(2, "How many of the latest checkpoints to keep.")
     episodes: Flag = key(True, "Keep the episodes for inspection.")
+
+
+Tracker = Literal["tensorboard", "wandb", "mlflow", "trackio"]
 
 
 TASKS: tuple[type[Task], ...] = (
@@ -356,10 +364,16 @@ class TeamFile(Section):
     eval: EvalConfig = EvalConfig()
     diagnostics: DiagnosticsConfig = DiagnosticsConfig()
     store: StoreConfig = StoreConfig()
+    trackers: tuple[Tracker, ...] = key(
+        (), "Where numbers go besides the log: tensorboard, wandb, mlflow, trackio, see docs/trackers.md."
+    )
 
-    def _refusals(self) -> Iterable[Refusal]:
-        """What the task asks of the team that plays it."""
-        return self.task.refusals_of(self.team)
+    def _refusals(self) -> Iterator[Refusal]:
+        """What the task asks of the team that plays it, and trackers named twice."""
+        yield from self.task.refusals_of(self.team)
+        for i, name in enumerate(self.trackers):
+            if name in self.trackers[:i]:
+                yield Refusal(("trackers", i), f'trackers names "{name}" twice')
 
     def anchored(self, folder: Path) -> TeamFile:
         """The same with the paths of data, grader and model folders made absolute, taken as relative to ``folder``,

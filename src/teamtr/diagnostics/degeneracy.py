@@ -12,7 +12,12 @@ from teamtr.theory.weights import effective_sample_share
 
 @dataclass(frozen=True)
 class Degeneracy:
-    """Of the weights w of B episodes: ESS / B, high percentiles, the largest, and Pr[w > 10]."""
+    """Of the weights w of B episodes: ESS / B, high percentiles, the largest, and Pr[w > 10].
+
+    ``total_variation`` is D_occ by importance weights, with its standard error: the total variation between the laws of
+    whole conversations under the two teams, E max(0, 1 - w), which bounds that of every context in them from above.
+    It needs no context to repeat, and each term lies in [0, 1] however heavy the weights' tail is.
+    """
 
     episodes: int
     effective_share: float
@@ -20,6 +25,8 @@ class Degeneracy:
     p99: float
     largest: float
     above_ten: float
+    total_variation: float
+    total_variation_error: float
 
 
 def weight_degeneracy(log_weights_E: ArrayLike) -> Degeneracy:
@@ -28,6 +35,7 @@ def weight_degeneracy(log_weights_E: ArrayLike) -> Degeneracy:
     if logs.ndim != 1 or not logs.size or not np.isfinite(logs).all():
         raise ValueError(f"weight_degeneracy needs finite log-weights, one per episode, got shape {logs.shape}")
     weights = np.exp(np.minimum(logs, 700.0))  # beyond that a float64 overflows, and nothing is left to tell apart
+    lost = np.maximum(-np.expm1(np.minimum(logs, 0.0)), 0.0)
     p95, p99 = np.quantile(weights, [0.95, 0.99])
     return Degeneracy(
         episodes=len(logs),
@@ -36,4 +44,6 @@ def weight_degeneracy(log_weights_E: ArrayLike) -> Degeneracy:
         p99=float(p99),
         largest=float(weights.max()),
         above_ten=float((weights > 10.0).mean()),
+        total_variation=float(lost.mean()),
+        total_variation_error=float(lost.std() / np.sqrt(len(lost))),
     )

@@ -7,6 +7,7 @@ drift. In free text nothing repeats, ``repeated`` is near zero, and the figure t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
@@ -24,7 +25,14 @@ class Drift:
 
     @property
     def excess(self) -> float:
+        """What no chance explains: a cautious figure, at most the truth but for its own spread."""
         return max(self.total_variation - self.chance, 0.0)
+
+    @property
+    def corrected(self) -> float:
+        """Chance taken out in quadrature, as noise adds up: right where there is only chance and where there is none,
+        rough between; near zero it is mostly spread."""
+        return math.sqrt(max(self.total_variation**2 - self.chance**2, 0.0))
 
 
 def context_drift(

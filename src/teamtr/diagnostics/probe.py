@@ -1,24 +1,30 @@
 """What only the engine can tell of an update: would stale rollouts have fooled it, and which tokens did it move?
 
 After an update the agent is put back to its old weights, frozen there on the messages in question, and brought forward
-again: two scoring passes per probe, booked under their own phase. Weights, moments and state end as they were, to the
+again: a few scoring passes per probe, booked under their own phase. Weights, moments and state end as they were, to the
 bit. Probes run on the stages that ``diagnostics.every`` names.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from teamtr.diagnostics.degeneracy import Degeneracy, weight_degeneracy
+from teamtr.diagnostics.subsampling import SHARES, subsampled_means
 from teamtr.ports import Learner
 from teamtr.theory.advantages import Advantages
 from teamtr.theory.surrogate import surrogate_gain
 from teamtr.types import AgentBatch, Floats, TokenShift
 
-SHIFT_MESSAGES = 64
+PROBED_MESSAGES = 64
+SHOWN_POSITIONS = 2048
+"""Of which single values are logged, in whole messages, so that a page can show them."""
+STRETCH = 3.0
+"""A step three times as long has about nine times the KL: what leaving the region would have done."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +43,55 @@ class StaleProbe:
     @property
     def gap(self) -> float:
         return abs(self.fresh - self.stale)
+
+
+@dataclass(frozen=True)
+class Stretched:
+    """The same step, ``times`` as long: its exact KL per message, and the change of log-probabilities by rank."""
+
+    times: float
+    kl: float
+    moved_R: list[float]
+    flipped: float
+
+
+@dataclass(frozen=True)
+class Draws:
+    """Sampled KLs per message, each from a random ``share`` of the token positions."""
+
+    share: float
+    k1: list[float]
+    k3: list[float]
+
+
+@dataclass(frozen=True)
+class TokenKl:
+    """log cur - log new at each token of one message: what k1 sums. The message is the ``turn``-th of its episode."""
+
+    episode: int
+    turn: int
+    k1: list[float]
+
+
+@dataclass(frozen=True)
+class SampledKl:
+    """Sampled KLs per message of the probed messages, from all their positions and from some; the exact one beside."""
+
+    messages: int
+    positions: int
+    exact: float
+    k1: float
+    k3: float
+    draws: tuple[Draws, ...]
+    tokens: tuple[TokenKl, ...]
+
+
+@dataclass(frozen=True)
+class TokenProbe(TokenShift):
+    """What an update did to single tokens."""
+
+    stretched: Stretched
+    sampled_kl: SampledKl
 
 
 def log_ratios(learner: Learner, before: Any, after: Any, batch: AgentBatch) -> Floats:
@@ -77,14 +132,57 @@ def stale_probe(
     return StaleProbe(fresh, stale, weights), carried_E
 
 
-def token_shift(learner: Learner, before: Any, after: Any, batch: AgentBatch, rng: np.random.Generator) -> TokenShift:
-    """By rank before the update, what the update did to tokens (fig:logit-vocab), on some of the messages."""
-    rows = np.sort(rng.permutation(len(batch))[:SHIFT_MESSAGES])
+def token_shift(learner: Learner, before: Any, after: Any, batch: AgentBatch, rng: np.random.Generator) -> TokenProbe:
+    """What the update did to tokens, on some of the messages; the learner left at ``after``.
+
+    By rank before the update (fig:logit-vocab), the same for a step ``STRETCH`` times as long, and the sampled KL of
+    single positions (app:exp:klcal).
+    """
+    rows = np.sort(rng.permutation(len(batch))[:PROBED_MESSAGES])
+    part = batch.rows(rows)
     learner.restore(before)
-    learner.begin(batch.rows(rows))
+    learner.begin(part)
     try:
+        cur = learner.token_logprobs()
         learner.restore(after)
-        return learner.token_shift()
+        shift, exact = learner.token_shift(), float(learner.measure().full_M.mean())
+        learner.move(before, after, STRETCH)
+        longer, beyond = learner.token_shift(), float(learner.measure().full_M.mean())
+        learner.restore(after)
+        learner.begin(part)
+        new = learner.token_logprobs()
     finally:
         learner.end()
         learner.restore(after)
+    k1 = [now - then for now, then in zip(cur, new, strict=True)]
+    return TokenProbe(
+        **vars(shift),
+        stretched=Stretched(STRETCH, beyond, longer.moved_R.tolist(), longer.flipped),
+        sampled_kl=_sampled_kl(k1, part, exact, rng),
+    )
+
+
+def _sampled_kl(k1: Sequence[Floats], part: AgentBatch, exact: float, rng: np.random.Generator) -> SampledKl:
+    k1_N = np.concatenate(k1)
+    k3_N = np.expm1(np.minimum(-k1_N, 50.0)) + k1_N  # beyond any use, but finite
+    draws = tuple(
+        Draws(
+            share,
+            subsampled_means(k1_N, len(k1), share, rng).tolist(),
+            subsampled_means(k3_N, len(k1), share, rng).tolist(),
+        )
+        for share in SHARES
+    )
+    room = np.cumsum([len(values) for values in k1]) <= SHOWN_POSITIONS
+    shown = [int(m) for m in np.flatnonzero(room)]
+    return SampledKl(
+        messages=len(k1),
+        positions=len(k1_N),
+        exact=exact,
+        k1=float(k1_N.sum() / len(k1)),
+        k3=float(k3_N.sum() / len(k1)),
+        draws=draws,
+        tokens=tuple(
+            TokenKl(int(part.episode_M[m]), int(part.turn_M[m]), [float(f"{x:.4g}") for x in k1[m]]) for m in shown
+        ),
+    )

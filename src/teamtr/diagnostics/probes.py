@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from teamtr.diagnostics.records import Record, mapping, number, whole
+from teamtr.diagnostics.records import Record, mapping, mappings, number, numbers, whole
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,26 @@ def stale_gap_by_stage(found: Sequence[Probed]) -> dict[int, float]:
     return gaps
 
 
+TokenKls = dict[tuple[int, int], list[float]]
+"""log cur - log new of each token of a message, by (episode, turn)."""
+
+
+def token_kls(updates: Sequence[Record]) -> dict[tuple[int, int], TokenKls]:
+    """The single values that probes logged, by the stage and step of the update."""
+    found: dict[tuple[int, int], TokenKls] = {}
+    for update in updates:
+        stage, step = whole(update, "stage"), whole(update, "step")
+        if stage is None or step is None:
+            continue
+        logged = mapping(mapping(mapping(update, "probe"), "token_shift"), "sampled_kl")
+        for message in mappings(logged, "tokens"):
+            episode, turn = whole(message, "episode"), whole(message, "turn")
+            values = numbers(message.get("k1"))
+            if episode is not None and turn is not None and values.size:
+                found.setdefault((stage, step), {})[episode, turn] = values.tolist()
+    return found
+
+
 def _shift(logged: Record) -> dict[str, Any] | None:
     """By rank before the update; None unless the three rows are lists of equal length."""
     rows = {key: logged.get(key) for key in ("before_R", "after_R", "moved_R")}
@@ -68,4 +88,12 @@ def _shift(logged: Record) -> dict[str, Any] | None:
         return None
     if len({len(row) for row in rows.values() if isinstance(row, list)}) != 1:
         return None
-    return {**rows, "flipped": number(logged, "flipped"), "positions": whole(logged, "positions")}
+    told = {"flipped": number(logged, "flipped"), "positions": whole(logged, "positions")}
+    return {**rows, **told, "stretched": _stretched(mapping(logged, "stretched"), rows["moved_R"])}
+
+
+def _stretched(logged: Record, moved_R: Any) -> dict[str, Any] | None:
+    row = logged.get("moved_R")
+    if not isinstance(row, list) or len(row) != len(moved_R):
+        return None
+    return {"moved_R": row, **{key: number(logged, key) for key in ("times", "kl", "flipped")}}

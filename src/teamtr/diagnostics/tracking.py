@@ -2,17 +2,22 @@
 
 An update's gain is exact where the task has a closed form, else measured by the next batch of the same problems, with
 its interval. A certificate is violated when the gain, interval and all, lies below it.
+
+A certificate bounds the gain of a step from the team that wrote its batch. Where an earlier update has changed the team
+since (a plan that reuses rollouts, or updates all agents together), it says nothing about the step that was made: it is
+not applicable, and is neither judged nor counted.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from teamtr.diagnostics.records import Record, mapping, mappings, number, whole
+from teamtr.diagnostics.records import Record, accepted, mapping, mappings, number, whole
 from teamtr.types import Floats
 
 
@@ -37,6 +42,8 @@ class Tracking:
     rank_correlation: float | None
     violations: int
     positive: int
+    not_applicable: int
+    """Certificates from batches that were stale when the step was made."""
 
     @property
     def violation_rate(self) -> float | None:
@@ -61,20 +68,45 @@ def gains(updates: Sequence[Record]) -> dict[int, Gain]:
     return found
 
 
+def stale_updates(updates: Sequence[Record]) -> frozenset[int]:
+    """The updates that learnt from a batch written by another team than the one they changed, by the log alone.
+
+    Nothing was sampled since the update before, and one of the updates since the last sampling changed an agent.
+    """
+    stale, changed, before = set(), False, None
+    for update in updates:
+        total, ours = whole(update, "sampled_tokens_total"), whole(update, "update")
+        reused = total is not None and total == before and whole(update, "step") != 0
+        changed = changed and reused
+        if changed and ours is not None:
+            stale.add(ours)
+        changed = changed or (accepted(update) and update.get("version_before") != update.get("version_after"))
+        before = total
+    return frozenset(stale)
+
+
 def certificate_tracking(updates: Sequence[Record], *, rounding: float = 1e-9) -> dict[str, Tracking]:
     """Every kind of certificate in the log against the gains."""
-    known = gains(updates)
+    known, stale = gains(updates), stale_updates(updates)
     rows: dict[str, list[tuple[int, float]]] = {}
+    passed: Counter[str] = Counter()
     for record in updates:
         ours = whole(record, "update")
         for certificate in mappings(record, "certificates"):
-            bound = number(certificate, "lower_bound")
-            if ours is not None and ours in known and bound is not None:
-                rows.setdefault(str(certificate.get("kind")), []).append((ours, bound))
-    return {kind: _tracking(kind, pairs, known, rounding) for kind, pairs in rows.items()}
+            kind, bound = str(certificate.get("kind")), number(certificate, "lower_bound")
+            if ours is None or bound is None:
+                continue
+            judged = rows.setdefault(kind, [])
+            if ours in stale:
+                passed[kind] += 1
+            elif ours in known:
+                judged.append((ours, bound))
+    return {kind: _tracking(kind, rows[kind], known, passed[kind], rounding) for kind in rows}
 
 
-def _tracking(kind: str, pairs: Sequence[tuple[int, float]], known: Mapping[int, Gain], rounding: float) -> Tracking:
+def _tracking(
+    kind: str, pairs: Sequence[tuple[int, float]], known: Mapping[int, Gain], passed: int, rounding: float
+) -> Tracking:
     gained = [known[update] for update, _ in pairs]
     bounds = [bound for _, bound in pairs]
     return Tracking(
@@ -85,6 +117,7 @@ def _tracking(kind: str, pairs: Sequence[tuple[int, float]], known: Mapping[int,
         rank_correlation=rank_correlation(bounds, [gain.estimate for gain in gained]),
         violations=sum(gain.upper < bound - rounding for gain, bound in zip(gained, bounds, strict=True)),
         positive=sum(bound > 0.0 for bound in bounds),
+        not_applicable=passed,
     )
 
 

@@ -40,8 +40,10 @@ STEPS_BEFORE_RAISING = 200
 SHIFT_RANKS = 20
 """Tokens told apart by ``token_shift``."""
 
-HEAD_CHUNK_ELEMENTS = {"cpu": 16_000_000, "cuda": 256_000_000}
-"""Logits held at once: chunk of positions x vocabulary."""
+HEAD_CHUNK_ELEMENTS = 16_000_000
+"""Logits held at once on a CPU: chunk of positions x vocabulary."""
+HEAD_CHUNK_SHARE = 0.03
+"""Share of a card's memory for the same. When there are several chunks, each is computed again for the gradient."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +56,8 @@ class Snapshot:
 
 
 @dataclass(frozen=True)
-class _Reference:
-    """The frozen policy on one batch: features per message token, its head, and its token log-probabilities."""
+class Reference:
+    """A frozen policy on one batch: features per message token, its head, and its token log-probabilities."""
 
     batch: AgentBatch
     features: list[Tensor]
@@ -96,7 +98,7 @@ class PolicyLearner:
         self._steps = 0
         self._loss_scale = FIRST_LOSS_SCALE
         self._clean_steps = 0
-        self._reference: _Reference | None = None
+        self._reference: Reference | None = None
         self._version: str | None = None
 
     # -- identity ---------------------------------------------------------------------------------------------
@@ -121,12 +123,20 @@ class PolicyLearner:
     # -- the frozen policy ------------------------------------------------------------------------------------
 
     def begin(self, batch: AgentBatch) -> Floats:
-        self._moments = {name: moment.to(self.policy.device) for name, moment in self._moments.items()}
-        self._reference = self._fitting(lambda: self._freeze(batch))
+        self.follow(self.freeze(batch))
         return np.array([x.sum() for x in self.token_logprobs()])
 
+    def follow(self, reference: Reference) -> None:
+        """Measure from this policy on: the learner's own as it was, or another's (app:align)."""
+        self._moments = {name: moment.to(self.policy.device) for name, moment in self._moments.items()}
+        self._reference = reference
+
+    def freeze(self, batch: AgentBatch) -> Reference:
+        """The policy as it is now, on this batch."""
+        return self._fitting(lambda: self._freeze(batch))
+
     @torch.no_grad()
-    def _freeze(self, batch: AgentBatch) -> _Reference:
+    def _freeze(self, batch: AgentBatch) -> Reference:
         head = self.policy.frozen_head()
         empty = torch.zeros(0)
         features, logp = [empty] * len(batch), [empty] * len(batch)
@@ -139,7 +149,7 @@ class PolicyLearner:
             lengths = part.lengths_M.tolist()
             for row, own_features, own_logp in zip(rows, hidden_NH.split(lengths), logp_N.split(lengths), strict=True):
                 features[row], logp[row] = own_features, own_logp
-        return _Reference(batch, features, head, logp)
+        return Reference(batch, features, head, logp)
 
     def end(self) -> None:
         """Only the agent being updated keeps its optimizer's moments on the card."""
@@ -155,7 +165,7 @@ class PolicyLearner:
         packed_N = torch.cat(reference.logp).double().cpu().numpy()  # one transfer for all
         return np.split(packed_N, np.cumsum(reference.batch.lengths_M)[:-1])
 
-    def _require(self) -> _Reference:
+    def _require(self) -> Reference:
         if self._reference is None:
             raise RuntimeError("call begin(batch) first: nothing was frozen to measure against")
         return self._reference
@@ -195,7 +205,7 @@ class PolicyLearner:
         reference = self._require()
         denominator = surrogate_denominator(reference.batch.lengths_M[rows], objective.average_over)
         self._forget_gradients()
-        surrogate = kl_total = clipped = units = 0.0
+        surrogate = kl_total = clipped = units = norm = 0.0
         position = {int(row): k for k, row in enumerate(rows)}
         for part in self._micro_batches(reference.batch, rows):
             with self.policy.computing():
@@ -213,10 +223,15 @@ class PolicyLearner:
             kl_total += float(kl_sum.detach()) / len(rows)
             clipped += float(gain.clipped)
             units += gain.ratios
-        gradients = [p.grad for p in self.policy.parameters().values() if p.grad is not None]
-        norm = float(torch.nn.utils.get_total_norm(gradients)) / self._scale() if gradients else 0.0
+            norm = self._gradient_norm()
+            if not np.isfinite(norm):
+                break  # the step is lost, or will be tried again with a smaller scale: no more work for this one
         applied = bool(np.isfinite(norm) and np.isfinite(surrogate) and np.isfinite(kl_total))
         return StepStats(applied, surrogate, kl_total, norm, clipped / units if units else 0.0)
+
+    def _gradient_norm(self) -> float:
+        gradients = [p.grad for p in self.policy.parameters().values() if p.grad is not None]
+        return float(torch.nn.utils.get_total_norm(gradients)) / self._scale() if gradients else 0.0
 
     def _scale(self) -> float:
         """float16 flushes small gradients to zero: lift them out of its reach, and undo it in float32."""
@@ -290,7 +305,7 @@ class PolicyLearner:
             log_ratio_M=ratio_M,
         )
 
-    def _measure(self, reference: _Reference, rows: NDArray[np.int64]) -> list[Floats]:
+    def _measure(self, reference: Reference, rows: NDArray[np.int64]) -> list[Floats]:
         """Packed KLs and both log-probabilities, in the order of ``rows``."""
         order: list[int] = []
         pieces: list[tuple[Tensor, ...]] = []
@@ -354,7 +369,7 @@ class PolicyLearner:
     def _chunks(self, head: Head, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
         with torch.no_grad():
             vocabulary = head(tensors[0][:1]).shape[-1]
-        size = max(1, HEAD_CHUNK_ELEMENTS[self.policy.device.type] // vocabulary)
+        size = head_chunk(self.policy.device, vocabulary)
         return zip(*(t.split(size) for t in tensors), strict=True)
 
     def _micro_batches(self, batch: AgentBatch, rows: NDArray[np.int64]) -> list[NDArray[np.int64]]:
@@ -434,6 +449,14 @@ class PolicyLearner:
         self._resume_counters(load_file(folder / "optimizer.safetensors"))
         self.state = AgentState(**json.loads((folder / "state.json").read_text()))
         self._touched()
+
+
+def head_chunk(device: torch.device, vocabulary: int) -> int:
+    """Positions whose logits are held at once."""
+    elements = HEAD_CHUNK_ELEMENTS
+    if device.type == "cuda":
+        elements = int(HEAD_CHUNK_SHARE * torch.cuda.get_device_properties(device).total_memory) // 4
+    return max(1, elements // vocabulary)
 
 
 def hash_tensors(tensors: Mapping[str, Tensor], salt: str = "") -> str:

@@ -46,14 +46,14 @@ def compare_runs(paths: Sequence[Path | str]) -> dict[str, Any]:
     if len(paths) < 2:
         raise Misuse("compare needs at least two run folders: teamtr compare RUN RUN ...")
     readings = [read_run(path) for path in paths]
-    labels = _labels(readings)
-    runs = [_run(label, reading) for label, reading in zip(labels, readings, strict=True)]
+    names = labels(readings)
+    runs = [_run(label, reading) for label, reading in zip(names, readings, strict=True)]
     differences = [d for k in range(1, len(runs)) if (d := difference(readings[0], readings[k], k)) is not None]
     finals: dict[str, list[float]] = {}
     for run in runs:
         if run["final"] is not None:
             finals.setdefault(run["order"], []).append(run["final"]["success"])
-    notes = [f"{label}: {note}" for label, r in zip(labels, readings, strict=True) for note in r.notes]
+    notes = [f"{label}: {note}" for label, r in zip(names, readings, strict=True) for note in r.notes]
     return {
         "format": 1,
         "runs": runs,
@@ -144,7 +144,7 @@ def _flatten(value: Any, path: str = "") -> dict[str, str]:
     return {k: v for key, item in items for k, v in _flatten(item, f"{path}.{key}" if path else str(key)).items()}
 
 
-def _labels(readings: Sequence[Reading]) -> list[str]:
+def labels(readings: Sequence[Reading]) -> list[str]:
     """Folder names; numbered where two are the same."""
     names = [reading.folder.resolve().name for reading in readings]
     return [f"{name} ({k + 1})" if names.count(name) > 1 else name for k, name in enumerate(names)]

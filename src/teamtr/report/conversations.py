@@ -6,11 +6,13 @@ A run may store a hundred thousand episodes; a file that opens at once holds a f
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from teamtr.diagnostics.probes import TokenKls
 from teamtr.presets import Plan
 from teamtr.report.reading import BatchFile
 from teamtr.theory.advantages import group_advantages
@@ -41,9 +43,12 @@ def choose_batches(batches: Sequence[BatchFile], most: int) -> list[BatchFile]:
     return [batch for k in evenly(len(ordered), max(most // widest, 2)) for batch in ordered[k]]
 
 
-def choose_groups(batch: RolloutBatch, most_episodes: int, keep: Sequence[str] = ()) -> list[int]:
+def choose_groups(
+    batch: RolloutBatch, most_episodes: int, keep: Sequence[str] = (), probed: Sequence[int] = ()
+) -> list[int]:
     """Positions of the groups to hold: problems named in ``keep`` first (to follow them across stages), then the
-    extremes (most mixed, lowest and highest mean reward), then evenly spaced ones."""
+    extremes (most mixed, lowest and highest mean reward), then groups of ``probed`` episodes up to a quarter of the
+    room, then evenly spaced ones."""
     most = max(most_episodes // batch.group_size, 1)
     if len(batch.problems) <= most:
         return list(range(len(batch.problems)))
@@ -54,7 +59,10 @@ def choose_groups(batch: RolloutBatch, most_episodes: int, keep: Sequence[str] =
     wanted = set(keep)
     followed = [p for p, problem in enumerate(batch.problems) if problem.id in wanted]
     room = max(most - len(extremes), 1)
-    chosen = dict.fromkeys([*followed[:room], *extremes, *evenly(len(batch.problems), most)])
+    measured = list(dict.fromkeys(e // batch.group_size for e in probed))[: max(most // 4, 1)]
+    # Followed problems fill the room that is left to them: what was measured of this very batch comes before the last.
+    followed = followed[: max(room - len(measured), 1)]
+    chosen = dict.fromkeys([*followed, *extremes, *measured, *evenly(len(batch.problems), most)])
     return sorted(list(chosen)[:most])
 
 
@@ -76,14 +84,20 @@ def advantages_PG(batch: RolloutBatch, plan: Plan | None) -> Floats | None:
 
 
 def batch_payload(
-    file: BatchFile, batch: RolloutBatch, groups: Sequence[int], plan: Plan | None, spell: Spell
+    file: BatchFile,
+    batch: RolloutBatch,
+    groups: Sequence[int],
+    plan: Plan | None,
+    spell: Spell,
+    kls: TokenKls | None = None,
 ) -> dict[str, Any]:
-    """These groups as plain values, for a page."""
+    """These groups as plain values, for a page. ``kls``: of tokens that the update of this batch was probed on."""
+    known = kls or {}
     values_PG = advantages_PG(batch, plan)
     size = batch.group_size
     episodes = [
         {
-            **_episode(batch.episodes[p * size + g]),
+            **_episode(batch.episodes[p * size + g], {t: x for (e, t), x in known.items() if e == p * size + g}),
             "problem": k,
             "sibling": g,
             "advantage": None if values_PG is None else round(float(values_PG[p, g]), 4),
@@ -96,6 +110,7 @@ def batch_payload(
         "stage": file.stage,
         "step": file.step,
         "stored": len(batch.episodes),
+        "probed": len(known),
         "problems": [_problem(batch.problems[p]) for p in groups],
         "episodes": episodes,
         "pieces": _pieces(episodes, spell),
@@ -117,10 +132,10 @@ def _problem(problem: Any) -> dict[str, Any]:
     }
 
 
-def _episode(episode: Episode) -> dict[str, Any]:
+def _episode(episode: Episode, kls: Mapping[int, Sequence[float]]) -> dict[str, Any]:
     heard = {id(message) for reply in episode.replies for message in reply.messages}
     said: list[dict[str, Any]] = []
-    turns = iter(episode.turns)
+    turns = iter(enumerate(episode.turns))
     for message in conversation(episode.turns, episode.replies):
         entry: dict[str, Any] = {"who": message.author, "text": message.text[:LONGEST_TEXT]}
         if len(message.text) > LONGEST_TEXT:
@@ -128,7 +143,7 @@ def _episode(episode: Episode) -> dict[str, Any]:
         if id(message) in heard:
             entry["environment"] = True
         else:
-            turn = next(turns)
+            number, turn = next(turns)
             entry |= {
                 "round": turn.round,
                 "finish": turn.finish,
@@ -137,6 +152,8 @@ def _episode(episode: Episode) -> dict[str, Any]:
                 "ids": turn.token_ids[:LONGEST_TOKENS].tolist(),
                 "logprobs": turn.sampler_logprobs[:LONGEST_TOKENS].astype(np.float64).round(3).tolist(),
             }
+            if number in kls:
+                entry["kl"] = [_k3(x) for x in kls[number][:LONGEST_TOKENS]]
         said.append(entry)
     return {
         "said": said,
@@ -145,6 +162,11 @@ def _episode(episode: Episode) -> dict[str, Any]:
         "reward": float(episode.reward),
         "disagree": disagree(episode),
     }
+
+
+def _k3(k1: float) -> float:
+    """The non-negative sampled KL of a token from log cur - log new; beyond any use it stays finite."""
+    return float(f"{math.expm1(min(-k1, 50.0)) + k1:.3g}")
 
 
 def _pieces(episodes: Sequence[Mapping[str, Any]], spell: Spell) -> dict[str, dict[str, str]]:

@@ -77,12 +77,13 @@ def _stale(data: Data) -> Answer:
     moved = [s for s in steps if s["moved"] is not None and not s["moved"]["lower"] <= 0.0 <= s["moved"]["upper"]]
     largest = max(seen, key=lambda s: s["drift"]["excess"], default=None)
     if largest is None:
-        contexts = "Contexts never repeat in free text, so their drift cannot be counted."
+        contexts = "Contexts do not repeat, not even by what was stated in them, so their drift cannot be counted."
     elif largest["drift"]["excess"] < 0.005:
         contexts = "Within a stage contexts moved no more than chance moves them."
     else:
         moved_by = _percent(largest["drift"]["excess"])
-        contexts = f"Within a stage the contexts of {largest['agent']} moved by up to {moved_by} beyond chance."
+        how = {"statements": ", by what was stated", "agreement": ", by who agrees with whom"}.get(largest["form"], "")
+        contexts = f"Within a stage the contexts of {largest['agent']} moved by up to {moved_by} beyond chance{how}."
     text = (
         f"{contexts} In {len(moved)} of {len(steps)} later steps the same problems already paid differently than at "
         "the stage's start (95 % intervals)."

@@ -41,14 +41,16 @@ def report_text(data: Data) -> str:
                 for e in data["kl_reliability"]
             ],
         ),
+        *_subsamples(data["kl_subsamples"]),
         "## Certificate",
         _table(
-            ("certificate", "updates judged", "positive", "rank correlation", "violations"),
+            ("certificate", "updates judged", "positive", "rank correlation", "violations", "not applicable: stale"),
             [
-                (kind, c["count"], c["positive"], c["rank_correlation"], c["violations"])
-                for kind, c in data["certificates"].items()
+                tuple(c[k] for k in ("kind", "count", "positive", "rank_correlation", "violations", "not_applicable"))
+                for c in ({"kind": kind, **found} for kind, found in data["certificates"].items())
             ],
         ),
+        *_swaps(data["swaps"]),
         "## Accounting",
         _cost(data["cost"], run),
         "## How to reproduce",
@@ -103,6 +105,33 @@ def _cost(cost: Data, run: Data) -> str:
         f"{cost['sampled_tokens']:,} tokens sampled{against}; {cost['episodes']:,} episodes; {clock(run['seconds'])}."
     )
     return told + "\n\n" + _table(("agent", "phase", "seconds"), spent)
+
+
+def _subsamples(subsamples: Sequence[Data]) -> list[str]:
+    """Nothing where no update was probed."""
+    keys = ("share", "median_in_radii", "p90_in_radii", "near_flip_rate", "exact_flip_rate")
+    header = ("positions", "median error, radii", "P90, radii", "flips near the edge", "flips against exact")
+    return [_table(header, [tuple(k[key] for key in keys) for k in subsamples])] if subsamples else []
+
+
+def _swaps(swaps: Sequence[Data]) -> list[str]:
+    """Nothing where no agent was replaced."""
+    if not swaps:
+        return []
+    rows = [
+        (
+            s["agent"],
+            s["stage"],
+            " > ".join(s["models"]),
+            s["mode"],
+            *(_percent(s["success"].get(when, {}).get("success")) for when in ("before", "at_swap", "after")),
+            *((s["alignment"] or {}).get(key) for key in ("kl_upper", "radius")),
+            "certified" if s["certified"] else "uncertified",
+        )
+        for s in swaps
+    ]
+    header = ("agent", "stage", "model", "mode", "before", "as it came", "after", "held-out KL, upper", "radius", "")
+    return ["## Swap", _table(header, rows)]
 
 
 def _percent(share: float | None) -> str:

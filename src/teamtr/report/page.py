@@ -22,7 +22,16 @@ from typing import Any
 from teamtr.report.static import Report
 from teamtr.report.text import visible
 
-_SCRIPTS = ("dom.js", "charts.js", "sections.js", "conversations.js", "compare.js", "main.js")
+_SCRIPTS = (
+    "dom.js",
+    "charts.js",
+    "sections.js",
+    "shift.js",
+    "swap.js",
+    "conversations.js",
+    "compare.js",
+    "main.js",
+)
 _UNSAFE = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 
 

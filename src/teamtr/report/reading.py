@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from teamtr.presets import Plan
 from teamtr.store import RunFolder, StoreError
 from teamtr.store.log import decode
 
-KNOWN_KINDS = ("start", "resume", "update", "stage", "eval", "finished", "stopped")
+KNOWN_KINDS = ("start", "resume", "update", "stage", "eval", "swap", "finished", "stopped")
 _BATCH = re.compile(r"stage-([0-9]{4,9})-step-([0-9]{2,9})\.jsonl\.gz")
 _COMMIT = re.compile(r"[0-9]{6,12}")
 
@@ -167,6 +168,12 @@ def _log_notes(tail: LogTail) -> list[str]:
     return notes
 
 
+@lru_cache(maxsize=64)
+def _parsed(text: str, name: str) -> TeamFile:
+    """A live page reads the same file every few seconds, and parsing takes longer than all the rest."""
+    return loads(text, name=name)
+
+
 def _read_team_file(path: Path, notes: list[str]) -> tuple[str, TeamFile | None]:
     try:
         text = path.read_text(errors="replace")
@@ -174,7 +181,7 @@ def _read_team_file(path: Path, notes: list[str]) -> tuple[str, TeamFile | None]
         notes.append("There is no team.yaml: settings are unknown, and advantages are not shown.")
         return "", None
     try:
-        return text, loads(text, name=path.name)
+        return text, _parsed(text, path.name)
     except ConfigError as error:
         first = str(error).splitlines()[0]
         notes.append(f"The team file is not understood ({first}): it is shown as text, advantages are not shown.")

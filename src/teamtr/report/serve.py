@@ -4,21 +4,27 @@
 - A request must name the address that was bound in its Host header: a foreign site cannot reach it by rebinding its
   own name to 127.0.0.1.
 - Runs and batches are looked up in what a listing of the folders found. No path is ever made from a request.
-- It reads the log from where it stopped, takes no lock and writes nothing, so that training goes on undisturbed.
+- It reads the log from where it stopped, takes no lock, writes nothing, and answers at low priority: training goes on
+  undisturbed.
 """
 
 from __future__ import annotations
 
 import gzip
 import hashlib
+import os
 import secrets
 import threading
+import time
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from teamtr.diagnostics.probes import token_kls
 from teamtr.errors import Misuse
 from teamtr.report.conversations import batch_payload, choose_groups
 from teamtr.report.page import live_page, to_json
@@ -29,6 +35,10 @@ from teamtr.store import StoreError, read_episodes
 
 LOOPBACK = ("127.0.0.1", "localhost")
 MOST_EPISODES = 512
+REST = 50.0
+"""Times what a summary took until the next: at most two per cent of one processor."""
+AT_ONCE = 0.02
+"""Seconds of a summary that needs no rest: the page asks every two seconds."""
 _HEADERS = {
     "Cache-Control": "no-store",
     "Referrer-Policy": "no-referrer",
@@ -39,13 +49,22 @@ _HEADERS = {
 }
 
 
+@dataclass(frozen=True)
+class _Kept:
+    """A summary, what it is a summary of, and until when it will do."""
+
+    stamp: str
+    report: dict[str, Any]
+    rests_until: float
+
+
 class Library:
     """The runs that can be looked at. ``folders`` are runs, or folders of runs, which are listed anew each time."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
         self._folders = [Path(folder) for folder in folders]
         self._tails: dict[str, LogTail] = {}
-        self._summaries: dict[str, tuple[str, dict[str, Any]]] = {}
+        self._summaries: dict[str, _Kept] = {}
         self._lock = threading.Lock()
 
     def runs(self) -> dict[str, Path]:
@@ -65,16 +84,25 @@ class Library:
         if path is None:
             return None
         with self._lock:
-            tail = self._tails.setdefault(key, LogTail(path / "log.jsonl"))
-            tail.poll()
-            now = f"{tail.generation}-{tail.offset}-{_changed(path / 'episodes')}-{int(bool(tail.torn_bytes))}"
-            if now == stamp:
-                return {"unchanged": True, "stamp": now}
             kept = self._summaries.get(key)
-            if kept is None or kept[0] != now:
-                kept = now, summarise(read_run(path, tail))
-                self._summaries[key] = kept
-            return {"stamp": now, "report": kept[1]}
+            if kept is None or time.monotonic() >= kept.rests_until:
+                kept = self._summaries[key] = self._read(key, path, kept)
+            if kept.stamp == stamp:
+                return {"unchanged": True, "stamp": stamp}
+            return {"stamp": kept.stamp, "report": kept.report}
+
+    def _read(self, key: str, path: Path, kept: _Kept | None) -> _Kept:
+        """The run as it is now. The longer a summary took, the longer the next one waits: a big run costs no more of
+        the machine than a small one."""
+        started = time.thread_time()
+        tail = self._tails.setdefault(key, LogTail(path / "log.jsonl"))
+        tail.poll()
+        stamp = f"{tail.generation}-{tail.offset}-{_changed(path / 'episodes')}-{int(bool(tail.torn_bytes))}"
+        if kept is not None and kept.stamp == stamp:
+            return kept
+        report = summarise(read_run(path, tail))
+        took = time.thread_time() - started
+        return _Kept(stamp, report, time.monotonic() + (REST * took if took > AT_ONCE else 0.0))
 
     def batch(self, key: str, name: str) -> dict[str, Any] | None:
         """One stored batch; None when this run's listing has no such name."""
@@ -85,7 +113,9 @@ class Library:
         if file is None:
             return None
         reading, batch = read_run(path), read_episodes(file.path)
-        return batch_payload(file, batch, choose_groups(batch, MOST_EPISODES), reading.plan, speller(reading))
+        kls = token_kls(reading.updates).get((file.stage, file.step), {})
+        groups = choose_groups(batch, MOST_EPISODES, probed=[episode for episode, _ in kls])
+        return batch_payload(file, batch, groups, reading.plan, speller(reading), kls)
 
 
 class LiveServer(ThreadingHTTPServer):
@@ -105,6 +135,12 @@ class LiveServer(ThreadingHTTPServer):
         self.checks_host = host in LOOPBACK
         super().__init__((host, port), _Handler)
         self.link = f"http://{host}:{self.server_port}/{self.token}/"
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answer when nobody else needs the processor: on a busy machine training comes first."""
+        with suppress(OSError, AttributeError):  # where a thread has no priority of its own
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
+        super().process_request_thread(request, client_address)
 
     def admits(self, host_header: str | None) -> bool:
         """Whether the Host header names the loopback address that was bound."""

@@ -7,9 +7,11 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
+from teamtr.diagnostics.contexts import FORMS, Heard, finest_repeating, heard_by
 from teamtr.diagnostics.drift import Drift, context_drift
 from teamtr.randomness import generator
 from teamtr.report.reading import BatchFile
+from teamtr.team import Agent
 from teamtr.theory.certificates import Measured, measured_gain
 from teamtr.types import RolloutBatch
 
@@ -21,40 +23,58 @@ class StaleStep:
     stage: int
     step: int
     agent: str
-    drift: Drift | None
-    """Of the contexts in which this agent speaks; None when it spoke in only one of the batches."""
+    drifts: Mapping[str, Drift]
+    """D_occ of the contexts in which this agent speaks, by their form; empty when it spoke in one batch only."""
     moved: Measured | None
     """The change of the mean return since the stage began, on the same problems."""
 
+    @property
+    def form(self) -> str | None:
+        """The finest form of contexts of which at least half repeat; None when none of them says anything."""
+        return finest_repeating([(form, drift.repeated) for form, drift in self.drifts.items()])
+
     def as_record(self) -> dict[str, object]:
-        drift = None if self.drift is None else {**asdict(self.drift), "excess": self.drift.excess}
-        return {**asdict(self), "drift": drift}
+        drifts = {
+            form: {**asdict(drift), "excess": drift.excess, "corrected": drift.corrected}
+            for form, drift in self.drifts.items()
+        }
+        return {**asdict(self), "drifts": drifts, "form": self.form, "drift": drifts.get(self.form or "")}
 
 
 def stale_steps(
-    files: Sequence[BatchFile], batches: Mapping[str, RolloutBatch], agents: Mapping[tuple[int, int], str], gamma: float
+    files: Sequence[BatchFile],
+    batches: Mapping[str, RolloutBatch],
+    updated: Mapping[tuple[int, int], Agent],
+    gamma: float,
 ) -> list[StaleStep]:
-    """Every batch of these that is not its stage's first, against that first. ``agents``: who was updated, by stage
+    """Every batch of these that is not its stage's first, against that first. ``updated``: who was updated, by stage
     and step."""
     starts = {file.stage: batches[file.name] for file in files if file.step == 0 and file.name in batches}
     found = []
     for file in files:
-        agent = agents.get((file.stage, file.step))
+        agent = updated.get((file.stage, file.step))
         if file.step == 0 or file.stage not in starts or file.name not in batches or agent is None:
             continue
         start, now = starts[file.stage], batches[file.name]
-        drift = _drift(start, now, agent, generator(0, "drift", file.stage, file.step))
-        found.append(StaleStep(file.stage, file.step, agent, drift, _moved(start, now, gamma)))
+        drifts = context_drifts(heard_by(agent, start), heard_by(agent, now), file.stage, file.step)
+        found.append(StaleStep(file.stage, file.step, agent.name, drifts, _moved(start, now, gamma)))
     return found
 
 
-def _drift(start: RolloutBatch, now: RolloutBatch, agent: str, rng: np.random.Generator) -> Drift | None:
-    heard = [batch.of(agent) for batch in (start, now)]
-    before, after = ([context.tobytes() for context in own.prompts] for own in heard)
-    problems = tuple(
-        [batch.problems[p].id for p in own.problem_M] for batch, own in zip((start, now), heard, strict=True)
-    )
-    return context_drift(before, after, rng=rng, strata=(problems[0], problems[1])) if before and after else None
+def context_drifts(before: Sequence[Heard], after: Sequence[Heard], stage: int, step: int) -> dict[str, Drift]:
+    """D_occ by every form of contexts, each beside what chance alone gives within a problem."""
+    if not before or not after:
+        return {}
+    strata = [heard.problem for heard in before], [heard.problem for heard in after]
+    return {
+        form: context_drift(
+            [reduce(heard) for heard in before],
+            [reduce(heard) for heard in after],
+            rng=generator(0, "drift", stage, step),
+            strata=strata,
+        )
+        for form, reduce in FORMS.items()
+    }
 
 
 def _moved(start: RolloutBatch, now: RolloutBatch, gamma: float) -> Measured | None:

@@ -7,13 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from teamtr.diagnostics.probes import token_kls
+from teamtr.diagnostics.records import whole
 from teamtr.report.conversations import batch_payload, choose_batches, choose_groups, mean_length
 from teamtr.report.glance import glance
 from teamtr.report.reading import BatchFile, Reading, read_run
 from teamtr.report.spelling import speller
-from teamtr.report.staleness import stale_steps
+from teamtr.report.staleness import StaleStep, stale_steps
 from teamtr.report.summary import summarise
 from teamtr.store import StoreError, read_episodes
+from teamtr.team import Agent
 from teamtr.types import RolloutBatch
 
 MOST_BATCHES = 18
@@ -53,7 +56,8 @@ def build_report(
         "rule": (
             f"whole stages (first, last and evenly spaced ones), up to {most_batches} batches; of a batch at most "
             f"{most_episodes} episodes (fewer when they are long) in whole groups: problems that can be followed "
-            "across stages, the most mixed group, the lowest and the highest mean reward, then evenly spaced ones"
+            "across stages, the most mixed group, the lowest and the highest mean reward, groups with probed "
+            "tokens, then evenly spaced ones"
         ),
     }
     data["glance"] = glance(data)
@@ -70,12 +74,17 @@ def _read_batches(files: list[BatchFile], notes: list[str]) -> dict[str, Rollout
     return batches
 
 
-def _stale(reading: Reading, files: list[BatchFile], batches: Mapping[str, RolloutBatch]) -> list[Any]:
-    plan = reading.plan
-    if plan is None or plan.order.kind == "together":
+def _stale(reading: Reading, files: list[BatchFile], batches: Mapping[str, RolloutBatch]) -> list[StaleStep]:
+    plan, team_file = reading.plan, reading.team_file
+    if plan is None or team_file is None or plan.order.kind == "together":
         return []
-    agents = {(u.get("stage"), u.get("step")): str(u.get("agent")) for u in reading.updates}
-    return stale_steps(files, batches, agents, plan.gamma)  # type: ignore[arg-type]
+    agents = {agent.name: Agent(agent.name, "", sees=agent.sees) for agent in team_file.team.agents}
+    updated = {}
+    for update in reading.updates:
+        stage, step, agent = whole(update, "stage"), whole(update, "step"), agents.get(str(update.get("agent")))
+        if stage is not None and step is not None and agent is not None:
+            updated[stage, step] = agent
+    return stale_steps(files, batches, updated, plan.gamma)
 
 
 def _conversations(
@@ -83,11 +92,13 @@ def _conversations(
 ) -> dict[str, dict[str, Any]]:
     spell = speller(reading)
     followed: list[str] = []
+    probed = token_kls(reading.updates)
     held = {}
     for file in [f for f in files if f.name in batches]:
         batch = batches[file.name]
         room = int(MOST_TOKENS / len(files) / max(mean_length(batch), 1.0))
-        groups = choose_groups(batch, min(most_episodes, room), followed)
+        kls = probed.get((file.stage, file.step), {})
+        groups = choose_groups(batch, min(most_episodes, room), followed, [episode for episode, _ in kls])
         followed = followed or [batch.problems[p].id for p in groups]
-        held[file.name] = batch_payload(file, batch, groups, reading.plan, spell)
+        held[file.name] = batch_payload(file, batch, groups, reading.plan, spell, kls)
     return held

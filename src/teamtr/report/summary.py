@@ -15,10 +15,12 @@ from teamtr.diagnostics.order import order_of
 from teamtr.diagnostics.probes import probed, stale_gap_by_stage
 from teamtr.diagnostics.records import Record, accepted, mapping, mappings, number, of_kind, whole
 from teamtr.diagnostics.stability import stability
-from teamtr.diagnostics.tracking import Tracking, certificate_tracking, gains
+from teamtr.diagnostics.subsampling import subsample_reliability
+from teamtr.diagnostics.tracking import Tracking, certificate_tracking, gains, stale_updates
 from teamtr.diagnostics.zeta import zeta_proxy
 from teamtr.report.glance import glance
 from teamtr.report.reading import Reading
+from teamtr.report.swaps import swap_rows
 
 FORMAT = 1
 _NUMBERS = [
@@ -67,12 +69,14 @@ def summarise(reading: Reading) -> dict[str, Any]:
         "updates": update_rows(updates),
         "certificates": {kind: _tracking(found) for kind, found in tracking.items()},
         "kl_reliability": [asdict(estimator) for estimator in kl_reliability(updates)],
+        "kl_subsamples": [asdict(subsample) for subsample in subsample_reliability(updates)],
         "stability": asdict(stable),
         "coordination": [{**asdict(c), "alone": c.alone} for c in coordination(reading.evals)],
         "zeta": None if zeta is None else asdict(zeta),
         "weights": _weights(reading),
         "probes": _probes(updates),
         "staleness": None,
+        "swaps": swap_rows(reading.records),
         "cost": _cost(reading),
         "grader_failures": dict(mapping(updates[-1], "grader_failures")) if updates else {},
         "reproduce": _reproduce(reading),
@@ -145,7 +149,7 @@ def eval_rows(records: Sequence[Record]) -> list[dict[str, Any]]:
 
 
 def update_rows(updates: Sequence[Record]) -> list[dict[str, Any]]:
-    gained = gains(updates)
+    gained, stale = gains(updates), stale_updates(updates)
     rows = []
     for update in updates:
         row: dict[str, Any] = {key: whole(update, key) for key in _COUNTS}
@@ -158,6 +162,7 @@ def update_rows(updates: Sequence[Record]) -> list[dict[str, Any]]:
         exact = update.get("exact_success")
         row["exact_success"] = exact[1] if isinstance(exact, list | tuple) and len(exact) == 2 else None
         row["seconds"] = sum(number(update["seconds"], phase) or 0.0 for phase in mapping(update, "seconds"))
+        row["stale"] = row["update"] in stale
         row["outside"] = accepted(update) and _outside(update)
         rows.append(row)
     return rows
@@ -179,6 +184,7 @@ def _tracking(found: Tracking) -> dict[str, Any]:
         "violations": found.violations,
         "violation_rate": found.violation_rate,
         "positive": found.positive,
+        "not_applicable": found.not_applicable,
     }
 
 

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from teamtr.build import Workshop
+from teamtr.protocol import ChatCodec
+from teamtr.protocol.thinking import ThinkPolicy
 from teamtr.protocol.tokenizers import Compatibility
 from teamtr.types import RolloutBatch
 
@@ -44,23 +46,37 @@ def check_protocol(
     new_ends = new.engine.learner(agent).policy.end_ids
     ends_known = ends <= new_ends
     same_rendering = old_codec.text(_TALK) == new_codec.text(_TALK)
-    prompt = old.team[agent].system_prompt
+    protocol = new.team_file.team.protocol
     items = [
         Item("token ids", tokenizers.identical, str(tokenizers)),
         Item("end of a message", ends_known, "" if ends_known else f"the new agent does not stop at {sorted(ends)}"),
         Item("chat template", same_rendering, "" if same_rendering else "renders the same talk to other text"),
-        Item("system prompt", True, "explicit" if prompt else "explicitly empty"),
-        Item("reasoning tags", *_thinks(old_codec, new_codec)),
+        Item("system prompt", *_system(new_codec, new.team[agent].system_prompt)),
+        Item("reasoning tags", *_thinks(old_codec, new_codec, protocol.think)),
+        Item("tool calls", True, "one JSON form" if protocol.tools == "canonical" else "shared as they are written"),
     ]
     return Checklist(tuple(items), tokenizers.identical and ends_known)
 
 
-def _thinks(old_codec: Any, new_codec: Any) -> tuple[bool, str]:
-    """Whether one of the two templates knows reasoning tags and the other does not."""
+def _system(codec: Any, prompt: str) -> tuple[bool, str]:
+    """Whether what the new agent is told at the outset is what the team file says."""
+    if prompt:
+        return True, "explicit"
+    talk = [{"role": "system", "content": ""}, {"role": "user", "content": "u"}]
+    if codec.text(talk) != ChatCodec(codec.tokenizer, codec.template_kwargs).text(talk):
+        return False, "the new agent's template says words of its own; use --system explicit"
+    return True, "explicitly empty"
+
+
+def _thinks(old_codec: Any, new_codec: Any, policy: ThinkPolicy) -> tuple[bool, str]:
+    """Whether one of the two templates knows reasoning tags and the other does not, and the team would see them."""
     tags = ["<think>" in str(codec.tokenizer.chat_template) for codec in (old_codec, new_codec)]
     if tags[0] == tags[1]:
         return True, "in both templates" if tags[0] else "in neither template"
-    return False, f"the {'old' if tags[0] else 'new'} agent's template alone knows them; set template_kwargs"
+    alone = f"the {'old' if tags[0] else 'new'} agent's template alone knows them"
+    if policy != "keep":
+        return True, f"{alone}; taken out of what is shared"
+    return False, f"{alone}; set template_kwargs, or use --think strip"
 
 
 def warnings_of(checklist: Checklist) -> Sequence[str]:

@@ -6,7 +6,7 @@ each agent, through its own template; what was said is the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,13 +24,17 @@ from teamtr.types import AgentBatch, Ids, Message, Problem, RolloutBatch, Turn, 
 GROUP = 4
 """Conversations of one problem: enough for a surrogate, few enough for many problems."""
 
+EXPLORING = 1.5
+"""Temperature of further probes. A trained team says nearly the same again; what is missing are other contexts."""
+
 
 @dataclass(frozen=True)
 class Probes:
     """The same messages for both agents, row by row: ``old`` in the old agent's tokens, ``new`` in the new one's.
 
     ``exact``: both read and write the same ids, so that a KL between them exists. ``held_out`` are the rows that no
-    step of the alignment sees: whole problems, as far as there are several.
+    step of the alignment sees: whole problems, as far as there are several. The first ``usual`` rows are of the team's
+    own conversations, further ones of hotter ones.
     """
 
     old: AgentBatch
@@ -39,20 +43,33 @@ class Probes:
     train: NDArray[np.int64]
     held_out: NDArray[np.int64]
     characters_M: NDArray[np.int64]
+    usual: int
 
 
-def play_probes(workshop: Workshop, team: Team, agent: str, probes: int) -> RolloutBatch:
-    """Conversations of this team with at least ``probes`` messages of the agent, unless the environment cuts in."""
+def play_probes(
+    workshop: Workshop,
+    team: Team,
+    agent: str,
+    problems: Sequence[Problem],
+    probes: int,
+    *,
+    part: str,
+    temperature: float | None = None,
+) -> RolloutBatch:
+    """Conversations of this team with at least ``probes`` messages of the agent, unless the environment cuts in.
+
+    ``part`` names the batch: another one has other problems first, and other noise.
+    """
     seed = workshop.team_file.seed
-    problems = workshop.task.problems("train")
     turns = workshop.arena.router.turns_of(agent)
     if turns == 0:
         raise Misuse(f"agent {agent!r} never speaks in team.router.order; there is nothing to align it on")
     wanted = -(-probes // (turns * GROUP))
-    rng = generator(seed, "swap", "problems", agent)
+    rng = generator(seed, "swap", "problems", agent, part)
     order = np.concatenate([rng.permutation(len(problems)) for _ in range(-(-wanted // len(problems)))])[:wanted]
     drawn = [problems[i] for i in order]
-    return play(workshop.arena, team, drawn, GROUP, seed=seed_of(seed, "swap", "probes", agent))
+    noise = seed_of(seed, "swap", "probes", agent, part)
+    return play(workshop.arena, team, drawn, GROUP, seed=noise, temperature=temperature)
 
 
 def split_rows(cluster_M: NDArray[np.int64], share: float, rng: np.random.Generator) -> NDArray[np.bool_]:
@@ -67,7 +84,7 @@ def split_rows(cluster_M: NDArray[np.int64], share: float, rng: np.random.Genera
 
 
 def make_probes(
-    batch: RolloutBatch,
+    batches: Sequence[RolloutBatch],
     agent: Agent,
     workshop: Workshop,
     *,
@@ -76,14 +93,21 @@ def make_probes(
     held_out: float,
     seed: int,
 ) -> Probes:
-    """Both agents' views of the first ``probes`` messages; ``workshop`` is the one the new agent lives in."""
+    """Both agents' views of the messages; ``workshop`` is the one the new agent lives in.
+
+    Of the first batch's first ``probes`` messages a part is held out. Further batches are all trained on: their
+    problems are to be chosen among ``problems_to_train``.
+    """
+    batch = joined(batches)
     codec = workshop.arena.codecs[agent.name]
     turns = list(_turns_of(batch, agent.name))
-    old = batch.of(agent.name)
     messages = [turn.token_ids if exact else _respelt(codec, turn) for _, turn, _ in turns]
-    rows = [m for m, message in enumerate(messages) if len(message)][:probes]
-    if len(rows) < 2:
-        raise Misuse(f"agent {agent.name!r} spoke {len(rows)} times in the probes; raise --probes")
+    first = len(batches[0].of(agent.name))
+    spoken = [m for m, message in enumerate(messages) if len(message)]
+    own = [m for m in spoken if m < first][:probes]
+    if len(own) < 2:
+        raise Misuse(f"agent {agent.name!r} spoke {len(own)} times in the probes; raise --probes")
+    rows = own + [m for m in spoken if m >= first]
     prompts = [
         codec.encode(
             render(
@@ -96,7 +120,7 @@ def make_probes(
         )
         for problem, heard in (_heard(batch, agent, *turns[m]) for m in rows)
     ]
-    old = old.rows(rows)
+    old = batch.of(agent.name).rows(rows)
     new = AgentBatch(
         agent=agent.name,
         prompts=tuple(prompts),
@@ -107,9 +131,24 @@ def make_probes(
         turn_M=old.turn_M,
         cluster_M=old.cluster_M,
     )
-    held = split_rows(old.cluster_M, held_out, generator(seed, "swap", "held out", agent.name))
+    held = np.zeros(len(rows), dtype=bool)
+    held[: len(own)] = split_rows(old.cluster_M[: len(own)], held_out, generator(seed, "swap", "held out", agent.name))
     characters = np.array([max(1, len(turns[m][1].text)) for m in rows], dtype=np.int64)
-    return Probes(old, new, exact, np.flatnonzero(~held), np.flatnonzero(held), characters)
+    return Probes(old, new, exact, np.flatnonzero(~held), np.flatnonzero(held), characters, usual=len(own))
+
+
+def problems_to_train(batch: RolloutBatch, probes: Probes) -> list[Problem]:
+    """The problems of which more probes may be played: none that is held out, as far as there are several."""
+    return [batch.problems[p] for p in np.unique(probes.old.cluster_M[probes.train])]
+
+
+def joined(batches: Sequence[RolloutBatch]) -> RolloutBatch:
+    """Several batches of one team, one after the other."""
+    return RolloutBatch(
+        tuple(problem for batch in batches for problem in batch.problems),
+        tuple(episode for batch in batches for episode in batch.episodes),
+        batches[0].group_size,
+    )
 
 
 def _turns_of(batch: RolloutBatch, agent: str) -> Iterator[tuple[int, Turn, int]]:

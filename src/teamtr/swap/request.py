@@ -11,6 +11,9 @@ from typing import Any, Literal
 from teamtr.config import TeamFile, dump, loads
 from teamtr.errors import Misuse
 from teamtr.export import agent_of, base_model
+from teamtr.protocol.sharing import ToolPolicy
+from teamtr.protocol.systems import SystemPolicy
+from teamtr.protocol.thinking import ThinkPolicy
 from teamtr.store.atomic import make_folder, temporary_beside
 
 Mode = Literal["aligned", "direct", "reset"]
@@ -22,7 +25,9 @@ class Request:
 
     ``train`` is "full" or "lora"; None is as a team file would have it for this model. ``stages`` is how many the new
     run goes on for; None is what the plan has left, or all of them again when it is finished. ``learning_rate`` None
-    is the team file's.
+    tries several about the team file's. ``doublings``: how often more probes may be played, when those there are have
+    been learnt by heart. ``think``, ``tools`` and ``system`` are switches of the team's protocol from the swap on; None
+    leaves one as it is.
     """
 
     agent: str
@@ -35,16 +40,26 @@ class Request:
     batch: int = 64
     check_every: int = 25
     max_steps: int = 2000
+    doublings: int = 3
     stages: int | None = None
     eval_problems: int | None = None
     eval_samples: int | None = None
+    think: ThinkPolicy | None = None
+    tools: ToolPolicy | None = None
+    system: SystemPolicy | None = None
+
+    @property
+    def protocol(self) -> dict[str, str]:
+        """The switches that change."""
+        switches = {"think": self.think, "tools": self.tools, "system": self.system}
+        return {name: value for name, value in switches.items() if value is not None}
 
     def as_record(self) -> dict[str, Any]:
         return asdict(self)
 
 
 def new_team_file(team_file: TeamFile, request: Request, *, next_stage: int, models: Path) -> TeamFile:
-    """The team file of the run after the swap: another model for one agent, nothing else but the stages to come.
+    """The team file of the run after the swap: another model for one agent, the protocol, and the stages to come.
 
     Adapters of kept agents on the built-in model stand on a base that is made from the examples of all the agents that
     share it. With one of them gone it would come out otherwise, so it is written to ``models`` and named from there.
@@ -60,11 +75,12 @@ def new_team_file(team_file: TeamFile, request: Request, *, next_stage: int, mod
             agents.append(config.model_copy(update={"model": _keep_base(team_file, config.name, models)}))
         else:
             agents.append(config)
+    protocol = team_file.team.protocol.model_copy(update=request.protocol)
     left = team_file.plan.stages - next_stage
     more = request.stages or (left if left > 0 else team_file.plan.stages)
     changed = team_file.model_copy(
         update={
-            "team": team_file.team.model_copy(update={"agents": tuple(agents)}),
+            "team": team_file.team.model_copy(update={"agents": tuple(agents), "protocol": protocol}),
             "plan": team_file.plan.model_copy(update={"stages": next_stage + more}),
         }
     )

@@ -17,11 +17,12 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import orjson
 
 from teamtr.account import Account
@@ -37,16 +38,16 @@ from teamtr.run import Record, evaluate_team, open_run
 from teamtr.store import Checkpoints, Commit, Log, RunFolder, read_episodes, write_atomic, write_episodes
 from teamtr.store.atomic import make_folder, remove_leftovers
 from teamtr.store.log import decode, encode
-from teamtr.swap.align import Aligner, Alignment, Look, align, surrogate, text_gap, within
+from teamtr.swap.align import Pupil, align
 from teamtr.swap.checklist import check_protocol, warnings_of
-from teamtr.swap.probes import Probes, make_probes, play_probes
+from teamtr.swap.feasibility import achieved, surrogate, text_gap
+from teamtr.swap.probes import EXPLORING, Probes, make_probes, play_probes, problems_to_train
 from teamtr.swap.request import Request, new_team_file
+from teamtr.swap.steering import TRIED, Alignment, Progress
 from teamtr.swap.strings import compared_strings, context_strings
 from teamtr.team import Team
 from teamtr.theory.advantages import group_advantages
-from teamtr.types import AgentState, RolloutBatch
-
-PROBES = "swap-probes.jsonl.gz"
+from teamtr.types import AgentState, Problem, RolloutBatch
 
 
 class OtherSwap(Refused):
@@ -107,11 +108,12 @@ class _Swap:
             old.team_file, request, next_stage=self.next_stage, models=target.path / "models"
         )
         self.new = build(self.team_file)
+        self.spent: dict[str, Ledger] = {}
         self._load_kept()
 
     def go(self) -> Iterator[Record]:
         request = self.request
-        batch = self._probe_batch()
+        batch = self._played("probes", self.old.task.problems("train"), request.probes)
         strings = compared_strings(list(context_strings(batch)))
         codecs: tuple[Any, Any] = (self.old.arena.codecs[request.agent], self.new.arena.codecs[request.agent])
         tokenizers = compare_tokenizers(codecs[0].tokenizer, codecs[1].tokenizer, strings)
@@ -148,7 +150,7 @@ class _Swap:
             "floors": {f.agent: f.noise_floor for f in floors},
             "time": time.time(),
         }
-        self._install(record, batch)
+        self._install(record)
         yield record
 
     # -- steps ------------------------------------------------------------------------------------------------
@@ -169,12 +171,18 @@ class _Swap:
     def _model(self, workshop: Workshop) -> str:
         return next(a.model for a in workshop.team_file.team.agents if a.name == self.request.agent)
 
-    def _probe_batch(self) -> RolloutBatch:
-        """The current team's conversations; played once and kept."""
-        file = self.target.episodes / PROBES
+    def _played(
+        self, part: str, problems: Sequence[Problem], probes: int, *, temperature: float | None = None
+    ) -> RolloutBatch:
+        """Conversations of the current team; played once and kept."""
+        file = self.target.episodes / f"swap-{part}.jsonl.gz"
         if not file.exists():
-            write_episodes(file, play_probes(self.old, self.old_team, self.request.agent, self.request.probes))
-        return read_episodes(file)
+            agent, team = self.request.agent, self.old_team
+            played = play_probes(self.old, team, agent, problems, probes, part=part, temperature=temperature)
+            write_episodes(file, played)
+        batch = read_episodes(file)
+        self.spent[part] = _spent(batch)
+        return batch
 
     def _evaluated(self, when: str, workshop: Workshop, team: Team) -> Record:
         """Held-out success, from the journal when it was measured before. All three see the same problems and noise."""
@@ -202,88 +210,90 @@ class _Swap:
 
     def _align(self, batch: RolloutBatch, *, exact: bool, into: Record) -> Iterator[Record]:
         """Distil; fills ``into`` with what it came to (app:diagnostics, plug-in feasibility)."""
-        request, agent, plan = self.request, self.request.agent, self.new.plan
-        probes = make_probes(
-            batch,
-            self.new.team[agent],
+        agent, settings = self.request.agent, self._alignment(exact)
+        learner = self.new.engine.learner(agent)
+        student = PolicyLearner(
+            agent,
+            learner.policy,
+            AgentState(beta=1.0, step_scale=1.0, radius_nats=self.new.plan.radii.nats),
+            micro_batch=learner.micro_batch,
+            betas=self.team_file.learner.betas,
+            max_grad_norm=self.team_file.learner.max_grad_norm,
+        )
+        pupil = Pupil(student, self.old.engine.learner(agent), lambda k: self._probes(batch, exact, k))
+        make_folder(self.folder / "align")
+        store = Checkpoints(self.folder / "align")
+        for seen in align(pupil, settings, store):
+            yield {"kind": "align", **asdict(seen), "radius": settings.radius}
+        commit = store.latest()
+        assert commit is not None
+        into.update(achieved(pupil, Progress.of(commit.progress), settings))
+        into.update(self._feasibility(pupil, batch, settings) if exact else self._other_spelling(pupil))
+        student.end()
+        learner.restore(learner.snapshot())  # the student wrote into the same policy: forget the version remembered
+
+    def _alignment(self, exact: bool) -> Alignment:
+        request, plan, learner = self.request, self.new.plan, self.team_file.learner
+        rates = tuple(learner.learning_rate * factor for factor in TRIED)
+        return Alignment(
+            rates=rates if request.learning_rate is None else (request.learning_rate,),
+            radius=plan.radii.nats if exact else None,
+            per_token=plan.radii.per_token,
+            confidence=learner.confidence,
+            batch=request.batch,
+            check_every=request.check_every,
+            max_steps=request.max_steps,
+            doublings=request.doublings,
+            seed=seed_of(self.seed, "swap", request.agent),
+        )
+
+    def _probes(self, batch: RolloutBatch, exact: bool, doubled: int) -> Probes:
+        """The probes after so many doublings; what is held out stays the same."""
+        probes = self._viewed([batch], exact)
+        if doubled == 0:
+            return probes
+        problems, count = problems_to_train(batch, probes), self.request.probes
+        more = [
+            self._played(f"probes-{k}", problems, count * 2 ** (k - 1), temperature=EXPLORING)
+            for k in range(1, doubled + 1)
+        ]
+        return self._viewed([batch, *more], exact)
+
+    def _viewed(self, batches: Sequence[RolloutBatch], exact: bool) -> Probes:
+        request = self.request
+        return make_probes(
+            batches,
+            self.new.team[request.agent],
             self.new,
             exact=exact,
             probes=request.probes,
             held_out=request.held_out,
             seed=self.seed,
         )
-        learner = self.new.engine.learner(agent)
-        settings = Alignment(
-            learning_rate=request.learning_rate or self.team_file.learner.learning_rate,
-            radius=plan.radii.nats if exact else None,
-            per_token=plan.radii.per_token,
-            confidence=self.team_file.learner.confidence,
-            batch=request.batch,
-            check_every=request.check_every,
-            max_steps=request.max_steps,
-            seed=seed_of(self.seed, "swap", agent),
-        )
-        aligner = Aligner(
-            agent,
-            learner.policy,
-            AgentState(beta=1.0, step_scale=1.0, radius_nats=plan.radii.nats),
-            micro_batch=learner.micro_batch,
-            betas=self.team_file.learner.betas,
-            max_grad_norm=self.team_file.learner.max_grad_norm,
-        )
-        teacher = self.old.engine.learner(agent)
-        aligner.follow(teacher, probes)
-        make_folder(self.folder / "align")
-        store = Checkpoints(self.folder / "align")
-        for seen in align(aligner, probes, settings, store):
-            yield {"kind": "align", **asdict(seen), "radius": settings.radius}
-        into.update(self._feasibility(aligner, teacher, probes, batch, settings, store))
-        aligner.end()
-        learner.restore(learner.snapshot())  # the aligner wrote into the same policy: forget the version remembered
 
-    def _feasibility(
-        self,
-        aligner: Aligner,
-        teacher: PolicyLearner,
-        probes: Probes,
-        batch: RolloutBatch,
-        settings: Alignment,
-        store: Checkpoints,
-    ) -> Record:
-        commit = store.latest()
-        assert commit is not None
-        looks = [Look(**look) for look in commit.progress["looks"]]
-        best = looks[commit.progress["best"]]
-        found: Record = {
-            "loss": "kl_old_to_new" if probes.exact else "cross_entropy",
-            "unit": "token" if settings.per_token else "message",
-            "probes": len(probes.old),
-            "held_out": len(probes.held_out),
-            "steps": best.step,
-            "kl": best.kl,
-            "kl_upper": best.upper,
-            "radius": settings.radius,
-            "within_radius": within(best, settings) if probes.exact else None,
-            "curve": [asdict(look) for look in looks],
-        }
-        if not probes.exact:
-            gap = asdict(text_gap(teacher, aligner, probes))
-            note = "the two spell differently: no exact KL exists, and no radius was applied"
-            room, longest = self.new.team[self.request.agent].max_tokens, int(probes.new.lengths_M.max())
-            if longest > room:
-                note += (
-                    f"; the old agent's longest message takes {longest} of the new one's tokens, max_tokens is {room}"
-                )
-            return {**found, "text_gap": gap, "note": note}
-        plan, rows = self.new.plan, probes.held_out
-        returns_PG = batch.returns_PG(plan.gamma)
-        advantages = group_advantages(returns_PG, a_clip=plan.a_clip, eps_norm=plan.eps_norm)
-        advantages_M = advantages.values_PG.reshape(-1)[probes.old.episode_M[rows]]
-        return {**found, "surrogate": surrogate(aligner.measure(rows), advantages_M)}
+    def _feasibility(self, pupil: Pupil, batch: RolloutBatch, settings: Alignment) -> Record:
+        """The surrogate on held-out probes, and one look at conversations that steered nothing."""
+        plan, rows = self.new.plan, pupil.probes.held_out
+        advantages = group_advantages(batch.returns_PG(plan.gamma), a_clip=plan.a_clip, eps_norm=plan.eps_norm)
+        advantages_M = advantages.values_PG.reshape(-1)[pupil.probes.old.episode_M[rows]]
+        found = surrogate(pupil.student.measure(rows), advantages_M)
+        unseen = self._played("unseen", self.old.task.problems("test"), max(2, len(rows)))
+        probes = self._viewed([unseen], exact=True)
+        other = Pupil(pupil.student, pupil.teacher, lambda _: probes)
+        other.attend(0)
+        kl, upper = other.bound(np.arange(len(probes.new)), settings)
+        return {"surrogate": found, "unseen": {"messages": len(probes.new), "kl": kl, "kl_upper": upper}}
+
+    def _other_spelling(self, pupil: Pupil) -> Record:
+        note = "the two spell differently: no exact KL exists, and no radius was applied"
+        room, longest = self.new.team[self.request.agent].max_tokens, int(pupil.probes.new.lengths_M.max())
+        if longest > room:
+            note += f"; the old agent's longest message takes {longest} of the new one's tokens, max_tokens is {room}"
+        return {"text_gap": asdict(text_gap(pupil)), "note": note}
 
     # -- the new run ------------------------------------------------------------------------------------------
 
-    def _install(self, record: Record, batch: RolloutBatch) -> None:
+    def _install(self, record: Record) -> None:
         """The old run's log with the swap at its end, one commit, and last the team file."""
         number = self.commit.number
         past = [
@@ -293,7 +303,8 @@ class _Swap:
         ]
         lines = b"".join(encode(r, "record") + b"\n" for r in [*past, record])
         write_atomic(self.target.path / "log.jsonl", lines)
-        self.account.sampled(_spent(batch))
+        for part in sorted(self.spent):
+            self.account.sampled(self.spent[part])
         learners = self.new.engine.learners
         progress = {
             **self.commit.progress,

@@ -59,11 +59,12 @@ class Slim:
     halves: dict[tuple[int, torch.dtype], Tensor] = field(default_factory=dict)
 
     def weight_of(self, layer: nn.Linear) -> Tensor:
-        if layer.weight.dtype == self.dtype:
-            return layer.weight
-        key = (id(layer), self.dtype)
+        return layer.weight if layer.weight.dtype == self.dtype else self.half_of(layer.weight, self.dtype)
+
+    def half_of(self, weight: Tensor, dtype: torch.dtype) -> Tensor:
+        key = (id(weight), dtype)
         if key not in self.halves:
-            self.halves[key] = layer.weight.detach().to(self.dtype)
+            self.halves[key] = weight.detach().to(dtype)
         return self.halves[key]
 
 

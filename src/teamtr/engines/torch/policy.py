@@ -32,8 +32,8 @@ class TransformerPolicy(Policy):
     """``model`` is a causal LM of transformers. With ``adapter``, it is a PEFT model and only that adapter is
     trained; several policies then share one ``model`` and switch its active adapter before they compute.
 
-    The body runs in ``precision``; the head is always float32, because rounding there alone can cost more KL
-    than a radius.
+    The body runs in ``precision``; the head adds up in float32 whatever its inputs, because rounding there alone can
+    cost more KL than a radius.
     """
 
     def __init__(
@@ -74,7 +74,8 @@ class TransformerPolicy(Policy):
         """Memory of the base's weights kept in half precision beside the full ones, when training uses them."""
         if self._slim is None or self.precision not in _HALF:
             return 0
-        return sum(2 * p.numel() for name, p in self.causal_lm.named_parameters() if ".base_layer.weight" in name)
+        body = sum(2 * p.numel() for name, p in self.causal_lm.named_parameters() if ".base_layer.weight" in name)
+        return body + (2 * self.causal_lm.get_output_embeddings().weight.numel() if self.precision == "fp16" else 0)
 
     # -- weights ----------------------------------------------------------------------------------------------
 
@@ -199,14 +200,20 @@ class TransformerPolicy(Policy):
 
     def head(self) -> Head:
         layer = self.causal_lm.get_output_embeddings()
-        return _linear_head(layer.weight, layer.bias, self.temperature)
+        return _linear_head(layer.weight, layer.bias, self.temperature, self._half_of_head(layer.weight))
 
     def frozen_head(self) -> Head:
         layer = self.causal_lm.get_output_embeddings()
         trained = self.adapter is None
         weight = layer.weight.detach().clone() if trained else layer.weight
         bias = layer.bias.detach().clone() if trained and layer.bias is not None else layer.bias
-        return _linear_head(weight, bias, self.temperature)
+        return _linear_head(weight, bias, self.temperature, self._half_of_head(weight))
+
+    def _half_of_head(self, weight: Tensor) -> Tensor | None:
+        """The head's weight in float16 where training with adapters uses it: kept, since it never changes."""
+        if self._slim is None or self.precision != "fp16" or self.device.type != "cuda" or weight.requires_grad:
+            return None
+        return self._slim.half_of(weight, torch.float16)
 
     def _require_room(self, tokens: int) -> None:
         room = getattr(self.causal_lm.config, "max_position_embeddings", None)
@@ -331,12 +338,34 @@ def end_ids_of(model: Any, tokenizer: Any) -> frozenset[int]:
     return frozenset(found)
 
 
-def _linear_head(weight: Tensor, bias: Tensor | None, temperature: float) -> Head:
+class _HalfProduct(torch.autograd.Function):
+    """hidden @ weight' of float16 factors, added up in float32. float16 keeps as many digits as TF32 does, at half the
+    time; the gradient, whose range it lacks, is computed with the whole weight."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden_NH: Tensor, weight_VH: Tensor, half_VH: Tensor) -> Tensor:
+        ctx.save_for_backward(weight_VH)
+        if hidden_NH.device.type != "cuda":
+            return hidden_NH.half().float() @ half_VH.float().T
+        return torch.mm(hidden_NH.half(), half_VH.T, out_dtype=torch.float32)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad_NV: Tensor) -> tuple[Tensor, None, None]:
+        (weight_VH,) = ctx.saved_tensors
+        return grad_NV @ weight_VH.float(), None, None
+
+
+def _linear_head(weight: Tensor, bias: Tensor | None, temperature: float, half: Tensor | None = None) -> Head:
     def head(hidden_NH: Tensor) -> Tensor:
         with torch.autocast(hidden_NH.device.type, enabled=False):
-            logits_NV = torch.nn.functional.linear(
-                hidden_NH.float(), weight.float(), None if bias is None else bias.float()
-            )
+            if half is not None:
+                logits_NV = _HalfProduct.apply(hidden_NH.float(), weight, half)
+                logits_NV = logits_NV if bias is None else logits_NV + bias.float()
+            else:
+                logits_NV = torch.nn.functional.linear(
+                    hidden_NH.float(), weight.float(), None if bias is None else bias.float()
+                )
         return logits_NV if temperature == 1.0 else logits_NV / temperature
 
     return head

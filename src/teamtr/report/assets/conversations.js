@@ -41,6 +41,7 @@ class Reader {
     this.batchChoice.addEventListener("change", () => this.show(this.batchChoice.value));
     [this.verdictBox, this.verdict] = choice("verdict", [["", "any"]]);
     [this.mixedBox, this.mixed] = choice("disagreement", [["", "any"], ["siblings", "siblings differ in verdict"], ["agents", "agents' last words differ"], ["same", "agents' last words agree"]]);
+    [this.measuredBox, this.measured] = choice("KL by token", [["", "any"], ["kl", "measured"]]);
     const numberBox = (label) => {
       const input = el("input", { type: "number", step: "any", "aria-label": label, input: changed });
       return [el("label", { class: "narrow" }, el("span", null, label), input), input];
@@ -52,7 +53,7 @@ class Reader {
     this.items = el("div", { class: "episodes", role: "listbox", "aria-label": "episodes" });
     this.view = el("article", { class: "dialogue" });
     this.root = el("div", { class: "reader" },
-      el("form", { class: "filters", submit: (event) => event.preventDefault() }, this.batchBox, this.verdictBox, this.mixedBox, this.lowBox, this.highBox,
+      el("form", { class: "filters", submit: (event) => event.preventDefault() }, this.batchBox, this.verdictBox, this.mixedBox, this.measuredBox, this.lowBox, this.highBox,
         el("label", { class: "grow" }, el("span", null, "text contains"), this.search)),
       this.count, el("div", { class: "columns" }, this.items, this.view));
     if (this.names.length) this.show(this.names[this.names.length - 1]);
@@ -98,6 +99,7 @@ class Reader {
     if (this.mixed.value === "siblings" && !this.mixedProblems.has(e.problem)) return false;
     if (this.mixed.value === "agents" && !e.disagree) return false;
     if (this.mixed.value === "same" && e.disagree) return false;
+    if (this.measured.value === "kl" && !e.said.some((s) => s.kl)) return false;
     if (this.low.value !== "" && !(e.reward >= Number(this.low.value))) return false;
     if (this.high.value !== "" && !(e.reward <= Number(this.high.value))) return false;
     const wanted = this.search.value.toLowerCase();
@@ -135,7 +137,9 @@ class Reader {
         problem.answer !== null ? el("p", { class: "meta" }, "wanted: ", el("bdi", { class: "quote" }, messageNodes(problem.answer)), " · answered: ", el("bdi", { class: "quote" }, messageNodes(e.answer))) : null,
         el("label", { class: "switch" }, el("input", { type: "checkbox", ...(this.tokens ? { checked: true } : {}), change: (event) => { this.tokens = event.target.checked; this.read(e); } }), "tokens")),
       el("div", { class: "turns" }, e.said.map((turn) => this.turn(turn))),
-      this.tokens ? el("p", { class: "caption" }, "Each token as sampled; the redder, the less likely the sampler thought it. Per-token KL is not stored with episodes, so it is not shown.") : null,
+      this.tokens ? el("p", { class: "caption" }, "Each token as sampled; the redder, the less likely the sampler thought it. ", e.said.some((s) => s.kl)
+        ? "A bar above a token: how far the update that learnt from this batch moved it (sampled KL k3, nats; full at 0.1)."
+        : this.batch.probed ? "KL by token was measured on other messages of this batch: choose “KL by token: measured” above to find them." : "KL by token is measured where the team file asks for probes (diagnostics.every).") : null,
       this.siblings(e), this.acrossStages(e)].filter(Boolean));
   }
 
@@ -143,7 +147,7 @@ class Reader {
     const cls = turn.environment ? "environment" : agentClass(this.data, turn.who);
     const body = this.tokens && turn.ids ? this.tokenView(turn) : el("bdi", { class: "said" }, messageNodes(turn.text));
     return el("div", { class: "turn " + cls },
-      el("div", { class: "speaker" }, turn.who, turn.environment ? el("span", { class: "meta" }, " environment") : el("span", { class: "meta" }, ` ${turn.ids.length} tokens${turn.finish === "length" ? ", cut at the limit" : ""} · version ${turn.version}`)),
+      el("div", { class: "speaker" }, turn.who, turn.environment ? el("span", { class: "meta" }, " environment") : el("span", { class: "meta" }, ` ${turn.ids.length} tokens${turn.finish === "length" ? ", cut at the limit" : ""} · version ${turn.version}${turn.kl ? ` · moved by ${num(turn.kl.reduce((a, b) => a + b, 0))} nats (k3)` : ""}`)),
       body, turn.cut ? el("p", { class: "meta" }, `${num(turn.cut)} more characters are not shown`) : null);
   }
 
@@ -151,9 +155,11 @@ class Reader {
     const pieces = this.batch.pieces[turn.who] || {};
     return el("bdi", { class: "said tokens" }, turn.ids.map((id, k) => {
       const logprob = turn.logprobs[k], text = pieces[id];
-      const token = el("span", { class: "token", tip: () => `token ${id}, log-probability ${num(logprob)} (${percent(Math.exp(logprob), 1)})` },
+      const kl = turn.kl ? turn.kl[k] : undefined;
+      const token = el("span", { class: isNumber(kl) ? "token moved" : "token", tip: () => `token ${id}, log-probability ${num(logprob)} (${percent(Math.exp(logprob), 1)})${isNumber(kl) ? `\nsampled KL of the update ${num(kl)} nats` : ""}` },
         text === undefined || text === "" ? `#${id}` : text === "\n" ? "⏎" : text);
       token.style.setProperty("--doubt", Math.min(1, Math.max(0, isNumber(logprob) ? -logprob / 5 : 1)).toFixed(2));
+      if (isNumber(kl)) token.style.setProperty("--kl", Math.min(1, Math.max(kl, 0) / 0.1).toFixed(2));
       return token;
     }));
   }

@@ -11,7 +11,9 @@ function themeButton() {
 }
 
 const PARTS = [["glance", "At a glance"], ["learning", "Learning"], ["region", "Trust region"], ["certificate", "Certificate"], ["staleness", "Staleness"],
-  ["timeline", "Timeline"], ["conversations", "Conversations"], ["cost", "Accounting"], ["reproduce", "Reproduce"]];
+  ["shift", "Token shift"], ["timeline", "Timeline"], ["conversations", "Conversations"], ["cost", "Accounting"], ["swap", "Swap"], ["reproduce", "Reproduce"]];
+/** Links to the sections that this run has. */
+const partsOf = (data) => PARTS.filter(([id]) => (id !== "swap" || data.swaps.length) && (id !== "shift" || (data.probes && data.probes.updates.some((p) => p.shift))));
 
 function navigation(parts, extra) {
   return el("nav", { "aria-label": "sections" }, el("span", { class: "brand" }, "TeamTR"),
@@ -20,7 +22,7 @@ function navigation(parts, extra) {
 
 function reportSections(data, batches, conversations) {
   return [headerSection(data), glanceSection(data), learningSection(data), regionSection(data), certificateSection(data),
-    stalenessSection(data), shiftSection(data), timelineSection(data, batches), conversations, costSection(data), reproduceSection(data)].filter(Boolean);
+    stalenessSection(data), shiftSection(data), timelineSection(data, batches), conversations, costSection(data), swapSection(data), reproduceSection(data)].filter(Boolean);
 }
 
 async function unpack(id) {
@@ -33,7 +35,7 @@ async function unpack(id) {
 function startReport(held, page) {
   const data = held.report;
   const batches = new Batches(data.batches, (n) => n in held.blobs, (n) => unpack(held.blobs[n]));
-  page.replaceChildren(navigation(PARTS), ...reportSections(data, batches, conversationsSection(data, batches)), footer());
+  page.replaceChildren(navigation(partsOf(data)), ...reportSections(data, batches, conversationsSection(data, batches)), footer());
 }
 
 const footer = () => el("footer", null, "TeamTR. This page holds everything it shows and asks nobody for anything.");

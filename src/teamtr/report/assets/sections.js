@@ -17,7 +17,7 @@ function headerSection(data) {
   const facts = [
     ["state", run.state], ["stages", `${run.stages_done} of ${run.stages ?? "?"}`], ["updates", num(data.updates.length)],
     ["agents", run.agents.join(", ")], ["plan", run.preset ?? "unknown"], ["seed", run.seed ?? "unknown"],
-    ["sampled tokens", num(data.cost.sampled_tokens)], ["time", clock(run.seconds)],
+    ["spent", `${num(data.cost.sampled_tokens)} tokens, ${num(data.cost.episodes)} episodes`], ["time", clock(run.seconds)],
   ];
   return el("header", { id: "top" },
     el("div", { class: "title" },
@@ -107,6 +107,14 @@ function regionSection(data) {
       chart({ title: "Back-offs", legend, x: { label: "stage", whole: true }, y: { label: "steps back along the line", min: 0 },
         layers: byAgent("backtracks").map(({ agent, points }, k) => ({ type: "dots", points: points.map((p) => ({ ...p, x: p.x + spread(k) })), cls: agentClass(data, agent), size: 2.4 })),
         caption: "How often a try had to be shortened. Good: zero to two; more means that the step length is far too large." }),
+      chart({ title: "Clipped", legend: [{ label: "ratios", cls: "agent-1", mark: "dot" }, { label: "advantages", cls: "agent-2", mark: "dot" }],
+        x: { label: "update", whole: true }, y: { label: "share clipped, %", format: (v) => num(100 * v), min: 0 },
+        layers: [["ratio_clip_rate", "agent-1"], ["advantage_clip_rate", "agent-2"]].map(([key, cls]) => ({ type: "dots", cls, size: 2.4, points: updates.filter((u) => isNumber(u[key])).map((u) => ({ x: u.update, y: u[key], tip: () => `update ${u.update} (${u.agent}): ${percent(u[key], 1)} of ${key.startsWith("ratio") ? "ratios" : "advantages"}` })) })),
+        caption: "How often clipping held back a ratio during the steps (from the second on), and an advantage. Good: few; many clipped ratios mean steps that strain at the region, many clipped advantages mean rare rewards." }),
+      chart({ title: "Sampler against learner", legend, x: { label: "stage", whole: true }, y: { label: "|Δ log p| per token, nats", min: 0 },
+        layers: byAgent("mismatch_sampler").map(({ agent, points }) => ({ type: "dots", points, cls: agentClass(data, agent), size: 2.4 })),
+        nothing: "No update recorded it.",
+        caption: "How far the log-probabilities of the engine that sampled are from those of the engine that learns, on the same tokens. No ratio uses the sampler's. Good: near rounding, and not growing." }),
       chart({ title: "Would a sampled KL have held the region?",
         legend: [{ label: "k1 (the paper's)", cls: "agent-1", mark: "dot" }, { label: "k3", cls: "agent-2", mark: "dot" }],
         x: { label: "exact KL / radius", min: 0 }, y: { label: "sampled KL / radius", max: quantile([...ratio("kl_k1"), ...ratio("kl_k3")].map((p) => p.y), 0.98) * 1.1 },
@@ -116,17 +124,23 @@ function regionSection(data) {
         table(["estimate", "bias", "error", "flips", "flips near the edge"], data.kl_reliability.map((e) => [e.name.slice(3),
           e.bias_in_radii === null ? "–" : signed(e.bias_in_radii, 2), num(e.rmse_in_radii, 2), percent(e.flip_rate), e.near_updates ? `${percent(e.near_flip_rate)} of ${e.near_updates}` : "–"])),
         el("p", { class: "caption" }, "Bias and root-mean-square error in radii. A flip: the estimate and the exact KL lie on different sides of the radius; near the edge: the exact KL within half a radius of it. Good: zero.",
-          data.zeta ? ` Estimation term zeta: mean ${num(data.zeta.mean)}, median ${num(data.zeta.p50)}, P90 ${num(data.zeta.p90)}; ${percent(data.zeta.penalty_share)} of the paper's penalty.` : ""))));
+          data.zeta ? ` Estimation term zeta: mean ${num(data.zeta.mean)}, median ${num(data.zeta.p50)}, P90 ${num(data.zeta.p90)}; ${percent(data.zeta.penalty_share)} of the paper's penalty.` : ""),
+        data.kl_subsamples.length ? [el("h3", { class: "below" }, "The sampled KL from some of the positions"),
+          table(["positions", "median", "P90", "flips near the edge", "against exact"], data.kl_subsamples.map((k) => [percent(k.share), num(k.median_in_radii, 2), num(k.p90_in_radii, 2), k.near_updates ? `${percent(k.near_flip_rate)} of ${k.near_updates}` : "–", percent(k.exact_flip_rate)])),
+          el("p", { class: "caption" }, `Of ${num(Math.max(...data.kl_subsamples.map((k) => k.updates)))} probed updates: the paper's estimate from a random share of token positions, its distance from that of all positions in radii. Flips: draws judged otherwise than all positions are, near the edge (within a fifth of the radius of it); or otherwise than by the exact KL. Good: zero. Steady is not yet right: compare with the exact KL.`)] : null)));
 }
 
 function certificateSection(data) {
-  const judged = data.updates.filter((u) => u.gain && isNumber(u.gain.estimate));
+  const issued = data.updates.filter((u) => !u.stale), stale = data.updates.filter((u) => u.stale && Object.keys(u.bounds).length).length;
+  const judged = issued.filter((u) => u.gain && isNumber(u.gain.estimate));
   const points = (kind) => judged.filter((u) => isNumber(u.bounds[kind])).map((u) => ({ x: u.bounds[kind], y: u.gain.estimate,
     low: u.gain.exact ? null : u.gain.lower, high: u.gain.exact ? null : u.gain.upper,
     tip: () => `update ${u.update} (${u.agent})\ncertified at least ${signed(u.bounds[kind])}\n${u.gain.exact ? "exact" : "measured"} ${signed(u.gain.estimate)}${u.gain.exact ? "" : ` (${signed(u.gain.lower)} to ${signed(u.gain.upper)})`}` }));
-  const over = (kind) => data.updates.filter((u) => isNumber(u.bounds[kind])).map((u) => ({ x: u.update, y: u.bounds[kind], tip: () => `update ${u.update} (${u.agent}): ${signed(u.bounds[kind])}` }));
+  const over = (kind) => issued.filter((u) => isNumber(u.bounds[kind])).map((u) => ({ x: u.update, y: u.bounds[kind], tip: () => `update ${u.update} (${u.agent}): ${signed(u.bounds[kind])}` }));
   const words = { turn_aware: "ours (turn-aware), units of reward", single_step: "the paper's (single step), units of normalised advantage" };
   return section("certificate", "Certificate", "What each update was promised to gain at least, against what it gained.",
+    stale ? el("p", { class: "stats" }, el("span", { class: "pill bad" }, `${stale} of ${data.updates.length} not applicable: batch was stale`)) : null,
+    stale ? el("p", { class: "caption" }, "Those updates learnt from rollouts of an earlier team. A certificate bounds a step from the team that wrote its batch, so that it says nothing about theirs; they are neither drawn nor judged.") : null,
     el("div", { class: "grid-2" },
       chart({ title: "Promised and gained", x: { label: "certified gain (ours), reward" }, y: { label: "gain, reward" },
         layers: [{ type: "diagonal" }, { type: "rule", y: 0 }, { type: "dots", points: points("turn_aware"), cls: "agent-0", size: 2.8 }],
@@ -143,10 +157,10 @@ function certificateSection(data) {
       chart({ title: "The paper's bound over the run", x: { label: "update", whole: true }, y: { label: "normalised advantage" },
         layers: [{ type: "rule", y: 0 }, { type: "line", points: over("single_step"), cls: "agent-1" }],
         caption: "Good: above zero; nearer zero is tighter." })),
-    Object.keys(data.certificates).length ? table(["certificate", "updates judged", "positive", "rank correlation with the gain", "violations"],
+    Object.keys(data.certificates).length ? table(["certificate", "updates judged", "positive", "rank correlation with the gain", "violations", "not applicable"],
       Object.entries(data.certificates).map(([kind, c]) => [words[kind] || kind, c.count + (c.exact ? " (exact)" : ""), `${c.positive} of ${c.count}`,
-        c.rank_correlation === null ? "–" : num(c.rank_correlation, 2), `${c.violations} (${percent(c.violation_rate)})`])) : null,
-    el("p", { class: "caption" }, "A violation: the gain, interval and all, lies below the bound. Good: no more than the confidence allows (with 95 % intervals on both sides, about one in forty by chance), and a rank correlation above zero."));
+        c.rank_correlation === null ? "–" : num(c.rank_correlation, 2), c.count ? `${c.violations} (${percent(c.violation_rate)})` : "–", c.not_applicable ? `${c.not_applicable}: batch was stale` : "0"])) : null,
+    el("p", { class: "caption" }, "A violation: the gain, interval and all, lies below the bound. Good: no more than the confidence allows (with 95 % intervals on both sides, about one in forty by chance), and a rank correlation above zero. A bound is read on the batch that was climbed, so it is optimistic, and wide intervals of the gain hide it: few violations do not prove it."));
 }
 
 function stalenessSection(data) {
@@ -164,13 +178,14 @@ function stalenessSection(data) {
     const order = [...new Set(data.staleness.map((s) => s.agent))];
     const legend = order.slice(0, 8).map((agent) => ({ label: agent, cls: agentClass(data, agent), mark: "dot" }));
     const drift = (agent) => data.staleness.filter((s) => s.agent === agent && s.drift).map((s) => ({ x: s.stage, y: s.drift.total_variation, chance: s.drift.chance,
-      tip: () => `${agent}, stage ${s.stage}, step ${s.step}\ntotal variation ${num(s.drift.total_variation)}, by chance ${num(s.drift.chance)}\n${percent(s.drift.repeated)} of contexts repeat` }));
+      tip: () => `${agent}, stage ${s.stage}, step ${s.step}\ntotal variation ${num(s.drift.total_variation)}, by chance ${num(s.drift.chance)}\n${percent(s.drift.repeated)} of contexts repeat, compared by ${s.form}` }));
     const moved = (agent) => data.staleness.filter((s) => s.agent === agent && s.moved).map((s) => ({ x: s.stage + 0.12 * s.step, y: s.moved.estimate, low: s.moved.lower, high: s.moved.upper,
       tip: () => `${agent}, stage ${s.stage}, step ${s.step}: ${signed(s.moved.estimate)} (${signed(s.moved.lower)} to ${signed(s.moved.upper)})` }));
-    parts.push(el("div", { class: "grid-2" },
+    parts.push(driftPanel(data), el("div", { class: "grid-2" },
       chart({ title: "Drift of contexts within a stage", legend, x: { label: "stage", whole: true }, y: { label: "total variation", min: 0 },
         layers: order.flatMap((agent) => [{ type: "dots", points: drift(agent).map((p) => ({ x: p.x, y: p.chance, tip: p.tip })), cls: agentClass(data, agent), mark: "cross", size: 3.5 }, { type: "dots", points: drift(agent), cls: agentClass(data, agent) }]),
-        caption: `How much the contexts in which an agent speaks changed between stage start and its own update. Cross: what chance alone gives between two batches of one team. Dots on their crosses: stale rollouts would have done. Contexts are compared by identity; ${percent(Math.max(...data.staleness.map((s) => (s.drift ? s.drift.repeated : 0))))} at most repeat here.` }),
+        caption: `How much the contexts in which an agent speaks changed between stage start and its own update. Cross: what chance alone gives between two batches of one team. Dots on their crosses: stale rollouts would have done. Contexts are compared by the finest form of which half repeat: here ${[...new Set(data.staleness.map((s) => s.form).filter(Boolean))].map((f) => FORM_WORDS[f]).join("; ") || "none does"}.`,
+        nothing: "No form of the contexts repeats often enough to be counted; where probes are logged, the weights tell." }),
       chart({ title: "Return moved since stage start", legend, x: { label: "stage", whole: true }, y: { label: "change of mean return" },
         layers: [{ type: "rule", y: 0 }, ...order.map((agent) => ({ type: "dots", points: moved(agent), cls: agentClass(data, agent) }))],
         caption: "The same problems, played again before a later update (95 % interval). Away from zero: the stage's first batch was out of date, and by how much." })));
@@ -179,6 +194,21 @@ function stalenessSection(data) {
     ? "This plan reuses rollouts and its newest checkpoint holds no weights between updates: nothing to measure here."
     : "Not measured here. teamtr report RUN reads the stored episodes of several stages and measures it."));
   return section("staleness", "Staleness", lead, parts);
+}
+
+const FORM_WORDS = { identity: "word for word", statements: "by what was stated", agreement: "by who agrees with whom" };
+
+/** D_occ in every form: those that count contexts are lower bounds, the one by weights is an upper bound. */
+function driftPanel(data) {
+  const rows = Object.keys(FORM_WORDS).map((form) => {
+    const found = data.staleness.map((s) => s.drifts[form]).filter(Boolean), mean = (key) => found.reduce((sum, d) => sum + d[key], 0) / found.length;
+    return found.length ? [FORM_WORDS[form], percent(mean("repeated")), num(mean("total_variation")), num(mean("chance")), ...(mean("repeated") >= 0.5 ? [num(mean("excess")), num(mean("corrected"))] : ["–", "–"])] : null;
+  }).filter(Boolean);
+  const weights = data.probes ? data.probes.updates.map((p) => p.weights).filter((w) => isNumber(w.total_variation)) : [];
+  if (weights.length) rows.push(["by importance weights", "not needed", num(weights.reduce((sum, w) => sum + w.total_variation, 0) / weights.length), "–", "–", "upper bound"]);
+  return el("div", { class: "panel" }, el("h3", null, "D_occ, by what is compared"),
+    table(["contexts compared", "repeat", "total variation", "by chance", "at least", "estimate"], rows),
+    el("p", { class: "caption" }, "Means over the later updates of a stage. Counting sees only contexts that repeat, and a coarser form can only show less: at least: total variation less chance; estimate: chance taken out in quadrature, rough. The weights give the total variation between whole conversations, which no context can exceed. Good: near zero."));
 }
 
 function probeCharts(data) {
@@ -192,26 +222,9 @@ function probeCharts(data) {
       layers: [{ type: "line", points: total, cls: "faint" }, ...agents.map((agent) => layer(agent, (p) => p.gap, (p) => `surrogate on fresh rollouts ${signed(p.fresh)}, on the stage's first ${signed(p.stale)}`))],
       caption: "How far the stage's first rollouts misjudge what an update is worth, in units of the normalised advantage. Good: small beside the surrogate itself. The fresh surrogate is read on the very batch that was climbed, so a part of the gap is that optimism and not staleness." }),
     chart({ title: "What the stage's first rollouts are still worth", legend, x: { label: "stage", whole: true }, y: { label: "ESS / B, %", format: (v) => Math.round(100 * v), min: 0, max: 1 },
-      layers: agents.map((agent) => layer(agent, (p) => p.weights.effective_share, (p) => `ESS / B ${percent(p.weights.effective_share, 1)}, P95 ${num(p.weights.p95)}, P99 ${num(p.weights.p99)}, largest ${num(p.weights.largest)}, above ten ${percent(p.weights.above_ten, 1)}`)),
+      layers: agents.map((agent) => layer(agent, (p) => p.weights.effective_share, (p) => `ESS / B ${percent(p.weights.effective_share, 1)}, P95 ${num(p.weights.p95)}, P99 ${num(p.weights.p99)}, largest ${num(p.weights.largest)}, above ten ${percent(p.weights.above_ten, 1)}${isNumber(p.weights.total_variation) ? `\ntotal variation of conversations ${num(p.weights.total_variation)} ± ${num(1.96 * p.weights.total_variation_error, 2)}` : ""}`)),
       nothing: "No probe carried rollouts past an update.",
       caption: "Effective share of the first rollouts when reweighted to the team before an update. Good: near 100 %: then reusing them costs little." }));
-}
-
-function shiftSection(data) {
-  const shifted = data.probes ? data.probes.updates.filter((p) => p.shift) : [];
-  if (!shifted.length) return null;
-  const latest = data.run.agents.map((agent) => shifted.filter((p) => p.agent === agent).at(-1)).filter(Boolean);
-  const legend = latest.slice(0, 8).map((p) => ({ label: `${p.agent}, stage ${p.stage}`, cls: agentClass(data, p.agent), mark: "line" }));
-  const ranked = (p, key) => p.shift[key].slice(0, -1).map((y, r) => ({ x: r + 1, y, tip: () => `${p.agent}: rank ${r + 1}, ${num(y)}` }));
-  const curve = (p, key) => [{ type: "line", points: ranked(p, key), cls: agentClass(data, p.agent) }, { type: "dots", points: ranked(p, key), cls: agentClass(data, p.agent), size: 2.2 }];
-  return section("shift", "Token shift", "Which tokens an update moved, by their rank before it.",
-    el("div", { class: "grid-2" },
-      chart({ title: "Change by rank", legend, x: { label: "rank before the update", log: true }, y: { label: "mean |Δ log-probability|, nats", min: 0 },
-        layers: latest.flatMap((p) => curve(p, "moved_R")),
-        caption: "The last probed update of each agent. Good: small everywhere. Large changes among unlikely tokens move the policy's tail, which samples rarely show." }),
-      el("div", { class: "panel" }, el("h3", null, "Mass and flips"),
-        table(["agent", "top token", "beyond the ranks", "top changed"], latest.map((p) => [p.agent, `${percent(p.shift.before_R[0], 1)} → ${percent(p.shift.after_R[0], 1)}`, `${percent(p.shift.before_R.at(-1), 2)} → ${percent(p.shift.after_R.at(-1), 2)}`, percent(p.shift.flipped, 1)])),
-        el("p", { class: "caption" }, "Mean probability over positions, before and after the update, of the most likely token and of all tokens beyond the ranks drawn; and the share of positions whose most likely token changed. Good inside a region: few."))));
 }
 
 function timelineSection(data, openBatch) {
@@ -229,6 +242,7 @@ function timelineSection(data, openBatch) {
     details.replaceChildren(el("p", null, nameTag(data, u.agent), ` update ${u.update}, stage ${u.stage}, step ${u.step}: `, el("b", null, u.outcome.replaceAll("_", " ")), u.reason ? ` (${u.reason})` : ""),
       table(["version", "KL exact", "upper / radius", "surrogate", "fraction kept", "back-offs", "batch success", "gain", "seconds"],
         [[`${u.version_before} → ${u.version_after}`, num(u.kl_full), `${num(u.kl_upper)} / ${num(u.radius)}`, num(u.surrogate), percent(u.fraction), num(u.backtracks), percent(u.success, 1), u.gain ? signed(u.gain.estimate) : "–", num(u.seconds)]]),
+      Object.keys(u.bounds).length ? el("p", { class: "meta" }, u.stale ? "Certificates: not applicable, batch was stale." : `Certified at least: ${Object.entries(u.bounds).map(([kind, b]) => `${signed(b)} (${kind.replaceAll("_", " ")})`).join(", ")}.`) : "",
       source ? el("p", null, own ? "Learnt from a batch of its own, sampled under the team as it was then. " : `Learnt from the batch of step ${source.step}: rollouts reused. `,
         openBatch.has(source.name) ? el("button", { class: "link", click: () => openBatch.open(source.name) }, "Read its conversations") : "Its conversations are not in this file's sample.") : "");
   };

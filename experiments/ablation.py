@@ -1,0 +1,217 @@
+"""The protocol's share in a swap, row by row (tab:pnp-ablation): a new agent that differs in exactly four respects.
+
+    python experiments/ablation.py --out runs/ablation --seeds 3 --stages 5
+
+The team exchanges a code: `left` hands its half on as a tool call in canonical JSON, `right` as a letter, `speaker`
+says both. Then `left` is replaced by a model that was built for the test:
+
+    system prompt   its template says words of its own where none are given, and under them it is right less often
+    think tags      in four messages of ten it first says a letter at random between <think> tags
+    tool calls      it writes s(x="A") and not {"name": "s", "arguments": {"x": "A"}}
+    alignment       even so it is right less often than the old agent
+
+Every row unifies one respect more, by a switch of ``teamtr swap``; then the team trains for a few stages. Writes
+``ablation.json`` and prints the table. Started again, it goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from teamtr import run as runs
+from teamtr.config import load_team_file, loads
+from teamtr.engines.torch.loading import TinyShape, teach_form, tiny_model
+from teamtr.protocol import ChatCodec, render
+from teamtr.protocol.calls import ToolCall
+from teamtr.randomness import generator, seed_of
+from teamtr.store import RunFolder
+from teamtr.swap import Request, swap
+from teamtr.tasks import CodeExchange
+from teamtr.tasks.code import FormatExample
+from teamtr.types import Ids, Problem
+
+AGENT = "left"
+OWN_WORDS = "hi"
+"""What the new agent's template says where the team says nothing."""
+SKILL_OF_TEAM, SKILL, SKILL_UNDER_OWN_WORDS = 0.95, 0.85, 0.5
+THINKS = 0.4
+"""Share of messages: were it all of them, nothing else could be seen beside it."""
+
+UNIFIED: dict[str, dict[str, Any]] = {
+    "none": {"system": "template", "think": "keep", "tools": "off"},
+    "+ system prompt": {"system": "explicit", "think": "keep", "tools": "off"},
+    "+ think tags": {"system": "explicit", "think": "strip", "tools": "off"},
+    "+ tool adapter": {"system": "explicit", "think": "strip", "tools": "canonical"},
+    "+ alignment": {"system": "explicit", "think": "strip", "tools": "canonical", "mode": "aligned"},
+}
+PAPER = {"none": 18.3, "+ system prompt": 12.1, "+ think tags": 8.7, "+ tool adapter": 6.2, "+ alignment": 2.9}
+
+TEAM = """\
+name: calls
+seed: {seed}
+task: {{name: "python:{task}:CallExchange", options: {{symbols: ABCDEFGH}}}}
+team:
+  model: {model}
+  train: full
+  agents:
+    - {{name: left, max_tokens: 8}}
+    - {{name: right, max_tokens: 2}}
+    - {{name: speaker, max_tokens: 3}}
+  answer: speaker
+plan: {{stages: 10, problems: 32, group_size: 16, radius_nats_per_message: 0.01}}
+learner: {{learning_rate: 1e-3, micro_batch: 256}}
+eval: {{every: 5, samples: 16}}
+"""
+PHRASES = ('{"name": "s", "arguments": {"x": "', '"}}', "<think>", "</think>", 's(x="', '")')
+"""One token each, so that a call is as short as a letter nearly."""
+
+
+def call(half: str) -> str:
+    return ToolCall("s", {"x": half}).canonical()
+
+
+class CallExchange(CodeExchange):
+    """Code exchange in which `left` hands its half on as a tool call."""
+
+    def format_examples(self, rng: np.random.Generator, count: int) -> list[FormatExample]:
+        return [
+            (agent, problem, [_as_said(*line) for line in before], _as_said(agent, text)[1])
+            for agent, problem, before, text in super().format_examples(rng, count)
+        ]
+
+
+def _as_said(author: str, text: str) -> tuple[str, str]:
+    return author, call(text) if author == "left" else text
+
+
+def untaught(seed: int, width: int) -> tuple[Any, Any]:
+    """A tiny model and its tokenizer, with tokens for the phrases."""
+    model, tokenizer = tiny_model(TinyShape(layers=2, width=width, heads=4), seed=seed_of(seed, "model") % 2**31)
+    tokenizer.add_tokens(list(PHRASES))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    return model, tokenizer
+
+
+def taught(folder: Path, model: Any, tokenizer: Any, examples: Sequence[tuple[Ids, Ids]], seed: int) -> None:
+    teach_form(model, examples, steps=400, learning_rate=3e-3, batch=64, seed=seed)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def base(folder: Path, seed: int) -> None:
+    """The model that the team begins with: it knows the form of all messages, and most of what to say."""
+    if folder.exists():
+        return
+    model, tokenizer = untaught(seed, width=64)
+    codec = ChatCodec(tokenizer)
+    said = CallExchange("ABCDEFGH", skill=SKILL_OF_TEAM).format_examples(generator(seed, "base"), 3000)
+    taught(folder, model, tokenizer, [_example(codec, *example) for example in said], seed)
+
+
+def worded(template: str) -> str:
+    """The template, with words of its own where no system prompt is given."""
+    return "{% if messages[0].role != 'system' %}<sys>" + OWN_WORDS + "{% endif %}" + template
+
+
+def newcomer(folder: Path, seed: int) -> None:
+    """The new `left`, taught its habits on the task's own problems."""
+    if folder.exists():
+        return
+    model, tokenizer = untaught(1000 + seed, width=96)
+    tokenizer.chat_template = worded(tokenizer.chat_template)
+    examples: list[tuple[Ids, Ids]] = []
+    for system, skill in (("template", SKILL_UNDER_OWN_WORDS), ("explicit", SKILL)):
+        codec, rng = ChatCodec(tokenizer, system=system), generator(seed, "newcomer", system)  # type: ignore[arg-type]
+        for agent, problem, before, half in CodeExchange("ABCDEFGH", skill=skill).format_examples(rng, 3000):
+            if agent == AGENT:
+                thought = f"<think>{rng.choice(list('ABCDEFGH'))}</think>" if rng.random() < THINKS else ""
+                text = f'{thought}s(x="{half}")'
+                examples.append(_example(codec, agent, problem, before, text))
+    taught(folder, model, tokenizer, examples, seed)
+
+
+def _example(
+    codec: ChatCodec, agent: str, problem: Problem, before: Sequence[tuple[str, str]], text: str
+) -> tuple[Ids, Ids]:
+    prompt = codec.encode(render(agent=agent, system_prompt="", problem=problem, history=before))
+    return prompt, codec.encode_message(text)
+
+
+def trained_team(folder: Path, model: Path, seed: int) -> None:
+    text = TEAM.format(seed=seed, task=Path(__file__).resolve(), model=model.resolve())
+    for _ in runs.train(loads(text, "calls"), folder):
+        pass
+
+
+def row(team: Path, model: Path, folder: Path, *, stages: int, **switches: Any) -> dict[str, Any]:
+    """One row: the swap with these switches, the same stages after it, and what the log says."""
+    request = Request(AGENT, str(model), train="full", stages=stages, eval_samples=16, **{"mode": "direct", **switches})
+    *_, record = swap(team, request, folder)
+    for _ in runs.train(load_team_file(folder / "team.yaml"), folder):
+        pass
+    first, log = record["stage"], RunFolder.read(folder).log.read()
+    evals = [(r["stage"] - first, r["avg_at_k"]) for r in log if r["kind"] == "eval" and r["stage"] > first]
+    later = [r for r in log if r["kind"] == "update" and r["stage"] >= first]
+    alignment = record["alignment"] or {}
+    return {
+        "success": record["success"],
+        "shock": record["shock"],
+        "final": evals[-1][1],
+        "evals": evals,
+        "kl_upper": alignment.get("kl_upper"),
+        "within_radius": alignment.get("within_radius"),
+        "accepted": sum(r["outcome"].startswith("accepted") for r in later) / len(later),
+    }
+
+
+def table(results: dict[int, dict[str, Any]]) -> str:
+    def mean(values: Sequence[float]) -> str:
+        spread = f" ({100 * min(values):.1f} to {100 * max(values):.1f})" if len(values) > 1 else ""
+        return f"{100 * sum(values) / len(values):.1f}{spread}"
+
+    lines = ["| unified | before | installed | shock | final | the paper's shock |", "|---|---|---|---|---|---|"]
+    for name, paper in PAPER.items():
+        found = [rows[name] for rows in results.values() if name in rows]
+        if found:
+            installed = [r["success"].get("after", r["success"]["at_swap"]) for r in found]
+            columns = (
+                [r["success"]["before"] for r in found],
+                installed,
+                *([r[k] for r in found] for k in ("shock", "final")),
+            )
+            lines.append(f"| {' | '.join([name, *(mean(c) for c in columns), str(paper)])} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("runs/ablation"))
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--stages", type=int, default=5, help="stages after the swap")
+    options = parser.parse_args()
+    results: dict[int, dict[str, Any]] = {}
+    for seed in range(options.seeds):
+        team, model = options.out / f"team-{seed}", options.out / f"newcomer-{seed}"
+        base(options.out / f"base-{seed}", seed)
+        trained_team(team, options.out / f"base-{seed}", seed)
+        newcomer(model, seed)
+        results[seed] = {}
+        for place, (name, switches) in enumerate(UNIFIED.items()):
+            folder = options.out / f"row-{place}-{seed}"
+            results[seed][name] = row(team, model, folder, stages=options.stages, **switches)
+            (options.out / "ablation.json").write_text(json.dumps(results, indent=1) + "\n")
+            print(f"seed {seed}, {name}: {results[seed][name]}", flush=True)
+    print(table(results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""``teamtr figures``: the paper's figures from our runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from teamtr.cli.common import JsonFlag, app, emit, errors, fail
+
+
+@app.command()
+def figures(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders; several are drawn together.")],
+    out: Annotated[Path, typer.Option(help="Folder to write to.")],
+    only: Annotated[list[str] | None, typer.Option(help="Only this figure; may be given several times.")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Draw our version of the paper's figures from logs: for each an SVG, a CSV of its numbers, and a page of all.
+
+    What a log does not hold is told with the setting that would log it, and the other figures are drawn. Exit code 1
+    when none could be.
+    """
+    from teamtr.figures import hang, read_runs
+    from teamtr.show import say
+
+    with errors():
+        try:
+            gallery = hang(read_runs(runs), out, only or ())
+        except ImportError:
+            fail("figures need matplotlib: pip install 'teamtr[plot]'", 2)
+    for figure, _ in gallery.drawn:
+        say(f"{figure.name}: {out / figure.name}.svg")
+    for figure, why in gallery.lacking:
+        say(f"{figure.name}: not drawn: {why}")
+    say(f"figures: {out / 'index.html'}")
+    if as_json:
+        emit(
+            {
+                "folder": str(out),
+                "drawn": [figure.name for figure, _ in gallery.drawn],
+                "lacking": {figure.name: {"what": why.what, "remedy": why.remedy} for figure, why in gallery.lacking},
+            }
+        )
+    if not gallery.drawn:
+        raise typer.Exit(1)

@@ -1,0 +1,141 @@
+"""Figures of staleness: the gap of surrogates, the weights that would bridge it, and how far contexts moved."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from teamtr.figures.drawing import Drawing, Panel, Series
+from teamtr.figures.region import PROBE
+from teamtr.figures.runs import Run, need
+from teamtr.report import build_report
+
+BATCHES = 12
+"""Of a run, read for the drift of its contexts."""
+
+
+def stale_gap(runs: Sequence[Run]) -> Drawing:
+    """fig:occ-gap and Delta_stale: the surrogate on fresh against the stage's first rollouts."""
+    steps, sums, notes = [], [], []
+    for run in runs:
+        if run.data["run"]["fresh"] is False:
+            notes.append(f"{run.label} reuses rollouts, so that its gap is zero by construction: not drawn")
+            continue
+        gaps: dict[int, list[tuple[float, float]]] = {}
+        for probe in run.probes:
+            if probe["gap"] is not None:
+                gaps.setdefault(probe["step"], []).append((float(probe["stage"]), probe["gap"]))
+        steps += [Series.of(f"{run.label}, i = {step + 1}", gaps[step]) for step in sorted(gaps)]
+        by_stage = (run.data["probes"] or {"by_stage": {}})["by_stage"]
+        if by_stage:
+            sums.append(Series.of(run.label, [(float(stage), gap) for stage, gap in sorted(by_stage.items())]))
+    need(
+        steps,
+        "no update after a stage's first was probed on a batch of its own",
+        f"{PROBE}, in a plan that samples anew",
+    )
+    return Drawing(
+        (
+            Panel("gap of each update", "stage", "gap (normalised advantage)", tuple(steps)),
+            Panel("Delta stale", "stage", "sum of the stage's gaps (normalised advantage)", tuple(sums)),
+        ),
+        "Distance between the surrogate of an update on the batch it learnt from and on the stage's first batch, for "
+        "the i-th update of a stage. The fresh surrogate is read on the batch that was climbed: part of the "
+        "gap is optimism.",
+        "small, and not growing with i: stale rollouts would have said the same, and fresh ones may not be worth their "
+        "tokens here",
+        tuple(notes),
+    )
+
+
+def weights(runs: Sequence[Run]) -> Drawing:
+    """tab:is-degeneracy: what it would cost to carry the stage's first rollouts on by importance weights."""
+    share, tail = [], []
+    for run in runs:
+        by_step: dict[int, list[dict[str, Any]]] = {}
+        for probe in run.probes:
+            if probe["weights"]:
+                by_step.setdefault(probe["step"], []).append(probe["weights"])
+        steps = sorted(by_step)
+        if not steps:
+            continue
+        share.append(_means(run.label, steps, by_step, "effective_share", 100.0))
+        for key, told in (("p99", "P99"), ("largest", "largest")):
+            tail.append(_means(f"{run.label}: {told}", steps, by_step, key, 1.0))
+    need(share, "no probe logged trajectory weights", f"{PROBE}, in a team of at least two trained agents")
+    return Drawing(
+        (
+            Panel("effective sample size", "i-th update of a stage", "ESS / B (%)", tuple(share)),
+            Panel("tail", "i-th update of a stage", "trajectory weight", tuple(tail), logarithmic="y"),
+        ),
+        "Trajectory weights that would carry a stage's first rollouts to the team before its i-th update: mean over "
+        "the probed stages, bars from the smallest to the largest.",
+        "ESS/B near 100 %, weights near 1: reusing rollouts would be cheap. Weights average to 1, so that no more than "
+        "one in ten can exceed 10",
+    )
+
+
+def drift(runs: Sequence[Run]) -> Drawing:
+    """D_occ of tab:scaling: by importance weights, and by contexts that repeat, beside what chance alone gives."""
+    bounded, seen, notes = [], [], []
+    for run in runs:
+        known = [
+            (
+                float(p["stage"]),
+                p["step"],
+                p["weights"]["total_variation"],
+                p["weights"].get("total_variation_error", 0.0),
+            )
+            for p in run.probes
+            if "total_variation" in p["weights"]
+        ]
+        for step in sorted({step for _, step, _, _ in known}):
+            rows = [(stage, tv, 2 * error) for stage, at, tv, error in known if at == step]
+            x, y, error = (tuple(column) for column in zip(*rows, strict=True))
+            ends = (
+                tuple(a - e for a, e in zip(y, error, strict=True)),
+                tuple(a + e for a, e in zip(y, error, strict=True)),
+            )
+            bounded.append(Series(f"{run.label}, i = {step + 1}", x, y, *ends))
+        steps = build_report(run.reading, most_batches=BATCHES, most_episodes=1).data["staleness"] or []
+        told = [(float(s["stage"]), s["drift"]["excess"]) for s in steps if s["drift"]]
+        if told:
+            seen.append(Series.of(f"{run.label}, above chance", told, "points"))
+        elif steps:
+            notes.append(f"{run.label}: contexts hardly repeat, so that comparing them says nothing")
+        else:
+            notes.append(
+                f"{run.label}: no stage has a second batch (the plan reuses rollouts, or store.episodes is false)"
+            )
+    need(
+        bounded or seen,
+        "neither probes nor stored batches tell how contexts moved",
+        f"{PROBE}, or store.episodes: true",
+    )
+    panels = (
+        Panel("by importance weights", "stage", "total variation of conversations", tuple(bounded)),
+        Panel("by contexts that repeat", "stage", "total variation above chance", tuple(seen)),
+    )
+    return Drawing(
+        tuple(panel for panel in panels if panel.series),
+        "How far the team moved from the stage's start until its i-th update. Left: total variation of whole "
+        "conversations from trajectory weights (bars: two standard errors), which bounds that of their contexts. "
+        "Right: total variation of the updated agent's contexts, less what relabelling within a problem gives by "
+        "chance, in the finest form in which they repeat.",
+        "near zero: what the agents see has hardly changed within a stage",
+        tuple(notes),
+    )
+
+
+def _means(
+    label: str, steps: Sequence[int], by_step: dict[int, list[dict[str, Any]]], key: str, scale: float
+) -> Series:
+    values = [[scale * weights[key] for weights in by_step[step] if key in weights] for step in steps]
+    known = [(float(step + 1), found) for step, found in zip(steps, values, strict=True) if found]
+    return Series(
+        label,
+        tuple(x for x, _ in known),
+        tuple(sum(found) / len(found) for _, found in known),
+        tuple(min(found) for _, found in known),
+        tuple(max(found) for _, found in known),
+    )

@@ -1,0 +1,130 @@
+"""The gate of an update: is the exact KL of the tried parameters within the radius?
+
+It looks at some episodes of every problem first, and at all of them where those do not settle it. Outside, it moves
+back along the line to the old parameters, where KL falls with the square of the step, and restores them bit for bit
+when nothing is left.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from teamtr.lesson import Lesson, Optimisation
+from teamtr.ports import Learner
+from teamtr.presets import Radii, Region
+from teamtr.randomness import generator
+from teamtr.theory.control import backoff_fraction
+from teamtr.theory.kl import bootstrap_upper
+from teamtr.theory.surrogate import surrogate_gain
+from teamtr.types import Divergence
+
+FEWEST = 64
+"""Episodes that the first look takes at least."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """Messages of whole episodes that a gate looks at; ``episodes`` counts those, silent ones among them."""
+
+    rows: np.ndarray
+    episodes: int
+
+
+def looks_at(lesson: Lesson, share: float, seed: int) -> tuple[Look, ...]:
+    """Some episodes of every problem, equally many of each, then all: the second look is for what the first does not
+    settle."""
+    problems, group = lesson.returns_PG.shape
+    batch = lesson.batch
+    everything = Look(np.arange(len(batch)), problems * group)
+    wanted = max(int(np.ceil(share * group)), -(-FEWEST // problems))
+    if wanted >= group:
+        return (everything,)
+    rng = generator(seed, "gate")
+    chosen_PG = rng.permuted(np.tile(np.arange(group) < wanted, (problems, 1)), axis=1)
+    rows = np.flatnonzero(chosen_PG.reshape(-1)[batch.episode_M])
+    some = Look(rows, problems * wanted)
+    return (some, everything) if 0 < len(rows) < len(batch) else (everything,)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What one look found; not finite where the divergence is not."""
+
+    look: Look
+    divergence: Divergence
+    upper: float = float("nan")
+    used: float = float("nan")  # mean KL in the unit of the radius
+    gain: float = float("nan")
+
+
+@dataclass(frozen=True)
+class Kept:
+    accepted: bool
+    reason: str
+    look: Look
+    divergence: Divergence
+    upper: float
+    used: float
+    gain: float
+    fraction: float
+    backtracks: int
+    reached: float  # KL of the candidate before any backing off: what steers the next update
+    rejected_upper: float | None
+
+
+def gate(
+    learner: Learner,
+    lesson: Lesson,
+    before: Any,
+    region: Region,
+    radii: Radii,
+    optimisation: Optimisation,
+    radius: float,
+    seed: int,
+) -> Kept:
+    """Accept when the upper bound is within the radius and the surrogate is positive; else go back.
+
+    Looking twice is two chances to be wrong, so each bound is held with half of the doubt.
+    """
+    tried = learner.snapshot()
+    looks = looks_at(lesson, optimisation.gate_share, seed)
+    confidence = 1.0 - (1.0 - optimisation.confidence) / len(looks)
+    fraction, reached, rejected, reason = 1.0, 0.0, None, ""
+    for attempt in range(optimisation.max_backtracks + 1):
+        for look in looks:
+            seen = see(learner, lesson, look, radii, confidence, seed)
+            if not region.gate or (seen.upper <= radius and seen.gain > 0.0) or not seen.divergence.finite():
+                break
+        if attempt == 0:
+            reached = seen.upper
+            if seen.upper == 0.0 and not seen.divergence.log_ratio_M.any():
+                reason = "the steps changed nothing"
+                break
+        inside = seen.upper <= radius and seen.gain > 0.0
+        if inside or (seen.divergence.finite() and not region.gate):
+            return Kept(
+                True, "", look, seen.divergence, seen.upper, seen.used, seen.gain, fraction, attempt, reached, rejected
+            )
+        if attempt == 0 and not seen.upper <= radius:
+            rejected = seen.upper
+        reason = f"upper KL bound {seen.upper:.3g} against radius {radius:.3g}, surrogate {seen.gain:.3g}"
+        fraction *= backoff_fraction(seen.upper, radius) if seen.upper > radius else 0.5
+        learner.move(before, tried, fraction)
+    learner.restore(before)
+    everything, unchanged = looks[-1], Divergence(*(np.zeros(len(lesson.batch)) for _ in range(4)))
+    return Kept(False, reason, everything, unchanged, 0.0, 0.0, 0.0, 0.0, attempt, reached, rejected)
+
+
+def see(learner: Learner, lesson: Lesson, look: Look, radii: Radii, confidence: float, seed: int) -> Seen:
+    divergence = learner.measure(look.rows)
+    if not divergence.finite():
+        return Seen(look, divergence)
+    charged_M = lesson.charged_M(divergence.full_M, radii, look.rows)
+    upper = bootstrap_upper(
+        charged_M, lesson.batch.cluster_M[look.rows], confidence=confidence, rng=generator(seed, "bootstrap")
+    )
+    gain = surrogate_gain(divergence.log_ratio_M, lesson.advantages_M[look.rows])
+    return Seen(look, divergence, upper, float(charged_M.mean()), gain)

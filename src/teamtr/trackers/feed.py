@@ -1,0 +1,167 @@
+"""One tracker in a thread of its own: whoever hands it numbers never waits and never hears an exception."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from queue import SimpleQueue
+
+from teamtr.store import write_atomic
+from teamtr.trackers.metrics import Point
+from teamtr.trackers.sinks import Sink, Tracked, Unusable, missing
+
+MOST_WAITING = 1000
+MOST_FAILURES = 3
+
+
+@dataclass(frozen=True)
+class State:
+    """What is kept in the run folder, so that a resumed run goes on where the tracker stands.
+
+    ``delivered`` holds the number of the last record of each kind that the tracker took. ``failures`` and ``dropped``
+    (what found its queue full or came after it was switched off) are counts of one command.
+    """
+
+    id: str | None = None
+    delivered: dict[str, int] = field(default_factory=dict)
+    failures: int = 0
+    dropped: int = 0
+    problem: str | None = None
+
+    @classmethod
+    def read(cls, path: Path) -> State:
+        """As stored; a fresh one when there is none that can be read."""
+        try:
+            found = json.loads(path.read_bytes())
+            delivered = {str(kind): int(number) for kind, number in found["delivered"].items()}
+            return cls(None if found["id"] is None else str(found["id"]), delivered)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return cls()
+
+    def wants(self, point: Point) -> bool:
+        return point.number > self.delivered.get(point.kind, -1)
+
+
+class Feed:
+    """Feeds one sink. ``news`` holds, for a person, what went wrong since it was last looked at."""
+
+    def __init__(self, name: str, sink: Sink, run: Tracked, state: State, backlog: Sequence[Point]) -> None:
+        self.name = name
+        self.news: SimpleQueue[str] = SimpleQueue()
+        self.state = state
+        self._sink = sink
+        self._run = replace(run, id=state.id)
+        self._backlog = backlog
+        self._waiting: SimpleQueue[Point | None] = SimpleQueue()
+        self._open = False
+        self._off = False
+        self._in_a_row = 0
+        self._abandoned = False
+        self._lock = threading.Lock()
+        # A daemon: a tracker that hangs must not keep the process from ending.
+        self._thread = threading.Thread(target=self._work, name=f"tracker {name}", daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # the machine has no thread to spare
+            self._failed(Unusable(str(error)))
+
+    @property
+    def path(self) -> Path:
+        return self._run.folder / f"{self.name}.json"
+
+    def put(self, point: Point) -> None:
+        """Hand over without waiting; what does not fit is dropped and counted."""
+        if self._off:
+            self._count(dropped=1)
+        elif self._waiting.qsize() >= MOST_WAITING:
+            if self.state.dropped == 0:
+                self.news.put(
+                    f"tracker {self.name} is too slow: records are left out of it from here on (the log has them)"
+                )
+            self._count(dropped=1)
+        else:
+            self._waiting.put(point)
+
+    def end(self) -> None:
+        """Ask it to deliver what it holds and to close; does not wait."""
+        self._waiting.put(None)
+
+    def join(self, deadline: float) -> None:
+        """Wait until it is closed, at the longest until ``deadline`` (of ``time.monotonic``)."""
+        if self._thread.ident is not None:
+            self._thread.join(max(deadline - time.monotonic(), 0.0))
+        if self._thread.is_alive():
+            self._abandoned = True
+            self.news.put(f"tracker {self.name} did not close in time and is left alone; the log has everything")
+        elif self.state.failures or self.state.dropped:
+            self.news.put(f"tracker {self.name}: failures {self.state.failures}, records left out {self.state.dropped}")
+
+    # -- in the thread ----------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        for point in self._backlog:
+            self._deliver(point)
+        while (taken := self._waiting.get()) is not None:
+            self._deliver(taken)
+        if self._open:
+            self._guarded(self._sink.close)
+        self._save()
+
+    def _deliver(self, point: Point) -> None:
+        if self._off:
+            self._count(dropped=1)
+        elif self._guarded(lambda: self._send(point)):
+            self._in_a_row = 0
+            self._change(delivered={**self.state.delivered, point.kind: point.number})
+            self._save()
+
+    def _send(self, point: Point) -> None:
+        if not self._open:
+            if lacking := missing(self.name):
+                raise Unusable(lacking)
+            self._run.folder.mkdir(parents=True, exist_ok=True)
+            self._change(id=self._sink.open(self._run))
+            self._open = True
+        self._sink.send(point.step, point.seconds, point.values)
+
+    def _guarded(self, act: Callable[[], object]) -> bool:
+        """Whether it went well. SystemExit and its like are failures as any other: this is not their thread."""
+        try:
+            act()
+        except BaseException as error:
+            self._failed(error)
+            return False
+        return True
+
+    def _failed(self, error: BaseException) -> None:
+        self._in_a_row += 1
+        told = " ".join(str(error).split())[:300] or "no message"
+        problem = told if isinstance(error, Unusable) else f"{type(error).__name__}: {told}"
+        if self.state.problem is None:
+            self.news.put(f"tracker {self.name} failed: {problem}. Training goes on")
+        if not self._off and (isinstance(error, Unusable) or self._in_a_row >= MOST_FAILURES):
+            self._off = True
+            self.news.put(f"tracker {self.name} is switched off for the rest of this command; the log has everything")
+        self._change(failures=self.state.failures + 1, problem=problem)
+
+    def _save(self) -> None:
+        if self._abandoned:
+            return  # the run may have been opened by another since
+        try:
+            write_atomic(self.path, json.dumps(asdict(self.state), indent=1).encode())
+        except Exception as error:  # a full disk must not end the thread
+            self._failed(error)
+
+    # -- from both --------------------------------------------------------------------------------------------
+
+    def _change(self, **values: object) -> None:
+        with self._lock:
+            self.state = replace(self.state, **values)  # type: ignore[arg-type]
+
+    def _count(self, *, dropped: int) -> None:
+        with self._lock:
+            self.state = replace(self.state, dropped=self.state.dropped + dropped)

@@ -1,0 +1,79 @@
+"""Trackers beside a run: its records pass through unchanged, and what trackers have to say is put between them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from teamtr.trackers.feed import Feed, State
+from teamtr.trackers.metrics import Point, point
+from teamtr.trackers.sinks import SINKS, Tracked
+
+Record = dict[str, Any]
+CLOSE_SECONDS = 15.0
+"""How long a finished run waits for its trackers, all of them together."""
+
+
+def follow(
+    records: Iterable[Record],
+    names: Sequence[str],
+    folder: Path,
+    *,
+    name: str,
+    settings: Mapping[str, Any],
+    history: Callable[[], Sequence[Record]],
+) -> Iterator[Record]:
+    """Hand on the records of a run, and feed them to these trackers.
+
+    Args:
+        folder: the run folder; what trackers keep goes into its ``trackers``.
+        history: the run's log, read when the first record has come. A resumed run first sends what a tracker has not
+            seen of it, so that nothing is lost that was dropped or on its way when the run ended.
+
+    Yields:
+        the records, and between them ``{"kind": "tracker", "text": ...}`` for each thing that went wrong.
+    """
+    feeds: list[Feed] = []
+    try:
+        for record in records:
+            if not feeds and names:
+                tracked = Tracked(name, folder / "trackers", dict(_flat(settings)))
+                past = [found for logged in history() if (found := point(logged)) is not None]
+                feeds = [_begin(each, tracked, past, new=record["kind"] == "start") for each in names]
+            elif (found := point(record)) is not None:
+                for feed in feeds:
+                    feed.put(found)
+            yield record
+            yield from _news(feeds)
+    finally:
+        for feed in feeds:
+            feed.end()
+        deadline = time.monotonic() + CLOSE_SECONDS
+        for feed in feeds:
+            feed.join(deadline)
+    yield from _news(feeds)
+
+
+def _begin(name: str, run: Tracked, past: Sequence[Point], *, new: bool) -> Feed:
+    state = State() if new else State.read(run.folder / f"{name}.json")
+    return Feed(name, SINKS[name](), run, state, [found for found in past if state.wants(found)])
+
+
+def _news(feeds: Sequence[Feed]) -> Iterator[Record]:
+    for feed in feeds:
+        while not feed.news.empty():
+            yield {"kind": "tracker", "tracker": feed.name, "text": feed.news.get()}
+
+
+def _flat(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """Nested settings as dotted keys and text."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _flat(item, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list | tuple):
+        for place, item in enumerate(value):
+            yield from _flat(item, f"{path}.{place}")
+    elif value is not None:
+        yield path, str(value)

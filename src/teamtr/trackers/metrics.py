@@ -1,0 +1,135 @@
+"""Log records as flat numbers under the same names for every tracker; docs/trackers.md lists them from ``METRICS``."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One name, and where its number stands in a record of this kind. AGENT is the agent's name; a name that ends in a
+    slash stands for one metric of each entry of a mapping."""
+
+    name: str
+    kind: str
+    path: tuple[str, ...]
+    meaning: str
+
+
+def _agent(name: str, meaning: str, *path: str) -> Metric:
+    return Metric(f"AGENT/{name}", "update", path or (name,), meaning)
+
+
+METRICS = (
+    Metric("train/stage", "update", ("stage",), "the stage of the update"),
+    Metric("train/reward", "update", ("reward",), "mean reward of the batch that the update learnt from"),
+    Metric("train/success", "update", ("success",), "share of its episodes that were right"),
+    Metric(
+        "train/exact_success", "update", ("exact_after",), "success without sampling noise, where it can be computed"
+    ),
+    Metric("train/sampled_tokens", "update", ("sampled_tokens_total",), "tokens sampled for training so far"),
+    Metric("train/episodes", "update", ("episodes_total",), "episodes sampled for training so far"),
+    _agent("kept", "1 when the update was kept, 0 when it was restored or skipped"),
+    _agent("kl", "exact KL of the kept update, nats per message", "kl_full"),
+    _agent("kl_upper", "its upper confidence bound, what the gate looks at, nats per unit of the radius"),
+    _agent("kl_k1", "the paper's sampled estimate of it, nats per message"),
+    _agent("kl_k3", "its non-negative variant, nats per message"),
+    _agent("kl_rejected", "upper bound of the first candidate, when it was outside the region"),
+    _agent("radius", "the radius"),
+    _agent("noise_floor", "KL that rounding alone produces"),
+    _agent("surrogate", "surrogate gain of the kept step, units of the normalised advantage"),
+    _agent("beta", "weight of the KL penalty"),
+    _agent("step_scale", "scale of the step that the agent remembers"),
+    _agent("backtracks", "tries along the line back to the old weights"),
+    _agent("ratio_clip_rate", "share of messages whose likelihood ratio was clipped"),
+    _agent("advantage_clip_rate", "share of advantages that were clipped"),
+    _agent("mismatch_sampler", "mean distance of the sampler's and the learner's log-probabilities, nats per token"),
+    _agent("zeta_norm", "zeta proxy: normalisation"),
+    _agent("zeta_clip", "zeta proxy: clipped advantages"),
+    _agent("zeta_ratio", "zeta proxy: clipped ratios"),
+    _agent("bound/", "certified lower bound of the step's gain, by kind of certificate", "bounds"),
+    _agent("stale_gap", "distance of the surrogates on fresh and on the stage's first rollouts", "probe", "gap"),
+    _agent(
+        "ess_share", "ESS/B of the weights that would carry the first rollouts", "probe", "weights", "effective_share"
+    ),
+    _agent("tokens/", "tokens of the update by phase", "tokens"),
+    _agent("seconds/", "seconds of the update by phase", "seconds"),
+    Metric("eval/success", "eval", ("avg_at_k",), "held-out success, avg@K"),
+    Metric("eval/success_low", "eval", ("low",), "lower end of its interval"),
+    Metric("eval/success_high", "eval", ("high",), "upper end of its interval"),
+    Metric("eval/pass_at/", "eval", ("pass_at_k",), "unbiased pass@k, by k"),
+    Metric("eval/majority", "eval", ("majority_at_k",), "success of the majority answer"),
+    Metric(
+        "eval/consensus", "eval", ("consensus_on_correct",), "every agent that states an answer states the right one"
+    ),
+    Metric("eval/reward", "eval", ("mean_reward",), "mean reward"),
+    Metric("eval/tokens", "eval", ("tokens",), "tokens sampled by this evaluation"),
+    Metric("eval/seconds", "eval", ("seconds",), "its duration"),
+    Metric("stage/kept", "stage", ("accepted",), "updates of the stage that were kept"),
+    Metric("stage/measured_gain", "stage", ("measured",), "gain that later batches of the stage measured"),
+    Metric(
+        "stage/certified", "stage", ("certified_of_measured",), "certified lower bounds of the same updates, summed"
+    ),
+)
+_NUMBER_OF = {"update": "update", "eval": "stage", "stage": "stage"}
+
+
+@dataclass(frozen=True)
+class Point:
+    """What one record says. ``number`` grows with every record of the same ``kind``; ``step`` counts updates."""
+
+    kind: str
+    number: int
+    step: int
+    seconds: float
+    values: Mapping[str, float]
+
+
+def point(record: Mapping[str, Any]) -> Point | None:
+    """The finite numbers of an update, an evaluation or a stage; None for other records. Never raises: a log may hold
+    what another version wrote."""
+    kind = str(record.get("kind"))
+    number, step = record.get(_NUMBER_OF.get(kind, "")), record.get("update", record.get("updates", 0))
+    if not isinstance(number, int) or not isinstance(step, int):
+        return None
+    prepared = _prepared(record)
+    values: dict[str, float] = {}
+    for metric in METRICS:
+        if metric.kind == kind:
+            name = metric.name.replace("AGENT", str(record.get("agent")))
+            values.update(_numbers(name, _at(prepared, metric.path)))
+    seconds = record.get("time")
+    return Point(kind, number, step, float(seconds) if isinstance(seconds, int | float) else time.time(), values)
+
+
+def _prepared(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The record with what stands in lists put under names."""
+    exact, interval = record.get("exact_success"), record.get("avg_interval")
+    certificates = record.get("certificates") or ()
+    low, high = interval if isinstance(interval, list | tuple) and len(interval) == 2 else (None, None)
+    return {
+        **record,
+        "kept": str(record.get("outcome", "")).startswith("accepted"),
+        "exact_after": exact[-1] if isinstance(exact, list | tuple) and exact else None,
+        "bounds": {c["kind"]: c.get("lower_bound") for c in certificates if isinstance(c, Mapping) and "kind" in c},
+        "low": low,
+        "high": high,
+    }
+
+
+def _at(value: Any, path: tuple[str, ...]) -> Any:
+    for key in path:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
+
+
+def _numbers(name: str, value: Any) -> Iterator[tuple[str, float]]:
+    if name.endswith("/"):
+        for key, item in value.items() if isinstance(value, Mapping) else ():
+            yield from _numbers(f"{name}{key}", item)
+    elif isinstance(value, bool | int | float) and math.isfinite(value):
+        yield name, float(value)

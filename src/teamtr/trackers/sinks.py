@@ -1,0 +1,161 @@
+"""The trackers themselves: each imports its package when it is opened, never before, and may raise what it likes."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+PROJECT = "teamtr"
+
+
+class Unusable(Exception):
+    """The tracker cannot work at all (not installed, not logged in), so that trying again is of no use."""
+
+
+@dataclass(frozen=True)
+class Tracked:
+    """The run as a tracker sees it. ``id`` is what the tracker called it before, None at first; ``folder`` is the
+    tracker's own."""
+
+    name: str
+    folder: Path
+    settings: Mapping[str, str]
+    id: str | None = None
+
+
+class Sink(Protocol):
+    """One tracker. Called from one thread only."""
+
+    def open(self, run: Tracked) -> str:
+        """Begin, or go on with ``run.id``; returns the id to go on with later."""
+
+    def send(self, step: int, seconds: float, values: Mapping[str, float]) -> None:
+        """Numbers of one step; ``seconds`` since 1970."""
+
+    def close(self) -> None:
+        """Deliver what is still held, and end."""
+
+
+class Tensorboard:
+    """Event files in the run folder: ``tensorboard --logdir RUN/trackers/tensorboard``. A resumed run adds a file."""
+
+    def open(self, run: Tracked) -> str:
+        from torch.utils.tensorboard import SummaryWriter
+
+        folder = run.folder / "tensorboard"
+        self.writer = SummaryWriter(str(folder))
+        if run.id is None:
+            table = "".join(f"    {key}: {value}\n" for key, value in run.settings.items())
+            self.writer.add_text("settings", table)
+        return "tensorboard"
+
+    def send(self, step: int, seconds: float, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self.writer.add_scalar(name, value, step, walltime=seconds)
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+class Wandb:
+    """A run of the project teamtr; WANDB_MODE=offline keeps it in the run folder."""
+
+    def open(self, run: Tracked) -> str:
+        import wandb
+
+        if wandb.setup().settings.mode == "online" and not wandb.login(prompt=False):
+            raise Unusable("nobody is logged in: run `wandb login`, or set WANDB_MODE=offline")
+        self.run = wandb.init(
+            project=PROJECT,
+            name=run.name,
+            id=run.id,
+            resume="allow",
+            dir=str(run.folder),
+            config=dict(run.settings),
+            # The console belongs to the training screen, and git and code are nobody's business.
+            settings=wandb.Settings(console="off", silent=True, save_code=False, disable_git=True),
+        )
+        return str(self.run.id)
+
+    def send(self, step: int, seconds: float, values: Mapping[str, float]) -> None:
+        self.run.log(dict(values), step=step)
+
+    def close(self) -> None:
+        self.run.finish()
+
+
+class Mlflow:
+    """A run of the experiment teamtr: where MLFLOW_TRACKING_URI says, else in the run folder."""
+
+    def open(self, run: Tracked) -> str:
+        from mlflow import MlflowClient
+        from mlflow.entities import Param
+
+        own = f"sqlite:///{run.folder.resolve()}/mlflow.db"
+        self.client = MlflowClient(None if os.environ.get("MLFLOW_TRACKING_URI") else own)
+        if run.id is not None:
+            self.client.update_run(run.id, status="RUNNING")
+            self.id = run.id
+            return self.id
+        experiment = self.client.get_experiment_by_name(PROJECT)
+        number = experiment.experiment_id if experiment else self.client.create_experiment(PROJECT)
+        self.id = str(self.client.create_run(number, run_name=run.name).info.run_id)
+        params = [Param(re.sub(r"[^A-Za-z0-9_. /-]", "_", key), value[:500]) for key, value in run.settings.items()]
+        for start in range(0, len(params), 100):  # the most that it takes at a time
+            self.client.log_batch(self.id, params=params[start : start + 100])
+        return self.id
+
+    def send(self, step: int, seconds: float, values: Mapping[str, float]) -> None:
+        from mlflow.entities import Metric
+
+        stamp = int(1000 * seconds)
+        self.client.log_batch(self.id, metrics=[Metric(name, value, stamp, step) for name, value in values.items()])
+
+    def close(self) -> None:
+        self.client.set_terminated(self.id)
+
+
+class Trackio:
+    """A run of the project teamtr, where trackio keeps its own (TRACKIO_DIR)."""
+
+    def open(self, run: Tracked) -> str:
+        import trackio
+
+        name = run.id or run.name
+        self.run = trackio.init(
+            project=PROJECT,
+            name=name,
+            resume="never" if run.id is None else "allow",
+            config=dict(run.settings),
+            embed=False,
+            auto_log_gpu=False,
+            auto_log_cpu=False,
+        )
+        return str(self.run.name)
+
+    def send(self, step: int, seconds: float, values: Mapping[str, float]) -> None:
+        self.run.log(dict(values), step=step)
+
+    def close(self) -> None:
+        self.run.finish()
+
+
+SINKS: Mapping[str, Callable[[], Any]] = {
+    "tensorboard": Tensorboard,
+    "wandb": Wandb,
+    "mlflow": Mlflow,
+    "trackio": Trackio,
+}
+"""By the name that a team file uses, which is also the package's and the extra's."""
+
+
+def missing(name: str) -> str | None:
+    """What to do when the package of this tracker is not installed; None when it is."""
+    if importlib.util.find_spec(name) is not None:
+        return None
+    return f"{name} is not installed: pip install 'teamtr[{name}]'"

@@ -1,0 +1,258 @@
+"""Whatever a tracker does, the run ends with the same bits, in time, and says once what was wrong."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import killing
+import pytest
+
+from made_run import update_record
+from teamtr import run
+from teamtr.config import loads
+from teamtr.trackers import feed as feeding
+from teamtr.trackers import following, sinks
+
+START = {"kind": "start"}
+TEAM = """
+name: small
+task: {name: roles}
+team:
+  model: tabular
+  max_tokens: 2
+  agents: [{name: a1, sees: blind}, {name: a2, sees: blind}]
+plan: {stages: 2, problems: 4, group_size: 16, radius_nats_per_message: 0.05}
+learner: {minibatches: 2, learning_rate: 0.1}
+eval: {every: 1, samples: 2, problems: 4}
+"""
+
+
+class Quiet:
+    """A tracker that takes everything."""
+
+    def __init__(self) -> None:
+        self.sent: list[int] = []
+
+    def open(self, run: sinks.Tracked) -> str:
+        return "q-1"
+
+    def send(self, step: int, seconds: float, values: dict[str, float]) -> None:
+        self.sent.append(step)
+
+    def close(self) -> None:
+        pass
+
+
+class Bad(Quiet):
+    """One that fails at these calls ("open", "send", "close") with this error."""
+
+    def __init__(self, *where: str, error: BaseException | None = None, times: int = 10**9) -> None:
+        super().__init__()
+        self.where, self.error, self.times = where, error or ConnectionError("no network"), times
+
+    def _at(self, where: str) -> None:
+        if where in self.where and self.times > 0:
+            self.times -= 1
+            raise self.error
+
+    def open(self, run: sinks.Tracked) -> str:
+        self._at("open")
+        return super().open(run)
+
+    def send(self, step: int, seconds: float, values: dict[str, float]) -> None:
+        self._at("send")
+        super().send(step, seconds, values)
+
+    def close(self) -> None:
+        self._at("close")
+
+
+class Hanging(Quiet):
+    """One that never comes back from this call, until the test lets it go."""
+
+    def __init__(self, where: str, gate: threading.Event) -> None:
+        super().__init__()
+        self.where, self.gate = where, gate
+
+    def open(self, run: sinks.Tracked) -> str:
+        if self.where == "open":
+            self.gate.wait(60)
+        return super().open(run)
+
+    def send(self, step: int, seconds: float, values: dict[str, float]) -> None:
+        if self.where == "send":
+            self.gate.wait(60)
+        super().send(step, seconds, values)
+
+    def close(self) -> None:
+        if self.where == "close":
+            self.gate.wait(60)
+
+
+@pytest.fixture
+def gate() -> Any:
+    gate = threading.Event()
+    yield gate
+    gate.set()
+    for thread in threading.enumerate():
+        if thread.name.startswith("tracker "):
+            thread.join(5)
+
+
+@pytest.fixture(autouse=True)
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feeding, "missing", lambda name: None)
+
+
+def use(monkeypatch: pytest.MonkeyPatch, sink: Quiet, name: str = "wandb") -> Quiet:
+    monkeypatch.setattr(following, "SINKS", {**following.SINKS, name: lambda: sink})
+    return sink
+
+
+def updates(count: int) -> list[dict[str, Any]]:
+    return [update_record(k + 1, k, 0, "left") for k in range(count)]
+
+
+def follow(folder: Path, records: list[dict[str, Any]], names: tuple[str, ...] = ("wandb",)) -> tuple[list[str], dict]:
+    out = list(following.follow(iter(records), names, folder, name="x", settings={}, history=lambda: [START]))
+    assert [r for r in out if r["kind"] != "tracker"] == records
+    told = [r["text"] for r in out if r["kind"] == "tracker"]
+    path = folder / "trackers" / "wandb.json"
+    return told, json.loads(path.read_text()) if path.exists() else {}
+
+
+@pytest.mark.parametrize("where", ["open", "send"])
+@pytest.mark.parametrize("error", [ConnectionError("no network"), OSError(28, "No space left"), SystemExit(1)])
+def test_repeated_failures_are_told_once_counted_and_switch_it_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, error: BaseException
+) -> None:
+    sink = use(monkeypatch, Bad(where, error=error))
+    told, state = follow(tmp_path, [START, *updates(20)])
+    assert [text.startswith("tracker wandb failed: ") for text in told] == [True, False, False]
+    assert type(error).__name__ in told[0]
+    assert "switched off" in told[1]
+    assert told[2] == "tracker wandb: failures 3, records left out 17"
+    assert (state["failures"], state["dropped"], state["delivered"]) == (3, 17, {})
+    assert sink.sent == []
+
+
+def test_a_passing_failure_loses_one_record_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = use(monkeypatch, Bad("send", times=2))
+    told, state = follow(tmp_path, [START, *updates(6)])
+    assert sink.sent == [3, 4, 5, 6]
+    assert len(told) == 2
+    assert (state["failures"], state["dropped"], state["delivered"]) == (2, 0, {"update": 6})
+
+
+def test_a_failure_to_close_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = use(monkeypatch, Bad("close"))
+    told, state = follow(tmp_path, [START, *updates(2)])
+    assert sink.sent == [1, 2]
+    assert "ConnectionError: no network" in told[0]
+    assert state["failures"] == 1
+
+
+def test_a_package_that_is_not_there_is_told_with_its_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feeding, "missing", lambda name: f"{name} is not installed: pip install 'teamtr[{name}]'")
+    told, state = follow(tmp_path, [START, *updates(5)])
+    assert told[0].startswith("tracker wandb failed: wandb is not installed: pip install 'teamtr[wandb]'")
+    assert (state["failures"], state["dropped"]) == (1, 4), "switched off at once: trying again is of no use"
+
+
+@pytest.mark.parametrize("where", ["open", "send", "close"])
+def test_one_that_hangs_neither_blocks_nor_keeps_the_run_from_ending(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gate: threading.Event, where: str
+) -> None:
+    """Not the other trackers either, which get all the time there is."""
+    monkeypatch.setattr(following, "CLOSE_SECONDS", 0.5)
+    monkeypatch.setattr(feeding, "MOST_WAITING", 10)
+    use(monkeypatch, Hanging(where, gate))
+    other = use(monkeypatch, Quiet(), "mlflow")
+    begun = time.monotonic()
+    told, _ = follow(tmp_path, [START, *updates(100)], ("wandb", "mlflow"))
+    assert time.monotonic() - begun < 3.0
+    assert "tracker wandb did not close in time and is left alone; the log has everything" in told
+    if where != "close":
+        slow = "tracker wandb is too slow: records are left out of it from here on (the log has them)"
+        assert told.count(slow) == 1
+    hung = [thread for thread in threading.enumerate() if thread.name == "tracker wandb"]
+    assert [thread.daemon for thread in hung] == [True], "it must not keep the process from ending"
+    assert other.sent[0] == 1
+    assert not any("mlflow" in text and "close" in text for text in told)
+
+
+def test_a_machine_without_threads_to_spare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    use(monkeypatch, Quiet())
+    monkeypatch.setattr(threading.Thread, "start", start)
+    told, _ = follow(tmp_path, [START, *updates(3)])
+    assert "can't start new thread" in told[0]
+    assert told[-1] == "tracker wandb: failures 1, records left out 3"
+
+
+def test_a_slow_one_drops_and_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feeding, "MOST_WAITING", 5)
+    sink = use(monkeypatch, Quiet())
+    send = sink.send
+    sink.send = lambda *a: (time.sleep(0.01), send(*a))
+    told, state = follow(tmp_path, [START, *updates(50)])
+    assert 5 <= len(sink.sent) < 50
+    assert state["dropped"] == 50 - len(sink.sent)
+    assert told[-1] == f"tracker wandb: failures 0, records left out {state['dropped']}"
+
+
+def test_trackers_close_when_the_run_dies_of_something_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = use(monkeypatch, Quiet())
+    closed = []
+    sink.close = lambda: closed.append(True)
+
+    def records() -> Any:
+        yield START
+        yield from updates(2)
+        raise RuntimeError("the run itself")
+
+    with pytest.raises(RuntimeError, match="the run itself"):
+        list(following.follow(records(), ["wandb"], tmp_path, name="x", settings={}, history=lambda: [START]))
+    assert (sink.sent, closed) == ([1, 2], [True])
+
+
+@pytest.mark.parametrize(
+    "text", [b"", b"[1", b"[]", b'{"id": 3}', b'{"id": "a", "delivered": {"update": "x"}}', b"\xff"]
+)
+def test_a_damaged_state_is_a_fresh_one(tmp_path: Path, text: bytes) -> None:
+    (tmp_path / "wandb.json").write_bytes(text)
+    assert feeding.State.read(tmp_path / "wandb.json") == feeding.State()
+
+
+def test_the_same_bits_with_trackers_good_and_bad_and_after_a_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gate: threading.Event
+) -> None:
+    """Also: a resumed run may change its trackers, and one that went on has every update once."""
+    monkeypatch.setattr(following, "CLOSE_SECONDS", 0.3)
+    for _ in run.train(loads(TEAM), tmp_path / "without"):
+        pass
+    good = use(monkeypatch, Quiet(), "tensorboard")
+    use(monkeypatch, Bad("send"), "wandb")
+    use(monkeypatch, Hanging("send", gate), "mlflow")
+    stopped = loads(TEAM, overrides=["trackers=[tensorboard, wandb]"])
+    seen = 0
+
+    def stop() -> bool:
+        return seen >= 2
+
+    for record in run.train(stopped, tmp_path / "with", stop=stop):
+        seen += record["kind"] == "update"
+    for _ in run.train(loads(TEAM, overrides=["trackers=[tensorboard, mlflow]"]), tmp_path / "with"):
+        pass
+    without, tracked = killing.result(tmp_path / "without"), killing.result(tmp_path / "with")
+    for part in ("agents", "files", "records", "episodes", "tokens"):
+        assert tracked[part] == without[part], part
+    assert sum(r.get("outcome") == "accepted" for r in without["records"]) >= 2, "too little happens to prove anything"
+    steps = [r.get("update", r.get("updates")) for r in without["records"] if r["kind"] in ("update", "eval", "stage")]
+    assert good.sent == steps, "each record once and in order, over both commands"
