@@ -78,7 +78,8 @@ def run_stage(
         weights_E = None
         if plan.resample.importance_weighted and batch.log_weights_E is not None:
             weights_E = normalised_weights(batch.log_weights_E)
-        lesson = Lesson(batch.of(slot.agent), advantages, returns_PG, weights_E)
+        fresh = batch.team_version == team.version
+        lesson = Lesson(batch.of(slot.agent), advantages, returns_PG, weights_E, fresh)
         update = teach(slot.agent, lesson)  # line 7: until the KL is within the radius
         team = team.replace(slot.agent, update.report.version_after)  # line 8
         if plan.resample.may_be_stale:

@@ -129,6 +129,7 @@ def build(team_file: TeamFile) -> Workshop:
         confidence=settings.confidence,
         max_backtracks=settings.max_backtracks,
         gate_share=settings.gate_share,
+        certify_share=settings.certify_share,
     )
     return Workshop(team_file, task, engine, arena, team, plan, optimisation)
 

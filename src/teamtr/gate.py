@@ -126,5 +126,6 @@ def see(learner: Learner, lesson: Lesson, look: Look, radii: Radii, confidence: 
     upper = bootstrap_upper(
         charged_M, lesson.batch.cluster_M[look.rows], confidence=confidence, rng=generator(seed, "bootstrap")
     )
-    gain = surrogate_gain(divergence.log_ratio_M, lesson.advantages_M[look.rows])
+    taught = lesson.taught_M[look.rows]  # what is set aside must not decide whether the step is kept
+    gain = surrogate_gain(divergence.log_ratio_M[taught], lesson.advantages_M[look.rows][taught])
     return Seen(look, divergence, upper, float(charged_M.mean()), gain)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from teamtr.presets import Radii
 from teamtr.theory.advantages import Advantages
@@ -16,6 +18,7 @@ class Optimisation:
     """How an update climbs. The radius sets the step's size; ``learning_rate`` only its starting guess.
 
     ``gate_share`` is the share of every problem's episodes that the gate looks at first; 1 is all of them at once.
+    ``certify_share`` is the share of problems that are not climbed on, so that certificates from them hold.
     """
 
     learning_rate: float = 1e-3
@@ -24,16 +27,49 @@ class Optimisation:
     confidence: float = 0.95
     max_backtracks: int = 6
     gate_share: float = 0.25
+    certify_share: float = 0.0
 
 
 @dataclass(frozen=True)
 class Lesson:
-    """What one agent learns from: its messages, and the advantages and weights of the episodes they stand in."""
+    """What one agent learns from: its messages, and the advantages and weights of the episodes they stand in.
+
+    ``fresh``: the team as it is wrote them. ``aside_M`` marks messages that are not learnt from, whole problems each.
+    """
 
     batch: AgentBatch
     advantages: Advantages
     returns_PG: Floats
     weights_E: Floats | None = None
+    fresh: bool = True
+    aside_M: NDArray[np.bool_] | None = None
+
+    def set_aside(self, share: float, rng: np.random.Generator) -> Lesson:
+        """The same lesson with a share of its problems set aside; a problem that stands in it twice goes as one."""
+        clusters = np.unique(self.batch.cluster_M)
+        count = min(math.ceil(share * len(clusters)), len(clusters) - 1)
+        if count < 1:
+            return self
+        return replace(self, aside_M=np.isin(self.batch.cluster_M, rng.permutation(clusters)[:count]))
+
+    def aside(self) -> tuple[Lesson, NDArray[np.int64]]:
+        """What was set aside, as a lesson of its own, and which messages of this one it holds."""
+        assert self.aside_M is not None
+        rows = np.flatnonzero(self.aside_M)
+        group = self.returns_PG.shape[1]
+        problems, problem_M = np.unique(self.batch.problem_M[rows], return_inverse=True)
+        episode_M = problem_M * group + self.batch.episode_M[rows] % group
+        a = self.advantages
+        advantages = Advantages(
+            a.values_PG[problems], a.raw_PG[problems], a.clip_rate, a.informative_P[problems], a.non_finite_P[problems]
+        )
+        batch = replace(self.batch.rows(rows), episode_M=episode_M, problem_M=problem_M)
+        return Lesson(batch, advantages, self.returns_PG[problems], fresh=self.fresh), rows
+
+    @property
+    def taught_M(self) -> NDArray[np.bool_]:
+        """The messages that the update may look at for what they were worth."""
+        return np.ones(len(self.batch), dtype=np.bool_) if self.aside_M is None else ~self.aside_M
 
     @property
     def advantages_M(self) -> Floats:
@@ -50,5 +86,6 @@ class Lesson:
         return np.asarray(kl_M / (lengths_M if rows is None else lengths_M[rows]))
 
     @property
-    def informative_M(self) -> np.ndarray:
-        return np.asarray(self.advantages.informative_P[self.batch.problem_M])
+    def informative_M(self) -> NDArray[np.bool_]:
+        """The messages that there is something to learn from."""
+        return np.asarray(self.advantages.informative_P[self.batch.problem_M] & self.taught_M)

@@ -363,6 +363,7 @@ class UpdateReport:
     groups: int = 0
     groups_without_signal: int = 0
     groups_non_finite: int = 0
+    groups_aside: int = 0  # not climbed on: the certificates are theirs; 0: theirs that were climbed on
     mismatch_sampler: float | None = None  # mean |log p_sampler - log p_learner| per token
     mismatch_median: float | None = None  # the same, median over tokens
     mismatch_largest: float | None = None  # the same, largest over tokens

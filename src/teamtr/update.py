@@ -34,7 +34,8 @@ from teamtr.theory.certificates import (
     turn_aware_certificate,
 )
 from teamtr.theory.control import adapt_beta, adapt_radius, adapt_step_scale
-from teamtr.theory.kl import discounted_kl, per_token
+from teamtr.theory.kl import bootstrap_upper, discounted_kl, per_token
+from teamtr.theory.surrogate import surrogate_gain
 from teamtr.theory.zeta import zeta_clip, zeta_norm, zeta_ratio
 from teamtr.types import AgentBatch, AgentState, Certificate, Divergence, Floats, Outcome, UpdateReport
 
@@ -85,6 +86,8 @@ def update_agent(
     stakes: Stakes | None = None,
 ) -> Update:
     """Algorithm 1, line 7, with the gate of eq:tr made exact."""
+    if optimisation.certify_share > 0.0 and lesson.fresh and stakes is not None:
+        lesson = lesson.set_aside(optimisation.certify_share, generator(seed, "aside"))
     clock = _Clock()
     spent = dict(learner.tokens)
     radius = learner.state.radius_nats
@@ -148,14 +151,15 @@ def update_agent(
             fraction=kept.fraction,
             kl_rejected=kept.rejected_upper,
             version_after=learner.version(),
-            tokens={k: learner.tokens[k] - spent.get(k, 0) for k in learner.tokens},
-            seconds=clock.seconds,
             **_outcome(kept, climb, floor, radius, region),
             **_distances(kept, lesson, gamma),
         )
-        if kept.accepted and stakes is not None:
-            worth = certify(report, kept.divergence, lesson, stakes, gamma, a_clip, kept.look)
-            report = replace(report, certificates=worth)
+        if kept.accepted and stakes is not None and lesson.fresh:
+            with clock.phase("certify"):
+                worth = _worth(learner, report, kept, lesson, stakes, optimisation, gamma, a_clip, seed)
+            report = replace(report, **worth)
+        tokens = {k: learner.tokens[k] - spent.get(k, 0) for k in learner.tokens}
+        report = replace(report, tokens=tokens, seconds=clock.seconds)
         everything = len(kept.look.rows) == len(lesson.batch)
         return Update(report, kept.divergence.log_ratio_M if everything else None)
     except BaseException:
@@ -329,6 +333,41 @@ def _distances(kept: Kept, lesson: Lesson, gamma: float) -> dict[str, Any]:
 # -- what it is worth ----------------------------------------------------------------------------------------
 
 
+def _worth(
+    learner: Learner,
+    report: UpdateReport,
+    kept: Kept,
+    lesson: Lesson,
+    stakes: Stakes,
+    optimisation: Optimisation,
+    gamma: float,
+    a_clip: float,
+    seed: int,
+) -> dict[str, Any]:
+    """Certificates from the problems that were set aside, or else from those that were climbed on."""
+    if lesson.aside_M is None:
+        return {"certificates": certify(report, kept.divergence, lesson, stakes, gamma, a_clip, kept.look)}
+    aside, rows = lesson.aside()
+    divergence = learner.measure(rows)
+    upper = bootstrap_upper(
+        divergence.full_M,
+        aside.batch.cluster_M,
+        confidence=optimisation.confidence,
+        rng=generator(seed, "bootstrap aside"),
+    )
+    judged = replace(
+        report,
+        kl_full=float(divergence.full_M.mean()),
+        kl_upper=upper,
+        unit="message",
+        surrogate=surrogate_gain(divergence.log_ratio_M, aside.advantages_M),
+    )
+    return {
+        "certificates": certify(judged, divergence, aside, stakes, gamma, a_clip),
+        "groups_aside": len(aside.returns_PG),
+    }
+
+
 def certify(
     report: UpdateReport,
     divergence: Divergence,
@@ -338,11 +377,11 @@ def certify(
     a_clip: float,
     look: Look | None = None,
 ) -> tuple[Certificate, ...]:
-    """Lower bounds on the true gain of a kept step, from its own batch.
+    """Lower bounds on the true gain of a kept step, from episodes of the team before it.
 
-    Ours takes the surrogate less the half-width of its 95 % interval, and KLs scaled to their upper bound. On the
-    batch that the step was made from both surrogates are optimistic, on small batches badly so: a diagnostic, no
-    guarantee. The next batch measures the gain itself. ``divergence`` is of the messages that ``look`` names, or all.
+    Ours takes the surrogate less the half-width of its 95 % interval, and KLs scaled to their upper bound. On problems
+    that the step was made from both surrogates are optimistic, on small batches badly so: a diagnostic, no guarantee.
+    Problems set aside give a fair one. ``divergence`` is of the messages that ``look`` names, or all.
     """
     returns_PG, batch = lesson.returns_PG, lesson.batch
     episode_M = batch.episode_M if look is None else batch.episode_M[look.rows]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from test_lean_learner import assert_close, gradients
 
 from conftest import make_learner
 from teamtr.engines.torch.packing import Spread, pack
 from teamtr.types import AgentBatch
-from test_lean_learner import assert_close, gradients
 
 
 def ids(*values: int) -> np.ndarray:

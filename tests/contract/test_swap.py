@@ -281,7 +281,7 @@ def test_other_ids_mean_text_and_no_radius(run, tmp_path):
     tokenizer = other_tokenizer()
     model.save_pretrained(tmp_path / "other")
     tokenizer.save_pretrained(tmp_path / "other")
-    request = Request("speaker", str(tmp_path / "other"), train="full", max_steps=75, **QUICK)
+    request = Request("speaker", str(tmp_path / "other"), train="full", max_steps=40, **QUICK)
     *_, record = swap(run, request, tmp_path / "out")
     assert record["protocol"]["exact_kl"] is False
     found = record["alignment"]

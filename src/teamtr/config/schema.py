@@ -260,6 +260,11 @@ class LearnerConfig(Section):
         "Share of every problem's episodes that the gate measures first, and all where those do not settle it; 1: all "
         "at once, as plans that reuse rollouts and stages with diagnostics always do.",
     )
+    certify_share: Annotated[float, Strict(), Ge(0), Lt(1)] = key(
+        0.0,
+        "Share of a batch's problems that are not learnt from; certificates are then computed on them and hold. "
+        "0: certificates come from the batch that was learnt from, and are optimistic.",
+    )
     max_backtracks: Count = key(6, "Tries along the line back to the old weights before restoring them.")
     betas: tuple[Decay, Decay] = key((0.9, 0.99), "Adam's two decay rates.")
 

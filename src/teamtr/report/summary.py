@@ -51,6 +51,8 @@ _COUNTS = [
     "messages",
     "groups",
     "groups_without_signal",
+    "groups_aside",
+    "messages_measured",
     "sampled_tokens_total",
 ]
 

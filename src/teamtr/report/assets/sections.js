@@ -160,7 +160,7 @@ function certificateSection(data) {
     Object.keys(data.certificates).length ? table(["certificate", "updates judged", "positive", "rank correlation with the gain", "violations", "not applicable"],
       Object.entries(data.certificates).map(([kind, c]) => [words[kind] || kind, c.count + (c.exact ? " (exact)" : ""), `${c.positive} of ${c.count}`,
         c.rank_correlation === null ? "–" : num(c.rank_correlation, 2), c.count ? `${c.violations} (${percent(c.violation_rate)})` : "–", c.not_applicable ? `${c.not_applicable}: batch was stale` : "0"])) : null,
-    el("p", { class: "caption" }, "A violation: the gain, interval and all, lies below the bound. Good: no more than the confidence allows (with 95 % intervals on both sides, about one in forty by chance), and a rank correlation above zero. A bound is read on the batch that was climbed, so it is optimistic, and wide intervals of the gain hide it: few violations do not prove it."));
+    el("p", { class: "caption" }, "A violation: the gain, interval and all, lies below the bound. Good: no more than the confidence allows (with 95 % intervals on both sides, about one in forty by chance), and a rank correlation above zero. " + (data.updates.some((u) => u.groups_aside) ? "Bounds are read on problems that were set aside (learner.certify_share): nothing was learnt from them." : "A bound is read on the batch that was climbed, so it is optimistic, and wide intervals of the gain hide it: few violations do not prove it. learner.certify_share sets problems aside for fair ones.")));
 }
 
 function stalenessSection(data) {
