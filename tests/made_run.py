@@ -140,7 +140,7 @@ def eval_record(stage: int, success: float, **changes: Any) -> dict[str, Any]:
 def probe_record(episodes: int = 16, *, tokens: int = 3) -> dict[str, Any]:
     """A probe as ``run.train`` logs it, of the first turn of every second episode."""
     rows = {key: [0.6, 0.3, 0.05, 0.05] for key in ("before_R", "after_R", "moved_R")}
-    k1 = [round(0.02 * (k + 1), 4) for k in range(tokens)]
+    kl = [round(0.02 * (k + 1), 4) for k in range(tokens)]
     sampled = {
         "messages": episodes,
         "positions": episodes * tokens,
@@ -148,7 +148,7 @@ def probe_record(episodes: int = 16, *, tokens: int = 3) -> dict[str, Any]:
         "k1": 0.009,
         "k3": 0.007,
         "draws": [{"share": q, "k1": [0.008, 0.011], "k3": [0.007, 0.007]} for q in (0.25, 0.5)],
-        "tokens": [{"episode": e, "turn": 0, "k1": k1} for e in range(0, episodes, 2)],
+        "tokens": [{"episode": e, "turn": 0, "kl": kl} for e in range(0, episodes, 2)],
     }
     stretched = {"times": 3.0, "kl": 0.055, "moved_R": [0.9, 0.8, 0.7, 0.1], "flipped": 0.11}
     weights = {"effective_share": 0.9, "p95": 1.2, "p99": 1.4, "largest": 2.0, "above_ten": 0.0}

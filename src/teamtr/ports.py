@@ -99,6 +99,10 @@ class Learner(Protocol):
         """From the frozen policy to the present one, on these rows (all when None)."""
         ...
 
+    def token_kls(self) -> list[Floats]:
+        """The exact KL from the frozen policy to the present one at each token's position, per message."""
+        ...
+
     def token_shift(self) -> TokenShift:
         """What happened since ``begin`` to the tokens of each rank, over all positions of its batch."""
         ...

@@ -340,12 +340,12 @@ def test_probes_are_read_back():
     assert third.shift is None
     assert first.shift["stretched"] is None
     longer = {"times": 3.0, "kl": 0.5, "moved_R": [1.0, 2.0, 0.1], "flipped": 0.5}
-    tokens = [{"episode": 4, "turn": 1, "k1": [0.1, -0.2]}, {"episode": 5, "turn": 1, "k1": [None]}, "torn"]
+    tokens = [{"episode": 4, "turn": 1, "kl": [0.1, 0.2]}, {"episode": 5, "turn": 1, "kl": [None]}, "torn"]
     more = {**shift, "stretched": longer, "sampled_kl": {"tokens": tokens}}
     (read,) = probed([{**place, "probe": {"token_shift": more}}])
     assert read.shift is not None
     assert read.shift["stretched"] == longer
-    assert token_kls([{**place, "probe": {"token_shift": more}}]) == {(0, 1): {(4, 1): [0.1, -0.2]}}
+    assert token_kls([{**place, "probe": {"token_shift": more}}]) == {(0, 1): {(4, 1): [0.1, 0.2]}}
     assert stale_gap_by_stage((first, second, third)) == {0: pytest.approx(0.3)}
 
 

@@ -66,11 +66,11 @@ class Draws:
 
 @dataclass(frozen=True)
 class TokenKl:
-    """log cur - log new at each token of one message: what k1 sums. The message is the ``turn``-th of its episode."""
+    """The exact KL at each position of one message, the ``turn``-th of its episode."""
 
     episode: int
     turn: int
-    k1: list[float]
+    kl: list[float]
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ def token_shift(learner: Learner, before: Any, after: Any, batch: AgentBatch, rn
     try:
         cur = learner.token_logprobs()
         learner.restore(after)
-        shift, exact = learner.token_shift(), float(learner.measure().full_M.mean())
+        shift, kls = learner.token_shift(), learner.token_kls()
         learner.move(before, after, STRETCH)
         longer, beyond = learner.token_shift(), float(learner.measure().full_M.mean())
         learner.restore(after)
@@ -158,11 +158,11 @@ def token_shift(learner: Learner, before: Any, after: Any, batch: AgentBatch, rn
     return TokenProbe(
         **vars(shift),
         stretched=Stretched(STRETCH, beyond, longer.moved_R.tolist(), longer.flipped),
-        sampled_kl=_sampled_kl(k1, part, exact, rng),
+        sampled_kl=_sampled_kl(k1, kls, part, rng),
     )
 
 
-def _sampled_kl(k1: Sequence[Floats], part: AgentBatch, exact: float, rng: np.random.Generator) -> SampledKl:
+def _sampled_kl(k1: Sequence[Floats], kls: Sequence[Floats], part: AgentBatch, rng: np.random.Generator) -> SampledKl:
     k1_N = np.concatenate(k1)
     k3_N = np.expm1(np.minimum(-k1_N, 50.0)) + k1_N  # beyond any use, but finite
     draws = tuple(
@@ -178,11 +178,11 @@ def _sampled_kl(k1: Sequence[Floats], part: AgentBatch, exact: float, rng: np.ra
     return SampledKl(
         messages=len(k1),
         positions=len(k1_N),
-        exact=exact,
+        exact=float(np.concatenate(kls).sum() / len(kls)),
         k1=float(k1_N.sum() / len(k1)),
         k3=float(k3_N.sum() / len(k1)),
         draws=draws,
         tokens=tuple(
-            TokenKl(int(part.episode_M[m]), int(part.turn_M[m]), [float(f"{x:.4g}") for x in k1[m]]) for m in shown
+            TokenKl(int(part.episode_M[m]), int(part.turn_M[m]), [float(f"{x:.4g}") for x in kls[m]]) for m in shown
         ),
     )

@@ -62,7 +62,7 @@ def stale_gap_by_stage(found: Sequence[Probed]) -> dict[int, float]:
 
 
 TokenKls = dict[tuple[int, int], list[float]]
-"""log cur - log new of each token of a message, by (episode, turn)."""
+"""The exact KL at each position of a message, by (episode, turn)."""
 
 
 def token_kls(updates: Sequence[Record]) -> dict[tuple[int, int], TokenKls]:
@@ -75,7 +75,7 @@ def token_kls(updates: Sequence[Record]) -> dict[tuple[int, int], TokenKls]:
         logged = mapping(mapping(mapping(update, "probe"), "token_shift"), "sampled_kl")
         for message in mappings(logged, "tokens"):
             episode, turn = whole(message, "episode"), whole(message, "turn")
-            values = numbers(message.get("k1"))
+            values = numbers(message.get("kl"))
             if episode is not None and turn is not None and values.size:
                 found.setdefault((stage, step), {})[episode, turn] = values.tolist()
     return found

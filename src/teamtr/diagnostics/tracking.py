@@ -4,13 +4,12 @@ An update's gain is exact where the task has a closed form, else measured by the
 its interval. A certificate is violated when the gain, interval and all, lies below it.
 
 A certificate bounds the gain of a step from the team that wrote its batch. Where an earlier update has changed the team
-since (a plan that reuses rollouts, or updates all agents together), it says nothing about the step that was made: it is
-not applicable, and is neither judged nor counted.
+since (a plan that reuses rollouts, or updates all agents together), it says nothing about the step that was made: none
+is issued, and those of older logs are neither judged nor counted.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -43,7 +42,7 @@ class Tracking:
     violations: int
     positive: int
     not_applicable: int
-    """Certificates from batches that were stale when the step was made."""
+    """Accepted steps from batches that were stale when they were made; older logs hold certificates for them."""
 
     @property
     def violation_rate(self) -> float | None:
@@ -89,7 +88,7 @@ def certificate_tracking(updates: Sequence[Record], *, rounding: float = 1e-9) -
     """Every kind of certificate in the log against the gains."""
     known, stale = gains(updates), stale_updates(updates)
     rows: dict[str, list[tuple[int, float]]] = {}
-    passed: Counter[str] = Counter()
+    passed = sum(accepted(record) and whole(record, "update") in stale for record in updates)
     for record in updates:
         ours = whole(record, "update")
         for certificate in mappings(record, "certificates"):
@@ -97,11 +96,9 @@ def certificate_tracking(updates: Sequence[Record], *, rounding: float = 1e-9) -
             if ours is None or bound is None:
                 continue
             judged = rows.setdefault(kind, [])
-            if ours in stale:
-                passed[kind] += 1
-            elif ours in known:
+            if ours not in stale and ours in known:
                 judged.append((ours, bound))
-    return {kind: _tracking(kind, rows[kind], known, passed[kind], rounding) for kind in rows}
+    return {kind: _tracking(kind, rows[kind], known, passed, rounding) for kind in rows}
 
 
 def _tracking(

@@ -305,6 +305,12 @@ class PolicyLearner:
             log_ratio_M=ratio_M,
         )
 
+    @torch.no_grad()
+    def token_kls(self) -> list[Floats]:
+        reference = self._require()
+        kl_N, _, _ = self._fitting(lambda: self._measure(reference, np.arange(len(reference.batch))))
+        return np.split(kl_N, np.cumsum(reference.batch.lengths_M)[:-1])
+
     def _measure(self, reference: Reference, rows: NDArray[np.int64]) -> list[Floats]:
         """Packed KLs and both log-probabilities, in the order of ``rows``."""
         order: list[int] = []

@@ -6,7 +6,6 @@ A run may store a hundred thousand episodes; a file that opens at once holds a f
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -153,7 +152,7 @@ def _episode(episode: Episode, kls: Mapping[int, Sequence[float]]) -> dict[str, 
                 "logprobs": turn.sampler_logprobs[:LONGEST_TOKENS].astype(np.float64).round(3).tolist(),
             }
             if number in kls:
-                entry["kl"] = [_k3(x) for x in kls[number][:LONGEST_TOKENS]]
+                entry["kl"] = [float(f"{x:.3g}") for x in kls[number][:LONGEST_TOKENS]]
         said.append(entry)
     return {
         "said": said,
@@ -162,11 +161,6 @@ def _episode(episode: Episode, kls: Mapping[int, Sequence[float]]) -> dict[str, 
         "reward": float(episode.reward),
         "disagree": disagree(episode),
     }
-
-
-def _k3(k1: float) -> float:
-    """The non-negative sampled KL of a token from log cur - log new; beyond any use it stays finite."""
-    return float(f"{math.expm1(min(-k1, 50.0)) + k1:.3g}")
 
 
 def _pieces(episodes: Sequence[Mapping[str, Any]], spell: Spell) -> dict[str, dict[str, str]]:

@@ -138,7 +138,7 @@ class Reader {
         el("label", { class: "switch" }, el("input", { type: "checkbox", ...(this.tokens ? { checked: true } : {}), change: (event) => { this.tokens = event.target.checked; this.read(e); } }), "tokens")),
       el("div", { class: "turns" }, e.said.map((turn) => this.turn(turn))),
       this.tokens ? el("p", { class: "caption" }, "Each token as sampled; the redder, the less likely the sampler thought it. ", e.said.some((s) => s.kl)
-        ? "A bar above a token: how far the update that learnt from this batch moved it (sampled KL k3, nats; full at 0.1)."
+        ? "A bar above a token: how far the update that learnt from this batch moved what could stand there (exact KL at this position, nats; full at 0.1)."
         : this.batch.probed ? "KL by token was measured on other messages of this batch: choose “KL by token: measured” above to find them." : "KL by token is measured where the team file asks for probes (diagnostics.every).") : null,
       this.siblings(e), this.acrossStages(e)].filter(Boolean));
   }
@@ -147,7 +147,7 @@ class Reader {
     const cls = turn.environment ? "environment" : agentClass(this.data, turn.who);
     const body = this.tokens && turn.ids ? this.tokenView(turn) : el("bdi", { class: "said" }, messageNodes(turn.text));
     return el("div", { class: "turn " + cls },
-      el("div", { class: "speaker" }, turn.who, turn.environment ? el("span", { class: "meta" }, " environment") : el("span", { class: "meta" }, ` ${turn.ids.length} tokens${turn.finish === "length" ? ", cut at the limit" : ""} · version ${turn.version}${turn.kl ? ` · moved by ${num(turn.kl.reduce((a, b) => a + b, 0))} nats (k3)` : ""}`)),
+      el("div", { class: "speaker" }, turn.who, turn.environment ? el("span", { class: "meta" }, " environment") : el("span", { class: "meta" }, ` ${turn.ids.length} tokens${turn.finish === "length" ? ", cut at the limit" : ""} · version ${turn.version}${turn.kl ? ` · moved by ${num(turn.kl.reduce((a, b) => a + b, 0))} nats` : ""}`)),
       body, turn.cut ? el("p", { class: "meta" }, `${num(turn.cut)} more characters are not shown`) : null);
   }
 
