@@ -155,7 +155,7 @@ def update_agent(
             **_distances(kept, lesson, gamma),
         )
         if kept.accepted and stakes is not None and lesson.fresh:
-            with clock.phase("certify"):
+            with clock.phase("gate"):
                 worth = _worth(learner, report, kept, lesson, stakes, optimisation, gamma, a_clip, seed)
             report = replace(report, **worth)
         tokens = {k: learner.tokens[k] - spent.get(k, 0) for k in learner.tokens}

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from teamtr.engines.policy import Head, Policy
+from teamtr.engines.policy import Head, Policy, send
 from teamtr.engines.scoring import score_tokens, token_logp
 from teamtr.errors import Misuse
 from teamtr.presets import Objective
@@ -205,27 +205,27 @@ class PolicyLearner:
         reference = self._require()
         denominator = surrogate_denominator(reference.batch.lengths_M[rows], objective.average_over)
         self._forget_gradients()
-        surrogate = kl_total = clipped = units = norm = 0.0
+        units = 0.0
+        sums = torch.zeros(3, dtype=torch.float64, device=self.policy.device)
         position = {int(row): k for k, row in enumerate(rows)}
-        for part in self._micro_batches(reference.batch, rows):
+        for number, part in enumerate(self._micro_batches(reference.batch, rows)):
             with self.policy.computing():
                 scored = self._score(part)
                 logp_new_MT, mask_MT = _pad(scored.logp_N, scored.lengths)
                 logp_cur_MT, _ = _pad(torch.cat([reference.logp[i] for i in part]), scored.lengths)
-                advantages = torch.as_tensor(
-                    advantages_M[[position[int(i)] for i in part]], dtype=logp_new_MT.dtype, device=logp_new_MT.device
-                )
+                own = advantages_M[[position[int(i)] for i in part]]
+                advantages = send(own, logp_new_MT.device).to(logp_new_MT.dtype)
                 gain = clipped_surrogate(logp_new_MT, logp_cur_MT, mask_MT, advantages, objective)
                 kl_sum = scored.kl_N.sum()
                 loss = beta * kl_sum / len(rows) - gain.total / denominator
                 (loss * self._scale()).backward()
-            surrogate += float(gain.total.detach()) / denominator
-            kl_total += float(kl_sum.detach()) / len(rows)
-            clipped += float(gain.clipped)
+            sums += torch.stack([x.detach().double() for x in (gain.total, kl_sum, gain.clipped)])
             units += gain.ratios
-            norm = self._gradient_norm()
-            if not np.isfinite(norm):
-                break  # the step is lost, or will be tried again with a smaller scale: no more work for this one
+            if number == 0 and self._scale() > 1.0 and not np.isfinite(self._gradient_norm()):
+                break  # it will be tried again with a smaller scale: no more work for this one
+        norm = self._gradient_norm()
+        total, kl_total, clipped = sums.tolist()
+        surrogate, kl_total = total / denominator, kl_total / len(rows)
         applied = bool(np.isfinite(norm) and np.isfinite(surrogate) and np.isfinite(kl_total))
         return StepStats(applied, surrogate, kl_total, norm, clipped / units if units else 0.0)
 
@@ -505,12 +505,12 @@ def _shift_sums(logits_cur_NV: Tensor, logits_new_NV: Tensor) -> Tensor:
 
 def _packed_ids(batch: AgentBatch, device: torch.device) -> Tensor:
     packed: Ids = np.concatenate(batch.messages) if len(batch) else np.zeros(0, dtype=np.int32)
-    return torch.as_tensor(packed, dtype=torch.long, device=device)
+    return send(packed.astype(np.int64), device)
 
 
 def _pad(values_N: Tensor, lengths: list[int]) -> tuple[Tensor, Tensor]:
     """Packed tokens to [M, T] with a mask that comes from lengths, never from ids."""
     padded_MT = torch.nn.utils.rnn.pad_sequence(list(values_N.split(lengths)), batch_first=True)
-    lengths_M = torch.tensor(lengths, device=values_N.device)
+    lengths_M = send(np.array(lengths), values_N.device)
     mask_MT = torch.arange(padded_MT.shape[1], device=values_N.device)[None] < lengths_M[:, None]
     return padded_MT, mask_MT

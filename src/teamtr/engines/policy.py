@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -90,6 +91,12 @@ class Policy(ABC):
 
     @abstractmethod
     def load_weights(self, folder: Path) -> None: ...
+
+
+def send(array: NDArray[Any], device: torch.device) -> Tensor:
+    """An array as a tensor on the device; a GPU is not waited for, so that the next work can be prepared meanwhile."""
+    tensor = torch.from_numpy(array)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def uniforms(seed: int, rows: int, tokens: int) -> NDArray[np.float64]:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from teamtr.engines.policy import send
 from teamtr.engines.torch.packing import Packing, Spread
 
 NAME = "teamtr"
@@ -137,7 +138,7 @@ class Packed:
     @staticmethod
     def of(packing: Packing, device: torch.device, dtype: torch.dtype) -> Packed:
         lengths = tuple(len(row) for row in packing.leaves)
-        starts = torch.tensor([0, *lengths]).cumsum(0).to(device, torch.int32)
+        starts = send(np.cumsum([0, *lengths]).astype(np.int32), device)
         places = np.concatenate(packing.leaves)
         end_to_end = device.type == "cuda" and dtype != torch.float32 and _has_varlen()
         if not end_to_end:

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from teamtr.engines.policy import send
 from teamtr.types import Ids
 
 Places = NDArray[np.int64]
@@ -87,11 +88,9 @@ class Spread:
         which = np.arange(1, copies.max())[None] if len(several) else np.zeros((1, 0), dtype=np.int64)
         real = which < copies[several][:, None]
         further = by_source[np.where(real, starts[several][:, None] + which, 0)]
-        send = lambda array: torch.as_tensor(array, device=device)  # noqa: E731
-        return Spread(
-            send(np.maximum(taken, 0)), send(by_source[starts]), None if len(own) == count else send(own),
-            send(several), send(further), send(real),
-        )  # fmt: skip
+        arrays = np.maximum(taken, 0), by_source[starts], several, further, real
+        on_device = [send(array, device) for array in arrays]
+        return Spread(on_device[0], on_device[1], None if len(own) == count else send(own, device), *on_device[2:])
 
     def first_only(self) -> Spread:
         """For what is read at first copies alone: the others' gradients are zero and not worth adding."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from teamtr.engines.policy import Drawing, Head, Policy, uniforms
+from teamtr.engines.policy import Drawing, Head, Policy, send, uniforms
 from teamtr.engines.torch.attention import Packed, Unsupported, attending
 from teamtr.engines.torch.lean import Slim
 from teamtr.engines.torch.packing import Spread, pack
@@ -80,6 +81,11 @@ class TransformerPolicy(Policy):
     # -- weights ----------------------------------------------------------------------------------------------
 
     def parameters(self) -> dict[str, nn.Parameter]:
+        return dict(self._parameters)
+
+    @cached_property
+    def _parameters(self) -> dict[str, nn.Parameter]:
+        """Looked up once: a base with the adapters of a whole team has thousands of modules."""
         if self.adapter is None:
             return dict(self.model.named_parameters())
         return {k: p for k, p in self.model.named_parameters() if belongs_to(k, self.adapter)}
@@ -187,8 +193,8 @@ class TransformerPolicy(Policy):
         packing = pack(rows)
         hidden_NH = self._body(
             Packed.of(packing, self.device, _HALF.get(self.precision, torch.float32)),
-            input_ids=torch.as_tensor(packing.ids_N, dtype=torch.int64, device=self.device)[None],
-            position_ids=torch.as_tensor(packing.position_N, device=self.device)[None],
+            input_ids=send(packing.ids_N.astype(np.int64), self.device)[None],
+            position_ids=send(packing.position_N, self.device)[None],
             use_cache=False,
         ).last_hidden_state[0]
         return self._predicting(hidden_NH, packing.rows, prompts)
@@ -389,5 +395,4 @@ def _pad_batch(
         ids_BL[b, where] = row
         mask_BL[b, where] = 1
     position_BL = np.maximum(mask_BL.cumsum(1) - 1, 0)
-    as_tensor = lambda array: torch.as_tensor(array, device=device)  # noqa: E731
-    return as_tensor(ids_BL), as_tensor(mask_BL), as_tensor(position_BL)
+    return send(ids_BL, device), send(mask_BL, device), send(position_BL, device)
