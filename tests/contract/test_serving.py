@@ -242,3 +242,39 @@ def test_joined_siblings_are_one_graph_for_the_compiler():
     ids = torch.arange(6)[None]
     explained = torch._dynamo.explain(model.get_decoder())(input_ids=ids, use_cache=False)
     assert explained.graph_break_count == 0
+
+
+def test_prompts_that_only_begin_alike_share_pages_in_the_same_call(policy):
+    """Three episodes of two problems in the second turn: the problem is computed once for each."""
+    rng = np.random.default_rng(3)
+    problems = [rng.integers(3, 30, size=2 * PAGE + 5).astype(np.int32) for _ in range(2)]
+    turns = [np.concatenate([problems[k % 2], rng.integers(3, 30, size=40).astype(np.int32)]) for k in range(6)]
+    server = make_server(policy)
+    computed = []
+    hidden = server._hidden
+    server._hidden = lambda layout, ids, position: computed.append(len(ids)) or hidden(layout, ids, position)
+    noise = uniforms(1, 6, 5)
+    drawing = Drawing(1.0, 1.0, 0)
+    found = server.sample("v", turns, noise, drawing=drawing, end_ids=policy.end_ids)
+    assert computed[0] == 2 * 2 * PAGE + 6 * 45
+    with torch.no_grad():
+        plain = policy._sample_plainly(turns, noise, drawing)
+    assert [s.token_ids.tolist() for s in found] == [s.token_ids.tolist() for s in plain]
+
+
+def test_a_prefill_that_fails_leaves_no_page_to_be_found(policy):
+    server = make_server(policy)
+    prompts, noise, drawing = some_prompts(4), uniforms(1, 4, 5), Drawing(1.0, 1.0, 0)
+    hidden = server._hidden
+
+    def broken(*_):
+        raise torch.OutOfMemoryError("injected")
+
+    server._hidden = broken
+    with pytest.raises(torch.OutOfMemoryError):
+        server.sample("v", prompts, noise, drawing=drawing, end_ids=policy.end_ids)
+    server._hidden = hidden
+    found = server.sample("v", prompts, noise, drawing=drawing, end_ids=policy.end_ids)
+    with torch.no_grad():
+        plain = policy._sample_plainly(prompts, noise, drawing)
+    assert [s.token_ids.tolist() for s in found] == [s.token_ids.tolist() for s in plain]

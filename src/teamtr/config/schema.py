@@ -280,7 +280,7 @@ class SamplingConfig(Section):
         "auto", "Arithmetic of the paged engine; auto is bf16 on a GPU, fp32 on a CPU."
     )
     compiled: Flag | None = unset("Compile decoding (a minute at start); without it, for models of 0.4 billion up.")
-    memory_gb: Above0 | None = unset("Most memory for keys and values; without it, a third of what is free.")
+    memory_gb: Above0 | None = unset("Most memory for keys and values; without it, four tenths of what is free.")
 
 
 class EvalConfig(Section):

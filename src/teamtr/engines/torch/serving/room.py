@@ -15,7 +15,7 @@ from teamtr.engines.torch.serving.server import Server
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 COMPILE_FROM_PARAMETERS = 400_000_000
 """Below this a step is short of work either way, and a run too short to repay the compiler."""
-SHARE_OF_FREE_MEMORY = 0.35
+SHARE_OF_FREE_MEMORY = 0.4
 
 
 @dataclass

@@ -210,27 +210,33 @@ class Server:
             prompt = prompts[row]
             pages_in_all = books.needed(len(prompt) + max(tokens - 1, 1))
             full, key = len(prompt) // PAGE, prompt.tobytes()
-            if pages_in_all > books.available and (taken or seats):
-                break  # conservative: it may share pages, but it will find room once others have left
             if key in leader:
-                first = seats[leader[key]]
-                own = books.share(first.pages[:full]) + books.take(pages_in_all - full)
-                if len(prompt) % PAGE:
-                    copies.append((first.pages[full], own[full]))
+                held = books.share(seats[leader[key]].pages[:full])
             else:
                 # At least the last token is computed: its hidden state is what the first token is drawn from.
-                found = books.find(version, prompt[: (len(prompt) - 1) // PAGE * PAGE])
-                own = found + books.take(pages_in_all - len(found))
+                held = books.find(version, prompt[: (len(prompt) - 1) // PAGE * PAGE])
+            if pages_in_all - len(held) > books.available and (taken or seats):
+                books.give_back(held)
+                break  # it will find room once others have left
+            own = held + books.take(pages_in_all - len(held))
+            if key not in leader:
                 leader[key] = len(seats)
-                known.append(len(found) * PAGE)
+                known.append(len(held) * PAGE)
+                # Named before they are computed: prompts that only begin alike share them in this very call. Whoever
+                # comes later is prefilled later, or in the same pass, where a layer writes all its keys first.
+                books.name(version, prompt[: full * PAGE], own)
+            elif len(prompt) % PAGE:
+                copies.append((seats[leader[key]].pages[full], own[full]))
             leads.append(leader[key])
             seats.append(_Seat(row, prompt, own))
             waiting.popleft()
         if not seats:
             return []
-        hidden = self._prefill(seats, list(leader.values()), known)
-        for seat in (seats[s] for s in leader.values()):
-            books.name(version, seat.prompt[: len(seat.prompt) // PAGE * PAGE], seat.pages)
+        try:
+            hidden = self._prefill(seats, list(leader.values()), known)
+        except BaseException:
+            self._pool = self._desk = None  # names of pages that were never written must not be found
+            raise
         pool.copy([s for s, _ in copies], [t for _, t in copies])
         self._seat(seats, taken, hidden, leads, list(leader.values()), drawing)
         return seats
