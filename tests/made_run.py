@@ -87,6 +87,8 @@ def update_record(number: int, stage: int, step: int, agent: str, **changes: Any
         "noise_floor": 1e-9,
         "surrogate": 0.05,
         "zeta_norm": 0.1,
+        "zeta_clip": 0.0,
+        "zeta_ratio": 0.0,
         "ratio_clip_rate": 0.02,
         "advantage_clip_rate": 0.0,
         "mismatch_sampler": 1e-6,
@@ -220,13 +222,17 @@ def made_run(
     agents: Sequence[str] = ("left", "right", "speaker"),
     name: str = "made",
     preset: str = "teamtr",
+    reused: bool = False,
     seed: int = 0,
     batches: Sequence[RolloutBatch] | None = None,
     batch_stages: int | None = None,
     gain: float = 0.5,
     progress: dict[str, Any] | None = None,
 ) -> Path:
-    """A finished run. ``batches`` are stored in turn, one for each update of the first ``batch_stages`` stages."""
+    """A finished run. ``batches`` are stored in turn, one for each update of the first ``batch_stages`` stages.
+
+    ``reused``: logged as by a plan that samples once a stage, so that later updates of a stage have no certificate.
+    """
     (folder / "episodes").mkdir(parents=True)
     (folder / "checkpoints" / "commits" / "000001").mkdir(parents=True)
     entries = "\n".join(f"    - {{name: {agent}}}" for agent in agents)
@@ -238,7 +244,9 @@ def made_run(
     for stage in range(stages):
         for step, agent in enumerate(agents):
             number += 1
-            records.append(update_record(number, stage, step, agent))
+            sampled = {"sampled_tokens_total": 1000 * (stage + 1), "measured_before": None} if reused else {}
+            none_issued = {"certificates": []} if reused and step else {}
+            records.append(update_record(number, stage, step, agent, **sampled, **none_issued))
         records.append({"kind": "stage", "stage": stage, "updates": number})
         records.append(eval_record(stage + 1, 0.2 + gain * (stage + 1) / stages))
     write_log(folder, records)

@@ -45,10 +45,11 @@ class Lesson:
     aside_M: NDArray[np.bool_] | None = None
 
     def set_aside(self, share: float, rng: np.random.Generator) -> Lesson:
-        """The same lesson with a share of its problems set aside; a problem that stands in it twice goes as one."""
+        """The same lesson with a share of its problems set aside, two at least; nothing where none would be left to
+        learn from. A problem that stands in it twice goes as one."""
         clusters = np.unique(self.batch.cluster_M)
-        count = min(math.ceil(share * len(clusters)), len(clusters) - 1)
-        if count < 1:
+        count = max(math.ceil(share * len(clusters)), 2)
+        if count >= len(clusters):
             return self
         return replace(self, aside_M=np.isin(self.batch.cluster_M, rng.permutation(clusters)[:count]))
 

@@ -23,7 +23,7 @@ from teamtr.account import Account
 from teamtr.algorithm import Slot, Step, run_stage, schedule
 from teamtr.build import Workshop, build, device_of
 from teamtr.config import ConfigError, TeamFile, dump, loads
-from teamtr.diagnostics.probe import stale_probe, token_shift
+from teamtr.diagnostics.probe import log_ratios, stale_probe, token_shift
 from teamtr.diagnostics.roles import role_success
 from teamtr.errors import Refused
 from teamtr.evaluate import EvalReport, evaluate
@@ -36,7 +36,7 @@ from teamtr.store import Commit, RunFolder, StoreError, batch_name, read_episode
 from teamtr.tasks import Roles
 from teamtr.team import Team
 from teamtr.theory.advantages import group_advantages
-from teamtr.theory.allocation import best_radii, proportional_radii
+from teamtr.theory.allocation import best_radii, equal_radii, proportional_radii
 from teamtr.theory.certificates import add_up, measured_gain, turn_aware_price
 from teamtr.trackers import follow
 from teamtr.types import Certificate, Problem, RolloutBatch, StageReport
@@ -196,7 +196,9 @@ class _Driver:
         ours = [{c["kind"]: c["terms"] for c in past[name]["certificates"]}.get("turn_aware") for name in names]
         gains = [terms["surrogate"] if terms else 0.0 for terms in ours]
         shares = proportional_radii(gains, total)
-        if radii.allocation == "certified":
+        if any(terms is None for terms in ours) or max(gains) <= 0.0:
+            shares = equal_radii(total, len(names))  # nothing speaks for any of them
+        elif radii.allocation == "certified":
             used = [max(past[name]["kl_full"], 1e-12) for name in names]
             prices = [turn_aware_price(router.turns_of(n), self.workshop.task.reward_range or 1.0) for n in names]
             kappas = [gain / used_kl**0.5 for gain, used_kl in zip(gains, used, strict=True)]
@@ -221,19 +223,22 @@ class _Driver:
         plan, router = self.workshop.plan, self.workshop.arena.router
         learner = self.workshop.engine.learner(agent)
         before = learner.snapshot() if self._probing else None
-        optimisation, needs_all = self.workshop.optimisation, plan.resample.may_be_stale or self._probing
+        optimisation = self.workshop.optimisation
+        if plan.resample.may_be_stale:
+            optimisation = replace(optimisation, gate_share=1.0)  # it needs the ratios of all messages anyway
         update = update_agent(
             learner,
             lesson,
             region=plan.region,
             objective=plan.objective,
             radii=plan.radii,
-            optimisation=replace(optimisation, gate_share=1.0) if needs_all else optimisation,
+            optimisation=optimisation,
             gamma=plan.gamma,
             a_clip=plan.a_clip,
             eps_norm=plan.eps_norm,
             normalise=plan.normalise,
             seed=seed_of(self.seed, "update", self.position.stage, agent),
+            aside_seed=seed_of(self.seed, "aside", self.position.stage),
             stakes=Stakes(router.turns_of(agent), router.horizon, self.workshop.task.reward_range),
         )
         self.account.updated(agent, update.report.tokens, update.report.seconds)
@@ -270,8 +275,10 @@ class _Driver:
             record = {**asdict(stale), "gap": stale.gap}
         else:
             carried_E = np.zeros(lesson.returns_PG.size)
-            assert update.log_ratio_M is not None, "a stage with diagnostics measures every message"
-            np.add.at(carried_E, lesson.batch.episode_M, update.log_ratio_M)
+            ratio_M = update.log_ratio_M
+            if ratio_M is None:  # the gate was content with some messages, and what it decides must not depend on us
+                ratio_M = log_ratios(learner, before, after, lesson.batch)
+            np.add.at(carried_E, lesson.batch.episode_M, ratio_M)
         shift = token_shift(learner, before, after, lesson.batch, generator(self.seed, "probe", stage, agent))
         self.position = replace(self.position, carried=carried_E.tolist())
         seconds = {"probe": time.perf_counter() - started}

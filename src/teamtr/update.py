@@ -84,10 +84,16 @@ def update_agent(
     normalise: bool,
     seed: int,
     stakes: Stakes | None = None,
+    aside_seed: int | None = None,
 ) -> Update:
-    """Algorithm 1, line 7, with the gate of eq:tr made exact."""
-    if optimisation.certify_share > 0.0 and lesson.fresh and stakes is not None:
-        lesson = lesson.set_aside(optimisation.certify_share, generator(seed, "aside"))
+    """Algorithm 1, line 7, with the gate of eq:tr made exact.
+
+    ``aside_seed`` draws the problems set aside for certificates. Agents that are updated one after the other on the
+    same problems need the same one: what one has climbed on is no fair judge of a team that it is part of.
+    """
+    if optimisation.certify_share > 0.0 and lesson.fresh and stakes is not None and stakes.reward_range is not None:
+        draw = generator(seed if aside_seed is None else aside_seed, "aside")
+        lesson = lesson.set_aside(optimisation.certify_share, draw)
     clock = _Clock()
     spent = dict(learner.tokens)
     radius = learner.state.radius_nats
@@ -107,6 +113,7 @@ def update_agent(
         advantage_clip_rate=lesson.advantages.clip_rate,
         zeta_norm=zeta_norm(lesson.returns_PG, a_clip=a_clip, eps_norm=eps_norm, normalise=normalise),
         zeta_clip=zeta_clip(lesson.advantages.raw_PG, lesson.advantages.values_PG),
+        groups_aside=0 if lesson.aside_M is None else len(np.unique(lesson.batch.problem_M[lesson.aside_M])),
         version_before=version,
         version_after=version,
     )
@@ -131,7 +138,8 @@ def update_agent(
             climb = _climb(learner, lesson, before, region, objective, radii, optimisation, radius, seed)
         # 4. gate
         with clock.phase("gate"):
-            kept = gate(learner, lesson, before, region, radii, optimisation, radius, seed)
+            moved = learner.version() != version
+            kept = gate(learner, lesson, before, region, radii, optimisation, radius, seed, moved=moved)
         # 5. steer
         state = _steer(before.state, climb, kept, region, radii, radius)
         learner.state = state
@@ -157,7 +165,7 @@ def update_agent(
         if kept.accepted and stakes is not None and lesson.fresh:
             with clock.phase("gate"):
                 worth = _worth(learner, report, kept, lesson, stakes, optimisation, gamma, a_clip, seed)
-            report = replace(report, **worth)
+            report = replace(report, certificates=worth)
         tokens = {k: learner.tokens[k] - spent.get(k, 0) for k in learner.tokens}
         report = replace(report, tokens=tokens, seconds=clock.seconds)
         everything = len(kept.look.rows) == len(lesson.batch)
@@ -181,7 +189,8 @@ def _cannot_teach(lesson: Lesson) -> tuple[Outcome, str] | None:
     if not np.isfinite(lesson.advantages_M).all():
         return "skipped_non_finite", "an episode weight is not finite"
     if not lesson.informative_M.any():
-        return "skipped_no_signal", "every group it spoke in had equal rewards"
+        aside = "" if lesson.aside_M is None else ", or was set aside"
+        return "skipped_no_signal", f"every group it spoke in had equal rewards{aside}"
     return None
 
 
@@ -343,10 +352,10 @@ def _worth(
     gamma: float,
     a_clip: float,
     seed: int,
-) -> dict[str, Any]:
+) -> tuple[Certificate, ...]:
     """Certificates from the problems that were set aside, or else from those that were climbed on."""
     if lesson.aside_M is None:
-        return {"certificates": certify(report, kept.divergence, lesson, stakes, gamma, a_clip, kept.look)}
+        return certify(report, kept.divergence, lesson, stakes, gamma, a_clip, kept.look)
     aside, rows = lesson.aside()
     divergence = learner.measure(rows)
     upper = bootstrap_upper(
@@ -362,10 +371,7 @@ def _worth(
         unit="message",
         surrogate=surrogate_gain(divergence.log_ratio_M, aside.advantages_M),
     )
-    return {
-        "certificates": certify(judged, divergence, aside, stakes, gamma, a_clip),
-        "groups_aside": len(aside.returns_PG),
-    }
+    return certify(judged, divergence, aside, stakes, gamma, a_clip)
 
 
 def certify(

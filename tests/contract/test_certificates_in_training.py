@@ -162,14 +162,44 @@ def test_what_is_set_aside_is_neither_climbed_on_nor_split():
     world = World()
     batch = world.collect(world.team, 0)
     lesson = world.lesson("x", batch)
-    cut = lesson.set_aside(0.3, np.random.default_rng(0))
+    cut = lesson.set_aside(0.3, np.random.default_rng(0))  # two at least: one gives no interval
     aside, rows = cut.aside()
-    assert len(set(lesson.batch.problem_M[rows])) == 1
+    problems = np.unique(lesson.batch.problem_M[rows])
+    assert len(problems) == 2
     assert not cut.informative_M[rows].any()
-    assert aside.returns_PG.tolist() == lesson.returns_PG[lesson.batch.problem_M[rows[0]]][None].tolist()
+    assert aside.returns_PG.tolist() == lesson.returns_PG[problems].tolist()
     assert aside.advantages_M.tolist() == lesson.advantages_M[rows].tolist()
-    assert aside.batch.episode_M.tolist() == list(range(16))
-    assert lesson.set_aside(0.99, np.random.default_rng(0)).informative_M.any()
+    assert aside.batch.episode_M.tolist() == list(range(32))
+    assert lesson.set_aside(0.99, np.random.default_rng(0)) is lesson, "something must be left to learn from"
+
+
+def test_nothing_is_set_aside_where_no_certificate_could_come_of_it():
+    world = World()
+    optimisation = replace(world.optimisation, certify_share=0.5)
+    lesson = world.lesson("x", world.collect(world.team, 0))
+    no_range = replace(ONCE, reward_range=None)
+    assert world.teach("x", lesson, stakes=no_range, optimisation=optimisation).report.groups_aside == 0
+    assert world.teach("x", lesson, stakes=ONCE, optimisation=optimisation, seed=1).report.groups_aside == 2
+
+
+def test_agents_of_a_stage_set_the_same_problems_aside():
+    """What one agent has climbed on is no fair judge of a team that it is part of."""
+    seen = set()
+    for name in "xy":
+        world = World()
+        lesson = world.lesson(name, world.collect(world.team, 0))
+        optimisation = replace(world.optimisation, certify_share=0.5)
+        learner = world.engine.learner(name)
+        step = learner.step
+
+        def watched(rows, *arguments, lesson=lesson, step=step, **named):
+            seen.update(lesson.batch.problem_M[rows].tolist())
+            return step(rows, *arguments, **named)
+
+        learner.step = watched  # type: ignore[method-assign]
+        for seed in range(3):
+            world.teach(name, lesson, seed=seed, stakes=ONCE, optimisation=optimisation, aside_seed=7)
+    assert len(seen) == 1, "one of three problems is climbed on, by both agents and whatever their own seed"
 
 
 def test_a_stale_batch_certifies_nothing():

@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -21,6 +23,7 @@ from teamtr.figures import FIGURES, Drawing, Lacking, Panel, Run, Series, hang, 
 from teamtr.figures.catalogue import NOT_FROM_LOGS
 from teamtr.figures.paint import csv_text, svg_text
 from teamtr.store.log import decode
+from teamtr.text import visible
 
 ROOT = Path(__file__).parents[2]
 DRAW = {figure.name: figure.draw for figure in FIGURES}
@@ -51,9 +54,9 @@ def probed(folder: Path, gap: float = 0.02) -> Path:
     return changed(folder, change)
 
 
-def of_size(folder: Path, agents: tuple[str, ...]) -> Path:
+def of_size(folder: Path, agents: tuple[str, ...], gap: float = 0.02) -> Path:
     """A team of these agents: of another task than code, which takes three only."""
-    made = probed(made_run(folder, agents=agents))
+    made = probed(made_run(folder, agents=agents), gap)
     (made / "team.yaml").write_text((made / "team.yaml").read_text().replace("name: code", "name: sums"))
     return made
 
@@ -112,6 +115,13 @@ def test_certificates_add_up_over_stages_and_stand_against_gains(tmp_path: Path)
     assert points.y == (0.01,) * 6
     assert panel(drawing, "turn aware").diagonal
     assert not panel(drawing, "single step").diagonal, "the paper's bound is in other units"
+    assert drawing.notes == ()
+
+
+def test_updates_from_stale_batches_are_counted_once(tmp_path: Path) -> None:
+    """Not once for each kind of certificate: they have none."""
+    drawing = DRAW["certificate"](read_runs([probed(made_run(tmp_path / "naive", reused=True))]))
+    assert drawing.notes == ("naive: 6 of 9 kept updates have no certificate: batch was stale",)
 
 
 def test_stale_gaps_by_step_and_stage_and_none_where_rollouts_are_reused(tmp_path: Path) -> None:
@@ -172,6 +182,23 @@ def test_growth_with_the_team(tmp_path: Path) -> None:
     assert gap.series[0].y == pytest.approx((0.02, 0.06, 0.12)), "0.02 times 1, 1 + 2 and 1 + 2 + 3"
     slope = float(re.search(r"n\^([0-9.]+)", gap.title)[1])
     assert slope == pytest.approx(np.polyfit(np.log([2, 3, 4]), np.log([0.02, 0.06, 0.12]), 1)[0], abs=0.01)
+    assert "[" not in gap.title, "one run of each size tells nothing of chance"
+
+
+def test_an_exponent_is_that_of_the_means_of_all_runs(tmp_path: Path) -> None:
+    """Sizes need not have equally many runs; none of them may be left out of the fit."""
+    gaps = {2: (0.02, 0.04, 0.06), 3: (0.02, 0.03), 4: (0.02, 0.01)}
+    names = ("left", "right", "speaker", "fourth")
+    folders = [
+        of_size(tmp_path / f"n{n}-{k}", names[:n], gap) for n, several in gaps.items() for k, gap in enumerate(several)
+    ]
+    gap = panel(DRAW["scaling"](read_runs(folders)), "stale gap")
+    means = [0.04 * 1, 0.025 * 3, 0.015 * 6]
+    assert gap.series[0].y == pytest.approx(means)
+    found = re.search(r"n\^(-?[0-9.]+) \[(-?[0-9.]+), (-?[0-9.]+)\]", gap.title)
+    exponent, low, high = map(float, found.groups())
+    assert exponent == pytest.approx(np.polyfit(np.log([2, 3, 4]), np.log(means), 1)[0], abs=0.006)
+    assert low < exponent < high
 
 
 def swapped(folder: Path, mode: str) -> Path:
@@ -189,6 +216,7 @@ def test_a_swap_shows_its_shock_and_the_recovery(tmp_path: Path) -> None:
     assert curve.x == (0, 1, 2, 3)
     assert (dots.x, dots.y) == ((1.0, 1.0), (50.0, 25.0))
     assert panel(drawing, "swap shock").series[0].y == (25.0,)
+    assert drawing.notes == ()
 
 
 def test_accounting_beside_naive_training(tmp_path: Path) -> None:
@@ -262,6 +290,43 @@ def test_the_same_numbers_give_the_same_bytes_and_names_are_no_formulas(tmp_path
     assert "<i>" not in (tmp_path / "out" / "index.html").read_text()
 
 
+NAMES = ("a\x01b", "_base", "w" * 100, "a\u202eb", "=1+1", "@SUM(A1)", "b\udcff", "c\uffff", "a\nb")
+
+
+def test_names_of_folders_cannot_harm_a_figure_or_a_table(tmp_path: Path) -> None:
+    gallery = hang(
+        read_runs([made_run(tmp_path / name) for name in NAMES]), tmp_path / "out", ["learning-curves", "accounting"]
+    )
+    assert gallery.lacking == ()
+    wanted = [" ".join(visible(name).split()) for name in NAMES]
+    for figure, most in (("learning-curves", 80), ("accounting", 40)):  # ticks are cut shorter than keys
+        svg = (tmp_path / "out" / f"{figure}.svg").read_text()
+        words = {" ".join(word.split()) for word in ElementTree.fromstring(svg).itertext()}
+        assert {name if len(name) <= most else f"{name[: most - 1]}…" for name in wanted} <= words
+        assert "\u202e" not in svg
+    rows = list(csv.reader((tmp_path / "out" / "learning-curves.csv").open(newline="")))
+    assert {row[1] for row in rows[1:]} == {f"'{name}" if name[0] in "=@" else name for name in wanted}
+    assert "\u202e" not in (tmp_path / "out" / "index.html").read_text()
+
+
+def test_names_in_a_log_cannot_harm_a_figure_either(tmp_path: Path) -> None:
+    def change(record: dict[str, Any]) -> dict[str, Any]:
+        return record | ({"agent": "\x01\u202eleft"} if record.get("agent") == "left" else {})
+
+    gallery = hang(read_runs([changed(probed(made_run(tmp_path / "run")), change)]), tmp_path / "out", ["token-shift"])
+    assert "\x01" in gallery.drawn[0][1].panels[0].title, "else this proves nothing"
+    words = " ".join(ElementTree.parse(tmp_path / "out" / "token-shift.svg").getroot().itertext())
+    assert "⟨U+0001⟩⟨U+202E⟩left" in words
+
+
+def test_a_legend_says_how_many_it_leaves_out() -> None:
+    series = tuple(Series(f"_{k}", (0.0,), (1.0,)) for k in range(15))
+    svg = svg_text("Title", Drawing((Panel("p", "x", "y", series, (("", 0.0), ("level", 1.0))),), "Caption.", "high"))
+    words = [word.strip() for word in ElementTree.fromstring(svg).itertext() if word.strip()]
+    assert [f"_{k}" in words for k in range(15)] == [True] * 11 + [False] * 4
+    assert "… and 5 more" in words
+
+
 def test_a_series_with_columns_of_different_lengths_is_refused() -> None:
     with pytest.raises(ValueError, match="different lengths"):
         Series("x", (1.0,), (1.0, 2.0))
@@ -288,6 +353,86 @@ def test_what_is_missing_is_told_with_what_to_set(tmp_path: Path) -> None:
     write_log(folder, [{"kind": "start"}, update_record(1, 0, 0, "left")])
     with pytest.raises(Lacking, match=r"eval\.every"):
         DRAW["learning-curves"](read_runs([folder]))
+
+
+@pytest.mark.parametrize("wrong", [None, "x", [], {}, {"deep": 1}], ids=repr)
+def test_damaged_records_cost_a_figure_only_what_they_held(tmp_path: Path, wrong: Any) -> None:
+    """A stage without its number, an update without its own, and rows that are no numbers."""
+    damaged = probed(made_run(tmp_path / "run"))
+
+    def change(record: dict[str, Any]) -> dict[str, Any]:
+        if record["kind"] == "stage" and record["stage"] == 1:
+            record["stage"] = wrong
+        if record.get("update") == 2:
+            record["update"] = wrong
+        if record.get("update") == 1:
+            record["probe"]["token_shift"]["moved_R"] = [0.1, wrong, 0.01]
+        if record.get("update") == 3:
+            record["probe"]["token_shift"]["stretched"] = {"moved_R": [wrong] * 3, "times": wrong, "kl": wrong}
+        return record
+
+    runs = read_runs([changed(damaged, change)])
+    sums, zeta, shift = (DRAW[name](runs) for name in ("certificate", "zeta", "token-shift"))
+    assert panel(sums, "cumulative").series[0].x == (1.0, 3.0)
+    assert panel(sums, "cumulative").series[0].y == pytest.approx((0.02, 0.04))
+    assert "run: 1 records of stages do not say which, and are left out of the sums" in sums.notes
+    assert panel(zeta, "normalisation").series[0].x == (1, 3, 4, 5, 6, 7, 8, 9)
+    assert "1 of 9 kept updates lack normalisation or their number" in zeta.notes[0]
+    assert shift.panels[0].title.startswith("inside: run, update 3 (speaker)"), "the first whose rows can be read"
+    assert len(shift.panels) == 1
+
+
+def test_what_is_not_known_is_left_out_and_told_not_drawn_as_nothing(tmp_path: Path) -> None:
+    def change(record: dict[str, Any]) -> dict[str, Any]:
+        if record.get("update") == 2:
+            del record["zeta_ratio"]
+        if record["kind"] == "swap":
+            record |= {"shock": None, "stage": None}
+        if record.get("update") == 3:
+            del record["probe"]["weights"]["total_variation_error"]
+            record["probe"]["token_shift"]["stretched"] = {"moved_R": [1.0, 2.0, 3.0]}
+        if record["kind"] == "update" and record["update"] != 3:
+            record["probe"].pop("token_shift")
+        return record
+
+    runs = read_runs([changed(probed(swapped(tmp_path / "run", "direct")), change)])
+    zeta = DRAW["zeta"](runs)
+    assert panel(zeta, "clipped ratios").series[0].x == (1, 3, 4, 5, 6, 7, 8, 9)
+    assert len(panel(zeta, "normalisation").series[0].x) == 9
+    assert zeta.notes[0].startswith("run: 1 of 9 kept updates lack clipped ratios")
+    swap = DRAW["swap"](runs)
+    assert [shown.title for shown in swap.panels] == ["recovery"]
+    assert [series.label for series in swap.panels[0].series] == ["run (direct)"]
+    assert [note.partition(": ")[2][:44] for note in swap.notes] == [
+        "the record of the swap does not say its stag",
+        "the record of the swap holds no shock",
+    ]
+    second, third = panel(DRAW["drift"](runs), "by importance").series
+    assert second.low is not None
+    assert third.low is None
+    assert DRAW["token-shift"](runs).panels[1].title == "the same step, an unknown number of times as long (KL unknown)"
+
+
+def test_an_error_that_nobody_foresaw_costs_one_figure_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(runs: Sequence[Run]) -> Drawing:
+        raise KeyError("what\x1b[2J")
+
+    figures = tuple(replace(figure, draw=broken) if figure.name == "region" else figure for figure in FIGURES)
+    monkeypatch.setattr("teamtr.figures.gallery.FIGURES", figures)
+    arguments = ["figures", str(made_run(tmp_path / "run")), "--out", str(tmp_path / "out")]
+    done = CliRunner().invoke(app, [*arguments, "--only", "region", "--only", "zeta"])
+    assert done.exit_code == 0, done.output
+    assert "region: not drawn: the logs hold what this figure cannot read (KeyError: 'what" in done.output
+    assert "\x1b" not in done.output
+    assert (tmp_path / "out" / "zeta.svg").exists()
+    assert "KeyError" in (tmp_path / "out" / "index.html").read_text()
+
+
+def test_without_matplotlib_the_command_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    done = CliRunner().invoke(app, ["figures", str(made_run(tmp_path / "run")), "--out", str(tmp_path / "out")])
+    assert done.exit_code == 2
+    assert "teamtr[plot]" in done.output
 
 
 def test_the_command(tmp_path: Path) -> None:

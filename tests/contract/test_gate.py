@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from small import World
-from teamtr.gate import FEWEST, looks_at
+from teamtr.gate import FEWEST, FIRST_DOUBT, looks_at
 from teamtr.lesson import Optimisation
-from teamtr.types import Divergence
+from teamtr.theory.kl import bootstrap_upper
+from teamtr.types import Divergence, StepStats
 from teamtr.update import Stakes, certify
 
 GROUP = 64
@@ -69,6 +70,42 @@ def test_a_doubtful_first_look_is_followed_by_one_at_all_messages(monkeypatch):
     assert report.backtracks == 0
     assert report.messages_measured == 3 * GROUP
     assert looked[-2:] == [3 * 22, 3 * GROUP]
+
+
+def test_two_looks_are_hardly_easier_to_pass_than_one():
+    """Mean KLs at the radius, problems and messages unequal: how often a gate accepts what it should just refuse."""
+    rng = np.random.default_rng(0)
+    problem_PG = np.repeat(np.arange(32), 8).reshape(32, 8)
+    once = twice = 0
+    for _ in range(300):
+        kl_PG = np.exp(rng.normal(0, 0.5, (32, 1)) - 0.125) * np.exp(rng.normal(0, 1, (32, 8)) - 0.5)
+
+        def bound(count, doubt, kl_PG=kl_PG):
+            part = kl_PG[:, :count].reshape(-1), problem_PG[:, :count].reshape(-1)
+            return bootstrap_upper(*part, confidence=1 - 0.05 * doubt, rng=np.random.default_rng(1), draws=400)
+
+        once += bound(8, 1.0) <= 1.0
+        twice += bound(2, FIRST_DOUBT) <= 1.0 or bound(8, 1.0 - FIRST_DOUBT) <= 1.0
+    assert 15 < once < 60
+    assert twice < 1.5 * once
+
+
+@pytest.mark.parametrize("share", [0.3, 1.0])
+def test_steps_that_change_nothing_are_not_accepted(monkeypatch, share):
+    """Also where measuring in another order shows a KL of rounding and a surrogate above zero."""
+    world = World()
+    lesson = wide_lesson(world)
+    learner = world.engine.learner("x")
+    monkeypatch.setattr(learner, "step", lambda *_, **__: StepStats(True, 0.0, 0.0, 0.0, 0.0))
+    measure = learner.measure
+
+    def rounded(rows=None):
+        found = measure(rows)
+        return replace(found, full_M=found.full_M + 1e-14, log_ratio_M=1e-9 * lesson.advantages_M[rows])
+
+    monkeypatch.setattr(learner, "measure", rounded)
+    report = world.teach("x", lesson, optimisation=replace(world.optimisation, gate_share=share)).report
+    assert (report.outcome, report.reason) == ("restored", "the steps changed nothing")
 
 
 def test_outside_by_both_looks_backs_off():

@@ -4,6 +4,7 @@ recomputed activations, loss scaling, hashes on the device."""
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,9 +16,10 @@ from teamtr.engines.learner import FIRST_LOSS_SCALE, PolicyLearner, hash_tensors
 from teamtr.engines.torch.attention import Unsupported
 from teamtr.engines.torch.lean import slim
 from teamtr.engines.torch.loading import TinyShape, share_base, tiny_model
-from teamtr.engines.torch.policy import _linear_head
+from teamtr.engines.torch.policy import TransformerPolicy, _linear_head
 from teamtr.errors import Misuse
 from teamtr.presets import Objective
+from teamtr.types import AgentBatch
 
 OBJECTIVE = Objective()
 
@@ -127,6 +129,37 @@ def test_an_unsupported_attention_is_padded_and_says_so_once(monkeypatch):
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
+def test_a_window_shorter_than_the_rows_is_padded_inside_the_learner_too():
+    """The layout that the packed try had put up must be gone when the padded one runs."""
+    from transformers import MistralConfig, MistralForCausalLM
+
+    config = MistralConfig(
+        vocab_size=40, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=16, sliding_window=4, eos_token_id=1, bos_token_id=None, pad_token_id=0,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    policy = TransformerPolicy(MistralForCausalLM(config).eval(), SimpleNamespace(eos_token_id=1))
+    learner = PolicyLearner("agent", policy, STATE, micro_batch=2)
+    rng = np.random.default_rng(0)
+    ids = [rng.integers(2, 40, size=9).astype(np.int32) for _ in range(3)]
+    batch = AgentBatch(
+        "agent", tuple(x[:6] for x in ids), tuple(x[6:] for x in ids), tuple(np.zeros(3, np.float32) for _ in ids),
+        np.arange(3), np.arange(3), np.zeros(3, dtype=np.int64),
+    )  # fmt: skip
+    with pytest.warns(UserWarning, match="batches are padded"):
+        found = learner.begin(batch)
+    with torch.no_grad():
+        logp = policy.causal_lm(torch.tensor(np.stack(ids), dtype=torch.int64)).logits.log_softmax(-1)
+    expected = [sum(float(logp[b, t - 1, row[t]]) for t in range(6, 9)) for b, row in enumerate(ids)]
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
+    assert learner.step(np.arange(3), np.array([1.0, -1.0, 0.5]), OBJECTIVE, beta=0.1, learning_rate=1e-3).applied
+
+
+def test_an_empty_prompt_is_refused():
+    with pytest.raises(Misuse, match="empty prompt"):
+        make_policy("full").features([np.zeros(0, dtype=np.int32)], [np.array([4, 5], dtype=np.int32)])
+
+
 # -- memory ---------------------------------------------------------------------------------------------------
 
 
@@ -199,6 +232,37 @@ def test_an_overflow_halves_the_loss_scale_and_the_step_is_taken(monkeypatch):
     stats = learner.step(rows, advantages, OBJECTIVE, beta=0.5, learning_rate=1e-3)
     assert stats.applied
     assert learner._loss_scale == FIRST_LOSS_SCALE / 4
+
+
+def test_a_loss_scale_that_was_not_to_blame_is_kept(monkeypatch):
+    """A gradient that is broken at every scale throws its step away, and nothing else."""
+    learner = make_learner("full")
+    batch = make_batch(learner)
+    monkeypatch.setattr(learner, "_scale", lambda: learner._loss_scale)
+    norm = learner._gradient_norm
+    monkeypatch.setattr(learner, "_gradient_norm", lambda: float("nan"))
+    learner.begin(batch)
+    rows = np.arange(len(batch))
+    assert not learner.step(rows, advantages_for(batch), OBJECTIVE, beta=0.5, learning_rate=1e-3).applied
+    assert learner._loss_scale == FIRST_LOSS_SCALE
+    monkeypatch.setattr(learner, "_gradient_norm", norm)
+    assert learner.step(rows, advantages_for(batch), OBJECTIVE, beta=0.5, learning_rate=1e-3).applied
+
+
+def test_an_overflow_in_the_first_micro_batch_ends_the_try(monkeypatch):
+    learner = make_learner("full", micro_batch=2)
+    batch = make_batch(learner)
+    learner.begin(batch)
+    tried = []
+    score = learner._score
+    monkeypatch.setattr(learner, "_score", lambda rows: tried.append(len(rows)) or score(rows))
+    monkeypatch.setattr(learner, "_scale", lambda: learner._loss_scale)
+    norms = iter([float("inf"), float("inf")])  # in the first micro-batch, and at the end of the try
+    norm = learner._gradient_norm
+    monkeypatch.setattr(learner, "_gradient_norm", lambda: next(norms, None) or norm())
+    assert learner.step(np.arange(len(batch)), advantages_for(batch), OBJECTIVE, beta=0.5, learning_rate=1e-3).applied
+    assert len(tried) == 1 + len(batch) // 2
+    assert learner._loss_scale == FIRST_LOSS_SCALE / 2
 
 
 def test_the_loss_scale_does_not_change_the_step():

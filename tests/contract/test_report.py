@@ -33,8 +33,8 @@ from teamtr.report import build_report, compare_page, compare_runs, comparison_t
 from teamtr.report.conversations import choose_batches, choose_groups, evenly
 from teamtr.report.page import embedded_json
 from teamtr.report.reading import BatchFile
-from teamtr.report.text import visible
 from teamtr.store import Log
+from teamtr.text import visible
 from teamtr.theory.advantages import group_advantages
 
 AGENTS = ("left", "right", "speaker")
@@ -54,6 +54,13 @@ def invoke(*arguments: object, code: int = 0):
 
 
 # -- numbers -------------------------------------------------------------------------------------------------------
+
+
+def test_half_a_point_is_rounded_as_the_browser_does(run):
+    records = [eval_record(0, 0.125, avg_interval=[0.005, 0.225]), eval_record(1, 0.625, avg_interval=[0.405, 0.685])]
+    write_log(run, records)
+    text = build_report(run).data["glance"][0]["text"]
+    assert text == "Held-out success went from 13 % (1 to 23) to 63 % (41 to 69) in 1 stages."
 
 
 def test_the_data_of_a_run_by_hand(run):
@@ -243,6 +250,7 @@ def test_numbers_that_json_lacks_are_told_as_text():
 
 def test_hidden_characters_become_visible():
     assert visible("a\u202eb\u2066c\x07d\ud800") == "a⟨U+202E⟩b⟨U+2066⟩c⟨U+0007⟩d⟨U+D800⟩"
+    assert visible("a\ufffe\uffff") == "a⟨U+FFFE⟩⟨U+FFFF⟩", "XML cannot hold them"
     assert visible("plain, ünïcode 漢字 👩‍🚀\n") == "plain, ünïcode 漢字 👩‍🚀\n"
 
 

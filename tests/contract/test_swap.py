@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import shutil
 from pathlib import Path
@@ -15,22 +14,14 @@ import torch
 from teamtr import run as runs
 from teamtr.build import build
 from teamtr.config import load_team_file, loads
-from teamtr.engines.learner import PolicyLearner
 from teamtr.engines.torch.loading import TinyShape, tiny_model
-from teamtr.engines.torch.policy import TransformerPolicy
 from teamtr.engines.torch.tokenizer import character_tokenizer
 from teamtr.errors import Misuse, Refused
 from teamtr.protocol.tokenizers import adversarial, compare_tokenizers
 from teamtr.randomness import generator
-from teamtr.store import Checkpoints, RunFolder, read_episodes
+from teamtr.store import RunFolder, read_episodes
 from teamtr.swap import Request, compared_strings, run_strings, swap
-from teamtr.swap.align import Pupil, align
-from teamtr.swap.feasibility import surrogate
 from teamtr.swap.probes import Probes, joined, make_probes, problems_to_train, split_rows
-from teamtr.swap.steering import Alignment, Look
-from teamtr.swap.teacher import fitted_head
-from teamtr.theory.kl import kl_cur_to_new
-from teamtr.types import AgentBatch, AgentState, Divergence
 
 TEAM = """\
 name: small
@@ -46,7 +37,6 @@ plan: {stages: 1, problems: 4, group_size: 4, radius_nats_per_message: 0.05}
 learner: {minibatches: 2}
 eval: {every: 0, samples: 4}
 """
-STATE = AgentState(beta=1.0, step_scale=1.0, radius_nats=0.05)
 PROBES = "swap-probes.jsonl.gz"
 QUICK = {"probes": 96, "learning_rate": 3e-3, "batch": 32, "check_every": 10, "eval_samples": 2}
 
@@ -300,124 +290,6 @@ def test_other_ids_mean_text_and_no_radius(run, tmp_path):
 # -- parts ----------------------------------------------------------------------------------------------------
 
 
-def learner_of(seed: int, width: int = 16) -> PolicyLearner:
-    model, tokenizer = tiny_model(TinyShape(layers=1, width=width, heads=2), seed=seed)
-    with torch.no_grad():
-        model.get_input_embeddings().weight.mul_(15.0)
-    return PolicyLearner("agent", TransformerPolicy(model, tokenizer), STATE, micro_batch=3)
-
-
-def drawn_batch(count: int) -> AgentBatch:
-    """Messages at random; a longer batch begins like a shorter one."""
-    rng = np.random.default_rng(0)
-    draw = lambda n: rng.integers(6, 90, size=n).astype(np.int32)  # noqa: E731
-    texts = [(draw(3 + m % 2), draw(2 + m % 3)) for m in range(count)]
-    index = np.arange(count)
-    return AgentBatch(
-        "agent",
-        tuple(prompt for prompt, _ in texts),
-        tuple(message for _, message in texts),
-        tuple(np.zeros(2 + m % 3, np.float32) for m in range(count)),
-        index,
-        index,
-        np.zeros(count, dtype=np.int64),
-    )
-
-
-def made_probes(exact: bool) -> Probes:
-    batch, index = drawn_batch(6), np.arange(6)
-    return Probes(batch, batch, exact, index[:4], index[4:], np.ones(6, dtype=np.int64), 6)
-
-
-def pupil_of(exact: bool, width: int = 16) -> tuple[Pupil, Probes]:
-    probes = made_probes(exact)
-    pupil = Pupil(learner_of(1, width=width), learner_of(0), lambda _: probes)
-    pupil.attend(0)
-    return pupil, probes
-
-
-def test_a_pupil_is_measured_from_its_teacher():
-    """The KL and the ratio of two different models, against the two heads side by side."""
-    pupil, probes = pupil_of(exact=True, width=24)
-    found = pupil.student.measure()
-    for m in range(len(probes.new)):
-        with torch.no_grad():
-            logits = [
-                learner.policy.head()(learner.policy.features([probes.old.prompts[m]], [probes.old.messages[m]]))
-                for learner in (pupil.teacher, pupil.student)
-            ]
-        assert found.full_M[m] == pytest.approx(float(kl_cur_to_new(*logits).sum()), rel=1e-4)
-    before = pupil.charged(probes.train, per_token=False).mean()
-    for _ in range(20):
-        pupil.step(probes.train, learning_rate=1e-2)
-    assert pupil.charged(probes.train, per_token=False).mean() < 0.3 * before
-    assert pupil.teacher.version() == learner_of(0).version(), "the teacher learns nothing"
-
-
-HARD = Alignment(
-    rates=(3e-3, 3e-2), radius=1e-3, batch=4, check_every=2, max_steps=20, trial_looks=1, patience=1, doublings=1
-)
-
-
-def pupil_with_more() -> Pupil:
-    """Six probes, and as many more with every doubling; two of the first are held out."""
-    first = made_probes(exact=True)
-
-    def after(doubled: int) -> Probes:
-        rows = np.arange(6 * 2**doubled)
-        batch = drawn_batch(len(rows))
-        return Probes(batch, batch, True, np.setdiff1d(rows, first.held_out), first.held_out, np.ones(len(rows)), 6)
-
-    return Pupil(learner_of(1), learner_of(0), after)
-
-
-def looked(folder: Path, looks: int | None = None) -> tuple[list[Look], str]:
-    """Looks of an alignment until it ends or is dropped, and the weights."""
-    pupil = pupil_with_more()
-    folder.mkdir(exist_ok=True)
-    found = list(itertools.islice(align(pupil, HARD, Checkpoints(folder)), looks))
-    return found, pupil.student.version()
-
-
-def test_an_alignment_that_is_dropped_at_every_look_ends_with_the_same_bits(tmp_path):
-    """Over both trials, and with more probes."""
-    whole, weights = looked(tmp_path / "whole")
-    assert {look.trial for look in whole} == {0, 1}
-    assert {look.doubled for look in whole} == {0, 1}
-    assert len(whole) == 11
-    pieces: list[Look] = []
-    while len(pieces) < len(whole):
-        pieces += looked(tmp_path / "dropped", 1)[0]
-    assert pieces == whole
-    nothing_left, again = looked(tmp_path / "dropped")
-    assert nothing_left == []
-    assert again == weights
-
-
-def test_without_shared_ids_the_loss_is_the_cross_entropy():
-    pupil, probes = pupil_of(exact=False)
-    found = pupil.student.measure()
-    logp_M = learner_of(1).begin(probes.new)
-    np.testing.assert_allclose(found.full_M, -logp_M, rtol=1e-5)
-    np.testing.assert_allclose(found.log_ratio_M, logp_M, rtol=1e-5)
-
-
-@pytest.mark.parametrize("size", [3, 5])
-def test_output_layers_of_other_sizes(size):
-    """A teacher with fewer rows never says the missing ones; with more, the rest is as if they were not there."""
-    logits = torch.tensor([[1.0, 2.0, 0.5, -1.0]])
-    fitted = fitted_head(lambda x: x, size)(logits)
-    assert fitted.shape == (1, size)
-    wanted = torch.softmax(logits[:, : min(size, 4)], -1)
-    torch.testing.assert_close(torch.softmax(fitted, -1)[:, : min(size, 4)], wanted)
-
-
-def test_the_surrogate_by_hand():
-    zero = np.zeros(2)
-    divergence = Divergence(zero, zero, zero, log_ratio_M=np.log([2.0, 0.5]))
-    assert surrogate(divergence, np.array([1.0, -1.0])) == pytest.approx(0.75)
-
-
 def test_probes_are_states_in_which_the_agent_speaks(aligned):
     out, _ = aligned
     probes, _ = probes_of(out)
@@ -499,9 +371,38 @@ def test_difficult_strings_are_of_many_kinds_and_named_by_their_seed():
 # -- refusals -------------------------------------------------------------------------------------------------
 
 
+def test_neither_into_the_run_nor_around_it(run, newcomer, tmp_path):
+    """Not by a link either; a neighbour whose name begins alike is another folder."""
+    before, around = fingerprint(run), set(run.parent.iterdir())
+    (tmp_path / "link").symlink_to(run)
+    for out in (run, run / "inside", run / "checkpoints" / "deep", tmp_path / "link" / "inside", run.parent):
+        with pytest.raises(Misuse, match="another folder"):
+            list(swap(run, Request("speaker", str(newcomer)), out))
+    assert fingerprint(run) == before
+    assert set(run.parent.iterdir()) == around
+    neighbour = run.with_name(run.name + "2")
+    with pytest.raises(Misuse, match="no such folder"):
+        list(swap(run, Request("speaker", "./nowhere"), neighbour))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *(("learning_rate", rate) for rate in (float("nan"), float("inf"), 0.0, -1e-3)),
+        *(("held_out", share) for share in (float("nan"), 0.0, 1.0)),
+        ("probes", 1),
+        ("batch", 0),
+        ("check_every", 0),
+        ("max_steps", 0),
+        ("doublings", -1),
+    ],
+)
+def test_numbers_that_mean_nothing_are_refused(field, value):
+    with pytest.raises(Misuse, match=f"--{field.replace('_', '-')} "):
+        Request("speaker", "tiny", **{field: value})
+
+
 def test_what_cannot_be_swapped(run, newcomer, aligned, tmp_path):
-    with pytest.raises(Misuse, match="another folder"):
-        list(swap(run, Request("speaker", str(newcomer)), run))
     with pytest.raises(Misuse, match=r"no agent 'nobody'.*left, right, speaker"):
         list(swap(run, Request("nobody", str(newcomer)), tmp_path / "a"))
     with pytest.raises(Misuse, match="no such folder"):

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from teamtr.swap.steering import Alignment, Look, Progress, decide, ended, path, rate_at, seen
+from teamtr.swap.steering import Alignment, Look, Progress, decide, ended, next_look, path, rate_at, seen, within
 
 SETTINGS = Alignment(
     rates=(1.0, 3.0), radius=0.1, check_every=10, trial_looks=2, patience=2, halvings=1, doublings=1, max_steps=200
@@ -82,7 +82,7 @@ def test_learnt_by_heart_means_more_probes_first():
     progress, _ = after(progress, 0.6, 0.6, train=0.01)
     assert (progress.doubled, progress.halved, progress.last.learning_rate) == (1, 1, 1.5)
     assert not ended(progress, SETTINGS)
-    progress, _ = after(progress, 0.6, 0.6, train=0.01)
+    progress, _ = after(progress, 0.6, train=0.01)
     assert ended(progress, SETTINGS)
     assert progress.looks[progress.best].upper == 0.5
 
@@ -90,6 +90,33 @@ def test_learnt_by_heart_means_more_probes_first():
 def test_stuck_on_both_means_smaller_steps():
     progress, _ = after(descent(), 0.6, 0.6, 0.6)
     assert (progress.doubled, progress.halved) == (0, 1)
+
+
+def test_a_rate_is_halved_as_often_as_said():
+    progress, settings = descent(), replace(SETTINGS, halvings=3, max_steps=10**6)
+    while not ended(progress, settings):
+        progress, _ = decide(progress, settings)
+        stuck = Look(progress.trial, next_look(progress, settings), 0.6, 0.6, 0.6, progress.learning_rate)
+        progress = seen(progress, stuck, settings)
+    rates = [look.learning_rate for look in progress.looks[5:]]
+    assert rates == [3.0] * 3 + [1.5] * 2 + [0.75] * 2 + [0.375] * 2, "each of them has its patience"
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(("kl", "upper", "train_kl"), [(NAN, 0.05, 0.04), (0.04, NAN, 0.05), (0.04, 0.05, NAN)])
+def test_what_is_no_number_is_not_within_the_radius(kl, upper, train_kl):
+    assert within(Look(0, 10, 0.04, 0.05, 0.04, 1.0), SETTINGS)
+    assert not within(Look(0, 10, kl, upper, train_kl, 1.0), SETTINGS)
+
+
+def test_what_is_no_number_does_not_lead():
+    """The first rate diverges: the second leads and is the best, however high."""
+    progress, roles = after(start(NAN), NAN, NAN, 3.5, 3.4, 3.3)
+    assert roles[-1] == "leader"
+    assert (progress.leader, progress.last.trial, progress.last.learning_rate) == (4, 1, 3.0)
+    assert progress.best == 5
 
 
 def test_a_new_best_gives_time():

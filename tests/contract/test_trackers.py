@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.machinery
 import json
+import math
 import sys
 import types
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any, get_args
 
 import pytest
 
-from made_run import eval_record, update_record
+from made_run import eval_record, probe_record, update_record
 from teamtr.config import ConfigError, loads
 from teamtr.config.schema import Tracker
 from teamtr.trackers import METRICS, SINKS, follow, missing, point
@@ -59,10 +60,37 @@ def test_evaluations_and_stages_stand_at_the_updates_done() -> None:
 
 @pytest.mark.parametrize(
     "record",
-    [{}, START, {"kind": "update"}, {"kind": "update", "update": "x"}, {"kind": "newer", "update": 1}, {"kind": []}],
+    [{}, START, {"kind": "update"}, {"kind": "update", "update": "x"}, {"kind": "newer", "update": 1}, {"kind": []}, 5],
 )
-def test_other_records_are_no_points(record: dict[str, Any]) -> None:
+def test_other_records_are_no_points(record: Any) -> None:
     assert point(record) is None
+
+
+DAMAGE = [5, -(10**400), math.nan, "x", "", True, None, [], [5], [[]], {}, {"kind": []}, [{"kind": []}, {"kind": {}}]]
+
+
+@pytest.mark.parametrize("damage", DAMAGE, ids=lambda damage: repr(damage)[:30])
+def test_no_field_of_any_kind_of_record_can_make_it_raise(damage: Any) -> None:
+    stage = {"kind": "stage", "stage": 3, "updates": 12, "accepted": 2, "measured": 0.1, "certified_of_measured": 0.1}
+    whole = update_record(1, 0, 0, "left", probe=probe_record(), exact_success=[0.1, 0.2])
+    for record in (whole, eval_record(1, 0.5), stage):
+        for key in record:
+            found = point({**record, key: damage})
+            assert found is None or all(math.isfinite(x) for x in (found.seconds, *found.values.values())), key
+            if key not in ("kind", "update", "updates", "stage"):
+                assert found is not None, f"a damaged {key} must not lose the rest"
+
+
+@pytest.mark.parametrize("name", ["stage", "eval", "train"])
+def test_an_agent_cannot_take_the_name_of_other_metrics(name: str) -> None:
+    stage = {"kind": "stage", "stage": 0, "updates": 3, "accepted": 2, "measured": 0.1, "certified_of_measured": 0.1}
+    others = {**point(eval_record(1, 0.5)).values, **point(stage).values}
+    found = point(update_record(1, 0, 0, name)).values
+    assert found[f"agent.{name}/kept"] == 1.0
+    assert found["train/stage"] == 0.0
+    assert not others.keys() & found.keys()
+    groups = {key.partition("/")[0] for key in found}
+    assert groups == {"train", f"agent.{name}"}
 
 
 def test_damaged_fields_do_not_raise() -> None:

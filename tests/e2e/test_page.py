@@ -113,7 +113,7 @@ def test_the_tokens_view_shows_what_the_update_moved(page, tmp_path):
     page.wait("document.querySelectorAll('.token').length === 9")
     assert page.js("document.querySelectorAll('.token.moved').length") == 3  # the first turn alone was probed
     tip = page.js("document.querySelector('.token.moved').tip()")
-    assert tip.endswith("sampled KL of the update 1.99e−4 nats")  # exp(-0.02) - 1 + 0.02
+    assert tip.endswith("exact KL of the update 0.02 nats")
     page.js(
         "(() => { const s = document.querySelector('[aria-label=\"KL by token\"]'); s.value = 'kl';"
         " s.dispatchEvent(new Event('change')); })()"
@@ -147,15 +147,27 @@ def test_a_swap_is_told_from_its_record(page, tmp_path):
     assert page.problems == []
 
 
-def test_stale_certificates_are_not_applicable(page, tmp_path):
-    run = made_run(tmp_path / "run", preset="naive_sequential")
+@pytest.mark.parametrize("older", [False, True])
+def test_updates_from_stale_batches_are_told_to_have_no_certificate(page, tmp_path, older):
+    """None is issued for them; in an older log, those that were are not shown. What was not kept has none anyway."""
+    run = made_run(tmp_path / "run", preset="naive_sequential", reused=True)
     records = Log(run / "log.jsonl").read()
-    reused = [{**r, "sampled_tokens_total": 1000 * (r["stage"] + 1)} if r["kind"] == "update" else r for r in records]
-    write_log(run, reused)
+    lost = {9: {"outcome": "restored", "version_after": "a" * 32, "certificates": []}}
+    for record in records:
+        if record["kind"] == "update":
+            record |= {"certificates": update_record(1, 0, 0, "left")["certificates"]} if older else {}
+            record |= lost.get(record["update"], {})
+    write_log(run, records)
     page.open(written(tmp_path, run))
-    assert texts(page, "#certificate .pill") == ["6 of 9 not applicable: batch was stale"]
-    page.js("document.querySelectorAll('.cell')[1].click()")
-    assert "Certificates: not applicable, batch was stale." in texts(page, "#timeline .meta")
+    assert texts(page, "#certificate .pill") == ["5 of 8 kept updates without a certificate: batch was stale"]
+
+    def told(cell: int) -> str:
+        page.js(f"document.querySelectorAll('.cell')[{cell}].click()")
+        return " ".join(texts(page, "#timeline .details .meta"))
+
+    assert told(0).startswith("Certified at least: ")
+    assert told(1) == "No certificate applies: batch was stale."
+    assert told(8) == ""
     assert page.problems == []
 
 

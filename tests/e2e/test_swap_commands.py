@@ -176,10 +176,22 @@ def test_swap_then_train_then_export(exported, run, tmp_path):
     )
 
 
+def test_without_out_the_new_run_is_beside_the_old_one(run, monkeypatch):
+    """Also for one that stands in it."""
+    monkeypatch.chdir(run)
+    before = set(run.iterdir())
+    invoke("swap", ".", "--agent", "speaker", "--with", "tiny", "--no-align", "--probes", 8, "--eval-problems", 1)
+    assert set(run.iterdir()) == before
+    assert (run.parent / "run-swap-speaker" / "team.yaml").exists()
+
+
 def test_swap_refuses_what_contradicts_itself(run, tmp_path):
     options = ("--agent", "left", "--with", "tiny", "--out", tmp_path / "x")
     assert "exclude each other" in invoke("swap", run, *options, "--no-align", "--reset", code=2).stderr
     assert "full or lora" in invoke("swap", run, *options, "--train", "some", code=2).stderr
     assert "keep or strip or forbid" in invoke("swap", run, *options, "--think", "aloud", code=2).stderr
     assert "strictly between" in invoke("swap", run, *options, "--held-out", 1, code=2).stderr
+    for rate in ("nan", "inf", "0", "-0.001"):
+        refused = invoke("swap", run, *options, "--learning-rate", rate, code=2).stderr
+        assert "--learning-rate is a finite number above 0" in refused, rate
     assert not (tmp_path / "x").exists()

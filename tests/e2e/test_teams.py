@@ -12,6 +12,7 @@ import torch
 from teamtr import run
 from teamtr.build import build
 from teamtr.config import loads
+from teamtr.errors import Misuse
 from teamtr.store import RunFolder
 
 SMALL = "tiny: {layers: 1, width: 32, heads: 2, warmup_steps: 40, warmup_learning_rate: 1e-2}\n"
@@ -236,9 +237,37 @@ def test_learning_rate_zero_changes_no_bit_of_a_transformer_team(tmp_path):
     assert team.versions == fresh.team.versions
 
 
+@pytest.mark.parametrize("kind", ["gain", "certified"])
+def test_radii_are_shared_out_by_what_agents_gained(tmp_path, kind):
+    text = "name: share\n" + SMALL + CODE % "tiny" + PLAN
+    settings = ("plan.stages=3", "plan.problems=4", "plan.group_size=8", f"plan.allocate={kind}")
+    found = updates(train(text, tmp_path / "run", *settings))
+    by_stage = [[r["radius"] for r in found if r["stage"] == stage] for stage in range(3)]
+    assert by_stage[0] == [0.05] * 3
+    shared = [radii for radii in by_stage[1:] if len(set(radii)) > 1]
+    assert shared, "some stage gave some agent more than another"
+    assert all(sum(radii) <= 3 * 0.05 * (1 + 1e-9) for radii in by_stage)
+    assert all(radius >= 0.005 for radii in by_stage for radius in radii)
+
+
+def test_radii_are_not_shared_out_by_certificates_that_are_not_issued():
+    overrides = ("plan.preset=naive_sequential", "plan.allocate=gain")
+    with pytest.raises(Misuse, match="reuses rollouts"):
+        loads("name: x\n" + SMALL + CODE % "tiny" + PLAN, "team", overrides)
+
+
+def test_diagnostics_change_no_bit(tmp_path):
+    text = "name: gate\n" + SMALL + CODE % "tiny" + PLAN
+    settings = ("plan.stages=2", "plan.group_size=48", "learner.epochs=1")
+    plain = updates(train(text, tmp_path / "plain", *settings))
+    probed = updates(train(text, tmp_path / "probed", *settings, "diagnostics.every=1"))
+    assert [r["version_after"] for r in plain] == [r["version_after"] for r in probed]
+    assert any("probe" in r for r in probed)
+
+
 @pytest.mark.parametrize(("overrides", "whole"), [((), False), (("plan.preset=naive_sequential",), True),
-                                                  (("diagnostics.every=1",), True)])  # fmt: skip
-def test_only_plans_that_reuse_rollouts_and_diagnostics_measure_every_message(tmp_path, overrides, whole):
+                                                  (("diagnostics.every=1",), False)])  # fmt: skip
+def test_only_plans_that_reuse_rollouts_gate_on_every_message(tmp_path, overrides, whole):
     text = "name: gate\n" + SMALL + CODE % "tiny" + PLAN
     settings = ("plan.stages=1", "plan.problems=2", "plan.group_size=48", "learner.epochs=1", *overrides)
     kept = [r for r in updates(train(text, tmp_path / "run", *settings)) if r["outcome"] == "accepted"]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from made_run import made_run, update_record, write_log
+from made_run import made_run, probe_record, update_record, write_log
 from teamtr.report import build_report, compare_runs, report_page, report_text
 from teamtr.store import Log, StoreError
 
@@ -89,6 +89,25 @@ def test_newer_kinds_and_fields(run):
     assert "telepathy" in notes(data)
     assert len(data["updates"]) == 9
     assert compare_runs([run, run])["runs"][0]["updates"] == 9
+
+
+@pytest.mark.parametrize("agents", [7, {"left": 1}, "left", [], None])
+def test_agents_of_another_form_are_read_from_the_updates(run, agents):
+    records = Log(run / "log.jsonl").read()
+    write_log(run, [{**r, "agents": agents} if r["kind"] == "start" else r for r in records])
+    assert opened(run)["run"]["agents"] == ["left", "right", "speaker"]
+
+
+def test_rows_of_a_probe_that_are_no_numbers_are_left_out(run):
+    records = Log(run / "log.jsonl").read()
+    probes = {1: probe_record(), 2: probe_record(), 3: probe_record()}
+    probes[1]["token_shift"]["moved_R"][2] = "much"
+    probes[2]["token_shift"]["stretched"]["moved_R"][0] = math.nan
+    write_log(run, [{**r, "probe": probes[r["update"]]} if r.get("update") in probes else r for r in records])
+    shifts = [probe["shift"] for probe in opened(run)["probes"]["updates"]]
+    assert shifts[0] is None
+    assert shifts[1]["stretched"] is None
+    assert shifts[2]["stretched"]["moved_R"] == [0.9, 0.8, 0.7, 0.1]
 
 
 def test_a_newer_team_file(run):

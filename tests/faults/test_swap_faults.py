@@ -6,7 +6,10 @@ import hashlib
 import multiprocessing
 import os
 import random
+import shutil
 import signal
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,30 +41,40 @@ CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["test_swap_faults", "transformers.models.qwen3.modeling_qwen3"])
 
 
-def request(model: Path) -> Request:
+Death = Callable[[], None]
+"""Arms a process so that it kills itself at some moment."""
+
+
+def request(model: Path, options: Mapping[str, Any]) -> Request:
     """Long enough for all four rates to be tried, and for the best to go on."""
-    return Request("speaker", str(model), train="full", probes=32, batch=16, check_every=3, max_steps=30)
+    usual = {"probes": 32, "batch": 16, "check_every": 3, "max_steps": 30}
+    return Request("speaker", str(model), train="full", **{**usual, **options})
 
 
-def child(run: str, model: str, out: str, die_at: int | None) -> None:
-    """Swap to the end, or until just before the ``die_at``-th thing that would have been durable."""
+def child(run: str, model: str, out: str, death: Death | None, options: Mapping[str, Any]) -> None:
+    """Swap to the end, or until death."""
     torch.set_num_threads(1)
     quieten()
-    if die_at is not None:
-        _arm(die_at)
-    for _ in swap(run, request(Path(model)), out):
+    if death is not None:
+        death()
+    for _ in swap(run, request(Path(model), options), out):
         pass
 
 
-def _arm(die_at: int) -> None:
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def at_write(number: int) -> None:
+    """Just before this thing, counted from 1, would have been durable."""
     writes = 0
 
     def counted(write: Any) -> Any:
         def wrapped(*arguments: Any, **options: Any) -> Any:
             nonlocal writes
             writes += 1
-            if writes == die_at:
-                os.kill(os.getpid(), signal.SIGKILL)
+            if writes == number:
+                die()
             return write(*arguments, **options)
 
         return wrapped
@@ -71,8 +84,36 @@ def _arm(die_at: int) -> None:
     Log.append = counted(Log.append)  # type: ignore[method-assign]
 
 
-def attempt(run: Path, model: Path, out: Path, die_at: int | None) -> int | None:
-    process = CONTEXT.Process(target=child, args=(str(run), str(model), str(out), die_at))
+def at_naming(name: str) -> None:
+    """Just before a file or folder gets this name."""
+
+    def watched(write: Any) -> Any:
+        def wrapped(source: Any, final: Any) -> None:
+            if Path(final).name == name:
+                die()
+            write(source, final)
+
+        return wrapped
+
+    atomic.os.replace = watched(os.replace)
+    atomic.os.rename = watched(os.rename)
+
+
+def at_removing_looks() -> None:
+    """When the looks of the alignment are half removed: their weights are gone, the commits stand."""
+    remove = shutil.rmtree
+
+    def wrapped(folder: Any, *arguments: Any, **options: Any) -> None:
+        if Path(folder).parent.name == "swap":
+            remove(Path(folder) / "agents")
+            die()
+        remove(folder, *arguments, **options)
+
+    shutil.rmtree = wrapped  # type: ignore[assignment]
+
+
+def attempt(run: Path, model: Path, out: Path, death: Death | None = None, **options: Any) -> int | None:
+    process = CONTEXT.Process(target=child, args=(str(run), str(model), str(out), death, options))
     process.start()
     process.join(120)
     return process.exitcode
@@ -99,7 +140,7 @@ def world(tmp_path_factory) -> tuple[Path, Path, dict[str, Any]]:
     workshop = build(loads(TEAM, "small", ["seed=5", "tiny.layers=2"]))
     (folder / "model").mkdir()
     workshop.engine.learner("speaker").policy.save_weights(folder / "model")
-    assert attempt(folder / "run", folder / "model", folder / "whole", None) == 0
+    assert attempt(folder / "run", folder / "model", folder / "whole") == 0
     whole = outcome(folder / "whole")
     found = whole["records"][-1]["alignment"]
     rates = {look["learning_rate"] for look in (*found["curve"], *found["trials"])}
@@ -108,40 +149,61 @@ def world(tmp_path_factory) -> tuple[Path, Path, dict[str, Any]]:
     return folder / "run", folder / "model", whole
 
 
-def killed_often(world, out: Path, points: list[int]) -> None:
+def killed_often(world, out: Path, deaths: Sequence[Death], **options: Any) -> None:
+    """Killed so, one time after the other, a swap ends as if nothing had been."""
     run, model, whole = world
     before = files(run)
     killed = 0
-    for die_at in points:
-        code = attempt(run, model, out, die_at)
+    for death in deaths:
+        code = attempt(run, model, out, death, **options)
         killed += code == -signal.SIGKILL
         assert code in (0, -signal.SIGKILL)
-        assert killed == 0 or code == 0 or not (out / "team.yaml").exists(), "a team file before everything is whole"
+        if (out / "team.yaml").exists():
+            assert "swap" in [r["kind"] for r in RunFolder.read(out).log.read()], "a team file before the log"
+            assert RunFolder.read(out).checkpoints.latest() is not None, "a team file before the weights"
         if code == 0:
             break
-    assert killed == len(points) or killed >= 2
-    assert attempt(run, model, out, None) == 0
+    assert killed == len(deaths) or killed >= 2
+    assert attempt(run, model, out, **options) == 0
     assert outcome(out) == whole
     assert files(run) == before
 
 
 def test_killed_and_asked_again(world, tmp_path):
     """Before the first thing is written, in the middle, and while the new run is put in place."""
-    killed_often(world, tmp_path / "out", [1, 4, 9])
+    killed_often(world, tmp_path / "out", [partial(at_write, number) for number in (1, 4, 9)])
+
+
+def test_killed_while_the_looks_are_removed(world, tmp_path):
+    """They go when nothing needs them any more; asked again, the rest of them goes."""
+    killed_often(world, tmp_path / "out", [at_removing_looks])
+
+
+def test_killed_while_more_probes_are_played(world, tmp_path):
+    """When the further probes are there but for their name, and when a look at what was learnt of them is committed and
+    the next one, the tenth, is not."""
+    run, model, _ = world
+    learns_by_heart = {"probes": 16, "learning_rate": 0.03, "check_every": 4, "max_steps": 36, "eval_problems": 1}
+    assert attempt(run, model, tmp_path / "whole", **learns_by_heart) == 0
+    whole = outcome(tmp_path / "whole")
+    found = whole["records"][-1]["alignment"]
+    doubled = [look["doubled"] for look in (*found["curve"], *found["trials"])]
+    assert doubled == [0] * 8 + [1] * 2, "probes are to be doubled before the ninth look"
+    deaths = [partial(at_naming, "swap-probes-1.jsonl.gz"), partial(at_naming, "000010")]
+    killed_often((run, model, whole), tmp_path / "out", deaths, **learns_by_heart)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_killed_ten_times(world, tmp_path, seed):
     rng = random.Random(seed)
-    killed_often(world, tmp_path / "out", [rng.randint(1, 5) for _ in range(10)])
+    killed_often(world, tmp_path / "out", [partial(at_write, rng.randint(1, 5)) for _ in range(10)])
 
 
 def test_another_seed_would_be_seen(world, tmp_path):
     """The comparison above can fail."""
     run, model, whole = world
     other = tmp_path / "out"
-    different = Request(**{**request(model).as_record(), "check_every": 2})
-    for _ in swap(run, different, other):
+    for _ in swap(run, request(model, {"check_every": 2}), other):
         pass
     assert outcome(other)["files"] != whole["files"]

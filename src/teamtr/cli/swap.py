@@ -58,29 +58,27 @@ def swap(
     ):
         if value is not None and value not in values:
             fail(f"{flag} is {' or '.join(values)}, not {value!r}", 2)
-    if not 0 < held_out < 1:
-        fail(f"--held-out is a share strictly between 0 and 1, not {held_out}", 2)
-    folder = out or run.parent / f"{run.name}-swap-{agent}"
-    request = Request(
-        agent=agent,
-        model=model,
-        mode="reset" if reset else "direct" if no_align else "aligned",
-        train=train,  # type: ignore[arg-type]
-        probes=probes,
-        held_out=held_out,
-        learning_rate=learning_rate,
-        check_every=check_every,
-        max_steps=max_steps,
-        doublings=doublings,
-        stages=stages,
-        eval_problems=eval_problems,
-        eval_samples=eval_samples,
-        think=think,  # type: ignore[arg-type]
-        tools=tools,  # type: ignore[arg-type]
-        system=system,  # type: ignore[arg-type]
-    )
+    folder = out or _beside(run, f"-swap-{agent}")
     last: dict[str, Any] = {}
     with errors():
+        request = Request(
+            agent=agent,
+            model=model,
+            mode="reset" if reset else "direct" if no_align else "aligned",
+            train=train,  # type: ignore[arg-type]
+            probes=probes,
+            held_out=held_out,
+            learning_rate=learning_rate,
+            check_every=check_every,
+            max_steps=max_steps,
+            doublings=doublings,
+            stages=stages,
+            eval_problems=eval_problems,
+            eval_samples=eval_samples,
+            think=think,  # type: ignore[arg-type]
+            tools=tools,  # type: ignore[arg-type]
+            system=system,  # type: ignore[arg-type]
+        )
         for record in swap_agent(run, request, folder):
             for line in _lines(record):
                 say(line)
@@ -89,6 +87,12 @@ def swap(
     if as_json:
         alignment = last["alignment"] and {k: v for k, v in last["alignment"].items() if k not in ("curve", "trials")}
         emit({"folder": str(folder), **last, "alignment": alignment})
+
+
+def _beside(run: Path, ending: str) -> Path:
+    """A folder beside the run, of its name and this ending; `.` and `..` have no name of their own."""
+    named = run if run.name not in ("", "..") else run.resolve()
+    return named.parent / f"{named.name}{ending}"
 
 
 def _lines(record: dict[str, Any]) -> list[str]:

@@ -207,6 +207,12 @@ class PlanConfig(Section):
         if self.radius_nats_per_message is not None and self.radius_nats_per_token is not None:
             message = "plan.radius_nats_per_message and plan.radius_nats_per_token exclude each other; give one"
             yield Refusal(("plan", "radius_nats_per_token"), message, at_key=True)
+        if self.allocate not in (None, "equal") and self.plan().resample.may_be_stale:
+            message = (
+                f"plan.allocate: {self.allocate} goes by certificates, and a plan that reuses rollouts has none for "
+                "its later updates; use plan.allocate: equal, or sample anew before every update"
+            )
+            yield Refusal(("plan", "allocate"), message)
 
     def plan(self) -> Plan:
         """The preset with what this section changes."""
@@ -220,7 +226,9 @@ class PlanConfig(Section):
             gamma=self.gamma,
             normalise=self.normalise,
             a_clip=self.a_clip,
-            radii=_changed(preset.radii, nats=nats, per_token=per_token, adapt=self.adapt_radius),
+            radii=_changed(
+                preset.radii, nats=nats, per_token=per_token, adapt=self.adapt_radius, allocation=self.allocate
+            ),
             resample=_changed(preset.resample, every=self.resample_every, importance_weighted=self.importance_weighted),
             region=_changed(preset.region, gate=self.gate, beta=self.beta, adapt_beta=self.adapt_beta),
             objective=_changed(
@@ -258,7 +266,7 @@ class LearnerConfig(Section):
     gate_share: Annotated[float, Strict(), Gt(0), Le(1)] = key(
         0.25,
         "Share of every problem's episodes that the gate measures first, and all where those do not settle it; 1: all "
-        "at once, as plans that reuse rollouts and stages with diagnostics always do.",
+        "at once, as plans that reuse rollouts always do.",
     )
     certify_share: Annotated[float, Strict(), Ge(0), Lt(1)] = key(
         0.0,

@@ -82,18 +82,17 @@ def token_kls(updates: Sequence[Record]) -> dict[tuple[int, int], TokenKls]:
 
 
 def _shift(logged: Record) -> dict[str, Any] | None:
-    """By rank before the update; None unless the three rows are lists of equal length."""
-    rows = {key: logged.get(key) for key in ("before_R", "after_R", "moved_R")}
-    if not all(isinstance(row, list) and row for row in rows.values()):
-        return None
-    if len({len(row) for row in rows.values() if isinstance(row, list)}) != 1:
+    """By rank before the update; None unless the three rows are finite numbers, equally many."""
+    rows = {key: numbers(logged.get(key)).tolist() for key in ("before_R", "after_R", "moved_R")}
+    ranks = len(rows["moved_R"])
+    if not ranks or any(len(row) != ranks for row in rows.values()):
         return None
     told = {"flipped": number(logged, "flipped"), "positions": whole(logged, "positions")}
-    return {**rows, **told, "stretched": _stretched(mapping(logged, "stretched"), rows["moved_R"])}
+    return {**rows, **told, "stretched": _stretched(mapping(logged, "stretched"), ranks)}
 
 
-def _stretched(logged: Record, moved_R: Any) -> dict[str, Any] | None:
-    row = logged.get("moved_R")
-    if not isinstance(row, list) or len(row) != len(moved_R):
+def _stretched(logged: Record, ranks: int) -> dict[str, Any] | None:
+    moved_R = numbers(logged.get("moved_R")).tolist()
+    if len(moved_R) != ranks:
         return None
-    return {"moved_R": row, **{key: number(logged, key) for key in ("times", "kl", "flipped")}}
+    return {"moved_R": moved_R, **{key: number(logged, key) for key in ("times", "kl", "flipped")}}

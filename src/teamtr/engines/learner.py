@@ -182,6 +182,7 @@ class PolicyLearner:
         learning_rate: float,
     ) -> StepStats:
         """One Adam step on the rows, accumulated over micro-batches with exact weights."""
+        first_scale = self._loss_scale
         for _ in range(_MOST_SCALINGS):
             stats = self._fitting(lambda: self._accumulate(rows, advantages_M, objective, beta))
             if stats.applied or not self._overflowed(stats):
@@ -194,6 +195,8 @@ class PolicyLearner:
             self._clean_steps += 1
             if self._clean_steps % STEPS_BEFORE_RAISING == 0:
                 self._loss_scale *= 2
+        else:
+            self._loss_scale = first_scale  # no scale helped: it was not the scale
         self._forget_gradients()
         return stats
 

@@ -13,8 +13,8 @@ from teamtr.figures.catalogue import FIGURES, Figure
 from teamtr.figures.drawing import Drawing, Lacking
 from teamtr.figures.paint import csv_text, svg_text
 from teamtr.figures.runs import Run
-from teamtr.report.text import in_markdown, visible
 from teamtr.store import write_atomic
+from teamtr.text import in_markdown, visible
 
 PAGE = """\
 <!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
@@ -46,16 +46,30 @@ def hang(runs: Sequence[Run], folder: Path, only: Sequence[str] = ()) -> Gallery
     for figure in [known[name] for name in only] or FIGURES:
         try:
             drawing = figure.draw(runs)
+            svg, table = svg_text(figure.title, drawing).encode(), csv_text(drawing).encode()
         except Lacking as why:
             lacking.append((figure, why))
             continue
-        write_atomic(folder / f"{figure.name}.svg", svg_text(figure.title, drawing).encode())
-        write_atomic(folder / f"{figure.name}.csv", csv_text(drawing).encode())
+        except ImportError:  # matplotlib: no figure can be drawn
+            raise
+        except Exception as error:  # one log that nobody foresaw must not cost the other figures
+            lacking.append((figure, _unforeseen(error)))
+            continue
+        write_atomic(folder / f"{figure.name}.svg", svg)
+        write_atomic(folder / f"{figure.name}.csv", table)
         drawn.append((figure, drawing))
     gallery = Gallery(tuple(drawn), tuple(lacking))
     write_atomic(folder / "index.md", _markdown(runs, gallery).encode())
     write_atomic(folder / "index.html", _page(runs, gallery).encode())
     return gallery
+
+
+def _unforeseen(error: Exception) -> Lacking:
+    told = visible(" ".join(str(error).split()))[:200]
+    return Lacking(
+        f"the logs hold what this figure cannot read ({type(error).__name__}: {told})",
+        "look for a damaged record with teamtr report RUN",
+    )
 
 
 def _markdown(runs: Sequence[Run], gallery: Gallery) -> str:

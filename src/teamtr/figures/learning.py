@@ -10,11 +10,13 @@ import numpy as np
 from teamtr.diagnostics.order import order_sensitivity
 from teamtr.figures.drawing import Drawing, Panel, Series
 from teamtr.figures.runs import Run, alike, need, seeds_together
-from teamtr.lab.scaling import fit_power_law
+from teamtr.lab.scaling import PowerLaw, fit_power_law
 from teamtr.randomness import generator
 
 SUCCESS = "held-out success (%)"
 EVALUATE = "set eval.every to a number of stages, such as 5"
+DRAWS = 1000
+"""Of the runs of each size, for the interval of an exponent."""
 
 
 def learning_curves(runs: Sequence[Run]) -> Drawing:
@@ -155,8 +157,8 @@ def scaling(runs: Sequence[Run]) -> Drawing:
     need(panels, "none of the runs logged what is compared by size", f"{EVALUATE}, and diagnostics.every")
     return Drawing(
         tuple(panels),
-        "What grows with the number of agents; exponents are fitted to the means, with an interval from the runs of "
-        "each size where there are several.",
+        "What grows with the number of agents; exponents are fitted to the means of all runs of a size, with a 95 % "
+        "interval from redrawing the runs of each size where every size has several.",
         "a stale gap that grows no faster than the number of agents, success that does not fall",
         tuple(notes),
     )
@@ -168,42 +170,54 @@ def _last_gap(run: Run) -> float | None:
 
 
 def _exponent(sizes: Sequence[int], values: dict[int, list[float]]) -> str:
-    repetitions = min(len(values[n]) for n in sizes)
+    """For the title. Sizes need not have equally many runs, so that the lab's fit, which needs that, gets the means."""
     if len(sizes) < 3 or any(v <= 0 for n in sizes for v in values[n]):
         return ""
-    fit = fit_power_law(sizes, np.array([values[n][:repetitions] for n in sizes]), generator(0, "figures", "scaling"))
-    return "" if fit is None else f", grows as n^{fit.text() if repetitions > 1 else f'{fit.exponent:.2f}'}"
+    rng = generator(0, "figures", "scaling")
+    fit = fit_power_law(sizes, np.array([[np.mean(values[n])] for n in sizes]), rng)
+    if fit is None:
+        return ""
+    if min(len(values[n]) for n in sizes) < 2:
+        return f", grows as n^{fit.exponent:.2f}"
+    redrawn_ND = np.array([rng.choice(values[n], (DRAWS, len(values[n]))).mean(axis=1) for n in sizes])
+    low, high = np.quantile(np.polyfit(np.log(sizes), np.log(redrawn_ND), 1)[0], [0.025, 0.975])
+    return f", grows as n^{PowerLaw(fit.exponent, float(low), float(high)).text()}"
 
 
 def swap(runs: Sequence[Run]) -> Drawing:
     """fig:plugin-upgrade and tab:pnp-ablation: success round the replacement of an agent."""
     swapped = [run for run in runs if run.data["swaps"]]
     need(swapped, "no agent was replaced in these runs", "teamtr swap RUN --agent NAME --with MODEL, then train on")
-    curves, shocks, labels = [], [], []
+    curves: list[Series] = []
+    shocks: dict[str, float] = {}
+    notes = []
     for run in swapped:
         first = run.data["swaps"][0]
         name = f"{run.label} ({first['mode']})"
         curves.append(_curve(name, [run], "stage"))
-        stage = float(first["stage"] or 0)
-        at = [row["success"] for row in first["success"].values() if row["success"] is not None]
-        curves.append(Series(f"{name}: at the swap", (stage,) * len(at), tuple(100 * v for v in at), kind="points"))
-        labels.append(name)
-        shocks.append(100 * (first["shock"] or 0.0))
-    places = tuple(map(float, range(len(shocks))))
+        if first["stage"] is None:
+            notes.append(f"{name}: the record of the swap does not say its stage, so that its dots are not drawn")
+        else:
+            at = [row["success"] for row in first["success"].values() if row["success"] is not None]
+            points = [(float(first["stage"]), 100 * value) for value in at]
+            curves.append(Series.of(f"{name}: at the swap", points, "points"))
+        if first["shock"] is None:
+            notes.append(f"{name}: the record of the swap holds no shock")
+        else:
+            shocks[name] = 100 * first["shock"]
+    bars = Series.of("shock", [(float(k), shock) for k, shock in enumerate(shocks.values())], "bars")
+    panels = (
+        Panel("recovery", "stages done", SUCCESS, tuple(curve for curve in curves if curve.x)),
+        Panel("swap shock", "run", "success lost at the swap (points)", (bars,) if shocks else (), names=tuple(shocks)),
+    )
+    shown = tuple(panel for panel in panels if panel.series)
+    need(shown, "neither evaluations nor the swaps tell of success", EVALUATE)
     return Drawing(
-        (
-            Panel("recovery", "stages done", SUCCESS, tuple(curves)),
-            Panel(
-                "swap shock",
-                "run",
-                "success lost at the swap (points)",
-                (Series("shock", places, tuple(shocks), kind="bars"),),
-                names=tuple(labels),
-            ),
-        ),
+        shown,
         "Success before, at and after the replacement of an agent. Dots: before, as it came, and (aligned swaps) after "
         "alignment, on the same problems. The swap itself is not certified.",
         "a shock near zero, and a line that goes on rising after the swap",
+        tuple(notes),
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from teamtr.figures.drawing import Drawing, Panel, Series
+from teamtr.text import visible
 
 COLOURS = ("#2166ac", "#b2182b", "#1b7837", "#7b3294", "#e08214", "#01665e", "#7f7f7f", "#c51b7d")
 WIDTH, HEIGHT = 5.2, 3.9
@@ -26,8 +27,25 @@ def csv_text(drawing: Drawing) -> str:
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(("panel", "series", "x", "y", "low", "high"))
     for panel, series, *numbers in drawing.rows():
-        writer.writerow((panel, series, *("" if n is None or math.isnan(n) else repr(float(n)) for n in numbers)))
+        values = ("" if n is None or math.isnan(n) else repr(float(n)) for n in numbers)
+        writer.writerow((_cell(panel), _cell(series), *values))
     return out.getvalue()
+
+
+def _cell(text: str) -> str:
+    """On one line; a quote before what a spreadsheet would take for a formula."""
+    line = _line(text)
+    return f"'{line}" if line.startswith(("=", "+", "-", "@")) else line
+
+
+def _line(text: str) -> str:
+    """What a folder, a log or a model is called, on one line and with nothing in it that SVG cannot hold."""
+    return visible(" ".join(text.split()))
+
+
+def _cut(text: str, most: int) -> str:
+    line = _line(text)
+    return line if len(line) <= most else f"{line[: most - 1]}…"
 
 
 def svg_text(title: str, drawing: Drawing) -> str:
@@ -38,7 +56,7 @@ def svg_text(title: str, drawing: Drawing) -> str:
 
     with matplotlib.rc_context(STYLE):
         columns = len(drawing.panels)
-        told = textwrap.fill(f"{drawing.caption} Good: {drawing.good}.", 88 * columns)
+        told = textwrap.fill(_line(f"{drawing.caption} Good: {drawing.good}."), 88 * columns)
         foot = 0.16 * (told.count("\n") + 1) + 0.1
         height = HEIGHT + 0.14 * max(min(len(panel.series), MOST_IN_A_LEGEND) for panel in drawing.panels) + foot
         figure = Figure(figsize=(WIDTH * columns, height))
@@ -55,16 +73,20 @@ def svg_text(title: str, drawing: Drawing) -> str:
 
 def _paint(axes: Any, panel: Panel) -> None:
     bars = [series for series in panel.series if series.kind == "bars"]
+    keys: list[tuple[str, Any]] = []
     for k, series in enumerate(panel.series):
         colour = COLOURS[k % len(COLOURS)]
         if series.kind == "bars":
             width = 0.8 / len(bars)
             offset = width * (bars.index(series) - (len(bars) - 1) / 2)
-            axes.bar(np.array(series.x) + offset, series.y, width=width, color=colour, label=series.label, alpha=0.85)
+            drawn = axes.bar(np.array(series.x) + offset, series.y, width=width, color=colour, alpha=0.85)
         else:
-            _curve(axes, series, colour)
+            drawn = _curve(axes, series, colour)
+        keys.append((series.label, drawn))
     for name, level in panel.levels:
-        axes.axhline(level, color="black", linewidth=0.8, linestyle="--", label=name or "_nolegend_")
+        drawn = axes.axhline(level, color="black", linewidth=0.8, linestyle="--")
+        if name:
+            keys.append((name, drawn))
     if "y" in panel.logarithmic:
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
@@ -77,40 +99,48 @@ def _paint(axes: Any, panel: Panel) -> None:
     slanted = any(len(name) > 6 for name in panel.names)
     if panel.names:
         shown = range(0, len(panel.names), -(-len(panel.names) // 24))
-        names = [textwrap.shorten(panel.names[k], 40, placeholder="…") for k in shown]
+        names = [_cut(panel.names[k], 40) for k in shown]
         axes.tick_params(axis="x", labelsize=6.5)
         axes.set_xticks(list(shown), names, rotation=20 if slanted else 0, ha="right" if slanted else "center")
     elif len(places := sorted({x for series in panel.series for x in series.x})) <= 8 and _whole(places):
         axes.set_xticks(places)
     axes.set_xlabel(panel.x_label)
     axes.set_ylabel(panel.y_label)
-    axes.set_title(textwrap.fill(panel.title, 60), fontsize=8)
+    axes.set_title(textwrap.fill(_line(panel.title), 60), fontsize=8)
     axes.grid(alpha=0.25, linewidth=0.5)
-    handles, labels = axes.get_legend_handles_labels()
-    if handles:
-        more = [] if len(labels) <= MOST_IN_A_LEGEND else [f"… and {len(labels) - MOST_IN_A_LEGEND + 1} more"]
-        count = MOST_IN_A_LEGEND - len(more)
-        shown_labels = [textwrap.shorten(label, 80, placeholder="…") for label in labels[:count]]
-        shown_handles = handles[: count + len(more)]
-        below = (0.5, -0.3 if slanted else -0.16)
-        axes.legend(shown_handles, [*shown_labels, *more], fontsize=6.5, loc="upper center", bbox_to_anchor=below)
+    if keys:
+        _legend(axes, keys, (0.5, -0.3 if slanted else -0.16))
+
+
+def _legend(axes: Any, keys: Sequence[tuple[str, Any]], below: tuple[float, float]) -> None:
+    left_out = max(len(keys) - MOST_IN_A_LEGEND, 0)
+    labels = [_cut(label, 80) for label, _ in keys[:MOST_IN_A_LEGEND]]
+    if left_out:
+        labels[-1] = f"… and {left_out + 1} more"
+    handles = [handle for _, handle in keys[:MOST_IN_A_LEGEND]]
+    places = [str(k) for k in range(len(labels))]
+    legend = axes.legend(handles, places, fontsize=6.5, loc="upper center", bbox_to_anchor=below)
+    for text, label in zip(legend.get_texts(), labels, strict=True):
+        text.set_text(label)  # afterwards: a label that begins with an underscore would be left out
 
 
 def _whole(values: Sequence[float]) -> bool:
     return all(float(value).is_integer() for value in values)
 
 
-def _curve(axes: Any, series: Series, colour: str) -> None:
+def _curve(axes: Any, series: Series, colour: str) -> Any:
+    """Draw it; what it returns stands for it in the legend."""
     x, y = np.array(series.x), np.array(series.y)
     low, high = series.low, series.high
     if series.kind == "stairs":
-        axes.step(x, y, where="post", color=colour, label=series.label)
+        (line,) = axes.step(x, y, where="post", color=colour)
     elif series.kind == "points":
         if low is not None and high is not None:
             error = np.abs([y - np.array(low), np.array(high) - y])
             axes.errorbar(x, y, yerr=error, fmt="none", ecolor=colour, alpha=0.3, linewidth=0.7)
-        axes.plot(x, y, ".", color=colour, markersize=4, label=series.label)
+        (line,) = axes.plot(x, y, ".", color=colour, markersize=4)
     else:
-        axes.plot(x, y, ".-", color=colour, markersize=4, linewidth=1.2, label=series.label)
+        (line,) = axes.plot(x, y, ".-", color=colour, markersize=4, linewidth=1.2)
         if low is not None and high is not None:
             axes.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
+    return line

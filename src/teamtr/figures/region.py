@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from teamtr.diagnostics.records import accepted, number, of_kind
+from teamtr.diagnostics.records import accepted, number, of_kind, whole
 from teamtr.diagnostics.tracking import certificate_tracking
 from teamtr.diagnostics.zeta import PARTS
 from teamtr.figures.drawing import Drawing, Lacking, Panel, Series
@@ -51,11 +51,11 @@ def certificate(runs: Sequence[Run]) -> Drawing:
     scatter: dict[str, list[Series]] = {}
     notes = []
     for run in runs:
+        if stale := sum(row["stale"] for row in run.kept):
+            notes.append(f"{run.label}: {stale} of {len(run.kept)} kept updates have no certificate: batch was stale")
+        if unnumbered := sum(whole(stage, "stage") is None for stage in of_kind(run.reading.records, "stage")):
+            notes.append(f"{run.label}: {unnumbered} records of stages do not say which, and are left out of the sums")
         for kind, found in certificate_tracking(run.reading.updates).items():
-            if found.not_applicable:
-                notes.append(
-                    f"{run.label}, {kind}: {found.not_applicable} certificates from stale batches are left out"
-                )
             if not found.updates:
                 continue
             correlation = "unknown" if found.rank_correlation is None else f"{found.rank_correlation:.2f}"
@@ -93,9 +93,10 @@ def certificate(runs: Sequence[Run]) -> Drawing:
 
 def _cumulative(run: Run) -> list[Series]:
     rows = [
-        (float(stage["stage"] + 1), measured, certified)
+        (float(ours + 1), measured, certified)
         for stage in of_kind(run.reading.records, "stage")
-        if (measured := number(stage, "measured")) is not None
+        if (ours := whole(stage, "stage")) is not None
+        and (measured := number(stage, "measured")) is not None
         and (certified := number(stage, "certified_of_measured")) is not None
     ]
     if not rows:
@@ -161,6 +162,7 @@ def kl_reliability(runs: Sequence[Run]) -> Drawing:
 
 def zeta(runs: Sequence[Run]) -> Drawing:
     """tab:zeta-proxy: the three proxies of the estimation error, per update."""
+    titles = {"zeta_norm": "normalisation", "zeta_clip": "clipped advantages", "zeta_ratio": "clipped ratios"}
     parts: dict[str, list[Series]] = {part: [] for part in PARTS}
     notes = []
     for run in runs:
@@ -168,14 +170,23 @@ def zeta(runs: Sequence[Run]) -> Drawing:
         if found is None:
             continue
         for part, series in parts.items():
-            points = [(float(u.get("update", k)), number(u, part) or 0.0) for k, u in enumerate(kept)]
-            series.append(Series.of(run.label, points))
+            points = [
+                (float(ours), value)
+                for update in kept
+                if (ours := whole(update, "update")) is not None and (value := number(update, part)) is not None
+            ]
+            if points:
+                series.append(Series.of(run.label, points))
+            if lost := len(kept) - len(points):
+                notes.append(
+                    f"{run.label}: {lost} of {len(kept)} kept updates lack {titles[part]} or their number, and are not "
+                    "drawn there; the sum counts what is missing as 0"
+                )
         share = "unknown" if found["penalty_share"] is None else f"{100 * found['penalty_share']:.0f} %"
         notes.append(
             f"{run.label}: sum per update mean {found['mean']:.3g}, P50 {found['p50']:.3g}, P90 {found['p90']:.3g}; "
             f"share of what the paper's bound subtracts: {share}"
         )
-    titles = {"zeta_norm": "normalisation", "zeta_clip": "clipped advantages", "zeta_ratio": "clipped ratios"}
     panels = [
         Panel(titles[part], "update", "zeta proxy (normalised advantage)", tuple(series))
         for part, series in parts.items()
@@ -212,7 +223,8 @@ def token_shift(runs: Sequence[Run]) -> Drawing:
     stretched = inside[2]["shift"].get("stretched") if inside else None
     if outside is None and inside is not None and stretched:
         kl = "unknown" if stretched["kl"] is None else f"{stretched['kl']:.3g} nats per message"
-        title = f"the same step, {stretched['times'] or 0:g} times as long (KL {kl})"
+        times = "an unknown number of" if stretched["times"] is None else f"{stretched['times']:g}"
+        title = f"the same step, {times} times as long (KL {kl})"
         panels.append(_panel(title, {"moved": stretched["moved_R"]}, stretched["flipped"]))
     if outside is None:
         notes.append("no kept update lies outside its region; for a real one run plan.preset: no_trust_region")

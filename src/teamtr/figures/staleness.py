@@ -79,24 +79,16 @@ def drift(runs: Sequence[Run]) -> Drawing:
     """D_occ of tab:scaling: by importance weights, and by contexts that repeat, beside what chance alone gives."""
     bounded, seen, notes = [], [], []
     for run in runs:
-        known = [
-            (
-                float(p["stage"]),
-                p["step"],
-                p["weights"]["total_variation"],
-                p["weights"].get("total_variation_error", 0.0),
-            )
-            for p in run.probes
-            if "total_variation" in p["weights"]
-        ]
-        for step in sorted({step for _, step, _, _ in known}):
-            rows = [(stage, tv, 2 * error) for stage, at, tv, error in known if at == step]
-            x, y, error = (tuple(column) for column in zip(*rows, strict=True))
-            ends = (
-                tuple(a - e for a, e in zip(y, error, strict=True)),
-                tuple(a + e for a, e in zip(y, error, strict=True)),
-            )
-            bounded.append(Series(f"{run.label}, i = {step + 1}", x, y, *ends))
+        by_step: dict[int, list[tuple[float, float, float | None]]] = {}
+        for p in run.probes:
+            if "total_variation" in p["weights"]:
+                moved, error = p["weights"]["total_variation"], p["weights"].get("total_variation_error")
+                by_step.setdefault(p["step"], []).append((float(p["stage"]), moved, error))
+        for step in sorted(by_step):
+            label = f"{run.label}, i = {step + 1}"
+            bounded.append(_with_errors(label, by_step[step]))
+            if bounded[-1].low is None:
+                notes.append(f"{label}: not every standard error is in the log, so that no bars are drawn")
         steps = build_report(run.reading, most_batches=BATCHES, most_episodes=1).data["staleness"] or []
         told = [(float(s["stage"]), s["drift"]["excess"]) for s in steps if s["drift"]]
         if told:
@@ -125,6 +117,16 @@ def drift(runs: Sequence[Run]) -> Drawing:
         "near zero: what the agents see has hardly changed within a stage",
         tuple(notes),
     )
+
+
+def _with_errors(label: str, rows: Sequence[tuple[float, float, float | None]]) -> Series:
+    """Points with two standard errors to either side; without bars unless all errors are known."""
+    x, y = tuple(x for x, _, _ in rows), tuple(y for _, y, _ in rows)
+    errors = [error for _, _, error in rows if error is not None]
+    if len(errors) < len(rows):
+        return Series(label, x, y)
+    pairs = list(zip(y, errors, strict=True))
+    return Series(label, x, y, tuple(v - 2 * e for v, e in pairs), tuple(v + 2 * e for v, e in pairs))
 
 
 def _means(

@@ -25,6 +25,7 @@ from teamtr.randomness import generator
 from teamtr.report.reading import Reading, read_run
 from teamtr.report.summary import eval_rows, run_facts, update_rows
 from teamtr.store import StoreError, read_episodes
+from teamtr.text import visible
 from teamtr.theory.certificates import mean_interval
 from teamtr.types import RolloutBatch
 
@@ -145,8 +146,8 @@ def _flatten(value: Any, path: str = "") -> dict[str, str]:
 
 
 def labels(readings: Sequence[Reading]) -> list[str]:
-    """Folder names; numbered where two are the same."""
-    names = [reading.folder.resolve().name for reading in readings]
+    """Folder names, made safe to look at; numbered where two are the same."""
+    names = [visible(reading.folder.resolve().name) for reading in readings]
     return [f"{name} ({k + 1})" if names.count(name) > 1 else name for k, name in enumerate(names)]
 
 

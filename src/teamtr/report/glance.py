@@ -148,8 +148,13 @@ def clock(seconds: float | None) -> str:
 
 
 def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %"
+    return f"{_points(share)} %"
 
 
 def _range(row: Data) -> str:
-    return "" if row["low"] is None or row["high"] is None else f" ({100 * row['low']:.0f} to {100 * row['high']:.0f})"
+    return "" if None in (row["low"], row["high"]) else f" ({_points(row['low'])} to {_points(row['high'])})"
+
+
+def _points(share: float) -> str:
+    """Half a point goes up, as in the browser (Python's own goes to the even one): the page says a number one way."""
+    return f"{100 * share + 1e-9:.0f}"

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from teamtr.report.glance import clock
-from teamtr.report.text import in_markdown, visible
+from teamtr.text import in_markdown, visible
 
 Data = Mapping[str, Any]
 

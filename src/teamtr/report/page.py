@@ -20,7 +20,7 @@ from importlib.resources import files
 from typing import Any
 
 from teamtr.report.static import Report
-from teamtr.report.text import visible
+from teamtr.text import visible
 
 _SCRIPTS = (
     "dom.js",

@@ -95,7 +95,9 @@ def run_facts(reading: Reading) -> dict[str, Any]:
     last: Record = begun[-1] if begun else {}
     updates, plan = reading.updates, reading.plan
     times = [t for r in [*begun, *updates] if (t := number(r, "time")) is not None]
-    names = [str(name) for name in last.get("agents") or dict.fromkeys(str(u.get("agent")) for u in updates)]
+    logged = last.get("agents")
+    seen = dict.fromkeys(str(u.get("agent")) for u in updates)
+    names = [str(name) for name in (logged if isinstance(logged, list | tuple) and logged else seen)]
     ended = {str(r.get("kind")) for r in reading.records[-1:]} & {"finished", "stopped"}
     stages, done = whole(last, "stages"), len(of_kind(reading.records, "stage"))
     finished = "finished" in ended or (stages is not None and done >= stages)

@@ -7,7 +7,7 @@ cross-entropy of the text that was said, which is the KL from a teacher that put
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from teamtr.engines.learner import PolicyLearner
 from teamtr.presets import Objective
 from teamtr.randomness import generator
-from teamtr.store import Checkpoints
+from teamtr.store import Checkpoints, Commit
 from teamtr.swap.probes import Probes
-from teamtr.swap.steering import Alignment, Look, Progress, decide, ended, rate_at, seen
+from teamtr.swap.steering import Alignment, Look, Progress, decide, ended, next_look, rate_at, seen
 from teamtr.swap.teacher import reference_of
 from teamtr.theory.kl import bootstrap_upper
 
@@ -84,29 +84,36 @@ def align(pupil: Pupil, settings: Alignment, store: Checkpoints) -> Iterator[Loo
     """Align until the upper bound on held-out probes is within the radius, or nothing more is gained.
 
     Every look is committed, so that a killed alignment goes on from its last one and ends with the same bits. At the
-    end the weights are those of the best look.
+    end the weights are those of the best look, and the probes those that it was taken with.
     """
-    progress = _resume(pupil, store)
-    if progress is None:
+    commit = store.latest()
+    if commit is None:
         pupil.attend(0)
         fresh = Progress(settings.rates[0])
         progress = seen(fresh, look(pupil, fresh, settings, 0), settings)
-        _commit(pupil.student, store, progress)
+        commit = _commit(pupil.student, store, progress, {"start": pupil.student.fingerprint()})
         yield progress.last
+    else:
+        progress = Progress.of(commit.progress)
+        pupil.attend(progress.doubled)
+        pupil.load(store.folder_of(commit, "now"))
     while not ended(progress, settings):
         before = progress.doubled
         progress, role = decide(progress, settings)
         if progress.doubled > before:
             pupil.attend(progress.doubled)
         if role is not None:
-            _load(pupil, store, role)
-        end = progress.step + settings.check_every
+            pupil.load(store.folder_of(commit, role))
+        end = next_look(progress, settings)
         for step in range(progress.step, end):
             pupil.step(_rows(pupil.probes, settings, step), rate_at(progress, step, settings))
         progress = seen(progress, look(pupil, progress, settings, end), settings)
-        _commit(pupil.student, store, progress)
+        commit = _commit(pupil.student, store, progress, commit.agents)
         yield progress.last
-    _load(pupil, store, "best")
+    best = progress.looks[progress.best]
+    if best.doubled < progress.doubled:
+        pupil.attend(best.doubled)
+    pupil.load(store.folder_of(commit, "best"))
 
 
 def _rows(probes: Probes, settings: Alignment, step: int) -> NDArray[np.int64]:
@@ -115,32 +122,14 @@ def _rows(probes: Probes, settings: Alignment, step: int) -> NDArray[np.int64]:
     return rng.choice(probes.train, size=min(settings.batch, len(probes.train)), replace=False)
 
 
-# -- commits --------------------------------------------------------------------------------------------------
+def _commit(student: PolicyLearner, store: Checkpoints, progress: Progress, before: Mapping[str, str]) -> Commit:
+    """The weights at hand, and under their roles those of earlier looks (``before``), which are stored already.
 
-
-def _commit(student: PolicyLearner, store: Checkpoints, progress: Progress) -> None:
-    """The weights at hand, and under their roles those of earlier looks, which are stored already."""
+    The commit is handed on from look to look: to ask the store for its latest would read every weight of every role.
+    """
     now, last = student.fingerprint(), len(progress.looks) - 1
-    before = store.latest()
-    agents = {"start": now} if before is None else dict(before.agents)
-    agents["now"] = now
+    agents = {**before, "now": now}
     for role, place in (("best", progress.best), ("leader", progress.leader)):
         if place == last:
             agents[role] = now
-    store.commit(len(progress.looks), agents, lambda name, folder: student.save(folder), asdict(progress))
-
-
-def _resume(pupil: Pupil, store: Checkpoints) -> Progress | None:
-    commit = store.latest()
-    if commit is None:
-        return None
-    progress = Progress.of(commit.progress)
-    pupil.attend(progress.doubled)
-    pupil.load(store.folder_of(commit, "now"))
-    return progress
-
-
-def _load(pupil: Pupil, store: Checkpoints, role: str) -> None:
-    commit = store.latest()
-    assert commit is not None
-    pupil.load(store.folder_of(commit, role))
+    return store.commit(len(progress.looks), agents, lambda name, folder: student.save(folder), asdict(progress))

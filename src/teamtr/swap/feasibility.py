@@ -13,7 +13,7 @@ from teamtr.types import Divergence, Floats
 
 
 def achieved(pupil: Pupil, progress: Progress, settings: Alignment) -> dict[str, Any]:
-    """The best look, how it was come by, and every look there was."""
+    """The best look, how it was come by, and every look there was. ``pupil`` is as ``align`` leaves it."""
     probes, best = pupil.probes, progress.looks[progress.best]
     led = path(progress)
     return {
@@ -24,7 +24,7 @@ def achieved(pupil: Pupil, progress: Progress, settings: Alignment) -> dict[str,
         "steps": best.step,
         "steps_in_all": progress.spent,
         "learning_rate": best.learning_rate,
-        "doubled": progress.doubled,
+        "doubled": best.doubled,
         "kl": best.kl,
         "kl_upper": best.upper,
         "train_kl": best.train_kl,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 from dataclasses import asdict, dataclass
@@ -17,6 +18,8 @@ from teamtr.protocol.thinking import ThinkPolicy
 from teamtr.store.atomic import make_folder, temporary_beside
 
 Mode = Literal["aligned", "direct", "reset"]
+
+_LEAST = {"probes": 2, "batch": 1, "check_every": 1, "max_steps": 1, "doublings": 0}
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,16 @@ class Request:
     think: ThinkPolicy | None = None
     tools: ToolPolicy | None = None
     system: SystemPolicy | None = None
+
+    def __post_init__(self) -> None:
+        rate = self.learning_rate
+        if rate is not None and not (math.isfinite(rate) and rate > 0):
+            raise Misuse(f"--learning-rate is a finite number above 0, not {rate}; without it several are tried")
+        if not 0 < self.held_out < 1:
+            raise Misuse(f"--held-out is a share strictly between 0 and 1, not {self.held_out}")
+        for name, least in _LEAST.items():
+            if getattr(self, name) < least:
+                raise Misuse(f"--{name.replace('_', '-')} is at least {least}, not {getattr(self, name)}")
 
     @property
     def protocol(self) -> dict[str, str]:

@@ -10,6 +10,7 @@ Every decision is a function of the looks alone, so that an alignment that was k
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -62,7 +63,10 @@ class Look:
 
     @property
     def worst(self) -> float:
-        """What must be within the radius: a few held-out probes alone can be low by luck."""
+        """What must be within the radius: a few held-out probes alone can be low by luck. What is no number is worst:
+        compared as it is, nan would be neither above the radius nor above another look."""
+        if any(math.isnan(value) for value in (self.kl, self.upper, self.train_kl)):
+            return math.inf
         return max(self.upper, self.train_kl)
 
 
@@ -102,9 +106,14 @@ def within(found: Look, settings: Alignment) -> bool:
 
 
 def ended(progress: Progress, settings: Alignment) -> bool:
-    return (
-        within(progress.last, settings) or progress.spent >= settings.max_steps or progress.halved > settings.halvings
-    )
+    """Within the radius, or no steps left, or nothing left to try."""
+    tried = _stuck(progress, settings) and not _doubles(progress, settings) and progress.halved >= settings.halvings
+    return within(progress.last, settings) or progress.spent >= settings.max_steps or tried
+
+
+def next_look(progress: Progress, settings: Alignment) -> int:
+    """The step after which to look again; sooner than usual when no more steps are left."""
+    return progress.step + min(settings.check_every, settings.max_steps - progress.spent)
 
 
 def rate_at(progress: Progress, step: int, settings: Alignment) -> float:
@@ -133,18 +142,26 @@ def decide(progress: Progress, settings: Alignment) -> tuple[Progress, Role | No
     """What comes after the last look, and the weights to go on with; None: those at hand."""
     if progress.trying:
         return _next_trial(progress, settings) if _trial_ends(progress.last, settings) else (progress, None)
-    if progress.idle < settings.patience:
+    if not _stuck(progress, settings):
         return progress, None
-    overfitted = progress.last.train_kl < OVERFITTED * progress.last.kl
-    if overfitted and progress.doubled < settings.doublings:
+    if _doubles(progress, settings):
         return replace(progress, doubled=progress.doubled + 1, idle=0), None
     return replace(progress, learning_rate=progress.learning_rate / 2, halved=progress.halved + 1, idle=0), None
 
 
 def path(progress: Progress) -> list[Look]:
-    """The looks that lead to the weights at hand: the start, the trial that led, and the descent from it."""
+    """The looks that lead to the best weights: the start, their own trial, and the descent from it down to them."""
     trial = progress.looks[progress.best].trial
-    return [look for look in progress.looks if look.trial == trial or look.step == 0]
+    return [look for look in progress.looks[: progress.best + 1] if look.trial == trial or look.step == 0]
+
+
+def _stuck(progress: Progress, settings: Alignment) -> bool:
+    return not progress.trying and progress.idle >= settings.patience
+
+
+def _doubles(progress: Progress, settings: Alignment) -> bool:
+    """The probes have been learnt by heart, and more may be played."""
+    return progress.last.train_kl < OVERFITTED * progress.last.kl and progress.doubled < settings.doublings
 
 
 def _trial_ends(look: Look, settings: Alignment) -> bool:

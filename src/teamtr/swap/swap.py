@@ -6,7 +6,7 @@ the same bits.
 
     out/swap/request.json     what was asked, of which commit
     out/swap/journal.jsonl    evaluations that were made
-    out/swap/align/           looks of the alignment, gone when it is done
+    out/swap/align/           looks of the alignment, gone when all the rest is there
     out/models/               bases that the new run needs and that are nowhere else
     then log.jsonl, checkpoints/ and team.yaml, as in any run
 
@@ -15,7 +15,6 @@ Replacing is not certified (prop:pnp): no bound says that the team is as good as
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
@@ -36,7 +35,7 @@ from teamtr.randomness import seed_of
 from teamtr.rollout import Ledger
 from teamtr.run import Record, evaluate_team, open_run
 from teamtr.store import Checkpoints, Commit, Log, RunFolder, read_episodes, write_atomic, write_episodes
-from teamtr.store.atomic import make_folder, remove_leftovers
+from teamtr.store.atomic import discard_folder, make_folder, remove_leftovers
 from teamtr.store.log import decode, encode
 from teamtr.swap.align import Pupil, align
 from teamtr.swap.checklist import check_protocol, warnings_of
@@ -57,14 +56,29 @@ class OtherSwap(Refused):
 def swap(run: Path | str, request: Request, out: Path | str) -> Iterator[Record]:
     """Swap in a new folder, or go on with the swap that is there; yields records as they are made, last the swap's."""
     source, target_path = Path(run), Path(out)
-    if source.resolve() == target_path.resolve():
-        raise Misuse(f"--out must be another folder than the run itself ({source}): the old run is never touched")
+    _require_apart(source.resolve(), target_path.resolve())
     workshop, team, commit = open_run(source)
     with RunFolder.open(target_path) as target:
         if _claim(target, request, source, commit):
+            _tidy(target)
             yield from (r for r in target.log.read() if r["kind"] == "swap")
             return
         yield from _Swap(source, target, request, workshop, team, commit).go()
+
+
+def _require_apart(source: Path, target: Path) -> None:
+    """Neither is inside the other: the old run is never touched, and two runs are never mixed."""
+    if source == target or source in target.parents or target in source.parents:
+        where = "inside" if source in target.parents else "around" if target in source.parents else "the same as"
+        raise Misuse(f"--out {target} is {where} the run {source}, which is never touched: choose another folder")
+
+
+def _tidy(target: RunFolder) -> None:
+    """Remove the looks of the alignment, once ``team.yaml`` says that nothing needs them any more."""
+    looks = target.path / "swap" / "align"
+    if looks.exists():
+        discard_folder(looks)
+    remove_leftovers(looks.parent, recursive=True)
 
 
 def _claim(target: RunFolder, request: Request, source: Path, commit: Commit) -> bool:
@@ -294,7 +308,7 @@ class _Swap:
     # -- the new run ------------------------------------------------------------------------------------------
 
     def _install(self, record: Record) -> None:
-        """The old run's log with the swap at its end, one commit, and last the team file."""
+        """The old run's log with the swap at its end, one commit, and last the team file; then the looks go."""
         number = self.commit.number
         past = [
             r
@@ -323,8 +337,8 @@ class _Swap:
             lambda name, folder: learners[name].save(folder),
             progress,
         )
-        shutil.rmtree(self.folder / "align", ignore_errors=True)
         write_atomic(self.target.team_file, dump(self.team_file).encode())
+        _tidy(self.target)
 
 
 def _spent(batch: RolloutBatch) -> Ledger:

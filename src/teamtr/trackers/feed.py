@@ -1,16 +1,23 @@
-"""One tracker in a thread of its own: whoever hands it numbers never waits and never hears an exception."""
+"""One tracker in a thread of its own: whoever hands it numbers never waits and never hears an exception.
+
+What a tracker holds is at any time a beginning of the log, each record once and in order (wandb takes no step twice and
+none out of order): a record that failed is tried again before the next one, and once something had to be left out, so
+is everything after it. Hence one number per kind says what a resumed run has to send.
+"""
 
 from __future__ import annotations
 
 import json
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from queue import SimpleQueue
 
 from teamtr.store import write_atomic
+from teamtr.text import visible
 from teamtr.trackers.metrics import Point
 from teamtr.trackers.sinks import Sink, Tracked, Unusable, missing
 
@@ -22,8 +29,8 @@ MOST_FAILURES = 3
 class State:
     """What is kept in the run folder, so that a resumed run goes on where the tracker stands.
 
-    ``delivered`` holds the number of the last record of each kind that the tracker took. ``failures`` and ``dropped``
-    (what found its queue full or came after it was switched off) are counts of one command.
+    ``delivered`` holds the number of the last record of each kind that the tracker took; it has all before it.
+    ``failures`` and ``dropped`` (records that it was not given) are counts of one command.
     """
 
     id: str | None = None
@@ -39,7 +46,7 @@ class State:
             found = json.loads(path.read_bytes())
             delivered = {str(kind): int(number) for kind, number in found["delivered"].items()}
             return cls(None if found["id"] is None else str(found["id"]), delivered)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        except Exception:  # whatever stands there instead of what was written
             return cls()
 
     def wants(self, point: Point) -> bool:
@@ -57,7 +64,9 @@ class Feed:
         self._run = replace(run, id=state.id)
         self._backlog = backlog
         self._waiting: SimpleQueue[Point | None] = SimpleQueue()
+        self._held: deque[Point] = deque()
         self._open = False
+        self._full = False
         self._off = False
         self._in_a_row = 0
         self._abandoned = False
@@ -74,14 +83,13 @@ class Feed:
         return self._run.folder / f"{self.name}.json"
 
     def put(self, point: Point) -> None:
-        """Hand over without waiting; what does not fit is dropped and counted."""
-        if self._off:
-            self._count(dropped=1)
-        elif self._waiting.qsize() >= MOST_WAITING:
-            if self.state.dropped == 0:
-                self.news.put(
-                    f"tracker {self.name} is too slow: records are left out of it from here on (the log has them)"
-                )
+        """Hand over without waiting; what does not fit, and all that comes after it, is dropped and counted."""
+        if not (self._full or self._off) and self._waiting.qsize() >= MOST_WAITING:
+            self._full = True
+            self.news.put(
+                f"tracker {self.name} is too slow: records are left out of it from here on (the log has them)"
+            )
+        if self._full or self._off:
             self._count(dropped=1)
         else:
             self._waiting.put(point)
@@ -107,19 +115,26 @@ class Feed:
             self._deliver(point)
         while (taken := self._waiting.get()) is not None:
             self._deliver(taken)
+        self._deliver_held()
+        self._count(dropped=len(self._held))
         if self._open:
             self._guarded(self._sink.close)
         self._save()
 
     def _deliver(self, point: Point) -> None:
-        if self._off:
-            self._count(dropped=1)
-        elif self._guarded(lambda: self._send(point)):
+        self._held.append(point)
+        self._deliver_held()
+
+    def _deliver_held(self) -> None:
+        """All that is held, until the first failure: the others wait behind it until the next record comes."""
+        while self._held and not self._off and self._guarded(self._send_first):
+            point = self._held.popleft()
             self._in_a_row = 0
             self._change(delivered={**self.state.delivered, point.kind: point.number})
             self._save()
 
-    def _send(self, point: Point) -> None:
+    def _send_first(self) -> None:
+        point = self._held[0]
         if not self._open:
             if lacking := missing(self.name):
                 raise Unusable(lacking)
@@ -139,7 +154,7 @@ class Feed:
 
     def _failed(self, error: BaseException) -> None:
         self._in_a_row += 1
-        told = " ".join(str(error).split())[:300] or "no message"
+        told = visible(" ".join(str(error).split()))[:300] or "no message"
         problem = told if isinstance(error, Unusable) else f"{type(error).__name__}: {told}"
         if self.state.problem is None:
             self.news.put(f"tracker {self.name} failed: {problem}. Training goes on")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from teamtr.text import visible
 from teamtr.trackers.feed import Feed, State
 from teamtr.trackers.metrics import Point, point
 from teamtr.trackers.sinks import SINKS, Tracked
@@ -30,22 +31,30 @@ def follow(
     Args:
         folder: the run folder; what trackers keep goes into its ``trackers``.
         history: the run's log, read when the first record has come. A resumed run first sends what a tracker has not
-            seen of it, so that nothing is lost that was dropped or on its way when the run ended.
+            seen of it, so that nothing is lost that was dropped or on its way when the run ended. When it cannot be
+            read, trackers get nothing of this command: a later one sends it.
 
     Yields:
         the records, and between them ``{"kind": "tracker", "text": ...}`` for each thing that went wrong.
     """
     feeds: list[Feed] = []
+    begun = False
     try:
         for record in records:
-            if not feeds and names:
+            refused: list[Record] = []
+            if not begun and names:
+                begun = True
                 tracked = Tracked(name, folder / "trackers", dict(_flat(settings)))
-                past = [found for logged in history() if (found := point(logged)) is not None]
-                feeds = [_begin(each, tracked, past, new=record["kind"] == "start") for each in names]
+                try:
+                    past = [found for logged in history() if (found := point(logged)) is not None]
+                    feeds = [_begin(each, tracked, past, new=record["kind"] == "start") for each in names]
+                except Exception as error:  # whatever it is, it is no reason to end the run
+                    refused = _none(names, error)
             elif (found := point(record)) is not None:
                 for feed in feeds:
                     feed.put(found)
             yield record
+            yield from refused
             yield from _news(feeds)
     finally:
         for feed in feeds:
@@ -59,6 +68,12 @@ def follow(
 def _begin(name: str, run: Tracked, past: Sequence[Point], *, new: bool) -> Feed:
     state = State() if new else State.read(run.folder / f"{name}.json")
     return Feed(name, SINKS[name](), run, state, [found for found in past if state.wants(found)])
+
+
+def _none(names: Sequence[str], error: Exception) -> list[Record]:
+    told = visible(" ".join(str(error).split()))[:300]
+    why = f"the log could not be read back ({type(error).__name__}: {told}), so that it gets nothing of this command"
+    return [{"kind": "tracker", "tracker": name, "text": f"tracker {name}: {why}. Training goes on"} for name in names]
 
 
 def _news(feeds: Sequence[Feed]) -> Iterator[Record]:

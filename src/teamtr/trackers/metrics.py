@@ -8,11 +8,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from teamtr.diagnostics.records import mappings
+
 
 @dataclass(frozen=True)
 class Metric:
-    """One name, and where its number stands in a record of this kind. AGENT is the agent's name; a name that ends in a
-    slash stands for one metric of each entry of a mapping."""
+    """One name, and where its number stands in a record of this kind. AGENT is the agent's name (``agent.NAME`` where
+    the name alone is a group of other metrics); a name that ends in a slash stands for one metric of each entry of a
+    mapping."""
 
     name: str
     kind: str
@@ -76,6 +79,7 @@ METRICS = (
     ),
 )
 _NUMBER_OF = {"update": "update", "eval": "stage", "stage": "stage"}
+_GROUPS = {metric.name.partition("/")[0] for metric in METRICS} - {"AGENT"}
 
 
 @dataclass(frozen=True)
@@ -92,30 +96,32 @@ class Point:
 def point(record: Mapping[str, Any]) -> Point | None:
     """The finite numbers of an update, an evaluation or a stage; None for other records. Never raises: a log may hold
     what another version wrote."""
+    if not isinstance(record, Mapping):
+        return None
     kind = str(record.get("kind"))
     number, step = record.get(_NUMBER_OF.get(kind, "")), record.get("update", record.get("updates", 0))
     if not isinstance(number, int) or not isinstance(step, int):
         return None
-    prepared = _prepared(record)
+    prepared, agent = _prepared(record), str(record.get("agent"))
+    if agent in _GROUPS:
+        agent = f"agent.{agent}"  # no agent's name holds a dot
     values: dict[str, float] = {}
     for metric in METRICS:
         if metric.kind == kind:
-            name = metric.name.replace("AGENT", str(record.get("agent")))
-            values.update(_numbers(name, _at(prepared, metric.path)))
-    seconds = record.get("time")
-    return Point(kind, number, step, float(seconds) if isinstance(seconds, int | float) else time.time(), values)
+            values.update(_numbers(metric.name.replace("AGENT", agent), _at(prepared, metric.path)))
+    seconds = _finite(record.get("time"))
+    return Point(kind, number, step, time.time() if seconds is None else seconds, values)
 
 
 def _prepared(record: Mapping[str, Any]) -> dict[str, Any]:
     """The record with what stands in lists put under names."""
     exact, interval = record.get("exact_success"), record.get("avg_interval")
-    certificates = record.get("certificates") or ()
     low, high = interval if isinstance(interval, list | tuple) and len(interval) == 2 else (None, None)
     return {
         **record,
         "kept": str(record.get("outcome", "")).startswith("accepted"),
         "exact_after": exact[-1] if isinstance(exact, list | tuple) and exact else None,
-        "bounds": {c["kind"]: c.get("lower_bound") for c in certificates if isinstance(c, Mapping) and "kind" in c},
+        "bounds": {str(c["kind"]): c.get("lower_bound") for c in mappings(record, "certificates") if "kind" in c},
         "low": low,
         "high": high,
     }
@@ -131,5 +137,13 @@ def _numbers(name: str, value: Any) -> Iterator[tuple[str, float]]:
     if name.endswith("/"):
         for key, item in value.items() if isinstance(value, Mapping) else ():
             yield from _numbers(f"{name}{key}", item)
-    elif isinstance(value, bool | int | float) and math.isfinite(value):
-        yield name, float(value)
+    elif (found := _finite(value)) is not None:
+        yield name, found
+
+
+def _finite(value: Any) -> float | None:
+    try:
+        found = float(value) if isinstance(value, bool | int | float) else math.nan
+    except OverflowError:  # a whole number that no float holds
+        return None
+    return found if math.isfinite(found) else None

@@ -152,10 +152,14 @@ class TransformerPolicy(Policy):
                 stack.enter_context(self.computing())
             if dtype:
                 stack.enter_context(torch.autocast(self.device.type, dtype=dtype))
-            if layout is not None:
-                assert self._layouts is not None
-                self._layouts.enter_context(attending(self.causal_lm, layout))
-            return self.causal_lm.get_decoder()(**inputs)
+            if layout is None:
+                return self.causal_lm.get_decoder()(**inputs)
+            assert self._layouts is not None
+            with ExitStack() as own:
+                own.enter_context(attending(self.causal_lm, layout))
+                found = self.causal_lm.get_decoder()(**inputs)
+                self._layouts.push(own.pop_all())  # only a pass that went through is computed again by its gradient
+                return found
 
     def recompute_activations(self) -> bool:
         if self._recomputes or not getattr(self.causal_lm, "supports_gradient_checkpointing", False):
@@ -172,6 +176,8 @@ class TransformerPolicy(Policy):
 
     def features(self, prompts: Sequence[Ids], messages: Sequence[Ids]) -> Tensor:
         self.causal_lm.train(self._recomputes and torch.is_grad_enabled())
+        if not all(map(len, prompts)):
+            raise Misuse("an empty prompt: there is no token before the message that its first one could follow from")
         rows = [np.concatenate([p, m[:-1]]) for p, m in zip(prompts, messages, strict=True)]
         if self._packs:
             try:

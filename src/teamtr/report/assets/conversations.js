@@ -156,7 +156,7 @@ class Reader {
     return el("bdi", { class: "said tokens" }, turn.ids.map((id, k) => {
       const logprob = turn.logprobs[k], text = pieces[id];
       const kl = turn.kl ? turn.kl[k] : undefined;
-      const token = el("span", { class: isNumber(kl) ? "token moved" : "token", tip: () => `token ${id}, log-probability ${num(logprob)} (${percent(Math.exp(logprob), 1)})${isNumber(kl) ? `\nsampled KL of the update ${num(kl)} nats` : ""}` },
+      const token = el("span", { class: isNumber(kl) ? "token moved" : "token", tip: () => `token ${id}, log-probability ${num(logprob)} (${percent(Math.exp(logprob), 1)})${isNumber(kl) ? `\nexact KL of the update ${num(kl)} nats` : ""}` },
         text === undefined || text === "" ? `#${id}` : text === "\n" ? "⏎" : text);
       token.style.setProperty("--doubt", Math.min(1, Math.max(0, isNumber(logprob) ? -logprob / 5 : 1)).toFixed(2));
       if (isNumber(kl)) token.style.setProperty("--kl", Math.min(1, Math.max(kl, 0) / 0.1).toFixed(2));

@@ -131,7 +131,7 @@ function regionSection(data) {
 }
 
 function certificateSection(data) {
-  const issued = data.updates.filter((u) => !u.stale), stale = data.updates.filter((u) => u.stale && Object.keys(u.bounds).length).length;
+  const held = data.updates.filter(kept), stale = held.filter((u) => u.stale).length, issued = data.updates.filter((u) => !u.stale);
   const judged = issued.filter((u) => u.gain && isNumber(u.gain.estimate));
   const points = (kind) => judged.filter((u) => isNumber(u.bounds[kind])).map((u) => ({ x: u.bounds[kind], y: u.gain.estimate,
     low: u.gain.exact ? null : u.gain.lower, high: u.gain.exact ? null : u.gain.upper,
@@ -139,8 +139,8 @@ function certificateSection(data) {
   const over = (kind) => issued.filter((u) => isNumber(u.bounds[kind])).map((u) => ({ x: u.update, y: u.bounds[kind], tip: () => `update ${u.update} (${u.agent}): ${signed(u.bounds[kind])}` }));
   const words = { turn_aware: "ours (turn-aware), units of reward", single_step: "the paper's (single step), units of normalised advantage" };
   return section("certificate", "Certificate", "What each update was promised to gain at least, against what it gained.",
-    stale ? el("p", { class: "stats" }, el("span", { class: "pill bad" }, `${stale} of ${data.updates.length} not applicable: batch was stale`)) : null,
-    stale ? el("p", { class: "caption" }, "Those updates learnt from rollouts of an earlier team. A certificate bounds a step from the team that wrote its batch, so that it says nothing about theirs; they are neither drawn nor judged.") : null,
+    stale ? el("p", { class: "stats" }, el("span", { class: "pill bad" }, `${stale} of ${held.length} kept updates without a certificate: batch was stale`)) : null,
+    stale ? el("p", { class: "caption" }, "Those updates learnt from rollouts of an earlier team. A certificate bounds a step from the team that wrote its batch, so that none applies to theirs; those that an older log holds are neither drawn nor judged.") : null,
     el("div", { class: "grid-2" },
       chart({ title: "Promised and gained", x: { label: "certified gain (ours), reward" }, y: { label: "gain, reward" },
         layers: [{ type: "diagonal" }, { type: "rule", y: 0 }, { type: "dots", points: points("turn_aware"), cls: "agent-0", size: 2.8 }],
@@ -242,7 +242,8 @@ function timelineSection(data, openBatch) {
     details.replaceChildren(el("p", null, nameTag(data, u.agent), ` update ${u.update}, stage ${u.stage}, step ${u.step}: `, el("b", null, u.outcome.replaceAll("_", " ")), u.reason ? ` (${u.reason})` : ""),
       table(["version", "KL exact", "upper / radius", "surrogate", "fraction kept", "back-offs", "batch success", "gain", "seconds"],
         [[`${u.version_before} → ${u.version_after}`, num(u.kl_full), `${num(u.kl_upper)} / ${num(u.radius)}`, num(u.surrogate), percent(u.fraction), num(u.backtracks), percent(u.success, 1), u.gain ? signed(u.gain.estimate) : "–", num(u.seconds)]]),
-      Object.keys(u.bounds).length ? el("p", { class: "meta" }, u.stale ? "Certificates: not applicable, batch was stale." : `Certified at least: ${Object.entries(u.bounds).map(([kind, b]) => `${signed(b)} (${kind.replaceAll("_", " ")})`).join(", ")}.`) : "",
+      u.stale && kept(u) ? el("p", { class: "meta" }, "No certificate applies: batch was stale.") : "",
+      !u.stale && Object.keys(u.bounds).length ? el("p", { class: "meta" }, `Certified at least: ${Object.entries(u.bounds).map(([kind, b]) => `${signed(b)} (${kind.replaceAll("_", " ")})`).join(", ")}.`) : "",
       source ? el("p", null, own ? "Learnt from a batch of its own, sampled under the team as it was then. " : `Learnt from the batch of step ${source.step}: rollouts reused. `,
         openBatch.has(source.name) ? el("button", { class: "link", click: () => openBatch.open(source.name) }, "Read its conversations") : "Its conversations are not in this file's sample.") : "");
   };

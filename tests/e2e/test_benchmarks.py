@@ -1,0 +1,96 @@
+"""Every benchmark runs without a GPU, with a small model, and prints its record; the experiment reads its logs."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from teamtr.config import loads
+from teamtr.figures.paint import svg_text
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def bench(monkeypatch, capsys):
+    """Run a benchmark as its command does; what it printed on stdout, and on stderr."""
+    monkeypatch.syspath_prepend(str(ROOT / "bench"))
+
+    def run(name: str, *arguments: str) -> tuple[dict, str]:
+        monkeypatch.setattr(sys, "argv", [name, *arguments, "--json"])
+        importlib.import_module(name).main()
+        said = capsys.readouterr()
+        return json.loads(said.out), said.err
+
+    return run
+
+
+def test_rollout(bench):
+    record, _ = bench("rollout", "--rows", "4", "--prompt", "16", "--new", "4")
+    assert record["floor"] > 0
+    assert {"ours", "generate"} <= set(record["results"])
+    assert all(r["whole"] > 0 for r in record["results"].values())
+
+
+def test_update_reports_what_monitoring_costs(bench):
+    record, said = bench("update", "--messages", "16", "--context", "16", "--tokens", "8")
+    ours = record["results"]["ours"]
+    assert ours["update s"] == pytest.approx(ours["score s"] + ours["train s"] + ours["gate s"])
+    assert 0 < ours["gate share"] < 1
+    assert "KL share" in ours
+    assert "padded" in said, "every result is told at once"
+
+
+def test_stage_by_phase_beside_a_rival(bench):
+    record, said = bench("stage", "--problems", "2", "--group", "2", "--tokens", "4", "--prompt", "8", "--no-memory")
+    ours = record["results"]["ours"]
+    assert ours["sample"] == pytest.approx(sum(ours[f"turn {k}"] for k in (1, 2, 3)), rel=0.2)
+    assert ours["sampled tokens"] <= 3 * 3 * 4 * 4
+    assert record["times faster"] > 0
+    assert "TRL" in record["results"] or "TRL: not measured" in said
+
+
+def test_precision_has_a_row_for_each_arithmetic_and_the_mismatch(bench):
+    record, _ = bench("precision", "--lengths", "4", "--messages", "4")
+    rows = {r["precision"]: r for r in record["results"]}
+    assert rows["fp32"]["floor"] == 0.0
+    assert rows["bf16"]["floor"] > 0.0
+    assert rows["fp32"]["halving"] == pytest.approx(4, rel=0.2)
+    assert record["mismatch"][0]["largest per token"] < 1e-3
+
+
+@pytest.fixture
+def smollm2(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "experiments"))
+    return importlib.import_module("smollm2")
+
+
+def test_methods_of_the_experiment_sample_alike(smollm2):
+    found = smollm2.methods([0.05, 0.5], stages=12)
+    batches = {m.name: m.stages * (1 if m.preset != "teamtr" or m.alone else 3) * (1 if m.alone else 3) for m in found}
+    assert set(batches.values()) == {108}, "equally many messages are sampled by every method"
+    for alone in (False, True):
+        loads(smollm2.team_file("tiny", alone), "team")
+
+
+def test_the_experiment_reads_torn_and_missing_logs(smollm2, tmp_path):
+    folder = tmp_path / "teamtr-0.05-seed0" / "run"
+    folder.mkdir(parents=True)
+    kept = {"kind": "update", "outcome": "accepted", "kl_upper": 0.06, "radius": 0.05, "kl_full": 0.03,
+            "noise_floor": 1e-4, "certificates": [{"kind": "turn_aware", "lower_bound": 0.1}],
+            "sampled_tokens_total": 700}  # fmt: skip
+    held = {"kind": "eval", "avg_at_k": 0.25, "avg_interval": [0.2, 0.3]}
+    lines = [json.dumps(r) for r in (held, kept, {**held, "avg_at_k": 0.5})]
+    (folder / "log.jsonl").write_text("\n".join([*lines, '{"kind": "upd']))
+    method = next(m for m in smollm2.methods([0.05], 12) if m.name == "teamtr-0.05")
+    found = smollm2.summary([method], smollm2.argparse.Namespace(out=tmp_path, seeds=[0, 1]))
+    assert found["table"]["teamtr-0.05"]["last"] == [0.5]
+    assert found["common_tokens"] == 700
+    region = smollm2.region(tmp_path / "teamtr-0.05-seed0")
+    assert (region["kept"], region["outside"], region["positive_certificates"]) == (1, 1, 1)
+    assert smollm2.region(tmp_path / "teamtr-0.05-seed1")["updates"] == 0
+    assert "by updates" in svg_text("x", smollm2.drawing(found))
