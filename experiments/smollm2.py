@@ -5,7 +5,8 @@
 Every run is a ``teamtr train`` of the recipe ``smollm2-sums`` in a process of its own, all beside each other on one
 GPU (a model this small does not fill it), until it has finished or ``--limit`` seconds are over. The same command goes
 on with unfinished runs, and with ``--read`` only reads their logs. The table: held-out success with a bootstrap
-interval over problems, at the largest number of sampled tokens that all runs have reached and at the end of each.
+interval over problems at the end of each run, and on the line between evaluations at the largest number of sampled
+tokens that all runs have reached.
 
 Fifteen processes on one card wait for each other; where the CUDA multi-process service can be started
 (``nvidia-cuda-mps-control -d``), start it first.
@@ -18,6 +19,7 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -90,15 +92,19 @@ def start(method: Method, seed: int, a: argparse.Namespace) -> subprocess.Popen[
         return subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
 
 
+def read(log: Path) -> Iterator[dict[str, Any]]:
+    for line in log.read_text().splitlines() if log.exists() else []:
+        try:
+            yield json.loads(line)
+        except json.JSONDecodeError:
+            continue  # a line that was being written
+
+
 def curve(folder: Path) -> list[dict[str, Any]]:
     """Evaluations of one run with the tokens sampled for training before each."""
     log = folder / "run" / "log.jsonl"
     tokens, updates, found = 0, 0, []
-    for line in log.read_text().splitlines() if log.exists() else []:
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError:
-            continue  # a line that was being written
+    for record in read(log):
         if record["kind"] == "update":
             tokens, updates = record["sampled_tokens_total"], updates + 1
         elif record["kind"] == "eval":
@@ -107,19 +113,29 @@ def curve(folder: Path) -> list[dict[str, Any]]:
     return found
 
 
+def between(evaluations: list[dict[str, Any]], tokens: int) -> float:
+    """Success after this many tokens, on the line between the two evaluations around it."""
+    later = next(k for k, p in enumerate(evaluations) if p["tokens"] >= tokens)
+    if later == 0:
+        return float(evaluations[0]["success"])
+    a, b = evaluations[later - 1], evaluations[later]
+    share = (tokens - a["tokens"]) / (b["tokens"] - a["tokens"])
+    return float(a["success"] + share * (b["success"] - a["success"]))
+
+
 def summary(all_methods: list[Method], a: argparse.Namespace) -> dict[str, Any]:
     curves = {m.name: {seed: curve(a.out / f"{m.name}-seed{seed}") for seed in a.seeds} for m in all_methods}
     ends = [c[-1]["tokens"] for runs in curves.values() for c in runs.values() if c]
     common = min(ends, default=0)
     table = {}
     for name, runs in curves.items():
-        at = [max((p for p in c if p["tokens"] <= common), key=lambda p: p["tokens"]) for c in runs.values() if c]
+        found = [c for c in runs.values() if c]
         table[name] = {
-            "before": [c[0]["success"] for c in runs.values() if c],
-            "at_common_tokens": [p["success"] for p in at],
-            "interval_at_common_tokens": [p["interval"] for p in at],
-            "last": [c[-1]["success"] for c in runs.values() if c],
-            "tokens": [c[-1]["tokens"] for c in runs.values() if c],
+            "before": [c[0]["success"] for c in found],
+            "at_common_tokens": [between(c, common) for c in found],
+            "last": [c[-1]["success"] for c in found],
+            "interval_of_last": [c[-1]["interval"] for c in found],
+            "tokens": [c[-1]["tokens"] for c in found],
         }
     return {"common_tokens": common, "table": table, "curves": curves}
 
@@ -127,7 +143,7 @@ def summary(all_methods: list[Method], a: argparse.Namespace) -> dict[str, Any]:
 def region(folder: Path) -> dict[str, Any]:
     """What the trust region did in one run."""
     log = folder / "run" / "log.jsonl"
-    records = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+    records = list(read(log))
     kept = [r for r in records if r["kind"] == "update" and r["outcome"].startswith("accepted")]
     certificates = [c for r in kept for c in r["certificates"] if c["kind"] == "turn_aware"]
     return {

@@ -32,7 +32,8 @@ from teamtr.errors import Misuse
 from teamtr.report import build_report, compare_page, compare_runs, comparison_text, report_page, report_text
 from teamtr.report.conversations import choose_batches, choose_groups, evenly
 from teamtr.report.page import embedded_json
-from teamtr.report.reading import BatchFile
+from teamtr.report.reading import BatchFile, read_run
+from teamtr.report.summary import summarise
 from teamtr.store import Log
 from teamtr.text import visible
 from teamtr.theory.advantages import group_advantages
@@ -54,6 +55,20 @@ def invoke(*arguments: object, code: int = 0):
 
 
 # -- numbers -------------------------------------------------------------------------------------------------------
+
+
+def test_the_agents_are_quoted_at_the_top(tmp_path):
+    """From the last stored batch: the first words of the first messages. A page that has read none does not quote."""
+    batches = [made_batch(AGENTS, seed=0), made_batch((*AGENTS, "a4", "a5"), seed=1, said="a <b>\n" + "long " * 30)]
+    run = made_run(tmp_path / "run", agents=AGENTS, stages=1, batches=[batches[0], batches[0], batches[1]])
+    report = build_report(run)
+    last = report.conversations["stage-0000-step-02.jsonl.gz"]["episodes"][0]
+    text = report.data["glance"][3]["text"]
+    quote = "“a <b> long long long long long long lon…”"
+    assert text.startswith(f"One of the last, {last['verdict']}: left: {quote}, right: {quote}, speaker: {quote}, a4: ")
+    assert ", and 1 more. 3 batches are stored" in text
+    assert "a \\<b\\> long" in report_text(report.data)
+    assert summarise(read_run(run))["glance"][3]["text"].startswith("3 batches are stored")
 
 
 def test_half_a_point_is_rounded_as_the_browser_does(run):

@@ -54,7 +54,8 @@ def test_stage_by_phase_beside_a_rival(bench):
     assert "TRL" in record["results"] or "TRL: not measured" in said
 
 
-def test_precision_has_a_row_for_each_arithmetic_and_the_mismatch(bench):
+def test_precision_has_a_row_for_each_arithmetic_and_the_mismatch(bench, monkeypatch):
+    monkeypatch.setattr(importlib.import_module("precision"), "PERTURBATIONS", (1e-3, 1e-1))
     record, _ = bench("precision", "--lengths", "4", "--messages", "4")
     rows = {r["precision"]: r for r in record["results"]}
     assert rows["fp32"]["floor"] == 0.0

@@ -7,6 +7,8 @@ from typing import Any
 
 Data = Mapping[str, Any]
 Answer = dict[str, str]
+MOST_QUOTED, LONGEST_QUOTE = 4, 40
+"""Messages, and characters of each, of the conversation at the top of a report."""
 
 
 def glance(data: Data) -> list[Answer]:
@@ -117,9 +119,24 @@ def _says(data: Data) -> Answer:
         return _answer(question, "plain", "not stored", "No episodes are stored with this run.")
     verdicts = data["evals"][-1]["verdicts"] if data["evals"] else {}
     told = ", ".join(f"{count} {kind}" for kind, count in verdicts.items())
-    text = f"{len(batches)} batches are stored; read them under Conversations."
+    text = _quoted(data["example"]) if data["example"] else ""
+    text += f"{len(batches)} batches are stored; read them under Conversations."
     text += f" Verdicts of the last evaluation: {told}." if told else ""
     return _answer(question, "plain", f"{data['cost']['episodes']:,} episodes", text)
+
+
+def _quoted(episode: Data) -> str:
+    """The beginning of one conversation, its first words each."""
+    said = episode["said"][:MOST_QUOTED]
+    quotes = [f"{message['who']}: “{_first_words(message['text'])}”" for message in said]
+    more = len(episode["said"]) - len(said)
+    after = f", and {more} more" if more else ""
+    return f"One of the last, {episode['verdict']}: {', '.join(quotes)}{after}. "
+
+
+def _first_words(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= LONGEST_QUOTE else f"{line[: LONGEST_QUOTE - 1]}…"
 
 
 def _costs(data: Data) -> Answer:

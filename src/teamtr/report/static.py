@@ -60,6 +60,7 @@ def build_report(
             "tokens, then evenly spaced ones"
         ),
     }
+    data["example"] = next((held["episodes"][0] for held in reversed(conversations.values()) if held["episodes"]), None)
     data["glance"] = glance(data)
     return Report(data, conversations)
 

@@ -58,7 +58,7 @@ _COUNTS = [
 
 
 def summarise(reading: Reading) -> dict[str, Any]:
-    """Everything but the conversations and what needs them (``staleness`` is null until it is measured)."""
+    """Everything but the conversations and what needs them (``staleness`` and ``example``, null until they are read)."""
     updates = reading.updates
     tracking = certificate_tracking(updates)
     stable = stability(updates)
@@ -78,6 +78,7 @@ def summarise(reading: Reading) -> dict[str, Any]:
         "weights": _weights(reading),
         "probes": _probes(updates),
         "staleness": None,
+        "example": None,
         "swaps": swap_rows(reading.records),
         "cost": _cost(reading),
         "grader_failures": dict(mapping(updates[-1], "grader_failures")) if updates else {},
