@@ -60,9 +60,18 @@ def build_report(
             "tokens, then evenly spaced ones"
         ),
     }
-    data["example"] = next((held["episodes"][0] for held in reversed(conversations.values()) if held["episodes"]), None)
+    data["example"] = _example(conversations)
     data["glance"] = glance(data)
     return Report(data, conversations)
+
+
+def _example(conversations: Mapping[str, Mapping[str, Any]]) -> dict[str, Any] | None:
+    """Who said what in an episode of the last batch that is held, and how it was judged."""
+    for held in reversed(list(conversations.values())):
+        for episode in held["episodes"]:
+            said = [{"who": message["who"], "text": message["text"]} for message in episode["said"]]
+            return {"verdict": episode["verdict"], "said": said}
+    return None
 
 
 def _read_batches(files: list[BatchFile], notes: list[str]) -> dict[str, RolloutBatch]:

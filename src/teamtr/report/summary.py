@@ -58,7 +58,7 @@ _COUNTS = [
 
 
 def summarise(reading: Reading) -> dict[str, Any]:
-    """Everything but the conversations and what needs them (``staleness`` and ``example``, null until they are read)."""
+    """Everything but the conversations and what needs them (``staleness``, ``example``: null until they are read)."""
     updates = reading.updates
     tracking = certificate_tracking(updates)
     stable = stability(updates)
