@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from teamtr.store import batch_name, write_episodes
-from teamtr.store.log import encode
+from teamtr.store.log import decode, encode
 from teamtr.types import Episode, Message, Problem, Reply, RolloutBatch, Turn, Verdict
 
 TEAM = """\
@@ -273,3 +273,41 @@ def _store(folder: Path, batches: Sequence[RolloutBatch], steps: int, stages: in
         else:
             write_episodes(path, batches[which])
             written[which] = path
+
+
+# -- the same run with a log that says more, or something else ------------------------------------------------------
+
+SHIFT = {"before_R": [0.7, 0.2, 0.1], "after_R": [0.6, 0.3, 0.1], "moved_R": [0.1, 0.3, 0.01], "flipped": 0.02}
+
+
+def small_probe(step: int, gap: float) -> dict[str, Any]:
+    weights = {"effective_share": 0.9 - 0.1 * step, "p99": 2.0, "largest": 5.0, "total_variation": 0.05 * step}
+    moved = {"fresh": 0.1, "stale": 0.1 - gap, "weights": {**weights, "total_variation_error": 0.01}}
+    return {**(moved if step else {}), "token_shift": {**SHIFT, "positions": 64}}
+
+
+def changed(folder: Path, change: Callable[[dict[str, Any]], dict[str, Any] | None]) -> Path:
+    """The same run with every record of its log changed, or left out."""
+    records = [decode(line) for line in (folder / "log.jsonl").read_bytes().splitlines()]
+    write_log(folder, [new for record in records if (new := change(record)) is not None])
+    return folder
+
+
+def probed(folder: Path, gap: float = 0.02) -> Path:
+    def change(record: dict[str, Any]) -> dict[str, Any]:
+        if record["kind"] == "update":
+            record["probe"] = small_probe(record["step"], gap * record["step"])
+        if record["kind"] == "stage":
+            record |= {"measured": 0.02, "certified_of_measured": 0.005 * (record["stage"] + 1)}
+        return record
+
+    return changed(folder, change)
+
+
+def swapped(folder: Path, mode: str) -> Path:
+    record = {"kind": "swap", "updates": 3, "stage": 1, "agent": "speaker", "mode": mode, "shock": 0.25}
+    record |= {"direct_shock": 0.25, "success": {"before": 0.5, "at_swap": 0.25}, "intervals": {}}
+    path = made_run(folder)
+    records = [decode(line) for line in (path / "log.jsonl").read_bytes().splitlines()]
+    write_log(path, [*records[:7], record, *records[7:]])
+    return path

@@ -40,7 +40,7 @@ seed: 1
 task: {name: roles}
 team: {model: tabular, max_tokens: 2, agents: [{name: a1}, {name: a2}, {name: a3}]}
 plan: {preset: PRESET, stages: STAGES, problems: 12, group_size: 32, a_clip: CLIP, radius_nats_per_message: RADIUS}
-learner: {learning_rate: 0.05, micro_batch: 4096}
+learner: {learning_rate: 0.05, micro_batch: 4096, gate_share: 1.0}  # figures of all messages, to be compared exactly
 eval: {every: EVERY, problems: 12, samples: 32}
 diagnostics: {every: 1}
 """

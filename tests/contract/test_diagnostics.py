@@ -360,3 +360,7 @@ def test_zeta_proxy_by_hand():
     assert found.p90 == pytest.approx(0.28)
     assert found.penalty_share == pytest.approx(0.25)
     assert zeta_proxy([]) is None
+
+
+def test_a_whole_number_beyond_any_float_is_no_number():
+    assert number({"x": 10**400}, "x") is None

@@ -5,9 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import re
-import sys
-from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -16,42 +13,15 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from made_run import eval_record, made_run, update_record, write_log
+from made_run import changed, eval_record, made_run, probed, swapped, update_record, write_log
 from teamtr.cli import app
 from teamtr.errors import Misuse
 from teamtr.figures import FIGURES, Drawing, Lacking, Panel, Run, Series, hang, read_runs
 from teamtr.figures.catalogue import NOT_FROM_LOGS
 from teamtr.figures.paint import csv_text, svg_text
-from teamtr.store.log import decode
-from teamtr.text import visible
 
 ROOT = Path(__file__).parents[2]
 DRAW = {figure.name: figure.draw for figure in FIGURES}
-SHIFT = {"before_R": [0.7, 0.2, 0.1], "after_R": [0.6, 0.3, 0.1], "moved_R": [0.1, 0.3, 0.01], "flipped": 0.02}
-
-
-def probe(step: int, gap: float) -> dict[str, Any]:
-    weights = {"effective_share": 0.9 - 0.1 * step, "p99": 2.0, "largest": 5.0, "total_variation": 0.05 * step}
-    moved = {"fresh": 0.1, "stale": 0.1 - gap, "weights": {**weights, "total_variation_error": 0.01}}
-    return {**(moved if step else {}), "token_shift": {**SHIFT, "positions": 64}}
-
-
-def changed(folder: Path, change: Callable[[dict[str, Any]], dict[str, Any] | None]) -> Path:
-    """The same run with every record of its log changed, or left out."""
-    records = [decode(line) for line in (folder / "log.jsonl").read_bytes().splitlines()]
-    write_log(folder, [new for record in records if (new := change(record)) is not None])
-    return folder
-
-
-def probed(folder: Path, gap: float = 0.02) -> Path:
-    def change(record: dict[str, Any]) -> dict[str, Any]:
-        if record["kind"] == "update":
-            record["probe"] = probe(record["step"], gap * record["step"])
-        if record["kind"] == "stage":
-            record |= {"measured": 0.02, "certified_of_measured": 0.005 * (record["stage"] + 1)}
-        return record
-
-    return changed(folder, change)
 
 
 def of_size(folder: Path, agents: tuple[str, ...], gap: float = 0.02) -> Path:
@@ -201,15 +171,6 @@ def test_an_exponent_is_that_of_the_means_of_all_runs(tmp_path: Path) -> None:
     assert low < exponent < high
 
 
-def swapped(folder: Path, mode: str) -> Path:
-    record = {"kind": "swap", "updates": 3, "stage": 1, "agent": "speaker", "mode": mode, "shock": 0.25}
-    record |= {"direct_shock": 0.25, "success": {"before": 0.5, "at_swap": 0.25}, "intervals": {}}
-    path = made_run(folder)
-    records = [decode(line) for line in (path / "log.jsonl").read_bytes().splitlines()]
-    write_log(path, [*records[:7], record, *records[7:]])
-    return path
-
-
 def test_a_swap_shows_its_shock_and_the_recovery(tmp_path: Path) -> None:
     drawing = DRAW["swap"](read_runs([swapped(tmp_path / "run", "direct")]))
     curve, dots = panel(drawing, "recovery").series
@@ -290,43 +251,6 @@ def test_the_same_numbers_give_the_same_bytes_and_names_are_no_formulas(tmp_path
     assert "<i>" not in (tmp_path / "out" / "index.html").read_text()
 
 
-NAMES = ("a\x01b", "_base", "w" * 100, "a\u202eb", "=1+1", "@SUM(A1)", "b\udcff", "c\uffff", "a\nb")
-
-
-def test_names_of_folders_cannot_harm_a_figure_or_a_table(tmp_path: Path) -> None:
-    gallery = hang(
-        read_runs([made_run(tmp_path / name) for name in NAMES]), tmp_path / "out", ["learning-curves", "accounting"]
-    )
-    assert gallery.lacking == ()
-    wanted = [" ".join(visible(name).split()) for name in NAMES]
-    for figure, most in (("learning-curves", 80), ("accounting", 40)):  # ticks are cut shorter than keys
-        svg = (tmp_path / "out" / f"{figure}.svg").read_text()
-        words = {" ".join(word.split()) for word in ElementTree.fromstring(svg).itertext()}
-        assert {name if len(name) <= most else f"{name[: most - 1]}…" for name in wanted} <= words
-        assert "\u202e" not in svg
-    rows = list(csv.reader((tmp_path / "out" / "learning-curves.csv").open(newline="")))
-    assert {row[1] for row in rows[1:]} == {f"'{name}" if name[0] in "=@" else name for name in wanted}
-    assert "\u202e" not in (tmp_path / "out" / "index.html").read_text()
-
-
-def test_names_in_a_log_cannot_harm_a_figure_either(tmp_path: Path) -> None:
-    def change(record: dict[str, Any]) -> dict[str, Any]:
-        return record | ({"agent": "\x01\u202eleft"} if record.get("agent") == "left" else {})
-
-    gallery = hang(read_runs([changed(probed(made_run(tmp_path / "run")), change)]), tmp_path / "out", ["token-shift"])
-    assert "\x01" in gallery.drawn[0][1].panels[0].title, "else this proves nothing"
-    words = " ".join(ElementTree.parse(tmp_path / "out" / "token-shift.svg").getroot().itertext())
-    assert "⟨U+0001⟩⟨U+202E⟩left" in words
-
-
-def test_a_legend_says_how_many_it_leaves_out() -> None:
-    series = tuple(Series(f"_{k}", (0.0,), (1.0,)) for k in range(15))
-    svg = svg_text("Title", Drawing((Panel("p", "x", "y", series, (("", 0.0), ("level", 1.0))),), "Caption.", "high"))
-    words = [word.strip() for word in ElementTree.fromstring(svg).itertext() if word.strip()]
-    assert [f"_{k}" in words for k in range(15)] == [True] * 11 + [False] * 4
-    assert "… and 5 more" in words
-
-
 def test_a_series_with_columns_of_different_lengths_is_refused() -> None:
     with pytest.raises(ValueError, match="different lengths"):
         Series("x", (1.0,), (1.0, 2.0))
@@ -353,86 +277,6 @@ def test_what_is_missing_is_told_with_what_to_set(tmp_path: Path) -> None:
     write_log(folder, [{"kind": "start"}, update_record(1, 0, 0, "left")])
     with pytest.raises(Lacking, match=r"eval\.every"):
         DRAW["learning-curves"](read_runs([folder]))
-
-
-@pytest.mark.parametrize("wrong", [None, "x", [], {}, {"deep": 1}], ids=repr)
-def test_damaged_records_cost_a_figure_only_what_they_held(tmp_path: Path, wrong: Any) -> None:
-    """A stage without its number, an update without its own, and rows that are no numbers."""
-    damaged = probed(made_run(tmp_path / "run"))
-
-    def change(record: dict[str, Any]) -> dict[str, Any]:
-        if record["kind"] == "stage" and record["stage"] == 1:
-            record["stage"] = wrong
-        if record.get("update") == 2:
-            record["update"] = wrong
-        if record.get("update") == 1:
-            record["probe"]["token_shift"]["moved_R"] = [0.1, wrong, 0.01]
-        if record.get("update") == 3:
-            record["probe"]["token_shift"]["stretched"] = {"moved_R": [wrong] * 3, "times": wrong, "kl": wrong}
-        return record
-
-    runs = read_runs([changed(damaged, change)])
-    sums, zeta, shift = (DRAW[name](runs) for name in ("certificate", "zeta", "token-shift"))
-    assert panel(sums, "cumulative").series[0].x == (1.0, 3.0)
-    assert panel(sums, "cumulative").series[0].y == pytest.approx((0.02, 0.04))
-    assert "run: 1 records of stages do not say which, and are left out of the sums" in sums.notes
-    assert panel(zeta, "normalisation").series[0].x == (1, 3, 4, 5, 6, 7, 8, 9)
-    assert "1 of 9 kept updates lack normalisation or their number" in zeta.notes[0]
-    assert shift.panels[0].title.startswith("inside: run, update 3 (speaker)"), "the first whose rows can be read"
-    assert len(shift.panels) == 1
-
-
-def test_what_is_not_known_is_left_out_and_told_not_drawn_as_nothing(tmp_path: Path) -> None:
-    def change(record: dict[str, Any]) -> dict[str, Any]:
-        if record.get("update") == 2:
-            del record["zeta_ratio"]
-        if record["kind"] == "swap":
-            record |= {"shock": None, "stage": None}
-        if record.get("update") == 3:
-            del record["probe"]["weights"]["total_variation_error"]
-            record["probe"]["token_shift"]["stretched"] = {"moved_R": [1.0, 2.0, 3.0]}
-        if record["kind"] == "update" and record["update"] != 3:
-            record["probe"].pop("token_shift")
-        return record
-
-    runs = read_runs([changed(probed(swapped(tmp_path / "run", "direct")), change)])
-    zeta = DRAW["zeta"](runs)
-    assert panel(zeta, "clipped ratios").series[0].x == (1, 3, 4, 5, 6, 7, 8, 9)
-    assert len(panel(zeta, "normalisation").series[0].x) == 9
-    assert zeta.notes[0].startswith("run: 1 of 9 kept updates lack clipped ratios")
-    swap = DRAW["swap"](runs)
-    assert [shown.title for shown in swap.panels] == ["recovery"]
-    assert [series.label for series in swap.panels[0].series] == ["run (direct)"]
-    assert [note.partition(": ")[2][:44] for note in swap.notes] == [
-        "the record of the swap does not say its stag",
-        "the record of the swap holds no shock",
-    ]
-    second, third = panel(DRAW["drift"](runs), "by importance").series
-    assert second.low is not None
-    assert third.low is None
-    assert DRAW["token-shift"](runs).panels[1].title == "the same step, an unknown number of times as long (KL unknown)"
-
-
-def test_an_error_that_nobody_foresaw_costs_one_figure_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(runs: Sequence[Run]) -> Drawing:
-        raise KeyError("what\x1b[2J")
-
-    figures = tuple(replace(figure, draw=broken) if figure.name == "region" else figure for figure in FIGURES)
-    monkeypatch.setattr("teamtr.figures.gallery.FIGURES", figures)
-    arguments = ["figures", str(made_run(tmp_path / "run")), "--out", str(tmp_path / "out")]
-    done = CliRunner().invoke(app, [*arguments, "--only", "region", "--only", "zeta"])
-    assert done.exit_code == 0, done.output
-    assert "region: not drawn: the logs hold what this figure cannot read (KeyError: 'what" in done.output
-    assert "\x1b" not in done.output
-    assert (tmp_path / "out" / "zeta.svg").exists()
-    assert "KeyError" in (tmp_path / "out" / "index.html").read_text()
-
-
-def test_without_matplotlib_the_command_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    done = CliRunner().invoke(app, ["figures", str(made_run(tmp_path / "run")), "--out", str(tmp_path / "out")])
-    assert done.exit_code == 2
-    assert "teamtr[plot]" in done.output
 
 
 def test_the_command(tmp_path: Path) -> None:

@@ -65,8 +65,8 @@ def test_the_agents_are_quoted_at_the_top(tmp_path):
     last = report.conversations["stage-0000-step-02.jsonl.gz"]["episodes"][0]
     text = report.data["glance"][3]["text"]
     quote = "“a <b> long long long long long long lon…”"
-    assert text.startswith(f"One of the last, {last['verdict']}: left: {quote}, right: {quote}, speaker: {quote}, a4: ")
-    assert ", and 1 more. 3 batches are stored" in text
+    assert text.startswith(f"One of the last: left {quote}, right {quote}, speaker {quote}, a4 {quote}, and 1 more; ")
+    assert f"verdict: {last['verdict']}. 3 batches are stored" in text
     assert "a \\<b\\> long" in report_text(report.data)
     assert summarise(read_run(run))["glance"][3]["text"].startswith("3 batches are stored")
 

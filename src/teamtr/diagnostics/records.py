@@ -23,7 +23,10 @@ def number(record: Any, key: str) -> float | None:
     value = record.get(key) if isinstance(record, (dict, Mapping)) else None
     if not isinstance(value, (float, int)) or isinstance(value, bool):
         return None
-    return float(value) if math.isfinite(value) else None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:  # a whole number beyond any float
+        return None
 
 
 def whole(record: Any, key: str) -> int | None:

@@ -128,10 +128,10 @@ def _says(data: Data) -> Answer:
 def _quoted(episode: Data) -> str:
     """The beginning of one conversation, its first words each."""
     said = episode["said"][:MOST_QUOTED]
-    quotes = [f"{message['who']}: “{_first_words(message['text'])}”" for message in said]
+    quotes = [f"{message['who']} “{_first_words(message['text'])}”" for message in said]
     more = len(episode["said"]) - len(said)
     after = f", and {more} more" if more else ""
-    return f"One of the last, {episode['verdict']}: {', '.join(quotes)}{after}. "
+    return f"One of the last: {', '.join(quotes)}{after}; verdict: {episode['verdict']}. "
 
 
 def _first_words(text: str) -> str:
