@@ -18,7 +18,7 @@ from teamtr.presets import Radii, Region
 from teamtr.randomness import generator
 from teamtr.theory.control import backoff_fraction
 from teamtr.theory.kl import bootstrap_upper
-from teamtr.theory.surrogate import surrogate_gain
+from teamtr.theory.surrogate import bound_log_ratio, surrogate_gain
 from teamtr.types import Divergence
 
 FEWEST = 64
@@ -61,6 +61,12 @@ class Seen:
     upper: float = float("nan")
     used: float = float("nan")  # mean KL in the unit of the radius
     gain: float = float("nan")
+    gain_lower: float = float("nan")  # its lower bound over problems
+
+    def inside(self, radius: float, *, last: bool) -> bool:
+        """Whether this look settles that the step is kept. Some messages must show that it gains, all of them only
+        that it does not lose: near the top a surrogate of few messages is above zero by luck."""
+        return self.upper <= radius and (self.gain if last else self.gain_lower) > 0.0
 
 
 @dataclass(frozen=True)
@@ -103,11 +109,11 @@ def gate(
     for attempt in range(optimisation.max_backtracks + 1):
         for look, doubt in zip(looks, doubts, strict=True):
             seen = see(learner, lesson, look, radii, 1.0 - doubt * (1.0 - optimisation.confidence), seed)
-            if not region.gate or (seen.upper <= radius and seen.gain > 0.0) or not seen.divergence.finite():
+            inside = seen.inside(radius, last=look is looks[-1])
+            if inside or not region.gate or not seen.divergence.finite():
                 break
         if attempt == 0:
             reached = seen.upper
-        inside = seen.upper <= radius and seen.gain > 0.0
         if inside or (seen.divergence.finite() and not region.gate):
             return Kept(
                 True, "", look, seen.divergence, seen.upper, seen.used, seen.gain, fraction, attempt, reached, rejected
@@ -144,5 +150,12 @@ def see(learner: Learner, lesson: Lesson, look: Look, radii: Radii, confidence: 
         charged_M, lesson.batch.cluster_M[look.rows], confidence=confidence, rng=generator(seed, "bootstrap")
     )
     taught = lesson.taught_M[look.rows]  # what is set aside must not decide whether the step is kept
-    gain = surrogate_gain(divergence.log_ratio_M[taught], lesson.advantages_M[look.rows][taught])
-    return Seen(look, divergence, upper, float(charged_M.mean()), gain)
+    log_ratio_M, advantages_M = divergence.log_ratio_M[taught], lesson.advantages_M[look.rows][taught]
+    gain_lower = -bootstrap_upper(
+        -np.expm1(bound_log_ratio(log_ratio_M)) * advantages_M,
+        lesson.batch.cluster_M[look.rows][taught],
+        confidence=confidence,
+        rng=generator(seed, "bootstrap"),
+    )
+    gain = surrogate_gain(log_ratio_M, advantages_M)
+    return Seen(look, divergence, upper, float(charged_M.mean()), gain, gain_lower)

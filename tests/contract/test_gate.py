@@ -10,6 +10,7 @@ import pytest
 from small import World
 from teamtr.gate import FEWEST, FIRST_DOUBT, looks_at
 from teamtr.lesson import Optimisation
+from teamtr.randomness import seed_of
 from teamtr.theory.kl import bootstrap_upper
 from teamtr.types import Divergence, StepStats
 from teamtr.update import Stakes, certify
@@ -136,3 +137,25 @@ def test_a_certificate_from_some_episodes_is_right_on_average():
     values = np.array([t["surrogate"] for t in drawn])
     assert abs(values.mean() - terms()["surrogate"]) < 4 * values.std() / 20
     assert np.mean([t["occupancy"] for t in drawn]) == pytest.approx(terms()["occupancy"], rel=0.05)
+
+
+def test_a_gain_that_few_messages_show_by_luck_is_looked_at_twice(monkeypatch):
+    """The surrogate of the first look is above zero and uncertain, that of all messages below: nothing is kept."""
+    world = World(radius=0.1)
+    lesson = wide_lesson(world)
+    learner = world.engine.learner("x")
+    measure = learner.measure
+    some, _ = looks_at(lesson, 0.25, seed_of(0, "x"))
+    lucky = np.isin(np.arange(len(lesson.batch)), some.rows[: len(some.rows) // 2 + 3])
+    signs_M = np.where(np.isin(np.arange(len(lesson.batch)), some.rows), np.where(lucky, 1.0, -1.0), -1.0)
+    gain_M = 1e-3 * signs_M * np.sign(lesson.advantages_M + 1e-12)
+
+    def uncertain(rows=None):
+        found = measure(rows)
+        chosen = slice(None) if rows is None else rows
+        return replace(found, full_M=0 * found.full_M + 1e-6, log_ratio_M=gain_M[chosen])
+
+    monkeypatch.setattr(learner, "measure", uncertain)
+    report = world.teach("x", lesson, optimisation=replace(world.optimisation, max_backtracks=0)).report
+    assert report.outcome == "restored"
+    assert "surrogate -" in report.reason
