@@ -269,7 +269,7 @@ def test_diagnostics_change_no_bit(tmp_path):
                                                   (("diagnostics.every=1",), False)])  # fmt: skip
 def test_only_plans_that_reuse_rollouts_gate_on_every_message(tmp_path, overrides, whole):
     text = "name: gate\n" + SMALL + CODE % "tiny" + PLAN
-    settings = ("plan.stages=1", "plan.problems=2", "plan.group_size=48", "learner.epochs=1", *overrides)
+    settings = ("plan.stages=3", "learner.confidence=0.5", "plan.problems=2", "plan.group_size=64", *overrides)
     kept = [r for r in updates(train(text, tmp_path / "run", *settings)) if r["outcome"] == "accepted"]
     assert kept
     looked_at_all = [r["messages_measured"] == r["messages"] for r in kept]
