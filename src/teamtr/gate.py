@@ -49,7 +49,8 @@ def looks_at(lesson: Lesson, share: float, seed: int) -> tuple[Look, ...]:
     chosen_PG = rng.permuted(np.tile(np.arange(group) < wanted, (problems, 1)), axis=1)
     rows = np.flatnonzero(chosen_PG.reshape(-1)[batch.episode_M])
     some = Look(rows, problems * wanted)
-    return (some, everything) if 0 < len(rows) < len(batch) else (everything,)
+    enough = len(rows) < len(batch) and lesson.taught_M[rows].any()
+    return (some, everything) if enough else (everything,)
 
 
 @dataclass(frozen=True)

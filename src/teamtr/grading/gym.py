@@ -92,7 +92,7 @@ def scores(family: str, parameters: dict[str, Any]) -> Grader:
                 continue
             try:
                 yield float(scorer.score_answer(item["answer"], entry))
-            except Exception:
+            except Exception:  # another library's scorer on a model's words: whatever it raises is no verdict
                 yield None
 
     return scored

@@ -280,7 +280,7 @@ def proofs() -> Callable[[list[dict[str, Any]]], Iterator[bool]]:
         try:
             difference = sympy_parser.parse_expr(expression, transformations=transformations)
             return bool(sympy.simplify(difference) == 0)
-        except Exception:
+        except Exception:  # as the grader that is mirrored here does: what cannot be read is not equal
             return False
 
     def grade(items: list[dict[str, Any]]) -> Iterator[bool]:
