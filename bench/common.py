@@ -119,6 +119,7 @@ def adapted_team(
     micro_batch: int,
     sampler: str | None = None,
     compiled: bool | None = None,
+    pages_gb: float | None = None,
 ) -> Any:
     """A LocalEngine of adapters a0, a1, ... on one base, with ``sampler`` precision for the paged engine."""
     from teamtr.config import LoraConfig
@@ -130,7 +131,8 @@ def adapted_team(
     from teamtr.engines.torch.serving.room import ServingRoom
     from teamtr.types import AgentState
 
-    room = ServingRoom(sampler, device(), compiled=compiled) if sampler else None
+    pages = int(pages_gb * 2**30) if pages_gb else None
+    room = ServingRoom(sampler, device(), pages, compiled) if sampler else None
     shared = share_base(model, {f"a{k}": LoraConfig() for k in range(agents)}, seed=0)
     slimmed = slim(shared)
     return LocalEngine(
@@ -149,17 +151,20 @@ def adapted_team(
     )  # fmt: skip
 
 
-def make_batch(agent: str, prompts: Sequence[Any], messages: Sequence[Any], group: int) -> Any:
-    """Messages of one agent, the group's ones side by side."""
+def make_batch(
+    agent: str, prompts: Sequence[Any], messages: Sequence[Any], group: int, episodes: int | None = None
+) -> Any:
+    """Messages of one agent, the group's ones side by side; all episodes' first, then all episodes' second, ..."""
     from teamtr.types import AgentBatch
 
     count = len(messages)
+    turn_M, episode_M = np.divmod(np.arange(count), episodes or count)
     return AgentBatch(
         agent=agent,
         prompts=tuple(prompts),
         messages=tuple(messages),
         sampler_logprobs=tuple(np.zeros(len(m), dtype=np.float32) for m in messages),
-        episode_M=np.arange(count),
-        problem_M=np.arange(count) // group,
-        turn_M=np.zeros(count, dtype=np.int64),
+        episode_M=episode_M,
+        problem_M=episode_M // group,
+        turn_M=turn_M,
     )

@@ -5,8 +5,8 @@
 
 Ours plays all turns anew before every update and takes the whole update: scores, steps, the exact gate. The rivals are
 measured on one turn of middle length and one update (the padded one on a quarter of an update's messages), and
-multiplied: ``generate`` + padded training, and TRL's GRPO step where trl is installed. Then the memory of teams of
-1 and of 8 agents.
+multiplied: ``generate`` + padded training, and TRL's GRPO step where trl is installed. All of them are warm when the
+clock starts. Then the memory of teams of 1 and of 8 agents in conversations of eight turns.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import argparse
 import sys
 import time
 from collections import Counter
+from itertools import cycle, islice
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,51 +31,79 @@ from teamtr.theory.advantages import group_advantages
 from teamtr.update import update_agent
 from trl_step import as_stage, grpo_step
 
+PARTS = ("ours", "rivals", "memory")
+MEMORY_TURNS, MEMORY_PAGES_GB = 8, 12.0
 
-def play(engine: Any, a: argparse.Namespace, seed: int, clock: Counter[str]) -> dict[str, tuple[list[Any], list[Any]]]:
-    """Every agent speaks once, in turn, on what the earlier ones said: token ids only."""
+Said = dict[str, tuple[list[Any], list[Any]]]
+"""Contexts and messages by agent."""
+
+
+def team_of(a: argparse.Namespace, agents: int, **sampling: Any) -> Any:
+    return adapted_team(
+        make_model(a.shape), agents, a.precision, micro_batch=a.micro_batch,
+        sampler="bf16" if torch.cuda.is_available() else "fp32", **sampling,
+    )  # fmt: skip
+
+
+def play(engine: Any, a: argparse.Namespace, seed: int, clock: Counter[str], turns: int) -> Said:
+    """The agents speak in turn, on what was said before: token ids only."""
     rng = np.random.default_rng(seed)
     problems = random_prompts(np.random.default_rng(7), a.problems, a.prompt, SHAPES[a.shape]["vocab_size"])
     contexts = [problems[e // a.group] for e in range(a.problems * a.group)]
-    said: dict[str, tuple[list[Any], list[Any]]] = {}
-    for turn, agent in enumerate(engine.learners, start=1):
+    said: Said = {agent: ([], []) for agent in engine.learners}
+    for turn, agent in enumerate(islice(cycle(engine.learners), turns), start=1):
         started = time.perf_counter()
         samples = engine.sample(agent, contexts, max_tokens=a.tokens, seed=int(rng.integers(2**31)))
         messages = [s.token_ids for s in samples]
         clock[f"turn {turn}"] += time.perf_counter() - started
-        said[agent] = (contexts, messages)
+        for kept, new in zip(said[agent], (contexts, messages), strict=True):
+            kept.extend(new)
         contexts = [np.concatenate([c, m]) for c, m in zip(contexts, messages, strict=True)]
     return said
 
 
+def update(engine: Any, a: argparse.Namespace, agent: str, said: Said, seed: int) -> Any:
+    """A whole update of this agent, on rewards by chance."""
+    plan = PRESETS["teamtr"]
+    returns = np.random.default_rng(seed).random((a.problems, a.group))
+    advantages = group_advantages(returns, a_clip=plan.a_clip, eps_norm=plan.eps_norm)
+    lesson = Lesson(make_batch(agent, *said[agent], a.group, episodes=returns.size), advantages, returns)
+    return update_agent(
+        engine.learner(agent), lesson, region=plan.region, objective=plan.objective, radii=plan.radii,
+        optimisation=Optimisation(learning_rate=1e-5, epochs=a.epochs, minibatches=4), gamma=1.0,
+        a_clip=plan.a_clip, eps_norm=plan.eps_norm, normalise=plan.normalise, seed=seed,
+    ).report  # fmt: skip
+
+
 def ours(a: argparse.Namespace) -> dict[str, Any]:
-    engine = adapted_team(
-        make_model(a.shape), a.agents, a.precision, micro_batch=a.micro_batch,
-        sampler="bf16" if torch.cuda.is_available() else "fp32", compiled=getattr(a, "compiled", None),
-    )  # fmt: skip
-    plan, phases = PRESETS["teamtr"], Counter()
-    optimisation = Optimisation(learning_rate=1e-5, epochs=a.epochs, minibatches=4)
-    play(engine, a, 0, Counter())  # compile and capture
+    engine, phases = team_of(a, a.agents), Counter()
+    warm(engine, play(engine, a, 0, Counter(), a.agents), a)
     sampled = 0
     for k, agent in enumerate(engine.learners):
-        said: dict[str, Any] = {}
+        said: Said = {}
         started = time.perf_counter()
-        phases["sample"] += seconds(lambda k=k, said=said: said.update(play(engine, a, 1 + k, phases)))
+        phases["sample"] += seconds(lambda k=k, said=said: said.update(play(engine, a, 1 + k, phases, a.agents)))
         sampled += sum(len(m) for _, messages in said.values() for m in messages)
-        contexts, messages = said[agent]
-        returns = np.random.default_rng(k).random((a.problems, a.group))
-        advantages = group_advantages(returns, a_clip=plan.a_clip, eps_norm=plan.eps_norm)
-        lesson = Lesson(make_batch(agent, contexts, messages, a.group), advantages, returns)
-        done = update_agent(
-            engine.learner(agent), lesson, region=plan.region, objective=plan.objective, radii=plan.radii,
-            optimisation=optimisation, gamma=1.0, a_clip=plan.a_clip, eps_norm=plan.eps_norm,
-            normalise=plan.normalise, seed=k,
-        )  # fmt: skip
-        phases.update(done.report.seconds)
+        done = update(engine, a, agent, said, k)
+        phases.update(done.seconds)
         phases["whole"] += time.perf_counter() - started
-        phases[f"messages measured by {agent}"] = done.report.messages_measured
+        phases[f"messages measured by {agent}"] = done.messages_measured
     phases["micro-batch"] = min(engine.learner(agent).micro_batch for agent in engine.learners)
     return {**phases, "peak GB": peak_gb(), "sampled tokens": sampled}
+
+
+def warm(engine: Any, said: dict[str, Any], a: argparse.Namespace) -> None:
+    """Sampling is compiled and captured by now; the first step of training chooses its kernels. Nothing is kept."""
+    agent = next(iter(engine.learners))
+    learner = engine.learner(agent)
+    before = learner.snapshot()
+    contexts, messages = (part[: 2 * a.micro_batch] for part in said[agent])
+    batch = make_batch(agent, contexts, messages, a.group)
+    learner.begin(batch)
+    learner.step(np.arange(len(batch)), np.ones(len(batch)), PRESETS["teamtr"].objective, beta=1.0, learning_rate=1e-5)
+    learner.measure()
+    learner.restore(before)
+    learner.end()
 
 
 def rival(a: argparse.Namespace) -> dict[str, Any]:
@@ -113,11 +142,17 @@ def trl(a: argparse.Namespace) -> dict[str, Any]:
     return as_stage(step, agents=a.agents, epochs=a.epochs)
 
 
-def memory(a: argparse.Namespace, agents: int) -> float | None:
-    """Peak of a small stage with this many agents."""
-    small = {"agents": agents, "problems": max(2, a.problems // 8), "epochs": 1, "compiled": False}
-    small = argparse.Namespace(**{**vars(a), **small})
-    return ours(small)["peak GB"]
+def memory(a: argparse.Namespace, agents: int) -> dict[str, Any]:
+    """Peak of a small stage with this many agents, which share the same number of turns: contexts are as long, messages
+    as many, only the agents differ. Everybody is updated on the same conversations. Micro-batches are small and pages
+    few, so that neither hides what an agent costs."""
+    sizes = {"problems": max(2, a.problems // 8), "tokens": a.tokens // 2, "micro_batch": max(1, a.micro_batch // 4)}
+    small = argparse.Namespace(**{**vars(a), **sizes})
+    engine = team_of(small, agents, compiled=False, pages_gb=MEMORY_PAGES_GB)
+    said = play(engine, small, 0, Counter(), MEMORY_TURNS)
+    for k, agent in enumerate(engine.learners):
+        update(engine, small, agent, said, k)
+    return {"peak GB": peak_gb(), "micro-batch": min(engine.learner(agent).micro_batch for agent in engine.learners)}
 
 
 def main() -> None:
@@ -133,13 +168,19 @@ def main() -> None:
     parser.add_argument("--precision", default="fp16" if gpu else "fp32")
     parser.add_argument("--micro-batch", type=int, default=32)
     parser.add_argument("--rival-micro-batch", type=int, default=8)
-    parser.add_argument("--no-rival", action="store_true")
-    parser.add_argument("--no-memory", action="store_true")
+    parser.add_argument("--parts", default=",".join(PARTS), help="which of them to run (default: %(default)s)")
     parser.add_argument("--json", action="store_true")
     a = parser.parse_args()
+    parts = a.parts.split(",")
+    if unknown := set(parts) - set(PARTS):
+        parser.error(f"--parts: {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
     results: dict[str, dict[str, Any]] = {}
-    for name, run in (("ours", ours), ("generate + padded", rival), ("TRL", trl)):
-        if name != "ours" and a.no_rival:
+    for name, part, run in (
+        ("ours", "ours", ours),
+        ("generate + padded", "rivals", rival),
+        ("TRL", "rivals", trl),
+    ):
+        if part not in parts:
             continue
         if gpu:
             torch.cuda.empty_cache()
@@ -152,24 +193,28 @@ def main() -> None:
             print(f"TRL: not measured: {error}", file=sys.stderr)
             continue
         so_far(name, results[name])
-    peaks: dict[int, float | None] = {}
-    for agents in () if a.no_memory else (1, 8):
+    peaks: dict[int, dict[str, Any]] = {}
+    for agents in (1, 8) if "memory" in parts else ():
         if gpu:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
         peaks[agents] = memory(a, agents)
-        so_far(f"peak GB of {agents} agents", peaks[agents])
+        so_far(f"{agents} agents", peaks[agents])
     keys = ("sample", "score", "train", "gate", "whole", "sampled tokens", "peak GB")
     rows = [(name, *(r.get(k) for k in keys)) for name, r in results.items()]
     title = f"{a.shape}: {a.agents} agents, {a.problems} problems x {a.group}, turns of {a.tokens} tokens; seconds"
-    record = {"benchmark": "stage", **vars(a), "results": results, "memory GB by agents": peaks}
-    if not a.no_rival:
+    record = {"benchmark": "stage", **vars(a), "results": results, "memory by agents": peaks}
+    if {"ours", "rivals"} <= set(parts):
         fastest = min(r["whole"] for name, r in results.items() if name != "ours")
         record["times faster"] = fastest / results["ours"]["whole"]
         title += f"; {record['times faster']:.1f} times faster than the fastest rival"
     report(title, ("", *keys), rows, record, a.json)
-    if peaks.get(1) and peaks.get(8):
-        print(f"peak memory: 8 agents {peaks[8]:.1f} GB, 1 agent {peaks[1]:.1f} GB, ratio {peaks[8] / peaks[1]:.2f}")
+    most = {agents: found["peak GB"] for agents, found in peaks.items()}
+    if most.get(1) and most.get(8):
+        print(
+            f"peak memory: 8 agents {most[8]:.1f} GB, 1 agent {most[1]:.1f} GB, ratio {most[8] / most[1]:.2f}",
+            file=sys.stderr,
+        )
 
 
 if __name__ == "__main__":

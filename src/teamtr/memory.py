@@ -174,9 +174,11 @@ def _pages(workshop: Workshop, learners: Mapping[str, PolicyLearner], lengths: M
 
 
 def _optimizer(learner: PolicyLearner) -> Item:
-    """Gradients, two moments, and the two snapshots that the gate may go back to (weights and moments each)."""
+    """Gradients (in float16 those of a micro-batch beside those of the step), two moments, and the two snapshots that
+    the gate may go back to (weights and moments each)."""
     trainable = sum(p.numel() * p.element_size() for p in learner.policy.parameters().values())
-    return Item("gradients, moments, snapshots", 9 * trainable, f"of the agent being updated ({learner.agent})")
+    times = 10 if learner.policy.precision == "fp16" else 9
+    return Item("gradients, moments, snapshots", times * trainable, f"of the agent being updated ({learner.agent})")
 
 
 def _reference(workshop: Workshop, learner: PolicyLearner, lengths: Lengths) -> Item:

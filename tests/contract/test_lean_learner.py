@@ -3,7 +3,6 @@ recomputed activations, loss scaling, hashes on the device."""
 
 from __future__ import annotations
 
-import dataclasses
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,6 +11,7 @@ import torch
 from torch import nn
 
 from conftest import LORA, STATE, make_batch, make_learner, make_policy
+from teamtr.engines.gradients import _Scaled
 from teamtr.engines.learner import FIRST_LOSS_SCALE, PolicyLearner, hash_tensors
 from teamtr.engines.torch.attention import Unsupported
 from teamtr.engines.torch.lean import slim
@@ -213,56 +213,79 @@ def test_recomputed_activations_give_the_same_gradient(kind):
 # -- loss scaling ---------------------------------------------------------------------------------------------
 
 
-def test_an_overflow_halves_the_loss_scale_and_the_step_is_taken(monkeypatch):
-    learner = make_learner("full")
-    batch = make_batch(learner)
-    advantages = advantages_for(batch)
-    rows = np.arange(len(batch))
-    accumulate = learner._accumulate
-
-    def overflowing(*arguments):
-        stats = accumulate(*arguments)
-        if learner._loss_scale > FIRST_LOSS_SCALE / 4:
-            return dataclasses.replace(stats, applied=False, grad_norm=float("inf"))
-        return stats
-
-    monkeypatch.setattr(learner, "_accumulate", overflowing)
+def scaled(learner: PolicyLearner, monkeypatch) -> PolicyLearner:
+    """As in float16, which a CPU computes too slowly: only the loss scale."""
     monkeypatch.setattr(learner, "_scale", lambda: learner._loss_scale)
+    return learner
+
+
+def overflow_at(learner: PolicyLearner, monkeypatch, overflows) -> list[tuple[tuple[int, ...], float]]:
+    """The gradients of rows for which ``overflows(rows, scale)`` become infinite; returns what was computed."""
+    computed: list[tuple[tuple[int, ...], float]] = []
+    backward = _Scaled.backward
+
+    def overflowing(gathering, rows, part):
+        backward(gathering, rows, part)
+        computed.append((tuple(rows.tolist()), gathering.scale))
+        if overflows(rows, gathering.scale):
+            gathering.fresh.found[-1] = float("inf")
+            for gradient in gathering.fresh.gradients:
+                gradient.fill_(float("inf"))
+
+    monkeypatch.setattr(_Scaled, "backward", overflowing)
+    return computed
+
+
+def steps_taken(learner: PolicyLearner, batch) -> dict[str, torch.Tensor]:
     learner.begin(batch)
-    stats = learner.step(rows, advantages, OBJECTIVE, beta=0.5, learning_rate=1e-3)
+    rows = np.arange(len(batch))
+    stats = learner.step(rows, advantages_for(batch), OBJECTIVE, beta=0.5, learning_rate=1e-3)
     assert stats.applied
+    return {k: p.detach().clone() for k, p in learner.policy.parameters().items()}
+
+
+@pytest.mark.parametrize("place", ["first", "middle", "last", "all"])
+def test_a_micro_batch_that_overflows_is_computed_again_alone(monkeypatch, place):
+    batch = make_batch(make_learner("full"))
+    expected = steps_taken(make_learner("full", micro_batch=2), batch)
+    learner = scaled(make_learner("full", micro_batch=2), monkeypatch)
+    parts = learner._micro_batches(batch, np.arange(len(batch)))
+    chosen = {"first": parts[:1], "middle": parts[1:2], "last": parts[-1:], "all": parts}[place]
+    hit = {tuple(part.tolist()) for part in chosen}
+    computed = overflow_at(
+        learner, monkeypatch, lambda rows, scale: tuple(rows.tolist()) in hit and scale > FIRST_LOSS_SCALE / 4
+    )
+    assert_close(expected, steps_taken(learner, batch))
     assert learner._loss_scale == FIRST_LOSS_SCALE / 4
+    assert len(computed) == len(parts) + 2, "the halved scale holds for what comes after"
 
 
 def test_a_loss_scale_that_was_not_to_blame_is_kept(monkeypatch):
     """A gradient that is broken at every scale throws its step away, and nothing else."""
-    learner = make_learner("full")
+    learner = scaled(make_learner("full"), monkeypatch)
     batch = make_batch(learner)
-    monkeypatch.setattr(learner, "_scale", lambda: learner._loss_scale)
-    norm = learner._gradient_norm
-    monkeypatch.setattr(learner, "_gradient_norm", lambda: float("nan"))
-    learner.begin(batch)
     rows = np.arange(len(batch))
-    assert not learner.step(rows, advantages_for(batch), OBJECTIVE, beta=0.5, learning_rate=1e-3).applied
+    with monkeypatch.context() as broken:
+        overflow_at(learner, broken, lambda rows, scale: True)
+        learner.begin(batch)
+        version = learner.version()
+        assert not learner.step(rows, advantages_for(batch), OBJECTIVE, beta=0.5, learning_rate=1e-3).applied
+    assert learner.version() == version
     assert learner._loss_scale == FIRST_LOSS_SCALE
-    monkeypatch.setattr(learner, "_gradient_norm", norm)
     assert learner.step(rows, advantages_for(batch), OBJECTIVE, beta=0.5, learning_rate=1e-3).applied
 
 
-def test_an_overflow_in_the_first_micro_batch_ends_the_try(monkeypatch):
-    learner = make_learner("full", micro_batch=2)
+def test_a_loss_that_is_not_finite_is_not_tried_again(monkeypatch):
+    learner = scaled(make_learner("full", micro_batch=2), monkeypatch)
     batch = make_batch(learner)
+    computed = overflow_at(learner, monkeypatch, lambda rows, scale: False)
+    advantages = advantages_for(batch)
+    advantages[learner._micro_batches(batch, np.arange(len(batch)))[0][0]] = float("nan")
     learner.begin(batch)
-    tried = []
-    score = learner._score
-    monkeypatch.setattr(learner, "_score", lambda rows: tried.append(len(rows)) or score(rows))
-    monkeypatch.setattr(learner, "_scale", lambda: learner._loss_scale)
-    norms = iter([float("inf"), float("inf")])  # in the first micro-batch, and at the end of the try
-    norm = learner._gradient_norm
-    monkeypatch.setattr(learner, "_gradient_norm", lambda: next(norms, None) or norm())
-    assert learner.step(np.arange(len(batch)), advantages_for(batch), OBJECTIVE, beta=0.5, learning_rate=1e-3).applied
-    assert len(tried) == 1 + len(batch) // 2
-    assert learner._loss_scale == FIRST_LOSS_SCALE / 2
+    stats = learner.step(np.arange(len(batch)), advantages, OBJECTIVE, beta=0.5, learning_rate=1e-3)
+    assert not stats.applied
+    assert len(computed) == 1, "nor is anything computed after it"
+    assert learner._loss_scale == FIRST_LOSS_SCALE
 
 
 def test_the_loss_scale_does_not_change_the_step():

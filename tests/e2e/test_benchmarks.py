@@ -46,7 +46,7 @@ def test_update_reports_what_monitoring_costs(bench):
 
 
 def test_stage_by_phase_beside_a_rival(bench):
-    record, said = bench("stage", "--problems", "2", "--group", "2", "--tokens", "4", "--prompt", "8", "--no-memory")
+    record, said = bench("stage", "--problems", "2", "--group", "2", "--tokens", "4", "--prompt", "8")
     ours = record["results"]["ours"]
     assert ours["sample"] == pytest.approx(sum(ours[f"turn {k}"] for k in (1, 2, 3)), rel=0.2)
     assert ours["sampled tokens"] <= 3 * 3 * 4 * 4

@@ -195,7 +195,7 @@ def test_the_options_coincide_for_messages_of_one_token_and_differ_otherwise() -
 
     def values(mask: Tensor) -> set[float]:
         return {
-            round(float(s.total) / s.denominator, 12)
+            round(float(s.total) / float(s.denominator), 12)
             for s in (clipped_surrogate(logp_new_MT, logp_cur_MT, mask, advantages_M, o, weights_M) for o in OBJECTIVES)
         }
 

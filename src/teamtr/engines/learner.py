@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from teamtr.engines.gradients import Part, gather
 from teamtr.engines.policy import Head, Policy, send
 from teamtr.engines.scoring import score_tokens, token_logp
 from teamtr.errors import Misuse
@@ -32,7 +33,6 @@ Result = TypeVar("Result")
 
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _FOLDS = (-7046029254386353131, -4417276706812531889)
-_MOST_SCALINGS = 24
 FIRST_LOSS_SCALE = 2.0**16
 STEPS_BEFORE_RAISING = 200
 """Steps without overflow after which the loss scale of float16 is doubled."""
@@ -182,21 +182,12 @@ class PolicyLearner:
         learning_rate: float,
     ) -> StepStats:
         """One Adam step on the rows, accumulated over micro-batches with exact weights."""
-        first_scale = self._loss_scale
-        for _ in range(_MOST_SCALINGS):
-            stats = self._fitting(lambda: self._accumulate(rows, advantages_M, objective, beta))
-            if stats.applied or not self._overflowed(stats):
-                break
-            self._loss_scale /= 2
-            self._clean_steps = 0
+        stats = self._fitting(lambda: self._accumulate(rows, advantages_M, objective, beta))
         if stats.applied:
-            shrink = min(1.0, self.max_grad_norm / (stats.grad_norm + 1e-12))
-            self._adam(shrink / self._scale(), learning_rate)
+            self._adam(min(1.0, self.max_grad_norm / (stats.grad_norm + 1e-12)), learning_rate)
             self._clean_steps += 1
             if self._clean_steps % STEPS_BEFORE_RAISING == 0:
                 self._loss_scale *= 2
-        else:
-            self._loss_scale = first_scale  # no scale helped: it was not the scale
         self._forget_gradients()
         return stats
 
@@ -207,43 +198,35 @@ class PolicyLearner:
         fit into memory fails at once."""
         reference = self._require()
         denominator = surrogate_denominator(reference.batch.lengths_M[rows], objective.average_over)
-        self._forget_gradients()
-        units = 0.0
-        sums = torch.zeros(3, dtype=torch.float64, device=self.policy.device)
         position = {int(row): k for k, row in enumerate(rows)}
-        for number, part in enumerate(self._micro_batches(reference.batch, rows)):
-            with self.policy.computing():
-                scored = self._score(part)
-                logp_new_MT, mask_MT = _pad(scored.logp_N, scored.lengths)
-                logp_cur_MT, _ = _pad(torch.cat([reference.logp[i] for i in part]), scored.lengths)
-                own = advantages_M[[position[int(i)] for i in part]]
-                advantages = send(own, logp_new_MT.device).to(logp_new_MT.dtype)
-                gain = clipped_surrogate(logp_new_MT, logp_cur_MT, mask_MT, advantages, objective)
-                kl_sum = scored.kl_N.sum()
-                loss = beta * kl_sum / len(rows) - gain.total / denominator
-                (loss * self._scale()).backward()
-            sums += torch.stack([x.detach().double() for x in (gain.total, kl_sum, gain.clipped)])
-            units += gain.ratios
-            if number == 0 and self._scale() > 1.0 and not np.isfinite(self._gradient_norm()):
-                break  # it will be tried again with a smaller scale: no more work for this one
-        norm = self._gradient_norm()
-        total, kl_total, clipped = sums.tolist()
-        surrogate, kl_total = total / denominator, kl_total / len(rows)
-        applied = bool(np.isfinite(norm) and np.isfinite(surrogate) and np.isfinite(kl_total))
-        return StepStats(applied, surrogate, kl_total, norm, clipped / units if units else 0.0)
 
-    def _gradient_norm(self) -> float:
-        gradients = [p.grad for p in self.policy.parameters().values() if p.grad is not None]
-        return float(torch.nn.utils.get_total_norm(gradients)) / self._scale() if gradients else 0.0
+        def forward(part: NDArray[np.int64]) -> Part:
+            scored = self._score(part)
+            logp_new_MT, mask_MT = _pad(scored.logp_N, scored.lengths)
+            logp_cur_MT, _ = _pad(torch.cat([reference.logp[i] for i in part]), scored.lengths)
+            own = advantages_M[[position[int(i)] for i in part]]
+            advantages = send(own, logp_new_MT.device).to(logp_new_MT.dtype)
+            gain = clipped_surrogate(logp_new_MT, logp_cur_MT, mask_MT, advantages, objective)
+            kl_sum = scored.kl_N.sum()
+            sums = torch.stack([x.detach().double() for x in (gain.total, kl_sum, gain.clipped, gain.ratios)])
+            return Part(beta * kl_sum / len(rows) - gain.total / denominator, sums)
+
+        found = gather(
+            self._micro_batches(reference.batch, rows),
+            forward,
+            list(self.policy.parameters().values()),
+            self._scale(),
+            self.policy.computing,
+        )
+        total, kl_total, clipped, ratios = found.sums
+        if found.finite and found.scale < self._scale():
+            self._loss_scale, self._clean_steps = found.scale, 0
+        clip_rate = clipped / ratios if ratios else 0.0
+        return StepStats(found.finite, total / denominator, kl_total / len(rows), found.norm, clip_rate)
 
     def _scale(self) -> float:
-        """float16 flushes small gradients to zero: lift them out of its reach, and undo it in float32."""
+        """Of the loss, in float16."""
         return self._loss_scale if self.policy.precision == "fp16" else 1.0
-
-    def _overflowed(self, stats: StepStats) -> bool:
-        """Whether a smaller loss scale may help: the loss is finite, the scaled gradient is not."""
-        finite_loss = np.isfinite(stats.surrogate) and np.isfinite(stats.kl_full)
-        return bool(finite_loss and self._scale() > 1.0)
 
     def _forget_gradients(self) -> None:
         for parameter in self.policy.parameters().values():
@@ -270,7 +253,7 @@ class PolicyLearner:
                 torch.cuda.empty_cache()
 
     @torch.no_grad()
-    def _adam(self, gradient_scale: float, learning_rate: float) -> None:
+    def _adam(self, shrink: float, learning_rate: float) -> None:
         """Adam with bias correction, written out so that its whole state is two named tensors per parameter."""
         self._steps += 1
         b1, b2 = self._betas
@@ -279,7 +262,7 @@ class PolicyLearner:
         if moved:
             parameters: list[Tensor] = list(moved.values())
             # One call for all parameters: an adapter has hundreds of small ones.
-            gradients = torch._foreach_mul([p.grad for p in moved.values() if p.grad is not None], gradient_scale)
+            gradients = torch._foreach_mul([p.grad for p in moved.values() if p.grad is not None], shrink)
             first, second = (
                 [self._moments.setdefault(f"{kind}.{name}", torch.zeros_like(p)) for name, p in moved.items()]
                 for kind in ("first", "second")
@@ -471,24 +454,34 @@ def head_chunk(device: torch.device, vocabulary: int) -> int:
 def hash_tensors(tensors: Mapping[str, Tensor], salt: str = "") -> str:
     """A hash of names, shapes and bits: the same on every device, and computed where the tensors are."""
     digest = hashlib.blake2b(salt.encode(), digest_size=16)
-    names = sorted(tensors)
-    folds = torch.stack([_fold(tensors[name].detach()) for name in names]).tolist() if names else []
-    for name, fold in zip(names, folds, strict=True):
-        digest.update(f"{name} {tensors[name].dtype} {tuple(tensors[name].shape)} {fold}".encode())
+    alike: dict[tuple[torch.dtype, int, torch.device], list[str]] = {}
+    for name in sorted(tensors):
+        alike.setdefault((tensors[name].dtype, tensors[name].numel(), tensors[name].device), []).append(name)
+    folds: dict[str, list[int]] = {}
+    for names in alike.values():
+        folds.update(zip(names, _folds([tensors[name].detach() for name in names]).tolist(), strict=True))
+    for name in sorted(tensors):
+        digest.update(f"{name} {tensors[name].dtype} {tuple(tensors[name].shape)} {folds[name]}".encode())
     return digest.hexdigest()
 
 
-def _fold(tensor: Tensor, chunk: int = 1 << 22) -> Tensor:
-    """Two sums, modulo 2^64, of all words times odd factors that depend on the place."""
-    words = tensor.contiguous().reshape(-1).view(_WORDS[tensor.element_size()])
-    sums = torch.zeros(2, dtype=torch.int64, device=words.device)
-    for start in range(0, len(words), chunk):
-        part = words[start : start + chunk].long()
-        place = torch.arange(start, start + len(part), device=words.device)
+def _folds(tensors: Sequence[Tensor], chunk: int = 1 << 22) -> Tensor:
+    """Two sums for each of the equally long tensors, modulo 2^64, of all words times odd factors that depend on the
+    place. An adapter has hundreds of small tensors: those of one size go together."""
+    words = [t.contiguous().reshape(-1).view(_WORDS[t.element_size()]) for t in tensors]
+    length, at_once = len(words[0]), max(1, chunk // max(1, len(words[0])))
+    sums = torch.zeros(len(words), 2, dtype=torch.int64, device=words[0].device)
+    for start in range(0, length, chunk):
+        place = torch.arange(start, min(start + chunk, length), device=words[0].device)
+        factors = []
         for k in range(2):
             factor = (place + 1) * _FOLDS[k]
             factor = (factor ^ (factor >> 29)) * _FOLDS[1 - k]
-            sums[k] += ((part + k + 1) * (factor ^ (factor >> 32) | 1)).sum()
+            factors.append(factor ^ (factor >> 32) | 1)
+        for first in range(0, len(words), at_once):
+            some = torch.stack([w[start : start + chunk] for w in words[first : first + at_once]]).long()
+            for k in range(2):
+                sums[first : first + at_once, k] += ((some + k + 1) * factors[k]).sum(1)
     return sums
 
 

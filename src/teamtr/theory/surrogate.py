@@ -29,13 +29,14 @@ class Surrogate:
 
     The surrogate of a batch is (sum of ``total``) / (sum of ``denominator``) over its micro-batches; its ratio
     clip rate (app:diagnostics) is (sum of ``clipped``) / (sum of ``ratios``). ``ratios`` counts what was clipped,
-    messages or tokens by ``objective.ratio``; ``denominator`` what is averaged, by ``objective.average_over``.
+    messages or tokens by ``objective.ratio``; ``denominator`` what is averaged, by ``objective.average_over``. All of
+    them stay on the device: reading one waits for it.
     """
 
     total: Tensor
-    denominator: float
+    denominator: Tensor
     clipped: Tensor
-    ratios: float
+    ratios: Tensor
 
 
 def message_log_ratio(logp_new_MT: Tensor, logp_cur_MT: Tensor, mask_MT: Tensor) -> Tensor:
@@ -95,9 +96,9 @@ def clipped_surrogate(
     outside = (ratio < low) | (ratio > high)  # never at padding, whose ratio is 1
     return Surrogate(
         total=gain_M.sum(),
-        denominator=surrogate_denominator(lengths_M.cpu().numpy(), objective.average_over),
+        denominator=(lengths_M if objective.average_over == "tokens" else spoken_M).sum(),
         clipped=outside.sum(),
-        ratios=float(counted.sum()),
+        ratios=counted.sum(),
     )
 
 
