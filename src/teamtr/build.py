@@ -265,8 +265,13 @@ def serving_room(team_file: TeamFile) -> ServingRoom | None:
     on_gpu = device.type == "cuda"
     if settings.engine == "plain" or (settings.engine == "auto" and not (on_gpu and has_kernels())):
         return None
+    # float16 is as fast as bfloat16 and eight times closer to what the learner computes (docs/performance.md); models
+    # that overflow it exist.
+    by_device = ("fp16", "bf16") if on_gpu else ("fp32", None)
+    precision, fallback = by_device if settings.precision == "auto" else (settings.precision, None)
     return ServingRoom(
-        precision=("bf16" if on_gpu else "fp32") if settings.precision == "auto" else settings.precision,
+        precision=precision,
+        fallback=fallback,
         device=device,
         memory_bytes=None if settings.memory_gb is None else int(settings.memory_gb * 2**30),
         compiled=settings.compiled,

@@ -148,6 +148,31 @@ def test_an_unsupported_architecture_falls_back_and_says_so_once(policy, monkeyp
     assert policy.sampling_path == "plain fp32"
 
 
+def test_logits_that_are_not_finite_are_sampled_anew_in_the_other_precision(monkeypatch):
+    policy = make_policy("full")
+    room = ServingRoom("fp16", CPU, memory_bytes=1 << 26, fallback="fp32")
+    monkeypatch.setattr(policy, "serving", room)
+    with torch.no_grad():  # beyond float16, well within float32: what follows is a norm
+        policy.causal_lm.get_input_embeddings().weight.mul_(1e6)
+    prompts = some_prompts(4)
+    with pytest.warns(UserWarning, match=r"not finite \(paged fp16\): sampled anew, and from now on paged fp32"):
+        said = policy.sample(prompts, max_tokens=5, seed=0, temperature=1.0)
+    assert policy.sampling_path == "paged fp32"
+    monkeypatch.setattr(policy, "serving", None)
+    assert_same(policy.sample(prompts, max_tokens=5, seed=0, temperature=1.0), said)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("room", [None, ServingRoom("fp32", CPU, memory_bytes=1 << 26)], ids=["plain", "paged"])
+def test_broken_weights_are_an_error_and_no_message(room, temperature, monkeypatch):
+    policy = make_policy("full")
+    monkeypatch.setattr(policy, "serving", room)
+    with torch.no_grad():
+        next(iter(policy.causal_lm.parameters()))[:] = float("nan")
+    with pytest.raises(Misuse, match=r"not finite .*sampling\.precision"):
+        policy.sample(some_prompts(2), max_tokens=3, seed=0, temperature=temperature)
+
+
 def test_top_k_then_top_p_keep_exactly_the_likely_tokens():
     logits = torch.log(torch.tensor([[0.4, 0.3, 0.2, 0.1], [0.25, 0.25, 0.25, 0.25]]))
     kept = keep_likely(logits, top_p=1.0, top_k=2).isfinite()

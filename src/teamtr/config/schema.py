@@ -285,7 +285,7 @@ class SamplingConfig(Section):
         "auto", "paged: pages of keys and values, captured graphs; plain: any device. auto is paged on a GPU."
     )
     precision: Literal["auto", "fp32", "fp16", "bf16"] = key(
-        "auto", "Arithmetic of the paged engine; auto is bf16 on a GPU, fp32 on a CPU."
+        "auto", "Arithmetic of the paged engine; auto is fp16 on a GPU (bf16 once a model overflows it), fp32 on a CPU."
     )
     compiled: Flag | None = unset("Compile decoding (a minute at start); without it, for models of 0.4 billion up.")
     memory_gb: Above0 | None = unset("Most memory for keys and values; without it, four tenths of what is free.")

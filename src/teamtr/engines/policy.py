@@ -137,8 +137,8 @@ class Drawing:
 
     def __call__(self, logits_BV: Tensor, uniform_B: Tensor) -> tuple[Tensor, Tensor]:
         if self.temperature == 0.0:
-            ids_B = logits_BV.argmax(-1)
-            return ids_B, torch.zeros(len(ids_B), dtype=torch.float32, device=logits_BV.device)
+            best = logits_BV.max(-1)
+            return best.indices, (best.values - best.values).float()  # 0, or nan where nothing is the most likely
         if logits_BV.device.type == "cuda" and self.everything:
             from teamtr.engines.torch.serving.kernels import draw_token
 

@@ -267,6 +267,21 @@ class TransformerPolicy(Policy):
         self._require_room(max(map(len, prompts)) + max_tokens)
         uniform_BT = uniforms(seed, len(prompts), max_tokens)
         drawing = Drawing(temperature, top_p, top_k)
+        while True:
+            samples = self._sample(prompts, uniform_BT, drawing, version)
+            if all(np.isfinite(s.logprobs).all() for s in samples):
+                return samples
+            broken = f"{type(self.causal_lm).__name__} gives logits that are not finite ({self.sampling_path})"
+            if self.serving is None or not self.serving.fall_back():
+                raise Misuse(
+                    f"{broken}: its weights are broken, or sampling.precision is too narrow for them (bf16 and fp32 "
+                    "have more range than fp16)"
+                )
+            warnings.warn(f"{broken}: sampled anew, and from now on {self.sampling_path}", stacklevel=2)
+
+    def _sample(
+        self, prompts: Sequence[Ids], uniform_BT: NDArray[np.float64], drawing: Drawing, version: str
+    ) -> list[Sample]:
         if self.serving is not None:
             try:
                 server = self.serving.server_of(self.causal_lm)

@@ -57,7 +57,7 @@ class SamplingCopy:
         join_siblings(self.model)
         self.dtype = dtype
         self.device = device
-        self.holds = ""
+        self.holds: str | None = None
         self._base = ""
         self._own = dict(self.model.named_parameters())
         with torch.no_grad():
@@ -72,7 +72,7 @@ class SamplingCopy:
         if self.holds == version:
             return
         same_base = adapter is not None and base != "" and base == self._base
-        self.holds = ""
+        self.holds = None
         for weight in weights_of(causal_lm, adapter):
             own = self._own[weight.name]
             if weight.down is not None and weight.up is not None:

@@ -26,12 +26,14 @@ class ServingRoom:
         precision: of the sampling copy.
         memory_bytes: most memory for pages of keys and values; None takes a share of what is free at first use.
         compiled: whether decoding is compiled; None decides by the model's size.
+        fallback: the precision to go on in once logits were not finite; None where there is no other.
     """
 
     precision: str
     device: torch.device
     memory_bytes: int | None = None
     compiled: bool | None = None
+    fallback: str | None = None
     _servers: dict[str, Server] = field(default_factory=dict)
 
     @property
@@ -51,6 +53,14 @@ class ServingRoom:
                 compiled=on_gpu and (large if self.compiled is None else self.compiled),
             )
         return self._servers[key]
+
+    def fall_back(self) -> bool:
+        """From now on sample in the other precision; False where there is none. All servers are made anew."""
+        if self.fallback is None:
+            return False
+        self.precision, self.fallback = self.fallback, None
+        self._servers.clear()
+        return True
 
     def _share(self) -> int:
         if self.device.type != "cuda":
