@@ -26,6 +26,7 @@ from teamtr.lesson import Lesson, Optimisation
 from teamtr.ports import Learner
 from teamtr.presets import Objective, Radii, Region
 from teamtr.randomness import generator, seed_of
+from teamtr.theory.bootstrap import bootstrap_upper
 from teamtr.theory.certificates import (
     by_own_turn,
     mean_interval,
@@ -34,7 +35,7 @@ from teamtr.theory.certificates import (
     turn_aware_certificate,
 )
 from teamtr.theory.control import adapt_beta, adapt_radius, adapt_step_scale
-from teamtr.theory.kl import bootstrap_upper, discounted_kl, per_token
+from teamtr.theory.kl import discounted_kl, per_token
 from teamtr.theory.surrogate import surrogate_gain
 from teamtr.theory.zeta import zeta_clip, zeta_norm, zeta_ratio
 from teamtr.types import AgentBatch, AgentState, Certificate, Divergence, Floats, Outcome, UpdateReport
@@ -46,9 +47,11 @@ VERIFIABLE_SHARE = 0.1
 """A noise floor above this share of the radius makes an update unverifiable."""
 
 GLANCE = 64
-"""Messages that the noise floor, the first step's size and the early stop are measured on: none of them decides."""
+"""Messages that the first step's size and the early stop are measured on: neither decides."""
 
 FLOOR_PERTURBATION = 1e-6
+FLOOR_MESSAGES = 16
+"""Rounding is alike in all messages of a batch: a few tell."""
 
 
 @dataclass(frozen=True)
@@ -203,15 +206,15 @@ def noise_floor(learner: Learner, lesson: Lesson, before: Any, radii: Radii, *, 
     Re-batching the same weights shows nothing; a perturbation does (DESIGN: precision decides whether a trust
     region exists). Leaves the weights as they were, bit for bit.
     """
-    rows = _glance(np.arange(len(lesson.batch)), generator(seed, "floor"))
+    rows = _glance(np.arange(len(lesson.batch)), generator(seed, "floor"), FLOOR_MESSAGES)
     learner.perturb(FLOOR_PERTURBATION, seed_of(seed, "perturb"))
     floor = float(lesson.charged_M(learner.measure(rows).full_M, radii, rows).mean())
     learner.restore(before)
     return floor
 
 
-def _glance(rows: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    return np.sort(rng.permutation(rows)[:GLANCE])
+def _glance(rows: np.ndarray, rng: np.random.Generator, count: int = GLANCE) -> np.ndarray:
+    return np.sort(rng.permutation(rows)[:count])
 
 
 def _mismatch(learner: Learner, batch: AgentBatch) -> dict[str, Any]:

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from teamtr.theory import (
-    bootstrap_upper,
     discounted_kl,
     kl_cur_to_new,
     kl_k1,
@@ -243,82 +242,3 @@ def test_token_average_and_token_sum_bound_each_other(token_kls: list[list[float
     assert total <= radius_per_message(average, int(lengths_M.max())) * (1 + 1e-12)
     if (lengths_M == lengths_M[0]).all():  # equality when all messages are as long as the longest
         assert total == pytest.approx(radius_per_message(average, int(lengths_M[0])), rel=1e-12)
-
-
-# ---------------------------------------------------------------- the bound
-
-
-def rng(seed: int = 0) -> np.random.Generator:
-    return np.random.default_rng(seed)
-
-
-def test_bootstrap_by_hand_two_problems() -> None:
-    # one message of KL 1 and three of KL 0, two problems: draws AA, AB, BB with probability 1/4, 1/2, 1/4 have the
-    # ratio of sums 1/1, 1/4, 0/6; the cumulative probability is 0.25 at 0, 0.75 at 0.25, 1 at 1
-    kl_M, problem_M = [1.0, 0.0, 0.0, 0.0], [7, 3, 3, 3]
-    assert bootstrap_upper(kl_M, problem_M, confidence=0.95, rng=rng()) == 1.0
-    assert bootstrap_upper(kl_M, problem_M, confidence=0.6, rng=rng()) == 0.25
-    # the 10 % quantile is 0, below the mean: the mean is returned
-    assert bootstrap_upper(kl_M, problem_M, confidence=0.1, rng=rng()) == 0.25
-
-
-def test_bootstrap_edge_cases() -> None:
-    assert bootstrap_upper(np.zeros(12), np.arange(12) // 3, rng=rng()) == 0.0
-    assert bootstrap_upper([0.1, 0.5, 0.2], [4, 4, 4], rng=rng()) == 0.5  # one problem: the largest
-    for bad in (math.nan, math.inf):
-        assert bootstrap_upper([0.1, bad], [0, 1], rng=rng()) == math.inf
-    with pytest.raises(ValueError, match="at least one message"):
-        bootstrap_upper([], [], rng=rng())
-    with pytest.raises(ValueError, match="confidence"):
-        bootstrap_upper([0.1], [0], confidence=1.0, rng=rng())
-    with pytest.raises(ValueError, match="one problem number each"):
-        bootstrap_upper([0.1], [0, 1], rng=rng())
-
-
-def test_bootstrap_is_reproducible_and_blind_to_order_and_names() -> None:
-    data = rng(1)
-    kl_M, problem_M = data.exponential(size=60), np.arange(60) // 4
-    upper = bootstrap_upper(kl_M, problem_M, rng=rng(2))
-    assert bootstrap_upper(kl_M, problem_M, rng=rng(2)) == upper
-    assert bootstrap_upper(kl_M, problem_M, rng=rng(3)) != upper
-    # another order of messages changes nothing but rounding; neither do other names that sort alike
-    order = data.permutation(60)
-    assert bootstrap_upper(kl_M[order], 10 * problem_M[order] + 5, rng=rng(2)) == pytest.approx(upper, rel=1e-12)
-
-
-@settings(max_examples=100, deadline=None, derandomize=True)
-@given(
-    st.lists(st.tuples(st.floats(0.0, 5.0), st.integers(0, 4)), min_size=1, max_size=20),
-    st.floats(0.01, 0.99),
-)
-def test_bootstrap_is_never_below_the_mean_nor_above_the_worst(rows: list[tuple[float, int]], level: float) -> None:
-    kl_M, problem_M = np.array([r[0] for r in rows]), np.array([r[1] for r in rows])
-    upper = bootstrap_upper(kl_M, problem_M, confidence=level, draws=50, rng=rng())
-    assert kl_M.mean() <= upper <= kl_M.max() * (1 + 1e-12) + 1e-300
-
-
-def test_bootstrap_covers_the_true_mean_when_problems_are_resampled() -> None:
-    """400 batches of 60 problems x 4 messages that share their problem's luck: 95 % within three standard errors.
-
-    The control resamples messages as if they were independent, and covers far too little.
-    """
-    data, draw, batches = rng(11), rng(12), 400
-    by_problem = by_message = 0
-    for _ in range(batches):
-        problem_kl_P = 1.0 + 0.3 * data.standard_normal(60)
-        kl_M = np.repeat(problem_kl_P, 4) + 0.05 * data.standard_normal(240)
-        by_problem += bootstrap_upper(kl_M, np.arange(240) // 4, draws=200, rng=draw) >= 1.0
-        by_message += bootstrap_upper(kl_M, np.arange(240), draws=200, rng=draw) >= 1.0
-    standard_error = math.sqrt(0.95 * 0.05 / batches)  # 0.011
-    assert abs(by_problem / batches - 0.95) < 3 * standard_error
-    # deviations half as wide as they should be: Phi(1.645 / 2) = 0.79
-    assert by_message / batches < 0.87
-
-
-def test_bootstrap_agrees_with_the_normal_bound_for_many_problems() -> None:
-    # one message a problem: the bootstrap deviation of the mean is the population deviation / sqrt(P)
-    kl_M = 1.0 + 0.2 * rng(5).standard_normal(400)
-    expected = kl_M.mean() + 1.6449 * kl_M.std() / math.sqrt(400)
-    got = bootstrap_upper(kl_M, np.arange(400), draws=10000, rng=rng(6))
-    # the standard error of a 95 % quantile of n normal draws is 2.11 sd / sqrt(n)
-    assert abs(got - expected) < 4 * 2.11 * kl_M.std() / math.sqrt(400) / math.sqrt(10000) + 1e-4

@@ -7,7 +7,6 @@ under cur, which wrote the messages. Units are nats; a message's KL is the sum o
 
 from __future__ import annotations
 
-import math
 from typing import Any, TypeVar
 
 import numpy as np
@@ -154,45 +153,3 @@ def radius_per_message(radius_per_token: float, t_max: int) -> float:
             f"got {radius_per_token} and {t_max}"
         )
     return t_max * radius_per_token
-
-
-def bootstrap_upper(
-    kl_M: ArrayLike,
-    problem_M: ArrayLike,
-    *,
-    confidence: float = 0.95,
-    draws: int = 1000,
-    rng: np.random.Generator,
-) -> float:
-    """Upper confidence bound of the mean KL per message, by resampling problems: what the gate compares with delta_i.
-
-    Messages of one problem resemble each other, so whole problems are drawn with replacement, and each draw's mean
-    is the ratio of its sums (problems may hold different numbers of messages). The bound is the ``confidence``
-    quantile of the draws (the larger neighbour, never interpolated), and never below the mean itself.
-
-    - One problem only: there is nothing to resample, and the bound is the largest KL of a message.
-    - All KLs zero: exactly 0. A KL that is not finite: inf, which no finite radius contains.
-    - Percentile bounds of skewed data cover a little less than they say when problems are few: in simulation with
-      unequal problems (log-deviation 0.5) a 95 % bound held in 85, 89, 89 and 94 % of batches of 8, 16, 32 and 64.
-    """
-    kl, problem = np.asarray(kl_M, dtype=np.float64), np.asarray(problem_M)
-    if kl.ndim != 1 or kl.shape != problem.shape or kl.size == 0:
-        raise ValueError(
-            "bootstrap_upper: at least one message, with one KL and one problem number each, is needed; got "
-            f"{kl.shape} and {problem.shape}"
-        )
-    if not 0.0 < confidence < 1.0 or draws < 1:
-        raise ValueError(
-            f"bootstrap_upper: confidence must be in (0, 1) and draws at least 1, got {confidence} and {draws}"
-        )
-    if not np.isfinite(kl).all():
-        return math.inf
-    _, cluster_M = np.unique(problem, return_inverse=True)
-    counts_P = np.bincount(cluster_M).astype(np.float64)
-    sums_P = np.bincount(cluster_M, weights=kl)
-    clusters, mean = len(counts_P), float(kl.mean())
-    if clusters == 1:
-        return max(mean, float(kl.max()))  # the mean of equal numbers can round to above them
-    times_drawn_DP = rng.multinomial(clusters, np.full(clusters, 1.0 / clusters), size=draws)
-    means_D = (times_drawn_DP @ sums_P) / (times_drawn_DP @ counts_P)
-    return max(mean, float(np.quantile(means_D, confidence, method="higher")))
