@@ -1,7 +1,7 @@
 """Swap one agent of a trained team for a model that never saw the team: aligned, direct, or train anew.
 
     python experiments/swap.py --out runs/swap --seeds 3 --stages 20 --figure docs/figures/swap.svg
-    python experiments/swap.py --out runs/swap-smollm2 --model FOLDER --seeds 1 --stages 4
+    python experiments/swap.py --out runs/swap-smollm2 --model FOLDER --seeds 1 --stages 4 --modes aligned,direct
 
 For every seed a team of tiny models is trained on code exchange (a run that is there is taken as it is), one agent is
 replaced by a larger tiny model that knows only the form of the task's messages, in three ways, and each new run trains
@@ -177,7 +177,8 @@ def case_of(options: argparse.Namespace) -> Case:
         return Case(tiny_team, tiny_newcomer, "speaker", "full", ("eval.every=5", "eval.samples=16"), evaluation)
     size = {"probes": options.probes, "max_steps": options.max_steps, "eval_problems": options.eval_problems}
     after = (f"eval.every={max(1, options.stages // 2)}", f"eval.problems={options.eval_problems}")
-    settings = (*after, f"plan.stages={options.team_stages}", f"plan.problems={options.problems}")
+    radius = f"plan.radius_nats_per_message={options.radius}"
+    settings = (*after, radius, f"plan.stages={options.team_stages}", f"plan.problems={options.problems}")
     return Case(
         lambda folder, seed: pretrained_team(folder, seed, options.model, settings),
         lambda folder, seed: pretrained_newcomer(folder, seed, options.model, options.newcomer_steps),
@@ -197,7 +198,8 @@ def main() -> None:
     parser.add_argument("--figure", type=Path, help="draw the recovery curves here")
     parser.add_argument("--model", type=Path, help="a Hugging Face folder: its adapters are the team")
     sizes = parser.add_argument_group("with --model")
-    sizes.add_argument("--team-stages", type=int, default=8)
+    sizes.add_argument("--team-stages", type=int, default=12)
+    sizes.add_argument("--radius", type=float, default=0.5, help="nats per message, of training and alignment")
     sizes.add_argument("--problems", type=int, default=32, help="of a batch")
     sizes.add_argument("--newcomer-steps", type=int, default=60)
     sizes.add_argument("--probes", type=int, default=500)
