@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from teamtr.gate import FEWEST, FIRST_DOUBT
-from teamtr.theory.bootstrap import bootstrap_upper
+from teamtr.theory.intervals import bootstrap_upper
 
 CASES = ((8, 0.5, 0.5), (8, 0.5, 1.0), (16, 0.5, 1.0), (32, 0.5, 0.5), (32, 0.5, 1.0), (32, 1.0, 1.0), (64, 0.5, 1.0))
 GROUP = 8

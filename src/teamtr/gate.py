@@ -16,8 +16,8 @@ from teamtr.lesson import Lesson, Optimisation
 from teamtr.ports import Learner
 from teamtr.presets import Radii, Region
 from teamtr.randomness import generator
-from teamtr.theory.bootstrap import bootstrap_upper
 from teamtr.theory.control import backoff_fraction
+from teamtr.theory.intervals import bootstrap_upper
 from teamtr.theory.surrogate import bound_log_ratio, surrogate_gain
 from teamtr.types import Divergence
 

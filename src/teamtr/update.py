@@ -26,15 +26,14 @@ from teamtr.lesson import Lesson, Optimisation
 from teamtr.ports import Learner
 from teamtr.presets import Objective, Radii, Region
 from teamtr.randomness import generator, seed_of
-from teamtr.theory.bootstrap import bootstrap_upper
 from teamtr.theory.certificates import (
     by_own_turn,
-    mean_interval,
     single_step_certificate,
     surrogate_by_problem,
     turn_aware_certificate,
 )
 from teamtr.theory.control import adapt_beta, adapt_radius, adapt_step_scale
+from teamtr.theory.intervals import bootstrap_upper, mean_interval
 from teamtr.theory.kl import discounted_kl, per_token
 from teamtr.theory.surrogate import surrogate_gain
 from teamtr.theory.zeta import zeta_clip, zeta_norm, zeta_ratio

@@ -11,7 +11,7 @@ from small import World
 from teamtr.gate import FEWEST, FIRST_DOUBT, looks_at
 from teamtr.lesson import Optimisation
 from teamtr.randomness import seed_of
-from teamtr.theory.bootstrap import bootstrap_upper
+from teamtr.theory.intervals import bootstrap_upper
 from teamtr.types import Divergence, StepStats
 from teamtr.update import Stakes, certify
 

@@ -7,15 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from teamtr.lab.verify import crossed, rare_branch
 from teamtr.theory.certificates import (
     Certificate,
     by_own_turn,
     joint_certificate,
-    mean_interval,
-    measured_gain,
     measured_pair_penalty,
     reweighted_gain_by_problem,
     second_order_certificate,
@@ -24,7 +21,6 @@ from teamtr.theory.certificates import (
     stage_hp_certificate,
     stale_stage_certificate,
     step_penalty,
-    student_quantile,
     surrogate_by_problem,
     surrogate_ceiling,
     turn_aware_certificate,
@@ -379,65 +375,3 @@ def test_estimates_agree_with_an_exact_team() -> None:
     assert by_turn == pytest.approx(step.kl_by_turn_BK[0], rel=0.1, abs=1e-4)
     pairs = sum((np.abs(q - p) * d).sum() for q, p, d in zip(new.visits, team.visits, step.tv, strict=False))
     assert measured_pair_penalty(log_ratio, episode, episodes, 1.0) == pytest.approx(pairs, rel=0.1)
-
-
-# -- measured ------------------------------------------------------------------------------------------------
-
-
-def test_student_quantile_agrees_with_scipy() -> None:
-    for degrees in (1, 2, 3, 4, 7, 30, 255, 1000):
-        for probability in (0.025, 0.5, 0.6, 0.95, 0.999):
-            expected = stats.t.ppf(probability, degrees)
-            assert student_quantile(probability, degrees) == pytest.approx(expected, rel=1e-9, abs=1e-12)
-
-
-def test_measured_gain_by_hand() -> None:
-    # means before 0, 1/2, 1; after 1/2, 1, 1: differences 1/2, 1/2, 0: mean 1/3, deviation sqrt(1/12)
-    got = measured_gain([[0, 0], [1, 0], [1, 1]], [[0, 1, 0, 1], [1, 1, 1, 1], [1, 1, 1, 1]])
-    width = stats.t.ppf(0.975, 2) * math.sqrt(1 / 12) / math.sqrt(3)
-    assert (got.estimate, got.lower, got.upper) == pytest.approx((1 / 3, 1 / 3 - width, 1 / 3 + width))
-    assert got.problems == 3
-    assert got.certificate.lower_bound == pytest.approx(got.lower)
-    assert got.certificate.terms["estimate"] == got.estimate
-    with pytest.raises(ValueError, match="same problems"):
-        measured_gain([[0.0, 1.0]], [[0.0, 1.0], [1.0, 0.0]])
-    with pytest.raises(ValueError, match="two problems"):
-        measured_gain([[0.0, 1.0]], [[0.0, 1.0]])
-    with pytest.raises(ValueError, match="needs rng"):
-        measured_gain([[0.0], [1.0]], [[0.0], [1.0]], method="bootstrap")
-    with pytest.raises(ValueError, match="bound"):
-        measured_gain([[0.0], [1.0]], [[0.0], [1.0]], method="bernstein")
-
-
-def test_measured_intervals_cover() -> None:
-    """64 problems of unequal difficulty, 8 episodes before and after: 95 % intervals hold in about 95 % of batches."""
-    rng = np.random.default_rng(5)
-    trials, problems, group, gain = 300, 64, 8, 0.03
-    held = {"t": 0, "bootstrap": 0, "bernstein": 0}
-    widths = {"paired": 0.0, "unpaired": 0.0}
-    for _ in range(trials):
-        rate = rng.uniform(0.1, 0.85, size=(problems, 1))
-        before = (rng.random((problems, group)) < rate).astype(float)
-        after = (rng.random((problems, group)) < rate + gain).astype(float)
-        for method in held:
-            got = measured_gain(before, after, method=method, reward_range=1.0, rng=rng)
-            held[method] += got.lower <= gain <= got.upper
-            if method == "t":
-                widths["paired"] += got.upper - got.lower
-        unpaired = measured_gain(before, after[rng.permutation(problems)])
-        widths["unpaired"] += unpaired.upper - unpaired.lower
-    # 300 trials: a standard error of 1.3 %
-    assert 0.91 < held["t"] / trials < 0.98
-    assert 0.89 < held["bootstrap"] / trials < 0.98
-    assert held["bernstein"] / trials > 0.99
-    assert widths["paired"] < 0.75 * widths["unpaired"]
-
-
-def test_bernstein_interval_by_hand() -> None:
-    # V = 0.02 with denominator N - 1; sqrt(2 V log(80) / 4) + 7 * 2 * log(80) / (3 * 3) for two sides at 95 %
-    values = [0.1, -0.1, 0.1, 0.3]
-    variance = float(np.var(values, ddof=1))
-    width = math.sqrt(2 * variance * math.log(80) / 4) + 14 * math.log(80) / 9
-    got = mean_interval(values, method="bernstein", bound=1.0)
-    assert got.upper - got.estimate == pytest.approx(width)
-    assert mean_interval([0.0, 0.0], method="bernstein", bound=0.0).upper == 0.0

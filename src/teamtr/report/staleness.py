@@ -12,7 +12,7 @@ from teamtr.diagnostics.drift import Drift, context_drift
 from teamtr.randomness import generator
 from teamtr.report.reading import BatchFile
 from teamtr.team import Agent
-from teamtr.theory.certificates import Measured, measured_gain
+from teamtr.theory.intervals import Measured, measured_gain
 from teamtr.types import RolloutBatch
 
 

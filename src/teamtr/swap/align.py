@@ -21,7 +21,7 @@ from teamtr.store import Checkpoints, Commit
 from teamtr.swap.probes import Probes
 from teamtr.swap.steering import Alignment, Look, Progress, decide, ended, next_look, rate_at, seen
 from teamtr.swap.teacher import reference_of
-from teamtr.theory.bootstrap import bootstrap_upper
+from teamtr.theory.intervals import bootstrap_upper
 
 # With advantages of zero the surrogate is zero whatever its form; this one's ratio cannot overflow.
 _NO_REWARD = Objective(ratio="length_normalised")

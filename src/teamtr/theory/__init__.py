@@ -3,14 +3,14 @@
 advantages   returns to group-normalised, clipped advantages (eq:group_adv)
 surrogate    likelihood ratios and the clipped surrogate (eq:ppo_obj)
 kl           from the policy before an update to the one after: exact, sampled, discounted
-bootstrap    upper bound of a mean KL over problems
+intervals    how sure a mean over problems is; the upper bound of a KL
 control      penalty weight, back-off, step scale and radius
 zeta         the proxy for the estimation error (app:exp:zeta)
 """
 
 from teamtr.theory.advantages import Advantages, discounted_return, group_advantages
-from teamtr.theory.bootstrap import bootstrap_upper
 from teamtr.theory.control import adapt_beta, adapt_radius, adapt_step_scale, backoff_fraction
+from teamtr.theory.intervals import bootstrap_upper
 from teamtr.theory.kl import (
     discounted_kl,
     kl_cur_to_new,

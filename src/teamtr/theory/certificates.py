@@ -1,4 +1,4 @@
-"""Lower bounds on what an update gains: the paper's (app:certificates), ours, and the gain as measured.
+"""Lower bounds on what an update gains: the paper's (app:certificates) and ours.
 
 Each certificate is computed from numbers, or from arrays with a leading axis of teams; steps of a stage (I) and turns
 of an agent (K) are the last axis. The same functions serve training and the exact checks of ``teamtr.lab``.
@@ -9,20 +9,16 @@ measured, and know who spoke when:
 
     turn_aware_certificate     an episode of finitely many turns: what is trained
     second_order_certificate   the discounted setting of the paper
-    measured_gain              no bound: the difference of the returns before and after, with its interval
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from teamtr.theory.concentration import bernstein_width, empirical_correction
+from teamtr.theory.concentration import empirical_correction
 from teamtr.theory.occupancy import change_of_measure, cumulative_shift, shift_by_kl, tv_by_kl
 from teamtr.theory.surrogate import bound_log_ratio
 from teamtr.types import Certificate, Floats
@@ -420,120 +416,3 @@ def _by_problem(weight_M: Floats, episode_M: NDArray[np.int64], returns_PG: Arra
     weight_PG = np.bincount(episode_M, weights=weight_M, minlength=returns.size).reshape(returns.shape)
     # No signal is no gain, exactly, even where a ratio is not finite.
     return np.asarray(np.where(centred_PG == 0.0, 0.0, weight_PG * centred_PG).mean(axis=1))
-
-
-# -- measured ------------------------------------------------------------------------------------------------
-
-Method = Literal["t", "bootstrap", "bernstein"]
-
-
-@dataclass(frozen=True)
-class Measured:
-    """An estimate from P problems and its two-sided interval."""
-
-    estimate: float
-    lower: float
-    upper: float
-    confidence: float
-    method: Method
-    problems: int
-
-    @property
-    def certificate(self) -> Certificate:
-        return _certificate("measured", estimate=self.estimate, sampling=self.lower - self.estimate)
-
-
-def measured_gain(
-    returns_before_PG: ArrayLike,
-    returns_after_PG: ArrayLike,
-    *,
-    confidence: float = 0.95,
-    method: Method = "t",
-    reward_range: float | None = None,
-    rng: np.random.Generator | None = None,
-) -> Measured:
-    """What an update truly gained: mean returns of the *same* problems after it minus before it (DESIGN decision 8).
-
-    The batch that the next agent learns from was sampled under the updated team: it costs nothing and is unbiased
-    for the change of the mean return *on these problems and their like*. Rows are paired: row p is one problem in
-    both; the two sides may hold different numbers of episodes. Problems differ in difficulty far more than an update
-    changes them, and pairing takes that out. Unbiased over the draw of both batches; given one particular update, the
-    luck of the batch that it was made from remains in the estimate.
-    """
-    before, after = (np.asarray(r, dtype=np.float64) for r in (returns_before_PG, returns_after_PG))
-    if before.ndim != 2 or after.ndim != 2 or len(before) != len(after):
-        raise ValueError(
-            "measured_gain: returns of the same problems, one row each, are needed on both sides, got "
-            f"{before.shape} and {after.shape}"
-        )
-    return mean_interval(
-        after.mean(axis=1) - before.mean(axis=1),
-        confidence=confidence,
-        method=method,
-        bound=reward_range,
-        rng=rng,
-    )
-
-
-def mean_interval(
-    values_P: ArrayLike,
-    *,
-    confidence: float = 0.95,
-    method: Method = "t",
-    bound: float | None = None,
-    rng: np.random.Generator | None = None,
-    draws: int = 2000,
-) -> Measured:
-    """The mean over problems and its interval.
-
-    "t": Student's, for means of many problems. "bootstrap": percentiles over problems drawn with replacement, needs
-    ``rng``. "bernstein": empirical Bernstein, valid for any law and any number of problems, and wide; needs
-    ``bound``, the largest |value|.
-    """
-    values = np.asarray(values_P, dtype=np.float64)
-    if values.ndim != 1 or len(values) < 2 or not np.isfinite(values).all():
-        raise ValueError(f"an interval needs at least two problems with finite values, got {values.shape}")
-    if not 0.0 < confidence < 1.0:
-        raise ValueError(f"confidence must be in (0, 1), got {confidence}")
-    count, mean, deviation = len(values), float(values.mean()), float(values.std(ddof=1))
-    if method == "bootstrap":
-        if rng is None:
-            raise ValueError("a bootstrap interval needs rng")
-        times_DP = rng.multinomial(count, np.full(count, 1.0 / count), size=draws)
-        low, high = np.quantile(times_DP @ values / count, [(1.0 - confidence) / 2.0, (1.0 + confidence) / 2.0])
-        return Measured(mean, min(float(low), mean), max(float(high), mean), confidence, method, count)
-    if method == "bernstein":
-        if bound is None or (np.abs(values) > bound * (1.0 + 1e-12)).any():
-            raise ValueError(f"a Bernstein interval needs a bound on every |value|, got {bound}")
-        width = float(bernstein_width(deviation**2, count, bound, 1.0 - confidence)) if bound > 0.0 else 0.0
-    else:
-        width = student_quantile((1.0 + confidence) / 2.0, count - 1) * deviation / math.sqrt(count)
-    return Measured(mean, mean - width, mean + width, confidence, method, count)
-
-
-def student_quantile(probability: float, degrees: int) -> float:
-    """The quantile of Student's t for whole degrees of freedom, by bisection of its finite series.
-
-    With x = atan(t / sqrt(n)), P(|T| < t) is (n even) sin x (1 + 1/2 cos^2 x + 1*3/(2*4) cos^4 x + ...), and (n odd)
-    2/pi (x + sin x (cos x + 2/3 cos^3 x + 2*4/(3*5) cos^5 x + ...)), up to the power n - 2 of cos.
-    """
-    if not 0.0 < probability < 1.0 or degrees < 1:
-        raise ValueError(
-            f"student_quantile: a probability in (0, 1) and n >= 1 are needed, got {probability}, {degrees}"
-        )
-    even = degrees % 2 == 0
-    k = np.arange(1, (degrees - 2) // 2 + 1 if even else (degrees - 1) // 2)
-    factors = (2 * k - 1) / (2 * k) if even else (2 * k) / (2 * k + 1)
-
-    def within(x: float) -> float:
-        terms = np.cumprod(factors * math.cos(x) ** 2)
-        if even:
-            return float(math.sin(x) * (1.0 + terms.sum()))
-        series = math.cos(x) * (1.0 + terms.sum()) if degrees > 1 else 0.0
-        return float(2.0 / math.pi * (x + math.sin(x) * series))
-
-    target = abs(2.0 * probability - 1.0)
-    low, high = 0.0, math.pi / 2.0
-    while low < (middle := 0.5 * (low + high)) < high:
-        low, high = (middle, high) if within(middle) < target else (low, middle)
-    return math.copysign(math.sqrt(degrees) * math.tan(low), probability - 0.5)

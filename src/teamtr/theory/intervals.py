@@ -1,0 +1,198 @@
+"""How sure a mean over problems is: intervals of a gain, and the upper bound of a KL that the gate compares with delta.
+
+Messages and episodes of one problem resemble each other, so problems are what counts and what is drawn.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cache
+from statistics import NormalDist
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from teamtr.theory.concentration import bernstein_width
+from teamtr.types import Floats
+
+_NORMAL = NormalDist()
+
+Method = Literal["t", "bootstrap", "bernstein"]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """An estimate from P problems and its two-sided interval."""
+
+    estimate: float
+    lower: float
+    upper: float
+    confidence: float
+    method: Method
+    problems: int
+
+
+def measured_gain(
+    returns_before_PG: ArrayLike,
+    returns_after_PG: ArrayLike,
+    *,
+    confidence: float = 0.95,
+    method: Method = "t",
+    reward_range: float | None = None,
+    rng: np.random.Generator | None = None,
+) -> Measured:
+    """What an update truly gained: mean returns of the *same* problems after it minus before it (DESIGN decision 8).
+
+    The batch that the next agent learns from was sampled under the updated team: it costs nothing and is unbiased
+    for the change of the mean return *on these problems and their like*. Rows are paired: row p is one problem in
+    both; the two sides may hold different numbers of episodes. Problems differ in difficulty far more than an update
+    changes them, and pairing takes that out. Unbiased over the draw of both batches; given one particular update, the
+    luck of the batch that it was made from remains in the estimate.
+    """
+    before, after = (np.asarray(r, dtype=np.float64) for r in (returns_before_PG, returns_after_PG))
+    if before.ndim != 2 or after.ndim != 2 or len(before) != len(after):
+        raise ValueError(
+            "measured_gain: returns of the same problems, one row each, are needed on both sides, got "
+            f"{before.shape} and {after.shape}"
+        )
+    return mean_interval(
+        after.mean(axis=1) - before.mean(axis=1),
+        confidence=confidence,
+        method=method,
+        bound=reward_range,
+        rng=rng,
+    )
+
+
+def mean_interval(
+    values_P: ArrayLike,
+    *,
+    confidence: float = 0.95,
+    method: Method = "t",
+    bound: float | None = None,
+    rng: np.random.Generator | None = None,
+    draws: int = 2000,
+) -> Measured:
+    """The mean over problems and its interval.
+
+    "t": Student's, for means of many problems. "bootstrap": percentiles over problems drawn with replacement, needs
+    ``rng``. "bernstein": empirical Bernstein, valid for any law and any number of problems, and wide; needs
+    ``bound``, the largest |value|.
+    """
+    values = np.asarray(values_P, dtype=np.float64)
+    if values.ndim != 1 or len(values) < 2 or not np.isfinite(values).all():
+        raise ValueError(f"an interval needs at least two problems with finite values, got {values.shape}")
+    if not 0.0 < confidence < 1.0:
+        raise ValueError(f"confidence must be in (0, 1), got {confidence}")
+    count, mean, deviation = len(values), float(values.mean()), float(values.std(ddof=1))
+    if method == "bootstrap":
+        if rng is None:
+            raise ValueError("a bootstrap interval needs rng")
+        times_DP = rng.multinomial(count, np.full(count, 1.0 / count), size=draws)
+        low, high = np.quantile(times_DP @ values / count, [(1.0 - confidence) / 2.0, (1.0 + confidence) / 2.0])
+        return Measured(mean, min(float(low), mean), max(float(high), mean), confidence, method, count)
+    if method == "bernstein":
+        if bound is None or (np.abs(values) > bound * (1.0 + 1e-12)).any():
+            raise ValueError(f"a Bernstein interval needs a bound on every |value|, got {bound}")
+        width = float(bernstein_width(deviation**2, count, bound, 1.0 - confidence)) if bound > 0.0 else 0.0
+    else:
+        width = student_quantile((1.0 + confidence) / 2.0, count - 1) * deviation / math.sqrt(count)
+    return Measured(mean, mean - width, mean + width, confidence, method, count)
+
+
+@cache
+def student_quantile(probability: float, degrees: int) -> float:
+    """The quantile of Student's t for whole degrees of freedom, by bisection of its finite series.
+
+    With x = atan(t / sqrt(n)), P(|T| < t) is (n even) sin x (1 + 1/2 cos^2 x + 1*3/(2*4) cos^4 x + ...), and (n odd)
+    2/pi (x + sin x (cos x + 2/3 cos^3 x + 2*4/(3*5) cos^5 x + ...)), up to the power n - 2 of cos.
+    """
+    if not 0.0 < probability < 1.0 or degrees < 1:
+        raise ValueError(
+            f"student_quantile: a probability in (0, 1) and n >= 1 are needed, got {probability}, {degrees}"
+        )
+    even = degrees % 2 == 0
+    k = np.arange(1, (degrees - 2) // 2 + 1 if even else (degrees - 1) // 2)
+    factors = (2 * k - 1) / (2 * k) if even else (2 * k) / (2 * k + 1)
+
+    def within(x: float) -> float:
+        terms = np.cumprod(factors * math.cos(x) ** 2)
+        if even:
+            return float(math.sin(x) * (1.0 + terms.sum()))
+        series = math.cos(x) * (1.0 + terms.sum()) if degrees > 1 else 0.0
+        return float(2.0 / math.pi * (x + math.sin(x) * series))
+
+    target = abs(2.0 * probability - 1.0)
+    low, high = 0.0, math.pi / 2.0
+    while low < (middle := 0.5 * (low + high)) < high:
+        low, high = (middle, high) if within(middle) < target else (low, middle)
+    return math.copysign(math.sqrt(degrees) * math.tan(low), probability - 0.5)
+
+
+# -- the gate's bound ----------------------------------------------------------------------------------------
+
+
+def bootstrap_upper(
+    value_M: ArrayLike,
+    problem_M: ArrayLike,
+    *,
+    confidence: float = 0.95,
+    draws: int = 1000,
+    rng: np.random.Generator,
+) -> float:
+    """Upper bound of the mean value per message; the value is a KL, or less a gain.
+
+    Messages of one problem resemble each other, so whole problems are drawn with replacement, and each draw's mean
+    is the ratio of its sums (problems may hold different numbers of messages). The bound is a quantile of the draws
+    (the larger neighbour, never interpolated), and never below the mean itself. Which quantile, ``corrected_level``
+    says: the plain one covers too little, because few problems vary less than they should and their mean is skewed.
+
+    - One problem only: there is nothing to resample, and the bound is the largest value of a message.
+    - All values zero: exactly 0. A value that is not finite: inf, which no finite radius contains.
+    - It is approximate. Of simulated batches whose problems and messages are unequal by log-deviations of 0.5 and 1, a
+      95 % bound held in 89, 90, 92 and 94 % of those with 8, 16, 32 and 64 problems (the plain quantile: 83, 87, 90 and
+      92; ``experiments/coverage.py``). Means ruled by rare large messages are covered less.
+    """
+    values, problem = np.asarray(value_M, dtype=np.float64), np.asarray(problem_M)
+    if values.ndim != 1 or values.shape != problem.shape or values.size == 0:
+        raise ValueError(
+            "bootstrap_upper: at least one message, with one value and one problem number each, is needed; got "
+            f"{values.shape} and {problem.shape}"
+        )
+    if not 0.0 < confidence < 1.0 or draws < 1:
+        raise ValueError(
+            f"bootstrap_upper: confidence must be in (0, 1) and draws at least 1, got {confidence} and {draws}"
+        )
+    if not np.isfinite(values).all():
+        return math.inf
+    _, cluster_M = np.unique(problem, return_inverse=True)
+    counts_P = np.bincount(cluster_M).astype(np.float64)
+    sums_P = np.bincount(cluster_M, weights=values)
+    problems, mean = len(counts_P), float(values.mean())
+    if problems == 1:
+        return max(mean, float(values.max()))  # the mean of equal numbers can round to above them
+    times_drawn_DP = rng.multinomial(problems, np.full(problems, 1.0 / problems), size=draws)
+    means_D = (times_drawn_DP @ sums_P) / (times_drawn_DP @ counts_P)
+    level = corrected_level(confidence, means_D, mean, sums_P - mean * counts_P)
+    return max(mean, float(np.quantile(means_D, level, method="higher")))
+
+
+def corrected_level(confidence: float, means_D: Floats, mean: float, influence_P: Floats) -> float:
+    """The quantile of the draws to take for an upper bound of this confidence (bias-corrected, accelerated, expanded).
+
+    - Expanded: the deviation of P problems is estimated from them and, by resampling, sqrt((P-1)/P) too small; the
+      normal deviate becomes Student's, times sqrt(P/(P-1)).
+    - Bias-corrected: by the share of draws below the mean.
+    - Accelerated: the deviation grows with the mean where the influence of problems on it is skewed.
+    """
+    problems = len(influence_P)
+    deviate = math.sqrt(problems / (problems - 1)) * student_quantile(confidence, problems - 1)
+    near = np.isclose(means_D, mean, rtol=1e-12, atol=0.0)
+    below = float(np.where(near, 0.5, means_D < mean).mean())
+    bias = _NORMAL.inv_cdf(min(max(below, 1.0 / len(means_D)), 1.0 - 1.0 / len(means_D)))
+    spread = float((influence_P**2).sum())
+    skew = float((influence_P**3).sum()) / (6.0 * spread**1.5) if spread > 0.0 else 0.0
+    room = 1.0 - skew * (bias + deviate)
+    return _NORMAL.cdf(bias + (bias + deviate) / room) if room > 0.0 else 1.0
