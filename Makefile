@@ -1,13 +1,13 @@
 # make setup    an environment in .venv with everything the project needs
 # make demo     the first five minutes: three tiny models learn to pass on a code
-# make test     the tests (minutes);  make test-slow  the long ones as well
+# make test     the tests (minutes);  make test-slow  the long ones as well;  make test-gpu  those that need a card
 # make docs     the documentation site, in build/site
 # make check    style, types, import directions, tests: what a change must pass
 PYTHON ?= python3
 BIN := .venv/bin
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: setup demo test test-slow docs lint check clean
+.PHONY: setup demo test test-slow test-gpu docs lint check clean
 setup: .venv/.ready
 
 .venv/.ready: pyproject.toml constraints.txt
@@ -25,6 +25,9 @@ test: setup
 
 test-slow: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile -m "slow or not slow"
+
+test-gpu: setup
+	$(BIN)/python -m pytest tests/gpu
 
 docs: setup
 	@$(BIN)/python -c 'import mkdocs' 2>/dev/null || \

@@ -134,6 +134,19 @@ def test_adapters_of_one_base_share_the_copy_and_keep_apart():
     assert said["agent"] != said["other"]
 
 
+def test_weights_without_a_name_are_taken_over_every_time(monkeypatch):
+    policy = make_policy("full")
+    monkeypatch.setattr(policy, "serving", ServingRoom("fp32", CPU, memory_bytes=1 << 26))
+    prompts = some_prompts(4)
+    for _ in range(2):
+        paged = policy.sample(prompts, max_tokens=6, seed=1, temperature=1.0)
+        room, policy.serving = policy.serving, None
+        assert_same(policy.sample(prompts, max_tokens=6, seed=1, temperature=1.0), paged)
+        policy.serving = room
+        with torch.no_grad():
+            policy.causal_lm.get_input_embeddings().weight.add_(1.0)
+
+
 def test_an_unsupported_architecture_falls_back_and_says_so_once(policy, monkeypatch):
     class NoRoom:
         precision = "fp32"

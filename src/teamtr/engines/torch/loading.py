@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +17,11 @@ from teamtr.engines.torch.tokenizer import character_tokenizer
 from teamtr.errors import Misuse
 from teamtr.randomness import seed_of
 from teamtr.types import Ids
+
+HUB_SECONDS = 10.0
+"""How long the hub may take to say whether it knows a model."""
+
+log = logging.getLogger(__name__)
 
 
 class ModelError(Misuse):
@@ -71,9 +78,10 @@ def load_pretrained(source: str) -> tuple[Any, Any]:
     where = str(Path(source).expanduser()) if looks_like_path else source
     if looks_like_path and not Path(where).is_dir():
         raise ModelError(f"model {source!r}: there is no such folder")
+    options = {} if looks_like_path else hub_options(source)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(where)
-        model = AutoModelForCausalLM.from_pretrained(where, dtype=torch.float32)
+        tokenizer = AutoTokenizer.from_pretrained(where, **options)
+        model = AutoModelForCausalLM.from_pretrained(where, dtype=torch.float32, **options)
     except (OSError, ValueError) as error:
         hint = (
             "a folder saved by transformers" if looks_like_path else "a folder, a hub id that can be reached, or tiny"
@@ -81,6 +89,33 @@ def load_pretrained(source: str) -> tuple[Any, Any]:
         first_line = str(error).strip().splitlines()[0]
         raise ModelError(f"model {source!r} could not be loaded ({first_line}); give {hint}") from error
     return model, tokenizer
+
+
+def hub_options(source: str) -> dict[str, bool]:
+    """How loaders are to ask for this hub id: the hub, or the cache alone when the hub does not answer.
+
+    Raises ModelError when neither has it. The loaders would find out too, but they ask for file after file, each of
+    them again and again: a misspelt name takes them a minute.
+    """
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+    from huggingface_hub.errors import EntryNotFoundError, HFValidationError, RepositoryNotFoundError
+
+    try:
+        get_hf_file_metadata(hf_hub_url(source, "config.json"), timeout=HUB_SECONDS)
+    except EntryNotFoundError:
+        return {}  # the hub knows the id; what it lacks, the loader says
+    except HFValidationError as error:
+        raise ModelError(f"model {source!r} is neither a folder nor a hub id (OWNER/NAME) nor tiny") from error
+    except RepositoryNotFoundError:
+        why = "the hub does not know it, or not for you"
+    except Exception as error:  # of whichever HTTP client the hub's library uses: all mean that no answer came
+        first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        why = f"the hub could not be reached ({first_line})"
+    else:
+        return {}
+    if any(isinstance(try_to_load_from_cache(source, name), str) for name in ("config.json", "tokenizer_config.json")):
+        return {"local_files_only": True}
+    raise ModelError(f"model {source!r}: there is no such folder, and {why}; give a folder, a hub id or tiny")
 
 
 def teach_form(
@@ -94,7 +129,8 @@ def teach_form(
 ) -> None:
     """Supervised steps on (prompt, message) pairs, so that an untrained model writes well-formed messages.
 
-    What it learns is what the examples hold: the form alone, or a share of right content (a task's ``skill``).
+    What it learns is what the examples hold: the form alone, or a share of right content (a task's ``skill``). It says
+    in one line that it does so and for how long: the time of its second step, as the first one pays for starting.
     """
     if not examples or steps == 0:
         return
@@ -103,6 +139,7 @@ def teach_form(
     device = next(model.parameters()).device
     model.train()
     for step in range(steps):
+        started = time.perf_counter()
         chosen = [examples[i] for i in rng.integers(0, len(examples), size=batch)]
         longest = max(len(p) + len(m) for p, m in chosen)
         ids_BL = torch.zeros(batch, longest, dtype=torch.long)
@@ -122,6 +159,9 @@ def teach_form(
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+        if step == min(1, steps - 1):
+            seconds = (steps - step) * (time.perf_counter() - started)
+            log.info("teaching the tiny base the form of messages (%d steps, about %.0f s)", steps, max(seconds, 1.0))
     model.eval()
     for parameter in model.parameters():
         parameter.grad = None

@@ -57,7 +57,7 @@ class SamplingCopy:
         join_siblings(self.model)
         self.dtype = dtype
         self.device = device
-        self.holds: str | None = None
+        self.holds = ""
         self._base = ""
         self._own = dict(self.model.named_parameters())
         with torch.no_grad():
@@ -68,11 +68,12 @@ class SamplingCopy:
 
     @torch.no_grad()
     def fill(self, causal_lm: nn.Module, adapter: str | None, *, version: str, base: str) -> None:
-        """Take over an agent's weights. ``base`` names what is below its adapter; it is copied only when new."""
-        if self.holds == version:
+        """Take over an agent's weights. ``version`` names them; without a name they are taken over every time. ``base``
+        names what is below an adapter; it is copied only when new."""
+        if version and self.holds == version:
             return
         same_base = adapter is not None and base != "" and base == self._base
-        self.holds = None
+        self.holds = ""
         for weight in weights_of(causal_lm, adapter):
             own = self._own[weight.name]
             if weight.down is not None and weight.up is not None:

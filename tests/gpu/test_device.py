@@ -1,0 +1,233 @@
+"""What only a card can show: captured graphs, its kernels, half precision, memory that really runs out.
+
+    make test-gpu
+
+Skipped where there is no card. TEAMTR_TEST_DEVICE=cpu runs what does not need one, to try the tests themselves.
+"""
+
+from __future__ import annotations
+
+import os
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from teamtr import run
+from teamtr.build import build
+from teamtr.config import loads
+from teamtr.engines.learner import FIRST_LOSS_SCALE, PolicyLearner
+from teamtr.engines.policy import Drawing, uniforms
+from teamtr.engines.scoring import score_tokens
+from teamtr.engines.torch.lean import slim
+from teamtr.engines.torch.loading import TinyShape, share_base, tiny_model
+from teamtr.engines.torch.policy import TransformerPolicy
+from teamtr.engines.torch.serving.copy import SamplingCopy
+from teamtr.engines.torch.serving.server import Server
+from teamtr.memory import GB, plan_memory, rehearse
+from teamtr.presets import Objective
+from teamtr.types import AgentBatch, AgentState
+
+CARD = torch.cuda.is_available()
+DEVICE = torch.device(os.environ.get("TEAMTR_TEST_DEVICE", "cuda"))
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not CARD and DEVICE.type == "cuda", reason="no card here"),
+]
+needs_card = pytest.mark.skipif(DEVICE.type != "cuda", reason="needs a card")
+
+SHAPE = TinyShape(layers=2, width=64, heads=4)
+LORA = SimpleNamespace(rank=8, alpha=16.0, targets="all-linear")
+OBJECTIVE = Objective()
+
+
+@pytest.fixture(params=["full", "lora"])
+def policy(request) -> TransformerPolicy:
+    return make_policy(request.param)
+
+
+def make_policy(kind: str, precision: str = "fp32") -> TransformerPolicy:
+    """Sharpened and with an adapter that does something, so that mistakes show."""
+    model, tokenizer = tiny_model(SHAPE, seed=0)
+    with torch.no_grad():
+        model.get_input_embeddings().weight.mul_(8.0)
+    model.to(DEVICE)
+    if kind == "full":
+        return TransformerPolicy(model, tokenizer, precision=precision)
+    shared = share_base(model, {"agent": LORA}, seed=0)
+    made = TransformerPolicy(shared, tokenizer, adapter="agent", precision=precision, slim=slim(shared))
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in made.parameters().values():
+            parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator).to(parameter))
+    return made
+
+
+def some_prompts(count: int, lengths: tuple[int, ...] = (3, 63, 64, 65, 130)) -> list[np.ndarray]:
+    rng = np.random.default_rng(0)
+    different = [rng.integers(3, 30, size=n).astype(np.int32) for n in lengths]
+    return [different[k % len(different)] for k in range(count)]
+
+
+def make_batch(count: int = 32, tokens: int = 24, lengths: tuple[int, ...] = (40, 9, 65)) -> AgentBatch:
+    rng = np.random.default_rng(1)
+    return AgentBatch(
+        agent="agent",
+        prompts=tuple(some_prompts(count, lengths)),
+        messages=tuple(rng.integers(3, 30, size=rng.integers(1, tokens + 1)).astype(np.int32) for _ in range(count)),
+        sampler_logprobs=tuple(np.zeros(1, dtype=np.float32) for _ in range(count)),
+        episode_M=np.arange(count),
+        problem_M=np.arange(count) % len(lengths),
+        turn_M=np.zeros(count, dtype=np.int64),
+    )
+
+
+def make_learner(policy: TransformerPolicy, micro_batch: int = 8) -> PolicyLearner:
+    return PolicyLearner(
+        "agent", policy, AgentState(beta=0.1, step_scale=1.0, radius_nats=0.01), micro_batch=micro_batch
+    )
+
+
+def gradient_of(learner: PolicyLearner, batch: AgentBatch) -> torch.Tensor:
+    """Read off Adam's first moment."""
+    learner.max_grad_norm = 1e9
+    learner.begin(batch)
+    advantages = np.random.default_rng(2).normal(size=len(batch))
+    stats = learner.step(np.arange(len(batch)), advantages, OBJECTIVE, beta=0.3, learning_rate=0.0)
+    assert stats.applied
+    moments = learner.snapshot().moments
+    learner.end()
+    return torch.cat([moments[k].flatten().float().cpu() for k in sorted(moments) if k.startswith("first.")])
+
+
+# -- sampling --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "drawing", [Drawing(1.0), Drawing(0.7, top_p=0.8), Drawing(1.3, top_k=3), Drawing(0.0)], ids=str
+)
+def test_captured_eager_and_plain_say_the_same_from_the_same_noise(policy, drawing):
+    prompts = some_prompts(40)
+    options = {"temperature": drawing.temperature, "top_p": drawing.top_p, "top_k": drawing.top_k}
+    said = {"plain": policy.sample(prompts, max_tokens=48, seed=5, **options)}
+    for name, graphs in (("eager", False), ("captured", CARD)):
+        copy = SamplingCopy(policy.causal_lm, torch.float32, DEVICE)
+        copy.fill(policy.causal_lm, policy.adapter, version="v", base="b")
+        server = Server(copy, pool_bytes=1 << 26, graphs=graphs)
+        said[name] = server.sample("v", prompts, uniforms(5, 40, 48), drawing=drawing, end_ids=policy.end_ids)
+    for name in ("eager", "captured"):
+        for ours, plain in zip(said[name], said["plain"], strict=True):
+            assert ours.token_ids.tolist() == plain.token_ids.tolist()
+            np.testing.assert_allclose(ours.logprobs, plain.logprobs, atol=1e-4)
+
+
+@needs_card
+def test_compiled_decoding_says_the_same(policy):
+    prompts, drawing = some_prompts(24), Drawing(1.0)
+    found = []
+    for compiled in (False, True):
+        copy = SamplingCopy(policy.causal_lm, torch.float32, DEVICE)
+        copy.fill(policy.causal_lm, policy.adapter, version="v", base="b")
+        server = Server(copy, pool_bytes=1 << 26, graphs=True, compiled=compiled)
+        found.append(server.sample("v", prompts, uniforms(3, 24, 24), drawing=drawing, end_ids=policy.end_ids))
+    for a, b in zip(*found, strict=True):
+        assert a.token_ids.tolist() == b.token_ids.tolist()
+        np.testing.assert_allclose(a.logprobs, b.logprobs, atol=1e-4)
+
+
+# -- learning --------------------------------------------------------------------------------------------------
+
+
+@needs_card
+@pytest.mark.parametrize("step", [0.0, 1e-6, 1e-3, 0.1])
+def test_the_fused_kernel_agrees_with_float64(step):
+    torch.manual_seed(0)
+    cur = 2 * torch.randn(64, 20_000, device=DEVICE)
+    new = (cur + step * torch.randn_like(cur)).requires_grad_()
+    ids = torch.randint(0, 20_000, (64,), device=DEVICE)
+    exact_in = new.detach().double().requires_grad_()
+    logp, kl = score_tokens(new, cur, ids)
+    exact_logp, exact_kl = score_tokens(exact_in, cur.double(), ids)
+    torch.testing.assert_close(logp.double(), exact_logp, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(kl.double(), exact_kl, atol=1e-11, rtol=1e-3)
+    (logp.sum() + 3 * kl.sum()).backward()
+    (exact_logp.sum() + 3 * exact_kl.sum()).backward()
+    torch.testing.assert_close(new.grad.double(), exact_in.grad, atol=1e-6, rtol=1e-3)
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), [("tf32", 5e-3), ("fp16", 3e-2)])
+def test_half_precision_has_the_gradient_of_float32(precision, tolerance):
+    batch = make_batch()
+    exact = gradient_of(make_learner(make_policy("lora")), batch)
+    found = gradient_of(make_learner(make_policy("lora", precision)), batch)
+    assert float((found - exact).norm() / exact.norm()) < tolerance
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_unchanged_weights_have_no_kl_and_the_square_law_holds(precision):
+    learner = make_learner(make_policy("lora", precision))
+    learner.begin(make_batch())
+    before = learner.snapshot()
+    assert float(learner.measure().full_M.max()) == 0.0
+    learner.perturb(0.03, seed=0)
+    after = learner.snapshot()
+    whole = learner.measure().full_M.mean()
+    learner.move(before, after, 0.5)
+    assert whole / learner.measure().full_M.mean() == pytest.approx(4.0, rel=0.25)
+
+
+def test_a_real_overflow_of_float16_lowers_the_scale_and_loses_nothing():
+    batch = make_batch()
+    exact = gradient_of(make_learner(make_policy("lora", "fp16")), batch)
+    learner = make_learner(make_policy("lora", "fp16"))
+    learner._loss_scale = 2.0**40
+    found = gradient_of(learner, batch)
+    assert learner._loss_scale < 2.0**40
+    assert float((found - exact).norm() / exact.norm()) < 1e-2
+    assert FIRST_LOSS_SCALE < 2.0**40
+
+
+@needs_card
+def test_memory_that_runs_out_halves_the_micro_batch_and_gives_the_same_gradient():
+    batch = make_batch(count=256, tokens=400, lengths=(300, 700, 500))
+    exact = gradient_of(make_learner(make_policy("lora", "fp16"), micro_batch=8), batch)
+    learner = make_learner(make_policy("lora", "fp16"), micro_batch=256)
+    torch.cuda.empty_cache()
+    whole = torch.cuda.get_device_properties(DEVICE).total_memory
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_allocated() + (600 << 20)) / whole)
+    try:
+        found = gradient_of(learner, batch)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert learner.micro_batch < 256
+    assert float((found - exact).norm() / exact.norm()) < 1e-2
+
+
+# -- a run -----------------------------------------------------------------------------------------------------
+
+TEAM = f"""
+name: card
+device: {DEVICE.type}
+task: {{name: code}}
+team: {{model: tiny, train: lora, max_tokens: 4, agents: [{{name: left}}, {{name: right}}, {{name: speaker}}]}}
+tiny: {{warmup_steps: 20}}
+plan: {{stages: 2, problems: 4, group_size: 4, radius_nats_per_message: 0.05}}
+eval: {{every: 2, problems: 4}}
+"""
+
+
+def test_a_team_trains_and_resumes(tmp_path):
+    records = list(run.train(loads(TEAM), tmp_path / "run"))
+    updates = [r for r in records if r["kind"] == "update"]
+    assert len(updates) == 6
+    assert all(r["kl_upper"] <= r["radius"] for r in updates if r["outcome"].startswith("accepted"))
+    assert [r for r in run.train(loads(TEAM, overrides=["plan.stages=3"]), tmp_path / "run") if r["kind"] == "update"]
+
+
+@needs_card
+def test_the_memory_plan_is_above_what_is_used():
+    workshop = build(loads(TEAM))
+    planned = plan_memory(workshop).total
+    used = rehearse(workshop)["peak_gb"] * GB
+    assert used <= planned
