@@ -7,7 +7,8 @@ For every seed a team of tiny models is trained on code exchange (a run that is 
 replaced by a larger tiny model that knows only the form of the task's messages, in three ways, and each new run trains
 for the same number of stages. With ``--model``, a Hugging Face folder: three adapters on it learn to add, and the last
 agent is replaced by an adapter on a copy of which all weights were fine-tuned to answer in a sentence. Writes
-``swap.json`` (table, curves, alignment) and prints the table. Started again, it goes on where it stopped.
+``seed-K.json`` for every seed and ``swap.json`` for all that are there (table, curves, alignment), and prints the table.
+Started again, it goes on where it stopped; seeds may run beside each other, each with ``--first-seed K --seeds 1``.
 """
 
 from __future__ import annotations
@@ -192,7 +193,8 @@ def case_of(options: argparse.Namespace) -> Case:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/swap"))
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=3, help="how many")
+    parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--stages", type=int, default=20, help="stages after the swap")
     parser.add_argument("--modes", type=lambda text: text.split(","), default=list(MODES))
     parser.add_argument("--figure", type=Path, help="draw the recovery curves here")
@@ -208,17 +210,18 @@ def main() -> None:
     sizes.add_argument("--eval-problems", type=int, default=64)
     options = parser.parse_args()
     case = case_of(options)
-    results: dict[int, dict[str, Any]] = {}
-    for seed in range(options.seeds):
+    for seed in range(options.first_seed, options.first_seed + options.seeds):
         team, model = options.out / f"team-{seed}", options.out / f"newcomer-{seed}"
         case.team(team, seed)
         case.newcomer(model, seed)
-        results[seed] = {}
+        arms = {}
         for mode in options.modes:
             folder = options.out / f"{mode}-{seed}"
-            results[seed][mode] = swap_and_train(case, team, model, folder, mode=mode, stages=options.stages)
-            (options.out / "swap.json").write_text(json.dumps(results, indent=1) + "\n")
+            arms[mode] = swap_and_train(case, team, model, folder, mode=mode, stages=options.stages)
+            (options.out / f"seed-{seed}.json").write_text(json.dumps(arms, indent=1) + "\n")
             print(f"seed {seed}, {mode}: done", flush=True)
+    results = {int(file.stem[5:]): json.loads(file.read_text()) for file in sorted(options.out.glob("seed-*.json"))}
+    (options.out / "swap.json").write_text(json.dumps(results, indent=1) + "\n")
     print(table(results))
     if options.figure:
         figure(results, options.figure)
