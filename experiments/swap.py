@@ -7,7 +7,7 @@ For every seed a team of tiny models is trained on code exchange (a run that is 
 replaced by a larger tiny model that knows only the form of the task's messages, in three ways, and each new run trains
 for the same number of stages. With ``--model``, a Hugging Face folder: three adapters on it learn to add, and the last
 agent is replaced by an adapter on a copy of which all weights were fine-tuned to answer in a sentence. Writes
-``seed-K.json`` for every seed and ``swap.json`` for all that are there (table, curves, alignment), and prints the table.
+``seed-K.json`` for every seed and ``swap.json`` for all that are there (table, curves, alignment); prints the table.
 Started again, it goes on where it stopped; seeds may run beside each other, each with ``--first-seed K --seeds 1``.
 """
 
