@@ -26,7 +26,8 @@ from teamtr.config import (
     SumsTask,
     TeamFile,
 )
-from teamtr.engines.learner import PolicyLearner, hash_tensors
+from teamtr.engines.hashing import hash_tensors
+from teamtr.engines.learner import PolicyLearner
 from teamtr.engines.local import LocalEngine
 from teamtr.engines.policy import Policy
 from teamtr.engines.tabular import TabularPolicy

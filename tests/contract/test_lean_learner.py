@@ -12,7 +12,8 @@ from torch import nn
 
 from conftest import LORA, STATE, make_batch, make_learner, make_policy
 from teamtr.engines.gradients import _Scaled
-from teamtr.engines.learner import FIRST_LOSS_SCALE, PolicyLearner, hash_tensors
+from teamtr.engines.hashing import hash_tensors
+from teamtr.engines.learner import FIRST_LOSS_SCALE, PolicyLearner
 from teamtr.engines.torch.attention import Unsupported
 from teamtr.engines.torch.lean import slim
 from teamtr.engines.torch.loading import TinyShape, share_base, tiny_model

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from teamtr.engines.gradients import Part, gather
+from teamtr.engines.hashing import hash_tensors
 from teamtr.engines.policy import Head, Policy, send
 from teamtr.engines.scoring import score_tokens, token_logp
 from teamtr.errors import Misuse
@@ -31,8 +32,6 @@ from teamtr.types import AgentBatch, AgentState, Divergence, Floats, Ids, StepSt
 
 Result = TypeVar("Result")
 
-_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_FOLDS = (-7046029254386353131, -4417276706812531889)
 FIRST_LOSS_SCALE = 2.0**16
 STEPS_BEFORE_RAISING = 200
 """Steps without overflow after which the loss scale of float16 is doubled."""
@@ -449,40 +448,6 @@ def head_chunk(device: torch.device, vocabulary: int) -> int:
     if device.type == "cuda":
         elements = int(HEAD_CHUNK_SHARE * torch.cuda.get_device_properties(device).total_memory) // 4
     return max(1, elements // vocabulary)
-
-
-def hash_tensors(tensors: Mapping[str, Tensor], salt: str = "") -> str:
-    """A hash of names, shapes and bits: the same on every device, and computed where the tensors are."""
-    digest = hashlib.blake2b(salt.encode(), digest_size=16)
-    alike: dict[tuple[torch.dtype, int, torch.device], list[str]] = {}
-    for name in sorted(tensors):
-        alike.setdefault((tensors[name].dtype, tensors[name].numel(), tensors[name].device), []).append(name)
-    folds: dict[str, list[int]] = {}
-    for names in alike.values():
-        folds.update(zip(names, _folds([tensors[name].detach() for name in names]).tolist(), strict=True))
-    for name in sorted(tensors):
-        digest.update(f"{name} {tensors[name].dtype} {tuple(tensors[name].shape)} {folds[name]}".encode())
-    return digest.hexdigest()
-
-
-def _folds(tensors: Sequence[Tensor], chunk: int = 1 << 22) -> Tensor:
-    """Two sums for each of the equally long tensors, modulo 2^64, of all words times odd factors that depend on the
-    place. An adapter has hundreds of small tensors: those of one size go together."""
-    words = [t.contiguous().reshape(-1).view(_WORDS[t.element_size()]) for t in tensors]
-    length, at_once = len(words[0]), max(1, chunk // max(1, len(words[0])))
-    sums = torch.zeros(len(words), 2, dtype=torch.int64, device=words[0].device)
-    for start in range(0, length, chunk):
-        place = torch.arange(start, min(start + chunk, length), device=words[0].device)
-        factors = []
-        for k in range(2):
-            factor = (place + 1) * _FOLDS[k]
-            factor = (factor ^ (factor >> 29)) * _FOLDS[1 - k]
-            factors.append(factor ^ (factor >> 32) | 1)
-        for first in range(0, len(words), at_once):
-            some = torch.stack([w[start : start + chunk] for w in words[first : first + at_once]]).long()
-            for k in range(2):
-                sums[first : first + at_once, k] += ((some + k + 1) * factors[k]).sum(1)
-    return sums
 
 
 def _shift_sums(logits_cur_NV: Tensor, logits_new_NV: Tensor) -> Tensor:

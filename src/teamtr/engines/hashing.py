@@ -1,0 +1,46 @@
+"""Versions of weights: a hash of names, shapes and bits, computed where the tensors are."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_FACTORS = (-7046029254386353131, -4417276706812531889)
+
+
+def hash_tensors(tensors: Mapping[str, Tensor], salt: str = "") -> str:
+    """A hash of names, shapes and bits: the same on every device, and computed where the tensors are."""
+    digest = hashlib.blake2b(salt.encode(), digest_size=16)
+    alike: dict[tuple[torch.dtype, int, torch.device], list[str]] = {}
+    for name in sorted(tensors):
+        alike.setdefault((tensors[name].dtype, tensors[name].numel(), tensors[name].device), []).append(name)
+    folds: dict[str, list[int]] = {}
+    for names in alike.values():
+        folds.update(zip(names, _folds([tensors[name].detach() for name in names]).tolist(), strict=True))
+    for name in sorted(tensors):
+        digest.update(f"{name} {tensors[name].dtype} {tuple(tensors[name].shape)} {folds[name]}".encode())
+    return digest.hexdigest()
+
+
+def _folds(tensors: Sequence[Tensor], chunk: int = 1 << 22) -> Tensor:
+    """Two sums for each of the equally long tensors, modulo 2^64, of all words times odd factors that depend on the
+    place. An adapter has hundreds of small tensors: those of one size go together."""
+    words = [t.contiguous().reshape(-1).view(_WORDS[t.element_size()]) for t in tensors]
+    length, at_once = len(words[0]), max(1, chunk // max(1, len(words[0])))
+    sums = torch.zeros(len(words), 2, dtype=torch.int64, device=words[0].device)
+    for start in range(0, length, chunk):
+        place = torch.arange(start, min(start + chunk, length), device=words[0].device)
+        factors = []
+        for k in range(2):
+            factor = (place + 1) * _FACTORS[k]
+            factor = (factor ^ (factor >> 29)) * _FACTORS[1 - k]
+            factors.append(factor ^ (factor >> 32) | 1)
+        for first in range(0, len(words), at_once):
+            some = torch.stack([w[start : start + chunk] for w in words[first : first + at_once]]).long()
+            for k in range(2):
+                sums[first : first + at_once, k] += ((some + k + 1) * factors[k]).sum(1)
+    return sums
