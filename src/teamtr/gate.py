@@ -26,7 +26,7 @@ FEWEST = 64
 FIRST_DOUBT = 0.1
 """Share of the allowed doubt that the first look may use. Small, because a bootstrap bound of few messages covers less
 than it says: with skewed messages, two looks accept a KL at the radius up to 1.2 times as often as one would
-(``experiments/coverage.py``)."""
+(``experiments/bound.py``)."""
 
 
 @dataclass(frozen=True)

@@ -95,3 +95,13 @@ def test_the_experiment_reads_torn_and_missing_logs(smollm2, tmp_path):
     assert (region["kept"], region["outside"], region["positive_certificates"]) == (1, 1, 1)
     assert smollm2.region(tmp_path / "teamtr-0.05-seed1")["updates"] == 0
     assert "by updates" in svg_text("x", smollm2.drawing(found))
+
+
+def test_the_bound_has_a_row_for_every_case(monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(ROOT / "experiments"))
+    bound = importlib.import_module("bound")
+    monkeypatch.setattr(sys, "argv", ["bound.py", "--batches", "4"])
+    bound.main()
+    rows = capsys.readouterr().out.splitlines()[2:]
+    assert len(rows) == len(bound.CASES)
+    assert all(row.count("|") == 7 for row in rows)

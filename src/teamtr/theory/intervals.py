@@ -153,7 +153,7 @@ def bootstrap_upper(
     - All values zero: exactly 0. A value that is not finite: inf, which no finite radius contains.
     - It is approximate. Of simulated batches whose problems and messages are unequal by log-deviations of 0.5 and 1, a
       95 % bound held in 89, 90, 92 and 94 % of those with 8, 16, 32 and 64 problems (the plain quantile: 83, 87, 90 and
-      92; ``experiments/coverage.py``). Means ruled by rare large messages are covered less.
+      92; ``experiments/bound.py``). Means ruled by rare large messages are covered less.
     """
     values, problem = np.asarray(value_M, dtype=np.float64), np.asarray(problem_M)
     if values.ndim != 1 or values.shape != problem.shape or values.size == 0:

@@ -1,6 +1,6 @@
 """How often the bound of the gate holds, in simulated batches whose true mean KL is 1.
 
-    python experiments/coverage.py [--batches 2000]
+    python experiments/bound.py [--batches 2000]
 
 Problems and messages are unequal by log-normal factors of the deviations given. For every size: the share of batches
 whose 95 % bound is at least the true mean, and the median bound, for the plain quantile of the bootstrap and for ours;
