@@ -141,21 +141,28 @@ def bootstrap_interval(
 def share_interval(
     values_P: ArrayLike, confidence: float = 0.95, draws: int = 2000, *, rng: np.random.Generator
 ) -> Interval:
-    """The interval of a mean of values in [0, 1], honest also when all of them are equal.
-
-    Then the bootstrap has nothing to resample and would claim certainty after a single problem. If a problem has the
-    value v with probability p, all P do with p^P; unless p >= q = (1 - confidence)^(1/P) that is rarer than
-    1 - confidence. With p >= q the mean is at least q v and at most q v + (1 - q), whatever the other values are.
-    For v = 1 it is the rule of three.
-    """
+    """The interval of a mean of values in [0, 1], honest also when all of them are equal (``alike_interval``)."""
     values = np.asarray(values_P, dtype=np.float64)
     interval = bootstrap_interval(values, confidence, draws, rng=rng)
     if values.min() < 0 or values.max() > 1:
         raise ValueError(f"shares lie in [0, 1], got {values.min()} to {values.max()}")
     if values.min() < values.max():
         return interval
-    q = (1 - confidence) ** (1 / values.size)
-    return Interval(float(q * values[0]), float(q * values[0] + (1 - q)))
+    return alike_interval(float(values[0]), values.size, confidence)
+
+
+def alike_interval(
+    value: float, problems: int, confidence: float = 0.95, *, least: float = 0.0, most: float = 1.0
+) -> Interval:
+    """The interval of a mean of values in [least, most] of which so many problems all had this one.
+
+    The bootstrap has nothing to resample then and would claim certainty after a single problem. If a problem has the
+    value v with probability p, all P do with p^P; unless p >= q = (1 - confidence)^(1/P) that is rarer than
+    1 - confidence. With p >= q the mean is at least q v + (1 - q) least and at most q v + (1 - q) most, whatever the
+    other values are. For v = 0 or 1 of [0, 1] it is the rule of three.
+    """
+    q = (1 - confidence) ** (1 / problems)
+    return Interval(q * value + (1 - q) * least, q * value + (1 - q) * most)
 
 
 def summarise(

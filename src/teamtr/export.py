@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from teamtr.build import build
-from teamtr.config import AgentConfig, TeamFile, loads
+from teamtr.config import AgentConfig, TeamFile
 from teamtr.engines.torch.loading import load_pretrained, quieten
 from teamtr.errors import Misuse
-from teamtr.store import RunFolder, StoreError
+from teamtr.run import StoredRun
 from teamtr.store.atomic import make_folder, temporary_beside
 
 OURS = ("optimizer.safetensors", "state.json", "manifest.json")
@@ -44,11 +44,8 @@ def export(run: Path | str, out: Path | str, *, agent: str | None = None, merge:
 
     ``out`` must not exist or be empty; it appears whole or not at all. ``merge`` adds an adapter into its base.
     """
-    source = RunFolder.read(run)
-    team_file = loads(source.team_file.read_text(), name=str(source.team_file))
-    commit = source.checkpoints.latest()
-    if commit is None:
-        raise StoreError(f"{run} holds no checkpoint yet; train first")
+    stored = StoredRun.read(run)
+    source, team_file, commit = stored.folder, stored.team_file, stored.commit
     chosen = [agent_of(team_file, agent)] if agent is not None else list(team_file.team.agents)
     target = Path(out)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):

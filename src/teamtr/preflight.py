@@ -227,5 +227,13 @@ def require_visible(workshop: Workshop, floors: list[Floor]) -> None:
         raise RadiusNotVisible(
             "the trust region cannot be seen: rounding alone moves a message by more than a tenth of the radius.\n"
             + "\n".join(f"  {f}" for f in blind)
-            + "\nSet learner.precision to fp32 (or tf32 on a GPU), raise the radius, or shorten max_tokens."
+            + f"\n{_remedy(blind)}"
         )
+
+
+def _remedy(blind: list[Floor]) -> str:
+    """A finer precision where there is one to set; else only the radius and the messages are left."""
+    others = f"raise plan.radius_nats_per_{blind[0].unit}, or shorten max_tokens."
+    if all(floor.precision in EXACT for floor in blind):
+        return f"Scoring is as fine as it gets: {others}"
+    return f"Set learner.precision to fp32 (or tf32 on a GPU), {others}"

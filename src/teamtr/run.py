@@ -25,19 +25,29 @@ from teamtr.build import Workshop, build, device_of
 from teamtr.config import ConfigError, TeamFile, dump, loads
 from teamtr.diagnostics.probe import log_ratios, stale_probe, token_shift
 from teamtr.diagnostics.roles import role_success
-from teamtr.errors import Refused
+from teamtr.errors import Misuse, Refused
 from teamtr.evaluate import EvalReport, evaluate
 from teamtr.lesson import Lesson
 from teamtr.memory import GB, plan_memory, rehearse
 from teamtr.preflight import measure_floors, require_visible, self_test
 from teamtr.randomness import generator, seed_of
 from teamtr.rollout import Ledger, collect
-from teamtr.store import Commit, RunFolder, StoreError, batch_name, read_episodes, write_atomic, write_episodes
+from teamtr.store import (
+    Commit,
+    NotARun,
+    RunFolder,
+    StoreError,
+    batch_name,
+    read_episodes,
+    write_atomic,
+    write_episodes,
+)
 from teamtr.tasks import Roles
 from teamtr.team import Team
 from teamtr.theory.advantages import group_advantages
 from teamtr.theory.allocation import best_radii, equal_radii, proportional_radii
-from teamtr.theory.certificates import add_up, measured_gain, turn_aware_price
+from teamtr.theory.certificates import add_up, turn_aware_price
+from teamtr.theory.intervals import measured_gain
 from teamtr.trackers import follow
 from teamtr.types import Certificate, Problem, RolloutBatch, StageReport
 from teamtr.update import Stakes, Update, update_agent
@@ -91,9 +101,10 @@ def train(team_file: TeamFile, folder: Path | str, *, stop: Callable[[], bool] =
     ``stop()`` is asked after every update; when it says yes, everything is saved and the generator ends.
     """
     with RunFolder.open(folder, keep_commits=team_file.store.keep_checkpoints) as run:
-        _claim(run, team_file)
+        commit = run.checkpoints.latest()
+        _claim(run, team_file, commit)
         yield from follow(
-            _Driver(run, build(team_file), stop).go(),
+            _Driver(run, build(team_file), stop).go(commit),
             team_file.trackers,
             run.path,
             name=team_file.name,
@@ -118,8 +129,9 @@ class _Driver:
         self.measured: Record | None = None
         self.probed: Record | None = None
 
-    def go(self) -> Iterator[Record]:
-        yield self._begin_or_resume()
+    def go(self, commit: Commit | None) -> Iterator[Record]:
+        """From this commit on; None begins."""
+        yield self._begin_or_resume(commit)
         stages = self.workshop.team_file.plan.stages
         while self.position.stage < stages:
             if self.position.done == 0:
@@ -375,8 +387,7 @@ class _Driver:
             record,
         )
 
-    def _begin_or_resume(self) -> Record:
-        commit = self.run.checkpoints.latest()
+    def _begin_or_resume(self, commit: Commit | None) -> Record:
         if commit is None:
             warnings = [*getattr(self.workshop.task, "warnings", ()), *self_test(self.workshop)]
             floors = measure_floors(self.workshop)
@@ -519,20 +530,42 @@ def exact_success(workshop: Workshop, team: Team) -> float | None:
     return role_success(team, workshop.engine.learners, codecs, task.problems("test"), words)
 
 
+@dataclass(frozen=True)
+class StoredRun:
+    """A run on disk: its settings and its last commit, before anything is built of them."""
+
+    folder: RunFolder
+    team_file: TeamFile
+    commit: Commit
+
+    @classmethod
+    def read(cls, folder: Path | str) -> StoredRun:
+        """Without taking the run's lock. Raises NotARun where there is nothing to go on from."""
+        run = RunFolder.read(folder)
+        if not run.team_file.is_file():
+            raise NotARun(f"{folder} holds no whole run (no team.yaml in it): train or swap to its end first")
+        team_file = loads(run.team_file.read_text(), name=str(run.team_file))
+        commit = run.checkpoints.latest()
+        if commit is None:
+            raise NotARun(f"{folder} holds no checkpoint yet; train first")
+        return cls(run, team_file, commit)
+
+    def build(self) -> tuple[Workshop, Team]:
+        """The team of the commit."""
+        workshop = build(self.team_file)
+        return workshop, workshop.load(lambda name: self.folder.checkpoints.folder_of(self.commit, name))
+
+
 def open_run(folder: Path | str) -> tuple[Workshop, Team, Commit]:
     """The team of a run's last commit, built, without taking its lock."""
-    run = RunFolder.read(folder)
-    workshop = build(loads(run.team_file.read_text(), name=str(run.team_file)))
-    commit = run.checkpoints.latest()
-    if commit is None:
-        raise StoreError(f"{folder} holds no checkpoint yet; train first")
-    return workshop, workshop.load(lambda name: run.checkpoints.folder_of(commit, name)), commit
+    stored = StoredRun.read(folder)
+    return *stored.build(), stored.commit
 
 
-def _claim(run: RunFolder, team_file: TeamFile) -> None:
-    """Write the resolved team file, or make sure that the one there is the same."""
+def _claim(run: RunFolder, team_file: TeamFile, commit: Commit | None) -> None:
+    """Write the resolved team file, or make sure that the one there is the same and asks for no less than was done."""
     text = dump(team_file)
-    if run.team_file.exists() and run.checkpoints.numbers():  # a run that never began binds nobody
+    if run.team_file.exists() and commit is not None:  # a run that never began binds nobody
         try:
             stored = loads(run.team_file.read_text(), name=str(run.team_file))
         except ConfigError as error:
@@ -544,7 +577,25 @@ def _claim(run: RunFolder, team_file: TeamFile) -> None:
                 f"{run.path} holds a run with other settings ({', '.join(other[:5])}"
                 f"{', …' if len(other) > 5 else ''}); choose another folder, or undo the change to go on with it"
             )
+        _require_stages(run, team_file, commit)
     write_atomic(run.team_file, text.encode())
+
+
+def _require_stages(run: RunFolder, team_file: TeamFile, commit: Commit) -> None:
+    """A plan cannot end before what is done: its last evaluation would be of a team that is further on."""
+    stage, updated = int(commit.progress["stage"]), int(commit.progress["done"])
+    begun = stage + (updated > 0)
+    if team_file.plan.stages >= begun:
+        return
+    each = sum(not agent.frozen for agent in team_file.team.agents)
+    whole = stage + (updated == each)
+    told = f"{whole} {'stage' if whole == 1 else 'stages'}"
+    if updated < each:
+        told += f" and {updated} of {each} updates of the next"
+    raise Misuse(
+        f"plan.stages is {team_file.plan.stages}, but the run in {run.path} has done {told}: "
+        f"set plan.stages to {begun} or more to go on with it, or choose a new folder"
+    )
 
 
 def _differences(a: Any, b: Any, path: str = "") -> Iterator[str]:

@@ -28,6 +28,13 @@ def percent(value: float) -> str:
     return f"{100 * value:.0f} %"
 
 
+def share(value: float, interval: Sequence[float]) -> str:
+    """A share with its interval, in per cent. With a decimal: of many problems that are all alike the interval is
+    narrower than one per cent, and `0 % (0 to 0)` would claim certainty."""
+    low, high = interval
+    return f"{100 * value:.1f} % ({100 * low:.1f} to {100 * high:.1f})"
+
+
 class TrainingScreen:
     """Shows the records of a run as they come."""
 
@@ -41,7 +48,6 @@ class TrainingScreen:
         self.evals: list[float] = []
         self.agents: dict[str, Record] = {}
         self.first: tuple[float, int, int] | None = None  # time, updates, tokens at the first update shown
-        self.last_line = 0.0
 
     def __enter__(self) -> TrainingScreen:
         if self.console.is_terminal:
@@ -72,10 +78,9 @@ class TrainingScreen:
                     self._print(f"warning: {warning}")
             case "eval":
                 self.evals.append(record["avg_at_k"])
-                low, high = record["avg_interval"]
                 self._print(
                     f"{self.label}stage {record['stage']:>3}/{self.stages}  held-out success "
-                    f"{percent(record['avg_at_k'])} ({percent(low)} to {percent(high)})  {sparkline(self.evals)}"
+                    f"{share(record['avg_at_k'], record['avg_interval'])}  {sparkline(self.evals)}"
                 )
             case "update":
                 self._update(record)
@@ -101,13 +106,13 @@ class TrainingScreen:
             eta = f"ETA {_clock(seconds / max(updates, 1) * max(left, 0))}"
         if self.live is not None:
             self.live.update(self._table(rate, eta))
-        elif now - self.last_line > 1.0:
-            self.last_line = now
-            self._print(
-                f"{self.label}stage {record['stage'] + 1:>3}/{self.stages}  {record['agent']:<8} "
-                f"reward {record['reward']:.3f}  KL {record['kl_upper']:.4f}/{record['radius']:.3g}  "
-                f"{record['outcome']}  {rate}  {eta}"
+        else:
+            told = (
+                f"stage {record['stage'] + 1:>3}/{self.stages}  {record['agent']:<8} {record['outcome']:<10} "
+                f"KL {record['kl_upper']:.4f} of {record['radius']:.3g}  success {percent(record['success'])}  "
+                f"reward {record['reward']:.3f}  {rate}  {eta}"
             )
+            self._print(f"{self.label}{told.rstrip()}")
 
     def _table(self, rate: str, eta: str) -> Table:
         table = Table(box=None, padding=(0, 1), show_edge=False)

@@ -298,7 +298,7 @@ def test_the_command(tmp_path: Path) -> None:
     wrong = CliRunner().invoke(app, ["figures", str(folder), "--out", str(out), "--only", "learning-curve"])
     assert wrong.exit_code == 2
     nowhere = CliRunner().invoke(app, ["figures", str(tmp_path / "no"), "--out", str(out)])
-    assert nowhere.exit_code == 1
+    assert nowhere.exit_code == 2
     with pytest.raises(Misuse, match=r'did you mean "learning-curves"'):
         hang([], out, ["learning-curve"])
 

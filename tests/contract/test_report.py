@@ -359,7 +359,7 @@ def test_report_command(run, tmp_path):
     invoke("report", run, "--format", "md", "--out", tmp_path / "x.md")
     assert (tmp_path / "x.md").read_text().startswith("# made")
     invoke("report", run, "--format", "pdf", code=2)
-    invoke("report", tmp_path / "nowhere", code=1)
+    invoke("report", tmp_path / "nowhere", code=2)
     invoke("view", tmp_path / "nowhere", code=2)
     invoke("view", run, "--host", "0.0.0.0", code=2)
 

@@ -27,6 +27,7 @@ import teamtr
 from teamtr.store import (
     Checkpoints,
     Log,
+    NotARun,
     RunFolder,
     RunLocked,
     StoreError,
@@ -538,8 +539,31 @@ def test_paths_that_are_no_run_are_refused(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="is not a run folder"):
         RunFolder.read(tmp_path)
     (tmp_path / "file").write_text("")
-    with pytest.raises(StoreError), RunFolder.open(tmp_path / "file"):
+    with pytest.raises(NotARun, match="is a file"), RunFolder.open(tmp_path / "file"):
         pass
+    assert NotARun.exit_code == 2
+
+
+@pytest.mark.parametrize("names", [["team.yaml"], ["data/rows.jsonl", ".git/config"], ["checkpoints/epoch-1/model.pt"]])
+def test_a_folder_of_somebody_else_is_not_taken(tmp_path: Path, names: list[str]) -> None:
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("mine")
+    with pytest.raises(NotARun, match=r"neither empty nor a run folder \(there are .*choose a new"):
+        RunFolder.open(tmp_path).__enter__()
+    assert sorted(str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()) == sorted(names)
+
+
+@pytest.mark.parametrize("names", [[], [".lock"], [".lock", ".tmp-ab12"], ["checkpoints/", "swap/request.json"]])
+def test_what_an_interrupted_start_left_is_taken(tmp_path: Path, names: list[str]) -> None:
+    for name in names:
+        if name.endswith("/"):
+            (tmp_path / name).mkdir()
+        else:
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).write_text("")
+    with RunFolder.open(tmp_path) as run:
+        run.log.append({"update": 1})
 
 
 def test_a_second_opening_in_one_process_is_refused_until_the_first_ends(tmp_path: Path) -> None:

@@ -284,7 +284,7 @@ def test_other_ids_mean_text_and_no_radius(run, tmp_path):
     gap, (probes, _) = found["text_gap"], probes_of(tmp_path / "out", exact=False)
     letters = probes.characters_M[probes.held_out].mean()
     assert gap["nats_per_character"] == pytest.approx(gap["nats_per_message"] / letters)
-    assert 0 < gap["nats_per_message"] < curve[0]
+    assert gap["nats_per_message"] < 0.5 * curve[0]  # sampled: with few messages it may even lie below zero
 
 
 # -- parts ----------------------------------------------------------------------------------------------------

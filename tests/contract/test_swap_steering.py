@@ -111,6 +111,15 @@ def test_what_is_no_number_is_not_within_the_radius(kl, upper, train_kl):
     assert not within(Look(0, 10, kl, upper, train_kl, 1.0), SETTINGS)
 
 
+def test_without_a_radius_the_mean_decides_and_not_the_bound():
+    text = replace(SETTINGS, radius=None)
+    progress = start()
+    for kl, upper in ((2.0, 2.5), (1.0, 4.0)):
+        progress = seen(progress, Look(0, progress.step + 5, kl, upper, 0.5, 1.0), text)
+    assert progress.best == 2
+    assert seen(progress, Look(0, 20, 0.5, 5.0, 0.4, 1.0), SETTINGS).best == 2, "with one, the bound does"
+
+
 def test_what_is_no_number_does_not_lead():
     """The first rate diverges: the second leads and is the best, however high."""
     progress, roles = after(start(NAN), NAN, NAN, 3.5, 3.4, 3.3)

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from made_run import eval_record, made_run, write_log
 from teamtr.cli import app
 from teamtr.cli.common import emit
 from teamtr.store import RunFolder
@@ -38,6 +42,21 @@ def team_file(tmp_path: Path) -> Path:
     path = tmp_path / "team.yaml"
     path.write_text(TEAM)
     return path
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> tuple[Path, str]:
+    """A run that did its two stages, and what was said meanwhile."""
+    folder = tmp_path_factory.mktemp("finished")
+    (folder / "team.yaml").write_text(TEAM)
+    result = invoke("train", folder / "team.yaml", "--out", folder / "run", "--json")
+    assert len(result.stdout.splitlines()) == 1, "stdout belongs to --json"
+    return folder / "run", result.stderr
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    files = [p for p in folder.rglob("*") if p.is_file() and p.name != ".lock"]
+    return {str(p.relative_to(folder)): p.read_bytes() for p in files}
 
 
 def invoke(*arguments: object, code: int = 0):
@@ -93,6 +112,162 @@ def test_the_log_accounts_for_every_agent_and_phase(team_file, tmp_path):
 
         sampled += sum(len(t.token_ids) for e in read_episodes(file).episodes for t in e.turns)
     assert sampled == sum(account["tokens"][n]["sampled"] for n in ("left", "right", "speaker"))
+
+
+def test_training_tells_what_goes_on(finished):
+    """Without a terminal: the warm-up, a line per update, and at the end where the run is and what to do next."""
+    folder, told = finished
+    first, *lines = told.splitlines()
+    assert re.fullmatch(r"teaching the tiny base the form of messages \(40 steps, about \d+ s\)", first)
+    updates = [r for r in RunFolder.read(folder).log.read() if r["kind"] == "update"]
+    shown = [line for line in lines if " KL " in line]
+    assert len(shown) == len(updates) == 6
+    for line, record in zip(shown, updates, strict=True):
+        words = (f"stage   {record['stage'] + 1}/2", record["agent"], record["outcome"])
+        figures = (f"KL {record['kl_upper']:.4f} of 0.05", f"success {100 * record['success']:.0f} %")
+        assert all(word in line for word in (*words, *figures)), line
+    assert lines[-1] == f"run folder: {folder}; next: teamtr report {folder}"
+
+
+def test_fewer_stages_than_are_done_are_refused(finished, team_file, tmp_path):
+    from teamtr.config import load_team_file
+    from teamtr.run import train
+
+    folder, _ = finished
+    before = contents(folder)
+    refused = invoke("train", team_file, "plan.stages=1", "--out", folder, code=2).stderr
+    assert "plan.stages is 1, but the run in" in refused
+    assert "has done 2 stages: set plan.stages to 2 or more to go on with it, or choose a new folder" in refused
+    assert "teaching" not in refused
+    assert contents(folder) == before
+
+    asked = iter([False] * 5)  # before each stage and after each update
+    for _ in train(load_team_file(team_file), tmp_path / "half", stop=lambda: next(asked, True)):
+        pass
+    refused = invoke("train", team_file, "plan.stages=1", "--out", tmp_path / "half", code=2).stderr
+    assert "has done 1 stage and 1 of 3 updates of the next: set plan.stages to 2 or more" in refused
+    assert last_json(invoke("train", team_file, "--out", tmp_path / "half", "--json"))["updates"] == 6
+
+
+def test_a_finished_run_says_so(finished, team_file):
+    folder, _ = finished
+    told = invoke("train", team_file, "--out", folder).stderr
+    assert "this run has done all its 2 stages; raise plan.stages to go on\n" in told
+    assert told.endswith(f"run folder: {folder}; next: teamtr report {folder}\n")
+
+
+def test_a_folder_that_is_no_run_is_not_trained_in(team_file, tmp_path):
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "ideas.txt").write_text("mine")
+    for folder, there in ((tmp_path / "notes", "ideas.txt"), (tmp_path, "team.yaml")):
+        refused = invoke("train", team_file, "--out", folder, code=2).stderr
+        assert f"{folder} is neither empty nor a run folder" in refused
+        assert there in refused
+        assert "choose a new or an empty folder" in refused
+    assert contents(tmp_path) == {"team.yaml": TEAM.encode(), "notes/ideas.txt": b"mine"}
+
+
+MISSING = {
+    "train": ["train", "PATH"],
+    "check": ["check", "PATH"],
+    "plan": ["plan", "PATH"],
+    "eval": ["eval", "PATH"],
+    "eval --team": ["eval", "--team", "PATH"],
+    "report": ["report", "PATH"],
+    "view": ["view", "PATH"],
+    "compare": ["compare", "PATH", "PATH"],
+    "figures": ["figures", "PATH", "--out", "figures"],
+    "swap": ["swap", "PATH", "--agent", "a", "--with", "tiny"],
+    "export": ["export", "PATH", "exported"],
+    "compat": ["compat", "tiny", "PATH"],
+    "compat --strings": ["compat", "tiny", "tiny", "--strings", "PATH"],
+    "compat --run": ["compat", "tiny", "tiny", "--run", "PATH"],
+    "grade": ["grade", "math500", "--responses", "PATH", "--out", "graded.jsonl"],
+}
+
+
+@pytest.mark.parametrize("command", MISSING)
+def test_a_missing_path_is_wrong_usage(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    missing = tmp_path / "missing"
+    told = invoke(*(missing if part == "PATH" else part for part in MISSING[command]), code=2).stderr
+    assert told.startswith("error: ")
+    assert str(missing) in told
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", [["eval"], ["swap", "--agent", "left", "--with", "tiny"], ["export", "exported"]])
+def test_a_run_that_never_began_is_no_run_yet(command, team_file, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    name, *options = command
+    told = invoke(name, tmp_path, *options, code=2).stderr
+    assert "holds no checkpoint yet; train first" in told
+    assert "teaching" not in told
+
+
+def test_a_comparison_is_plain_text_unless_markdown_is_asked_for(tmp_path):
+    ids = [f"h{k}" for k in range(20)]
+    for name, preset in (("a_b", "teamtr"), ("c_d", "naive_sequential")):
+        run = made_run(tmp_path / name, preset=preset)
+        solved = eval_record(3, 1.0, problem_ids=ids, success_P=[1.0] * 20)
+        write_log(run, [*RunFolder.read(run).log.read(), solved])
+    text = invoke("compare", tmp_path / "a_b", tmp_path / "c_d").stdout
+    assert not {"\\", "|", "**"} & set(text)
+    header, first, second, _, differs, setting, *_ = text.splitlines()
+    assert header.split()[0] == "run"
+    assert first.split()[0] == "a_b"
+    assert setting.split() == ["plan.preset", "teamtr", "naive_sequential"]
+    assert differs.split()[-2:] == ["a_b", "c_d"]
+    assert "+0.0" in second
+    assert "-13.9 to +13.9" in second, "twenty problems alike are no certainty: 100 (1 - 0.05^(1/20))"
+    markdown = invoke("compare", tmp_path / "a_b", tmp_path / "c_d", "--format", "md").stdout
+    assert "| a\\_b" in markdown
+    assert "text or md" in invoke("compare", tmp_path / "a_b", tmp_path / "c_d", "--format", "html", code=2).stderr
+
+
+def test_an_interval_is_never_of_no_width():
+    from teamtr.evaluate import summarise
+    from teamtr.show import share
+    from teamtr.types import Verdict
+
+    for right, told in ((False, "0.0 % (0.0 to 0.3)"), (True, "100.0 % (99.7 to 100.0)")):
+        verdicts = [[Verdict("right" if right else "wrong", float(right))] for _ in range(1000)]
+        report = summarise(verdicts, [["x"]] * 1000, None, np.random.default_rng(0))
+        assert share(report.avg_at_k, report.avg_interval) == told
+
+
+def test_a_misspelt_hub_id_is_told_at_once(team_file, monkeypatch):
+    """One question and no more; a model in the cache needs no answer."""
+    import huggingface_hub
+    from huggingface_hub.errors import RepositoryNotFoundError
+    from transformers import AutoTokenizer
+
+    from teamtr.engines.torch.loading import hub_options
+
+    asked = []
+
+    def unreachable(url: str, timeout: float) -> None:
+        asked.append((url, timeout))
+        raise OSError("Name or service not known")
+
+    def unknown(url: str, timeout: float) -> None:
+        raise RepositoryNotFoundError.__new__(RepositoryNotFoundError)
+
+    def loader(*_: object, **__: object) -> None:
+        raise AssertionError("loaders ask again and again")
+
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", loader)
+    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", unreachable)
+    for command in (["check", team_file, "team.model=SmolLm/nonesuch"], ["compat", "tiny", "SmolLm/nonesuch"]):
+        told = invoke(*command, code=2).stderr
+        assert "'SmolLm/nonesuch': there is no such folder, and the hub could not be reached (Name or" in told
+        assert len(told.splitlines()) == 1
+    assert [("SmolLm/nonesuch" in url, timeout <= 10) for url, timeout in asked] == [(True, True)] * 2
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda source, name: "config.json")
+    assert hub_options("SmolLm/nonesuch") == {"local_files_only": True}
+    monkeypatch.undo()
+    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", unknown)
+    assert "the hub does not know it" in invoke("compat", "tiny", "SmolLm/nonesuch", code=2).stderr
 
 
 def test_another_team_file_is_refused(team_file, tmp_path):
@@ -167,10 +342,19 @@ def test_a_radius_that_drowns_in_rounding_is_refused(team_file, tmp_path, monkey
     result = invoke("check", team_file, code=3)
     assert "cannot be seen" in result.stderr
     assert "noise floor" in result.stderr
-    assert "learner.precision" in result.stderr
+    assert "raise plan.radius_nats_per_message, or shorten max_tokens" in result.stderr
+    assert "fp32 (or" not in result.stderr, "it is what it has"
     invoke("train", team_file, "--out", tmp_path / "run", code=3)
     assert not RunFolder.read(tmp_path / "run").checkpoints.numbers(), "nothing was begun"
     invoke("train", team_file, "plan.preset=no_trust_region", "--out", tmp_path / "free")
+
+
+def test_a_finer_precision_is_advised_where_there_is_one():
+    from teamtr.preflight import Floor, RadiusNotVisible, require_visible
+
+    region = SimpleNamespace(plan=SimpleNamespace(region=SimpleNamespace(gate=True)))
+    with pytest.raises(RadiusNotVisible, match=r"Set learner.precision to fp32 .* raise plan.radius_nats_per_token"):
+        require_visible(region, [Floor("left", "bf16", 8, 0.1, 0.01, unit="token")])
 
 
 def test_json_also_says_what_went_wrong(tmp_path):
@@ -291,6 +475,22 @@ def test_ctrl_c_once_saves_and_the_same_command_goes_on(team_file, tmp_path):
     finish = updates // 3 + 2
     again = last_json(invoke("train", team_file, f"plan.stages={finish}", "--out", folder, "--json"))
     assert again["updates"] == 3 * finish
+
+
+def test_ctrl_c_while_the_tiny_base_is_taught_stops_at_once(team_file, tmp_path):
+    folder = tmp_path / "run"
+    process = run_cli("train", team_file, "tiny.warmup_steps=3000", "--out", folder, "--json")
+    try:
+        first = process.stderr.readline()
+        assert first.startswith("teaching the tiny base"), first
+        process.send_signal(signal.SIGINT)
+        stdout, stderr = process.communicate(timeout=20)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert stderr == "error: interrupted; a run folder keeps every update that was committed\n"
+    assert json.loads(stdout)["exit_code"] == 130
+    assert list(contents(folder)) == ["team.yaml"], "which binds nobody before there is a checkpoint"
 
 
 def test_ctrl_c_twice_stops_at_once_and_stays_resumable(team_file, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -183,6 +184,75 @@ def test_without_out_the_new_run_is_beside_the_old_one(run, monkeypatch):
     invoke("swap", ".", "--agent", "speaker", "--with", "tiny", "--no-align", "--probes", 8, "--eval-problems", 1)
     assert set(run.iterdir()) == before
     assert (run.parent / "run-swap-speaker" / "team.yaml").exists()
+
+
+def test_swap_looks_at_what_was_asked_before_anything_takes_time(run, tmp_path, monkeypatch):
+    """No model is built for a name that nobody has, a folder that is not there, or a folder that is taken."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "file").write_text("")
+
+    def build(*_: object) -> None:
+        raise AssertionError("too early")
+
+    monkeypatch.setattr("teamtr.run.build", build)
+    for agent, model, out, told in (
+        ("nobody", "tiny", "x", "no agent 'nobody' in this run; it has left, right, speaker"),
+        ("left", "./nowhere", "x", "there is no such folder"),
+        ("left", "SmolLm/nonesuch", "x", "there is no such folder, and the hub could not be reached"),
+        ("left", "tiny", "mine", "neither empty nor a run folder"),
+    ):
+        refused = invoke("swap", run, "--agent", agent, "--with", model, "--out", tmp_path / out, code=2).stderr
+        assert told in refused
+    assert sorted(str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*")) == ["mine", "mine/file"]
+
+
+def test_a_swap_that_never_began_binds_nobody(run, tmp_path):
+    """A folder that holds no model is found out late; the corrected command may use the same folder."""
+    (tmp_path / "empty").mkdir()
+    options = ("--agent", "speaker", "--no-align", "--probes", 8, "--eval-problems", 1, "--out", tmp_path / "out")
+    invoke("swap", run, "--with", tmp_path / "empty", *options, code=2)
+    told = invoke("swap", run, "--with", "tiny", *options).stderr
+    assert "held-out success" in told
+    assert "another swap (model differ)" in invoke("swap", run, "--with", tmp_path / "empty", *options, code=3).stderr
+
+
+def test_swap_says_where_it_is_within_the_radius_and_where_not():
+    from teamtr.cli.swap import _lines
+
+    alignment = {"within_radius": True, "radius": 0.05, "kl": 0.01, "kl_upper": 0.04, "train_kl": 0.02}
+    record = {
+        "kind": "swap",
+        "agent": "left",
+        "mode": "aligned",
+        "from": {"model": "tiny"},
+        "to": {"model": "other"},
+        "shock": 0.0,
+        "direct_shock": 0.5,
+    }
+    near, far = ({"messages": 9, "kl": upper / 2, "kl_upper": upper} for upper in (0.05, 0.3))
+    within = _lines({**record, "alignment": {**alignment, "unseen": near}})
+    assert within[1] == "on held-out probes: KL 0.0100 (upper 0.0400), within the radius 0.05"
+    assert within[2:] == ["on unseen test problems: KL 0.0250 (upper 0.0500), within the radius 0.05"]
+    outside = _lines({**record, "alignment": {**alignment, "unseen": far}})
+    assert outside[1] == within[1]
+    assert outside[2] == "on unseen test problems: KL 0.1500 (upper 0.3000), outside the radius 0.05"
+    assert "more --probes" in outside[3]
+    short = _lines({**record, "alignment": {**alignment, "within_radius": False, "kl_upper": 0.2, "unseen": far}})
+    assert short[1].endswith("(upper 0.2000), outside the radius 0.05")
+    assert short[3].startswith("warning: the radius was not reached")
+
+
+def test_stages_after_a_swap(run):
+    """As the help of --stages says: what is left; of a finished run all once more; or what was asked for."""
+    from teamtr.swap.request import Request, new_team_file
+
+    told = " ".join(re.sub("[│╭╮╰╯─]", " ", invoke("swap", "--help").stdout).split())
+    assert "else what is left, of a finished run all once more" in told
+    team_file = loads(TEAM.replace("train: lora, lora: {rank: 2}", "train: full"), "small", ["plan.stages=10"])
+    for next_stage, stages, ends in ((4, None, 10), (10, None, 20), (10, 3, 13)):
+        request = Request("left", "tiny", stages=stages)
+        made = new_team_file(team_file, request, next_stage=next_stage, models=run.parent / "models")
+        assert made.plan.stages == ends
 
 
 def test_swap_refuses_what_contradicts_itself(run, tmp_path):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn, TypeVar
 
 import typer
 
@@ -27,6 +28,8 @@ Start with `teamtr demo`, then `teamtr init my-team.yaml` and `teamtr train my-t
 
 {EXIT_CODES}""",
 )
+
+Item = TypeVar("Item")
 
 _wants_json = False
 
@@ -59,9 +62,14 @@ def fail(message: str, code: int) -> NoReturn:
 
 @contextmanager
 def errors() -> Iterator[None]:
-    """Known errors become one message and a documented exit code; the unknown keep their traceback."""
+    """Known errors become one message and a documented exit code; the unknown keep their traceback. What the library
+    does that takes time is told on stderr."""
     from teamtr.errors import TeamTRError
 
+    library, teller = logging.getLogger("teamtr"), _Teller()
+    before = library.level
+    library.addHandler(teller)
+    library.setLevel(logging.INFO)
     try:
         yield
     except TeamTRError as error:
@@ -70,23 +78,55 @@ def errors() -> Iterator[None]:
         fail(str(error), 1)
     except KeyboardInterrupt:
         fail("interrupted; a run folder keeps every update that was committed", 130)
+    finally:
+        library.removeHandler(teller)
+        library.setLevel(before)
+
+
+class _Teller(logging.Handler):
+    """Says what is logged, on whatever stderr is at that moment: a live screen takes its place for a while."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        from teamtr.show import say
+
+        say(record.getMessage())
+
+
+class Stop:
+    """Whether somebody asked to stop. While updates are made, the first time finishes the one in progress and the
+    second stops at once; before that (models load, the tiny base is taught) there is nothing to finish."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._updating = False
+
+    def __call__(self) -> bool:
+        return self.asked
+
+    def ask(self, number: int, frame: Any) -> None:
+        """As a signal handler."""
+        if self.asked or not self._updating:
+            raise KeyboardInterrupt
+        self.asked = True
+        sys.stderr.write("\nfinishing this update, then saving; once more to stop at once\n")
+
+    def during(self, records: Iterable[Item]) -> Iterator[Item]:
+        """Hand on the records of a run; updates are made from the first of them to the end."""
+        try:
+            for record in records:
+                self._updating = True
+                yield record
+        finally:
+            self._updating = False
 
 
 @contextmanager
-def interruptible() -> Iterator[Callable[[], bool]]:
-    """The first Ctrl-C (or SIGTERM) finishes the update and saves; the second stops at once."""
-    asked = False
-
-    def ask(number: int, frame: Any) -> None:
-        nonlocal asked
-        if asked:
-            raise KeyboardInterrupt
-        asked = True
-        sys.stderr.write("\nfinishing this update, then saving; once more to stop at once\n")
-
-    before = {s: signal.signal(s, ask) for s in (signal.SIGINT, signal.SIGTERM)}
+def interruptible() -> Iterator[Stop]:
+    """Ctrl-C and SIGTERM ask to stop; see ``Stop``."""
+    stop = Stop()
+    before = {s: signal.signal(s, stop.ask) for s in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield lambda: asked
+        yield stop
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

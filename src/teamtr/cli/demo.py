@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from teamtr.cli.common import JsonFlag, app, emit, errors, fail, interruptible
+from teamtr.cli.common import JsonFlag, Stop, app, emit, errors, fail, interruptible
+
+if TYPE_CHECKING:
+    from teamtr.demo import Watch
+    from teamtr.show import TrainingScreen
 
 
 @app.command()
@@ -50,7 +54,7 @@ def demo(
                     demo_folder(out / f"{team_file.name}-{preset}-{s}" if out else None) as folder,
                     TrainingScreen(label=label) as screen,
                 ):
-                    result = train_demo(team_file, folder, screen.watch, stop)
+                    result = train_demo(team_file, folder, _watched(screen, stop), stop)
                     if stop():
                         raise KeyboardInterrupt
                     results[preset].append(result)
@@ -64,6 +68,10 @@ def demo(
         if compare:
             line["compare"] = {"preset": compare, **summary(results[compare])}
         emit(line)
+
+
+def _watched(screen: TrainingScreen, stop: Stop) -> Watch:
+    return lambda records: stop.during(screen.watch(records))
 
 
 def _write_report(folder: Path, target: Path) -> str:

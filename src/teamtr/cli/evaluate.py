@@ -42,11 +42,11 @@ def evaluate(
     Replies are kept as they come, so that the same command goes on where a killed one stopped, and `--regrade` grades
     them again without sampling.
     """
-    from teamtr.errors import Misuse
-    from teamtr.generations import Evaluation
-    from teamtr.rollout import Ledger
-
     with errors():
+        from teamtr.errors import Misuse
+        from teamtr.generations import Evaluation
+        from teamtr.rollout import Ledger
+
         if (run is None) == (team is None):
             raise Misuse("say what to evaluate: a run folder, or a team file with --team")
         if changes and team is None:
@@ -113,7 +113,8 @@ def _show_eval(report: EvalReport) -> None:
         rows.append(row("consensus on correct", report.consensus_on_correct))
     rows += [row(name.replace("_", " "), *figure) for name, figure in report.measures.items()]
     low, high = report.reward_interval
-    rows.append(("mean reward", f"{report.mean_reward:.3f}", f"{low:.3f} to {high:.3f}"))
+    # Equal rewards outside of [0, 1], whose range nobody told: there is no interval that would say anything.
+    rows.append(("mean reward", f"{report.mean_reward:.3f}", f"{low:.3f} to {high:.3f}" if low < high else ""))
     say(f"{report.problems} problems x {report.samples} samples")
     say(table(("measure", "value", f"{percent(report.confidence)} interval"), rows))
     for name, parts in report.tables.items():

@@ -24,13 +24,13 @@ def check(
     change of the weights, the KL that rounding alone produces must stay under a tenth of it. In bf16 it usually does
     not.
     """
-    from teamtr.build import build
-    from teamtr.config import load_team_file
-    from teamtr.preflight import measure_floors, require_visible, self_test
-    from teamtr.show import say
-    from teamtr.trackers import missing
-
     with errors():
+        from teamtr.build import build
+        from teamtr.config import load_team_file
+        from teamtr.preflight import measure_floors, require_visible, self_test
+        from teamtr.show import say
+        from teamtr.trackers import missing
+
         workshop = build(load_team_file(team_file, overrides or ()))
         doubts = [*self_test(workshop), *filter(None, map(missing, workshop.team_file.trackers))]
         floors = measure_floors(workshop)

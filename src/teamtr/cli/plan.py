@@ -22,13 +22,13 @@ def plan(
     `--rehearse` takes the longest possible step of every agent and compares the plan with what was really used; on a
     GPU, `teamtr train` does the same before its first stage.
     """
-    from teamtr.build import build
-    from teamtr.config import load_team_file
-    from teamtr.memory import GB, plan_memory
-    from teamtr.memory import rehearse as try_it
-    from teamtr.show import say, table
-
     with errors():
+        from teamtr.build import build
+        from teamtr.config import load_team_file
+        from teamtr.memory import GB, plan_memory
+        from teamtr.memory import rehearse as try_it
+        from teamtr.show import say, table
+
         workshop = build(load_team_file(team_file, overrides or ()))
         planned = plan_memory(workshop)
         tried = try_it(workshop) if rehearse else None

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from teamtr.cli.common import JsonFlag, app, emit, errors, fail
+from teamtr.text import visible
 
 FORMATS = ("html", "md", "json")
 
@@ -88,21 +89,27 @@ def view(
 @app.command()
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="Run folders; the first is compared with the others.")],
+    form: Annotated[str, typer.Option("--format", help="What is printed: `text` or `md`.")] = "text",
     out: Annotated[Path | None, typer.Option(help="Write the comparison as one HTML file.")] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Compare runs on an axis of sampled tokens: final success with a paired interval, and the settings that differ."""
-    from teamtr.report import compare_page, compare_runs, comparison_text, plain
-    from teamtr.show import say
+    from teamtr.report import compare_page, compare_runs, comparison_tables, comparison_text, plain
+    from teamtr.show import say, table
     from teamtr.store import write_atomic
 
+    if form not in ("text", "md"):
+        fail(f"--format is text or md, not {form!r}", 2)
     with errors():
         comparison = compare_runs(runs)
         if out is not None:
             write_atomic(out, compare_page(comparison).encode())
     if as_json:
         emit(plain(comparison))
-    else:
+    elif form == "md":
         sys.stdout.write(comparison_text(comparison))
+    else:
+        tables = [table(*each) for each in comparison_tables(comparison)]
+        sys.stdout.write("\n\n".join([*tables, *(f"note: {visible(n)}" for n in comparison["notes"])]) + "\n")
     if out is not None:
         say(f"comparison: {out}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,7 +32,8 @@ def swap(
     tools: Annotated[str | None, typer.Option(help="From now on: off or canonical.")] = None,
     system: Annotated[str | None, typer.Option(help="From now on: explicit or template.")] = None,
     stages: Annotated[
-        int | None, typer.Option(min=1, help="Stages the new run goes on for; else what is left.")
+        int | None,
+        typer.Option(min=1, help="Stages the new run goes on for; else what is left, of a finished run all once more."),
     ] = None,
     eval_problems: Annotated[int | None, typer.Option(min=1, help="As in `teamtr eval`.")] = None,
     eval_samples: Annotated[int | None, typer.Option(min=1, help="As in `teamtr eval`.")] = None,
@@ -44,10 +46,6 @@ def swap(
     (no bound says that the team is as good as before), updates after it are. The same command goes on with a swap that
     was interrupted. Then: `teamtr train OUT/team.yaml --out OUT`.
     """
-    from teamtr.show import say
-    from teamtr.swap import Request
-    from teamtr.swap import swap as swap_agent
-
     if no_align and reset:
         fail("--no-align and --reset exclude each other: a reset team has nothing to align to", 2)
     for flag, value, values in (
@@ -61,6 +59,10 @@ def swap(
     folder = out or _beside(run, f"-swap-{agent}")
     last: dict[str, Any] = {}
     with errors():
+        from teamtr.show import say
+        from teamtr.swap import Request
+        from teamtr.swap import swap as swap_agent
+
         request = Request(
             agent=agent,
             model=model,
@@ -83,7 +85,8 @@ def swap(
             for line in _lines(record):
                 say(line)
             last = record
-    say(f"\nnext: teamtr train {folder}/team.yaml --out {folder}")
+    where = shlex.quote(str(folder))
+    say(f"\nrun folder: {folder}; next: teamtr train {where}/team.yaml --out {where}")
     if as_json:
         alignment = last["alignment"] and {k: v for k, v in last["alignment"].items() if k not in ("curve", "trials")}
         emit({"folder": str(folder), **last, "alignment": alignment})
@@ -102,9 +105,10 @@ def _lines(record: dict[str, Any]) -> list[str]:
             marks = [f"  {'✓' if i['ok'] else '✗'} {i['point']}: {i['note'] or 'the same'}" for i in record["items"]]
             return ["protocol", *marks]
         case "swap_eval":
-            low, high = record["avg_interval"]
+            from teamtr.show import share
+
             when = {"before": "before", "at_swap": "at the swap", "after": "after alignment"}[record["when"]]
-            return [f"{when}: held-out success {100 * record['avg_at_k']:.1f} % ({100 * low:.1f} to {100 * high:.1f})"]
+            return [f"{when}: held-out success {share(record['avg_at_k'], record['avg_interval'])}"]
         case "align":
             of_what = "cross-entropy" if record["radius"] is None else f"KL, radius {record['radius']:g}"
             found = f"{record['kl']:.4f} (upper {record['upper']:.4f}, trained on {record['train_kl']:.4f})"
@@ -120,18 +124,30 @@ def _summary(record: dict[str, Any]) -> list[str]:
         f"{record['agent']}: {record['from']['model']} -> {record['to']['model']}, {record['mode']}; "
         f"shock {100 * record['shock']:.1f} points (as it came: {100 * record['direct_shock']:.1f}); not certified"
     ]
+    if alignment.get("within_radius") is not None:
+        lines.append(_against_radius("held-out probes", alignment, alignment["radius"]))
+    if "unseen" in alignment:
+        lines.append(_against_radius("unseen test problems", alignment["unseen"], alignment["radius"]))
     if alignment.get("within_radius") is False:
         lines.append(
-            f"warning: the radius was not reached: {alignment['kl_upper']:.4f} on held-out probes "
-            f"({alignment['train_kl']:.4f} on those trained on), radius {alignment['radius']:g}; try more --probes, "
-            "more --max-steps or another --learning-rate"
+            f"warning: the radius was not reached ({alignment['train_kl']:.4f} on the probes trained on); try more "
+            "--probes, more --max-steps or another --learning-rate"
         )
-    if "unseen" in alignment:
-        unseen = alignment["unseen"]
-        lines.append(f"on held-out problems: KL {unseen['kl']:.4f} (upper {unseen['kl_upper']:.4f}), looked at once")
+    elif "unseen" in alignment and not _is_within(alignment["unseen"], alignment["radius"]):
+        lines.append("warning: aligned on the probes' problems only; more --probes bring in more problems")
     if "note" in alignment:
         lines.append(f"warning: {alignment['note']}")
     return lines
+
+
+def _against_radius(where: str, found: dict[str, Any], radius: float) -> str:
+    """The KL beside the radius; its upper bound decides."""
+    verdict = "within" if _is_within(found, radius) else "outside"
+    return f"on {where}: KL {found['kl']:.4f} (upper {found['kl_upper']:.4f}), {verdict} the radius {radius:g}"
+
+
+def _is_within(found: dict[str, Any], radius: float) -> bool:
+    return bool(found["kl_upper"] <= radius)
 
 
 @app.command()
@@ -152,7 +168,7 @@ def compat(
     from teamtr.swap import compared_strings, load_tokenizer, run_strings
 
     with errors():
-        own = [line for line in strings.read_text().split("\n") if line] if strings else []
+        own = _lines_of(strings) if strings else []
         own += run_strings(run, count) if run else []
         found = compare_tokenizers(load_tokenizer(a), load_tokenizer(b), compared_strings(own, count))
     say(str(found))
@@ -164,6 +180,16 @@ def compat(
         raise typer.Exit(3)
 
 
+def _lines_of(file: Path) -> list[str]:
+    from teamtr.errors import Misuse
+
+    try:
+        return [line for line in file.read_text(encoding="utf-8").split("\n") if line]
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", "not UTF-8")
+        raise Misuse(f"--strings {file} cannot be read ({why}): give a text file in UTF-8") from error
+
+
 @app.command()
 def export(
     run: Run,
@@ -173,10 +199,10 @@ def export(
     as_json: JsonFlag = False,
 ) -> None:
     """Write agents of a run as folders that plain transformers or PEFT loads, each with a model card."""
-    from teamtr.export import export as export_agents
-    from teamtr.show import say
-
     with errors():
+        from teamtr.export import export as export_agents
+        from teamtr.show import say
+
         written = export_agents(run, out, agent=agent, merge=merge)
     for each in written:
         say(f"{each.agent}: {each.form} in {each.folder}{f', on {each.base}' if each.base else ''}")

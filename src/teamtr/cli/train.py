@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,17 +23,20 @@ def train(
     Ctrl-C once finishes the update and saves; twice stops at once. Every update is a checkpoint, so nothing but the
     update in progress is ever lost.
     """
-    from teamtr import run as runs
-    from teamtr.config import load_team_file
-    from teamtr.show import TrainingScreen
-
     last: dict[str, Any] = {}
     with errors(), interruptible() as stop:
+        from teamtr import run as runs
+        from teamtr.config import load_team_file
+        from teamtr.show import TrainingScreen, say
+
         settings = load_team_file(team_file, overrides or ())
         folder = out or Path("runs") / settings.name
         with TrainingScreen() as screen:
-            for record in screen.watch(runs.train(settings, folder, stop=stop)):
+            for record in stop.during(screen.watch(runs.train(settings, folder, stop=stop))):
                 last[record["kind"]] = record
+    if "resume" in last and "update" not in last and "finished" in last:
+        say(f"this run has done all its {settings.plan.stages} stages; raise plan.stages to go on")
+    say(f"run folder: {folder}; next: teamtr report {shlex.quote(str(folder))}")
     if as_json:
         evaluation, update = last.get("eval"), last.get("update")
         emit(

@@ -4,7 +4,7 @@ Reads run folders (the log, the newest commit, stored episodes) and nothing else
 """
 
 from teamtr.report.compare import compare_runs
-from teamtr.report.markdown import comparison_text, report_text
+from teamtr.report.markdown import comparison_tables, comparison_text, report_text
 from teamtr.report.page import compare_page, plain, report_page
 from teamtr.report.reading import Reading, read_run
 from teamtr.report.static import Report, build_report
@@ -15,6 +15,7 @@ __all__ = [
     "build_report",
     "compare_page",
     "compare_runs",
+    "comparison_tables",
     "comparison_text",
     "plain",
     "read_run",

@@ -21,12 +21,13 @@ from teamtr.diagnostics.order import order_of, order_sensitivity
 from teamtr.diagnostics.records import Record, number
 from teamtr.diagnostics.stability import stability
 from teamtr.errors import Misuse
+from teamtr.evaluate import alike_interval
 from teamtr.randomness import generator
 from teamtr.report.reading import Reading, read_run
 from teamtr.report.summary import eval_rows, run_facts, update_rows
 from teamtr.store import StoreError, read_episodes
 from teamtr.text import visible
-from teamtr.theory.certificates import mean_interval
+from teamtr.theory.intervals import mean_interval
 from teamtr.types import RolloutBatch
 
 
@@ -76,8 +77,13 @@ def difference(first: Reading, other: Reading, run: int) -> Difference | None:
 
 
 def _paired(values_P: np.ndarray, run: int, basis: str) -> Difference:
+    """Bootstrap over problems; where all differ alike it has nothing to resample, and the bound of ``alike_interval``
+    takes its place (differences of shares lie in [-1, 1])."""
     measured = mean_interval(values_P, method="bootstrap", rng=generator(0, "compare", run))
-    return Difference(run, measured.estimate, measured.lower, measured.upper, measured.problems, f"paired, {basis}")
+    low, high = measured.lower, measured.upper
+    if values_P.min() == values_P.max():
+        low, high = alike_interval(float(values_P[0]), len(values_P), measured.confidence, least=-1.0)
+    return Difference(run, measured.estimate, low, high, measured.problems, f"paired, {basis}")
 
 
 def _paired_evals(first: Reading, other: Reading) -> tuple[np.ndarray, int] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from teamtr.report.glance import clock
 from teamtr.text import in_markdown, visible
@@ -60,7 +60,20 @@ def report_text(data: Data) -> str:
 
 
 def comparison_text(comparison: Data) -> str:
-    """Several runs."""
+    """Several runs, as Markdown. Every value that a model or a file wrote is escaped."""
+    tables = [_table(table.header, table.rows) for table in comparison_tables(comparison)]
+    return "\n\n".join([*tables, *(f"> {in_markdown(note)}" for note in comparison["notes"])]) + "\n"
+
+
+class Table(NamedTuple):
+    """Cells are text on one line, in which nothing hides; for Markdown they are still to be escaped."""
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+def comparison_tables(comparison: Data) -> list[Table]:
+    """Several runs: what they came to, and the settings that differ, if any do."""
     runs = comparison["runs"]
     differences = {d["run"]: d for d in comparison["differences"]}
     rows = []
@@ -74,12 +87,12 @@ def comparison_text(comparison: Data) -> str:
         )
         rows.append((run["label"], run["sampled_tokens"], _percent(final), *told))
     settings = [(s["key"], *("-" if v is None else v for v in s["values"])) for s in comparison["settings"]]
-    parts = [
-        _table(("run", "sampled tokens", "final success", "difference, points", "95 % interval", "paired by"), rows),
-        _table(("setting that differs", *(run["label"] for run in runs)), settings),
-        *(f"> {in_markdown(note)}" for note in comparison["notes"]),
+    tables = [
+        (("run", "sampled tokens", "final success", "difference, points", "95 % interval", "paired by"), rows),
+        (("setting that differs", *(run["label"] for run in runs)), settings),
     ]
-    return "\n\n".join(parts) + "\n"
+    shown = ([[_on_one_line(_cell(x)) for x in row] for row in (header, *cells)] for header, cells in tables if cells)
+    return [Table(lines[0], lines[1:]) for lines in shown]
 
 
 def _region_row(agent: str, updates: Sequence[Data]) -> tuple[Any, ...]:
@@ -143,13 +156,17 @@ def _cell(value: Any) -> str:
         return "-"
     if isinstance(value, float):
         return f"{value:.3g}"
-    return in_markdown(f"{value:,}" if isinstance(value, int) else str(value))
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _on_one_line(text: str) -> str:
+    return visible(" ".join(text.split()))
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     if not rows:
         return "Nothing of this is in the log."
-    cells = [[in_markdown(h) for h in header], *([_cell(x) for x in row] for row in rows)]
+    cells = [[in_markdown(_cell(x)) for x in row] for row in (header, *rows)]
     widths = [max(len(row[c]) for row in cells) for c in range(len(header))]
     lines = ["| " + " | ".join(x.ljust(w) for x, w in zip(row, widths, strict=True)) + " |" for row in cells]
     return "\n".join([lines[0], "|" + "|".join("-" * (w + 2) for w in widths) + "|", *lines[1:]])

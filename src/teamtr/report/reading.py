@@ -16,7 +16,7 @@ from typing import Any
 from teamtr.config import ConfigError, TeamFile, loads
 from teamtr.diagnostics.records import Record, mapping, of_kind
 from teamtr.presets import Plan
-from teamtr.store import RunFolder, StoreError
+from teamtr.store import NotARun, RunFolder
 from teamtr.store.log import decode
 
 KNOWN_KINDS = ("start", "resume", "update", "stage", "eval", "swap", "finished", "stopped")
@@ -124,10 +124,10 @@ def read_run(path: Path | str, tail: LogTail | None = None) -> Reading:
     """The run in this folder; a folder that is no run at all is a StoreError. ``tail`` goes on where it was."""
     folder = Path(path)
     if not folder.is_dir():
-        raise StoreError(f"there is no run folder {folder}: check the path")
+        raise NotARun(f"there is no run folder {folder}: check the path")
     run = RunFolder(folder)
     if not (run.log.path.is_file() or run.team_file.is_file() or run.checkpoints.folder.is_dir()):
-        raise StoreError(f"{folder} is not a run folder (no log.jsonl, team.yaml or checkpoints in it): check the path")
+        raise NotARun(f"{folder} is not a run folder (no log.jsonl, team.yaml or checkpoints in it): check the path")
     notes: list[str] = []
     tail = tail or LogTail(run.log.path)
     tail.poll()

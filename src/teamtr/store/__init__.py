@@ -14,13 +14,14 @@ Everything is JSON, gzip or whatever a learner saves; nothing here can execute o
 from teamtr.store.atomic import StoreError, commit_folder, verify_folder, write_atomic
 from teamtr.store.checkpoint import Checkpoints, Commit
 from teamtr.store.episodes import batch_name, read_episodes, write_episodes
-from teamtr.store.folder import RunFolder, RunLocked
+from teamtr.store.folder import NotARun, RunFolder, RunLocked
 from teamtr.store.log import Log
 
 __all__ = [
     "Checkpoints",
     "Commit",
     "Log",
+    "NotARun",
     "RunFolder",
     "RunLocked",
     "StoreError",

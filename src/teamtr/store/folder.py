@@ -13,8 +13,8 @@ from pathlib import Path
 
 import orjson
 
-from teamtr.errors import Refused
-from teamtr.store.atomic import StoreError, explained, make_folder, remove_leftovers
+from teamtr.errors import Misuse, Refused
+from teamtr.store.atomic import TEMPORARY, StoreError, explained, make_folder, remove_leftovers
 from teamtr.store.checkpoint import Checkpoints
 from teamtr.store.log import Log
 
@@ -38,6 +38,12 @@ class RunLocked(StoreError):
     exit_code = Refused.exit_code
 
 
+class NotARun(StoreError):
+    """The path that was given holds no run, or something that is none."""
+
+    exit_code = Misuse.exit_code
+
+
 @dataclass(frozen=True)
 class RunFolder:
     """Where one run lives. ``open`` it to write, ``read`` it to look.
@@ -54,12 +60,14 @@ class RunFolder:
     def open(cls, path: Path | str, *, create: bool = True, keep_commits: int = 2) -> Iterator[RunFolder]:
         """Hold the folder for writing until the block ends or the process dies, whichever way it dies.
 
-        Raises RunLocked, naming the holder, when another process (or an open block of this one) holds it. What
-        interrupted writes left behind is removed.
+        Raises NotARun when something else is there: a folder is taken when it is empty or was a run's before. Raises
+        RunLocked, naming the holder, when another process (or an open block of this one) holds it. What interrupted
+        writes left behind is removed.
         """
         path = Path(path)
         if not create and not path.is_dir():
-            raise StoreError(f"there is no run folder {path}: check the path, or start a run there with `teamtr train`")
+            raise NotARun(f"there is no run folder {path}: check the path, or start a run there with `teamtr train`")
+        _require_ours(path)
         make_folder(path)
         descriptor = _lock(path / ".lock", path)
         _held.add(descriptor)
@@ -82,7 +90,7 @@ class RunFolder:
         """Look into a folder, also while a run writes to it; nothing can be written."""
         run = cls(Path(path))
         if not (run.team_file.is_file() or run.checkpoints.folder.is_dir()):
-            raise StoreError(f"{path} is not a run folder (no team.yaml and no checkpoints in it): check the path")
+            raise NotARun(f"{path} is not a run folder (no team.yaml and no checkpoints in it): check the path")
         return run
 
     @property
@@ -101,6 +109,29 @@ class RunFolder:
     @cached_property
     def checkpoints(self) -> Checkpoints:
         return Checkpoints(self.path / "checkpoints", keep=self.keep_commits, writable=self.writable)
+
+
+def _require_ours(path: Path) -> None:
+    """Nothing is there, or a folder that is empty or has a run's checkpoints; what a first start left is as good as
+    empty. Everything else is somebody's, and a run would write over its team.yaml and mix its files with ours."""
+    if path.is_dir():
+        with explained(path):
+            found = sorted(entry.name for entry in path.iterdir())
+        foreign = [name for name in found if name != ".lock" and not name.startswith(TEMPORARY)]
+        if foreign and not _has_checkpoints(path):
+            there = ", ".join(foreign[:3]) + (", …" if len(foreign) > 3 else "")
+            raise NotARun(
+                f"{path} is neither empty nor a run folder (there are {there}, and no checkpoints of a run): choose a "
+                "new or an empty folder"
+            )
+    elif path.exists():
+        raise NotARun(f"{path} is a file, not a folder: choose a new or an empty folder")
+
+
+def _has_checkpoints(path: Path) -> bool:
+    """Also none yet. A folder of that name is common; one with anything else in it is not ours."""
+    folder = path / "checkpoints"
+    return folder.is_dir() and all(e.name in ("agents", "commits") or e.name.startswith(".") for e in folder.iterdir())
 
 
 def _lock(file: Path, run: Path) -> int:

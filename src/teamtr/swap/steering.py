@@ -65,9 +65,16 @@ class Look:
     def worst(self) -> float:
         """What must be within the radius: a few held-out probes alone can be low by luck. What is no number is worst:
         compared as it is, nan would be neither above the radius nor above another look."""
-        if any(math.isnan(value) for value in (self.kl, self.upper, self.train_kl)):
-            return math.inf
-        return max(self.upper, self.train_kl)
+        return self._largest(self.upper, self.train_kl)
+
+    @property
+    def mean(self) -> float:
+        """What is to fall where there is no radius: a bound would follow the few messages that are hardest to say."""
+        return self._largest(self.kl, self.train_kl)
+
+    def _largest(self, *values: float) -> float:
+        broken = any(math.isnan(value) for value in (self.kl, self.upper, self.train_kl))
+        return math.inf if broken else max(values)
 
 
 @dataclass(frozen=True)
@@ -123,9 +130,9 @@ def rate_at(progress: Progress, step: int, settings: Alignment) -> float:
 def seen(progress: Progress, look: Look, settings: Alignment) -> Progress:
     """Add a look; it may be the best, and at a trial's end the one to go on from."""
     looks = (*progress.looks, look)
-    better = not progress.looks or look.worst < progress.looks[progress.best].worst
+    better = not progress.looks or _height(look, settings) < _height(progress.looks[progress.best], settings)
     leader = progress.leader
-    if _trial_ends(look, settings) and (leader is None or look.worst < looks[leader].worst):
+    if _trial_ends(look, settings) and (leader is None or _height(look, settings) < _height(looks[leader], settings)):
         leader = len(looks) - 1
     return replace(
         progress,
@@ -153,6 +160,10 @@ def path(progress: Progress) -> list[Look]:
     """The looks that lead to the best weights: the start, their own trial, and the descent from it down to them."""
     trial = progress.looks[progress.best].trial
     return [look for look in progress.looks[: progress.best + 1] if look.trial == trial or look.step == 0]
+
+
+def _height(look: Look, settings: Alignment) -> float:
+    return look.mean if settings.radius is None else look.worst
 
 
 def _stuck(progress: Progress, settings: Alignment) -> bool:

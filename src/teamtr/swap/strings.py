@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from teamtr.engines.torch.loading import hub_options
 from teamtr.engines.torch.tokenizer import character_tokenizer
 from teamtr.errors import Misuse
 from teamtr.protocol import render
@@ -26,8 +27,9 @@ def load_tokenizer(source: str) -> Any:
     from transformers import AutoTokenizer
 
     path = Path(source).expanduser()
+    options = {} if path.exists() else hub_options(source)
     try:
-        return AutoTokenizer.from_pretrained(str(path) if path.exists() else source)
+        return AutoTokenizer.from_pretrained(str(path) if path.exists() else source, **options)
     except (OSError, ValueError) as error:
         first_line = str(error).strip().splitlines()[0]
         raise Misuse(

@@ -29,11 +29,12 @@ from teamtr.build import Workshop, build
 from teamtr.config import TeamFile, dump
 from teamtr.engines.learner import PolicyLearner
 from teamtr.errors import Misuse, Refused
+from teamtr.export import agent_of
 from teamtr.preflight import measure_floors, require_visible
 from teamtr.protocol.tokenizers import compare_tokenizers
 from teamtr.randomness import seed_of
 from teamtr.rollout import Ledger
-from teamtr.run import Record, evaluate_team, open_run
+from teamtr.run import Record, StoredRun, evaluate_team
 from teamtr.store import Checkpoints, Commit, Log, RunFolder, read_episodes, write_atomic, write_episodes
 from teamtr.store.atomic import discard_folder, make_folder, remove_leftovers
 from teamtr.store.log import decode, encode
@@ -41,7 +42,7 @@ from teamtr.swap.align import Pupil, align
 from teamtr.swap.checklist import check_protocol, warnings_of
 from teamtr.swap.feasibility import achieved, surrogate, text_gap
 from teamtr.swap.probes import EXPLORING, Probes, make_probes, play_probes, problems_to_train
-from teamtr.swap.request import Request, new_team_file
+from teamtr.swap.request import Request, new_team_file, require_model
 from teamtr.swap.steering import TRIED, Alignment, Progress
 from teamtr.swap.strings import compared_strings, context_strings
 from teamtr.team import Team
@@ -57,13 +58,16 @@ def swap(run: Path | str, request: Request, out: Path | str) -> Iterator[Record]
     """Swap in a new folder, or go on with the swap that is there; yields records as they are made, last the swap's."""
     source, target_path = Path(run), Path(out)
     _require_apart(source.resolve(), target_path.resolve())
-    workshop, team, commit = open_run(source)
+    stored = StoredRun.read(source)
+    agent_of(stored.team_file, request.agent)
+    require_model(request.model)
+    _require_no_run(RunFolder(target_path))
     with RunFolder.open(target_path) as target:
-        if _claim(target, request, source, commit):
+        if _claim(target, request, source, stored.commit):
             _tidy(target)
             yield from (r for r in target.log.read() if r["kind"] == "swap")
             return
-        yield from _Swap(source, target, request, workshop, team, commit).go()
+        yield from _Swap(source, target, request, *stored.build(), stored.commit).go()
 
 
 def _require_apart(source: Path, target: Path) -> None:
@@ -71,6 +75,16 @@ def _require_apart(source: Path, target: Path) -> None:
     if source == target or source in target.parents or target in source.parents:
         where = "inside" if source in target.parents else "around" if target in source.parents else "the same as"
         raise Misuse(f"--out {target} is {where} the run {source}, which is never touched: choose another folder")
+
+
+def _require_no_run(target: RunFolder) -> None:
+    """Not into a run that is no swap."""
+    if not _request_of(target).exists() and (target.team_file.exists() or target.checkpoints.numbers()):
+        raise OtherSwap(f"{target.path} holds a run already; choose another folder for the swap")
+
+
+def _request_of(target: RunFolder) -> Path:
+    return target.path / "swap" / "request.json"
 
 
 def _tidy(target: RunFolder) -> None:
@@ -83,11 +97,11 @@ def _tidy(target: RunFolder) -> None:
 
 def _claim(target: RunFolder, request: Request, source: Path, commit: Commit) -> bool:
     """Take the folder for this swap; True when it was finished before."""
-    file = target.path / "swap" / "request.json"
+    file, began = _request_of(target), any(_made(target))
     asked = {**request.as_record(), "run": str(source.resolve()), "updates": commit.number, "agents": commit.agents}
     if not file.exists():
-        if target.team_file.exists() or target.checkpoints.numbers():
-            raise OtherSwap(f"{target.path} holds a run already; choose another folder for the swap")
+        _require_no_run(target)
+    if not (file.exists() and began):  # a swap that never began (a model that could not be loaded) binds nobody
         write_atomic(file, encode(asked, "request", sort_keys=True))
         return False
     before = decode(file.read_bytes())
@@ -98,6 +112,12 @@ def _claim(target: RunFolder, request: Request, source: Path, commit: Commit) ->
             f"{'; the run has gone on since' if 'updates' in other else ''}); choose another folder"
         )
     return target.team_file.exists()
+
+
+def _made(target: RunFolder) -> Iterator[Path]:
+    """What a swap has made in this folder so far that depends on what was asked."""
+    names = ("team.yaml", "swap/journal.jsonl", "episodes/*", "checkpoints/*")
+    return (path for name in names for path in target.path.glob(name))
 
 
 class _Swap:
