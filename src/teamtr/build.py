@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -83,6 +84,7 @@ class Workshop:
 
 def build(team_file: TeamFile) -> Workshop:
     """Load models, check templates, and put the team together."""
+    _use_few_threads(team_file)
     task = build_task(team_file)
     plan = team_file.plan.plan()
     settings = team_file.learner
@@ -133,6 +135,14 @@ def build(team_file: TeamFile) -> Workshop:
         certify_share=settings.certify_share,
     )
     return Workshop(team_file, task, engine, arena, team, plan, optimisation)
+
+
+def _use_few_threads(team_file: TeamFile) -> None:
+    """One, for built-in models: their matrices are too small to share, and two threads on a busy machine wait for each
+    other most of the time. What the environment asks for stands."""
+    built_in = all(agent.model in ("tiny", "tabular") for agent in team_file.team.agents)
+    if built_in and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
 
 
 def build_task(team_file: TeamFile) -> Task:

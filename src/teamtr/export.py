@@ -18,8 +18,8 @@ from teamtr.build import build
 from teamtr.config import AgentConfig, TeamFile
 from teamtr.engines.torch.loading import load_pretrained, quieten
 from teamtr.errors import Misuse
-from teamtr.run import StoredRun
 from teamtr.store.atomic import make_folder, temporary_beside
+from teamtr.stored import StoredRun
 
 OURS = ("optimizer.safetensors", "state.json", "manifest.json")
 """What a checkpoint holds besides the model."""

@@ -22,10 +22,9 @@ import torch
 from teamtr.account import Account
 from teamtr.algorithm import Slot, Step, run_stage, schedule
 from teamtr.build import Workshop, build, device_of
-from teamtr.config import ConfigError, TeamFile, dump, loads
+from teamtr.config import TeamFile
 from teamtr.diagnostics.probe import log_ratios, stale_probe, token_shift
 from teamtr.diagnostics.roles import role_success
-from teamtr.errors import Misuse, Refused
 from teamtr.evaluate import EvalReport, evaluate
 from teamtr.lesson import Lesson
 from teamtr.memory import GB, plan_memory, rehearse
@@ -34,14 +33,13 @@ from teamtr.randomness import generator, seed_of
 from teamtr.rollout import Ledger, collect
 from teamtr.store import (
     Commit,
-    NotARun,
     RunFolder,
     StoreError,
     batch_name,
     read_episodes,
-    write_atomic,
     write_episodes,
 )
+from teamtr.stored import claim
 from teamtr.tasks import Roles
 from teamtr.team import Team
 from teamtr.theory.advantages import group_advantages
@@ -53,30 +51,9 @@ from teamtr.types import Certificate, Problem, RolloutBatch, StageReport
 from teamtr.update import Stakes, Update, update_agent
 
 Record = dict[str, Any]
-MAY_CHANGE = (
-    "plan.stages",
-    "eval.every",
-    "eval.problems",
-    "eval.samples",
-    "eval.temperature",
-    "store.keep_checkpoints",
-    "learner.micro_batch",
-    "diagnostics.every",
-    "sampling.compiled",
-    "sampling.memory_gb",
-    "trackers",
-)
-"""Settings that a resumed run may change without becoming another run; of a list, all that it holds."""
-
 
 EVAL_PROBLEMS, EVAL_SAMPLES = 64, 4
 """Of an evaluation during a run, when the team file says nothing."""
-
-
-class OtherRun(StoreError):
-    """The folder holds a run of another team file."""
-
-    exit_code = Refused.exit_code
 
 
 @dataclass(frozen=True)
@@ -102,7 +79,7 @@ def train(team_file: TeamFile, folder: Path | str, *, stop: Callable[[], bool] =
     """
     with RunFolder.open(folder, keep_commits=team_file.store.keep_checkpoints) as run:
         commit = run.checkpoints.latest()
-        _claim(run, team_file, commit)
+        claim(run, team_file, commit)
         yield from follow(
             _Driver(run, build(team_file), stop).go(commit),
             team_file.trackers,
@@ -528,82 +505,3 @@ def exact_success(workshop: Workshop, team: Team) -> float | None:
         for name in team.names
     }
     return role_success(team, workshop.engine.learners, codecs, task.problems("test"), words)
-
-
-@dataclass(frozen=True)
-class StoredRun:
-    """A run on disk: its settings and its last commit, before anything is built of them."""
-
-    folder: RunFolder
-    team_file: TeamFile
-    commit: Commit
-
-    @classmethod
-    def read(cls, folder: Path | str) -> StoredRun:
-        """Without taking the run's lock. Raises NotARun where there is nothing to go on from."""
-        run = RunFolder.read(folder)
-        if not run.team_file.is_file():
-            raise NotARun(f"{folder} holds no whole run (no team.yaml in it): train or swap to its end first")
-        team_file = loads(run.team_file.read_text(), name=str(run.team_file))
-        commit = run.checkpoints.latest()
-        if commit is None:
-            raise NotARun(f"{folder} holds no checkpoint yet; train first")
-        return cls(run, team_file, commit)
-
-    def build(self) -> tuple[Workshop, Team]:
-        """The team of the commit."""
-        workshop = build(self.team_file)
-        return workshop, workshop.load(lambda name: self.folder.checkpoints.folder_of(self.commit, name))
-
-
-def open_run(folder: Path | str) -> tuple[Workshop, Team, Commit]:
-    """The team of a run's last commit, built, without taking its lock."""
-    stored = StoredRun.read(folder)
-    return *stored.build(), stored.commit
-
-
-def _claim(run: RunFolder, team_file: TeamFile, commit: Commit | None) -> None:
-    """Write the resolved team file, or make sure that the one there is the same and asks for no less than was done."""
-    text = dump(team_file)
-    if run.team_file.exists() and commit is not None:  # a run that never began binds nobody
-        try:
-            stored = loads(run.team_file.read_text(), name=str(run.team_file))
-        except ConfigError as error:
-            raise OtherRun(f"the team file stored in {run.path} cannot be read:\n{error}") from error
-        changed = _differences(stored.model_dump(), team_file.model_dump())
-        other = [key for key in changed if not any(f"{key}.".startswith(f"{free}.") for free in MAY_CHANGE)]
-        if other:
-            raise OtherRun(
-                f"{run.path} holds a run with other settings ({', '.join(other[:5])}"
-                f"{', …' if len(other) > 5 else ''}); choose another folder, or undo the change to go on with it"
-            )
-        _require_stages(run, team_file, commit)
-    write_atomic(run.team_file, text.encode())
-
-
-def _require_stages(run: RunFolder, team_file: TeamFile, commit: Commit) -> None:
-    """A plan cannot end before what is done: its last evaluation would be of a team that is further on."""
-    stage, updated = int(commit.progress["stage"]), int(commit.progress["done"])
-    begun = stage + (updated > 0)
-    if team_file.plan.stages >= begun:
-        return
-    each = sum(not agent.frozen for agent in team_file.team.agents)
-    whole = stage + (updated == each)
-    told = f"{whole} {'stage' if whole == 1 else 'stages'}"
-    if updated < each:
-        told += f" and {updated} of {each} updates of the next"
-    raise Misuse(
-        f"plan.stages is {team_file.plan.stages}, but the run in {run.path} has done {told}: "
-        f"set plan.stages to {begun} or more to go on with it, or choose a new folder"
-    )
-
-
-def _differences(a: Any, b: Any, path: str = "") -> Iterator[str]:
-    if isinstance(a, Mapping) and isinstance(b, Mapping):
-        for key in sorted({*a, *b}):
-            yield from _differences(a.get(key), b.get(key), f"{path}.{key}" if path else str(key))
-    elif isinstance(a, list | tuple) and isinstance(b, list | tuple) and len(a) == len(b):
-        for k, (x, y) in enumerate(zip(a, b, strict=True)):
-            yield from _differences(x, y, f"{path}.{k}")
-    elif a != b:
-        yield path

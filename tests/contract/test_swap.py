@@ -20,8 +20,9 @@ from teamtr.errors import Misuse, Refused
 from teamtr.protocol.tokenizers import adversarial, compare_tokenizers
 from teamtr.randomness import generator
 from teamtr.store import RunFolder, read_episodes
+from teamtr.stored import StoredRun
 from teamtr.swap import Request, compared_strings, run_strings, swap
-from teamtr.swap.probes import Probes, joined, make_probes, problems_to_train, split_rows
+from teamtr.swap.probes import Probes, joined, make_probes, problems_held_out, problems_to_train, split_rows
 
 TEAM = """\
 name: small
@@ -77,7 +78,7 @@ def fingerprint(folder: Path) -> dict[str, str]:
 
 
 def probes_of(out: Path, **changes) -> tuple[Probes, object]:
-    workshop, _, _ = runs.open_run(out)
+    workshop, _ = StoredRun.read(out).build()
     settings = {"exact": True, "probes": 96, "held_out": 0.2, "seed": 0, **changes}
     return make_probes(
         [read_episodes(out / "episodes" / PROBES)], workshop.team["speaker"], workshop, **settings
@@ -322,6 +323,20 @@ def test_more_probes_leave_what_is_held_out_alone(aligned):
     assert len(grown.train) == len(probes.train) + len(batch.of("speaker"))
     for m in (0, len(probes.new) - 1):
         np.testing.assert_array_equal(grown.new.prompts[m], probes.new.prompts[m])
+
+
+def test_more_probes_to_judge_by_are_all_held_out(aligned):
+    out, _ = aligned
+    probes, workshop = probes_of(out)
+    batch = read_episodes(out / "episodes" / PROBES)
+    judged = problems_held_out(batch, probes)
+    assert {p.id for p in judged}.isdisjoint(p.id for p in problems_to_train(batch, probes))
+    settings = {"exact": True, "probes": 96, "held_out": 0.2, "seed": 0}
+    grown = make_probes([batch, batch], workshop.team["speaker"], workshop, judges=[batch], **settings)
+    messages = len(batch.of("speaker"))
+    assert len(grown.held_out) == len(probes.held_out) + messages
+    assert (grown.held_out[-messages:] == np.arange(len(grown.new))[-messages:]).all()
+    assert len(grown.train) == len(probes.train) + messages
 
 
 def test_probes_respelt(aligned):

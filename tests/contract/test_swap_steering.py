@@ -111,13 +111,15 @@ def test_what_is_no_number_is_not_within_the_radius(kl, upper, train_kl):
     assert not within(Look(0, 10, kl, upper, train_kl, 1.0), SETTINGS)
 
 
-def test_without_a_radius_the_mean_decides_and_not_the_bound():
-    text = replace(SETTINGS, radius=None)
+def test_looks_are_compared_by_the_mean_unless_one_is_within():
     progress = start()
-    for kl, upper in ((2.0, 2.5), (1.0, 4.0)):
-        progress = seen(progress, Look(0, progress.step + 5, kl, upper, 0.5, 1.0), text)
-    assert progress.best == 2
-    assert seen(progress, Look(0, 20, 0.5, 5.0, 0.4, 1.0), SETTINGS).best == 2, "with one, the bound does"
+    for kl, upper in ((2.0, 2.5), (0.05, 4.0), (0.06, 3.0), (0.07, 0.09), (0.01, 5.0)):
+        progress = seen(progress, Look(0, progress.step + 5, kl, upper, 0.01, 1.0), SETTINGS)
+    best = [seen(start(), look, SETTINGS).best for look in progress.looks[2:4]]
+    assert best == [1, 1], "both are better than the start"
+    assert progress.looks[progress.best].kl == 0.07, "the one that is within, though others have a lower mean"
+    outside = replace(SETTINGS, radius=None)
+    assert seen(progress, Look(0, 50, 0.005, 9.0, 0.001, 1.0), outside).best == 6, "without a radius none is within"
 
 
 def test_what_is_no_number_does_not_lead():

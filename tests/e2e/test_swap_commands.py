@@ -15,6 +15,7 @@ from teamtr import run as runs
 from teamtr.cli import app
 from teamtr.config import loads
 from teamtr.store import RunFolder
+from teamtr.stored import StoredRun
 
 TEAM = """\
 name: small
@@ -61,7 +62,7 @@ def exported(run, tmp_path_factory) -> tuple[Path, dict]:
 
 def logits_of(run: Path, agent: str) -> np.ndarray:
     """What the run's own policy computes."""
-    workshop, _, _ = runs.open_run(run)
+    workshop, _ = StoredRun.read(run).build()
     policy = workshop.engine.learner(agent).policy
     with torch.no_grad():
         return policy.head()(policy._body(input_ids=IDS).last_hidden_state[0]).numpy()

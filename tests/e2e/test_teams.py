@@ -14,6 +14,7 @@ from teamtr.build import build
 from teamtr.config import loads
 from teamtr.errors import Misuse
 from teamtr.store import RunFolder
+from teamtr.stored import StoredRun
 
 SMALL = "tiny: {layers: 1, width: 32, heads: 2, warmup_steps: 40, warmup_learning_rate: 1e-2}\n"
 PLAN = """
@@ -92,7 +93,8 @@ def test_lora_agents_share_one_frozen_base(tmp_path):
     records = updates(train(text, tmp_path / "run", *overrides))
     assert any(r["outcome"] == "accepted" for r in records)
     assert all(r["kl_upper"] <= r["radius"] for r in records)
-    reopened, team, commit = run.open_run(tmp_path / "run")
+    stored = StoredRun.read(tmp_path / "run")
+    (reopened, team), commit = stored.build(), stored.commit
     assert team.versions == commit.progress["versions"]
     for name, value in reopened.engine.learner("left").policy.model.named_parameters():
         if "lora_" not in name:
@@ -107,7 +109,8 @@ def test_a_checkpoint_loads_in_plain_transformers(tmp_path):
 
     text = "name: plain\n" + SMALL + CODE % "tiny" + PLAN
     train(text, tmp_path / "run")
-    workshop, _, commit = run.open_run(tmp_path / "run")
+    stored = StoredRun.read(tmp_path / "run")
+    (workshop, _), commit = stored.build(), stored.commit
     folder = RunFolder.read(tmp_path / "run").checkpoints.folder_of(commit, "speaker")
     model = AutoModelForCausalLM.from_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -233,7 +236,7 @@ def test_learning_rate_zero_changes_no_bit_of_a_transformer_team(tmp_path):
         assert (r["kl_full"], r["kl_upper"], r["kl_k1"], r["kl_k3"]) == (0.0, 0.0, 0.0, 0.0)
         assert r["version_before"] == r["version_after"]
     fresh = build(loads(text, "team", ["learner.learning_rate=0"]))
-    _, team, _ = run.open_run(tmp_path / "run")
+    _, team = StoredRun.read(tmp_path / "run").build()
     assert team.versions == fresh.team.versions
 
 

@@ -79,17 +79,18 @@ def evaluate(
 
 def _opened(run: Path | None, team: Path | None, changes: list[str]) -> tuple[Workshop, Team, Path, int, int]:
     """What plays, who plays it, where its evaluations are kept, and how far it is trained: stages, updates."""
-    from teamtr import run as runs
     from teamtr.build import build
     from teamtr.config import load_team_file
+    from teamtr.stored import StoredRun
 
     if team is not None:
         settings = load_team_file(team, changes)
         workshop = build(settings)
         return workshop, workshop.current_team(), Path("evals") / settings.name, 0, 0
     assert run is not None
-    workshop, members, commit = runs.open_run(run)
-    return workshop, members, run / "evals", int(commit.progress["stage"]), commit.number
+    stored = StoredRun.read(run)
+    workshop, members = stored.build()
+    return workshop, members, run / "evals", int(stored.commit.progress["stage"]), stored.commit.number
 
 
 def _say_progress(done: int, of: int, scores: Scores) -> None:

@@ -26,7 +26,7 @@ def swap(
     held_out: Annotated[float, typer.Option(help="Share of them that is only looked at.")] = 0.2,
     learning_rate: Annotated[float | None, typer.Option(help="Of the alignment; else several are tried.")] = None,
     max_steps: Annotated[int, typer.Option(min=1, help="Most steps of the alignment.")] = 2000,
-    doublings: Annotated[int, typer.Option(min=0, help="How often more probes may be played.")] = 3,
+    doublings: Annotated[int, typer.Option(min=0, help="How often more probes may be played.")] = 5,
     check_every: Annotated[int, typer.Option(min=1, help="Steps between looks at the held-out probes.")] = 25,
     think: Annotated[str | None, typer.Option(help="From now on: keep, strip or forbid; see docs/swap.md.")] = None,
     tools: Annotated[str | None, typer.Option(help="From now on: off or canonical.")] = None,

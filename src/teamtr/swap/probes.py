@@ -33,8 +33,8 @@ class Probes:
     """The same messages for both agents, row by row: ``old`` in the old agent's tokens, ``new`` in the new one's.
 
     ``exact``: both read and write the same ids, so that a KL between them exists. ``held_out`` are the rows that no
-    step of the alignment sees: whole problems, as far as there are several. The first ``usual`` rows are of the team's
-    own conversations, further ones of hotter ones.
+    step of the alignment sees: whole problems, as far as there are several. The first ``usual`` rows are those played
+    first; then come hotter conversations to learn from, then more to judge by.
     """
 
     old: AgentBatch
@@ -92,13 +92,15 @@ def make_probes(
     probes: int,
     held_out: float,
     seed: int,
+    judges: Sequence[RolloutBatch] = (),
 ) -> Probes:
     """Both agents' views of the messages; ``workshop`` is the one the new agent lives in.
 
-    Of the first batch's first ``probes`` messages a part is held out. Further batches are all trained on: their
-    problems are to be chosen among ``problems_to_train``.
+    Of the first batch's first ``probes`` messages a part is held out. Further batches are all trained on, ``judges``
+    all held out: their problems are to be chosen among ``problems_to_train`` and ``problems_held_out``.
     """
-    batch = joined(batches)
+    batch = joined([*batches, *judges])
+    learnt = sum(len(b.of(agent.name)) for b in batches)
     codec = workshop.arena.codecs[agent.name]
     turns = list(_turns_of(batch, agent.name))
     messages = [turn.token_ids if exact else _respelt(codec, turn) for _, turn, _ in turns]
@@ -133,6 +135,7 @@ def make_probes(
     )
     held = np.zeros(len(rows), dtype=bool)
     held[: len(own)] = split_rows(old.cluster_M[: len(own)], held_out, generator(seed, "swap", "held out", agent.name))
+    held |= np.array(rows) >= learnt
     characters = np.array([max(1, len(turns[m][1].text)) for m in rows], dtype=np.int64)
     return Probes(old, new, exact, np.flatnonzero(~held), np.flatnonzero(held), characters, usual=len(own))
 
@@ -140,6 +143,10 @@ def make_probes(
 def problems_to_train(batch: RolloutBatch, probes: Probes) -> list[Problem]:
     """The problems of which more probes may be played: none that is held out, as far as there are several."""
     return [batch.problems[p] for p in np.unique(probes.old.cluster_M[probes.train])]
+
+
+def problems_held_out(batch: RolloutBatch, probes: Probes) -> list[Problem]:
+    return [batch.problems[p] for p in np.unique(probes.old.cluster_M[probes.held_out])]
 
 
 def joined(batches: Sequence[RolloutBatch]) -> RolloutBatch:

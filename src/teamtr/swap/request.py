@@ -45,7 +45,7 @@ class Request:
     batch: int = 64
     check_every: int = 25
     max_steps: int = 2000
-    doublings: int = 3
+    doublings: int = 5
     stages: int | None = None
     eval_problems: int | None = None
     eval_samples: int | None = None

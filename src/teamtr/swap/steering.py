@@ -44,7 +44,7 @@ class Alignment:
     trial_looks: int = 2
     patience: int = 4
     halvings: int = 3
-    doublings: int = 3
+    doublings: int = 5
     seed: int = 0
 
 
@@ -69,7 +69,7 @@ class Look:
 
     @property
     def mean(self) -> float:
-        """What is to fall where there is no radius: a bound would follow the few messages that are hardest to say."""
+        """What looks are compared by: a bound follows the few messages that are hardest to say, and is mostly noise."""
         return self._largest(self.kl, self.train_kl)
 
     def _largest(self, *values: float) -> float:
@@ -162,8 +162,9 @@ def path(progress: Progress) -> list[Look]:
     return [look for look in progress.looks[: progress.best + 1] if look.trial == trial or look.step == 0]
 
 
-def _height(look: Look, settings: Alignment) -> float:
-    return look.mean if settings.radius is None else look.worst
+def _height(look: Look, settings: Alignment) -> tuple[bool, float]:
+    """Within the radius first, then by the mean."""
+    return not within(look, settings), look.mean
 
 
 def _stuck(progress: Progress, settings: Alignment) -> bool:

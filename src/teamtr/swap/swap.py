@@ -34,20 +34,24 @@ from teamtr.preflight import measure_floors, require_visible
 from teamtr.protocol.tokenizers import compare_tokenizers
 from teamtr.randomness import seed_of
 from teamtr.rollout import Ledger
-from teamtr.run import Record, StoredRun, evaluate_team
+from teamtr.run import Record, evaluate_team
 from teamtr.store import Checkpoints, Commit, Log, RunFolder, read_episodes, write_atomic, write_episodes
 from teamtr.store.atomic import discard_folder, make_folder, remove_leftovers
 from teamtr.store.log import decode, encode
+from teamtr.stored import StoredRun
 from teamtr.swap.align import Pupil, align
 from teamtr.swap.checklist import check_protocol, warnings_of
 from teamtr.swap.feasibility import achieved, surrogate, text_gap
-from teamtr.swap.probes import EXPLORING, Probes, make_probes, play_probes, problems_to_train
+from teamtr.swap.probes import EXPLORING, Probes, make_probes, play_probes, problems_held_out, problems_to_train
 from teamtr.swap.request import Request, new_team_file, require_model
 from teamtr.swap.steering import TRIED, Alignment, Progress
 from teamtr.swap.strings import compared_strings, context_strings
 from teamtr.team import Team
 from teamtr.theory.advantages import group_advantages
 from teamtr.types import AgentState, Problem, RolloutBatch
+
+JUDGED_DOUBLINGS = 3
+"""How often the probes that judge are doubled too: every look measures all of them."""
 
 
 class OtherSwap(Refused):
@@ -282,18 +286,21 @@ class _Swap:
         )
 
     def _probes(self, batch: RolloutBatch, exact: bool, doubled: int) -> Probes:
-        """The probes after so many doublings; what is held out stays the same."""
+        """The probes after so many doublings: hotter ones to learn from, usual ones of the problems held out to judge
+        by, of which a hundred are ruled by one slip of the old agent."""
         probes = self._viewed([batch], exact)
         if doubled == 0:
             return probes
-        problems, count = problems_to_train(batch, probes), self.request.probes
-        more = [
-            self._played(f"probes-{k}", problems, count * 2 ** (k - 1), temperature=EXPLORING)
-            for k in range(1, doubled + 1)
-        ]
-        return self._viewed([batch, *more], exact)
+        learnt, judged = problems_to_train(batch, probes), problems_held_out(batch, probes)
+        more, judges = [], []
+        for k in range(1, doubled + 1):
+            count = self.request.probes * 2 ** (k - 1)
+            more.append(self._played(f"probes-{k}", learnt, count, temperature=EXPLORING))
+            if k <= JUDGED_DOUBLINGS:
+                judges.append(self._played(f"judges-{k}", judged, len(probes.held_out) * 2 ** (k - 1)))
+        return self._viewed([batch, *more], exact, judges)
 
-    def _viewed(self, batches: Sequence[RolloutBatch], exact: bool) -> Probes:
+    def _viewed(self, batches: Sequence[RolloutBatch], exact: bool, judges: Sequence[RolloutBatch] = ()) -> Probes:
         request = self.request
         return make_probes(
             batches,
@@ -303,11 +310,13 @@ class _Swap:
             probes=request.probes,
             held_out=request.held_out,
             seed=self.seed,
+            judges=judges,
         )
 
     def _feasibility(self, pupil: Pupil, batch: RolloutBatch, settings: Alignment) -> Record:
         """The surrogate on held-out probes, and one look at conversations that steered nothing."""
         plan, rows = self.new.plan, pupil.probes.held_out
+        rows = rows[rows < pupil.probes.usual]  # of the conversations played first, whose rewards these are
         advantages = group_advantages(batch.returns_PG(plan.gamma), a_clip=plan.a_clip, eps_norm=plan.eps_norm)
         advantages_M = advantages.values_PG.reshape(-1)[pupil.probes.old.episode_M[rows]]
         found = surrogate(pupil.student.measure(rows), advantages_M)
