@@ -180,16 +180,18 @@ def test_killed_while_the_looks_are_removed(world, tmp_path):
 
 
 def test_killed_while_more_probes_are_played(world, tmp_path):
-    """When the further probes are there but for their name, and when a look at what was learnt of them is committed and
-    the next one, the tenth, is not."""
+    """When further probes to learn from, or to judge by, are there but for their name, and when a look at what was
+    learnt of them is committed and the next one is not."""
     run, model, _ = world
-    learns_by_heart = {"probes": 16, "learning_rate": 0.03, "check_every": 4, "max_steps": 36, "eval_problems": 1}
+    learns_by_heart = {"probes": 8, "learning_rate": 0.03, "check_every": 4, "max_steps": 44, "eval_problems": 1}
     assert attempt(run, model, tmp_path / "whole", **learns_by_heart) == 0
     whole = outcome(tmp_path / "whole")
     found = whole["records"][-1]["alignment"]
-    doubled = [look["doubled"] for look in (*found["curve"], *found["trials"])]
-    assert doubled == [0] * 8 + [1] * 2, "probes are to be doubled before the ninth look"
-    deaths = [partial(at_naming, "swap-probes-1.jsonl.gz"), partial(at_naming, "000010")]
+    doubled = [look["doubled"] for look in sorted((*found["curve"], *found["trials"]), key=lambda look: look["step"])]
+    first = doubled.index(1)
+    assert doubled[first + 1 :], "a look follows the first one with more probes"
+    files = ("swap-probes-1.jsonl.gz", "swap-judges-1.jsonl.gz", f"{first + 2:06d}")
+    deaths = [partial(at_naming, file) for file in files]
     killed_often((run, model, whole), tmp_path / "out", deaths, **learns_by_heart)
 
 
