@@ -27,6 +27,7 @@ from teamtr.config import (
     SumsTask,
     TeamFile,
 )
+from teamtr.config.paths import BUILT_IN_MODELS
 from teamtr.engines.hashing import hash_tensors
 from teamtr.engines.learner import PolicyLearner
 from teamtr.engines.local import LocalEngine
@@ -140,7 +141,7 @@ def build(team_file: TeamFile) -> Workshop:
 def _use_few_threads(team_file: TeamFile) -> None:
     """One, for built-in models: their matrices are too small to share, and two threads on a busy machine wait for each
     other most of the time. What the environment asks for stands."""
-    built_in = all(agent.model in ("tiny", "tabular") for agent in team_file.team.agents)
+    built_in = all(agent.model in BUILT_IN_MODELS for agent in team_file.team.agents)
     if built_in and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
 

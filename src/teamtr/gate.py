@@ -18,7 +18,7 @@ from teamtr.presets import Radii, Region
 from teamtr.randomness import generator
 from teamtr.theory.control import backoff_fraction
 from teamtr.theory.intervals import bootstrap_upper
-from teamtr.theory.surrogate import bound_log_ratio, surrogate_gain
+from teamtr.theory.surrogate import gain_by_message, surrogate_gain
 from teamtr.types import Divergence
 
 FEWEST = 64
@@ -154,7 +154,7 @@ def see(learner: Learner, lesson: Lesson, look: Look, radii: Radii, confidence: 
     taught = lesson.taught_M[look.rows]  # what is set aside must not decide whether the step is kept
     log_ratio_M, advantages_M = divergence.log_ratio_M[taught], lesson.advantages_M[look.rows][taught]
     gain_lower = -bootstrap_upper(
-        -np.expm1(bound_log_ratio(log_ratio_M)) * advantages_M,
+        -gain_by_message(log_ratio_M, advantages_M),
         lesson.batch.cluster_M[look.rows][taught],
         confidence=confidence,
         rng=generator(seed, "bootstrap"),

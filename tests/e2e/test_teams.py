@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from teamtr import run
-from teamtr.build import build
+from teamtr.build import _use_few_threads, build
 from teamtr.config import loads
 from teamtr.errors import Misuse
 from teamtr.store import RunFolder
@@ -277,3 +277,19 @@ def test_only_plans_that_reuse_rollouts_gate_on_every_message(tmp_path, override
     assert kept
     looked_at_all = [r["messages_measured"] == r["messages"] for r in kept]
     assert all(looked_at_all) is whole
+
+
+@pytest.mark.parametrize(
+    ("models", "asked", "threads"),
+    [(("tiny", "tiny"), None, [1]), (("tiny", "./folder"), None, []), (("tiny", "tiny"), "4", [])],
+)
+def test_built_in_models_take_one_thread_unless_the_environment_says(monkeypatch, models, asked, threads):
+    team = {"agents": [{"name": f"a{k}", "model": model} for k, model in enumerate(models, start=1)]}
+    team_file = loads(f"name: threads\ntask: {{name: roles}}\nteam: {json.dumps(team)}\n")
+    set_to: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", set_to.append)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if asked is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", asked)
+    _use_few_threads(team_file)
+    assert set_to == threads

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from teamtr.lab import figures, point_checks, roles, scaling, tightness
+from teamtr.lab import figures, geometry_checks, point_checks, roles, scaling, tightness
 from teamtr.lab.checks import Check
 from teamtr.lab.verify import verify
 from teamtr.theory import allocation, concentration, geometry, information
@@ -45,7 +45,7 @@ LABELS = {
 
 
 def test_every_statement_of_these_sections_is_checked_without_a_violation() -> None:
-    report = verify(200, seed=3, checks=point_checks.CHECKS)
+    report = verify(200, seed=3, checks=[*point_checks.CHECKS, *geometry_checks.CHECKS])
     assert report.violations == 0
     assert set(report.checks) >= LABELS
     for part in ("cor:clipbias-prob (largest)", "lem:grad-hess (Hessian)", "thm:pgd (step)", "thm:pgd (rate)"):
@@ -119,7 +119,7 @@ SABOTAGE: list[tuple[str, Check, Any, str, Callable[..., Any], str]] = [
     ),
     (
         "the remainder of the other direction",
-        point_checks.fisher_bridge,
+        geometry_checks.fisher_bridge,
         geometry,
         "cubic_constant",
         lambda norm, cur_to_new: CUBIC(norm, cur_to_new=True) * 0.5,
@@ -127,7 +127,7 @@ SABOTAGE: list[tuple[str, Check, Any, str, Callable[..., Any], str]] = [
     ),
     (
         "a factor lost in the linear gain",
-        point_checks.quadratic_ball,
+        geometry_checks.quadratic_ball,
         geometry,
         "linear_gain",
         wrong_linear_gain,
@@ -135,7 +135,7 @@ SABOTAGE: list[tuple[str, Check, Any, str, Callable[..., Any], str]] = [
     ),
     (
         "curvature without a price",
-        point_checks.natural_stage,
+        geometry_checks.natural_stage,
         geometry,
         "budget_aware_gain",
         lambda kappa, price, radius: kappa * np.sqrt(radius),
@@ -415,7 +415,9 @@ def test_every_lab_draws_its_figure(
         figures.draw_roles(roles_report, tmp_path / "roles.png"),
         figures.draw_tightness(tightness_report, tmp_path / "tightness.png"),
         figures.draw_scaling(scaling.scaling(families, teams=2, stages=1), tmp_path / "scaling.png"),
-        figures.draw_verify(verify(100, checks=[point_checks.ratios, point_checks.natural_stage]), tmp_path / "v.png"),
+        figures.draw_verify(
+            verify(100, checks=[point_checks.ratios, geometry_checks.natural_stage]), tmp_path / "v.png"
+        ),
     ]
     for path in drawn:
         data = path.read_bytes()

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from teamtr.lab import point_checks, team_checks
+from teamtr.lab import geometry_checks, point_checks, team_checks
 from teamtr.lab.checks import Check, Draw, Outcome
 from teamtr.randomness import generator
 from teamtr.theory.tabular import (
@@ -112,7 +112,7 @@ def verify(
 
 
 def all_checks() -> list[Check]:
-    return [*team_checks.CHECKS, *point_checks.CHECKS]
+    return [*team_checks.CHECKS, *point_checks.CHECKS, *geometry_checks.CHECKS]
 
 
 class _Tally:

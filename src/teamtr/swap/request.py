@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from teamtr.config import TeamFile, dump, loads
+from teamtr.config.paths import BUILT_IN_MODELS
 from teamtr.engines.torch.loading import hub_options
 from teamtr.errors import Misuse
 from teamtr.export import agent_of, base_model
@@ -19,7 +20,6 @@ from teamtr.protocol.thinking import ThinkPolicy
 from teamtr.store.atomic import make_folder, temporary_beside
 
 Mode = Literal["aligned", "direct", "reset"]
-BUILT_IN = ("tiny", "tabular")
 
 _LEAST = {"probes": 2, "batch": 1, "check_every": 1, "max_steps": 1, "doublings": 0}
 
@@ -81,7 +81,7 @@ def new_team_file(team_file: TeamFile, request: Request, *, next_stage: int, mod
     """
     agent_of(team_file, request.agent)
     model = _absolute(request.model)
-    train = request.train or ("full" if model in BUILT_IN else "lora")
+    train = request.train or ("full" if model in BUILT_IN_MODELS else "lora")
     agents = []
     for config in team_file.team.agents:
         if config.name == request.agent:
@@ -104,7 +104,7 @@ def new_team_file(team_file: TeamFile, request: Request, *, next_stage: int, mod
 
 def require_model(model: str) -> None:
     """A Misuse when there is no such folder and the hub has no such model: found out before anything takes time."""
-    if _absolute(model) == model and not Path(model).is_dir() and model not in BUILT_IN:
+    if _absolute(model) == model and not Path(model).is_dir() and model not in BUILT_IN_MODELS:
         hub_options(model)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from teamtr.config.paths import BUILT_IN_MODELS
 from teamtr.engines.torch.loading import hub_options
 from teamtr.engines.torch.tokenizer import character_tokenizer
 from teamtr.errors import Misuse
@@ -22,7 +23,7 @@ OWN_SHARE = 0.5
 
 def load_tokenizer(source: str) -> Any:
     """The tokenizer of a folder, a hub id or the built-in model."""
-    if source in ("tiny", "tabular"):
+    if source in BUILT_IN_MODELS:
         return character_tokenizer()
     from transformers import AutoTokenizer
 

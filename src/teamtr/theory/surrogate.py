@@ -127,7 +127,7 @@ def surrogate_gain(log_ratio_M: ArrayLike, advantages_M: ArrayLike, weights_M: A
         )
     if log_ratio.size == 0:
         raise ValueError("surrogate_gain: no messages; skip the update of an agent that never spoke")
-    gain_M = np.expm1(bound_log_ratio(log_ratio)) * advantages
+    gain_M = gain_by_message(log_ratio, advantages)
     if weights_M is not None:
         weights = np.asarray(weights_M, dtype=np.float64)
         if weights.shape != gain_M.shape:
@@ -136,6 +136,11 @@ def surrogate_gain(log_ratio_M: ArrayLike, advantages_M: ArrayLike, weights_M: A
             )
         gain_M = gain_M * weights
     return float(gain_M.mean())
+
+
+def gain_by_message(log_ratio_M: Floats, advantages_M: Floats) -> Floats:
+    """(w - 1) A of every message, unclipped."""
+    return np.asarray(np.expm1(bound_log_ratio(log_ratio_M)) * advantages_M)
 
 
 def bound_log_ratio(log_ratio_M: Floats | NDArray[np.floating]) -> Floats:
