@@ -2,6 +2,7 @@
 
     python bench/rollout.py --shape 1.7b                    # on a GPU: 256 rows of 256 + 128 tokens, bf16
     python bench/rollout.py --shape tiny --rows 16 --prompt 64 --new 32     # on a CPU
+    python bench/rollout.py --profile                       # and what a decoded token's time goes to
 
 "decode" counts tokens after the prefill against the time of decoding alone; "whole" counts everything. The floor is
 the time to read the weights and all keys and values once per token, at the bandwidth of a copy measured in the run.
@@ -10,7 +11,9 @@ the time to read the weights and all keys and values once per token, at the band
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,9 +25,27 @@ from teamtr.engines.torch.serving.copy import SamplingCopy
 from teamtr.engines.torch.serving.server import Server
 
 TEMPERATURE = 0.8
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def ours(model: Any, prompts: list[np.ndarray], new: int, compiled: bool) -> dict[str, float]:
+def kernels(work: Callable[[], Any], steps: int) -> str:
+    """What the device does in one call, by kernel, in milliseconds per step."""
+    from torch.profiler import ProfilerActivity, profile
+
+    gpu = device().type == "cuda"
+    with profile(activities=[ProfilerActivity.CUDA if gpu else ProfilerActivity.CPU]) as found:
+        elapsed = seconds(work)
+    spent = sorted(
+        ((e.self_device_time_total if gpu else e.self_cpu_time_total, e.count, e.key) for e in found.key_averages()),
+        reverse=True,
+    )
+    whole = sum(us for us, _, _ in spent)
+    title = f"a step: {1000 * elapsed / steps:.3f} ms of the clock, {whole / steps / 1000:.3f} ms in kernels"
+    rows = [f"{us / steps / 1000:8.3f} ms {count / steps:7.1f} times  {key[:110]}" for us, count, key in spent[:25]]
+    return "\n".join([title, *rows])
+
+
+def ours(model: Any, prompts: list[np.ndarray], new: int, *, compiled: bool, profiled: bool) -> dict[str, float]:
     gpu = device().type == "cuda"
     copy = SamplingCopy(model, next(model.parameters()).dtype, device())
     copy.fill(model, None, version="bench", base="")
@@ -40,6 +61,8 @@ def ours(model: Any, prompts: list[np.ndarray], new: int, compiled: bool) -> dic
     first = seconds(sample(1))
     whole = min(seconds(sample(new)) for _ in range(2))
     sample(new, version="known")()
+    if profiled:
+        print(kernels(sample(new, version="known"), new), file=sys.stderr, flush=True)
     group = 8
     shared = [prompts[i // group * group] for i in range(len(prompts))]
     rows = len(prompts)
@@ -91,11 +114,13 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=256 if torch.cuda.is_available() else 16)
     parser.add_argument("--prompt", type=int, default=256 if torch.cuda.is_available() else 64)
     parser.add_argument("--new", type=int, default=128 if torch.cuda.is_available() else 32)
-    parser.add_argument("--skip", default="", help="comma-separated names not to run")
+    parser.add_argument("--skip", action="append", default=[], metavar="NAME", help="not to run; may be repeated")
+    parser.add_argument("--precision", choices=("bf16", "fp16"), default="bf16", help="on a GPU; a CPU has fp32")
+    parser.add_argument("--profile", action="store_true", help="the kernels of our decode step, to stderr")
     parser.add_argument("--json", action="store_true")
     a = parser.parse_args()
     gpu = torch.cuda.is_available()
-    model = make_model(a.shape, torch.bfloat16 if gpu else torch.float32)
+    model = make_model(a.shape, DTYPES[a.precision] if gpu else torch.float32)
     prompts = random_prompts(np.random.default_rng(0), a.rows, a.prompt, SHAPES[a.shape]["vocab_size"])
 
     shape = SHAPES[a.shape]
@@ -104,18 +129,21 @@ def main() -> None:
     per_step = sum(p.numel() for p in model.parameters()) * width + a.rows * (a.prompt + a.new / 2) * cached
     floor = a.rows / (per_step / bandwidth())
 
+    sampler = partial(ours, model, prompts, a.new, profiled=a.profile)
     contestants: dict[str, Callable[[], dict[str, float]]] = {
-        "ours, captured": lambda: ours(model, prompts, a.new, compiled=False),
-        "ours, compiled and captured": lambda: ours(model, prompts, a.new, compiled=True),
+        "ours, captured": partial(sampler, compiled=False),
+        "ours, compiled and captured": partial(sampler, compiled=True),
         "generate": lambda: generate(model, prompts, a.new),
         "generate, static cache": lambda: generate(model, prompts, a.new, cache_implementation="static"),
         "continuous batching": lambda: continuous(model, prompts, a.new),
     }
     if not gpu:
-        contestants = {"ours": contestants["ours, captured"], "generate": contestants["generate"]}
+        contestants = {"ours": partial(sampler, compiled=False), "generate": contestants["generate"]}
+    if unknown := set(a.skip) - set(contestants):
+        parser.error(f"--skip: {', '.join(sorted(unknown))}; there are {'; '.join(contestants)}")
     results: dict[str, dict[str, Any]] = {}
     for name, run in contestants.items():
-        if name in a.skip.split(","):
+        if name in a.skip:
             continue
         if gpu:
             torch.cuda.empty_cache()

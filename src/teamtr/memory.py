@@ -28,6 +28,9 @@ PROBE_TOKENS = 64
 WORDS_OF_A_LINE = 8
 """Tokens that a transcript adds to each message: the author's name and line breaks."""
 PROBLEMS_LOOKED_AT = 256
+WORKSPACES = 4 * (32 << 20)
+"""What matrix products keep on a card: 32 MB (measured on an H200) for each of two threads, forward and backward, and
+two streams, running and capturing."""
 
 
 @dataclass(frozen=True)
@@ -125,6 +128,8 @@ def plan_memory(workshop: Workshop) -> MemoryPlan:
         items += _largest(_optimizer(learner) for learner in trained)
         items += _largest(_reference(workshop, learner, lengths[learner.agent]) for learner in trained)
         items += _largest(_worst_step(learner, lengths[learner.agent]) for learner in trained)
+    if device.type == "cuda":
+        items.append(Item("libraries", WORKSPACES, "workspaces of matrix products"))
     return MemoryPlan(tuple(items), available)
 
 

@@ -48,6 +48,8 @@ def draw_tokens() -> None:
         a, b = kernels.draw_token(logits, uniform, 0.8), draw(logits / 0.8, uniform)
         assert torch.equal(a[0], b[0])
         torch.testing.assert_close(a[1], b[1], atol=1e-5, rtol=1e-5)
+        column = torch.stack([torch.rand_like(uniform), uniform], 1)[:, 1]  # as the plain path takes it from its table
+        assert torch.equal(kernels.draw_token(logits, column, 0.8)[0], b[0])
 
 
 def score() -> None:

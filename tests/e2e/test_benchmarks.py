@@ -36,6 +36,14 @@ def test_rollout(bench):
     assert all(r["whole"] > 0 for r in record["results"].values())
 
 
+def test_rollout_says_what_its_time_goes_to(bench):
+    record, said = bench("rollout", "--rows", "4", "--prompt", "16", "--new", "4", "--skip", "generate", "--profile")
+    assert set(record["results"]) == {"ours"}
+    assert "paged_attention" in said
+    with pytest.raises(SystemExit):
+        bench("rollout", "--rows", "4", "--prompt", "16", "--new", "4", "--skip", "nobody")
+
+
 def test_update_reports_what_monitoring_costs(bench):
     record, said = bench("update", "--messages", "16", "--context", "16", "--tokens", "8")
     ours = record["results"]["ours"]

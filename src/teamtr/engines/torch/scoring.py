@@ -98,5 +98,7 @@ class _FusedScore(torch.autograd.Function):
 
 def fused_score(logits_new_NV: Tensor, logits_cur_NV: Tensor, ids_N: Tensor) -> tuple[Tensor, Tensor]:
     """See ``engines.scoring.score_tokens``. Logits are float32 with contiguous rows; no gradient for the cur ones."""
-    result: tuple[Tensor, Tensor] = _FusedScore.apply(logits_new_NV.contiguous(), logits_cur_NV.contiguous(), ids_N)
+    result: tuple[Tensor, Tensor] = _FusedScore.apply(
+        logits_new_NV.contiguous(), logits_cur_NV.contiguous(), ids_N.contiguous()
+    )
     return result

@@ -255,6 +255,7 @@ def draw_token(logits_NV: Tensor, uniform_N: Tensor, temperature: float = 1.0) -
     """A token per row by inverting the cumulative distribution at ``uniform_N`` (float64), and its log-probability.
     Reads the logits once; masses are added in float64."""
     logits_NV = logits_NV.float().contiguous()
+    uniform_N = uniform_N.contiguous()  # a column of a noise table is not
     rows, vocabulary = logits_NV.shape
     blocks = triton.cdiv(vocabulary, VOCABULARY_BLOCK)
     mass = torch.empty(rows, blocks, 2, dtype=torch.float64, device=logits_NV.device)
