@@ -167,6 +167,7 @@ def figure(results: dict[int, dict[str, Any]], path: Path) -> None:
             means = [sum(curve[k][1] for curve in curves) / len(curves) for k in range(len(stages))]
             axes.plot(stages, means, color=colour, marker="o", label=NAMES[mode])
     axes.set(xlabel="stages after the swap", ylabel="held-out success", ylim=(0, 1.02))
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.legend(loc="lower right")
     path.parent.mkdir(parents=True, exist_ok=True)
     canvas.savefig(path, metadata={"Date": None})

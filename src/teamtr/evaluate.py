@@ -19,6 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from teamtr.randomness import generator
 from teamtr.rollout import Arena, Ledger, play
 from teamtr.team import Team
+from teamtr.theory.intervals import resampled_range
 from teamtr.types import Floats, Problem, RolloutBatch, Verdict
 
 
@@ -131,11 +132,7 @@ def bootstrap_interval(
         raise ValueError(f"the bootstrap needs one value per problem, got an array of shape {values.shape}")
     if not 0 < confidence < 1:
         raise ValueError(f"confidence is strictly between 0 and 1, got {confidence}")
-    # How often each problem is drawn is all that matters: a multinomial, without P x draws indices.
-    counts_DP = rng.multinomial(values.size, np.full(values.size, 1 / values.size), size=draws)
-    tail = (1 - confidence) / 2
-    low, high = np.quantile(counts_DP @ values / values.size, [tail, 1 - tail])
-    return Interval(float(low), float(high))
+    return Interval(*resampled_range(values, confidence, draws, rng))
 
 
 def share_interval(

@@ -31,6 +31,7 @@ from teamtr.memory import GB, plan_memory, rehearse
 from teamtr.preflight import measure_floors, require_visible, self_test
 from teamtr.randomness import generator, seed_of
 from teamtr.rollout import Ledger, collect
+from teamtr.stage import shared_radii, stage_report
 from teamtr.store import (
     Commit,
     RunFolder,
@@ -43,11 +44,9 @@ from teamtr.stored import claim
 from teamtr.tasks import Roles
 from teamtr.team import Team
 from teamtr.theory.advantages import group_advantages
-from teamtr.theory.allocation import best_radii, equal_radii, proportional_radii
-from teamtr.theory.certificates import add_up, turn_aware_price
 from teamtr.theory.intervals import measured_gain
 from teamtr.trackers import follow
-from teamtr.types import Certificate, Problem, RolloutBatch, StageReport
+from teamtr.types import Problem, RolloutBatch
 from teamtr.update import Stakes, Update, update_agent
 
 Record = dict[str, Any]
@@ -177,24 +176,15 @@ class _Driver:
         return {record["agent"]: record for record in past}
 
     def _share_out_radii(self, past: Mapping[str, Record]) -> None:
-        """This stage's radii, from what each agent's last update gained; see ``presets.Radii``."""
-        radii, router, names = self.workshop.plan.radii, self.workshop.arena.router, self.team.trainable
-        if radii.allocation == "equal" or any(name not in past for name in names):
+        """This stage's radii, from what each agent's last update gained; as they are where one has none yet."""
+        names, router = self.team.trainable, self.workshop.arena.router
+        if self.workshop.plan.radii.allocation == "equal" or any(name not in past for name in names):
             return
-        floor, total = 0.1 * radii.nats, 0.9 * radii.nats * len(names)
-        ours = [{c["kind"]: c["terms"] for c in past[name]["certificates"]}.get("turn_aware") for name in names]
-        gains = [terms["surrogate"] if terms else 0.0 for terms in ours]
-        shares = proportional_radii(gains, total)
-        if any(terms is None for terms in ours) or max(gains) <= 0.0:
-            shares = equal_radii(total, len(names))  # nothing speaks for any of them
-        elif radii.allocation == "certified":
-            used = [max(past[name]["kl_full"], 1e-12) for name in names]
-            prices = [turn_aware_price(router.turns_of(n), self.workshop.task.reward_range or 1.0) for n in names]
-            kappas = [gain / used_kl**0.5 for gain, used_kl in zip(gains, used, strict=True)]
-            shares = best_radii(kappas, total, curvature_I=prices).radii_I
-        for name, share in zip(names, shares, strict=True):
+        turns = {name: router.turns_of(name) for name in names}
+        shared = shared_radii(self.workshop.plan.radii, past, turns, self.workshop.task.reward_range or 1.0)
+        for name, radius in shared.items():
             learner = self.workshop.engine.learner(name)
-            learner.state = replace(learner.state, radius_nats=float(floor + share))
+            learner.state = replace(learner.state, radius_nats=radius)
 
     def _held_batch(self, slots: Sequence[Slot]) -> RolloutBatch | None:
         """The batch that an interrupted stage goes on with; None when its next update samples anew."""
@@ -442,28 +432,6 @@ class _Driver:
         }
         self.run.log.append(record)
         yield record
-
-
-def stage_report(stage: int, updates: Sequence[Record]) -> StageReport:
-    """Add up the certificates of a stage's updates, and the gains that later batches measured."""
-    certificates = {
-        r["update"]: {c["kind"]: Certificate(c["kind"], c["terms"], c["lower_bound"]) for c in r["certificates"]}
-        for r in updates
-    }
-    by_kind: dict[str, list[Certificate]] = {}
-    for found in certificates.values():
-        for kind, certificate in found.items():
-            by_kind.setdefault(kind, []).append(certificate)
-    measured = [r["measured_before"] for r in updates if r["measured_before"] is not None]
-    certified = [certificates.get(m["update"], {}).get("turn_aware") for m in measured]
-    return StageReport(
-        stage=stage,
-        steps=len(updates),
-        accepted=sum(r["outcome"].startswith("accepted") for r in updates),
-        certificates=tuple(add_up(found) for found in by_kind.values()),
-        measured=sum(m["estimate"] for m in measured) if measured else None,
-        certified_of_measured=sum(float(c.lower_bound) for c in certified if c is not None) if measured else None,
-    )
 
 
 def evaluate_team(

@@ -9,7 +9,7 @@ import pytest
 
 from small import SameLetter, World
 from teamtr.rollout import play
-from teamtr.run import stage_report
+from teamtr.stage import stage_report
 from teamtr.theory.certificates import by_own_turn, surrogate_by_problem, turn_aware_certificate
 from teamtr.update import Stakes, certify
 
