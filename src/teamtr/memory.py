@@ -2,7 +2,8 @@
 
 Sizes that follow from shapes are computed; what one token's activations take is measured on the model itself, by
 looking at what autograd saves for a short text. ``rehearse`` then takes the longest step that the team file allows,
-so that a run which does not fit says so in its first minute and not in its third hour.
+so that a run which does not fit says so in its first minute and not in its third hour. A run logs the peak of every
+stage beside the plan.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from teamtr.build import Workshop
+from teamtr.build import Workshop, device_of
 from teamtr.engines.learner import PolicyLearner, head_chunk
 from teamtr.engines.torch.policy import TransformerPolicy
 from teamtr.engines.torch.serving.pages import Pool
@@ -207,21 +208,26 @@ def _worst_step(learner: PolicyLearner, lengths: Lengths) -> Item:
 
 
 def activation_bytes_per_token(learner: PolicyLearner) -> float:
-    """What autograd keeps of one token between forward and backward, measured on a short text."""
-    own = {p.data_ptr() for p in _policy(learner).causal_lm.parameters()}
+    """What autograd keeps of one token between forward and backward: the difference that more text makes, since
+    weights in half precision are kept as well, however short the text."""
+    short, long = (_kept_for_backward(learner, tokens) for tokens in (PROBE_TOKENS, 2 * PROBE_TOKENS))
+    return (long - short) / PROBE_TOKENS
+
+
+def _kept_for_backward(learner: PolicyLearner, tokens: int) -> int:
+    """Bytes that autograd holds after the forward pass over a text."""
     kept: dict[int, int] = {}
 
     def see(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = storage.nbytes()
+        kept[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    prompt: Ids = np.arange(2, 2 + PROBE_TOKENS, dtype=np.int32) % _policy(learner).causal_lm.config.vocab_size
+    prompt: Ids = np.arange(2, 2 + tokens, dtype=np.int32) % _policy(learner).causal_lm.config.vocab_size
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(see, lambda t: t), learner.policy.computing():
         features = learner.policy.features([prompt[:-1]], [prompt[-1:]])
     del features
-    return sum(kept.values()) / PROBE_TOKENS
+    return sum(kept.values())
 
 
 def _policy(learner: PolicyLearner) -> TransformerPolicy:
@@ -233,14 +239,27 @@ def _largest(items: Iterator[Item]) -> list[Item]:
     return [max(items, key=lambda item: item.bytes)]
 
 
+def before_training(workshop: Workshop) -> dict[str, Any] | None:
+    """On a card, the plan beside what the longest step really took; the peak is then counted anew. None elsewhere."""
+    if device_of(workshop.team_file).type != "cuda":
+        return None
+    found = {"planned_gb": plan_memory(workshop).total / GB, **rehearse(workshop)}
+    torch.cuda.reset_peak_memory_stats()
+    return found
+
+
+def peak_gb() -> float | None:
+    """The most that was in use since ``before_training``; None without a card."""
+    return torch.cuda.max_memory_allocated() / GB if torch.cuda.is_available() else None
+
+
 def rehearse(workshop: Workshop) -> dict[str, Any]:
     """Take the longest step of every trainable agent and undo it; returns the micro-batch that fits, and the peak.
 
     Running out of memory halves the micro-batch here and not in the middle of a run.
     """
     lengths = longest(workshop)
-    cuda = torch.cuda.is_available()
-    if cuda:
+    if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
     for name in workshop.team.trainable:
         learner = workshop.engine.learner(name)
@@ -256,7 +275,7 @@ def rehearse(workshop: Workshop) -> dict[str, Any]:
             learner.end()
     return {
         "micro_batch": {name: workshop.engine.learner(name).micro_batch for name in workshop.team.trainable},
-        "peak_gb": torch.cuda.max_memory_allocated() / GB if cuda else None,
+        "peak_gb": peak_gb(),
     }
 
 

@@ -3,6 +3,7 @@ wrong?"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,7 +66,7 @@ class GraderNotTrusted(Refused):
 def self_test(workshop: Workshop) -> list[str]:
     """Send answers known to be right and wrong the way of a real message: through the tokenizer of whoever speaks,
     the team's answer rule, extraction and grader. Returns warnings; raises GraderNotTrusted when one comes out
-    otherwise. Tasks without known answers (``gold`` and ``wrong``) have none to send.
+    otherwise. Where a task has no known answers (``gold`` and ``wrong``), its grader must at least not fail on all.
     """
     task, seed = workshop.task, workshop.team_file.seed
     gold, wrong = getattr(task, "gold", None), getattr(task, "wrong", None)
@@ -73,6 +74,7 @@ def self_test(workshop: Workshop) -> list[str]:
     if not problems:
         raise Misuse("the task has no problem to train on: lower task.held_out, or give task.train")
     if gold is None or wrong is None:
+        _require_an_answer(workshop, problems)
         return []
     rng = generator(seed, "self-test")
     picked = [problems[i] for i in rng.permutation(len(problems))[:KNOWN_PROBLEMS]]
@@ -101,6 +103,26 @@ def self_test(workshop: Workshop) -> list[str]:
             + "\nIf only gold answers fail, the model's tokenizer may not be able to write them; else mend the task."
         )
     return _too_short(workshop, [turns for each, turns in zip(known, said, strict=True) if each.is_right])
+
+
+def _require_an_answer(workshop: Workshop, problems: Sequence[Problem]) -> None:
+    """A grader that may fail is sent a right answer where one is known, a number and a sentence; not all may fail."""
+    failures = getattr(workshop.task, "failures", None)
+    if failures is None:
+        return
+    before = dict(failures)
+    replies = (str(problems[0].answer or ""), "0", "I do not know.")
+    verdicts = workshop.task.grade([(problems[0], reply, [reply]) for reply in replies])
+    failed = {why: times - before.get(why, 0) for why, times in failures.items() if times > before.get(why, 0)}
+    failures.clear()
+    failures.update(before)
+    if all(verdict.kind in ("crash", "timeout") for verdict in verdicts):
+        raise GraderNotTrusted(
+            f"the grader failed on all {len(verdicts)} replies it was tried with, so that nothing could be learnt:\n"
+            + "\n".join(f"  {why}" for why in failed)
+            + "\nA grader gives a reward for any text, 0 where it cannot read it. If it is only slow, raise "
+            "task.seconds_per_item."
+        )
 
 
 @dataclass(frozen=True)

@@ -21,13 +21,13 @@ import torch
 
 from teamtr.account import Account
 from teamtr.algorithm import Slot, Step, run_stage, schedule
-from teamtr.build import Workshop, build, device_of
+from teamtr.build import Workshop, build
 from teamtr.config import TeamFile
 from teamtr.diagnostics.probe import log_ratios, stale_probe, token_shift
 from teamtr.diagnostics.roles import role_success
 from teamtr.evaluate import EvalReport, evaluate
 from teamtr.lesson import Lesson
-from teamtr.memory import GB, plan_memory, rehearse
+from teamtr.memory import before_training, peak_gb
 from teamtr.preflight import measure_floors, require_visible, self_test
 from teamtr.randomness import generator, seed_of
 from teamtr.rollout import Ledger, collect
@@ -104,6 +104,7 @@ class _Driver:
         self.exact: float | None = None
         self.measured: Record | None = None
         self.probed: Record | None = None
+        self.memory: Record | None = None
 
     def go(self, commit: Commit | None) -> Iterator[Record]:
         """From this commit on; None begins."""
@@ -297,7 +298,8 @@ class _Driver:
         if any(r["kind"] == "stage" and r["stage"] == stage for r in records):
             return
         report = stage_report(stage, [r for r in records if r["kind"] == "update" and r["stage"] == stage])
-        record = {"kind": "stage", **asdict(report), "updates": self.position.number}
+        memory = None if self.memory is None else {"planned_gb": self.memory["planned_gb"], "peak_gb": peak_gb()}
+        record = {"kind": "stage", **asdict(report), "updates": self.position.number, "memory": memory}
         self.run.log.append(record)
         yield record
 
@@ -359,17 +361,17 @@ class _Driver:
             warnings = [*getattr(self.workshop.task, "warnings", ()), *self_test(self.workshop)]
             floors = measure_floors(self.workshop)
             require_visible(self.workshop, floors)
-            memory = self._rehearse()
+            self.memory = before_training(self.workshop)
             self._save(None, updated=None)
             self.run.log.rewind(lambda record: False)
             record: Record = {
                 "kind": "start",
                 "floors": {f.agent: f.noise_floor for f in floors},
                 "warnings": warnings,
-                "memory": memory,
             }
         else:
             self._resume(commit)
+            self.memory = before_training(self.workshop)  # the card, or after a swap the model, may be another
             record = {"kind": "resume", "skipped": list(commit.skipped)}
         self.exact = exact_success(self.workshop, self.team)
         learners = self.workshop.engine.learners
@@ -382,17 +384,11 @@ class _Driver:
             "samplers": {name: learner.policy.sampling_path for name, learner in learners.items()},
             "precisions": {name: learner.policy.precision for name, learner in learners.items()},
             "threads": torch.get_num_threads(),
+            "memory": self.memory,
             "time": time.time(),
         }
         self.run.log.append(record)
         return record
-
-    def _rehearse(self) -> Record | None:
-        """On a GPU, the memory plan beside what the longest step really took; None elsewhere."""
-        if device_of(self.workshop.team_file).type != "cuda":
-            return None
-        planned = plan_memory(self.workshop)
-        return {"planned_gb": planned.total / GB, **rehearse(self.workshop)}
 
     def _resume(self, commit: Commit) -> None:
         self.team = self.workshop.load(lambda name: self.run.checkpoints.folder_of(commit, name))

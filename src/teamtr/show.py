@@ -45,6 +45,7 @@ class TrainingScreen:
         self.stages = 0
         self.trained = 0
         self.failures: set[str] = set()
+        self.over_plan = False
         self.evals: list[float] = []
         self.agents: dict[str, Record] = {}
         self.first: tuple[float, int, int] | None = None  # time, updates, tokens at the first update shown
@@ -84,6 +85,14 @@ class TrainingScreen:
                 )
             case "update":
                 self._update(record)
+            case "stage":
+                memory = record["memory"]
+                if memory and memory["peak_gb"] > memory["planned_gb"] and not self.over_plan:
+                    self.over_plan = True
+                    self._print(
+                        f"warning: {memory['peak_gb']:.3g} GB of the card's memory were used, where `teamtr plan` "
+                        f"expected {memory['planned_gb']:.3g}"
+                    )
             case "tracker":
                 self._print(f"warning: {record['text']}")
             case "stopped":

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from teamtr import run
 from teamtr.build import build
 from teamtr.config import loads
 from teamtr.memory import Item, MemoryPlan, activation_bytes_per_token, longest, plan_memory, rehearse
+from teamtr.show import TrainingScreen
 
 TEAM = """
 name: plan
@@ -68,6 +70,29 @@ def test_activations_are_measured_and_grow_with_the_layers():
     two = activation_bytes_per_token(build(loads(two_layers, name="plan.yaml")).engine.learner("left"))
     assert 1.6 * one < two < 2.4 * one
     assert one > 10 * 32 * 4, "more than ten hidden states"
+
+
+def test_weights_in_half_precision_are_no_activations():
+    """Autograd keeps them for the backward pass, once, however long the text is."""
+    learner = workshop("lora").engine.learner("left")
+    exact = activation_bytes_per_token(learner)
+    learner.policy.precision = "fp16"
+    half = activation_bytes_per_token(learner)
+    assert 0.3 * exact < half < exact
+
+
+def test_a_run_logs_the_peak_of_each_stage_beside_the_plan_also_when_it_goes_on(monkeypatch, tmp_path, capsys):
+    planned = {"planned_gb": 1.0, "micro_batch": {}, "peak_gb": 0.5}
+    monkeypatch.setattr(run, "before_training", lambda workshop: planned)
+    monkeypatch.setattr(run, "peak_gb", lambda: 2.0)
+    text = TEAM.format(train="full", engine="plain")
+    for stages, kind in ((2, "start"), (3, "resume")):
+        team_file = loads(text, "plan.yaml", [f"plan.stages={stages}"])
+        first, *records = TrainingScreen().watch(run.train(team_file, tmp_path / "run"))
+        assert (first["kind"], first["memory"]) == (kind, planned)
+        found = [r["memory"] for r in records if r["kind"] == "stage"]
+        assert found == [{"planned_gb": 1.0, "peak_gb": 2.0}] * (2 if kind == "start" else 1)
+        assert capsys.readouterr().err.count("2 GB of the card's memory were used") == 1, "told once"
 
 
 def test_a_rehearsal_changes_nothing_and_finds_the_micro_batch_that_fits(monkeypatch):

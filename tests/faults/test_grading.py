@@ -12,11 +12,16 @@ import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from teamtr import run
+from teamtr.config import loads
+from teamtr.errors import TeamTRError
 from teamtr.grading import GraderError, Result, WorkerPool
+from teamtr.preflight import self_test
 from teamtr.tasks import DataTask
 from teamtr.types import Verdict
 
@@ -60,6 +65,18 @@ REWARDS = """
 
     def not_a_list(prompts, completions):
         return 1.0
+
+    def always_one(prompts, completions, **columns):
+        return [1.0]
+
+    def raises(prompts, completions, **columns):
+        raise RuntimeError("out of paper")
+
+    def hangs(prompts, completions, **columns):
+        time.sleep(1000)
+
+    def not_a_number(prompts, completions, **columns):
+        return [float("nan")] * len(completions)
 
     def level(prompts, completions, level, **columns):
         assert sorted(columns) == ["answer", "note"], columns
@@ -174,12 +191,56 @@ def test_a_reward_that_is_not_finite_stays_nan(tmp_path: Path, rewards: Path) ->
 def test_wrong_number_of_rewards_blames_only_the_item_that_is_dropped(tmp_path: Path, rewards: Path) -> None:
     task = task_of(tmp_path, rewards, "drops_the_blank")
     assert [v.kind for v in graded(task, ["a", "b", "", "c", "d"])] == ["right", "right", "crash", "right", "right"]
-    assert list(task.failures) == ["ValueError: drops_the_blank returned 0 rewards for 1 completions"]
+    assert list(task.failures) == ["Miscount: drops_the_blank returned 0 rewards for 1 completions"]
     task.close()
     scalar = task_of(tmp_path, rewards, "not_a_list")
     assert [v.kind for v in graded(scalar, ["a", "b"])] == ["crash", "crash"]
     assert "must return a list of floats, it returned 1.0" in next(iter(scalar.failures))
     scalar.close()
+
+
+def test_a_wrong_number_of_rewards_that_no_item_explains_is_an_error(tmp_path: Path, rewards: Path) -> None:
+    task = task_of(tmp_path, rewards, "always_one")
+    assert [v.kind for v in graded(task, ["a"])] == ["right"]
+    with pytest.raises(
+        GraderError, match="always_one returned 1 rewards for 3 completions: it must return one for each"
+    ):
+        graded(task, ["a", "b", "c"])
+    task.close()
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("raises", "RuntimeError: out of paper .rewards.py:"),
+        ("hangs", f"no answer within {ALLOWED_S} s"),
+        ("not_a_number", "the reward is nan"),
+        ("always_one", "always_one returned 1 rewards for 3 completions"),
+    ],
+)
+def test_a_grader_that_always_fails_is_found_before_training(
+    tmp_path: Path, rewards: Path, function: str, message: str
+) -> None:
+    task_of(tmp_path, rewards, "level").close()  # writes the data
+    text = f"""
+        name: small
+        task:
+          {{name: data, path: {tmp_path}/data.jsonl, grader: "python:{rewards}:{function}",
+           seconds_per_item: {ALLOWED_S}}}
+        team: {{model: tiny, max_tokens: 4, agents: [{{name: solo}}]}}
+        tiny: {{layers: 1, width: 16, heads: 2, warmup_steps: 0}}
+        plan: {{stages: 1, problems: 2, group_size: 2}}
+    """
+    with pytest.raises(TeamTRError, match=message) as refused:
+        list(run.train(loads(textwrap.dedent(text), "team.yaml"), tmp_path / "run"))
+    assert refused.value.exit_code in (2, 3)
+    assert not list((tmp_path / "run" / "checkpoints").glob("*"))
+
+
+def test_a_grader_that_fails_on_some_replies_is_let_through(tmp_path: Path, rewards: Path) -> None:
+    workshop = SimpleNamespace(task=task_of(tmp_path, rewards, "by_word"), team_file=SimpleNamespace(seed=0))
+    assert self_test(workshop) == []
+    assert not workshop.task.failures, "what it was tried with does not count"
 
 
 def test_a_reward_sees_its_columns(tmp_path: Path, rewards: Path) -> None:

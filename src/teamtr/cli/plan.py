@@ -20,7 +20,7 @@ def plan(
     """What the team needs in memory before anything runs: weights, keys and values, optimizer, the worst step.
 
     `--rehearse` takes the longest possible step of every agent and compares the plan with what was really used; on a
-    GPU, `teamtr train` does the same before its first stage.
+    GPU, `teamtr train` does the same before it begins or goes on, and logs the peak of every stage beside the plan.
     """
     with errors():
         from teamtr.build import build

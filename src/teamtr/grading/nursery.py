@@ -24,7 +24,7 @@ from teamtr.grading.channel import Channel, DeadError
 
 
 class GraderError(Misuse):
-    """A grader that cannot be loaded at all: no item is to blame, the settings are."""
+    """A grader that cannot be used at all: no item is to blame, the settings are."""
 
 
 @dataclass(frozen=True)

@@ -45,13 +45,14 @@ class Result:
 
 @dataclass(frozen=True)
 class _Attempt:
-    """One call: the values that came, what stopped it if not all did, whether they came one by one, and whether
-    it ended in the death of a worker that had already graded something else."""
+    """One call: the values that came, what stopped it if not all did, whether they came one by one, whether it ended
+    in the death of a worker that had already graded something else, and whether the number of values was wrong."""
 
     values: list[Any]
     failure: Result | None
     streams: bool
     inherited_death: bool = False
+    miscounted: bool = False
 
 
 class _Worker:
@@ -153,7 +154,8 @@ class WorkerPool:
         """One result per item, in order; an item that is late, raises or kills the worker spoils no other.
 
         ``function`` names a factory of ``worker.py``, or ``package.module:factory``; ``factory(**setup)`` gives the
-        grader. Items and setup must be JSON. A grader that cannot be loaded raises GraderError.
+        grader. Items and setup must be JSON. A grader that cannot be loaded, or that answers for another number of
+        items than it is given though each alone is fine, raises GraderError.
         """
         with self._use():
             runs = [part for part in _share(list(items), len(self._workers)) if part]
@@ -176,6 +178,7 @@ class WorkerPool:
         self, worker: _Worker, function: str, items: list[Mapping[str, Any]], setup: Mapping[str, Any]
     ) -> list[Result]:
         results: list[Result] = []
+        miscounted = ""
         pending = [items]
         while pending:
             part = pending.pop()
@@ -183,6 +186,8 @@ class WorkerPool:
             results += [Result("ok", value) for value in attempt.values]
             if attempt.failure is None:
                 continue
+            if attempt.miscounted and not miscounted:
+                miscounted = attempt.failure.message
             left = part[len(attempt.values) :]
             if len(left) > 1 and not attempt.streams:
                 middle = len(left) // 2
@@ -193,6 +198,9 @@ class WorkerPool:
                 results.append(attempt.failure)
                 if len(left) > 1:
                     pending.append(left[1:])
+        if miscounted and all(result.kind == "ok" for result in results):
+            # With each item alone the number was right by luck: no item is to blame, and the values mean nothing.
+            raise GraderError(f"{miscounted}: it must return one for each of them, in their order")
         return results
 
     def _attempt(
@@ -209,7 +217,8 @@ class WorkerPool:
             while len(values) < len(items):
                 reply = worker.receive(time.monotonic() + self._seconds_per_item)
                 if "error" in reply:
-                    return _Attempt(values, Result("crash", message=reply["error"]), streams)
+                    failure = Result("crash", message=reply["error"])
+                    return _Attempt(values, failure, streams, miscounted=reply["miscounted"])
                 streams = streams or "streams" in reply
                 values += reply.get("values", [])
         except LateError:

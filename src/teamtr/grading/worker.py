@@ -12,7 +12,8 @@ eight bytes of length, then JSON. With the nursery::
 and with a worker::
 
     <- {"load": name, "setup": {...}}      -> {"loaded": true} | {"error": "..."}
-    <- {"call": [...items], "alarm": s}    -> {"streams": true}?  {"values": [...]}*  {"error": "..."}?
+    <- {"call": [...items], "alarm": s}    -> {"streams": true}?  {"values": [...]}*
+                                              {"error": "...", "miscounted": true | false}?
 
 A *factory* (``load`` names it) turns a setup into a grader: a function of a list of items. A grader that returns a
 list answers for all items at once; one that yields answers item by item, which tells the pool whom to blame.
@@ -39,6 +40,10 @@ Item = dict[str, Any]
 Grader = Callable[[list[Item]], Iterable[Any]]
 
 HEADER_BYTES = 8
+
+
+class Miscount(ValueError):
+    """A grader that answered for more or fewer items than it was given."""
 
 
 def encode_frame(content: Any) -> bytes:
@@ -91,7 +96,7 @@ def reward(path: str, function: str, columns: list[str]) -> Grader:
         except TypeError:
             raise TypeError(f"{function} must return a list of floats, it returned {returned!r:.80}") from None
         if len(values) != len(items):
-            raise ValueError(f"{function} returned {len(values)} rewards for {len(items)} completions")
+            raise Miscount(f"{function} returned {len(values)} rewards for {len(items)} completions")
         return [float(value) for value in values]
 
     return rewards
@@ -157,7 +162,7 @@ def _serve(requests: BinaryIO, replies: BinaryIO) -> None:
                 assert current is not None, "the pool loads before it calls"
                 _call(current, request["call"], request["alarm"], reply)
         except BaseException as error:  # SystemExit and KeyboardInterrupt of a grader are its own affair too
-            reply({"error": _describe(error)})
+            reply({"error": _describe(error), "miscounted": isinstance(error, Miscount)})
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
 
@@ -170,7 +175,7 @@ def _call(grader: Grader, items: list[Item], alarm: float, reply: Callable[[Any]
     if not isinstance(answered, Iterator):
         values = list(answered)
         if len(values) != len(items):
-            raise ValueError(f"the grader returned {len(values)} values for {len(items)} items")
+            raise Miscount(f"the grader returned {len(values)} values for {len(items)} items")
         reply({"values": values})
         return
     reply({"streams": True})

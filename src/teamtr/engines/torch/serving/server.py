@@ -367,7 +367,7 @@ class Server:
         if max(pages) + 1 > affordable:
             raise Misuse(
                 f"one message with its context needs {max(pages)} pages of {per_page / 2**20:.1f} MB, more than the "
-                f"{self._pool_bytes / 2**30:.2g} GB set aside; raise sampler.memory_gb or shorten the messages"
+                f"{self._pool_bytes / 2**30:.2g} GB set aside; raise sampling.memory_gb or shorten the messages"
             )
         wanted = min(affordable, sum(sorted(pages)[-SIZES[-1] :]) + 1)
         if self._pool is None or self._pool.books.count < wanted:
