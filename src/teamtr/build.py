@@ -83,14 +83,18 @@ class Workshop:
         return team
 
 
-def build(team_file: TeamFile) -> Workshop:
-    """Load models, check templates, and put the team together."""
+def build(team_file: TeamFile, *, taught: bool = True) -> Workshop:
+    """Load models, check templates, and put the team together.
+
+    ``taught=False``: built-in models are not taught the form of messages, where their weights are loaded from a commit
+    afterwards, or do not matter.
+    """
     _use_few_threads(team_file)
     task = build_task(team_file)
     plan = team_file.plan.plan()
     settings = team_file.learner
     room = serving_room(team_file)
-    voices = _voices(team_file, task, room)
+    voices = _voices(team_file if taught else _without_teaching(team_file), task, room)
     learners = {
         agent.name: PolicyLearner(
             agent.name,
@@ -136,6 +140,13 @@ def build(team_file: TeamFile) -> Workshop:
         certify_share=settings.certify_share,
     )
     return Workshop(team_file, task, engine, arena, team, plan, optimisation)
+
+
+def _without_teaching(team_file: TeamFile) -> TeamFile:
+    """As it is where adapters rest on the built-in model: a commit holds them and not their base."""
+    if any(agent.model == "tiny" and agent.train == "lora" for agent in team_file.team.agents):
+        return team_file
+    return team_file.model_copy(update={"tiny": team_file.tiny.model_copy(update={"warmup_steps": 0})})
 
 
 def _use_few_threads(team_file: TeamFile) -> None:

@@ -10,6 +10,7 @@ killed at any moment and started again ends with the same bits on a CPU, because
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -74,19 +75,26 @@ def train(team_file: TeamFile, folder: Path | str, *, stop: Callable[[], bool] =
     """Train in this folder, or go on with the run that is there; yields every record of the log as it is made, and
     what went wrong with the team file's trackers (kind "tracker", not in the log).
 
-    ``stop()`` is asked after every update; when it says yes, everything is saved and the generator ends.
+    ``stop()`` is asked after every update; when it says yes, everything is saved and the generator ends. A run that
+    fails before it has begun leaves no folder behind, if there was none.
     """
+    there = Path(folder).exists()
     with RunFolder.open(folder, keep_commits=team_file.store.keep_checkpoints) as run:
         commit = run.checkpoints.latest()
         claim(run, team_file, commit)
-        yield from follow(
-            _Driver(run, build(team_file), stop).go(commit),
-            team_file.trackers,
-            run.path,
-            name=team_file.name,
-            settings=team_file.model_dump(),
-            history=run.log.read,
-        )
+        try:
+            yield from follow(
+                _Driver(run, build(team_file, taught=commit is None), stop).go(commit),
+                team_file.trackers,
+                run.path,
+                name=team_file.name,
+                settings=team_file.model_dump(),
+                history=run.log.read,
+            )
+        except Exception:
+            if not there and run.checkpoints.latest() is None:
+                shutil.rmtree(run.path)  # the lock is ours until the block ends
+            raise
 
 
 class _Driver:

@@ -29,6 +29,10 @@ MAY_CHANGE = (
 """Settings that a resumed run may change without becoming another run; of a list, all that it holds."""
 
 
+SWAP_REQUEST = Path("swap", "request.json")
+"""Where a swap writes down what was asked; it writes ``team.yaml`` last, and until then there is no run to go on with."""
+
+
 class OtherRun(StoreError):
     """The folder holds a run of another team file."""
 
@@ -57,13 +61,18 @@ class StoredRun:
 
     def build(self) -> tuple[Workshop, Team]:
         """The team of the commit."""
-        workshop = build(self.team_file)
+        workshop = build(self.team_file, taught=False)
         return workshop, workshop.load(lambda name: self.folder.checkpoints.folder_of(self.commit, name))
 
 
 def claim(run: RunFolder, team_file: TeamFile, commit: Commit | None) -> None:
     """Write the resolved team file, or make sure that the one there is the same and asks for no less than was done."""
     text = dump(team_file)
+    if (run.path / SWAP_REQUEST).exists() and not run.team_file.exists():
+        raise OtherRun(
+            f"{run.path} holds a swap that has not ended: the same `teamtr swap` command goes on with it; choose another "
+            "folder to train in"
+        )
     if run.team_file.exists() and commit is not None:  # a run that never began binds nobody
         try:
             stored = loads(run.team_file.read_text(), name=str(run.team_file))
@@ -103,6 +112,7 @@ def _differences(a: Any, b: Any, path: str = "") -> Iterator[str]:
             yield from _differences(a.get(key), b.get(key), f"{path}.{key}" if path else str(key))
     elif isinstance(a, list | tuple) and isinstance(b, list | tuple) and len(a) == len(b):
         for k, (x, y) in enumerate(zip(a, b, strict=True)):
-            yield from _differences(x, y, f"{path}.{k}")
+            named = isinstance(x, Mapping) and isinstance(y, Mapping) and "name" in x and x["name"] == y.get("name")
+            yield from _differences(x, y, f"{path}.{x['name'] if named else k}")
     elif a != b:
         yield path

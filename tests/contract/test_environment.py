@@ -419,8 +419,8 @@ def puzzle_team(monkeypatch: pytest.MonkeyPatch):
         puzzles.alphabet = "abcd"
         return puzzles
 
-    def built(team_file: Any) -> build.Workshop:
-        workshop = build.build(team_file)
+    def built(team_file: Any, **settings: Any) -> build.Workshop:
+        workshop = build.build(team_file, **settings)
         workshop.task.player = PolicyPlayer(workshop.engine, "a3", workshop.arena.codecs["a3"], max_tokens=2)
         return workshop
 

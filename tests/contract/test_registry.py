@@ -265,7 +265,7 @@ def test_a_broken_task_is_refused(small: Any, task: type, message: str) -> None:
 
 
 def test_a_run_does_not_begin_with_a_broken_task(small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "build", lambda team_file: with_task(small, _TakesAll()))
+    monkeypatch.setattr(run, "build", lambda team_file, **_: with_task(small, _TakesAll()))
     with pytest.raises(Refused, match="rewards would mean nothing"):
         next(iter(run.train(small.team_file, tmp_path / "run")))
 

@@ -77,7 +77,7 @@ def errors() -> Iterator[None]:
     except OSError as error:
         fail(str(error), 1)
     except KeyboardInterrupt:
-        fail("interrupted; a run folder keeps every update that was committed", 130)
+        fail("interrupted; what was saved is whole: give the same command again to go on", 130)
     finally:
         library.removeHandler(teller)
         library.setLevel(before)

@@ -29,7 +29,7 @@ def plan(
         from teamtr.memory import rehearse as try_it
         from teamtr.show import say, table
 
-        workshop = build(load_team_file(team_file, overrides or ()))
+        workshop = build(load_team_file(team_file, overrides or ()), taught=False)
         planned = plan_memory(workshop)
         tried = try_it(workshop) if rehearse else None
     rows = [(item.what, f"{item.gb:.3g}", item.why) for item in planned.items]

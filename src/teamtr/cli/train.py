@@ -13,9 +13,13 @@ from teamtr.cli.common import JsonFlag, Overrides, app, emit, errors, interrupti
 
 @app.command()
 def train(
-    team_file: Annotated[Path, typer.Argument(help="The team file (YAML); `teamtr init` writes one.")],
+    team_file: Annotated[
+        Path, typer.Argument(help="The team file (YAML; `teamtr init` writes one), or a run folder to go on with.")
+    ],
     overrides: Overrides = None,
-    out: Annotated[Path | None, typer.Option(help="Run folder; without it, `runs/NAME`.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Run folder; without it, the one that holds the team file, else `runs/NAME`.")
+    ] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Train a team, or go on with the run that is in the folder: the same command resumes.
@@ -29,8 +33,11 @@ def train(
         from teamtr.config import load_team_file
         from teamtr.show import TrainingScreen, say
 
+        if team_file.is_dir() and (team_file / "team.yaml").is_file():
+            team_file = team_file / "team.yaml"
         settings = load_team_file(team_file, overrides or ())
-        folder = out or Path("runs") / settings.name
+        inside_a_run = (team_file.parent / "checkpoints").is_dir()
+        folder = out or (team_file.parent if inside_a_run else Path("runs") / settings.name)
         with TrainingScreen() as screen:
             for record in stop.during(screen.watch(runs.train(settings, folder, stop=stop))):
                 last[record["kind"]] = record

@@ -1,0 +1,88 @@
+"""Which folder ``teamtr train`` takes, which it refuses, and what a failed start leaves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from teamtr import build
+from teamtr.cli import app
+from teamtr.store import RunFolder
+
+TEAM = """\
+name: small
+task: {name: code, symbols: AB, held_out: 0.5, skill: 0.9}
+tiny: {layers: 1, width: 16, heads: 2, warmup_steps: 5, warmup_learning_rate: 1e-2}
+team: {model: tiny, max_tokens: 3, agents: [{name: left}, {name: right}, {name: speaker}]}
+plan: {stages: 1, problems: 2, group_size: 4, radius_nats_per_message: 0.05}
+eval: {every: 0}
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "team.yaml").write_text(TEAM)
+    return tmp_path
+
+
+def teamtr(*words: str) -> tuple[int, str]:
+    result = CliRunner().invoke(app, list(words))
+    return result.exit_code, result.output
+
+
+def updates(folder: Path) -> int:
+    return sum(r["kind"] == "update" for r in RunFolder.read(folder).log.read())
+
+
+@pytest.mark.parametrize("named", ["moved/team.yaml", "moved"])
+def test_a_team_file_in_a_run_folder_trains_that_run(here: Path, named: str) -> None:
+    """Not ``runs/NAME``: a swapped run has the old one's name, and both would be trained in one folder."""
+    assert teamtr("train", "team.yaml", "--out", "moved")[0] == 0
+    code, said = teamtr("train", named, "plan.stages=2")
+    assert code == 0, said
+    assert updates(here / "moved") == 6
+    assert not (here / "runs").exists()
+
+
+def test_training_into_an_unfinished_swap_is_refused(here: Path) -> None:
+    request = here / "out" / "swap" / "request.json"
+    request.parent.mkdir(parents=True)
+    request.write_text("{}")
+    (here / "out" / "checkpoints").mkdir()
+    code, said = teamtr("train", "team.yaml", "--out", "out")
+    assert code == 3, said
+    assert "holds a swap that has not ended" in said
+    assert request.read_text() == "{}"
+    assert not (here / "out" / "team.yaml").exists()
+
+
+def test_a_start_that_fails_leaves_no_folder_and_takes_none_away(here: Path) -> None:
+    (here / "kept").mkdir()
+    for out in ("new", "kept"):
+        code, said = teamtr("train", "team.yaml", "team.model=./nowhere", "--out", out)
+        assert code == 2, said
+    assert not (here / "new").exists()
+    assert (here / "kept").is_dir()
+
+
+@pytest.mark.parametrize(("train", "times"), [("full", 0), ("lora", 1)])
+def test_going_on_teaches_the_base_again_only_where_adapters_rest_on_it(
+    here: Path, monkeypatch: pytest.MonkeyPatch, train: str, times: int
+) -> None:
+    assert teamtr("train", "team.yaml", f"team.train={train}", "--out", "run")[0] == 0
+    taught = []
+    teach = build.teach_form
+    monkeypatch.setattr(build, "teach_form", lambda *a, **k: [taught.append(1), teach(*a, **k)])
+    assert teamtr("train", "run", "plan.stages=2")[0] == 0
+    assert len(taught) == times
+    assert updates(here / "run") == 6
+
+
+def test_other_settings_are_named_by_the_agent(here: Path) -> None:
+    assert teamtr("train", "team.yaml", "--out", "run")[0] == 0
+    code, said = teamtr("train", "team.yaml", "team.agents.right.max_tokens=5", "--out", "run")
+    assert code == 3, said
+    assert "team.agents.right.max_tokens" in said
