@@ -74,7 +74,8 @@ class TrainingScreen:
                 self.stages = record["stages"]
                 self.trained = record["trained_agents"]
                 verb = "training" if record["kind"] == "start" else f"resuming after {record['updates']} updates"
-                self._print(f"{self.label}{verb}: {record['name']}, {', '.join(record['agents'])}")
+                paths = ", ".join(sorted(set(record["samplers"].values())))
+                self._print(f"{self.label}{verb}: {record['name']}, {', '.join(record['agents'])} (sampling: {paths})")
                 for warning in (*record.get("skipped", ()), *record.get("warnings", ())):
                     self._print(f"warning: {warning}")
             case "eval":

@@ -30,7 +30,7 @@ MAY_CHANGE = (
 
 
 SWAP_REQUEST = Path("swap", "request.json")
-"""Where a swap writes down what was asked; it writes ``team.yaml`` last, and until then there is no run to go on with."""
+"""Where a swap writes down what was asked; ``team.yaml`` comes last, and until then no run is there to go on with."""
 
 
 class OtherRun(StoreError):
@@ -70,8 +70,8 @@ def claim(run: RunFolder, team_file: TeamFile, commit: Commit | None) -> None:
     text = dump(team_file)
     if (run.path / SWAP_REQUEST).exists() and not run.team_file.exists():
         raise OtherRun(
-            f"{run.path} holds a swap that has not ended: the same `teamtr swap` command goes on with it; choose another "
-            "folder to train in"
+            f"{run.path} holds a swap that has not ended: the same `teamtr swap` command goes on with it; choose "
+            "another folder to train in"
         )
     if run.team_file.exists() and commit is not None:  # a run that never began binds nobody
         try:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from teamtr.config import loads
+from teamtr.engines.torch.loading import TinyShape, tiny_model
 from teamtr.figures.paint import svg_text
 
 ROOT = Path(__file__).parents[2]
@@ -113,3 +114,40 @@ def test_the_bound_has_a_row_for_every_case(monkeypatch, capsys):
     rows = capsys.readouterr().out.splitlines()[2:]
     assert len(rows) == len(bound.CASES)
     assert all(row.count("|") == 7 for row in rows)
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """A small model with its tokenizer, as the experiments take them."""
+    model, tokenizer = tiny_model(TinyShape(layers=1, width=16, heads=2), seed=0)
+    model.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def test_the_swap_of_a_real_model_runs_from_end_to_end(folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(ROOT / "experiments"))
+    sizes = {"team-stages": 1, "stages": 1, "problems": 2, "newcomer-steps": 1, "probes": 16, "max-steps": 2,
+             "check-every": 1, "eval-problems": 2, "seeds": 1}  # fmt: skip
+    words = [word for name, size in sizes.items() for word in (f"--{name}", str(size))]
+    out = ["--out", str(tmp_path / "out"), "--model", str(folder), "--modes", "aligned,direct"]
+    monkeypatch.setattr(sys, "argv", ["swap", *out, *words, "--figure", str(tmp_path / "swap.svg")])
+    importlib.import_module("swap").main()
+    found = json.loads((tmp_path / "out" / "swap.json").read_text())["0"]
+    assert found["aligned"]["alignment"]["kl_upper"] > 0
+    assert found["direct"]["updates"] == 3
+    assert "| direct |" in capsys.readouterr().out
+    assert (tmp_path / "swap.svg").stat().st_size > 1000
+
+
+def test_the_experiment_trains_what_it_then_reads(smollm2, folder, tmp_path, monkeypatch, capsys):
+    small = ["plan.problems=2", "plan.group_size=2", "eval.problems=2", "team.max_tokens=3"]
+    monkeypatch.setattr(smollm2, "SETTINGS", [*smollm2.SETTINGS, *small])
+    out = ["--out", str(tmp_path / "out"), "--model", str(folder), "--seeds", "0", "--radii", "0.5", "--stages", "2"]
+    monkeypatch.setattr(sys, "argv", ["smollm2", *out, "--only", "teamtr", "--limit", "100"])
+    smollm2.main()
+    found = json.loads((tmp_path / "out" / "summary.json").read_text())
+    [row] = found["table"].values()
+    assert len(row["last"]) == 1
+    assert row["tokens"][0] > 0
+    assert "teamtr" in capsys.readouterr().out

@@ -86,3 +86,12 @@ def test_other_settings_are_named_by_the_agent(here: Path) -> None:
     code, said = teamtr("train", "team.yaml", "team.agents.right.max_tokens=5", "--out", "run")
     assert code == 3, said
     assert "team.agents.right.max_tokens" in said
+
+
+def test_a_run_that_learnt_nothing_says_why(here: Path) -> None:
+    (here / "rows.jsonl").write_text('{"question": "1+1", "answer": "never"}\n{"question": "1+2", "answer": "ever"}\n')
+    team = TEAM.replace("{name: code, symbols: AB, held_out: 0.5, skill: 0.9}", "{name: data, path: rows.jsonl}")
+    (here / "team.yaml").write_text(team)
+    code, said = teamtr("train", "team.yaml", "--out", "run")
+    assert code == 0, said
+    assert "nothing was learnt: in every group all episodes earned the same" in said

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,6 +29,7 @@ def train(
     update in progress is ever lost.
     """
     last: dict[str, Any] = {}
+    outcomes: Counter[str] = Counter()
     with errors(), interruptible() as stop:
         from teamtr import run as runs
         from teamtr.config import load_team_file
@@ -41,8 +43,14 @@ def train(
         with TrainingScreen() as screen:
             for record in stop.during(screen.watch(runs.train(settings, folder, stop=stop))):
                 last[record["kind"]] = record
+                outcomes.update([record["outcome"]] if record["kind"] == "update" else [])
     if "resume" in last and "update" not in last and "finished" in last:
         say(f"this run has done all its {settings.plan.stages} stages; raise plan.stages to go on")
+    if set(outcomes) == {"skipped_no_signal"}:
+        say(
+            "nothing was learnt: in every group all episodes earned the same. Easier problems, larger groups or a "
+            "reward with partial credit give a signal; `teamtr report` shows what the agents said"
+        )
     say(f"run folder: {folder}; next: teamtr report {shlex.quote(str(folder))}")
     if as_json:
         evaluation, update = last.get("eval"), last.get("update")
