@@ -197,19 +197,42 @@ def test_micro_batch_1x8_equals_8x1(kind, ratio, average_over):
         learner = make_learner(kind, micro_batch=micro_batch)
         batch = make_batch(make_learner(kind), problems=4)
         learner.begin(batch)
+        learner.perturb(0.1, seed=4)  # at the frozen weights themselves the KL has no gradient
         advantages = np.array([1.0, -1.0, 0.5, -0.5, 2.0, -2.0, 0.1, -0.1])
-        gradients = _gradient(learner, batch, advantages, objective)
+        gradients = _gradient(learner, batch, advantages, objective, beta=2.0)
         weights.append(gradients)
     for name, value in weights[0].items():
         scale = weights[1][name].abs().max() + 1e-12
         assert float((value - weights[1][name]).abs().max() / scale) < 2e-4, name
 
 
-def _gradient(learner, batch, advantages, objective) -> dict[str, torch.Tensor]:
+def _gradient(learner, batch, advantages, objective, beta=0.3) -> dict[str, torch.Tensor]:
     """The gradient of one step, read off Adam's first moment: first = (1 - b1) g."""
     learner.max_grad_norm = 1e9
-    learner.step(all_rows(batch), advantages, objective, beta=0.3, learning_rate=0.0)
+    learner.step(all_rows(batch), advantages, objective, beta=beta, learning_rate=0.0)
     return {k: v for k, v in learner.snapshot().moments.items() if k.startswith("first.")}
+
+
+def test_the_penalty_is_beta_times_the_mean_kl_of_a_message(kind):
+    """Without advantages, the slope of a step's loss along a line is that of the measured KL, by differences."""
+    learner = make_learner(kind, micro_batch=3)
+    batch = make_batch(learner)
+    learner.begin(batch)
+    start = learner.snapshot()
+    learner.perturb(0.1, seed=4)
+    end = learner.snapshot()
+    slopes = []
+    for beta in (0.5, 2.0):
+        learner.restore(end)
+        first = _gradient(learner, batch, np.zeros(len(batch)), Objective(), beta=beta)
+        along = [(first[f"first.{k}"] * (p - start.parameters[k])).sum() for k, p in end.parameters.items()]
+        slopes.append(float(sum(along)) / 0.1)
+    kl = []
+    for fraction in (0.98, 1.02):
+        learner.move(start, end, fraction)
+        kl.append(learner.measure().full_M.mean())
+    assert kl[1] > kl[0]
+    np.testing.assert_allclose(slopes, np.array([0.5, 2.0]) * (kl[1] - kl[0]) / 0.04, rtol=5e-3)
 
 
 def test_padding_and_company_do_not_change_log_probabilities(kind):

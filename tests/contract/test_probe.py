@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from test_lean_learner import away_from_the_card, put_on_a_card
 
 from conftest import make_batch, make_learner
 from small import World
@@ -78,16 +79,33 @@ def test_a_probe_that_fails_leaves_the_new_weights(monkeypatch):
     world = World(radius=0.2, learning_rate=0.5)
     first, seen = one_stage(world)
     name, old, new, _ = seen[0]
-    learner = world.engine.learner(name)
+    learner, own = world.engine.learner(name), first.of(name)
     kept = learner.fingerprint()
 
     def broken(*_):
         raise RuntimeError("injected")
 
-    monkeypatch.setattr(learner, "measure", broken)
-    with pytest.raises(RuntimeError, match="injected"):
-        log_ratios(learner, old, new, first.of(name))
-    assert learner.fingerprint() == kept
+    rng = np.random.default_rng(0)
+    for probe in (lambda: log_ratios(learner, old, new, own), lambda: token_shift(learner, old, new, own, rng)):
+        for method in ("begin", "measure"):
+            with monkeypatch.context() as patched:
+                patched.setattr(learner, method, broken)
+                with pytest.raises(RuntimeError, match="injected"):
+                    probe()
+            assert learner.fingerprint() == kept
+
+
+def test_a_probe_leaves_no_moments_on_the_card(monkeypatch):
+    world = World(radius=0.2, learning_rate=0.5)
+    first, seen = one_stage(world)
+    name, old, new, _ = seen[0]
+    learner, own = world.engine.learner(name), first.of(name)
+    assert learner._moments
+    put_on_a_card(learner, monkeypatch)
+    log_ratios(learner, old, new, own)
+    assert away_from_the_card(learner)
+    token_shift(learner, old, new, own, np.random.default_rng(0))
+    assert away_from_the_card(learner)
 
 
 @pytest.mark.parametrize("kind", ["tabular", "full", "lora"])

@@ -14,15 +14,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conftest import make_policy
+from conftest import STATE, make_batch, make_policy
+from teamtr.engines.learner import PolicyLearner
+from teamtr.engines.local import LocalEngine
 from teamtr.engines.policy import Drawing, keep_likely, uniforms
 from teamtr.engines.torch.attention import Unsupported
 from teamtr.engines.torch.loading import TinyShape, tiny_model
+from teamtr.engines.torch.policy import TransformerPolicy
 from teamtr.engines.torch.serving.copy import SamplingCopy, join_siblings
 from teamtr.engines.torch.serving.pages import OutOfPages, Pages, Pool
 from teamtr.engines.torch.serving.room import ServingRoom
-from teamtr.engines.torch.serving.server import PAGE, Server
+from teamtr.engines.torch.serving.server import PAGE, SIZES, Server
 from teamtr.errors import Misuse
+from teamtr.presets import Objective
 
 CPU = torch.device("cpu")
 LENGTHS = (3, 63, 64, 65, 130)
@@ -117,6 +121,74 @@ def test_an_agents_own_words_are_found_when_the_context_only_grew(policy):
     # All whole pages of prompt and message, less the last token drawn, which was never fed.
     assert server.books.found_tokens - before == sum((len(p) + 69) // PAGE * PAGE for p in prompts)
     assert_same(policy.sample(grown, max_tokens=6, seed=4, temperature=1.0), paged)
+
+
+def two_agents(kind: str) -> LocalEngine:
+    """On one server: two models, or two adapters of one base."""
+    first = make_policy(kind)
+    if kind == "full":
+        policies = {"a": first, "b": make_policy(kind, seed=1)}
+    else:
+        first.base_version = "base"
+        other = TransformerPolicy(first.model, first.tokenizer, adapter="other", base_version="base", slim=first._slim)
+        policies = {"a": first, "b": other}
+    room = ServingRoom("fp32", CPU, memory_bytes=1 << 26)
+    for policy in policies.values():
+        policy.serving = room
+    return LocalEngine({name: PolicyLearner(name, policy, STATE) for name, policy in policies.items()})
+
+
+@pytest.mark.parametrize("kind", ["full", "lora"])
+def test_an_update_is_sampled_from_at_once_and_leaves_the_other_agents_pages(kind):
+    engine, prompts = two_agents(kind), some_prompts(10)
+    learner = engine.learner("a")
+    server = learner.policy.serving.server_of(learner.policy.causal_lm)
+    in_pages = sum((n - 1) // PAGE * PAGE for n in LENGTHS)
+
+    def say(agent: str):
+        """What the agent says now, and how many tokens of its prompts were found in pages."""
+        before = server.books.found_tokens if server.books else 0
+        said = engine.sample(agent, prompts, max_tokens=8, seed=3)
+        policy = engine.learner(agent).policy
+        with torch.no_grad(), policy.computing():
+            assert_same(policy._sample_plainly(prompts, uniforms(3, len(prompts), 8), Drawing()), said)
+        return [s.token_ids.tolist() for s in said], server.books.found_tokens - before
+
+    others, found = say("b")
+    assert found == 0
+    old, found = say("a")
+    assert found == 0
+    assert say("a") == (old, in_pages), "nothing changed, nothing is computed again"
+    before = learner.snapshot()
+    batch = make_batch(learner)
+    learner.begin(batch)
+    learner.step(np.arange(len(batch)), np.linspace(-1, 1, len(batch)), Objective(), beta=0.0, learning_rate=0.1)
+    learner.end()
+    new, found = say("a")
+    assert new != old, "the step is too small for this test"
+    assert found == 0, "pages of the old weights"
+    assert say("b") == (others, in_pages), "an update of another agent leaves this agent's pages"
+    learner.restore(before)
+    assert say("a") == (old, in_pages), "weights that came back find their own pages"
+
+
+def test_rows_that_ended_leave_and_the_others_close_ranks(policy, monkeypatch):
+    """Every step computes the smallest size that holds the rows still open at the last look."""
+    rows, tokens, look = 40, 26, 4
+    monkeypatch.setattr("teamtr.engines.torch.serving.server.LOOK_EVERY", look)
+    prompts = some_prompts(rows)
+    monkeypatch.setattr(policy, "end_ids", frozenset({*policy.end_ids, *range(5, 14)}))
+    server = make_server(policy)
+    sizes: list[int] = []
+    step = server._step
+    monkeypatch.setattr(server, "_step", lambda size, drawing: sizes.append(size) or step(size, drawing))
+    paged = server.sample("v", prompts, uniforms(5, rows, tokens), drawing=Drawing(), end_ids=policy.end_ids)
+    assert_same(policy.sample(prompts, max_tokens=tokens, seed=5, temperature=1.0), paged)
+    lengths = np.array([len(s.token_ids) for s in paged])
+    # Each row has its first token from the prefill, and one more per step.
+    still_open = [int((lengths > 1 + k // look * look).sum()) if k >= look else rows for k in range(len(sizes))]
+    assert sizes == [next(size for size in SIZES if size >= count) for count in still_open]
+    assert len({*sizes}) > 3, "too few sizes to see anything"
 
 
 def test_adapters_of_one_base_share_the_copy_and_keep_apart():

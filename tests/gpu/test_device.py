@@ -18,6 +18,7 @@ import torch
 from teamtr import run
 from teamtr.build import build
 from teamtr.config import loads
+from teamtr.diagnostics.probe import log_ratios, token_shift
 from teamtr.engines.learner import FIRST_LOSS_SCALE, PolicyLearner
 from teamtr.engines.policy import Drawing, uniforms
 from teamtr.engines.scoring import score_tokens
@@ -203,6 +204,30 @@ def test_memory_that_runs_out_halves_the_micro_batch_and_gives_the_same_gradient
         torch.cuda.set_per_process_memory_fraction(1.0)
     assert learner.micro_batch < 256
     assert float((found - exact).norm() / exact.norm()) < 1e-2
+
+
+@needs_card
+def test_only_the_agent_being_updated_has_its_moments_on_the_card(policy):
+    learner, batch = make_learner(policy), make_batch()
+
+    def where() -> set[str]:
+        return {moment.device.type for moment in learner._moments.values()}
+
+    before = learner.snapshot()
+    learner.begin(batch)
+    learner.step(np.arange(len(batch)), np.linspace(-1, 1, len(batch)), OBJECTIVE, beta=0.1, learning_rate=1e-3)
+    after = learner.snapshot()
+    assert where() == {"cuda"}
+    learner.end()
+    assert where() == {"cpu"}
+    kept = learner.fingerprint()
+    log_ratios(learner, before, after, batch)
+    assert where() == {"cpu"}
+    token_shift(learner, before, after, batch, np.random.default_rng(0))
+    assert where() == {"cpu"}
+    assert learner.fingerprint() == kept
+    learner.begin(batch)
+    assert where() == {"cuda"}
 
 
 # -- a run -----------------------------------------------------------------------------------------------------

@@ -96,14 +96,14 @@ class TokenProbe(TokenShift):
 
 def log_ratios(learner: Learner, before: Any, after: Any, batch: AgentBatch) -> Floats:
     """log after(m) - log before(m) of every message, the learner left at ``after``."""
-    learner.restore(before)
-    learner.begin(batch)
     try:
+        learner.restore(before)
+        learner.begin(batch)
         learner.restore(after)
         return learner.measure().log_ratio_M
     finally:
-        learner.end()
         learner.restore(after)
+        learner.end()  # last: restoring brings the moments to the card
 
 
 def stale_probe(
@@ -140,9 +140,9 @@ def token_shift(learner: Learner, before: Any, after: Any, batch: AgentBatch, rn
     """
     rows = np.sort(rng.permutation(len(batch))[:PROBED_MESSAGES])
     part = batch.rows(rows)
-    learner.restore(before)
-    learner.begin(part)
     try:
+        learner.restore(before)
+        learner.begin(part)
         cur = learner.token_logprobs()
         learner.restore(after)
         shift, kls = learner.token_shift(), learner.token_kls()
@@ -152,8 +152,8 @@ def token_shift(learner: Learner, before: Any, after: Any, batch: AgentBatch, rn
         learner.begin(part)
         new = learner.token_logprobs()
     finally:
-        learner.end()
         learner.restore(after)
+        learner.end()
     k1 = [now - then for now, then in zip(cur, new, strict=True)]
     return TokenProbe(
         **vars(shift),
