@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from test_lean_learner import away_from_the_card, put_on_a_card
+from test_learner_memory import away_from_the_card, put_on_a_card
 
 from conftest import make_batch, make_learner
 from small import World

@@ -1,0 +1,260 @@
+"""Memory that runs out, what stays on a card, and logits that are never whole: the same numbers at any size."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from test_lean_learner import OBJECTIVE, advantages_for, assert_close, gradients, scaled
+
+from conftest import make_batch, make_learner
+from teamtr.engines.learner import PolicyLearner
+from teamtr.errors import Misuse
+from teamtr.types import AgentBatch
+
+
+@pytest.mark.parametrize("kind", ["tabular", "full", "lora"])
+def test_running_out_of_memory_halves_the_micro_batch_and_gives_the_same_gradient(kind, monkeypatch):
+    learner = make_learner(kind, micro_batch=8)
+    batch = make_batch(learner)
+    advantages = advantages_for(batch)
+    expected = gradients(learner, batch, advantages)
+    trained = []
+    enough = learner.policy.features
+
+    def limited(prompts, messages):
+        if len(messages) > 2:
+            raise torch.OutOfMemoryError("injected")
+        if torch.is_grad_enabled():
+            trained.append(sum(map(len, [*prompts, *messages])))
+        return enough(prompts, messages)
+
+    monkeypatch.setattr(learner.policy, "features", limited)
+    assert_close(expected, gradients(learner, batch, advantages))
+    assert learner.micro_batch == 2
+    assert len(trained) == len(batch) / 2
+    assert trained == sorted(trained, reverse=True), "what needs most is tried first"
+    assert trained[0] > trained[-1]
+
+
+def out_of_memory_at(learner: PolicyLearner, monkeypatch, place: str, times: set[int]) -> list[int]:
+    """Memory runs out at these of all forward or backward passes of training; returns a list that grows with each."""
+    passes: list[int] = []
+
+    def count() -> None:
+        passes.append(learner.micro_batch)
+        if len(passes) in times:
+            raise torch.OutOfMemoryError("injected")
+
+    if place == "backward":  # when the gradient of some parameter has arrived already
+        next(iter(learner.policy.parameters().values())).register_post_accumulate_grad_hook(lambda _: count())
+        return passes
+    enough = learner.policy.features
+
+    def limited(prompts, messages):
+        if torch.is_grad_enabled():
+            count()
+        return enough(prompts, messages)
+
+    monkeypatch.setattr(learner.policy, "features", limited)
+    return passes
+
+
+@pytest.mark.parametrize("place", ["forward", "backward"])
+@pytest.mark.parametrize("scaling", [False, True], ids=["fp32", "as fp16"])
+@pytest.mark.parametrize("kind", ["tabular", "full", "lora"])
+def test_running_out_of_memory_in_the_middle_of_a_step_leaves_nothing_of_what_was_added_up(
+    kind, scaling, place, monkeypatch
+):
+    expected_learner, learner = make_learner(kind), make_learner(kind, micro_batch=4)
+    if scaling:
+        scaled(learner, monkeypatch)
+    batch = make_batch(learner)
+    advantages = advantages_for(batch)
+    expected = gradients(expected_learner, batch, advantages)
+    # the second of two parts, then the third of four; eight go through
+    passes = out_of_memory_at(learner, monkeypatch, place, {2, 5})
+    assert_close(expected, gradients(learner, batch, advantages))
+    assert passes == [4, 4, 2, 2, 2, *[1] * 8]
+
+
+@pytest.mark.parametrize("kind", ["tabular", "full"])
+def test_a_step_broken_off_leaves_nothing_to_the_next(kind, monkeypatch):
+    learner = make_learner(kind, micro_batch=4)
+    batch = make_batch(learner)
+    advantages = advantages_for(batch)
+    expected = gradients(learner, batch, advantages)
+    rows = np.arange(len(batch))
+    learner.begin(batch)
+    enough, passes = learner.policy.features, []
+
+    def interrupted(prompts, messages):
+        passes.append(1)
+        if len(passes) == 2:
+            raise KeyboardInterrupt
+        return enough(prompts, messages)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(learner.policy, "features", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            learner.step(rows, advantages, OBJECTIVE, beta=0.5, learning_rate=1e-3)
+    assert_close(expected, gradients(learner, batch, advantages))
+    # and one that never fits keeps nothing of what did
+    learner.micro_batch = 1
+    monkeypatch.setattr(learner.policy, "recompute_activations", lambda: False)
+    out_of_memory_at(learner, monkeypatch, "forward", {3})
+    learner.begin(batch)
+    with pytest.raises(Misuse, match="does not fit"):
+        learner.step(rows, advantages, OBJECTIVE, beta=0.5, learning_rate=1e-3)
+    assert all(p.grad is None for p in learner.policy.parameters().values())
+
+
+def test_a_single_message_that_does_not_fit_is_an_error_with_a_remedy(monkeypatch):
+    learner = make_learner("full")
+    recomputed = []
+    monkeypatch.setattr(learner.policy, "recompute_activations", lambda: not recomputed and not recomputed.append(1))
+
+    def never(prompts, messages):
+        raise torch.OutOfMemoryError("injected")
+
+    batch = make_batch(learner)
+    monkeypatch.setattr(learner.policy, "features", never)
+    with pytest.raises(Misuse, match=r"does not fit .*max_tokens"):
+        learner.begin(batch)
+    assert recomputed, "activations are recomputed before giving up"
+
+
+@pytest.mark.parametrize("kind", ["full", "lora"])
+def test_recomputed_activations_give_the_same_gradient(kind):
+    learner = make_learner(kind)
+    batch = make_batch(learner)
+    advantages = advantages_for(batch)
+    expected = gradients(learner, batch, advantages)
+    assert learner.policy.recompute_activations()
+    assert not learner.policy.recompute_activations(), "only once"
+    assert_close(expected, gradients(learner, batch, advantages))
+
+
+class Card:
+    """Stands in for a device that is not the CPU: tensors sent there stay where they are, with a mark."""
+
+    type = "card"
+
+
+def put_on_a_card(learner: PolicyLearner, monkeypatch) -> None:
+    plainly_to = torch.Tensor.to
+
+    def to(tensor, *args, **options):
+        if not (args and isinstance(args[0], Card)):
+            return plainly_to(tensor, *args, **options)
+        sent = tensor.clone()
+        sent.on_card = True
+        return sent
+
+    monkeypatch.setattr(torch.Tensor, "to", to)
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda tensor: tensor.clone())  # which has no mark
+    monkeypatch.setattr(learner.policy, "device", Card())
+
+
+def away_from_the_card(learner: PolicyLearner) -> bool:
+    assert learner._moments, "nothing to look at"
+    return not any(hasattr(moment, "on_card") for moment in learner._moments.values())
+
+
+def test_only_the_agent_being_updated_has_its_moments_on_the_card(monkeypatch):
+    learner = make_learner("tabular")
+    batch = make_batch(learner)
+    rows, advantages = np.arange(len(batch)), advantages_for(batch)
+    put_on_a_card(learner, monkeypatch)
+    for _ in range(2):
+        learner.begin(batch)
+        learner.step(rows, advantages, OBJECTIVE, beta=0.5, learning_rate=1e-3)
+        kept = learner.snapshot()
+        learner.restore(kept)
+        assert all(hasattr(moment, "on_card") for moment in learner._moments.values())
+        fingerprint = learner.fingerprint()
+        learner.end()
+        assert away_from_the_card(learner)
+        assert learner.fingerprint() == fingerprint, "moments changed on the way"
+    learner.begin(batch)
+    assert all(hasattr(moment, "on_card") for moment in learner._moments.values())
+
+
+# -- chunks of the head ---------------------------------------------------------------------------------------
+
+
+def vocabulary_of(learner: PolicyLearner, batch: AgentBatch) -> int:
+    with torch.no_grad():
+        features = learner.policy.features(batch.prompts[:1], batch.messages[:1])
+        return int(learner.policy.head()(features).shape[-1])
+
+
+def all_numbers(learner: PolicyLearner, batch: AgentBatch) -> list[np.ndarray]:
+    """Everything that a learner computes from logits, but the gradient."""
+    before = learner.snapshot()
+    found = [learner.begin(batch), *learner.token_logprobs()]
+    learner.perturb(0.1, seed=4)
+    measured, shift = learner.measure(), learner.token_shift()
+    found += [measured.full_M, measured.k1_M, measured.k3_M, measured.log_ratio_M, *learner.token_kls()]
+    found += [shift.before_R, shift.after_R, shift.moved_R, np.array([shift.flipped, shift.positions])]
+    learner.restore(before)
+    learner.end()
+    return found
+
+
+@pytest.mark.parametrize("kind", ["tabular", "full", "lora"])
+def test_the_head_in_chunks_gives_the_same_numbers_and_never_more_logits_than_a_chunk(kind, monkeypatch):
+    learner = make_learner(kind)
+    batch = make_batch(learner)
+    advantages = advantages_for(batch)
+    whole = all_numbers(learner, batch), gradients(learner, batch, advantages)
+    chunk, positions = 3, int(batch.lengths_M.sum())
+    vocabulary = vocabulary_of(learner, batch)
+    monkeypatch.setattr("teamtr.engines.learner.HEAD_CHUNK_ELEMENTS", chunk * vocabulary + vocabulary - 1)
+    made: list[int] = []
+
+    def watched(make):
+        def make_head():
+            head = make()
+
+            def watch(features):
+                logits = head(features)
+                made.append(len(logits))
+                return logits
+
+            return watch
+
+        return make_head
+
+    for name in ("head", "frozen_head"):
+        monkeypatch.setattr(learner.policy, name, watched(getattr(learner.policy, name)))
+    for a, b in zip(whole[0], all_numbers(learner, batch), strict=True):
+        np.testing.assert_allclose(b, a, rtol=1e-4, atol=1e-6)
+    assert max(made) == chunk < positions / 3
+    made.clear()
+    assert_close(whole[1], gradients(learner, batch, advantages))
+    assert max(made) == chunk
+
+
+@pytest.mark.parametrize("kind", ["full", "lora"])
+def test_logits_of_several_chunks_are_not_kept_for_the_gradient(kind, monkeypatch):
+    learner = make_learner(kind)
+    batch = make_batch(learner)
+    learner.begin(batch)
+    vocabulary, positions = vocabulary_of(learner, batch), int(batch.lengths_M.sum())
+    kept: list[int] = []
+
+    def see(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.dim() == 2 and tensor.shape[-1] == vocabulary:
+            kept.append(len(tensor))
+        return tensor
+
+    def score() -> int:
+        kept.clear()
+        with torch.autograd.graph.saved_tensors_hooks(see, lambda t: t), learner.policy.computing():
+            learner._score(np.arange(len(batch)))
+        return kept.count(positions) + kept.count(3)
+
+    assert score(), "one chunk is kept, so that nothing is computed twice"
+    monkeypatch.setattr("teamtr.engines.learner.HEAD_CHUNK_ELEMENTS", 3 * vocabulary)
+    assert not score()
