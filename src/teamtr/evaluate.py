@@ -16,10 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from teamtr.randomness import generator
+from teamtr.randomness import generator, resampled_range
 from teamtr.rollout import Arena, Ledger, play
 from teamtr.team import Team
-from teamtr.theory.intervals import resampled_range
 from teamtr.types import Floats, Problem, RolloutBatch, Verdict
 
 
@@ -132,7 +131,7 @@ def bootstrap_interval(
         raise ValueError(f"the bootstrap needs one value per problem, got an array of shape {values.shape}")
     if not 0 < confidence < 1:
         raise ValueError(f"confidence is strictly between 0 and 1, got {confidence}")
-    return Interval(*resampled_range(values, confidence, draws, rng))
+    return Interval(*resampled_range(values, confidence, draws=draws, rng=rng))
 
 
 def share_interval(

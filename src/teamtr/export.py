@@ -192,23 +192,57 @@ def _header(config: AgentConfig, exported: Exported) -> list[str]:
 
 
 def _figures(agent: str, records: Sequence[Record]) -> list[str]:
-    """Rows of the card: what the log says of this agent's updates and of the team's success."""
-    own = [r for r in records if r["kind"] == "update" and r["agent"] == agent]
+    """Rows of the card: what the log says of this agent's updates and of the team's success, since this agent is in it.
+
+    A log goes on over a swap. What stands before it was done by and to the model that was replaced; before a reset, by
+    and to the whole team of then.
+    """
+    place, began = _beginning(agent, records)
+    since = records[place:]
+    own = [r for r in since if r["kind"] == "update" and r["agent"] == agent]
     kept = [r for r in own if r["outcome"].startswith("accepted")]
-    rows = [f"| updates of this agent | {len(kept)} kept of {len(own)} |"]
+    rows = [f"| updates of this agent, since {began} | {len(kept)} kept of {len(own)} |"]
     if kept:
         rows.append(f"| KL of the kept updates | mean {sum(r['kl_full'] for r in kept) / len(kept):.2g} nats |")
     swaps = [r for r in records if r["kind"] == "swap" and r["agent"] == agent]
-    rows += [f"| swapped in | after {r['updates']} updates of the team, {r['mode']}; not certified |" for r in swaps]
-    evals = [r for r in records if r["kind"] == "eval"]
+    rows += [_swapped(r) for r in swaps[-1:]]
+    evals = [r for r in since if r["kind"] == "eval"]
     for when, record in (("first", evals[0]), ("last", evals[-1])) if evals else ():
-        low, high = record["avg_interval"]
         rows.append(
-            f"| held-out success of the team, {when} | {100 * record['avg_at_k']:.1f} % "
-            f"({100 * low:.1f} to {100 * high:.1f}), {record['problems']} problems x {record['samples']}, "
-            f"after {record['updates']} updates |"
+            f"| held-out success of the team, {when} since {began} | "
+            f"{_share(record['avg_at_k'], record['avg_interval'])}, {record['problems']} problems x "
+            f"{record['samples']}, after {record['updates']} updates |"
         )
     return rows
+
+
+def _beginning(agent: str, records: Sequence[Record]) -> tuple[int, str]:
+    """From which record on the log is about this agent's weights, and what happened there."""
+    for place, record in reversed(list(enumerate(records))):
+        if record["kind"] == "swap" and record["agent"] == agent:
+            return place + 1, f"it joined after {_stages(record)}"
+        if record["kind"] == "swap" and record["mode"] == "reset":
+            return place + 1, f"the team began anew after {_stages(record)}"
+    return 0, "the run began"
+
+
+def _stages(record: Record) -> str:
+    return "1 stage" if record["stage"] == 1 else f"{record['stage']} stages"
+
+
+def _swapped(record: Record) -> str:
+    success, intervals = record["success"], record["intervals"]
+    installed = "after" if "after" in success else "at_swap"
+    before, now = (_share(success[when], intervals[when]) for when in ("before", installed))
+    return (
+        f"| swapped in | after {record['updates']} updates of the team, {record['mode']}; not certified; held-out "
+        f"success of the team {before} before, {now} as installed |"
+    )
+
+
+def _share(value: float, interval: Sequence[float]) -> str:
+    low, high = interval
+    return f"{100 * value:.1f} % ({100 * low:.1f} to {100 * high:.1f})"
 
 
 def _loading(exported: Exported) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 
 import numpy as np
+from numpy.typing import NDArray
 
 
 def seed_of(seed: int, *names: str | int) -> int:
@@ -19,3 +20,15 @@ def seed_of(seed: int, *names: str | int) -> int:
 def generator(seed: int, *names: str | int) -> np.random.Generator:
     """A numpy generator for one purpose."""
     return np.random.Generator(np.random.PCG64(seed_of(seed, *names)))
+
+
+def resampled_range(
+    values_P: NDArray[np.float64], confidence: float, *, draws: int, rng: np.random.Generator
+) -> tuple[float, float]:
+    """Between which values the means of problems drawn with replacement lie, but for equal tails."""
+    count = len(values_P)
+    # How often each problem is drawn is all that matters: a multinomial, without P x draws indices.
+    times_DP = rng.multinomial(count, np.full(count, 1 / count), size=draws)
+    tail = (1 - confidence) / 2
+    low, high = np.quantile(times_DP @ values_P / count, [tail, 1 - tail])
+    return float(low), float(high)

@@ -326,7 +326,8 @@ DATA = "{name: data, path: x}"
         (
             DATA,
             "{model: tiny, agents: [{name: «1a»}]}",
-            'team.agents.1a.name must be a letter, then letters, digits, dashes or underscores, got "1a"',
+            "team.agents.1a.name must be a letter (a-z, A-Z), then letters, digits (0-9), dashes or underscores, got "
+            '"1a"',
         ),
         (
             DATA,
@@ -505,7 +506,7 @@ def test_overrides_set_values_of_their_yaml_type() -> None:
             "team.agents.bob.model=tabular",
             "team.router.order=[bob, ann]",
             "device=cuda:1",
-            "plan.a_clip=",
+            "plan.a_clip=null",
             "name=a-b",
             "seed=1",
             "seed=2",  # the later one wins

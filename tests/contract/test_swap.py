@@ -17,12 +17,12 @@ from teamtr.config import load_team_file, loads
 from teamtr.engines.torch.loading import TinyShape, tiny_model
 from teamtr.engines.torch.tokenizer import character_tokenizer
 from teamtr.errors import Misuse, Refused
-from teamtr.protocol.tokenizers import adversarial, compare_tokenizers
-from teamtr.randomness import generator
+from teamtr.protocol.tokenizers import compare_tokenizers
 from teamtr.store import RunFolder, read_episodes
 from teamtr.stored import StoredRun
-from teamtr.swap import Request, compared_strings, run_strings, swap
+from teamtr.swap import Request, swap
 from teamtr.swap.probes import Probes, joined, make_probes, problems_held_out, problems_to_train, split_rows
+from teamtr.swap.strings import DIFFICULT, context_strings
 
 TEAM = """\
 name: small
@@ -127,6 +127,8 @@ def test_the_record_says_what_happened_and_that_it_is_not_certified(aligned, new
     assert record["shock"] == pytest.approx(record["success"]["before"] - record["success"]["after"])
     assert record["direct_shock"] == pytest.approx(record["success"]["before"] - record["success"]["at_swap"])
     assert [r["kind"] for r in logged if r["kind"] == "update"] == ["update"] * 3, "the log goes on from the old one"
+    compared = len(list(context_strings(read_episodes(out / "episodes" / PROBES)))) + DIFFICULT
+    assert f"identical ids on {compared} strings" in record["protocol"]["items"][0]["note"]
     found = record["alignment"]
     assert np.isfinite(found["surrogate"])
     assert found["curve"][-1]["upper"] == found["kl_upper"], "the curve ends with what was installed"
@@ -153,6 +155,20 @@ def test_asked_again_a_finished_swap_only_tells(aligned, run, newcomer):
     assert {k: v for k, v in fingerprint(out).items() if k != ".lock"} == {
         k: v for k, v in before.items() if k != ".lock"
     }
+
+
+def test_the_look_that_steers_nothing_is_at_test_problems(aligned, run):
+    out, records = aligned
+    task = StoredRun.read(run).build()[0].task
+    test, trained = ({problem.id for problem in task.problems(split)} for split in ("test", "train"))
+    unseen = read_episodes(out / "episodes" / "swap-unseen.jsonl.gz")
+    seen = {problem.id for problem in unseen.problems} | {episode.problem_id for episode in unseen.episodes}
+    assert seen
+    assert seen <= test
+    assert seen.isdisjoint(trained)
+    assert records[-1]["alignment"]["unseen"]["messages"] == len(unseen.of("speaker"))
+    played = read_episodes(out / "episodes" / PROBES)
+    assert {problem.id for problem in played.problems} <= trained, "the probes that steer are not of them"
 
 
 def test_training_goes_on_and_certificates_with_it(aligned, tmp_path):
@@ -356,31 +372,12 @@ def test_a_fifth_is_held_out(cluster, held):
 # -- tokenizers -----------------------------------------------------------------------------------------------
 
 
-def test_the_same_tokenizer_is_identical_on_a_thousand_strings(run):
-    own = run_strings(run, 200)
-    assert len(own) > 10
-    strings = compared_strings(own)
-    assert len(strings) == 1000
-    assert strings[0] == own[0]
-    found = compare_tokenizers(character_tokenizer(), character_tokenizer(), strings)
-    assert found.identical
-    assert found.same == 1000
-
-
 def test_where_tokenizers_differ():
     found = compare_tokenizers(character_tokenizer(), other_tokenizer(), ["<bot>AB", "<bot>"])
     assert not found.identical
     assert (found.same, found.strings) == (1, 2)
     assert found.differences[0].position == 1, "the marker is the same, the letter after it is not"
     assert found.differences[0].ids_a != found.differences[0].ids_b
-
-
-def test_difficult_strings_are_of_many_kinds_and_named_by_their_seed():
-    strings = adversarial(generator(0, "x"), 200)
-    assert strings == adversarial(generator(0, "x"), 200)
-    assert len(set(strings)) > 180
-    for sign in ("  ", "数学", "<think>", '"arguments"', "\t", "0"):
-        assert any(sign in s for s in strings), sign
 
 
 # -- refusals -------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chi2_contingency, chisquare
 
+from teamtr.errors import Misuse
 from teamtr.grading import GraderError, exact_match, last_number, number_match
 from teamtr.tasks import CodeExchange, DataTask, Roles
 from teamtr.tasks.data import DataError
@@ -378,7 +379,7 @@ def test_data_settings_are_checked(tmp_path: Path) -> None:
 
     refused("either one data file", path=None)
     refused("either one data file", split_files={"train": path})
-    refused("no such data file", FileNotFoundError, path=tmp_path / "none.jsonl")
+    refused("no such data file", DataError, path=tmp_path / "none.jsonl")
     refused(r"\.jsonl .* or \.parquet", path=reward)
     refused("at least two different questions", held_out=0.5)
     refused("held_out", held_out=1.0)
@@ -391,7 +392,7 @@ def test_data_settings_are_checked(tmp_path: Path) -> None:
     refused("2 groups", grader="regex", pattern="(x)(y)")
     refused("not a regular expression", grader="regex", pattern="(x")
     refused(r"python:path/to/file\.py:function", grader="python:r.py")
-    refused("there is no file", FileNotFoundError, grader="python:absent.py:f")
+    refused("there is no file", Misuse, grader="python:absent.py:f")
     refused(r"r\.py has no function 'g'; it has \['f'\]", GraderError, grader=f"python:{reward}:g")
     refused("missing a required argument: 'level'", GraderError, grader=f"python:{reward}:f")
 

@@ -18,12 +18,34 @@ from teamtr.protocol.thinking import thinks, without_thinking
 from teamtr.protocol.tools import normalise_calls
 
 CANONICAL = '{"name": "add", "arguments": {"a": 1, "b": [2, "x"]}}'
+WRITTEN = {"name": "add", "arguments": '{"a": 1, "b": [2, "x"]}'}
 DIALECTS = {
     "json": '{"arguments": {"b": [2, "x"], "a": 1}, "name": "add"}',
     "json, parameters": '{"name": "add", "parameters": {"a": 1, "b": [2, "x"]}}',
     "json, arguments as text": '{"name": "add", "arguments": "{\\"a\\": 1, \\"b\\": [2, \\"x\\"]}"}',
     "envelope": '{"id": "c1", "type": "function", "function": {"name": "add", "arguments": {"a": 1, "b": [2, "x"]}}}',
     "envelope of a list": '{"tool_calls": [{"function": {"name": "add", "arguments": {"a": 1, "b": [2, "x"]}}}]}',
+    "gemini, langchain": '{"name": "add", "args": {"a": 1, "b": [2, "x"]}, "id": "c1", "type": "tool_call"}',
+    "gemini, wrapped": '{"function_call": {"name": "add", "args": {"a": 1, "b": [2, "x"]}}}',
+    "anthropic": '{"type": "tool_use", "id": "toolu_1", "name": "add", "input": {"a": 1, "b": [2, "x"]}}',
+    "mistral": '[{"name": "add", "arguments": {"a": 1, "b": [2, "x"]}, "id": "VvvODy9mT"}]',
+    "llama": '{"type": "function", "name": "add", "parameters": {"a": 1, "b": [2, "x"]}}',
+    "openai, streamed": json.dumps({"index": 0, "id": "c", "type": "function", "function": WRITTEN}),
+    "openai, responses": json.dumps(
+        {"type": "function_call", "id": "fc", "call_id": "c", "status": "completed", **WRITTEN}
+    ),
+    "openai, a whole message": json.dumps(
+        {
+            "role": "assistant",
+            "content": None,
+            "refusal": None,
+            "annotations": [],
+            "function_call": None,
+            "tool_calls": [{"id": "c", "type": "function", "function": WRITTEN}],
+        }
+    ),
+    "xlam": '{"thought": "I add.", "tool_calls": [{"name": "add", "arguments": {"a": 1, "b": [2, "x"]}}]}',
+    "tagged, args": '<tool_call>{"name": "add", "args": {"a": 1, "b": [2, "x"]}}</tool_call>',
     "tagged": '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": [2, "x"]}}\n</tool_call>',
     "tagged otherwise": '<function_call>{"name": "add", "arguments": {"a": 1, "b": [2, "x"]}}</function_call>',
     "fenced": '```json\n{"name": "add", "arguments": {"a": 1, "b": [2, "x"]}}\n```',
@@ -63,6 +85,9 @@ def test_the_text_around_calls_stays():
         "print('hello')",
         "a(b==c)",
         '{"answer": 42}',
+        '{"name": "Ann", "input": 5}',
+        '{"name": "first case", "input": {"a": 1}, "output": 2}',
+        '{"name": "Ann", "args": [1]}',
         "[1, 2, 3]",
         "```python\nadd(a=1)\n```",
         '```json\n{"x": 1}\n```',
@@ -96,6 +121,20 @@ def test_what_is_no_call_is_left_alone(text):
         ("<tool_call>" + "[" * 100 + "]" * 100 + "</tool_call>", "deeper"),
         ('<tool_call>{"name": "a", "arguments": {"x": "' + "y" * 70000 + '"}}</tool_call>', "longer"),
         ('<tool_call>{"name": "a", "arguments": {}, "parameters": {}}</tool_call>', "both"),
+        ('<tool_call>{"name": "a", "args": {}, "input": {}}</tool_call>', "both args and input"),
+        ('<tool_call>{"name": "a", "argumnts": {"x": 1}}</tool_call>', "the key argumnts does not belong beside name"),
+        ('<tool_call>{"name": "a", "x": 1}</tool_call>', "the key x does not belong beside name"),
+        ('<tool_call>{"name": "a", "arguments": {}, "then": "b"}</tool_call>', "the key then does not"),
+        ('{"name": "a", "arguments": {}, "then": {"name": "rm", "arguments": {}}}', "the key then does not"),
+        ('<tool_call>{"name": "a", "id": {"name": "rm", "arguments": {}}}</tool_call>', "the key id beside name holds"),
+        ('{"tool_calls": [{"name": "a", "arguments": {}}], "name": "rm", "arguments": {}}', "the key name does not"),
+        ('{"tool_calls": [{"name": "a"}], "function_call": {"name": "rm"}}', "the key function_call does not"),
+        ('{"tool_calls": [{"name": "a"}], "function": {"name": "rm"}}', "the key function does not"),
+        ('{"tool_calls": [{"name": "a"}], "content": [{"name": "rm"}]}', "the key content beside tool_calls holds"),
+        ('{"function": {"name": "a"}, "arguments": {"x": 1}}', "the key arguments does not belong beside function"),
+        ('{"function": {"name": "a", "arguments": {}, "description": "d"}}', "the key description does not"),
+        ('{"name": "a", "function": "b", "arguments": {}}', "the key function does not belong beside name"),
+        ('<tool_call>{"name": "a", "</tool_call>": 1}</tool_call>'.replace("</tool_call>", "<|im_end|>", 1), "no word"),
         ("<tool_call>[]</tool_call>", "empty list"),
         ("```tool_call\n{}\n```", "the name"),
         ("```tool_call\n{", "the fence is not closed"),
@@ -131,6 +170,32 @@ def test_no_markup_survives_inside_of_a_call():
     for marker in ("</tool_call>", "<|", "<think>"):
         assert marker not in found.text
     assert "1 < 2" in found.text
+
+
+def stray() -> list[str]:
+    """Declared calls with something beside them that no dialect has: dropped, an argument or a call would be lost."""
+    keys = ("argumnts", "Arguments", "arg", "params", "kwargs", "inputs", "x", "then", "exec", "", " ", "<think>", "数")
+    values = ("{}", '{"a": 1}', '"rm -rf"', "null", '[{"name": "rm", "arguments": {}}]')
+    beside = [f'{{"name": "add", {json.dumps(key)}: {value}}}' for key in keys for value in values]
+    hidden = '{"name": "rm", "arguments": {}}'
+    marks = [f'{{"name": "add", "arguments": {{}}, "{mark}": {hidden}}}' for mark in ("id", "type", "index", "status")]
+    wrapped = [
+        f'{{"{wrapper}": {{"name": "add", "arguments": {{}}}}, {other}}}'
+        for wrapper in ("tool_calls", "function_call", "function")
+        for other in (hidden[1:-1], '"arguments": {}', f'"next": {hidden}', f'"content": {hidden}')
+    ]
+    wrapped.append(f'{{"tool_calls": [{hidden}], "function_call": {hidden}, "function": {hidden}}}')
+    return [f"<tool_call>{body}</tool_call>" for body in (*beside, *marks, *wrapped)]
+
+
+def test_nothing_beside_a_call_is_dropped_without_a_word():
+    assert len(stray()) > 80
+    for text in stray():
+        found = normalise_calls(text)
+        assert found.calls == (), text
+        assert len(found.rejected) == 1, text
+        assert "key" in found.rejected[0].reason
+        assert not set(found.text) & set("<>|数"), "the reason carries no markup into the shared context"
 
 
 def hostile() -> list[str]:
@@ -171,6 +236,7 @@ def hostile() -> list[str]:
         "\ud800<tool_call>\udfff</tool_call>",
         "<tool_call>\N{RIGHT-TO-LEFT OVERRIDE}{}</tool_call>",
     ]
+    found += stray()
     for source in sources:
         found += [source[: rng.randrange(1, len(source))] for _ in range(8)]
         found += [source[rng.randrange(1, len(source)) :] for _ in range(8)]

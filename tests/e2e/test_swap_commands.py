@@ -16,6 +16,7 @@ from teamtr.cli import app
 from teamtr.config import loads
 from teamtr.store import RunFolder
 from teamtr.stored import StoredRun
+from teamtr.swap import run_strings
 
 TEAM = """\
 name: small
@@ -133,7 +134,9 @@ def test_compat(exported, run, tmp_path):
     out, _ = exported
     same = last_json(invoke("compat", "tiny", out / "left", "--run", run, "--json"))
     assert same["identical"]
-    assert same["strings"] == 1000
+    assert same["strings"] == len(run_strings(run)) + 1000
+    fewer = last_json(invoke("compat", "tiny", out / "left", "--run", run, "--count", 5, "--json"))
+    assert fewer["strings"] == 5 + 1000, "the difficult ones are always all there"
     tokenizer = AutoTokenizer.from_pretrained(out / "left")
     tokenizer.add_tokens(["AB"])
     tokenizer.save_pretrained(tmp_path / "other")
@@ -171,11 +174,11 @@ def test_swap_then_train_then_export(exported, run, tmp_path):
     assert "curve" not in told["alignment"]
     trained = last_json(invoke("train", out / "team.yaml", "--out", out, "--json"))
     assert trained["updates"] == 6
-    invoke("export", out, tmp_path / "speaker", "--agent", "speaker")
-    assert (
-        "swapped in | after 3 updates of the team, aligned; not certified"
-        in (tmp_path / "speaker" / "README.md").read_text()
-    )
+    invoke("export", out, tmp_path / "agents")
+    cards = {name: (tmp_path / "agents" / name / "README.md").read_text() for name in ("left", "speaker")}
+    assert "swapped in | after 3 updates of the team, aligned; not certified" in cards["speaker"]
+    assert re.search(r"updates of this agent, since it joined after 1 stage \| [01] kept of 1 \|", cards["speaker"])
+    assert re.search(r"updates of this agent, since the run began \| [012] kept of 2 \|", cards["left"])
 
 
 def test_without_out_the_new_run_is_beside_the_old_one(run, monkeypatch):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import multiprocessing
 import os
 import random
 import shutil
 import signal
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -65,38 +67,41 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def at_write(number: int) -> None:
-    """Just before this thing, counted from 1, would have been durable."""
-    writes = 0
+def watch(out: Path, see: Callable[[str], None]) -> None:
+    """Call ``see`` just before anything in ``out`` becomes durable: every file and folder gets its name by one of two
+    calls, and a log its lines by a third. What is put aside to be removed has a minus before its name."""
 
-    def counted(write: Any) -> Any:
-        def wrapped(*arguments: Any, **options: Any) -> Any:
-            nonlocal writes
-            writes += 1
-            if writes == number:
-                die()
-            return write(*arguments, **options)
+    def named(write: Any) -> Any:
+        def wrapped(source: Any, final: Any, **options: Any) -> None:
+            goes = Path(final).name.startswith(atomic.TEMPORARY)
+            see(f"{'-' if goes else ''}{os.path.relpath(source if goes else final, out)}")
+            write(source, final, **options)
 
         return wrapped
 
-    atomic.os.replace = counted(os.replace)  # every file and folder of a run gets its name by one of these two
-    atomic.os.rename = counted(os.rename)
-    Log.append = counted(Log.append)  # type: ignore[method-assign]
+    append = Log.append
+
+    def appended(log: Log, record: Mapping[str, Any]) -> None:
+        see(f"{os.path.relpath(log.path, out)} {len(log.read())}")
+        append(log, record)
+
+    os.replace, os.rename = named(os.replace), named(os.rename)
+    Log.append = appended  # type: ignore[method-assign]
 
 
-def at_naming(name: str) -> None:
-    """Just before a file or folder gets this name."""
+def writing_down(out: Path, file: Path) -> None:
+    """Not a death: every write is noted in ``file``."""
 
-    def watched(write: Any) -> Any:
-        def wrapped(source: Any, final: Any) -> None:
-            if Path(final).name == name:
-                die()
-            write(source, final)
+    def see(write: str) -> None:
+        with open(file, "a") as notes:
+            notes.write(f"{write}\n")
 
-        return wrapped
+    watch(out, see)
 
-    atomic.os.replace = watched(os.replace)
-    atomic.os.rename = watched(os.rename)
+
+def at_point(out: Path, point: str) -> None:
+    """Just before this write."""
+    watch(out, lambda write: die() if write == point else None)
 
 
 def at_removing_looks() -> None:
@@ -131,8 +136,20 @@ def outcome(out: Path) -> dict[str, Any]:
     return {"files": {k: v for k, v in files(out).items() if k != "log.jsonl"}, "records": records}
 
 
+@dataclass(frozen=True)
+class World:
+    """A run and its files before any swap, a model to swap in, what an undisturbed swap ends with, and every write that
+    it makes, in order."""
+
+    run: Path
+    unharmed: dict[str, str]
+    model: Path
+    whole: dict[str, Any]
+    writes: tuple[str, ...]
+
+
 @pytest.fixture(scope="module")
-def world(tmp_path_factory) -> tuple[Path, Path, dict[str, Any]]:
+def world(tmp_path_factory) -> World:
     folder = tmp_path_factory.mktemp("swap")
     team_file = loads(TEAM, "small")
     for _ in runs.train(team_file, folder / "run"):
@@ -140,38 +157,51 @@ def world(tmp_path_factory) -> tuple[Path, Path, dict[str, Any]]:
     workshop = build(loads(TEAM, "small", ["seed=5", "tiny.layers=2"]))
     (folder / "model").mkdir()
     workshop.engine.learner("speaker").policy.save_weights(folder / "model")
-    assert attempt(folder / "run", folder / "model", folder / "whole") == 0
+    unharmed = files(folder / "run")
+    noting = partial(writing_down, folder / "whole", folder / "writes")
+    assert attempt(folder / "run", folder / "model", folder / "whole", noting) == 0
     whole = outcome(folder / "whole")
     found = whole["records"][-1]["alignment"]
     rates = {look["learning_rate"] for look in (*found["curve"], *found["trials"])}
     assert len(rates) == 4, "too little happens to prove anything"
     assert found["steps_in_all"] == 30
-    return folder / "run", folder / "model", whole
+    writes = tuple((folder / "writes").read_text().splitlines())
+    assert len(set(writes)) == len(writes) > 50, "a point is one write"
+    return World(folder / "run", unharmed, folder / "model", whole, writes)
 
 
-def killed_often(world, out: Path, deaths: Sequence[Death], **options: Any) -> None:
-    """Killed so, one time after the other, a swap ends as if nothing had been."""
-    run, model, whole = world
-    before = files(run)
-    killed = 0
+def killed_often(world: World, out: Path, deaths: Sequence[Death], **options: Any) -> None:
+    """Killed so, one time after the other, a swap ends as if nothing had been. Every one of the deaths must strike."""
     for death in deaths:
-        code = attempt(run, model, out, death, **options)
-        killed += code == -signal.SIGKILL
-        assert code in (0, -signal.SIGKILL)
+        assert attempt(world.run, world.model, out, death, **options) == -signal.SIGKILL, f"{death} did not strike"
+        assert files(world.run) == world.unharmed, f"{death} harmed the old run"
         if (out / "team.yaml").exists():
             assert "swap" in [r["kind"] for r in RunFolder.read(out).log.read()], "a team file before the log"
             assert RunFolder.read(out).checkpoints.latest() is not None, "a team file before the weights"
-        if code == 0:
-            break
-    assert killed == len(deaths) or killed >= 2
-    assert attempt(run, model, out, **options) == 0
-    assert outcome(out) == whole
-    assert files(run) == before
+    assert attempt(world.run, world.model, out, **options) == 0
+    assert outcome(out) == world.whole
+    assert files(world.run) == world.unharmed
 
 
-def test_killed_and_asked_again(world, tmp_path):
-    """Before the first thing is written, in the middle, and while the new run is put in place."""
-    killed_often(world, tmp_path / "out", [partial(at_write, number) for number in (1, 4, 9)])
+def test_killed_while_the_new_run_is_put_in_place(world, tmp_path):
+    """Before the log, the weights, the commit and the team file, which come in this order, last of all but tidying."""
+    weights = [w for w in world.writes if w.startswith("checkpoints/agents/")]
+    commits = [w for w in world.writes if w.startswith("checkpoints/commits/")]
+    assert [Path(w).parent.name for w in weights] == ["left", "right", "speaker"]
+    last = ["log.jsonl", *weights, *commits, "team.yaml"]
+    assert [w for w in world.writes if not w.startswith("-")][-len(last) :] == last
+    out = tmp_path / "out"
+    points = ("log.jsonl", weights[-1], *commits, "team.yaml")
+    killed_often(world, out, [partial(at_point, out, point) for point in points])
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(k, marks=pytest.mark.slow) for k in (1, 2, 3))])
+def test_killed_ten_times(world, tmp_path, seed):
+    """At ten random points, one in each tenth of all the writes of a swap."""
+    rng, out = random.Random(seed), tmp_path / "out"
+    edges = [k * len(world.writes) // 10 for k in range(11)]
+    points = [world.writes[rng.randrange(*pair)] for pair in itertools.pairwise(edges)]
+    killed_often(world, out, [partial(at_point, out, point) for point in points])
 
 
 def test_killed_while_the_looks_are_removed(world, tmp_path):
@@ -182,30 +212,26 @@ def test_killed_while_the_looks_are_removed(world, tmp_path):
 def test_killed_while_more_probes_are_played(world, tmp_path):
     """When further probes to learn from, or to judge by, are there but for their name, and when a look at what was
     learnt of them is committed and the next one is not."""
-    run, model, _ = world
     learns_by_heart = {"probes": 8, "learning_rate": 0.03, "check_every": 4, "max_steps": 44, "eval_problems": 1}
-    assert attempt(run, model, tmp_path / "whole", **learns_by_heart) == 0
+    assert attempt(world.run, world.model, tmp_path / "whole", **learns_by_heart) == 0
     whole = outcome(tmp_path / "whole")
     found = whole["records"][-1]["alignment"]
     doubled = [look["doubled"] for look in sorted((*found["curve"], *found["trials"]), key=lambda look: look["step"])]
     first = doubled.index(1)
     assert doubled[first + 1 :], "a look follows the first one with more probes"
-    files = ("swap-probes-1.jsonl.gz", "swap-judges-1.jsonl.gz", f"{first + 2:06d}")
-    deaths = [partial(at_naming, file) for file in files]
-    killed_often((run, model, whole), tmp_path / "out", deaths, **learns_by_heart)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
-def test_killed_ten_times(world, tmp_path, seed):
-    rng = random.Random(seed)
-    killed_often(world, tmp_path / "out", [partial(at_write, rng.randint(1, 5)) for _ in range(10)])
+    points = (
+        "episodes/swap-probes-1.jsonl.gz",
+        "episodes/swap-judges-1.jsonl.gz",
+        f"swap/align/commits/{first + 2:06d}",
+    )
+    out = tmp_path / "out"
+    deaths = [partial(at_point, out, point) for point in points]
+    killed_often(replace(world, whole=whole), out, deaths, **learns_by_heart)
 
 
 def test_another_seed_would_be_seen(world, tmp_path):
     """The comparison above can fail."""
-    run, model, whole = world
     other = tmp_path / "out"
-    for _ in swap(run, request(model, {"check_every": 2}), other):
+    for _ in swap(world.run, request(world.model, {"check_every": 2}), other):
         pass
-    assert outcome(other)["files"] != whole["files"]
+    assert outcome(other)["files"] != world.whole["files"]

@@ -86,7 +86,7 @@ def swap(
                 say(line)
             last = record
     where = shlex.quote(str(folder))
-    say(f"\nrun folder: {folder}; next: teamtr train {where}/team.yaml --out {where}")
+    say(f"\nrun folder: {folder}; next: teamtr train {where}")
     if as_json:
         alignment = last["alignment"] and {k: v for k, v in last["alignment"].items() if k not in ("curve", "trials")}
         emit({"folder": str(folder), **last, "alignment": alignment})
@@ -156,10 +156,13 @@ def compat(
     b: Annotated[str, typer.Argument(help="The other.")],
     strings: Annotated[Path | None, typer.Option(help="A text file; every line is a string to compare on.")] = None,
     run: Annotated[Path | None, typer.Option(help="A run folder, whose own contexts are compared on.")] = None,
-    count: Annotated[int, typer.Option(min=1, help="How many strings in all; the rest are difficult ones.")] = 1000,
+    count: Annotated[int, typer.Option(min=1, help="At most how many of --strings and --run.")] = 1000,
     as_json: JsonFlag = False,
 ) -> None:
-    """Compare two models' tokenizers id by id, on a team's own contexts and on strings made to be difficult.
+    """Compare two models' tokenizers id by id, on a team's own contexts and on 1,000 strings made to be difficult.
+
+    Of the team's own up to --count are taken, evenly spread over all that there are. The difficult ones (blanks,
+    scripts, digits, markup, tool calls) come beside them, always all.
 
     Exit code 0: identical ids, so that an exact KL exists between the two; 3: not, and where.
     """
@@ -169,7 +172,7 @@ def compat(
 
     with errors():
         own = _lines_of(strings) if strings else []
-        own += run_strings(run, count) if run else []
+        own += run_strings(run) if run else []
         found = compare_tokenizers(load_tokenizer(a), load_tokenizer(b), compared_strings(own, count))
     say(str(found))
     for difference in found.differences[:5]:

@@ -14,6 +14,8 @@ def apply_override(document: Document, override: str) -> Mistake | None:
     keys = [key.strip() for key in written.split(".")]
     if not equals or not all(keys):
         return Mistake("must be KEY=VALUE with a dotted key, such as plan.stages=10", override=override)
+    if not text.strip():  # as an unset shell variable leaves it
+        return Mistake("has no value: give one, or null for the default where a key may be unset", override=override)
     value = read(text)
     if value.mistakes:
         return Mistake(value.mistakes[0].message, override=override)

@@ -25,6 +25,15 @@ def _of_form(form: str, must: str) -> AfterValidator:
     return AfterValidator(check)
 
 
+def _at_most(characters: int) -> AfterValidator:
+    def check(value: str) -> str:
+        if len(value) > characters:
+            raise ValueError(f"must have at most {characters} characters (it names a folder), got {len(value)}")
+        return value
+
+    return AfterValidator(check)
+
+
 def _no_answer_word(value: str) -> str:
     if value in ANSWER_WORDS:
         raise ValueError(f"must not be {show(value)}: team.answer gives that word a meaning of its own")
@@ -56,11 +65,18 @@ def _one_group(value: str) -> str:
 
 RunName = Annotated[
     str,
-    _of_form(r"[A-Za-z0-9][A-Za-z0-9._-]*", "must be letters, digits, dot, dash and underscore (it names a folder)"),
+    _of_form(
+        r"[A-Za-z0-9][A-Za-z0-9._-]*",
+        "must be letters (a-z, A-Z), digits, dot, dash and underscore (it names a folder)",
+    ),
+    _at_most(200),
 ]
 AgentName = Annotated[
     str,
-    _of_form(r"[A-Za-z][A-Za-z0-9_-]*", "must be a letter, then letters, digits, dashes or underscores"),
+    _of_form(
+        r"[A-Za-z][A-Za-z0-9_-]*", "must be a letter (a-z, A-Z), then letters, digits (0-9), dashes or underscores"
+    ),
+    _at_most(64),
     AfterValidator(_no_answer_word),
 ]
 Device = Annotated[str, _of_form(r"auto|cpu|cuda(:[0-9]+)?", "must be auto, cpu, cuda or cuda:N")]

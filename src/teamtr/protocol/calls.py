@@ -22,6 +22,14 @@ _WORDS = {"true": True, "True": True, "false": False, "False": False, "null": No
 _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 _BLANK = re.compile(r"\s*")
 
+ARGUMENTS = ("arguments", "parameters", "args", "input")
+"""Where the arguments stand: OpenAI, Hermes and Mistral; Llama; Gemini and LangChain; Anthropic."""
+WRAPPERS = ("tool_calls", "function_call", "function")
+_MARKS_OF_A_CALL = ("id", "type", "index", "call_id", "tool_call_id", "status")
+_PARTS_OF_A_MESSAGE = (
+    "role", "content", "refusal", "annotations", "audio", "reasoning", "reasoning_content", "thought"
+)  # fmt: skip
+
 
 class Malformed(ValueError):
     """Not a tool call; the message is the reason."""
@@ -116,10 +124,27 @@ def calls_in(value: Any, tools: Collection[str] | None) -> list[ToolCall]:
         return [call for item in value for call in calls_in(item, tools)]
     if not isinstance(value, dict):
         raise Malformed(f"a call is an object with a name and arguments, not {type(value).__name__}")
-    for wrapper in ("tool_calls", "function_call", "function"):
+    for wrapper in WRAPPERS:
         if isinstance(value.get(wrapper), list | dict):
+            _check_keys({k: v for k, v in value.items() if k != wrapper and not (k in WRAPPERS and v is None)}, wrapper)
             return calls_in(value[wrapper], tools)
     return [_call(value, tools)]
+
+
+def _check_keys(beside: Mapping[str, Any], what: str) -> None:
+    """Only what a dialect puts beside a call or a wrapper, and no more than a mark or a text: nothing is dropped
+    without a word that could have been meant as a call, or as an argument of one."""
+    known = _MARKS_OF_A_CALL if what == "name" else (*_MARKS_OF_A_CALL, *_PARTS_OF_A_MESSAGE)
+    for key, value in beside.items():
+        if key not in known:
+            raise Malformed(f"{_shown(key)} does not belong beside {what}")
+        if isinstance(value, dict) or (isinstance(value, list) and value):
+            raise Malformed(f"{_shown(key)} beside {what} holds more than a text or a number")
+
+
+def _shown(key: str) -> str:
+    """A key for a reason, which enters the shared context: as it is when it is a word and no markup can be in it."""
+    return f"the key {key}" if _NAME.fullmatch(key) else "a key that is no word"
 
 
 def looks_like_calls(value: Any) -> bool:
@@ -128,15 +153,25 @@ def looks_like_calls(value: Any) -> bool:
         return bool(value) and all(looks_like_calls(item) for item in value)
     if not isinstance(value, dict):
         return False
-    if any(isinstance(value.get(wrapper), list | dict) for wrapper in ("tool_calls", "function_call", "function")):
+    if any(isinstance(value.get(wrapper), list | dict) for wrapper in WRAPPERS):
         return True
-    return isinstance(value.get("name"), str) and ("arguments" in value or "parameters" in value)
+    if not isinstance(value.get("name"), str):
+        return False
+    # Much that is no call has a name and an input; with an object there and nothing else it is one.
+    bare = value.keys() <= {"name", *ARGUMENTS, *_MARKS_OF_A_CALL}
+    return (
+        "arguments" in value
+        or "parameters" in value
+        or (bare and any(isinstance(value.get(k), dict) for k in ARGUMENTS))
+    )
 
 
 def _call(value: Mapping[str, Any], tools: Collection[str] | None) -> ToolCall:
-    if "arguments" in value and "parameters" in value:
-        raise Malformed("both arguments and parameters")
-    arguments = value.get("arguments", value.get("parameters", {}))
+    given = [key for key in ARGUMENTS if key in value]
+    if len(given) > 1:
+        raise Malformed(f"both {given[0]} and {given[1]}")
+    _check_keys({k: v for k, v in value.items() if k not in ("name", *ARGUMENTS)}, "name")
+    arguments = value[given[0]] if given else {}
     if isinstance(arguments, str):  # some servers write the arguments as a text of JSON
         arguments = read_json(arguments)
     if arguments is None:

@@ -1,7 +1,7 @@
 """Do two tokenizers speak the same ids? Only then is there an exact KL between the models behind them (app:align).
 
-The paper's check (app:pnp-protocol) is made on strings, not on file names: equal ids on a thousand strings, of which
-part are the team's own contexts and part are made to be difficult.
+The paper's check (app:pnp-protocol) is made on strings, not on file names: equal ids on up to a thousand
+of the team's own contexts and on a thousand strings made to be difficult.
 """
 
 from __future__ import annotations

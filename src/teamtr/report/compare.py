@@ -50,12 +50,21 @@ def compare_runs(paths: Sequence[Path | str]) -> dict[str, Any]:
     readings = [read_run(path) for path in paths]
     names = labels(readings)
     runs = [_run(label, reading) for label, reading in zip(names, readings, strict=True)]
-    differences = [d for k in range(1, len(runs)) if (d := difference(readings[0], readings[k], k)) is not None]
+    alike = [not tasks_differ(readings[0], reading) for reading in readings]
+    differences = [
+        d for k in range(1, len(runs)) if alike[k] and (d := difference(readings[0], readings[k], k)) is not None
+    ]
     finals: dict[str, list[float]] = {}
     for run in runs:
-        if run["final"] is not None:
+        if run["final"] is not None and all(alike):
             finals.setdefault(run["order"], []).append(run["final"]["success"])
     notes = [f"{label}: {note}" for label, r in zip(names, readings, strict=True) for note in r.notes]
+    notes += [
+        f"{names[k]} and {names[0]} have different tasks ({_task_in_words(readings[k])}; "
+        f"{_task_in_words(readings[0])}): their success cannot be compared, and no difference is given"
+        for k in range(1, len(runs))
+        if not alike[k]
+    ]
     return {
         "format": 1,
         "runs": runs,
@@ -64,6 +73,33 @@ def compare_runs(paths: Sequence[Path | str]) -> dict[str, Any]:
         "order": asdict(order_sensitivity(finals)) if len(finals) > 1 else None,
         "notes": notes,
     }
+
+
+def tasks_differ(first: Reading, other: Reading) -> bool:
+    """Whether success means something else in the two: the tasks have other names, or read other data and have no
+    problems in common (a file may have moved). A team file that cannot be read differs from none."""
+    if first.team_file is None or other.team_file is None:
+        return False
+    if _task_name(first) != _task_name(other):
+        return True
+    if _sources(first) == _sources(other):
+        return False
+    return _paired_evals(first, other) is None and _paired_batches(first, other) is None
+
+
+def _task_name(reading: Reading) -> str:
+    """The name; of a person's own class, without the folder that it lies in."""
+    name = "unknown" if reading.team_file is None else reading.team_file.task.name
+    return name.rpartition("/")[2] if name.startswith("python:") else name
+
+
+def _sources(reading: Reading) -> list[str]:
+    task = None if reading.team_file is None else reading.team_file.task
+    return [source for key in ("path", "train", "test") if (source := getattr(task, key, None)) is not None]
+
+
+def _task_in_words(reading: Reading) -> str:
+    return " ".join([_task_name(reading), *_sources(reading)])
 
 
 def difference(first: Reading, other: Reading, run: int) -> Difference | None:

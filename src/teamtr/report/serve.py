@@ -10,10 +10,12 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import hashlib
 import os
 import secrets
+import socket
 import threading
 import time
 from collections.abc import Sequence
@@ -124,6 +126,7 @@ class LiveServer(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, library: Library, *, host: str = "127.0.0.1", port: int = 0, allow_remote: bool = False) -> None:
+        _require_address(host)
         if host not in LOOPBACK and not allow_remote:
             raise Misuse(
                 f"--host {host} would let other machines in: conversations are shown to whoever holds the link, over "
@@ -133,7 +136,10 @@ class LiveServer(ThreadingHTTPServer):
         self.token = secrets.token_urlsafe(24)
         self.page = live_page().encode()
         self.checks_host = host in LOOPBACK
-        super().__init__((host, port), _Handler)
+        try:
+            super().__init__((host, port), _Handler)
+        except OSError as error:
+            raise Misuse(_why_not(host, port, error)) from error
         self.link = f"http://{host}:{self.server_port}/{self.token}/"
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
@@ -215,6 +221,26 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """Silent: a request line holds the token."""
+
+
+def _require_address(host: str) -> None:
+    """Refuse what no machine can listen on, before anything is said of who could reach it."""
+    is_number = bool(host) and not host.strip("0123456789.")  # nobody need be asked what it means
+    try:
+        socket.getaddrinfo(host, None, family=socket.AF_INET, flags=socket.AI_NUMERICHOST if is_number else 0)
+    except (OSError, UnicodeError):
+        raise Misuse(f"--host {host!r} is no IPv4 address and no name of one: leave it out for 127.0.0.1") from None
+
+
+def _why_not(host: str, port: int, error: OSError) -> str:
+    match error.errno:
+        case errno.EADDRINUSE:
+            return f"port {port} of {host} is in use: choose another, or --port 0, which takes a free one"
+        case errno.EACCES:
+            return f"port {port} is not for you to open: choose one from 1024 on, or --port 0, which takes a free one"
+        case errno.EADDRNOTAVAIL:
+            return f"--host {host} is no address of this machine: leave it out for 127.0.0.1"
+    return f"cannot listen on {host}, port {port}: {error.strerror or error}"
 
 
 def _is_run(folder: Path) -> bool:

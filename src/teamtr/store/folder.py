@@ -68,7 +68,7 @@ class RunFolder:
         if not create and not path.is_dir():
             raise NotARun(f"there is no run folder {path}: check the path, or start a run there with `teamtr train`")
         _require_ours(path)
-        make_folder(path)
+        _make(path)
         descriptor = _lock(path / ".lock", path)
         _held.add(descriptor)
         try:
@@ -126,6 +126,18 @@ def _require_ours(path: Path) -> None:
             )
     elif path.exists():
         raise NotARun(f"{path} is a file, not a folder: choose a new or an empty folder")
+
+
+def _make(path: Path) -> None:
+    """Make the folder if there is none. Where that fails nothing of a run was there before."""
+    in_the_way = next((parent for parent in path.parents if parent.exists() and not parent.is_dir()), None)
+    if in_the_way is not None:
+        raise NotARun(f"there can be no run folder {path}: {in_the_way} is a file; choose another folder")
+    try:
+        make_folder(path)
+    except StoreError as error:
+        why = error.__cause__.strerror if isinstance(error.__cause__, OSError) else error
+        raise NotARun(f"the run folder {path} cannot be made ({why}): choose a folder that you may write to") from error
 
 
 def _has_checkpoints(path: Path) -> bool:

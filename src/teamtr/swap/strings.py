@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import numpy as np
 
 from teamtr.config.paths import BUILT_IN_MODELS
 from teamtr.engines.torch.loading import hub_options
@@ -16,9 +18,14 @@ from teamtr.randomness import generator
 from teamtr.store import RunFolder, read_episodes
 from teamtr.types import RolloutBatch
 
-STRINGS = 1000
-OWN_SHARE = 0.5
-"""At most this share of the strings are the team's own; the rest are made to be difficult."""
+T = TypeVar("T")
+
+OWN = 1000
+"""At most this many strings are the team's own."""
+DIFFICULT = 1000
+"""Beside them come this many that are made to be difficult, always all of them."""
+FILES = 20
+"""At most this many files of a run's episodes are read."""
 
 
 def load_tokenizer(source: str) -> Any:
@@ -55,19 +62,19 @@ def context_strings(batch: RolloutBatch) -> Iterator[str]:
             history.append((message.author, message.text))
 
 
-def run_strings(folder: Path | str, count: int) -> list[str]:
-    """Up to ``count`` strings from the episodes that a run kept, the latest first."""
-    found: list[str] = []
-    for file in sorted(RunFolder.read(folder).episodes.glob("*.jsonl.gz"), reverse=True):
-        for string in context_strings(read_episodes(file)):
-            if string not in found:
-                found.append(string)
-            if len(found) == count:
-                return found
-    return found
+def run_strings(folder: Path | str) -> list[str]:
+    """Strings from the episodes that a run kept, each once; of many files, some spread evenly from first to last."""
+    files = sorted(RunFolder.read(folder).episodes.glob("*.jsonl.gz"))
+    return list(dict.fromkeys(s for file in spread(files, FILES) for s in context_strings(read_episodes(file))))
 
 
-def compared_strings(own: list[str], count: int = STRINGS, seed: int = 0) -> list[str]:
-    """``count`` strings: the team's own up to their share, then difficult ones."""
-    kept = own[: int(count * OWN_SHARE)]
-    return [*kept, *adversarial(generator(seed, "strings"), count - len(kept))]
+def compared_strings(own: Sequence[str], count: int = OWN, seed: int = 0) -> list[str]:
+    """Up to ``count`` of the team's own, from all that there are, then the difficult ones."""
+    return [*spread(own, count), *adversarial(generator(seed, "strings"), DIFFICULT)]
+
+
+def spread(items: Sequence[T], count: int) -> list[T]:
+    """At most ``count`` of the items, evenly spread over all of them, the first and the last among them."""
+    if len(items) <= count:
+        return list(items)
+    return [items[int(k)] for k in np.linspace(0, len(items) - 1, count).round()]

@@ -38,7 +38,7 @@ from teamtr.run import Record, evaluate_team
 from teamtr.store import Checkpoints, Commit, Log, RunFolder, read_episodes, write_atomic, write_episodes
 from teamtr.store.atomic import discard_folder, make_folder, remove_leftovers
 from teamtr.store.log import decode, encode
-from teamtr.stored import StoredRun
+from teamtr.stored import SWAP_REQUEST, StoredRun
 from teamtr.swap.align import Pupil, align
 from teamtr.swap.checklist import check_protocol, warnings_of
 from teamtr.swap.feasibility import achieved, surrogate, text_gap
@@ -88,7 +88,7 @@ def _require_no_run(target: RunFolder) -> None:
 
 
 def _request_of(target: RunFolder) -> Path:
-    return target.path / "swap" / "request.json"
+    return target.path / SWAP_REQUEST
 
 
 def _tidy(target: RunFolder) -> None:
@@ -269,6 +269,7 @@ class _Swap:
         into.update(self._feasibility(pupil, batch, settings) if exact else self._other_spelling(pupil))
         student.end()
         learner.restore(learner.snapshot())  # the student wrote into the same policy: forget the version remembered
+        learner.end()
 
     def _alignment(self, exact: bool) -> Alignment:
         request, plan, learner = self.request, self.new.plan, self.team_file.learner

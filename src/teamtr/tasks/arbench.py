@@ -24,7 +24,7 @@ from teamtr.ports import Environment
 from teamtr.tasks.arbench_texts import Texts, fill, texts_of
 from teamtr.tasks.benchmark import Benchmark
 from teamtr.tasks.players import Player
-from teamtr.tasks.rows import DataError, Row, read_rows, shown
+from teamtr.tasks.rows import DataError, NoSuchData, Row, read_rows, shown
 from teamtr.types import Problem, Situation
 
 ENVIRONMENT = "environment"
@@ -91,7 +91,7 @@ def rows_in(file: Path) -> Iterator[Row]:
         yield from read_rows(file)
         return
     if not file.is_file():
-        raise FileNotFoundError(f"{file}: there is no such data file")
+        raise NoSuchData(file)
     try:
         items = json.loads(file.read_text(encoding="utf-8-sig"))
     except ValueError as error:

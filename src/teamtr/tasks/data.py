@@ -162,6 +162,8 @@ class DataTask:
             right = None if answer is None else _cell(row, answer)
             if needs_answer and not isinstance(right, str | int | float):
                 raise DataError(f"{row.where}: {answer!r} must be text or a number, found {shown(right)}")
+            if self._is_number and last_number(str(right)) is None:
+                raise DataError(f"{row.where}: grader 'number': no number in the answer {shown(right)}")
             name = digest(text)
             seen[name] += 1
             yield Problem(
@@ -200,11 +202,6 @@ class DataTask:
         if grader == "exact":
             return lambda graded: [_exact_verdict(str(problem.answer), text) for problem, text in graded]
         if grader == "number":
-            for problem in self._every():
-                if last_number(str(problem.answer)) is None:
-                    raise DataError(
-                        f"grader 'number': no number in the answer {shown(problem.answer)} to {shown(problem.prompt)}"
-                    )
             return lambda graded: [_number_verdict(str(problem.answer), text) for problem, text in graded]
         if pattern is not None:
             _check_pattern(pattern)
@@ -220,10 +217,10 @@ class DataTask:
     def _reward_setup(self, grader: str) -> dict[str, Any]:
         file, _, function = grader.removeprefix("python:").rpartition(":")
         if not file.endswith(".py") or not function.isidentifier():
-            raise ValueError(f"a Python reward is named python:path/to/file.py:function, got {grader!r}")
+            raise Misuse(f"a Python reward is named python:path/to/file.py:function, got {grader!r}")
         found = Path(file).resolve()
         if not found.is_file():
-            raise FileNotFoundError(f"{grader!r}: there is no file {found}")
+            raise Misuse(f"{grader!r}: there is no file {found}")
         columns = sorted({key for problem in self._every() for key in problem.columns})
         taken = sorted({"prompts", "completions"} & set(columns))
         if taken:

@@ -15,12 +15,13 @@ import difflib
 import importlib.util
 import inspect
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from teamtr.errors import Misuse
+from teamtr.errors import Misuse, TeamTRError
 from teamtr.ports import Task
 from teamtr.tasks.arbench import ArBench, rows_in
 from teamtr.tasks.arbench_dc import DetectiveCases
@@ -96,15 +97,48 @@ def own_task(name: str, **options: Any) -> Task:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
+    with _own_code(name, path):
+        spec.loader.exec_module(module)
     make = getattr(module, attribute, None)
     if make is None:
         raise Misuse(f"{name}: {path} has no {attribute!r}")
-    task: Task = make(**options)
+    if not callable(make):
+        raise Misuse(f"{name}: {attribute!r} is {type(make).__name__}, neither a class nor a function")
+    _check_options(name, make, options)
+    with _own_code(name, path):
+        task: Task = make(**options)
     missing = [part for part in ("problems", "grade", "reward_range") if not hasattr(task, part)]
     if missing:
         raise Misuse(f"{name}: what it makes has no {missing[0]!r}; derive the class from teamtr.tasks.Benchmark")
     return task
+
+
+def _check_options(name: str, make: Callable[..., Any], options: Mapping[str, Any]) -> None:
+    """Refuse what the call itself would: an option that it has not, or none where it must have one."""
+    parameters = inspect.signature(make).parameters.values()
+    named = {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    unknown = [] if takes_any else sorted(options.keys() - named.keys())
+    if unknown:
+        raise Misuse(f"{name} has no option {unknown[0]!r}; it has {', '.join(named) or 'none'}")
+    missing = [p.name for p in named.values() if p.default is p.empty and p.name not in options]
+    if missing:
+        raise Misuse(f"{name} needs the option {missing[0]!r}: give it in task.options; it has {', '.join(named)}")
+
+
+@contextmanager
+def _own_code(name: str, path: Path) -> Iterator[None]:
+    """What a person's own code raises is told as theirs, with the line of their file that it came through."""
+    try:
+        yield
+    except TeamTRError:
+        raise
+    except Exception as error:
+        lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
+        line = error.lineno if isinstance(error, SyntaxError) and error.filename == str(path) else (lines or [None])[-1]
+        place = f"{path}, line {line}" if line else str(path)
+        said = error.msg if isinstance(error, SyntaxError) else error
+        raise Misuse(f"{name}: its own code raised {type(error).__name__}: {said} ({place})") from error
 
 
 def _sources(name: str, data: Mapping[str, Source]) -> dict[str, Source]:

@@ -19,6 +19,20 @@ class DataError(Misuse):
     """A data file that cannot be used as it is; says where and what to do."""
 
 
+class NoSuchData(DataError, FileNotFoundError):
+    """There is no file where the data should be."""
+
+    def __init__(self, file: Path) -> None:
+        is_folder = file.is_dir()
+        super().__init__(
+            f"{file}: a folder; name the data file in it" if is_folder else f"{file}: there is no such data file"
+        )
+
+
+class NeedsPackage(DataError, ImportError):
+    """The data can be read, but not without a package that is not installed."""
+
+
 @dataclass(frozen=True)
 class Row:
     """One row and where it stands: ``where`` begins every error about it."""
@@ -40,7 +54,7 @@ def read_rows(source: str | Path) -> Iterator[Row]:
         hub_id = _HUB_ID.fullmatch(str(source))
         if hub_id is not None and file.suffix.lower() not in _SUFFIXES:
             return _hub_rows(str(source), hub_id)
-        raise FileNotFoundError(f"{file}: there is no such data file")
+        raise NoSuchData(file)
     match file.suffix.lower():
         case ".jsonl" | ".ndjson":
             return _jsonl_rows(file)
@@ -94,7 +108,7 @@ def _hub_rows(source: str, hub_id: re.Match[str]) -> Iterator[Row]:
     try:
         datasets = importlib.import_module("datasets")
     except ImportError:
-        raise ImportError(
+        raise NeedsPackage(
             f"{source}: there is no such file, and a data set of the hub needs datasets: pip install 'teamtr[hub]'"
         ) from None
     first, second = hub_id["first"], hub_id["second"]
@@ -119,7 +133,7 @@ def _parquet_rows(file: Path) -> Iterator[Row]:
     try:
         import pyarrow.parquet
     except ImportError:
-        raise ImportError(f"{file}: reading parquet needs pyarrow: pip install 'teamtr[parquet]'") from None
+        raise NeedsPackage(f"{file}: reading parquet needs pyarrow: pip install 'teamtr[parquet]'") from None
     try:
         table = pyarrow.parquet.read_table(file)
     except pyarrow.ArrowInvalid as error:

@@ -11,14 +11,16 @@ import math
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from teamtr.errors import Misuse
 from teamtr.store.atomic import explained, make_folder, sync_folder, temporary_beside
 from teamtr.tasks.benchmark import Benchmark
-from teamtr.tasks.registry import GYM, Source, benchmark, benchmark_rows, to_be_had
+from teamtr.tasks.registry import GYM, OWN, Source, benchmark, benchmark_rows, to_be_had
 from teamtr.tasks.rows import DataError, Row, read_rows, shown
 from teamtr.types import Problem, Verdict
 
@@ -62,7 +64,7 @@ def grade_file(
     task = benchmark(name, **({} if grader is None else {"grader": grader}))
     try:
         with to_be_had():
-            known = _Questions(task) if name.startswith(GYM) and not data else Known(task, data)
+            known = Known(task, data) if data else _brought_along(name, task)
             rows = read_rows(responses)
         graded = Graded()
         make_folder(out.parent)
@@ -105,13 +107,14 @@ class Known:
         for source in data:
             in_file: dict[str, _Named] = {}
             for row in benchmark_rows(task.name, source):
-                problem = task.problem(row.cells, row.where)
+                problem = _stated(task, row.cells, row.where)
                 for name in dict.fromkeys((_name_in(row) or problem.id, problem.id)):
                     in_file[_free(name, in_file)] = _Named(problem, row.where)
             for name, named in in_file.items():
                 self._by_name.setdefault(name, []).append(named)
 
-    def __bool__(self) -> bool:
+    def decides(self, name: str) -> bool:
+        """Whether a row that names this problem is about one of these, whatever else it says."""
         return bool(self._by_name)
 
     def find(self, name: str, row: Row) -> Problem:
@@ -134,17 +137,53 @@ class Known:
 
 
 class _Questions(Known):
-    """Those that a family of reasoning-gym makes by itself, made when the first is asked for by its id."""
+    """Those that a family of reasoning-gym makes by itself, made when the first is asked for by its id. A row's own
+    fields go first: other settings make other questions of the same name."""
 
     def __init__(self, task: Benchmark) -> None:
         super().__init__(task, ())
-        self._files = f"the questions of {task.name}"
+        self._files = f"the problems of {task.name}"
+
+    def decides(self, name: str) -> bool:
+        return False
 
     def find(self, name: str, row: Row) -> Problem:
-        if not self._by_name:
-            every = (*self._task.problems("train"), *self._task.problems("test"))
-            self._by_name = {problem.id: [_Named(problem, self._files)] for problem in every}
+        self._make()
         return super().find(name, row)
+
+    def _make(self) -> None:
+        if not self._by_name:
+            for split in ("train", "test"):
+                with suppress(Misuse):  # it may have but one of them
+                    for problem in self._task.problems(split):
+                        self._by_name[problem.id] = [_Named(problem, self._files)]
+
+
+class _OwnProblems(_Questions):
+    """Those of a person's own class: an id of theirs decides, as that class may make a problem of any row."""
+
+    def decides(self, name: str) -> bool:
+        self._make()
+        return name in self._by_name
+
+
+def _brought_along(name: str, task: Benchmark) -> Known:
+    """The problems that a task has without data files."""
+    kinds = {GYM: _Questions, OWN: _OwnProblems}
+    return next((kind(task) for prefix, kind in kinds.items() if name.startswith(prefix)), None) or Known(task, ())
+
+
+def _stated(task: Benchmark, cells: Mapping[str, Any], where: str) -> Problem:
+    """The problem that a row states. Raises DataError, also where a person's own class looks no row over."""
+    try:
+        return task.problem(cells, where)
+    except Misuse:
+        raise
+    except Exception as error:
+        raise DataError(
+            f"{where}: {task.name} cannot make a problem of this row, which has {', '.join(cells) or 'no fields'} "
+            f"({type(error).__name__}: {error})"
+        ) from error
 
 
 def _name_in(row: Row) -> str | None:
@@ -166,11 +205,11 @@ def _asked(task: Benchmark, known: Known, row: Row) -> tuple[Problem, str]:
     if not isinstance(reply, str):
         raise DataError(f"{row.where}: {RESPONSE!r} must be the reply as text, found {shown(reply)}")
     name = _name_in(row)
-    if known and name is not None:
+    if name is not None and known.decides(name):
         return known.find(name, row), reply
     own = {key: value for key, value in row.cells.items() if key not in (RESPONSE, *ADDED)}
     try:
-        return task.problem(own, row.where), reply
+        return _stated(task, own, row.where), reply
     except DataError as error:
         if isinstance(known, _Questions) and name is not None:
             return known.find(name, row), reply

@@ -14,6 +14,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
+from teamtr.randomness import resampled_range
 from teamtr.theory.concentration import bernstein_width
 from teamtr.types import Floats
 
@@ -90,7 +91,7 @@ def mean_interval(
     if method == "bootstrap":
         if rng is None:
             raise ValueError("a bootstrap interval needs rng")
-        low, high = resampled_range(values, confidence, draws, rng)
+        low, high = resampled_range(values, confidence, draws=draws, rng=rng)
         return Measured(mean, min(low, mean), max(high, mean), confidence, method, count)
     if method == "bernstein":
         if bound is None or (np.abs(values) > bound * (1.0 + 1e-12)).any():
@@ -99,16 +100,6 @@ def mean_interval(
     else:
         width = student_quantile((1.0 + confidence) / 2.0, count - 1) * deviation / math.sqrt(count)
     return Measured(mean, mean - width, mean + width, confidence, method, count)
-
-
-def resampled_range(values_P: Floats, confidence: float, draws: int, rng: np.random.Generator) -> tuple[float, float]:
-    """Between which values the means of problems drawn with replacement lie, but for equal tails."""
-    count = len(values_P)
-    # How often each problem is drawn is all that matters: a multinomial, without P x draws indices.
-    times_DP = rng.multinomial(count, np.full(count, 1 / count), size=draws)
-    tail = (1 - confidence) / 2
-    low, high = np.quantile(times_DP @ values_P / count, [tail, 1 - tail])
-    return float(low), float(high)
 
 
 @cache

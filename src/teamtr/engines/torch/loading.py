@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,9 @@ from teamtr.types import Ids
 
 HUB_SECONDS = 10.0
 """How long the hub may take to say whether it knows a model."""
+
+VOCABULARIES = ("tokenizer.json", "tekken.json", "*vocab*", "*.model", "*.tiktoken")
+"""The files that a tokenizer's tokens are in, one of which must be there."""
 
 log = logging.getLogger(__name__)
 
@@ -78,17 +82,43 @@ def load_pretrained(source: str) -> tuple[Any, Any]:
     where = str(Path(source).expanduser()) if looks_like_path else source
     if looks_like_path and not Path(where).is_dir():
         raise ModelError(f"model {source!r}: there is no such folder")
+    if looks_like_path:
+        _check_folder(source, Path(where))
     options = {} if looks_like_path else hub_options(source)
     try:
         tokenizer = AutoTokenizer.from_pretrained(where, **options)
         model = AutoModelForCausalLM.from_pretrained(where, dtype=torch.float32, **options)
-    except (OSError, ValueError) as error:
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # each format has a reader of its own, and each reader its own errors
         hint = (
             "a folder saved by transformers" if looks_like_path else "a folder, a hub id that can be reached, or tiny"
         )
-        first_line = str(error).strip().splitlines()[0]
+        first_line = (str(error).strip().splitlines() or [""])[0]
+        if not isinstance(error, OSError | ValueError):
+            first_line = f"{type(error).__name__}: {first_line}"
         raise ModelError(f"model {source!r} could not be loaded ({first_line}); give {hint}") from error
     return model, tokenizer
+
+
+def _check_folder(source: str, folder: Path) -> None:
+    """What the loaders would say in other words, or not at all: without a vocabulary they make an empty tokenizer."""
+    if not any((folder / name).is_file() for name in ("config.json", "adapter_config.json")):
+        raise ModelError(f"model {source!r}: the folder has no config.json; give a folder saved by transformers")
+    if not any(found for form in VOCABULARIES for found in folder.glob(form)):
+        raise ModelError(
+            f"model {source!r}: the folder has no tokenizer (no tokenizer.json and no other vocabulary); save the "
+            "model's tokenizer into it as well"
+        )
+    for name in ("config.json", "tokenizer_config.json", "tokenizer.json"):
+        try:
+            json.loads((folder / name).read_bytes())
+        except OSError:
+            continue  # not every folder has all of them; what is needed, the loader says
+        except ValueError as error:
+            raise ModelError(
+                f"model {source!r} could not be loaded ({name} is damaged: {error}); copy or save the folder anew"
+            ) from error
 
 
 def hub_options(source: str) -> dict[str, bool]:

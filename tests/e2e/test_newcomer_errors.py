@@ -1,0 +1,351 @@
+"""What goes wrong on a first day: every mistake is one message that says what, where and what to do; exit code 2."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from made_run import eval_record, made_run, write_log
+from teamtr.cli import app
+from teamtr.engines.torch.loading import TinyShape, tiny_model
+from teamtr.store import RunFolder
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "tasks.md"
+TEAM = """\
+name: first
+task: {task}
+team:
+  model: tiny
+  agents:
+    - {{name: ann}}
+plan: {{stages: 1, problems: 1, group_size: 2}}
+"""
+
+
+def told(*arguments: object, code: int = 2) -> str:
+    """What is said on stderr, on one line; there is no traceback."""
+    result = CliRunner().invoke(app, [str(a) for a in arguments])
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == code, result.output
+    return " ".join(result.stderr.split())
+
+
+def team(folder: Path, task: str = "{name: sums}") -> Path:
+    file = folder / "team.yaml"
+    file.write_text(TEAM.format(task=task), encoding="utf-8")
+    return file
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a newcomer stands; a page that is served after all ends at once, for the test to fail."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("teamtr.report.serve.LiveServer.serve_forever", lambda server, **settings: None)
+
+
+# -- the command line ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("empty", ["", " "])
+def test_an_override_without_a_value_is_no_default(empty: str, tmp_path: Path) -> None:
+    said = told("check", team(tmp_path), f"plan.radius_nats_per_message={empty}")
+    assert "has no value: give one, or null for the default" in said
+
+
+@pytest.mark.parametrize(
+    ("out", "message"),
+    [
+        ("afile/x", "there can be no run folder afile/x: afile is a file"),
+        ("afile/x/y", "there can be no run folder afile/x/y: afile is a file"),
+        ("/proc/x", "the run folder /proc/x cannot be made"),
+    ],
+)
+def test_a_place_where_no_run_folder_can_be(out: str, message: str, tmp_path: Path) -> None:
+    Path("afile").write_text("mine")
+    said = told("train", team(tmp_path), "--out", out)
+    assert message in said
+    assert "saved before" not in said
+    assert "teaching" not in said
+
+
+def test_a_port_in_use_is_named_with_the_remedy(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        said = told("view", tmp_path, "--port", port)
+    assert f"port {port} of 127.0.0.1 is in use" in said
+    assert "--port 0" in said
+
+
+@pytest.mark.parametrize("host", ["999.1.1.1", "1.2.3.4.5", "", "::1"])
+@pytest.mark.parametrize("more", [(), ("--allow-remote",)])
+def test_a_host_that_is_no_address(host: str, more: tuple[str, ...], tmp_path: Path) -> None:
+    said = told("view", tmp_path, "--host", host, *more)
+    assert f"--host {host!r} is no IPv4 address" in said
+    assert "other machines" not in said
+
+
+def test_an_address_of_another_machine_cannot_be_listened_on(tmp_path: Path) -> None:
+    said = told("view", tmp_path, "--host", "192.0.2.1", "--allow-remote")  # for documentation: nobody's
+    assert "--host 192.0.2.1 is no address of this machine" in said
+
+
+# -- models ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("saved")
+    for part in tiny_model(TinyShape(1, 32, 2), seed=0):
+        part.save_pretrained(folder)
+    return folder
+
+
+def halve(name: str) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        whole = (folder / name).read_bytes()
+        (folder / name).write_bytes(whole[: len(whole) // 2])
+
+    return change
+
+
+def write(name: str, text: str) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        (folder / name).write_text(text)
+
+    return change
+
+
+def remove(*forms: str) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        for file in [file for form in forms for file in folder.glob(form)]:
+            file.unlink()
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (halve("model.safetensors"), r"could not be loaded \(SafetensorError: .+\); give a folder"),
+        (write("model.safetensors", "abc"), r"could not be loaded \(SafetensorError: .+\); give a folder"),
+        (halve("config.json"), r"could not be loaded \(config\.json is damaged: .+line \d+"),
+        (halve("tokenizer.json"), r"could not be loaded \(tokenizer\.json is damaged: .+line \d+"),
+        (halve("tokenizer_config.json"), r"could not be loaded \(tokenizer_config\.json is damaged: .+line \d+"),
+        (write("tokenizer.json", "{}"), r"could not be loaded \(KeyError: .+\); give a folder"),
+        (write("config.json", "[1]"), r"could not be loaded \(TypeError: .+\); give a folder"),
+        (remove("tokenizer*", "chat*"), r"the folder has no tokenizer \(no tokenizer\.json"),
+        (remove("tokenizer.json"), r"the folder has no tokenizer \(no tokenizer\.json"),
+        (remove("*"), r"the folder has no config\.json; give a folder saved by transformers"),
+    ],
+)
+def test_a_model_folder_that_is_not_whole(
+    change: Callable[[Path], None], message: str, saved: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(saved, tmp_path / "torn")
+    change(tmp_path / "torn")
+    said = told("train", team(tmp_path), "team.model=./torn")
+    assert re.search(rf"model '{re.escape(str(tmp_path / 'torn'))}'.* {message}", said), said
+    assert "chat template" not in said
+
+
+# -- data and graders ------------------------------------------------------------------------------------------
+
+
+def rows(file: Path, *each: dict[str, object]) -> None:
+    file.write_text("".join(json.dumps(row) + "\n" for row in each), encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("task.path=nope.jsonl", r"nope\.jsonl: there is no such data file"),
+        ("task.path=.", "a folder; name the data file in it"),
+        ("task.grader=python:nofile.py:ok", r"there is no file .*nofile\.py"),
+        ("task.grader=python:nofile:ok", r"a Python reward is named python:path/to/file\.py:function"),
+        ("task.grader=number", r"d\.jsonl, line 3: grader 'number': no number in the answer 'two'"),
+    ],
+)
+@pytest.mark.parametrize("command", ["train", "check"])
+def test_data_that_cannot_be_used(command: str, override: str, message: str, tmp_path: Path) -> None:
+    answers = ({"question": f"{k}+1", "answer": "two" if k == 2 else str(k + 1)} for k in range(9))
+    rows(tmp_path / "d.jsonl", *answers)
+    said = told(command, team(tmp_path, "{name: data, path: d.jsonl, held_out: 0.3}"), override)
+    assert re.search(message, said), said
+
+
+# -- agents ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("a" * 300, "must have at most 64 characters (it names a folder), got 300"),
+        ("a" * 65, "must have at most 64 characters (it names a folder), got 65"),
+        ("Änne", "must be a letter (a-z, A-Z), then letters, digits (0-9), dashes or underscores"),
+    ],
+)
+def test_an_agent_s_name_is_refused_at_its_place(name: str, message: str, tmp_path: Path) -> None:
+    file = team(tmp_path)
+    file.write_text(file.read_text().replace("ann", name), encoding="utf-8")
+    said = told("train", file)
+    assert f"{file}:6:14:" in said
+    assert message in said
+
+
+def test_a_run_s_name_is_not_longer_than_a_folder_s(tmp_path: Path) -> None:
+    assert "must have at most 200 characters" in told("train", team(tmp_path), f"name={'a' * 201}")
+
+
+# -- a task of one's own ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def backwards(tmp_path: Path) -> Path:
+    """The first class of docs/tasks.md, as a reader would copy it."""
+    text = DOCUMENT.read_text(encoding="utf-8").partition("## A new task in thirty lines")[2]
+    file = tmp_path / "backwards.py"
+    file.write_text(re.findall(r"```python\n(.*?)```", text, re.DOTALL)[0], encoding="utf-8")
+    return file
+
+
+OWN = "{name: 'python:backwards.py:Backwards'}"
+
+
+def test_an_option_that_the_class_does_not_have(backwards: Path, tmp_path: Path) -> None:
+    said = told("train", team(tmp_path, OWN), "task.options={wrods: [a]}")
+    assert "backwards.py:Backwards has no option 'wrods'; it has words" in said
+
+
+def test_an_option_that_the_class_must_have(backwards: Path, tmp_path: Path) -> None:
+    text = backwards.read_text()
+    backwards.write_text(re.sub(r"(words: Sequence\[str\]) = \(.*?\)\)", r"\1)", text))
+    assert "Backwards needs the option 'words': give it in task.options" in told("train", team(tmp_path, OWN))
+
+
+def test_what_the_class_s_own_code_raises_is_told_as_its_own(backwards: Path, tmp_path: Path) -> None:
+    line = 1 + next(k for k, text in enumerate(backwards.read_text().splitlines()) if "return Problem(" in text)
+    said = told("train", team(tmp_path, OWN), "task.options={words: [1, 2]}")
+    assert "its own code raised TypeError: 'int' object is not subscriptable" in said
+    assert f"{backwards}, line {line})" in said
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("def f(:\n", "SyntaxError: invalid syntax (FILE, line 1)"),
+        ("\nimport no_such_module\n", "ModuleNotFoundError: No module named 'no_such_module' (FILE, line 2)"),
+    ],
+)
+def test_a_file_that_cannot_be_run(text: str, message: str, backwards: Path, tmp_path: Path) -> None:
+    backwards.write_text(text)
+    said = told("train", team(tmp_path, OWN))
+    assert f"its own code raised {message.replace('FILE', str(backwards))}" in said
+
+
+def test_what_is_named_must_make_a_task(backwards: Path, tmp_path: Path) -> None:
+    backwards.write_text("Backwards = 3\n")
+    assert "'Backwards' is int, neither a class nor a function" in told("train", team(tmp_path, OWN))
+
+
+GRADE = ("grade", "python:backwards.py:Backwards", "--responses", "rep.jsonl", "--out", "g.jsonl")
+
+
+def test_replies_to_an_own_task_s_problems_are_graded_by_id(backwards: Path) -> None:
+    replies = [
+        {"id": "stone", "response": "It is enots."},
+        {"id": "river", "response": "It is river."},
+        {"id": "stone", "word": "of no matter", "response": "enots"},  # an id says which problem, as with --data
+        {"word": "pebble", "response": "elbbep"},
+        {"id": "elsewhere", "word": "pebble", "response": "elbbep"},
+    ]
+    rows(Path("rep.jsonl"), *replies)
+    told(*GRADE, code=0)
+    graded = [json.loads(line)["verdict"] for line in Path("g.jsonl").read_text().splitlines()]
+    assert graded == ["right", "wrong", "right", "right", "right"]
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (
+            {"id": "pebble"},
+            "rep.jsonl, line 2: no problem 'pebble' in the problems of backwards, where they are called",
+        ),
+        ({"wrod": "x"}, "rep.jsonl, line 2: backwards cannot make a problem of this row, which has wrod (KeyError:"),
+        ({"word": 7}, "rep.jsonl, line 2: backwards cannot make a problem of this row, which has word (TypeError:"),
+    ],
+)
+def test_a_row_that_an_own_task_cannot_use(row: dict[str, object], message: str, backwards: Path) -> None:
+    rows(Path("rep.jsonl"), {"id": "stone", "response": "enots"}, {**row, "response": "x"})
+    assert message in told(*GRADE)
+    assert not Path("g.jsonl").exists()
+
+
+def test_a_row_of_data_that_an_own_task_cannot_use(backwards: Path) -> None:
+    rows(Path("rep.jsonl"), {"id": "stone", "response": "enots"})
+    rows(Path("data.jsonl"), {"id": "stone", "text": "stone"})
+    assert "data.jsonl, line 1: backwards cannot make a problem of this row" in told(*GRADE, "--data", "data.jsonl")
+
+
+# -- comparing -------------------------------------------------------------------------------------------------
+
+
+def finished(folder: Path, task: str, problems: list[str]) -> Path:
+    """A run that solved these held-out problems, all of them."""
+    run = made_run(folder, preset="teamtr", agents=("left", "right", "speaker"), batches=())
+    team_file = run / "team.yaml"
+    team_file.write_text(team_file.read_text().replace("{name: code}", task))
+    solved = eval_record(3, 1.0, problem_ids=problems, success_P=[1.0] * len(problems))
+    write_log(run, [*RunFolder.read(run).log.read(), solved])
+    return run
+
+
+IDS = [f"h{k}" for k in range(20)]
+OTHERS = [f"i{k}" for k in range(20)]
+
+
+@pytest.mark.parametrize(
+    ("tasks", "problems"),
+    [
+        (("{name: code}", "{name: sums}"), (IDS, IDS)),
+        (("{name: data, path: /a.jsonl}", "{name: data, path: /b.jsonl}"), (IDS, OTHERS)),
+        (("{name: 'python:/a/x.py:One'}", "{name: 'python:/a/x.py:Two'}"), (IDS, IDS)),
+    ],
+)
+def test_runs_of_different_tasks_have_no_difference(
+    tasks: tuple[str, str], problems: tuple[list[str], list[str]], tmp_path: Path
+) -> None:
+    both = [finished(tmp_path / f"run{k}", tasks[k], problems[k]) for k in range(2)]
+    shown = CliRunner().invoke(app, ["compare", *map(str, both)])
+    assert shown.exit_code == 0
+    _, first, second, *_ = shown.stdout.splitlines()
+    assert first.split()[-1] == second.split()[-1] == "%", "the success of each, and nothing after it"
+    assert "note: run1 and run0 have different tasks" in shown.stdout
+    data = json.loads(CliRunner().invoke(app, ["compare", *map(str, both), "--json"]).stdout)
+    assert data["differences"] == []
+    assert data["order"] is None
+
+
+@pytest.mark.parametrize(
+    ("tasks", "problems"),
+    [
+        (("{name: sums}", "{name: sums, digits: 3}"), (IDS, OTHERS)),
+        (("{name: data, path: /a.jsonl}", "{name: data, path: /moved/a.jsonl}"), (IDS, IDS)),
+        (("{name: 'python:/a/x.py:One'}", "{name: 'python:/moved/x.py:One'}"), (IDS, OTHERS)),
+    ],
+)
+def test_the_same_task_with_other_settings_or_elsewhere_is_compared(
+    tasks: tuple[str, str], problems: tuple[list[str], list[str]], tmp_path: Path
+) -> None:
+    both = [finished(tmp_path / f"run{k}", tasks[k], problems[k]) for k in range(2)]
+    data = json.loads(CliRunner().invoke(app, ["compare", *map(str, both), "--json"]).stdout)
+    assert [d["run"] for d in data["differences"]] == [1]
+    assert not any("different tasks" in note for note in data["notes"])
