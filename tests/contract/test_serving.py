@@ -84,7 +84,7 @@ def test_rows_wait_for_pages_and_still_say_the_same(policy):
 
 def test_a_message_that_can_never_fit_is_refused_with_the_remedy(policy):
     server = make_server(policy, pool_bytes=1)
-    with pytest.raises(Misuse, match="sampling.memory_gb"):
+    with pytest.raises(Misuse, match=r"sampling\.memory_gb"):
         server.sample("v", some_prompts(1), uniforms(0, 1, 4), drawing=Drawing(), end_ids=policy.end_ids)
 
 
