@@ -250,13 +250,13 @@ def test_one_that_hangs_neither_blocks_nor_keeps_the_run_from_ending(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gate: threading.Event, where: str
 ) -> None:
     """Not the other trackers either, which get all the time there is."""
-    monkeypatch.setattr(following, "CLOSE_SECONDS", 0.5)
+    monkeypatch.setattr(following, "CLOSE_SECONDS", 2.0)  # the other one closes in it, also on a busy machine
     monkeypatch.setattr(feeding, "MOST_WAITING", 10)
     use(monkeypatch, Hanging(where, gate))
     other = use(monkeypatch, Quiet(), "mlflow")
     begun = time.monotonic()
     told, _ = follow(tmp_path, [START, *updates(100)], ("wandb", "mlflow"))
-    assert time.monotonic() - begun < 3.0
+    assert time.monotonic() - begun < 20.0
     assert "tracker wandb did not close in time and is left alone; the log has everything" in told
     if where != "close":
         slow = "tracker wandb is too slow: records are left out of it from here on (the log has them)"
