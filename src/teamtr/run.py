@@ -380,7 +380,8 @@ class _Driver:
         else:
             self._resume(commit)
             self.memory = before_training(self.workshop)  # the card, or after a swap the model, may be another
-            record = {"kind": "resume", "skipped": list(commit.skipped)}
+            evals = [r["avg_at_k"] for r in self.run.log.read() if r["kind"] == "eval"]
+            record = {"kind": "resume", "skipped": list(commit.skipped), "evals": evals}
         self.exact = exact_success(self.workshop, self.team)
         learners = self.workshop.engine.learners
         record |= {

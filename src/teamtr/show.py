@@ -73,6 +73,7 @@ class TrainingScreen:
             case "start" | "resume":
                 self.stages = record["stages"]
                 self.trained = record["trained_agents"]
+                self.evals = list(record.get("evals", ()))
                 verb = "training" if record["kind"] == "start" else f"resuming after {record['updates']} updates"
                 paths = ", ".join(sorted(set(record["samplers"].values())))
                 self._print(f"{self.label}{verb}: {record['name']}, {', '.join(record['agents'])} (sampling: {paths})")

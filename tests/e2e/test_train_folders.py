@@ -95,3 +95,11 @@ def test_a_run_that_learnt_nothing_says_why(here: Path) -> None:
     code, said = teamtr("train", "team.yaml", "--out", "run")
     assert code == 0, said
     assert "nothing was learnt: in every group all episodes earned the same" in said
+
+
+def test_the_line_of_successes_goes_on_where_the_run_does(here: Path) -> None:
+    assert teamtr("train", "team.yaml", "eval.every=1", "--out", "run")[0] == 0
+    code, said = teamtr("train", "run", "plan.stages=2")
+    assert code == 0, said
+    [line] = [line for line in said.splitlines() if "held-out success" in line]
+    assert len(line.split("  ")[-1]) == 3, "two of before and one of now"

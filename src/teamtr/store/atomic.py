@@ -72,7 +72,7 @@ def verify_folder(folder: Path) -> str:
     Raises StoreError naming the first file that is missing, changed or not listed. Hidden files are passed over:
     file managers and network file systems leave them, and no loader reads them.
     """
-    advice = f"restore it from a copy, or remove {folder} so that an earlier one is used"
+    advice = "restore it from a copy"
     if not folder.is_dir():
         raise StoreError(f"{folder} is missing: {advice}")
     try:
