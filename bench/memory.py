@@ -2,7 +2,7 @@
 
     python bench/memory.py [--json]
 
-Makes a model of about 90 million parameters (random weights), trains one stage of a team of one and of a team of
+Makes a model of about 83 million parameters (random weights), trains one stage of a team of one and of a team of
 three adapters on it, and compares peak resident memory. Peaks include the interpreter and the libraries; the
 figures without them (peak minus the memory before the model was loaded) stand beside.
 """
