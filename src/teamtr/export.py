@@ -20,6 +20,7 @@ from teamtr.engines.torch.loading import load_pretrained, quieten
 from teamtr.errors import Misuse
 from teamtr.store.atomic import make_folder, temporary_beside
 from teamtr.stored import StoredRun
+from teamtr.text import share
 
 OURS = ("optimizer.safetensors", "state.json", "manifest.json")
 """What a checkpoint holds besides the model."""
@@ -210,7 +211,7 @@ def _figures(agent: str, records: Sequence[Record]) -> list[str]:
     for when, record in (("first", evals[0]), ("last", evals[-1])) if evals else ():
         rows.append(
             f"| held-out success of the team, {when} since {began} | "
-            f"{_share(record['avg_at_k'], record['avg_interval'])}, {record['problems']} problems x "
+            f"{share(record['avg_at_k'], record['avg_interval'])}, {record['problems']} problems x "
             f"{record['samples']}, after {record['updates']} updates |"
         )
     return rows
@@ -233,16 +234,11 @@ def _stages(record: Record) -> str:
 def _swapped(record: Record) -> str:
     success, intervals = record["success"], record["intervals"]
     installed = "after" if "after" in success else "at_swap"
-    before, now = (_share(success[when], intervals[when]) for when in ("before", installed))
+    before, now = (share(success[when], intervals[when]) for when in ("before", installed))
     return (
         f"| swapped in | after {record['updates']} updates of the team, {record['mode']}; not certified; held-out "
         f"success of the team {before} before, {now} as installed |"
     )
-
-
-def _share(value: float, interval: Sequence[float]) -> str:
-    low, high = interval
-    return f"{100 * value:.1f} % ({100 * low:.1f} to {100 * high:.1f})"
 
 
 def _loading(exported: Exported) -> list[str]:

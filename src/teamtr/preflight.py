@@ -3,6 +3,7 @@ wrong?"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -110,10 +111,10 @@ def _require_an_answer(workshop: Workshop, problems: Sequence[Problem]) -> None:
     failures = getattr(workshop.task, "failures", None)
     if failures is None:
         return
-    before = dict(failures)
-    replies = (str(problems[0].answer or ""), "0", "I do not know.")
+    before, known = Counter(failures), problems[0].answer
+    replies = ("" if known is None else str(known), "0", "I do not know.")
     verdicts = workshop.task.grade([(problems[0], reply, [reply]) for reply in replies])
-    failed = {why: times - before.get(why, 0) for why, times in failures.items() if times > before.get(why, 0)}
+    failed = Counter(failures) - before
     failures.clear()
     failures.update(before)
     if all(verdict.kind in ("crash", "timeout") for verdict in verdicts):

@@ -91,7 +91,7 @@ def train(team_file: TeamFile, folder: Path | str, *, stop: Callable[[], bool] =
                 settings=team_file.model_dump(),
                 history=run.log.read,
             )
-        except Exception:
+        except Exception:  # whatever it was is raised again; Ctrl-C keeps the folder, the same command goes on
             if not there and run.checkpoints.latest() is None:
                 shutil.rmtree(run.path)  # the lock is ours until the block ends
             raise

@@ -14,6 +14,8 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from teamtr.text import share
+
 Record = dict[str, Any]
 BLOCKS = "▁▂▃▄▅▆▇█"
 
@@ -26,13 +28,6 @@ def sparkline(values: Iterable[float], low: float = 0.0, high: float = 1.0) -> s
 
 def percent(value: float) -> str:
     return f"{100 * value:.0f} %"
-
-
-def share(value: float, interval: Sequence[float]) -> str:
-    """A share with its interval, in per cent. With a decimal: of many problems that are all alike the interval is
-    narrower than one per cent, and `0 % (0 to 0)` would claim certainty."""
-    low, high = interval
-    return f"{100 * value:.1f} % ({100 * low:.1f} to {100 * high:.1f})"
 
 
 class TrainingScreen:

@@ -1,8 +1,9 @@
-"""Text from models and files, made safe to look at."""
+"""Text from models and files, made safe to look at; and figures as text."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 _HIDDEN = re.compile(
     "[\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f-\u009f\u00ad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f"
@@ -20,3 +21,10 @@ def visible(text: str) -> str:
 def in_markdown(text: str) -> str:
     """The text on one line, with everything escaped that Markdown or HTML would read."""
     return _MARKDOWN.sub(r"\\\1", visible(" ".join(text.split())))
+
+
+def share(value: float, interval: Sequence[float]) -> str:
+    """A share with its interval, in per cent. With a decimal: of many problems that are all alike the interval is
+    narrower than one per cent, and `0 % (0 to 0)` would claim certainty."""
+    low, high = interval
+    return f"{100 * value:.1f} % ({100 * low:.1f} to {100 * high:.1f})"

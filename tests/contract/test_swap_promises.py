@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_swap import TEAM
 
 from teamtr import run as runs
 from teamtr.build import build
@@ -21,26 +22,15 @@ from teamtr.swap.request import new_team_file
 from teamtr.swap.swap import _Swap
 from teamtr.types import Problem
 
-TEAM = """\
-name: small
-task: {name: code, symbols: ABC, held_out: 0.3, skill: 0.9}
-tiny: {layers: 1, width: 16, heads: 2, warmup_steps: 60, warmup_learning_rate: 1e-2}
-team:
-  model: tiny
-  agents:
-    - {name: left, max_tokens: 2}
-    - {name: right, max_tokens: 2}
-    - {name: speaker, max_tokens: 3}
-plan: {stages: 1, problems: 2, group_size: 4, radius_nats_per_message: 0.05}
-learner: {minibatches: 1}
-eval: {every: 0, samples: 16}
-"""
+SMALLER = (
+    "tiny.width=16", "tiny.warmup_steps=60", "plan.problems=2", "learner.minibatches=1", "eval.samples=16",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("promises") / "run"
-    for _ in runs.train(loads(TEAM, "small"), folder):
+    for _ in runs.train(loads(TEAM, "small", SMALLER), folder):
         pass
     return folder
 
@@ -124,7 +114,7 @@ def test_the_very_same_model_makes_no_shock_at_all(run, tmp_path, mode, times):
 def test_an_end_that_the_new_agent_does_not_know_leaves_no_exact_kl(run):
     """Models declare ends of their own beside their tokenizer's: the same ids on every string are not enough."""
     workshop, team = StoredRun.read(run).build()
-    other = build(loads(TEAM, "small", ["seed=3"]))
+    other = build(loads(TEAM, "small", [*SMALLER, "seed=3"]))
     batch = play_probes(workshop, team, "speaker", workshop.task.problems("train"), 32, part="probes")
     ends = {
         int(t.token_ids[-1]) for e in batch.episodes for t in e.turns if t.agent == "speaker" and t.finish == "stop"
@@ -161,12 +151,12 @@ def test_what_the_new_agent_trains(tmp_path, replaced, model, asked, trains):
     if model == "folder":
         (tmp_path / "model").mkdir()
         model = str(tmp_path / "model")
-    team_file = loads(TEAM.replace("speaker,", f"speaker, train: {replaced},"), "small")
+    team_file = loads(TEAM.replace("speaker,", f"speaker, train: {replaced},"), "small", SMALLER)
     assert team_file.team.agents[2].train == replaced
     made = new_team_file(team_file, Request("speaker", model, train=asked), next_stage=1, models=tmp_path / "models")
     assert made.team.agents[2].model == model
     assert made.team.agents[2].train == trains
     assert [agent.train for agent in made.team.agents[:2]] == ["full", "full"]
     if asked is None:
-        plain = loads(TEAM.replace("speaker,", f"speaker, model: {model},"), "small")
+        plain = loads(TEAM.replace("speaker,", f"speaker, model: {model},"), "small", SMALLER)
         assert plain.team.agents[2].train == trains

@@ -227,7 +227,7 @@ def test_a_comparison_is_plain_text_unless_markdown_is_asked_for(tmp_path):
 
 def test_an_interval_is_never_of_no_width():
     from teamtr.evaluate import summarise
-    from teamtr.show import share
+    from teamtr.text import share
     from teamtr.types import Verdict
 
     for right, told in ((False, "0.0 % (0.0 to 0.3)"), (True, "100.0 % (99.7 to 100.0)")):

@@ -47,6 +47,15 @@ def test_a_team_file_in_a_run_folder_trains_that_run(here: Path, named: str) -> 
     assert not (here / "runs").exists()
 
 
+def test_somebody_s_own_checkpoints_beside_a_team_file_are_no_run(here: Path) -> None:
+    for inside in ("", "llama"):
+        (here / "checkpoints" / inside).mkdir(parents=True, exist_ok=True)
+        code, said = teamtr("train", "team.yaml")
+        assert code == 0, said
+        assert updates(here / "runs" / "small") == 3
+        assert not (here / "log.jsonl").exists()
+
+
 def test_training_into_an_unfinished_swap_is_refused(here: Path) -> None:
     request = here / "out" / "swap" / "request.json"
     request.parent.mkdir(parents=True)

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from teamtr.cli.common import JsonFlag, app, emit, errors, fail
+from teamtr.text import share
 
 Run = Annotated[Path, typer.Argument(help="A run folder.")]
 
@@ -44,7 +45,7 @@ def swap(
     The old agent's own messages, in states of the team's own conversations, teach the new one until the exact KL from
     old to new is within the radius on probes held out. The old run is never touched; the swap itself is not certified
     (no bound says that the team is as good as before), updates after it are. The same command goes on with a swap that
-    was interrupted. Then: `teamtr train OUT/team.yaml --out OUT`.
+    was interrupted. Then: `teamtr train OUT`.
     """
     if no_align and reset:
         fail("--no-align and --reset exclude each other: a reset team has nothing to align to", 2)
@@ -105,8 +106,6 @@ def _lines(record: dict[str, Any]) -> list[str]:
             marks = [f"  {'✓' if i['ok'] else '✗'} {i['point']}: {i['note'] or 'the same'}" for i in record["items"]]
             return ["protocol", *marks]
         case "swap_eval":
-            from teamtr.show import share
-
             when = {"before": "before", "at_swap": "at the swap", "after": "after alignment"}[record["when"]]
             return [f"{when}: held-out success {share(record['avg_at_k'], record['avg_interval'])}"]
         case "align":

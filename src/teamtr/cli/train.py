@@ -34,11 +34,12 @@ def train(
         from teamtr import run as runs
         from teamtr.config import load_team_file
         from teamtr.show import TrainingScreen, say
+        from teamtr.store import RunFolder
 
         if team_file.is_dir() and (team_file / "team.yaml").is_file():
             team_file = team_file / "team.yaml"
         settings = load_team_file(team_file, overrides or ())
-        inside_a_run = (team_file.parent / "checkpoints").is_dir()
+        inside_a_run = bool(RunFolder(team_file.parent).checkpoints.numbers())
         folder = out or (team_file.parent if inside_a_run else Path("runs") / settings.name)
         with TrainingScreen() as screen:
             for record in stop.during(screen.watch(runs.train(settings, folder, stop=stop))):
