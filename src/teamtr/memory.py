@@ -173,10 +173,8 @@ def _pages(workshop: Workshop, learners: Mapping[str, PolicyLearner], lengths: M
         yield Item("sampling copy", weights, policy.serving.precision)
         page = Pool.bytes_per_page(config.num_hidden_layers, kv_heads, dim, PAGE, dtype)
         wanted = (min(episodes, SIZES[-1]) * -(-tokens // PAGE) + 1) * page
-        most = policy.serving.memory_bytes or 4 * wanted
-        yield Item(
-            "keys and values", min(4 * wanted, most), f"{wanted / GB:.2g} GB for a batch; the rest is found again later"
-        )
+        taken = min(4 * wanted, policy.serving.page_budget())
+        yield Item("keys and values", taken, f"{wanted / GB:.2g} GB for a batch; the rest is found again later")
 
 
 def _optimizer(learner: PolicyLearner) -> Item:
@@ -199,7 +197,9 @@ def _reference(workshop: Workshop, learner: PolicyLearner, lengths: Lengths) -> 
 
 def _worst_step(learner: PolicyLearner, lengths: Lengths) -> Item:
     rows = learner.micro_batch
-    body = rows * lengths.whole * activation_bytes_per_token(learner)
+    layers = _policy(learner).causal_lm.config.num_hidden_layers
+    # Going back through a layer makes gradients of what it kept, and of what came in between.
+    body = (1 + 2 / layers) * rows * lengths.whole * activation_bytes_per_token(learner)
     vocabulary = _policy(learner).causal_lm.config.vocab_size
     positions = min(rows * lengths.message, head_chunk(learner.policy.device, vocabulary))
     logits = 4 * positions * vocabulary * 4  # new, old, and the gradients of both passes
@@ -254,13 +254,18 @@ def peak_gb() -> float | None:
 
 
 def rehearse(workshop: Workshop) -> dict[str, Any]:
-    """Take the longest step of every trainable agent and undo it; returns the micro-batch that fits, and the peak.
+    """Reserve what sampling takes, then take the longest step of every trainable agent and undo it; returns the
+    micro-batch that fits, and the peak.
 
     Running out of memory halves the micro-batch here and not in the middle of a run.
     """
     lengths = longest(workshop)
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
+    episodes = workshop.team_file.plan.problems * workshop.plan.group_size
+    for name, learner in workshop.engine.learners.items():
+        if isinstance(learner.policy, TransformerPolicy):
+            learner.policy.reserve(episodes, lengths[name].prompt, lengths[name].message)
     for name in workshop.team.trainable:
         learner = workshop.engine.learner(name)
         batch = _longest_batch(name, lengths[name], learner)

@@ -8,6 +8,7 @@ from teamtr.engines.policy import draw
 from teamtr.engines.scoring import score_tokens
 from teamtr.engines.torch.scoring import fused_score
 from teamtr.engines.torch.serving import kernels, reference
+from teamtr.engines.torch.serving.rotation import Rotation
 
 SHAPES = ((4, 2, 16, [0, 1, 63, 64, 65, 130]), (9, 3, 64, [5, 200]), (6, 6, 24, [70, 3]))
 
@@ -25,6 +26,49 @@ def decode() -> None:
             b = reference.decode_attention(q, k, v, theirs[0], theirs[1], table, length, dim**-0.5)
             torch.testing.assert_close(a, b, atol=2e-6, rtol=1e-5)
             assert torch.equal(ours, theirs), "the new key and value are written to their page, and nothing else"
+
+
+def rotations(tokens: int, dim: int) -> list[Rotation]:
+    """With norms and without; the angles are rows of a wider table."""
+    angles = torch.randn(2, tokens, dim + 5)[:, :, :dim]
+    weights = torch.rand(2, dim) + 0.5
+    return [Rotation(angles[0], angles[1], *norms, 1e-5) for norms in ((None, None), (weights[0], weights[1]))]
+
+
+def products(tokens: int, heads: int, kv_heads: int, dim: int) -> list[torch.Tensor]:
+    """Query, key and value as parts of one product."""
+    product = torch.randn(tokens, (heads + 2 * kv_heads) * dim).unflatten(-1, (-1, dim))
+    return list(product.split([heads, kv_heads, kv_heads], 1))
+
+
+def decode_with_rotation() -> None:
+    for heads, kv_heads, dim, lengths in SHAPES:
+        rows, width = len(lengths), 5
+        pool = torch.randn(2, rows * width + 3, kv_heads, kernels.PAGE, dim)
+        table = torch.arange(1, rows * width + 1).reshape(rows, width).int()
+        length = torch.tensor(lengths).int()
+        for rotation in rotations(rows, dim):
+            parts = products(rows, heads, kv_heads, dim)
+            for kernels.SPLIT_TARGET in (1, 10**6):
+                ours, theirs = pool.clone(), pool.clone()
+                a = kernels.decode_attention(*parts, ours[0], ours[1], table, length, dim**-0.5, rotation)
+                b = reference.decode_attention(*parts, theirs[0], theirs[1], table, length, dim**-0.5, rotation)
+                torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
+                torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-5)
+
+
+def rotate() -> None:
+    for heads, kv_heads, dim, _ in SHAPES:
+        tokens = 37
+        pool = torch.randn(2, 9, kv_heads, kernels.PAGE, dim)
+        page, slot = torch.randint(1, 9, (tokens,)), torch.randperm(kernels.PAGE)[:tokens]
+        for rotation in rotations(tokens, dim):
+            parts = products(tokens, heads, kv_heads, dim)
+            ours, theirs = pool.clone(), pool.clone()
+            a = kernels.rotate_into_pages(*parts, rotation, ours[0], ours[1], page, slot)
+            b = reference.rotate_into_pages(*parts, rotation, theirs[0], theirs[1], page, slot)
+            torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-5)
+            torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-5)
 
 
 def prefill() -> None:
@@ -82,7 +126,10 @@ def forbidden_blocks() -> None:
 
 if __name__ == "__main__":
     torch.manual_seed(0)
-    checks = {"decode": decode, "prefill": prefill, "draw": draw_tokens, "score": score, "forbidden": forbidden_blocks}
+    checks = {
+        "decode": decode, "rotated": decode_with_rotation, "rotate": rotate, "prefill": prefill, "draw": draw_tokens,
+        "score": score, "forbidden": forbidden_blocks,
+    }  # fmt: skip
     for name, check in checks.items():
         check()
         print(name)

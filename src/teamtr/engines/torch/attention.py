@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Protocol
 
@@ -21,6 +21,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from teamtr.engines.policy import send
 from teamtr.engines.torch.packing import Packing, Spread
+from teamtr.engines.torch.serving.rotation import Rotation
 
 NAME = "teamtr"
 
@@ -40,6 +41,21 @@ class Layout(Protocol):
     def attend(self, query: Tensor, key: Tensor, value: Tensor, layer: int, scale: float) -> Tensor:
         """[N, H, D], [N, K, D], [N, K, D] of packed tokens to [N, H, D]."""
         ...
+
+
+@dataclass
+class Listening:
+    """A layout that notes what every layer gives to attention, and answers with the queries."""
+
+    heard: dict[int, tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict)
+    scales: dict[int, float] = field(default_factory=dict)
+    windows: dict[int, int | None] = field(default_factory=dict)
+    longest = 0
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, layer: int, scale: float) -> Tensor:
+        self.heard[layer] = (query.clone(), key.clone(), value.clone())
+        self.scales[layer] = scale
+        return query.clone()
 
 
 _current: Layout | None = None
@@ -77,12 +93,14 @@ def _interface(
     **options: Any,
 ) -> tuple[Tensor, None]:
     """What transformers calls: [1, H, N, D] in, [1, N, H, D] out."""
-    _require_plain(attention_mask, dropout, options)
+    require_plain(attention_mask, dropout, options)
+    if isinstance(_current, Listening):
+        _current.windows[module.layer_idx] = options.get("sliding_window")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     return packed_attention(query, key, value, module.layer_idx, float(scale)), None
 
 
-def _require_plain(attention_mask: Tensor | None, dropout: float, options: dict[str, Any]) -> None:
+def require_plain(attention_mask: Tensor | None, dropout: float, options: dict[str, Any]) -> None:
     layout = _current
     if layout is None:
         raise RuntimeError("attention 'teamtr' is only valid inside `attending`")
@@ -116,6 +134,45 @@ def _paged(query: Tensor, key: Tensor, value: Tensor, layer: int, scale: float) 
 @_paged.register_fake
 def _(query: Tensor, key: Tensor, value: Tensor, layer: int, scale: float) -> Tensor:
     return query.new_empty(query.shape[0], query.shape[2], query.shape[1], query.shape[3])
+
+
+@torch.library.custom_op("teamtr::rotated_attention", mutates_args=())
+def rotated_attention(
+    product: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    query_weight: Tensor | None,
+    key_weight: Tensor | None,
+    epsilon: float,
+    layer: int,
+    scale: float,
+    heads: int,
+    kv_heads: int,
+) -> Tensor:
+    """The same from the joined product of query, key and value, [1, N, (H + 2 K) D], before norm and rotation."""
+    assert _current is not None
+    parts = product[0].unflatten(-1, (heads + 2 * kv_heads, -1)).split([heads, kv_heads, kv_heads], 1)
+    rotation = Rotation(cos[0], sin[0], query_weight, key_weight, epsilon)
+    paged: Any = _current
+    attended: Tensor = paged.attend(*parts, layer, scale, rotation)
+    return attended.flatten(1)[None]
+
+
+@rotated_attention.register_fake
+def _(
+    product: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    query_weight: Tensor | None,
+    key_weight: Tensor | None,
+    epsilon: float,
+    layer: int,
+    scale: float,
+    heads: int,
+    kv_heads: int,
+) -> Tensor:
+    dim = product.shape[2] // (heads + 2 * kv_heads)
+    return product.new_empty(product.shape[0], product.shape[1], heads * dim)
 
 
 @dataclass(frozen=True)

@@ -109,7 +109,7 @@ def _adapted_forward(module: Any, state: Slim) -> Any:
 
 
 def _norm_forward(module: Any, state: Slim) -> Any:
-    epsilon = _epsilon(module)
+    epsilon = epsilon_of(module)
 
     def forward(x: Tensor) -> Tensor:
         return rms_norm(x.float(), (x.shape[-1],), module.weight, epsilon).to(state.dtype)
@@ -126,7 +126,7 @@ def _rotary_forward(original: Any, state: Slim) -> Any:
     return forward
 
 
-def _epsilon(module: Any) -> float | None:
+def epsilon_of(module: Any) -> float | None:
     return getattr(module, "variance_epsilon", None) or getattr(module, "eps", None)
 
 
@@ -134,8 +134,13 @@ def _epsilon(module: Any) -> float | None:
 def _is_rms_norm(module: Any) -> bool:
     """By what it computes: some norms of that name add one to their weight."""
     weight = getattr(module, "weight", None)
-    if not type(module).__name__.endswith("RMSNorm") or weight is None or weight.ndim != 1 or _epsilon(module) is None:
+    if (
+        not type(module).__name__.endswith("RMSNorm")
+        or weight is None
+        or weight.ndim != 1
+        or epsilon_of(module) is None
+    ):
         return False
     x = torch.linspace(-3.0, 5.0, len(weight), device=weight.device).expand(2, -1)
-    ours = rms_norm(x, (len(weight),), weight.float(), _epsilon(module))
+    ours = rms_norm(x, (len(weight),), weight.float(), epsilon_of(module))
     return torch.allclose(module(x).float(), ours, rtol=1e-5, atol=1e-6)

@@ -288,12 +288,23 @@ class TransformerPolicy(Policy):
                 server.copy.fill(self.causal_lm, self.adapter, version=version, base=self.base_version)
                 return server.sample(version, prompts, uniform_BT, drawing=drawing, end_ids=self.end_ids)
             except Unsupported as reason:
-                self.serving = None
-                warnings.warn(
-                    f"{type(self.causal_lm).__name__} needs {reason}: sampling falls back to the plain, slower path",
-                    stacklevel=2,
-                )
+                self._leave_serving(reason)
         return self._sample_plainly(prompts, uniform_BT, drawing)
+
+    def reserve(self, rows: int, prompt: int, message: int) -> None:
+        """Take the memory that sampling so many messages of at most these lengths will take."""
+        if self.serving is not None:
+            try:
+                self.serving.server_of(self.causal_lm).reserve([prompt] * rows, message)
+            except Unsupported as reason:
+                self._leave_serving(reason)
+
+    def _leave_serving(self, reason: Unsupported) -> None:
+        self.serving = None
+        warnings.warn(
+            f"{type(self.causal_lm).__name__} needs {reason}: sampling falls back to the plain, slower path",
+            stacklevel=3,
+        )
 
     def _sample_plainly(self, prompts: Sequence[Ids], uniform: NDArray[np.float64], drawing: Drawing) -> list[Sample]:
         """Decode all prompts in lockstep; identical prompts are prefilled once."""

@@ -7,12 +7,14 @@ a model of billions of weights. Captured graphs hold addresses, and those never 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from teamtr.engines.torch.serving.joining import join_attention, join_siblings
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ class SamplingCopy:
         with torch.device(device):
             self.model = type(causal_lm)._from_config(config, dtype=dtype)
         self.model.eval().requires_grad_(False)
-        join_siblings(self.model)
+        join_attention(self.model, join_siblings(self.model))
         self.dtype = dtype
         self.device = device
         self.holds = ""
@@ -91,55 +93,3 @@ class SamplingCopy:
         else:
             logits_NV = torch.nn.functional.linear(hidden_NH, layer.weight).float()
         return logits_NV if layer.bias is None else logits_NV + layer.bias.float()
-
-
-# -- siblings: layers that read the same input, in one product ---------------------------------------------------
-
-SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-
-
-def join_siblings(model: nn.Module) -> None:
-    """Give query, key and value one weight, gate and up another: a decode step of few rows reads weights at the speed
-    of the memory only when a product is large. Each layer keeps its name, its weight is a part of the common one."""
-    for module in model.modules():
-        for names in SIBLINGS:
-            layers = [getattr(module, name, None) for name in names]
-            if all(type(layer) is nn.Linear for layer in layers):
-                _Siblings([layer for layer in layers if layer is not None])
-
-
-class _Siblings:
-    """The eldest computes for all; each of the others takes its part when it is asked about the same input."""
-
-    def __init__(self, layers: list[nn.Linear]) -> None:
-        biased = [layer.bias is not None for layer in layers]
-        if len({layer.in_features for layer in layers}) > 1 or len(set(biased)) > 1:
-            return
-        self._sizes = [layer.out_features for layer in layers]
-        self._weight = torch.cat([layer.weight for layer in layers])
-        self._bias = torch.cat([layer.bias for layer in layers]) if biased[0] else None
-        self._input: Tensor | None = None
-        self._parts: dict[int, Tensor] = {}
-        weights = self._weight.split(self._sizes)
-        biases = [None] * len(layers) if self._bias is None else self._bias.split(self._sizes)
-        for k, (layer, weight, bias) in enumerate(zip(layers, weights, biases, strict=True)):
-            plain: Any = layer
-            plain.weight = nn.Parameter(weight, requires_grad=False)
-            plain.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
-            plain.forward = self._eldest if k == 0 else self._younger(k, layer)
-
-    def _eldest(self, x: Tensor) -> Tensor:
-        parts = torch.nn.functional.linear(x, self._weight, self._bias).split(self._sizes, -1)
-        self._input, self._parts = x, dict(enumerate(parts))
-        return self._parts.pop(0)
-
-    def _younger(self, k: int, layer: nn.Linear) -> Callable[[Tensor], Tensor]:
-        def forward(x: Tensor) -> Tensor:
-            if self._input is not x or k not in self._parts:
-                return torch.nn.functional.linear(x, layer.weight, layer.bias)
-            part = self._parts.pop(k)
-            if not self._parts:
-                self._input = None
-            return part
-
-        return forward

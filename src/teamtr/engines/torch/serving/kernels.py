@@ -13,6 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from teamtr.engines.torch.serving.rotation import Rotation
+
 PAGE = 64
 """Tokens in a page; also the tile that one attention step reads."""
 
@@ -22,12 +24,30 @@ SPLIT_TARGET = 4 * 132
 
 
 @triton.jit
+def _rotated(
+    x, at, mask, d, cos_row, sin_row, weight, epsilon, NORM: tl.constexpr, DIM: tl.constexpr
+):  # fmt: skip
+    """Rows [R, BLOCK_D] that begin at ``at`` [R, 1], normed over a head and rotated, in float32. An element's partner
+    in the rotation is read a second time: it lies in another thread's register."""
+    half: tl.constexpr = DIM // 2
+    pair = tl.where(d < half, d + half, d - half)
+    own = tl.load(x + at + d[None, :], mask=mask, other=0.0).to(tl.float32)
+    other = tl.load(x + at + pair[None, :], mask=mask, other=0.0).to(tl.float32)
+    if NORM:
+        shrink = tl.rsqrt(tl.sum(own * own, 1) / DIM + epsilon)[:, None]
+        own = own * shrink * tl.load(weight + d, mask=d < DIM, other=0.0).to(tl.float32)[None, :]
+        other = other * shrink * tl.load(weight + pair, mask=d < DIM, other=0.0).to(tl.float32)[None, :]
+    return own * cos_row + tl.where(d < half, -1.0, 1.0)[None, :] * other * sin_row
+
+
+@triton.jit
 def _decode_kernel(
     query, key, value, key_pool, value_pool, table, length, out, partial, partial_ml,
-    scale,
-    query_row, query_head, key_row, key_head, value_row, value_head, table_row,
+    cos, sin, query_weight, key_weight,
+    scale, epsilon,
+    query_row, query_head, key_row, key_head, value_row, value_head, table_row, angle_row,
     GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, PAGE: tl.constexpr, SPLITS: tl.constexpr,
-    KV_HEADS: tl.constexpr, BLOCK_G: tl.constexpr,
+    KV_HEADS: tl.constexpr, BLOCK_G: tl.constexpr, ROTATE: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
     """One program: the query heads of one kv head of one row, over its share of the row's pages.
 
@@ -38,11 +58,18 @@ def _decode_kernel(
     g, d, s = tl.arange(0, BLOCK_G), tl.arange(0, BLOCK_D), tl.arange(0, PAGE)
     in_d = d < DIM
     heads = head * GROUP + g
-    q = tl.load(
-        query + row * query_row + heads[:, None] * query_head + d[None, :],
-        mask=(g < GROUP)[:, None] & in_d[None, :], other=0.0,
-    )  # fmt: skip
-    k_new = tl.load(key + row * key_row + head * key_head + d, mask=in_d, other=0.0)
+    in_gd = (g < GROUP)[:, None] & in_d[None, :]
+    if ROTATE:
+        cos_d = tl.load(cos + row * angle_row + d, mask=in_d, other=0.0).to(tl.float32)[None, :]
+        sin_d = tl.load(sin + row * angle_row + d, mask=in_d, other=0.0).to(tl.float32)[None, :]
+        at_q = row * query_row + heads[:, None] * query_head
+        q = _rotated(query, at_q, in_gd, d, cos_d, sin_d, query_weight, epsilon, NORM, DIM).to(query.dtype.element_ty)
+        at_k = row * key_row + head * key_head + tl.zeros([1, 1], tl.int64)
+        k_row = _rotated(key, at_k, in_d[None, :], d, cos_d, sin_d, key_weight, epsilon, NORM, DIM)
+        k_new = tl.reshape(k_row, [BLOCK_D]).to(key.dtype.element_ty)
+    else:
+        q = tl.load(query + row * query_row + heads[:, None] * query_head + d[None, :], mask=in_gd, other=0.0)
+        k_new = tl.load(key + row * key_row + head * key_head + d, mask=in_d, other=0.0)
     v_new = tl.load(value + row * value_row + head * value_head + d, mask=in_d, other=0.0)
 
     page_stride = KV_HEADS * PAGE * DIM
@@ -79,11 +106,11 @@ def _decode_kernel(
         tl.store(
             out + (row * KV_HEADS * GROUP + heads[:, None]) * DIM + d[None, :],
             (sum_d / total[:, None]).to(out.dtype.element_ty),
-            mask=(g < GROUP)[:, None] & in_d[None, :],
+            mask=in_gd,
         )
     else:
         at = (row * KV_HEADS * GROUP + heads) * SPLITS + split
-        tl.store(partial + at[:, None] * DIM + d[None, :], sum_d, mask=(g < GROUP)[:, None] & in_d[None, :])
+        tl.store(partial + at[:, None] * DIM + d[None, :], sum_d, mask=in_gd)
         tl.store(partial_ml + at * 2, best, mask=g < GROUP)
         tl.store(partial_ml + at * 2 + 1, total, mask=g < GROUP)
 
@@ -152,10 +179,10 @@ def _prefill_kernel(
 
 def decode_attention(
     query_NHD: Tensor, key_NKD: Tensor, value_NKD: Tensor, key_pool: Tensor, value_pool: Tensor,
-    table_NP: Tensor, length_N: Tensor, scale: float,
+    table_NP: Tensor, length_N: Tensor, scale: float, rotation: Rotation | None = None,
 ) -> Tensor:  # fmt: skip
     """Attention of one new token per row over its ``length_N`` cached ones and itself, whose key and value it also
-    writes to their page. Returns [N, H, D]."""
+    writes to their page. With ``rotation``, query and key come as the layer's products. Returns [N, H, D]."""
     rows, heads, dim = query_NHD.shape
     kv_heads = key_NKD.shape[1]
     splits = 1
@@ -166,17 +193,85 @@ def decode_attention(
     partial_ml = out if splits == 1 else torch.empty(rows, heads, splits, 2, dtype=torch.float32, device=out.device)
     block_d = max(16, triton.next_power_of_2(dim))
     group = heads // kv_heads
+    cos, sin, query_weight, key_weight, epsilon, angle_row = _pointers(rotation, out)
     _decode_kernel[(rows, kv_heads, splits)](
         query_NHD, key_NKD, value_NKD, key_pool, value_pool, table_NP, length_N, out, partial, partial_ml,
-        scale,
+        cos, sin, query_weight, key_weight,
+        scale, epsilon,
         query_NHD.stride(0), query_NHD.stride(1), key_NKD.stride(0), key_NKD.stride(1),
-        value_NKD.stride(0), value_NKD.stride(1), table_NP.stride(0),
+        value_NKD.stride(0), value_NKD.stride(1), table_NP.stride(0), angle_row,
         GROUP=group, DIM=dim, BLOCK_D=block_d, PAGE=PAGE, SPLITS=splits, KV_HEADS=kv_heads,
         BLOCK_G=max(16, triton.next_power_of_2(group)),
+        ROTATE=rotation is not None, NORM=rotation is not None and rotation.query_weight_D is not None,
         num_warps=4, num_stages=3,
     )  # fmt: skip
     if splits > 1:
         _join_kernel[(rows * heads,)](partial, partial_ml, out, DIM=dim, BLOCK_D=block_d, SPLITS=splits, num_warps=1)
+    return out
+
+
+def _pointers(rotation: Rotation | None, unused: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, float, int]:
+    """What a kernel is given of a rotation; a kernel that does not rotate never reads it."""
+    if rotation is None:
+        return unused, unused, unused, unused, 0.0, 0
+    weights = (rotation.query_weight_D, rotation.key_weight_D)
+    query_weight, key_weight = (unused if weight is None else weight for weight in weights)
+    return rotation.cos_ND, rotation.sin_ND, query_weight, key_weight, rotation.epsilon, rotation.cos_ND.stride(0)
+
+
+@triton.jit
+def _rotate_kernel(
+    query, key, value, key_pool, value_pool, page, slot, out,
+    cos, sin, query_weight, key_weight,
+    tokens, epsilon,
+    query_row, query_head, key_row, key_head, value_row, value_head, angle_row,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, PAGE: tl.constexpr,
+    BLOCK_T: tl.constexpr, NORM: tl.constexpr,
+):  # fmt: skip
+    """One program: one head of BLOCK_T tokens. Queries go to ``out``, keys and values to their pages."""
+    t = (tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)).to(tl.int64)
+    head, d = tl.program_id(1), tl.arange(0, BLOCK_D)
+    in_t, in_d = t < tokens, d < DIM
+    mask = in_t[:, None] & in_d[None, :]
+    cos_td = tl.load(cos + t[:, None] * angle_row + d[None, :], mask=mask, other=0.0).to(tl.float32)
+    sin_td = tl.load(sin + t[:, None] * angle_row + d[None, :], mask=mask, other=0.0).to(tl.float32)
+    if head < HEADS:
+        at = t[:, None] * query_row + head * query_head
+        q = _rotated(query, at, mask, d, cos_td, sin_td, query_weight, epsilon, NORM, DIM)
+        tl.store(out + (t[:, None] * HEADS + head) * DIM + d[None, :], q.to(out.dtype.element_ty), mask=mask)
+    else:
+        kv = head - HEADS
+        pages = tl.load(page + t, mask=in_t, other=0)
+        slots = tl.load(slot + t, mask=in_t, other=0)
+        there = ((pages * KV_HEADS + kv) * PAGE + slots)[:, None] * DIM + d[None, :]
+        at = t[:, None] * key_row + kv * key_head
+        k = _rotated(key, at, mask, d, cos_td, sin_td, key_weight, epsilon, NORM, DIM)
+        tl.store(key_pool + there, k.to(key_pool.dtype.element_ty), mask=mask)
+        v = tl.load(value + t[:, None] * value_row + kv * value_head + d[None, :], mask=mask, other=0.0)
+        tl.store(value_pool + there, v.to(value_pool.dtype.element_ty), mask=mask)
+
+
+BLOCK_T = 16
+
+
+def rotate_into_pages(
+    query_NHD: Tensor, key_NKD: Tensor, value_NKD: Tensor, rotation: Rotation, key_pool: Tensor, value_pool: Tensor,
+    page_N: Tensor, slot_N: Tensor,
+) -> Tensor:  # fmt: skip
+    """Norm and rotate queries and keys; keys and values go to their pages. Returns the queries."""
+    tokens, heads, dim = query_NHD.shape
+    kv_heads = key_NKD.shape[1]
+    out = torch.empty(tokens, heads, dim, dtype=query_NHD.dtype, device=query_NHD.device)
+    cos, sin, query_weight, key_weight, epsilon, angle_row = _pointers(rotation, out)
+    _rotate_kernel[(triton.cdiv(tokens, BLOCK_T), heads + kv_heads)](
+        query_NHD, key_NKD, value_NKD, key_pool, value_pool, page_N, slot_N, out,
+        cos, sin, query_weight, key_weight,
+        tokens, epsilon,
+        query_NHD.stride(0), query_NHD.stride(1), key_NKD.stride(0), key_NKD.stride(1),
+        value_NKD.stride(0), value_NKD.stride(1), angle_row,
+        HEADS=heads, KV_HEADS=kv_heads, DIM=dim, BLOCK_D=max(16, triton.next_power_of_2(dim)), PAGE=PAGE,
+        BLOCK_T=BLOCK_T, NORM=rotation.query_weight_D is not None, num_warps=4,
+    )  # fmt: skip
     return out
 
 

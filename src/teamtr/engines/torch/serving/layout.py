@@ -11,6 +11,7 @@ from torch import Tensor
 
 from teamtr.engines.torch.serving import reference
 from teamtr.engines.torch.serving.pages import Pool
+from teamtr.engines.torch.serving.rotation import Rotation
 
 BLOCK = 64
 """Query tokens that one program of the prefill kernel takes."""
@@ -34,10 +35,12 @@ class Decoding:
 
     longest = 0  # the prefill has looked at all pages of these rows
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, layer: int, scale: float) -> Tensor:
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, layer: int, scale: float, rotation: Rotation | None = None
+    ) -> Tensor:
         keys, values = self.pool.keys[layer], self.pool.values[layer]
         attention: Tensor = _computing(query.device).decode_attention(
-            query, key, value, keys, values, self.table_NP, self.length_N, scale
+            query, key, value, keys, values, self.table_NP, self.length_N, scale, rotation
         )
         return attention
 
@@ -82,11 +85,15 @@ class Prefilling:
             longest=size * width,
         )
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, layer: int, scale: float) -> Tensor:
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, layer: int, scale: float, rotation: Rotation | None = None
+    ) -> Tensor:
         keys, values = self.pool.keys[layer], self.pool.values[layer]
-        keys[self.page_N, :, self.slot_N] = key.to(keys.dtype)
-        values[self.page_N, :, self.slot_N] = value.to(values.dtype)
-        attention: Tensor = _computing(query.device).prefill_attention(
-            query, keys, values, self.table_RP, self.blocks, scale
-        )
+        computing = _computing(query.device)
+        if rotation is None:
+            keys[self.page_N, :, self.slot_N] = key.to(keys.dtype)
+            values[self.page_N, :, self.slot_N] = value.to(values.dtype)
+        else:
+            query = computing.rotate_into_pages(query, key, value, rotation, keys, values, self.page_N, self.slot_N)
+        attention: Tensor = computing.prefill_attention(query, keys, values, self.table_RP, self.blocks, scale)
         return attention

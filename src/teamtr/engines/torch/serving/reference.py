@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from teamtr.engines.torch.serving.rotation import Rotation
+
 
 def gather_pages(pool: Tensor, table_P: Tensor, length: int) -> Tensor:
     """The first ``length`` keys or values of one row, [kv heads, length, dim]."""
@@ -15,8 +17,10 @@ def gather_pages(pool: Tensor, table_P: Tensor, length: int) -> Tensor:
 
 def decode_attention(
     query_NHD: Tensor, key_NKD: Tensor, value_NKD: Tensor, key_pool: Tensor, value_pool: Tensor,
-    table_NP: Tensor, length_N: Tensor, scale: float,
+    table_NP: Tensor, length_N: Tensor, scale: float, rotation: Rotation | None = None,
 ) -> Tensor:  # fmt: skip
+    if rotation is not None:
+        query_NHD, key_NKD = rotation.query(query_NHD), rotation.key(key_NKD)
     page = key_pool.shape[2]
     here_N = table_NP.gather(1, (length_N // page).long()[:, None]).squeeze(1).long()
     slot_N = (length_N % page).long()
@@ -29,6 +33,15 @@ def decode_attention(
             query_NHD[n][:, None], keys.to(query_NHD.dtype), values.to(query_NHD.dtype), scale=scale, enable_gqa=True
         ).squeeze(1)
     return out
+
+
+def rotate_into_pages(
+    query_NHD: Tensor, key_NKD: Tensor, value_NKD: Tensor, rotation: Rotation, key_pool: Tensor, value_pool: Tensor,
+    page_N: Tensor, slot_N: Tensor,
+) -> Tensor:  # fmt: skip
+    key_pool[page_N, :, slot_N] = rotation.key(key_NKD).to(key_pool.dtype)
+    value_pool[page_N, :, slot_N] = value_NKD.to(value_pool.dtype)
+    return rotation.query(query_NHD)
 
 
 def prefill_attention(

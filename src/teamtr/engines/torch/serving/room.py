@@ -48,7 +48,7 @@ class ServingRoom:
             large = sum(p.numel() for p in copy.model.parameters()) >= COMPILE_FROM_PARAMETERS
             self._servers[key] = Server(
                 copy,
-                pool_bytes=self.memory_bytes or self._share(),
+                pool_bytes=self.page_budget(),
                 graphs=on_gpu,
                 compiled=on_gpu and (large if self.compiled is None else self.compiled),
             )
@@ -62,7 +62,10 @@ class ServingRoom:
         self._servers.clear()
         return True
 
-    def _share(self) -> int:
+    def page_budget(self) -> int:
+        """Most memory for pages, where a server were made now."""
+        if self.memory_bytes is not None:
+            return self.memory_bytes
         if self.device.type != "cuda":
             return 1 << 30
         free, _ = torch.cuda.mem_get_info(self.device)

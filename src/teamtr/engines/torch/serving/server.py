@@ -172,7 +172,7 @@ class Server:
         self._calls += 1
         version = version or f"call {self._calls}"
         rows, tokens = uniform_BT.shape
-        self._reserve(prompts, tokens)
+        self.reserve([len(prompt) for prompt in prompts], tokens)
         desk = self._require_desk()
         desk.start(uniform_BT, end_ids)
         lengths = np.zeros(rows, dtype=np.int64)
@@ -359,9 +359,10 @@ class Server:
 
     # -- room -------------------------------------------------------------------------------------------------
 
-    def _reserve(self, prompts: Sequence[Ids], tokens: int) -> None:
-        """Pages and tensors for this call; new ones when it needs more than there are, within the budget."""
-        pages = [-(-(len(p) + max(tokens - 1, 1)) // PAGE) for p in prompts]
+    def reserve(self, prompts: Sequence[int], tokens: int) -> None:
+        """Pages and tensors for a call with prompts of these lengths; new ones when it needs more than there are, and
+        never more than the budget."""
+        pages = [-(-(length + max(tokens - 1, 1)) // PAGE) for length in prompts]
         per_page = Pool.bytes_per_page(self._layers, self._kv_heads, self._dim, PAGE, self.copy.dtype)
         affordable = self._pool_bytes // per_page
         if max(pages) + 1 > affordable:
