@@ -23,8 +23,8 @@ CASES: dict[str, dict[str, Any]] = {
     "tiny-lora": {"shape": "tiny", "train": "lora", "tokens": 8, "problems": 2, "micro_batch": 8},
     "small-lora": {"shape": "small", "train": "lora", "tokens": 64, "problems": 32, "micro_batch": 64},
     "small-full": {"shape": "small", "train": "full", "tokens": 64, "problems": 32, "micro_batch": 64},
-    "1.7b-lora": {"shape": "1.7b", "train": "lora", "tokens": 128, "problems": 64, "micro_batch": 16},
-    "1.7b-lora-long": {"shape": "1.7b", "train": "lora", "tokens": 512, "problems": 16, "micro_batch": 8},
+    "1.7b-lora": {"shape": "1.7b", "train": "lora", "tokens": 128, "problems": 16, "micro_batch": 16},
+    "1.7b-lora-long": {"shape": "1.7b", "train": "lora", "tokens": 512, "problems": 4, "micro_batch": 8},
 }
 ON_A_CARD = ("small-lora", "small-full", "1.7b-lora", "1.7b-lora-long")
 

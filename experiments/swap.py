@@ -35,9 +35,13 @@ from teamtr.tasks.sums import Sums
 MODES: tuple[Mode, ...] = ("aligned", "direct", "reset")
 NAMES = {"aligned": "aligned (Stage-0)", "direct": "direct", "reset": "train anew"}
 SUMS = (
-    "task.digits=1", "plan.group_size=8", "team.max_tokens=12", "learner.minibatches=2", "learner.learning_rate=3e-4",
-    "eval.samples=4", "sampling.memory_gb=2",
+    "plan.stages=15", "plan.problems=64", "eval.every=5", "eval.problems=256", "eval.samples=4",
+    "sampling.temperature=1", "sampling.memory_gb=2",
+    "team.agents.solver.system_prompt=Add the numbers. Answer with the sum only.",
+    "team.agents.checker.system_prompt=Check the sum that the solver gives. Answer with the right sum only.",
+    "team.agents.finaliser.system_prompt=Decide. Answer with the final sum only.",
 )  # fmt: skip
+"""What differs from the recipe, which has since got prompts with examples and a lower temperature."""
 FINALISER = "Decide. Answer with the final sum only."
 TRAINED = 0.85
 """What a team must reach before one of its agents is replaced."""

@@ -13,8 +13,16 @@ from teamtr.errors import Misuse
 from teamtr.types import AgentBatch
 
 
+@pytest.mark.parametrize(
+    "injected",
+    [
+        torch.OutOfMemoryError("injected"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    ],
+    ids=["allocator", "library"],
+)
 @pytest.mark.parametrize("kind", ["tabular", "full", "lora"])
-def test_running_out_of_memory_halves_the_micro_batch_and_gives_the_same_gradient(kind, monkeypatch):
+def test_running_out_of_memory_halves_the_micro_batch_and_gives_the_same_gradient(kind, injected, monkeypatch):
     learner = make_learner(kind, micro_batch=8)
     batch = make_batch(learner)
     advantages = advantages_for(batch)
@@ -24,7 +32,7 @@ def test_running_out_of_memory_halves_the_micro_batch_and_gives_the_same_gradien
 
     def limited(prompts, messages):
         if len(messages) > 2:
-            raise torch.OutOfMemoryError("injected")
+            raise injected
         if torch.is_grad_enabled():
             trained.append(sum(map(len, [*prompts, *messages])))
         return enough(prompts, messages)
@@ -107,6 +115,19 @@ def test_a_step_broken_off_leaves_nothing_to_the_next(kind, monkeypatch):
     with pytest.raises(Misuse, match="does not fit"):
         learner.step(rows, advantages, OBJECTIVE, beta=0.5, learning_rate=1e-3)
     assert all(p.grad is None for p in learner.policy.parameters().values())
+
+
+def test_other_errors_of_the_card_do_not_pass_for_a_lack_of_memory(monkeypatch):
+    learner = make_learner("full", micro_batch=8)
+
+    def broken(prompts, messages):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    batch = make_batch(learner)
+    monkeypatch.setattr(learner.policy, "features", broken)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        learner.begin(batch)
+    assert learner.micro_batch == 8
 
 
 def test_a_single_message_that_does_not_fit_is_an_error_with_a_remedy(monkeypatch):

@@ -8,6 +8,8 @@ import torch
 from teamtr import run
 from teamtr.build import build
 from teamtr.config import loads
+from teamtr.engines.torch.attention import Unsupported
+from teamtr.engines.torch.serving.room import ServingRoom
 from teamtr.memory import Item, MemoryPlan, activation_bytes_per_token, longest, plan_memory, rehearse
 from teamtr.show import TrainingScreen
 
@@ -110,6 +112,44 @@ def test_a_rehearsal_changes_nothing_and_finds_the_micro_batch_that_fits(monkeyp
     found = rehearse(built)
     assert found["micro_batch"] == {"left": 8, "right": 8, "speaker": 2}
     assert {name: learner.fingerprint() for name, learner in built.engine.learners.items()} == before
+
+
+def test_a_rehearsal_takes_the_memory_of_sampling_first(monkeypatch):
+    """So that its peak is that of a stage: pages are there when the longest step is taken."""
+    built = workshop("lora", engine="paged")
+    policy = built.engine.learner("speaker").policy
+    pools = []
+    enough = policy.features
+
+    def look(prompts, messages):
+        pools.append(policy.serving.server_of(policy.causal_lm).books)
+        return enough(prompts, messages)
+
+    monkeypatch.setattr(policy, "features", look)
+    rehearse(built)
+    (books,) = {id(found): found for found in pools}.values()
+    lengths = longest(built)["speaker"]
+    assert books.count >= built.team_file.plan.problems * built.plan.group_size * books.needed(lengths.whole)
+
+
+def test_a_rehearsal_of_an_architecture_without_pages_falls_back_and_says_so(monkeypatch):
+    built = workshop("lora", engine="paged")
+    policies = [learner.policy for learner in built.engine.learners.values()]
+
+    def unsupported(self, causal_lm):
+        raise Unsupported("attention with softcap")
+
+    monkeypatch.setattr(ServingRoom, "server_of", unsupported)
+    with pytest.warns(UserWarning, match="attention with softcap: sampling falls back"):
+        rehearse(built)
+    assert all(policy.serving is None for policy in policies)
+
+
+def test_the_plan_knows_how_much_memory_pages_may_take():
+    little = workshop(engine="paged")
+    room = little.engine.learner("left").policy.serving
+    room.memory_bytes = 4096
+    assert items(little)["keys and values"] == 4096
 
 
 @pytest.mark.parametrize(("available", "fits"), [(None, True), (99, False), (100, True)])

@@ -40,7 +40,7 @@ def test_rollout(bench):
 def test_rollout_says_what_its_time_goes_to(bench):
     record, said = bench("rollout", "--rows", "4", "--prompt", "16", "--new", "4", "--skip", "generate", "--profile")
     assert set(record["results"]) == {"ours"}
-    assert "paged_attention" in said
+    assert "rotated_attention" in said
     with pytest.raises(SystemExit):
         bench("rollout", "--rows", "4", "--prompt", "16", "--new", "4", "--skip", "nobody")
 
@@ -71,6 +71,34 @@ def test_precision_has_a_row_for_each_arithmetic_and_the_mismatch(bench, monkeyp
     assert rows["bf16"]["floor"] > 0.0
     assert rows["fp32"]["halving"] == pytest.approx(4, rel=0.2)
     assert record["mismatch"][0]["largest per token"] < 1e-3
+
+
+def test_the_plan_stands_beside_what_is_used(bench):
+    record, said = bench("plan", "--cases", "tiny-lora")
+    (case,) = record["cases"]
+    assert case["planned_gb"] == pytest.approx(sum(item["gb"] for item in case["plan"]["items"]))
+    assert case["rehearsed_gb"] is None, "a CPU has no such figure"
+    assert "planned / used" in said
+
+
+def test_starts_are_measured_on_questions_that_stand_in_no_prompt(folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(ROOT / "experiments"))
+    starts = importlib.import_module("starts")
+    few = ["--only", "sum-1", "--problems", "2", "--samples", "2", "--temperatures", "1", "--set", "device=cpu"]
+    monkeypatch.setattr(sys, "argv", ["starts", "--model", str(folder), "--out", str(tmp_path), *few])
+    starts.main()
+    found = [json.loads(line) for line in (tmp_path / "starts.jsonl").read_text().splitlines()]
+    pairs = [(prompts, who) for prompts in ("bare", "examples") for who in ("team", "one")] + [("talk", "team")]
+    assert [(r["prompts"], r["who"], r["temperature"]) for r in found] == [
+        (*pair, temperature) for pair in pairs for temperature in (1.0, 0.0)
+    ]
+    assert len(capsys.readouterr().out.splitlines()) == len(found)
+    rows = [json.loads(line) for line in (tmp_path / "rows" / "largest-4.jsonl").read_text().splitlines()]
+    assert len({row["question"] for row in rows}) == len(rows) == starts.ROWS
+    assert starts.chance("sum-1", ["9", "9", "4", "7"]) == 0.5
+    talk = starts.system_prompt("talk", "finaliser", rows)
+    assert f"{rows[0]['question']}\nsolver: {rows[0]['answer']}\nchecker: {rows[0]['answer']}" in talk
+    assert f"{rows[1]['question']}\nsolver: {rows[2]['answer']}\nchecker: {rows[1]['answer']}" in talk
 
 
 @pytest.fixture

@@ -239,7 +239,9 @@ class PolicyLearner:
         while True:
             try:
                 return compute()
-            except torch.OutOfMemoryError as error:
+            except RuntimeError as error:
+                if not _out_of_memory(error):
+                    raise
                 self._forget_gradients()
                 if self.micro_batch == 1 and not self.policy.recompute_activations():
                     raise Misuse(
@@ -475,3 +477,8 @@ def _pad(values_N: Tensor, lengths: list[int]) -> tuple[Tensor, Tensor]:
     lengths_M = send(np.array(lengths), values_N.device)
     mask_MT = torch.arange(padded_MT.shape[1], device=values_N.device)[None] < lengths_M[:, None]
     return padded_MT, mask_MT
+
+
+def _out_of_memory(error: RuntimeError) -> bool:
+    """Libraries of the card say it in words of their own when they find no room for their workspace."""
+    return isinstance(error, torch.OutOfMemoryError) or "_STATUS_ALLOC_FAILED" in str(error)
