@@ -17,6 +17,8 @@ import torch
 
 from teamtr.build import Workshop, device_of
 from teamtr.engines.learner import PolicyLearner, head_chunk
+from teamtr.engines.torch.attention import AttentionShape
+from teamtr.engines.torch.packing import common_beginning
 from teamtr.engines.torch.policy import TransformerPolicy
 from teamtr.engines.torch.serving.pages import Pool
 from teamtr.engines.torch.serving.room import architecture
@@ -73,14 +75,19 @@ class MemoryPlan:
 
 @dataclass(frozen=True)
 class Lengths:
-    """Most tokens that one agent reads and says at once."""
+    """Most tokens that one agent reads and says at once, and how many of them all its prompts begin with."""
 
     prompt: int
     message: int
+    shared: int = 0
 
     @property
     def whole(self) -> int:
         return self.prompt + self.message
+
+    def distinct(self, rows: int) -> int:
+        """Tokens of so many rows, common beginnings once."""
+        return self.shared + rows * (self.whole - self.shared)
 
 
 def longest(workshop: Workshop) -> dict[str, Lengths]:
@@ -90,23 +97,22 @@ def longest(workshop: Workshop) -> dict[str, Lengths]:
     speakers = [name for _, name in filter(None, map(arena.router.next, range(arena.router.horizon)))]
     said = [workshop.team[name].max_tokens + WORDS_OF_A_LINE for name in speakers]
     for agent in workshop.team:
-        first = max(
-            len(
-                arena.codecs[agent.name].encode(
-                    render(
-                        agent=agent.name,
-                        system_prompt=agent.system_prompt,
-                        problem=problem,
-                        history=[],
-                        style=arena.history,
-                    )
+        prompts = [
+            arena.codecs[agent.name].encode(
+                render(
+                    agent=agent.name,
+                    system_prompt=agent.system_prompt,
+                    problem=problem,
+                    history=[],
+                    style=arena.history,
                 )
             )
             for problem in problems
-        )
+        ]
         turns = [t for t, name in enumerate(speakers) if name == agent.name]
         before = sum(said[: turns[-1]]) if turns else 0
-        found[agent.name] = Lengths(first + before, agent.max_tokens)
+        shared = min(common_beginning(prompts[0], prompt) for prompt in prompts)
+        found[agent.name] = Lengths(max(map(len, prompts)) + before, agent.max_tokens, shared)
     return found
 
 
@@ -160,18 +166,16 @@ def _pages(workshop: Workshop, learners: Mapping[str, PolicyLearner], lengths: M
         by_server.setdefault(architecture(_policy(learner).causal_lm), []).append(name)
     for names in by_server.values():
         policy = _policy(learners[names[0]])
-        config = policy.causal_lm.config
-        kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        shape = AttentionShape.of(policy.causal_lm.config)
         tokens = max(lengths[name].whole for name in names)
         if policy.serving is None:
-            size = Pool.bytes_per_page(config.num_hidden_layers, kv_heads, dim, 1, torch.float32)
+            size = Pool.bytes_per_page(shape, 1, torch.float32)
             yield Item("keys and values", episodes * tokens * size, f"{episodes} rows of {tokens} tokens, plain path")
             continue
         dtype = policy.serving.dtype
         weights = sum(p.numel() for n, p in policy.causal_lm.named_parameters() if "lora_" not in n) * dtype.itemsize
         yield Item("sampling copy", weights, policy.serving.precision)
-        page = Pool.bytes_per_page(config.num_hidden_layers, kv_heads, dim, PAGE, dtype)
+        page = Pool.bytes_per_page(shape, PAGE, dtype)
         wanted = (min(episodes, SIZES[-1]) * -(-tokens // PAGE) + 1) * page
         taken = min(4 * wanted, policy.serving.page_budget())
         yield Item("keys and values", taken, f"{wanted / GB:.2g} GB for a batch; the rest is found again later")
@@ -196,15 +200,29 @@ def _reference(workshop: Workshop, learner: PolicyLearner, lengths: Lengths) -> 
 
 
 def _worst_step(learner: PolicyLearner, lengths: Lengths) -> Item:
-    rows = learner.micro_batch
-    layers = _policy(learner).causal_lm.config.num_hidden_layers
+    rows, config = learner.micro_batch, _policy(learner).causal_lm.config
     # Going back through a layer makes gradients of what it kept, and of what came in between.
-    body = (1 + 2 / layers) * rows * lengths.whole * activation_bytes_per_token(learner)
-    vocabulary = _policy(learner).causal_lm.config.vocab_size
+    body = (1 + 2 / config.num_hidden_layers) * kept_bytes(learner, lengths, rows)
+    vocabulary = config.vocab_size
     positions = min(rows * lengths.message, head_chunk(learner.policy.device, vocabulary))
     logits = 4 * positions * vocabulary * 4  # new, old, and the gradients of both passes
-    why = f"{rows} messages of {lengths.whole} tokens ({learner.agent}); out of memory halves it"
+    alike = f", {lengths.shared} of them common" if lengths.shared else ""
+    why = f"{rows} messages of {lengths.whole} tokens{alike} ({learner.agent}); out of memory halves it"
     return Item("worst step", int(body) + logits, why)
+
+
+def kept_bytes(learner: PolicyLearner, lengths: Lengths, rows: int) -> float:
+    """What autograd keeps of rows as long as can be: all that a token needs, common beginnings once, and what attention
+    keeps of whole rows (queries, keys, values and its answer) for every copy."""
+    distinct = lengths.distinct(rows)
+    copies = rows * lengths.whole - distinct
+    return distinct * activation_bytes_per_token(learner) + copies * _attention_bytes_per_token(learner)
+
+
+def _attention_bytes_per_token(learner: PolicyLearner) -> int:
+    shape = AttentionShape.of(_policy(learner).causal_lm.config)
+    width = 2 if learner.policy.precision in ("fp16", "bf16") else 4
+    return shape.layers * 2 * (shape.heads + shape.kv_heads) * shape.dim * width
 
 
 def activation_bytes_per_token(learner: PolicyLearner) -> float:
@@ -285,16 +303,17 @@ def rehearse(workshop: Workshop) -> dict[str, Any]:
 
 
 def _longest_batch(agent: str, lengths: Lengths, learner: PolicyLearner) -> AgentBatch:
-    """As many messages as one micro-batch holds, all different and as long as can be."""
+    """As many messages as one micro-batch holds, as long as can be, and no more alike than they must be."""
     count = learner.micro_batch
     rng = np.random.default_rng(0)
+    beginning = rng.integers(2, 64, size=lengths.shared).astype(np.int32)
 
     def rows(length: int) -> tuple[Ids, ...]:
         return tuple(rng.integers(2, 64, size=length).astype(np.int32) for _ in range(count))
 
     return AgentBatch(
         agent=agent,
-        prompts=rows(lengths.prompt),
+        prompts=tuple(np.concatenate([beginning, row]) for row in rows(lengths.prompt - lengths.shared)),
         messages=rows(lengths.message),
         sampler_logprobs=tuple(np.zeros(lengths.message, dtype=np.float32) for _ in range(count)),
         episode_M=np.arange(count),

@@ -10,7 +10,17 @@ from teamtr.build import build
 from teamtr.config import loads
 from teamtr.engines.torch.attention import Unsupported
 from teamtr.engines.torch.serving.room import ServingRoom
-from teamtr.memory import Item, MemoryPlan, activation_bytes_per_token, longest, plan_memory, rehearse
+from teamtr.memory import (
+    Item,
+    Lengths,
+    MemoryPlan,
+    _longest_batch,
+    activation_bytes_per_token,
+    kept_bytes,
+    longest,
+    plan_memory,
+    rehearse,
+)
 from teamtr.show import TrainingScreen
 
 TEAM = """
@@ -63,6 +73,7 @@ def test_longest_contexts_grow_with_what_was_said_before():
     found = longest(workshop())
     assert found["right"].prompt >= found["left"].prompt + 4
     assert found["speaker"].prompt >= found["right"].prompt
+    assert all(0 < lengths.shared < lengths.prompt for lengths in found.values()), "the template, and what comes first"
     assert found["left"].message == 4
 
 
@@ -72,6 +83,36 @@ def test_activations_are_measured_and_grow_with_the_layers():
     two = activation_bytes_per_token(build(loads(two_layers, name="plan.yaml")).engine.learner("left"))
     assert 1.6 * one < two < 2.4 * one
     assert one > 10 * 32 * 4, "more than ten hidden states"
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize("shared", [0, 40])
+def test_what_is_planned_for_a_step_is_what_autograd_keeps(shared, precision):
+    """Common beginnings are kept once, but for what attention keeps of every row."""
+    text = TEAM.replace("width: 32", "width: 64").replace("layers: 1", "layers: 3")
+    learner = build(loads(text.format(train="lora", engine="plain"), name="plan.yaml")).engine.learner("left")
+    learner.policy.precision = precision
+    lengths = Lengths(prompt=48, message=4, shared=shared)
+    kept: dict[int, int] = {}
+
+    def see(tensor):
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    batch = _longest_batch("left", lengths, learner)
+
+    def keep(rows: int) -> int:
+        kept.clear()
+        hooks = torch.autograd.graph.saved_tensors_hooks(see, lambda t: t)
+        with torch.enable_grad(), hooks, learner.policy.computing():
+            features = learner.policy.features(batch.prompts[:rows], batch.messages[:rows])
+        del features
+        return sum(kept.values())
+
+    measured = keep(8) - keep(4)  # without what is kept once: weights in half precision
+    planned = kept_bytes(learner, lengths, 8) - kept_bytes(learner, lengths, 4)
+    assert planned == pytest.approx(measured, rel=0.15)
 
 
 def test_weights_in_half_precision_are_no_activations():

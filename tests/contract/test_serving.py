@@ -19,7 +19,7 @@ from conftest import STATE, make_batch, make_policy
 from teamtr.engines.learner import PolicyLearner
 from teamtr.engines.local import LocalEngine
 from teamtr.engines.policy import Drawing, keep_likely, uniforms
-from teamtr.engines.torch.attention import Unsupported, attending
+from teamtr.engines.torch.attention import AttentionShape, Unsupported, attending
 from teamtr.engines.torch.loading import TinyShape, tiny_model
 from teamtr.engines.torch.policy import TransformerPolicy
 from teamtr.engines.torch.serving.copy import SamplingCopy
@@ -76,9 +76,7 @@ def test_paged_and_plain_say_the_same_from_the_same_noise(policy, drawing, token
 def test_rows_wait_for_pages_and_still_say_the_same(policy):
     """With pages for a few rows only, rows are admitted as others leave."""
     prompts = some_prompts(12)
-    config = policy.causal_lm.config
-    dim = config.hidden_size // config.num_attention_heads
-    per_page = Pool.bytes_per_page(config.num_hidden_layers, config.num_key_value_heads, dim, PAGE, torch.float32)
+    per_page = Pool.bytes_per_page(AttentionShape.of(policy.causal_lm.config), PAGE, torch.float32)
     server = make_server(policy, pool_bytes=7 * per_page)
     paged = server.sample("v", prompts, uniforms(5, 12, 20), drawing=Drawing(1.0), end_ids=policy.end_ids)
     assert server.books.count == 7
@@ -385,6 +383,7 @@ def causal_lm(kind: str, dtype: torch.dtype = torch.float32, **changes):
         ("Olmo2", {}, 0),  # a norm over all heads
         ("Cohere", {}, 0),  # pairs lie side by side
         ("Glm", {}, 0),  # half of a head is rotated
+        ("BitNet", {}, 0),  # a norm between attention and its last layer
         ("Gemma3", {}, 0),  # its norms add one to their weights
     ],
 )

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -28,6 +28,23 @@ NAME = "teamtr"
 
 class Unsupported(Exception):
     """This architecture asks of attention what we do not compute; says what."""
+
+
+class AttentionShape(NamedTuple):
+    """The numbers that decide how much attention reads and keeps."""
+
+    heads: int
+    kv_heads: int
+    dim: int
+    layers: int
+
+    @staticmethod
+    def of(config: Any) -> AttentionShape:
+        """From a config of transformers, where what is left out follows from the rest."""
+        heads = config.num_attention_heads
+        kv_heads = getattr(config, "num_key_value_heads", None) or heads
+        dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+        return AttentionShape(heads, kv_heads, dim, config.num_hidden_layers)
 
 
 class Layout(Protocol):

@@ -41,7 +41,7 @@ def pack(rows: Sequence[Ids]) -> Packing:
     ids, positions, leaves = [], [], []
     before, kept = -1, 0
     for b in order:
-        shared = _common(rows[before], rows[b]) if before >= 0 else 0
+        shared = common_beginning(rows[before], rows[b]) if before >= 0 else 0
         if before >= 0 and shared < len(rows[before]):
             leaves.append(before)
         own = np.arange(shared, len(rows[b]))
@@ -56,7 +56,7 @@ def pack(rows: Sequence[Ids]) -> Packing:
     )
 
 
-def _common(a: Ids, b: Ids) -> int:
+def common_beginning(a: Ids, b: Ids) -> int:
     """Length of the common beginning."""
     n = min(len(a), len(b))
     differ = np.flatnonzero(a[:n] != b[:n])

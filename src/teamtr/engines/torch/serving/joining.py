@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from teamtr.engines.torch.attention import Listening, attending, require_plain, rotated_attention
+from teamtr.engines.torch.attention import AttentionShape, Listening, attending, require_plain, rotated_attention
 from teamtr.engines.torch.lean import epsilon_of
 from teamtr.engines.torch.serving.rotation import Rotation
 
@@ -163,8 +163,7 @@ class _Joined:
         dim = getattr(module, "head_dim", None)
         if config is None or not isinstance(dim, int) or dim % 2 or not hasattr(module, "o_proj"):
             return None
-        heads, kv_heads = config.num_attention_heads, getattr(config, "num_key_value_heads", None)
-        kv_heads = kv_heads or heads
+        heads, kv_heads, _, _ = AttentionShape.of(config)
         if product.sizes != [heads * dim, kv_heads * dim, kv_heads * dim] or not hasattr(module, "layer_idx"):
             return None
         norms = tuple(norm for name in ("q_norm", "k_norm") if (norm := getattr(module, name, None)) is not None)

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 
+from teamtr.engines.torch.attention import AttentionShape
 from teamtr.types import Ids
 
 SCRATCH = 0
@@ -113,16 +114,16 @@ class Pool:
     """The tensors: keys and values, [layers, pages, kv heads, PAGE, dim]."""
 
     def __init__(
-        self, layers: int, kv_heads: int, dim: int, pages: int, size: int, dtype: torch.dtype, device: torch.device
+        self, attention: AttentionShape, pages: int, size: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        shape = (layers, pages, kv_heads, size, dim)
+        shape = (attention.layers, pages, attention.kv_heads, size, attention.dim)
         self.keys = torch.zeros(shape, dtype=dtype, device=device)
         self.values = torch.zeros(shape, dtype=dtype, device=device)
         self.books = Pages(pages, size)
 
     @staticmethod
-    def bytes_per_page(layers: int, kv_heads: int, dim: int, size: int, dtype: torch.dtype) -> int:
-        return 2 * layers * kv_heads * size * dim * dtype.itemsize
+    def bytes_per_page(attention: AttentionShape, size: int, dtype: torch.dtype) -> int:
+        return 2 * attention.layers * attention.kv_heads * size * attention.dim * dtype.itemsize
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy whole pages."""

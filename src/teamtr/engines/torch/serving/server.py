@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from teamtr.engines.policy import Drawing
-from teamtr.engines.torch.attention import Layout, attending
+from teamtr.engines.torch.attention import AttentionShape, Layout, attending
 from teamtr.engines.torch.serving.copy import SamplingCopy
 from teamtr.engines.torch.serving.layout import Decoding, Prefilling
 from teamtr.engines.torch.serving.pages import SCRATCH, Pool
@@ -139,10 +139,7 @@ class Server:
 
     def __init__(self, copy: SamplingCopy, *, pool_bytes: int, graphs: bool, compiled: bool = False) -> None:
         self.copy = copy
-        config = copy.model.config
-        self._layers = config.num_hidden_layers
-        self._kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        self._dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        self._shape = AttentionShape.of(copy.model.config)
         self._pool_bytes = pool_bytes
         self._graphs = graphs
         self._pool: Pool | None = None
@@ -363,7 +360,7 @@ class Server:
         """Pages and tensors for a call with prompts of these lengths; new ones when it needs more than there are, and
         never more than the budget."""
         pages = [-(-(length + max(tokens - 1, 1)) // PAGE) for length in prompts]
-        per_page = Pool.bytes_per_page(self._layers, self._kv_heads, self._dim, PAGE, self.copy.dtype)
+        per_page = Pool.bytes_per_page(self._shape, PAGE, self.copy.dtype)
         affordable = self._pool_bytes // per_page
         if max(pages) + 1 > affordable:
             raise Misuse(
@@ -375,7 +372,7 @@ class Server:
             self._pool = self._desk = None  # free the old ones first
             # Room for what may be found again: by the group's next turn, and by the next batch.
             count = min(affordable, 4 * wanted)
-            self._pool = Pool(self._layers, self._kv_heads, self._dim, count, PAGE, self.copy.dtype, self.copy.device)
+            self._pool = Pool(self._shape, count, PAGE, self.copy.dtype, self.copy.device)
         if self._desk is None or not self._desk.fits(len(prompts), tokens, max(pages)):
             old, self._desk = self._desk, None
             self._desk = _Desk(
