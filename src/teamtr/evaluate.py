@@ -21,6 +21,9 @@ from teamtr.rollout import Arena, Ledger, play
 from teamtr.team import Team
 from teamtr.types import Floats, Problem, RolloutBatch, Verdict
 
+PROBLEMS_IN_A_RUN, SAMPLES_IN_A_RUN = 64, 4
+"""Of an evaluation during a run, when the team file says nothing."""
+
 
 class Interval(NamedTuple):
     low: float

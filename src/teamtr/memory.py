@@ -23,6 +23,7 @@ from teamtr.engines.torch.policy import TransformerPolicy
 from teamtr.engines.torch.serving.pages import Pool
 from teamtr.engines.torch.serving.room import architecture
 from teamtr.engines.torch.serving.server import PAGE, SIZES
+from teamtr.evaluate import PROBLEMS_IN_A_RUN, SAMPLES_IN_A_RUN
 from teamtr.protocol import render
 from teamtr.types import AgentBatch, Ids
 
@@ -160,7 +161,7 @@ def _weights(learners: Mapping[str, PolicyLearner]) -> Iterator[Item]:
 
 def _pages(workshop: Workshop, learners: Mapping[str, PolicyLearner], lengths: Mapping[str, Lengths]) -> Iterator[Item]:
     """Sampling copies and keys and values, per architecture; nothing on the plain path but what its cache grows to."""
-    episodes = workshop.team_file.plan.problems * workshop.plan.group_size
+    episodes = _rows_at_once(workshop)
     by_server: dict[str, list[str]] = {}
     for name, learner in learners.items():
         by_server.setdefault(architecture(_policy(learner).causal_lm), []).append(name)
@@ -177,8 +178,18 @@ def _pages(workshop: Workshop, learners: Mapping[str, PolicyLearner], lengths: M
         yield Item("sampling copy", weights, policy.serving.precision)
         page = Pool.bytes_per_page(shape, PAGE, dtype)
         wanted = (min(episodes, SIZES[-1]) * -(-tokens // PAGE) + 1) * page
-        taken = min(4 * wanted, policy.serving.page_budget())
+        taken = min(4 * wanted, policy.serving.page_budget(policy.causal_lm))
         yield Item("keys and values", taken, f"{wanted / GB:.2g} GB for a batch; the rest is found again later")
+
+
+def _rows_at_once(workshop: Workshop) -> int:
+    """Most episodes that are played at once: a batch, or an evaluation during the run."""
+    batch = workshop.team_file.plan.problems * workshop.plan.group_size
+    settings = workshop.team_file.eval
+    if not settings.every:
+        return batch
+    problems = len(workshop.task.problems("test")[: settings.problems or PROBLEMS_IN_A_RUN])
+    return max(batch, problems * (settings.samples or SAMPLES_IN_A_RUN))
 
 
 def _optimizer(learner: PolicyLearner) -> Item:
@@ -280,7 +291,7 @@ def rehearse(workshop: Workshop) -> dict[str, Any]:
     lengths = longest(workshop)
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
-    episodes = workshop.team_file.plan.problems * workshop.plan.group_size
+    episodes = _rows_at_once(workshop)
     for name, learner in workshop.engine.learners.items():
         if isinstance(learner.policy, TransformerPolicy):
             learner.policy.reserve(episodes, lengths[name].prompt, lengths[name].message)

@@ -26,7 +26,7 @@ from teamtr.build import Workshop, build
 from teamtr.config import TeamFile
 from teamtr.diagnostics.probe import log_ratios, stale_probe, token_shift
 from teamtr.diagnostics.roles import role_success
-from teamtr.evaluate import EvalReport, evaluate
+from teamtr.evaluate import PROBLEMS_IN_A_RUN, SAMPLES_IN_A_RUN, EvalReport, evaluate
 from teamtr.lesson import Lesson
 from teamtr.memory import before_training, peak_gb
 from teamtr.preflight import measure_floors, require_visible, self_test
@@ -51,9 +51,6 @@ from teamtr.types import Problem, RolloutBatch
 from teamtr.update import Stakes, Update, update_agent
 
 Record = dict[str, Any]
-
-EVAL_PROBLEMS, EVAL_SAMPLES = 64, 4
-"""Of an evaluation during a run, when the team file says nothing."""
 
 
 @dataclass(frozen=True)
@@ -455,8 +452,8 @@ def evaluate_team(
     report = evaluate(
         workshop.arena,
         team,
-        workshop.task.problems(split)[: problems or settings.problems or EVAL_PROBLEMS],
-        samples or settings.samples or EVAL_SAMPLES,
+        workshop.task.problems(split)[: problems or settings.problems or PROBLEMS_IN_A_RUN],
+        samples or settings.samples or SAMPLES_IN_A_RUN,
         seed=seed_of(workshop.team_file.seed, "eval", split, stage),
         temperature=settings.temperature if temperature is None else temperature,
         ledger=ledger,

@@ -18,8 +18,10 @@ from teamtr.types import AgentBatch
     [
         torch.OutOfMemoryError("injected"),
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"),
+        RuntimeError("CUDA error: out of memory"),
     ],
-    ids=["allocator", "library"],
+    ids=["allocator", "library", "library at start", "driver"],
 )
 @pytest.mark.parametrize("kind", ["tabular", "full", "lora"])
 def test_running_out_of_memory_halves_the_micro_batch_and_gives_the_same_gradient(kind, injected, monkeypatch):

@@ -10,6 +10,7 @@ from teamtr.build import build
 from teamtr.config import loads
 from teamtr.engines.torch.attention import Unsupported
 from teamtr.engines.torch.serving.room import ServingRoom
+from teamtr.errors import Misuse
 from teamtr.memory import (
     Item,
     Lengths,
@@ -188,9 +189,38 @@ def test_a_rehearsal_of_an_architecture_without_pages_falls_back_and_says_so(mon
 
 def test_the_plan_knows_how_much_memory_pages_may_take():
     little = workshop(engine="paged")
-    room = little.engine.learner("left").policy.serving
-    room.memory_bytes = 4096
+    policy = little.engine.learner("left").policy
+    policy.serving.memory_bytes = 4096
     assert items(little)["keys and values"] == 4096
+    made = policy.serving.server_of(policy.causal_lm)
+    policy.serving.memory_bytes = 1 << 30
+    assert items(little)["keys and values"] == made.pool_bytes == 4096, (
+        "the server has its budget from when it was made"
+    )
+
+
+def test_an_evaluation_larger_than_a_batch_is_planned_and_reserved():
+    """It would otherwise grow the pages in the middle of a run, after the longest step has been tried without them."""
+    text = TEAM.format(train="lora", engine="paged")
+    small = build(loads(text, "plan.yaml", ["eval.every=0"]))
+    large = build(loads(text, "plan.yaml", ["eval.problems=4", "eval.samples=64"]))
+    assert items(large)["keys and values"] > 32 * items(small)["keys and values"]
+    rehearse(large)
+    policy = large.engine.learner("speaker").policy
+    before = policy.serving.server_of(policy.causal_lm).books
+    run.evaluate_team(large, large.current_team(), stage=0)
+    assert policy.serving.server_of(policy.causal_lm).books is before, "no page was added"
+
+
+def test_pages_that_do_not_fit_are_an_error_with_a_remedy(monkeypatch):
+    built = workshop("lora", engine="paged")
+
+    def full(*_, **__):
+        raise torch.OutOfMemoryError("injected")
+
+    monkeypatch.setattr("teamtr.engines.torch.serving.server.Pool.__init__", full)
+    with pytest.raises(Misuse, match=r"keys and values do not fit .* lower sampling.memory_gb"):
+        rehearse(built)
 
 
 @pytest.mark.parametrize(("available", "fits"), [(None, True), (99, False), (100, True)])

@@ -481,4 +481,7 @@ def _pad(values_N: Tensor, lengths: list[int]) -> tuple[Tensor, Tensor]:
 
 def _out_of_memory(error: RuntimeError) -> bool:
     """Libraries of the card say it in words of their own when they find no room for their workspace."""
-    return isinstance(error, torch.OutOfMemoryError) or "_STATUS_ALLOC_FAILED" in str(error)
+    return isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in NO_ROOM)
+
+
+NO_ROOM = ("_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_NOT_INITIALIZED", "CUDA error: out of memory")

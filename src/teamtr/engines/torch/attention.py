@@ -8,6 +8,7 @@ whom is not a mask but a *layout*: ``Packed`` for training and scoring, ``Paged`
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -30,6 +31,10 @@ class Unsupported(Exception):
     """This architecture asks of attention what we do not compute; says what."""
 
 
+class Mixing(Unsupported):
+    """Tokens meet elsewhere than in attention, or in an attention that does not ask us."""
+
+
 class AttentionShape(NamedTuple):
     """The numbers that decide how much attention reads and keeps."""
 
@@ -41,9 +46,9 @@ class AttentionShape(NamedTuple):
     @staticmethod
     def of(config: Any) -> AttentionShape:
         """From a config of transformers, where what is left out follows from the rest."""
-        heads = config.num_attention_heads
+        heads = getattr(config, "num_attention_heads", None) or 0  # some have no attention at all
         kv_heads = getattr(config, "num_key_value_heads", None) or heads
-        dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+        dim = getattr(config, "head_dim", None) or config.hidden_size // max(1, heads)
         return AttentionShape(heads, kv_heads, dim, config.num_hidden_layers)
 
 
@@ -62,16 +67,18 @@ class Layout(Protocol):
 
 @dataclass
 class Listening:
-    """A layout that notes what every layer gives to attention, and answers with the queries."""
+    """A layout that notes what every layer gives to attention, and answers each token with its own query."""
 
     heard: dict[int, tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict)
     scales: dict[int, float] = field(default_factory=dict)
     windows: dict[int, int | None] = field(default_factory=dict)
+    times: Counter[int] = field(default_factory=Counter)
     longest = 0
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, layer: int, scale: float) -> Tensor:
         self.heard[layer] = (query.clone(), key.clone(), value.clone())
         self.scales[layer] = scale
+        self.times[layer] += 1
         return query.clone()
 
 
@@ -90,6 +97,41 @@ def attending(model: Any, layout: Layout) -> Iterator[None]:
         yield
     finally:
         config._attn_implementation, _current = before, outer
+
+
+TRIED = 5
+FIRST_POSITION = 7
+APART = 1e-3
+"""Of the largest element: what tokens may differ by that are computed in company and alone, in float32."""
+
+
+@torch.no_grad()
+def listen(model: Any) -> tuple[Listening, Tensor]:
+    """Let the model compute a few tokens; what its layers gave to attention, and the last hidden states [N, H]."""
+    listening = Listening()
+    hidden = _hidden(model, slice(None), listening)
+    if listening.times != Counter(range(model.config.num_hidden_layers)):
+        raise Mixing("an attention of its own, or layers without one")
+    return listening, hidden
+
+
+@torch.no_grad()
+def require_attention_alone(model: Any) -> None:
+    """Raise ``Mixing`` where tokens meet elsewhere than in attention: state spaces, convolutions, linear attention.
+    Rows that stand end to end, and pages, would be computed wrongly there, and nothing else would say so."""
+    _, together = listen(model)
+    apart = torch.cat([_hidden(model, slice(k, k + 1), Listening()) for k in range(TRIED)])
+    if not (together - apart).abs().max() <= APART * together.abs().max():
+        raise Mixing("more between its tokens than attention")
+
+
+def _hidden(model: Any, which: slice, layout: Listening) -> Tensor:
+    device = next(model.parameters()).device
+    ids = torch.arange(TRIED, device=device)[None, which] % model.config.vocab_size
+    positions = torch.arange(FIRST_POSITION, FIRST_POSITION + TRIED, device=device)[None, which]
+    with attending(model, layout):
+        hidden: Tensor = model.get_decoder()(input_ids=ids, position_ids=positions, use_cache=False).last_hidden_state
+    return hidden[0].float()
 
 
 @cache

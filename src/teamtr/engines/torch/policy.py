@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from teamtr.engines.policy import Drawing, Head, Policy, send, uniforms
-from teamtr.engines.torch.attention import Packed, Unsupported, attending
+from teamtr.engines.torch.attention import Mixing, Packed, Unsupported, attending, require_attention_alone
 from teamtr.engines.torch.lean import Slim
 from teamtr.engines.torch.packing import Spread, pack
 from teamtr.engines.torch.serving.room import ServingRoom
@@ -63,7 +63,9 @@ class TransformerPolicy(Policy):
         self._layouts: ExitStack | None = None
         self._recomputes = False
         self._packs = True
+        self._pads = True
         self._check_head()
+        self._check_layouts()
 
     @property
     def sampling_path(self) -> str:
@@ -183,11 +185,7 @@ class TransformerPolicy(Policy):
             try:
                 return self._packed_features(rows, prompts)
             except Unsupported as reason:
-                self._packs = False
-                warnings.warn(
-                    f"{type(self.causal_lm).__name__} needs {reason}: batches are padded instead of packed",
-                    stacklevel=2,
-                )
+                self._leave_packing(reason)
         ids_BL, mask_BL, position_BL = _pad_batch(rows, side="right", device=self.device)
         hidden_BLH = self._body(
             input_ids=ids_BL, attention_mask=mask_BL, position_ids=position_BL, use_cache=False
@@ -234,6 +232,14 @@ class TransformerPolicy(Policy):
                 f"a prompt and its message need {tokens} tokens, but {type(self.causal_lm).__name__} has {room} "
                 "positions; shorten max_tokens, the rounds or the problems"
             )
+        rope = getattr(self.causal_lm.config, "rope_parameters", None) or {}
+        steady = rope.get("original_max_position_embeddings")
+        if rope.get("rope_type") == "longrope" and steady is not None and tokens > steady:
+            raise Misuse(
+                f"a prompt and its message need {tokens} tokens; beyond {steady}, {type(self.causal_lm).__name__} "
+                "turns all positions of a batch by other angles as soon as one sequence is that long, and "
+                "log-probabilities depend on their company; shorten max_tokens, the rounds or the problems"
+            )
 
     @torch.no_grad()
     def _check_head(self) -> None:
@@ -247,6 +253,43 @@ class TransformerPolicy(Policy):
         if gap > 1e-2:
             raise ValueError(
                 f"{type(self.causal_lm).__name__} changes its logits after the output layer (difference {gap:.2g} "
+                "nats); this architecture is not supported"
+            )
+
+    @torch.no_grad()
+    def _check_layouts(self) -> None:
+        """Rows end to end, pages, and padding on the left need an architecture whose tokens meet in attention alone."""
+        precision, self.precision = self.precision, "fp32"
+        try:
+            with self.computing():
+                require_attention_alone(self.causal_lm)
+        except Unsupported as reason:
+            self._leave_packing(reason)
+            if self.serving is not None:
+                self._leave_serving(reason)
+            if isinstance(reason, Mixing):
+                self._pads = False
+                self._check_cache()
+        finally:
+            self.precision = precision
+
+    def _leave_packing(self, reason: Unsupported) -> None:
+        self._packs = False
+        warnings.warn(
+            f"{type(self.causal_lm).__name__} has {reason}: batches are padded instead of packed", stacklevel=3
+        )
+
+    def _check_cache(self) -> None:
+        """A message drawn with the cache, and scored as a whole."""
+        prompts = [np.array([3, 2, 1], dtype=np.int32), np.array([1, 2, 3, 2, 1], dtype=np.int32)]
+        drawn = self._sample_plainly(prompts, uniforms(0, 2, 4), Drawing(1.0))
+        messages = [sample.token_ids for sample in drawn]
+        logp_NV = torch.log_softmax(self.head()(self.features(prompts, messages)) * self.temperature, -1).cpu().numpy()
+        ids = np.concatenate(messages)
+        gap = float(np.abs(logp_NV[np.arange(len(ids)), ids] - np.concatenate([s.logprobs for s in drawn])).max())
+        if gap > 1e-2:
+            raise ValueError(
+                f"{type(self.causal_lm).__name__} gives other logits token by token than at once (difference {gap:.2g} "
                 "nats); this architecture is not supported"
             )
 
@@ -302,18 +345,32 @@ class TransformerPolicy(Policy):
     def _leave_serving(self, reason: Unsupported) -> None:
         self.serving = None
         warnings.warn(
-            f"{type(self.causal_lm).__name__} needs {reason}: sampling falls back to the plain, slower path",
+            f"{type(self.causal_lm).__name__} has {reason}: sampling falls back to the plain, slower path",
             stacklevel=3,
         )
 
     def _sample_plainly(self, prompts: Sequence[Ids], uniform: NDArray[np.float64], drawing: Drawing) -> list[Sample]:
-        """Decode all prompts in lockstep; identical prompts are prefilled once."""
+        """Where padding would be read, prompts of one length at a time."""
+        if self._pads:
+            return self._sample_in_lockstep(prompts, uniform, drawing)
+        found: dict[int, Sample] = {}
+        for length in sorted({len(prompt) for prompt in prompts}):
+            rows = [b for b, prompt in enumerate(prompts) if len(prompt) == length]
+            drawn = self._sample_in_lockstep([prompts[b] for b in rows], uniform[rows], drawing)
+            found.update(zip(rows, drawn, strict=True))
+        return [found[b] for b in range(len(prompts))]
+
+    def _sample_in_lockstep(
+        self, prompts: Sequence[Ids], uniform: NDArray[np.float64], drawing: Drawing
+    ) -> list[Sample]:
+        """Decode all prompts token by token; identical prompts are prefilled once, where a cache can be copied."""
         from transformers import DynamicCache
 
         self.causal_lm.eval()
         max_tokens = uniform.shape[1]
         slots: dict[bytes, int] = {}
-        slot_B = [slots.setdefault(p.tobytes(), len(slots)) for p in prompts]
+        names = [p.tobytes() if self._pads else str(b).encode() for b, p in enumerate(prompts)]
+        slot_B = [slots.setdefault(name, len(slots)) for name in names]
         unique = {s: p for p, s in zip(prompts, slot_B, strict=True)}
         ids_UL, mask_UL, position_UL = _pad_batch([unique[s] for s in range(len(slots))], "left", self.device)
         cache = DynamicCache(config=self.causal_lm.config)

@@ -7,6 +7,7 @@ What a model computes stays the same. Whether a module may be joined is decided 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from teamtr.engines.torch.attention import AttentionShape, Listening, attending, require_plain, rotated_attention
+from teamtr.engines.torch.attention import AttentionShape, Listening, listen, require_plain, rotated_attention
 from teamtr.engines.torch.lean import epsilon_of
 from teamtr.engines.torch.serving.rotation import Rotation
 
@@ -80,12 +81,13 @@ class Siblings:
 
 # -- attention ---------------------------------------------------------------------------------------------------
 
-TOKENS = 5
-FIRST_POSITION = 7
 LARGE = 200.0
 """Queries, keys and values this much larger than new weights make them: whoever clips them is found out."""
-AGREEMENT = 0.02
+AGREEMENT = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 2e-2}
 """Of the largest element: half precision rounds each step of a norm and a rotation, ours once."""
+KNOWN = {"self", "hidden_states", "position_embeddings", "attention_mask", "past_key_values", "kwargs"}
+"""What a forward may be given. One that asks for more, such as positions, may do with it what few tokens do not
+show."""
 
 
 @torch.no_grad()
@@ -94,21 +96,14 @@ def join_attention(model: Any, products: Mapping[nn.Module, Siblings]) -> int:
     Returns how many do. Call it before the copy is filled: products and norms get weights that tell them apart."""
     candidates = {module: _Joined.of(module, product) for module, product in products.items()}
     joined = [(module, one) for module, one in candidates.items() if one is not None]
-    if not joined:
-        return 0
     for _, one in joined:
         one.product.weight.mul_(LARGE)
         for norm in one.norms:
             norm.weight.copy_(torch.linspace(0.5, 1.5, norm.weight.numel()))
     seen = {module: _Seen() for module, _ in joined}
     hooks = [hook for module, one in seen.items() for hook in one.hooks(module)]
-    device = next(model.parameters()).device
-    ids = torch.arange(TOKENS, device=device)[None] % model.config.vocab_size
-    positions = torch.arange(FIRST_POSITION, FIRST_POSITION + TOKENS, device=device)[None]
-    listening = Listening()
     try:
-        with attending(model, listening):
-            model.get_decoder()(input_ids=ids, position_ids=positions, use_cache=False)
+        listening, _ = listen(model)
     finally:
         for hook in hooks:
             hook.remove()
@@ -161,6 +156,8 @@ class _Joined:
         """None where the shapes alone tell that it is another kind of attention."""
         config = getattr(module, "config", None)
         dim = getattr(module, "head_dim", None)
+        if set(inspect.signature(type(module).forward).parameters) - KNOWN:
+            return None
         if config is None or not isinstance(dim, int) or dim % 2 or not hasattr(module, "o_proj"):
             return None
         heads, kv_heads, _, _ = AttentionShape.of(config)
@@ -229,4 +226,4 @@ def _alike(ours: Tensor, theirs: Tensor) -> bool:
     if ours.shape != theirs.shape:
         return False
     difference = (ours.float() - theirs.float()).abs().max()
-    return bool(difference <= AGREEMENT * theirs.float().abs().max())
+    return bool(difference <= AGREEMENT[theirs.dtype] * theirs.float().abs().max())

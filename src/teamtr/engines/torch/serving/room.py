@@ -48,7 +48,7 @@ class ServingRoom:
             large = sum(p.numel() for p in copy.model.parameters()) >= COMPILE_FROM_PARAMETERS
             self._servers[key] = Server(
                 copy,
-                pool_bytes=self.page_budget(),
+                pool_bytes=self.page_budget(causal_lm),
                 graphs=on_gpu,
                 compiled=on_gpu and (large if self.compiled is None else self.compiled),
             )
@@ -62,8 +62,10 @@ class ServingRoom:
         self._servers.clear()
         return True
 
-    def page_budget(self) -> int:
-        """Most memory for pages, where a server were made now."""
+    def page_budget(self, causal_lm: Any) -> int:
+        """Most memory for pages of this architecture: what its server has, or would have if it were made now."""
+        if server := self._servers.get(architecture(causal_lm)):
+            return server.pool_bytes
         if self.memory_bytes is not None:
             return self.memory_bytes
         if self.device.type != "cuda":

@@ -140,7 +140,7 @@ class Server:
     def __init__(self, copy: SamplingCopy, *, pool_bytes: int, graphs: bool, compiled: bool = False) -> None:
         self.copy = copy
         self._shape = AttentionShape.of(copy.model.config)
-        self._pool_bytes = pool_bytes
+        self.pool_bytes = pool_bytes
         self._graphs = graphs
         self._pool: Pool | None = None
         self._desk: _Desk | None = None
@@ -361,18 +361,24 @@ class Server:
         never more than the budget."""
         pages = [-(-(length + max(tokens - 1, 1)) // PAGE) for length in prompts]
         per_page = Pool.bytes_per_page(self._shape, PAGE, self.copy.dtype)
-        affordable = self._pool_bytes // per_page
+        affordable = self.pool_bytes // per_page
         if max(pages) + 1 > affordable:
             raise Misuse(
-                f"one message with its context needs {max(pages)} pages of {per_page / 2**20:.1f} MB, more than the "
-                f"{self._pool_bytes / 2**30:.2g} GB set aside; raise sampling.memory_gb or shorten the messages"
+                f"one message with its context needs {max(pages) + 1} pages of {per_page / 2**20:.1f} MB, more than "
+                f"the {self.pool_bytes / 2**30:.2g} GB set aside; raise sampling.memory_gb or shorten the messages"
             )
         wanted = min(affordable, sum(sorted(pages)[-SIZES[-1] :]) + 1)
         if self._pool is None or self._pool.books.count < wanted:
             self._pool = self._desk = None  # free the old ones first
             # Room for what may be found again: by the group's next turn, and by the next batch.
             count = min(affordable, 4 * wanted)
-            self._pool = Pool(self._shape, count, PAGE, self.copy.dtype, self.copy.device)
+            try:
+                self._pool = Pool(self._shape, count, PAGE, self.copy.dtype, self.copy.device)
+            except torch.OutOfMemoryError as error:
+                raise Misuse(
+                    f"{count * per_page / 2**30:.2g} GB of keys and values do not fit into the memory that is free on "
+                    f"{self.copy.device}; lower sampling.memory_gb or the number of episodes"
+                ) from error
         if self._desk is None or not self._desk.fits(len(prompts), tokens, max(pages)):
             old, self._desk = self._desk, None
             self._desk = _Desk(

@@ -1,0 +1,141 @@
+"""Architectures whose tokens meet elsewhere than in attention: computed rightly, or refused, never wrongly."""
+
+from __future__ import annotations
+
+import warnings
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from teamtr.engines.policy import Drawing, uniforms
+from teamtr.engines.torch.policy import TransformerPolicy
+from teamtr.engines.torch.serving.copy import SamplingCopy
+from teamtr.engines.torch.serving.joining import join_attention, join_siblings
+from teamtr.engines.torch.serving.room import ServingRoom
+from teamtr.engines.torch.serving.server import Server
+from teamtr.errors import Misuse
+
+CPU = torch.device("cpu")
+COMMON = {"vocab_size": 100, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+SHAPE = {
+    **COMMON, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16,
+}  # fmt: skip
+LINEAR = {
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+    "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32,
+}  # fmt: skip
+STATE_SPACE = {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_chunk_size": 16}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "Llama": SHAPE,
+    "Gemma3": SHAPE,
+    "Gemma2": {**SHAPE, "final_logit_softcapping": None},  # caps its attention
+    "Bloom": {**COMMON, "hidden_size": 64, "n_layer": 3, "n_head": 4},  # attention of its own, no positions
+    "GPTJ": {"n_embd": 64, "n_layer": 3, "n_head": 4, "rotary_dim": 8, **COMMON},
+    "DiffLlama": SHAPE,  # asks attention twice in a layer
+    "FalconH1": {**SHAPE, **STATE_SPACE},  # a state space beside attention, in every layer
+    "Qwen3Next": {**SHAPE, **LINEAR},  # linear attention in most layers
+    "Qwen3_5": {**SHAPE, **LINEAR},
+}
+OTHERS: dict[str, dict[str, Any]] = {"Mamba": {**COMMON, "hidden_size": 64, "num_hidden_layers": 3}}
+PACKED = {"Llama", "Gemma3"}
+
+
+def make_model(kind: str, **changes: Any) -> Any:
+    names = {"Gemma3": "Gemma3TextConfig", "Qwen3_5": "Qwen3_5TextConfig"}
+    config_class = getattr(transformers, names.get(kind, f"{kind}Config"), None)
+    if config_class is None:
+        pytest.skip(f"this transformers has no {kind}")
+    torch.manual_seed(0)
+    config = config_class(**{**CONFIGS, **OTHERS}.get(kind, SHAPE), **changes)
+    model = getattr(transformers, f"{kind}ForCausalLM")(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    return model.float().eval()
+
+
+def make_policy(model: Any, **options: Any) -> TransformerPolicy:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        policy = TransformerPolicy(model, SimpleNamespace(eos_token_id=2), **options)
+    policy.end_ids = frozenset()
+    return policy
+
+
+def some_prompts() -> list[np.ndarray]:
+    """Of several lengths; one twice, two that begin alike."""
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(3, 100, size=length).astype(np.int32) for length in (5, 9, 5, 12)]
+    prompts[2] = prompts[0].copy()
+    prompts[3][:4] = prompts[1][:4]
+    return prompts
+
+
+@torch.no_grad()
+def alone(model: Any, prompt: np.ndarray, message: np.ndarray) -> np.ndarray:
+    """Log-probabilities by the model's own forward, one row at a time."""
+    ids = torch.tensor([[*prompt.tolist(), *message.tolist()]])
+    logp = model(input_ids=ids).logits[0, len(prompt) - 1 : -1].float().log_softmax(-1)
+    return logp.gather(1, torch.tensor(message, dtype=torch.int64)[:, None])[:, 0].numpy()
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_sampler_and_learner_agree_with_the_model_itself(kind):
+    model = make_model(kind)
+    room = ServingRoom("fp32", CPU, memory_bytes=1 << 24)
+    policy = make_policy(model, serving=room)
+    prompts = some_prompts()
+    drawn = policy.sample(prompts, max_tokens=6, seed=1, temperature=1.0)
+    messages = [sample.token_ids for sample in drawn]
+    expected = [alone(model, prompt, message) for prompt, message in zip(prompts, messages, strict=True)]
+    np.testing.assert_allclose(np.concatenate([s.logprobs for s in drawn]), np.concatenate(expected), atol=2e-5)
+    with torch.no_grad():
+        logp = policy.head()(policy.features(prompts, messages)).log_softmax(-1).numpy()
+    ids = np.concatenate(messages)
+    np.testing.assert_allclose(logp[np.arange(len(ids)), ids], np.concatenate(expected), atol=2e-5)
+    assert policy._packs == (kind in PACKED), "only where tokens meet in attention alone"
+    assert (policy.serving is not None) == (kind in PACKED)
+
+
+def test_what_an_architecture_has_is_said():
+    with pytest.warns(UserWarning, match="FalconH1ForCausalLM has more between its tokens than attention: batches are"):
+        TransformerPolicy(make_model("FalconH1"), SimpleNamespace(eos_token_id=2))
+    with pytest.warns(UserWarning, match="BloomForCausalLM has an attention of its own, or layers without one: sampl"):
+        TransformerPolicy(
+            make_model("Bloom"), SimpleNamespace(eos_token_id=2), serving=ServingRoom("fp32", CPU, memory_bytes=1 << 20)
+        )
+
+
+def test_a_cache_that_is_not_the_common_one_is_refused():
+    with pytest.raises(ValueError, match="gives other logits token by token than at once"):
+        make_policy(make_model("Mamba"))
+
+
+def test_angles_that_depend_on_the_longest_sequence_of_a_batch_are_refused():
+    rope = {"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+    lengths = {"original_max_position_embeddings": 16, "max_position_embeddings": 64}
+    policy = make_policy(make_model("Phi3", rope_parameters=rope, **lengths))
+    assert len(policy.sample(some_prompts(), max_tokens=4, seed=1, temperature=1.0)) == 4
+    with pytest.raises(Misuse, match="need 17 tokens; beyond 16, Phi3ForCausalLM turns all positions of a batch"):
+        policy.sample(some_prompts(), max_tokens=5, seed=1, temperature=1.0)
+
+
+def test_queries_that_grow_with_their_position_stay_with_their_own_forward():
+    """Few tokens do not show it: the scale is 1 until the first positions are behind."""
+    rope = {
+        "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64,
+        "llama_4_scaling_beta": 0.1, "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+    }  # fmt: skip
+    model = make_model("Ministral3", rope_parameters=rope, max_position_embeddings=512, sliding_window=None)
+    copy = SamplingCopy(model, torch.float32, CPU)
+    copy.fill(model, None, version="v", base="")
+    prompt = np.random.default_rng(0).integers(3, 100, size=150).astype(np.int32)
+    server = Server(copy, pool_bytes=1 << 24, graphs=False)
+    (said,) = server.sample("v", [prompt], uniforms(3, 1, 6), drawing=Drawing(1.0), end_ids=frozenset())
+    np.testing.assert_allclose(said.logprobs, alone(model, prompt, said.token_ids), atol=2e-5)
+    assert join_attention(model, join_siblings(model)) == 0
