@@ -57,6 +57,26 @@ def decode_with_rotation() -> None:
                 torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-5)
 
 
+def decode_in_half_precision() -> None:
+    """Norm and rotation in float32, rounded once: within a few roundings of float16."""
+    heads, kv_heads, dim, lengths = SHAPES[0]
+    rows, width = len(lengths), 3
+    pool = torch.randn(2, rows * width + 1, kv_heads, kernels.PAGE, dim).half()
+    table = torch.arange(1, rows * width + 1).reshape(rows, width).int()
+    length = torch.tensor(lengths).int()
+    rotation = rotations(rows, dim)[1]
+    weights = (rotation.query_weight_D.half(), rotation.key_weight_D.half())
+    halved = Rotation(rotation.cos_ND.half(), rotation.sin_ND.half(), *weights, 1e-5)
+    parts = [part.half() for part in products(rows, heads, kv_heads, dim)]
+    ours, theirs = pool.clone(), pool.float()
+    kernels.SPLIT_TARGET = 1
+    a = kernels.decode_attention(*parts, ours[0], ours[1], table, length, dim**-0.5, halved)
+    wide = [part.float() for part in parts]
+    b = reference.decode_attention(*wide, theirs[0], theirs[1], table, length, dim**-0.5, halved)
+    torch.testing.assert_close(a.float(), b, atol=5e-3, rtol=5e-3)
+    torch.testing.assert_close(ours.float(), theirs, atol=1e-3, rtol=1e-3)
+
+
 def rotate() -> None:
     for heads, kv_heads, dim, _ in SHAPES:
         tokens = 37
@@ -127,8 +147,8 @@ def forbidden_blocks() -> None:
 if __name__ == "__main__":
     torch.manual_seed(0)
     checks = {
-        "decode": decode, "rotated": decode_with_rotation, "rotate": rotate, "prefill": prefill, "draw": draw_tokens,
-        "score": score, "forbidden": forbidden_blocks,
+        "decode": decode, "rotated": decode_with_rotation, "half": decode_in_half_precision, "rotate": rotate,
+        "prefill": prefill, "draw": draw_tokens, "score": score, "forbidden": forbidden_blocks,
     }  # fmt: skip
     for name, check in checks.items():
         check()

@@ -323,7 +323,7 @@ def test_kernels_compute_what_the_reference_computes():
         env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.split() == ["decode", "rotated", "rotate", "prefill", "draw", "score", "forbidden"]
+    assert done.stdout.split() == ["decode", "rotated", "half", "rotate", "prefill", "draw", "score", "forbidden"]
 
 
 def test_siblings_are_joined_and_compute_what_they_computed_alone():

@@ -214,6 +214,7 @@ def _pointers(rotation: Rotation | None, unused: Tensor) -> tuple[Tensor, Tensor
     """What a kernel is given of a rotation; a kernel that does not rotate never reads it."""
     if rotation is None:
         return unused, unused, unused, unused, 0.0, 0
+    assert rotation.cos_ND.stride() == rotation.sin_ND.stride()
     weights = (rotation.query_weight_D, rotation.key_weight_D)
     query_weight, key_weight = (unused if weight is None else weight for weight in weights)
     return rotation.cos_ND, rotation.sin_ND, query_weight, key_weight, rotation.epsilon, rotation.cos_ND.stride(0)
