@@ -12,6 +12,7 @@ import torch
 import transformers
 
 from teamtr.engines.policy import Drawing, uniforms
+from teamtr.engines.torch.attention import Unsupported
 from teamtr.engines.torch.policy import TransformerPolicy
 from teamtr.engines.torch.serving.copy import SamplingCopy
 from teamtr.engines.torch.serving.joining import join_attention, join_siblings
@@ -21,8 +22,9 @@ from teamtr.errors import Misuse
 
 CPU = torch.device("cpu")
 COMMON = {"vocab_size": 100, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+LAYERS = 4
 SHAPE = {
-    **COMMON, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4,
+    **COMMON, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": LAYERS, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 16,
 }  # fmt: skip
 LINEAR = {
@@ -65,6 +67,12 @@ def make_policy(model: Any, **options: Any) -> TransformerPolicy:
         policy = TransformerPolicy(model, SimpleNamespace(eos_token_id=2), **options)
     policy.end_ids = frozenset()
     return policy
+
+
+def served(model: Any) -> Server:
+    copy = SamplingCopy(model, torch.float32, CPU)
+    copy.fill(model, None, version="v", base="")
+    return Server(copy, pool_bytes=1 << 24, graphs=False)
 
 
 def some_prompts() -> list[np.ndarray]:
@@ -125,6 +133,51 @@ def test_angles_that_depend_on_the_longest_sequence_of_a_batch_are_refused():
         policy.sample(some_prompts(), max_tokens=5, seed=1, temperature=1.0)
 
 
+# -- norm and rotation within attention --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("kind", "changes", "joined"),
+    [
+        ("Llama", {}, LAYERS),
+        ("Qwen2", {}, LAYERS),  # biases
+        ("Qwen3", {}, LAYERS),  # a norm over each head
+        ("Mistral", {}, LAYERS),
+        ("Granite", {}, LAYERS),  # a scale of its own
+        ("SmolLM3", {}, LAYERS - 1),  # every fourth layer does not rotate
+        ("Olmo", {}, LAYERS),
+        ("Olmo", {"clip_qkv": 8.0}, 0),
+        ("Olmo2", {}, 0),  # a norm over all heads
+        ("Cohere", {}, 0),  # pairs lie side by side
+        ("Glm", {}, 0),  # half of a head is rotated
+        ("BitNet", {}, 0),  # a norm between attention and its last layer
+        ("Gemma3", {}, 0),  # its norms add one to their weights
+    ],
+)
+def test_norm_and_rotation_join_attention_only_where_they_are_the_same(kind, changes, joined, dtype):
+    model = make_model(kind, **changes).to(dtype)
+    assert join_attention(model, join_siblings(model)) == joined
+
+
+@pytest.mark.parametrize("kind", ["Llama", "Qwen3", "SmolLM3", "Granite"])
+def test_a_copy_with_joined_attention_says_what_the_model_says(kind):
+    model = make_model(kind)
+    prompt = np.array([5, 9, 2, 40, 7, 7, 31], dtype=np.int32)
+    server = served(model)
+    (said,) = server.sample("v", [prompt], uniforms(3, 1, 12), drawing=Drawing(1.0), end_ids=frozenset())
+    np.testing.assert_allclose(said.logprobs, alone(model, prompt, said.token_ids), atol=2e-5)
+
+
+def test_a_window_is_still_looked_at_when_attention_is_joined():
+    model = make_model("Mistral", sliding_window=80)
+    server = served(model)
+    options = {"drawing": Drawing(1.0), "end_ids": frozenset()}
+    assert server.sample("v", [np.arange(20, dtype=np.int32)], uniforms(3, 1, 4), **options)
+    with pytest.raises(Unsupported, match="a sliding window of 80 tokens"):
+        server.sample("v", [np.arange(90, dtype=np.int32)], uniforms(3, 1, 4), **options)
+
+
 def test_queries_that_grow_with_their_position_stay_with_their_own_forward():
     """Few tokens do not show it: the scale is 1 until the first positions are behind."""
     rope = {
@@ -132,10 +185,8 @@ def test_queries_that_grow_with_their_position_stay_with_their_own_forward():
         "llama_4_scaling_beta": 0.1, "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
     }  # fmt: skip
     model = make_model("Ministral3", rope_parameters=rope, max_position_embeddings=512, sliding_window=None)
-    copy = SamplingCopy(model, torch.float32, CPU)
-    copy.fill(model, None, version="v", base="")
     prompt = np.random.default_rng(0).integers(3, 100, size=150).astype(np.int32)
-    server = Server(copy, pool_bytes=1 << 24, graphs=False)
+    server = served(model)
     (said,) = server.sample("v", [prompt], uniforms(3, 1, 6), drawing=Drawing(1.0), end_ids=frozenset())
     np.testing.assert_allclose(said.logprobs, alone(model, prompt, said.token_ids), atol=2e-5)
     assert join_attention(model, join_siblings(model)) == 0

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,7 +22,7 @@ from teamtr.engines.torch.attention import AttentionShape, Unsupported, attendin
 from teamtr.engines.torch.loading import TinyShape, tiny_model
 from teamtr.engines.torch.policy import TransformerPolicy
 from teamtr.engines.torch.serving.copy import SamplingCopy
-from teamtr.engines.torch.serving.joining import join_attention, join_siblings
+from teamtr.engines.torch.serving.joining import join_siblings
 from teamtr.engines.torch.serving.layout import Decoding
 from teamtr.engines.torch.serving.pages import OutOfPages, Pages, Pool
 from teamtr.engines.torch.serving.room import ServingRoom
@@ -353,74 +352,6 @@ def test_joined_siblings_are_one_graph_for_the_compiler():
     ids = torch.arange(6)[None]
     explained = torch._dynamo.explain(model.get_decoder())(input_ids=ids, use_cache=False)
     assert explained.graph_break_count == 0
-
-
-LAYERS = 4
-
-
-def causal_lm(kind: str, dtype: torch.dtype = torch.float32, **changes):
-    config_class = getattr(transformers, {"Gemma3": "Gemma3TextConfig"}.get(kind, f"{kind}Config"))
-    config = config_class(
-        hidden_size=64, intermediate_size=96, num_hidden_layers=LAYERS, num_attention_heads=4, num_key_value_heads=2,
-        head_dim=16, vocab_size=100, pad_token_id=0, bos_token_id=1, eos_token_id=2, **changes,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    return getattr(transformers, f"{kind}ForCausalLM")._from_config(config, dtype=dtype).eval()
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(
-    ("kind", "changes", "joined"),
-    [
-        ("Llama", {}, LAYERS),
-        ("Qwen2", {}, LAYERS),  # biases
-        ("Qwen3", {}, LAYERS),  # a norm over each head
-        ("Mistral", {}, LAYERS),
-        ("Granite", {}, LAYERS),  # a scale of its own
-        ("SmolLM3", {}, LAYERS - 1),  # every fourth layer does not rotate
-        ("Olmo", {}, LAYERS),
-        ("Olmo", {"clip_qkv": 8.0}, 0),
-        ("Olmo2", {}, 0),  # a norm over all heads
-        ("Cohere", {}, 0),  # pairs lie side by side
-        ("Glm", {}, 0),  # half of a head is rotated
-        ("BitNet", {}, 0),  # a norm between attention and its last layer
-        ("Gemma3", {}, 0),  # its norms add one to their weights
-    ],
-)
-def test_norm_and_rotation_join_attention_only_where_they_are_the_same(kind, changes, joined, dtype):
-    model = causal_lm(kind, dtype, **changes)
-    assert join_attention(model, join_siblings(model)) == joined
-
-
-@pytest.mark.parametrize("kind", ["Llama", "Qwen3", "SmolLM3", "Granite"])
-def test_a_copy_with_joined_attention_says_what_the_model_says(kind):
-    model = causal_lm(kind)
-    with torch.no_grad():
-        model.get_input_embeddings().weight.mul_(8.0)
-        for name, parameter in model.named_parameters():
-            if name.endswith(("q_norm.weight", "k_norm.weight")):
-                parameter.uniform_(0.5, 2.0)
-    prompt = np.array([5, 9, 2, 40, 7, 7, 31], dtype=np.int32)
-    copy = SamplingCopy(model, torch.float32, CPU)
-    copy.fill(model, None, version="v", base="")
-    server = Server(copy, pool_bytes=1 << 24, graphs=False)
-    (said,) = server.sample("v", [prompt], uniforms(3, 1, 12), drawing=Drawing(1.0), end_ids=frozenset())
-    ids = torch.tensor([[*prompt.tolist(), *said.token_ids.tolist()]])
-    with torch.no_grad():
-        logp = model(input_ids=ids).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
-    plain = logp.gather(1, torch.tensor(said.token_ids, dtype=torch.int64)[:, None])[:, 0]
-    np.testing.assert_allclose(said.logprobs, plain.numpy(), atol=2e-5)
-
-
-def test_a_window_is_still_looked_at_when_attention_is_joined():
-    model = causal_lm("Mistral", sliding_window=80)
-    copy = SamplingCopy(model, torch.float32, CPU)
-    copy.fill(model, None, version="v", base="")
-    server = Server(copy, pool_bytes=1 << 24, graphs=False)
-    options = {"drawing": Drawing(1.0), "end_ids": frozenset()}
-    assert server.sample("v", [np.arange(20, dtype=np.int32)], uniforms(3, 1, 4), **options)
-    with pytest.raises(Unsupported, match="a sliding window of 80 tokens"):
-        server.sample("v", [np.arange(90, dtype=np.int32)], uniforms(3, 1, 4), **options)
 
 
 def test_joined_attention_is_one_graph_for_the_compiler(policy):
