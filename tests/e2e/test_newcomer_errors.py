@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from made_run import eval_record, made_run, write_log
 from teamtr.cli import app
+from teamtr.engines.torch.attention import Mixing
 from teamtr.engines.torch.loading import TinyShape, tiny_model
 from teamtr.store import RunFolder
 
@@ -349,3 +350,38 @@ def test_the_same_task_with_other_settings_or_elsewhere_is_compared(
     data = json.loads(CliRunner().invoke(app, ["compare", *map(str, both), "--json"]).stdout)
     assert [d["run"] for d in data["differences"]] == [1]
     assert not any("different tasks" in note for note in data["notes"])
+
+
+# -- models ----------------------------------------------------------------------------------------------------
+
+
+def test_an_adapter_on_layers_that_are_not_there(tmp_path: Path) -> None:
+    said = told("check", team(tmp_path), "team.train=lora", "team.lora.targets=[nonsense]")
+    assert said.startswith("error: no adapter on Qwen3ForCausalLM with lora.targets ['nonsense']: Target modules")
+    assert said.endswith("Name the layers that carry it in lora.targets, or use train: full")
+
+
+def test_a_model_without_an_end_token_could_never_stop(tmp_path: Path) -> None:
+    model, tokenizer = tiny_model(TinyShape(layers=1, width=16, heads=2), seed=0)
+    tokenizer.eos_token = None
+    for holder in (model.config, model.generation_config):
+        holder.eos_token_id = None
+    model.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    said = told("check", team(tmp_path), "team.model=./model", "team.train=full")
+    assert said.startswith("error: neither the model nor its tokenizer declares an end token")
+
+
+def test_what_a_model_cannot_be_trusted_with_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A warning of the library, without the place in the code that gave it, and once for all agents of a model."""
+
+    def mixing(causal_lm: object) -> None:
+        raise Mixing("more between its tokens than attention")
+
+    monkeypatch.setattr("teamtr.engines.torch.policy.require_attention_alone", mixing)
+    file = team(tmp_path)
+    file.write_text(file.read_text().replace("- {name: ann}", "- {name: ann}\n    - {name: bob}"))
+    said = told("check", file, "tiny.warmup_steps=0", code=0)
+    line = "warning: Qwen3ForCausalLM has more between its tokens than attention: batches are padded instead of packed"
+    assert said.count(line) == 1
+    assert "policy.py" not in said

@@ -7,6 +7,7 @@ import logging
 import math
 import signal
 import sys
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any, NoReturn, TypeVar
@@ -61,9 +62,27 @@ def fail(message: str, code: int) -> NoReturn:
 
 
 @contextmanager
+def _telling_warnings() -> Iterator[None]:
+    """Warnings as one line, without the place in the code that gave them."""
+    from teamtr.show import say
+
+    with warnings.catch_warnings():
+        usual = warnings.showwarning
+
+        def tell(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+            if issubclass(category, UserWarning):
+                say(f"warning: {message}")
+            else:
+                usual(message, category, *place, **more)
+
+        warnings.showwarning = tell
+        yield
+
+
+@contextmanager
 def errors() -> Iterator[None]:
     """Known errors become one message and a documented exit code; the unknown keep their traceback. What the library
-    does that takes time is told on stderr."""
+    does that takes time, and what it warns of, is told on stderr."""
     from teamtr.errors import TeamTRError
 
     library, teller = logging.getLogger("teamtr"), _Teller()
@@ -71,7 +90,8 @@ def errors() -> Iterator[None]:
     library.addHandler(teller)
     library.setLevel(logging.INFO)
     try:
-        yield
+        with _telling_warnings():
+            yield
     except TeamTRError as error:
         fail(str(error), error.exit_code)
     except OSError as error:

@@ -210,10 +210,17 @@ def share_base(model: Any, adapters: Mapping[str, Any], *, seed: int) -> Any:
         )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed_of(seed, name) % 2**31)
-            if shared is None:
-                shared = get_peft_model(model, config, adapter_name=name)
-            else:
-                shared.add_adapter(name, config)
+            try:
+                if shared is None:
+                    shared = get_peft_model(model, config, adapter_name=name)
+                else:
+                    shared.add_adapter(name, config)
+            except ValueError as error:
+                told = str(error).strip().splitlines()[0].rstrip(".")
+                raise ModelError(
+                    f"no adapter on {type(model).__name__} with lora.targets {targets!r}: {told}. Name the layers that "
+                    "carry it in lora.targets, or use train: full"
+                ) from error
     stray = [
         k for k, _ in shared.named_parameters() if "lora_" in k and not any(belongs_to(k, name) for name in adapters)
     ]

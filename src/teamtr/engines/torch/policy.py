@@ -251,7 +251,7 @@ class TransformerPolicy(Policy):
             ours = self.head()(self.causal_lm.get_decoder()(input_ids=ids).last_hidden_state[0])
         gap = float((torch.log_softmax(theirs, -1) - torch.log_softmax(ours, -1)).abs().max())
         if gap > 1e-2:
-            raise ValueError(
+            raise Misuse(
                 f"{type(self.causal_lm).__name__} changes its logits after the output layer (difference {gap:.2g} "
                 "nats); this architecture is not supported"
             )
@@ -288,7 +288,7 @@ class TransformerPolicy(Policy):
         ids = np.concatenate(messages)
         gap = float(np.abs(logp_NV[np.arange(len(ids)), ids] - np.concatenate([s.logprobs for s in drawn])).max())
         if gap > 1e-2:
-            raise ValueError(
+            raise Misuse(
                 f"{type(self.causal_lm).__name__} gives other logits token by token than at once (difference {gap:.2g} "
                 "nats); this architecture is not supported"
             )
@@ -429,7 +429,7 @@ def end_ids_of(model: Any, tokenizer: Any) -> frozenset[int]:
         if declared is not None:
             found.update([declared] if isinstance(declared, int) else declared)
     if not found:
-        raise ValueError("neither the model nor its tokenizer declares an end token: a message could never stop")
+        raise Misuse("neither the model nor its tokenizer declares an end token: a message could never stop")
     return frozenset(found)
 
 
