@@ -8,8 +8,8 @@ stage beside the plan.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -225,6 +225,8 @@ def _worst_step(learner: PolicyLearner, lengths: Lengths) -> Item:
 def kept_bytes(learner: PolicyLearner, lengths: Lengths, rows: int) -> float:
     """What autograd keeps of rows as long as can be: all that a token needs, common beginnings once, and what attention
     keeps of whole rows (queries, keys, values and its answer) for every copy."""
+    if not _policy(learner).packs:  # padded rows share nothing
+        lengths = replace(lengths, shared=0)
     distinct = lengths.distinct(rows)
     copies = rows * lengths.whole - distinct
     return distinct * activation_bytes_per_token(learner) + copies * _attention_bytes_per_token(learner)
@@ -239,12 +241,16 @@ def _attention_bytes_per_token(learner: PolicyLearner) -> int:
 def activation_bytes_per_token(learner: PolicyLearner) -> float:
     """What autograd keeps of one token between forward and backward: the difference that more text makes, since
     weights in half precision are kept as well, however short the text."""
-    short, long = (_kept_for_backward(learner, tokens) for tokens in (PROBE_TOKENS, 2 * PROBE_TOKENS))
+    text: Ids = np.arange(2, 2 + 2 * PROBE_TOKENS, dtype=np.int32) % _policy(learner).causal_lm.config.vocab_size
+    short, long = (
+        kept_for_backward(learner, [text[: tokens - 1]], [text[tokens - 1 : tokens]])
+        for tokens in (PROBE_TOKENS, 2 * PROBE_TOKENS)
+    )
     return (long - short) / PROBE_TOKENS
 
 
-def _kept_for_backward(learner: PolicyLearner, tokens: int) -> int:
-    """Bytes that autograd holds after the forward pass over a text."""
+def kept_for_backward(learner: PolicyLearner, prompts: Sequence[Ids], messages: Sequence[Ids]) -> int:
+    """Bytes that autograd holds after the forward pass over these rows."""
     kept: dict[int, int] = {}
 
     def see(tensor: torch.Tensor) -> torch.Tensor:
@@ -252,9 +258,8 @@ def _kept_for_backward(learner: PolicyLearner, tokens: int) -> int:
         kept[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    prompt: Ids = np.arange(2, 2 + tokens, dtype=np.int32) % _policy(learner).causal_lm.config.vocab_size
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(see, lambda t: t), learner.policy.computing():
-        features = learner.policy.features([prompt[:-1]], [prompt[-1:]])
+        features = learner.policy.features(prompts, messages)
     del features
     return sum(kept.values())
 

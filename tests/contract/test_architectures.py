@@ -106,7 +106,7 @@ def test_sampler_and_learner_agree_with_the_model_itself(kind):
         logp = policy.head()(policy.features(prompts, messages)).log_softmax(-1).numpy()
     ids = np.concatenate(messages)
     np.testing.assert_allclose(logp[np.arange(len(ids)), ids], np.concatenate(expected), atol=2e-5)
-    assert policy._packs == (kind in PACKED), "only where tokens meet in attention alone"
+    assert policy.packs == (kind in PACKED), "only where tokens meet in attention alone"
     assert (policy.serving is not None) == (kind in PACKED)
 
 

@@ -115,7 +115,7 @@ def test_packed_and_padded_batches_give_the_same_gradient(kind):
     batch = make_batch(learner)
     advantages = advantages_for(batch)
     packed = gradients(learner, batch, advantages)
-    learner.policy._packs = False
+    learner.policy.packs = False
     assert_close(packed, gradients(learner, batch, advantages))
 
 

@@ -18,6 +18,7 @@ from teamtr.memory import (
     _longest_batch,
     activation_bytes_per_token,
     kept_bytes,
+    kept_for_backward,
     longest,
     plan_memory,
     rehearse,
@@ -86,30 +87,18 @@ def test_activations_are_measured_and_grow_with_the_layers():
     assert one > 10 * 32 * 4, "more than ten hidden states"
 
 
-@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize(("precision", "packs"), [("fp32", True), ("fp16", True), ("fp32", False)])
 @pytest.mark.parametrize("shared", [0, 40])
-def test_what_is_planned_for_a_step_is_what_autograd_keeps(shared, precision):
+def test_what_is_planned_for_a_step_is_what_autograd_keeps(shared, precision, packs):
     """Common beginnings are kept once, but for what attention keeps of every row."""
     text = TEAM.replace("width: 32", "width: 64").replace("layers: 1", "layers: 3")
     learner = build(loads(text.format(train="lora", engine="plain"), name="plan.yaml")).engine.learner("left")
-    learner.policy.precision = precision
+    learner.policy.precision, learner.policy.packs = precision, packs
     lengths = Lengths(prompt=48, message=4, shared=shared)
-    kept: dict[int, int] = {}
-
-    def see(tensor):
-        storage = tensor.untyped_storage()
-        kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
     batch = _longest_batch("left", lengths, learner)
 
     def keep(rows: int) -> int:
-        kept.clear()
-        hooks = torch.autograd.graph.saved_tensors_hooks(see, lambda t: t)
-        with torch.enable_grad(), hooks, learner.policy.computing():
-            features = learner.policy.features(batch.prompts[:rows], batch.messages[:rows])
-        del features
-        return sum(kept.values())
+        return kept_for_backward(learner, batch.prompts[:rows], batch.messages[:rows])
 
     measured = keep(8) - keep(4)  # without what is kept once: weights in half precision
     planned = kept_bytes(learner, lengths, 8) - kept_bytes(learner, lengths, 4)

@@ -87,7 +87,7 @@ def test_sharing_beginnings_changes_neither_scores_nor_gradient(kind):
     batch = family(np.random.default_rng(0))
     advantages = np.random.default_rng(1).normal(size=len(batch))
     together, alone = make_learner(kind), make_learner(kind)
-    alone.policy._packs = False
+    alone.policy.packs = False
     np.testing.assert_allclose(together.begin(batch), alone.begin(batch), rtol=1e-5)
     assert_close(gradients(together, batch, advantages), gradients(alone, batch, advantages))
 

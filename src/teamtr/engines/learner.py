@@ -32,6 +32,8 @@ from teamtr.types import AgentBatch, AgentState, Divergence, Floats, Ids, StepSt
 
 Result = TypeVar("Result")
 
+NO_ROOM = ("_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_NOT_INITIALIZED", "CUDA error: out of memory")
+"""What a card's libraries say when it is full."""
 FIRST_LOSS_SCALE = 2.0**16
 STEPS_BEFORE_RAISING = 200
 """Steps without overflow after which the loss scale of float16 is doubled."""
@@ -482,6 +484,3 @@ def _pad(values_N: Tensor, lengths: list[int]) -> tuple[Tensor, Tensor]:
 def _out_of_memory(error: RuntimeError) -> bool:
     """Libraries of the card say it in words of their own when they find no room for their workspace."""
     return isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in NO_ROOM)
-
-
-NO_ROOM = ("_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_NOT_INITIALIZED", "CUDA error: out of memory")

@@ -62,7 +62,7 @@ class TransformerPolicy(Policy):
         self._slim = slim
         self._layouts: ExitStack | None = None
         self._recomputes = False
-        self._packs = True
+        self.packs = True
         self._pads = True
         self._check_head()
         self._check_layouts()
@@ -181,7 +181,7 @@ class TransformerPolicy(Policy):
         if not all(map(len, prompts)):
             raise Misuse("an empty prompt: there is no token before the message that its first one could follow from")
         rows = [np.concatenate([p, m[:-1]]) for p, m in zip(prompts, messages, strict=True)]
-        if self._packs:
+        if self.packs:
             try:
                 return self._packed_features(rows, prompts)
             except Unsupported as reason:
@@ -274,7 +274,7 @@ class TransformerPolicy(Policy):
             self.precision = precision
 
     def _leave_packing(self, reason: Unsupported) -> None:
-        self._packs = False
+        self.packs = False
         warnings.warn(
             f"{type(self.causal_lm).__name__} has {reason}: batches are padded instead of packed", stacklevel=3
         )

@@ -171,8 +171,12 @@ class _Joined:
         return _Joined(module, product, heads, kv_heads, dim, norms)
 
     def rotation(self, cos: Tensor, sin: Tensor) -> Rotation:
+        return Rotation(cos, sin, *self.weights, self.epsilon)
+
+    @property
+    def weights(self) -> tuple[Tensor | None, Tensor | None]:
         query, key = (norm.weight for norm in self.norms) if self.norms else (None, None)
-        return Rotation(cos, sin, query, key, self.epsilon)
+        return query, key
 
     @property
     def epsilon(self) -> float:
@@ -210,9 +214,8 @@ class _Joined:
         require_plain(attention_mask, 0.0, {"sliding_window": self.window})
         product = linear(hidden_states, self.product.weight, self.product.bias)
         cos, sin = position_embeddings
-        weights = [norm.weight for norm in self.norms] or [None, None]
         attended = rotated_attention(
-            product, cos, sin, *weights, self.epsilon, self.layer, self.scale, self.heads, self.kv_heads
+            product, cos, sin, *self.weights, self.epsilon, self.layer, self.scale, self.heads, self.kv_heads
         )
         return self.module.o_proj(attended), None
 
