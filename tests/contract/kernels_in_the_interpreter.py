@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
-from teamtr.engines.policy import draw
+from teamtr.engines.policy import Drawing, draw, uniforms
 from teamtr.engines.scoring import score_tokens
+from teamtr.engines.torch.loading import TinyShape, tiny_model
+from teamtr.engines.torch.policy import TransformerPolicy
 from teamtr.engines.torch.scoring import fused_score
-from teamtr.engines.torch.serving import kernels, reference
+from teamtr.engines.torch.serving import kernels, layout, reference, server, sharing
+from teamtr.engines.torch.serving.copy import SamplingCopy
 from teamtr.engines.torch.serving.rotation import Rotation
 
 SHAPES = ((4, 2, 16, [0, 1, 63, 64, 65, 130]), (9, 3, 64, [5, 200]), (6, 6, 24, [70, 3]))
+
+sharing.MOST_SPLITS = 4  # enough to join, and the interpreter is slow
 
 
 def decode() -> None:
@@ -21,7 +27,7 @@ def decode() -> None:
         length = torch.tensor(lengths).int()
         q, k, v = torch.randn(rows, heads, dim), torch.randn(rows, kv_heads, dim), torch.randn(rows, kv_heads, dim)
         ours, theirs = pool.clone(), pool.clone()
-        for kernels.SPLIT_TARGET in (1, 10**6):  # one program a row, and several
+        for sharing.SPLIT_TARGET in (1, 10**6):  # one program a row, and several
             a = kernels.decode_attention(q, k, v, ours[0], ours[1], table, length, dim**-0.5)
             b = reference.decode_attention(q, k, v, theirs[0], theirs[1], table, length, dim**-0.5)
             torch.testing.assert_close(a, b, atol=2e-6, rtol=1e-5)
@@ -49,10 +55,38 @@ def decode_with_rotation() -> None:
         length = torch.tensor(lengths).int()
         for rotation in rotations(rows, dim):
             parts = products(rows, heads, kv_heads, dim)
-            for kernels.SPLIT_TARGET in (1, 10**6):
+            for sharing.SPLIT_TARGET in (1, 10**6):
                 ours, theirs = pool.clone(), pool.clone()
                 a = kernels.decode_attention(*parts, ours[0], ours[1], table, length, dim**-0.5, rotation)
                 b = reference.decode_attention(*parts, theirs[0], theirs[1], table, length, dim**-0.5, rotation)
+                torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
+                torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-5)
+
+
+def decode_together() -> None:
+    """Rows that begin with the same pages, clusters of several sizes, a row that reads alone; what is left of a
+    cluster's reading lies in memory that other kernels have used, so here it is full of nonsense."""
+    begins = [[1, 2], [1, 2], [1, 2], [3], [1, 2], [4, 5, 6], [3], [4, 5, 6]]
+    lengths = [128, 140, 200, 64, 129, 192, 100, 230]
+    for heads, kv_heads, dim, _ in SHAPES:
+        rows, width = len(begins), 4
+        own = iter(range(7, 100))
+        pages = [[*begin, *(next(own) for _ in range(width - len(begin)))] for begin in begins]
+        common = sharing.Common(2 * rows, sharing.most_members(heads // kv_heads), torch.device("cpu"))
+        found = sharing.clusters(pages, common.members)
+        assert sorted(map(len, (members for members, _ in found))) == [2, 2, 4]
+        common.put(found[:2])  # two rows are in no cluster
+        pool = torch.randn(2, 60, kv_heads, kernels.PAGE, dim)
+        table, length = torch.tensor(pages).int(), torch.tensor(lengths).int()
+        for rotation in (None, rotations(rows, dim)[1]):
+            parts = products(rows, heads, kv_heads, dim)
+            ours, theirs = pool.clone(), pool.clone()
+            given = (table, length, dim**-0.5, rotation)
+            b = reference.decode_attention(*parts, theirs[0], theirs[1], *given)
+            for sharing.SHARES_TARGET in (1, 10**6):  # one program a cluster, and four
+                empty, torch.empty = torch.empty, lambda *a, **k: torch.full(a, float("nan"), **k)
+                a = kernels.decode_attention(*parts, ours[0], ours[1], *given, common.of(rows))
+                torch.empty = empty
                 torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
                 torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-5)
 
@@ -69,7 +103,7 @@ def decode_in_half_precision() -> None:
     halved = Rotation(rotation.cos_ND.half(), rotation.sin_ND.half(), *weights, 1e-5)
     parts = [part.half() for part in products(rows, heads, kv_heads, dim)]
     ours, theirs = pool.clone(), pool.float()
-    kernels.SPLIT_TARGET = 1
+    sharing.SPLIT_TARGET = 1
     a = kernels.decode_attention(*parts, ours[0], ours[1], table, length, dim**-0.5, halved)
     wide = [part.float() for part in parts]
     b = reference.decode_attention(*wide, theirs[0], theirs[1], table, length, dim**-0.5, halved)
@@ -116,6 +150,30 @@ def draw_tokens() -> None:
         assert torch.equal(kernels.draw_token(logits, column, 0.8)[0], b[0])
 
 
+def whole_groups() -> None:
+    """The whole sampler on the kernels: three groups whose prompts begin alike, rows that end at different places."""
+    model, tokenizer = tiny_model(TinyShape(layers=2, width=32, heads=2), seed=0)
+    with torch.no_grad():
+        model.get_input_embeddings().weight.mul_(8.0)
+    policy = TransformerPolicy(model, tokenizer)
+    policy.end_ids = frozenset({*policy.end_ids, *range(5, 12)})
+    rng = np.random.default_rng(0)
+    begin = rng.integers(3, 30, size=64)
+    questions = [np.concatenate([begin, rng.integers(3, 30, size=n)]).astype(np.int32) for n in (70, 64, 3)]
+    prompts = [questions[k % 3] for k in range(7)]
+    copy = SamplingCopy(model, torch.float32, torch.device("cpu"))
+    copy.fill(model, None, version="v", base="b")
+    sampler = server.Server(copy, pool_bytes=1 << 26, graphs=False)
+    sharing.SPLIT_TARGET, server.WORTH_SPARING, server.LOOK_EVERY, plain = 1, 0, 3, layout._computing
+    layout._computing = lambda _: kernels
+    ours = sampler.sample("v", prompts, uniforms(5, 7, 12), drawing=Drawing(), end_ids=policy.end_ids)
+    layout._computing = plain
+    for a, b in zip(ours, policy.sample(prompts, max_tokens=12, seed=5, temperature=1.0), strict=True):
+        assert a.token_ids.tolist() == b.token_ids.tolist()
+        np.testing.assert_allclose(a.logprobs, b.logprobs, atol=2e-5)
+    assert len({len(a.token_ids) for a in ours}) > 2
+
+
 def score() -> None:
     for vocabulary in (7, 5000):
         for step in (0.0, 1e-6, 1e-3, 0.1, 3.0):
@@ -147,9 +205,17 @@ def forbidden_blocks() -> None:
 if __name__ == "__main__":
     torch.manual_seed(0)
     checks = {
-        "decode": decode, "rotated": decode_with_rotation, "half": decode_in_half_precision, "rotate": rotate,
-        "prefill": prefill, "draw": draw_tokens, "score": score, "forbidden": forbidden_blocks,
-    }  # fmt: skip
+        "decode": decode,
+        "rotated": decode_with_rotation,
+        "together": decode_together,
+        "half": decode_in_half_precision,
+        "rotate": rotate,
+        "prefill": prefill,
+        "draw": draw_tokens,
+        "groups": whole_groups,
+        "score": score,
+        "forbidden": forbidden_blocks,
+    }
     for name, check in checks.items():
         check()
         print(name)

@@ -27,6 +27,7 @@ from teamtr.engines.torch.serving.layout import Decoding
 from teamtr.engines.torch.serving.pages import OutOfPages, Pages, Pool
 from teamtr.engines.torch.serving.room import ServingRoom
 from teamtr.engines.torch.serving.server import PAGE, SIZES, Server
+from teamtr.engines.torch.serving.sharing import clusters, shares, spared, splits
 from teamtr.errors import Misuse
 from teamtr.presets import Objective
 
@@ -191,6 +192,89 @@ def test_rows_that_ended_leave_and_the_others_close_ranks(policy, monkeypatch):
     assert len({*sizes}) > 3, "too few sizes to see anything"
 
 
+def test_rows_that_read_pages_together_have_these_pages(policy, monkeypatch):
+    """At every step, while rows come and leave: members of a cluster begin with the same pages, all of them written,
+    and no row has two clusters."""
+    monkeypatch.setattr("teamtr.engines.torch.serving.server.LOOK_EVERY", 4)
+    monkeypatch.setattr("teamtr.engines.torch.serving.sharing.SPLIT_TARGET", 1)
+    monkeypatch.setattr("teamtr.engines.torch.serving.server.WORTH_SPARING", 0)
+    monkeypatch.setattr(policy, "end_ids", frozenset({*policy.end_ids, *range(5, 14)}))
+    rng = np.random.default_rng(0)
+    begin = rng.integers(3, 30, size=PAGE)
+    prompts = [p if k % 2 else np.concatenate([begin, p]).astype(np.int32) for k, p in enumerate(some_prompts(60))]
+    per_page = Pool.bytes_per_page(AttentionShape.of(policy.causal_lm.config), PAGE, torch.float32)
+    server = make_server(policy, pool_bytes=60 * per_page)
+    step, seen = server._step, []
+
+    def checked(size: int, drawing: Drawing) -> None:
+        common = server._common(size)
+        if common is None:
+            return step(size, drawing)
+        (member, pages, first), desk = (tensor.tolist() for tensor in common), server._desk
+        table, position, alone = desk.table.tolist(), desk.position.tolist(), set(range(size))
+        for rows, count in zip(member, pages, strict=True):
+            rows = [row for row in rows if row >= 0]
+            assert len({tuple(table[row][:count]) for row in rows}) <= 1
+            assert all(position[row] >= count * PAGE and first[row] == count > 0 for row in rows)
+            assert alone.issuperset(rows)
+            alone -= set(rows)
+        assert all(first[row] == 0 for row in alone)
+        seen.append((size, size - len(alone)))
+        return step(size, drawing)
+
+    monkeypatch.setattr(server, "_step", checked)
+    paged = server.sample("v", prompts, uniforms(5, 60, 26), drawing=Drawing(), end_ids=policy.end_ids)
+    assert_same(policy.sample(prompts, max_tokens=26, seed=5, temperature=1.0), paged)
+    assert len({size for size, _ in seen}) > 2
+    assert max(together for _, together in seen) > 20
+
+
+@given(
+    st.lists(st.lists(st.integers(1, 3), max_size=3), max_size=9), st.integers(1, 4)
+)  # fmt: skip
+def test_clusters_spare_as_much_reading_as_any_cut_of_the_sorted_rows(begins, most):
+    rows = [[*begin, 10 + k] for k, begin in enumerate(begins)]  # the last page is a row's own
+    found = clusters(rows, most)
+    taken = [row for members, _ in found for row in members]
+    assert len(taken) == len(set(taken))
+    for members, common in found:
+        assert 2 <= len(members) <= most
+        assert common > 0
+        assert len({tuple(rows[row][:common]) for row in members}) == 1
+
+    def most_spared(ordered: list[list[int]]) -> int:
+        if not ordered:
+            return 0
+        options = []
+        for size in range(1, min(most, len(ordered)) + 1):
+            columns = zip(*ordered[:size], strict=False)
+            common = next((k for k, column in enumerate(columns) if len({*column}) > 1), 0) if size > 1 else 0
+            options.append((size - 1) * common + most_spared(ordered[size:]))
+        return max(options)
+
+    assert spared(found) == most_spared(sorted(rows))
+
+
+def test_few_rows_have_several_programs_each_and_many_have_one():
+    assert [splits(rows, 8) for rows in (1, 8, 33, 66, 256)] == [16, 16, 2, 1, 1]
+    assert [shares(rows, 8) for rows in (66, 128, 256, 512, 1024)] == [4, 4, 2, 1, 1]
+
+
+def test_pages_are_read_together_where_it_spares_enough(policy, monkeypatch):
+    """Eight rows of three pages spare 14 pages; one byte more is not spared."""
+    monkeypatch.setattr("teamtr.engines.torch.serving.sharing.SPLIT_TARGET", 1)
+    server, prompt = make_server(policy), some_prompts(5)[4]
+    shape = AttentionShape.of(policy.causal_lm.config)
+    spares = 14 * Pool.bytes_per_page(shape, PAGE, torch.float32) // shape.layers
+    step, together = server._step, []
+    monkeypatch.setattr(server, "_step", lambda *a: together.append(server._common(a[0]) is not None) or step(*a))
+    for worth in (spares, spares + 1):
+        monkeypatch.setattr("teamtr.engines.torch.serving.server.WORTH_SPARING", worth)
+        server.sample("v", [prompt] * 8, uniforms(0, 8, 2), drawing=Drawing(), end_ids=frozenset())
+    assert together[0]
+    assert not together[-1]
+
+
 def test_adapters_of_one_base_share_the_copy_and_keep_apart():
     policy = make_policy("lora")
     room = ServingRoom("fp32", CPU, memory_bytes=1 << 26)
@@ -322,7 +406,8 @@ def test_kernels_compute_what_the_reference_computes():
         env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.split() == ["decode", "rotated", "half", "rotate", "prefill", "draw", "score", "forbidden"]
+    checks = "decode rotated together half rotate prefill draw groups score forbidden"
+    assert done.stdout.split() == checks.split()
 
 
 def test_siblings_are_joined_and_compute_what_they_computed_alone():

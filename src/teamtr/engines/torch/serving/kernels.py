@@ -8,19 +8,20 @@ The same attention in plain torch is in ``reference.py``, the same draw in ``eng
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from teamtr.engines.torch.serving.rotation import Rotation
+from teamtr.engines.torch.serving.sharing import shares, splits
 
 PAGE = 64
 """Tokens in a page; also the tile that one attention step reads."""
 
 VOCABULARY_BLOCK = 2048
-SPLIT_TARGET = 4 * 132
-"""Programs wanted on the card: with fewer rows than this, a row's pages are shared out among several programs."""
 
 
 @triton.jit
@@ -41,17 +42,70 @@ def _rotated(
 
 
 @triton.jit
+def _common_kernel(
+    query, key_pool, value_pool, table, member, pages, sums, sums_ml,
+    cos, sin, query_weight,
+    scale, epsilon,
+    query_row, query_head, table_row, angle_row,
+    MEMBERS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, PAGE: tl.constexpr,
+    KV_HEADS: tl.constexpr, QUERIES: tl.constexpr, SHARES: tl.constexpr, ROTATE: tl.constexpr, NORM: tl.constexpr,
+):  # fmt: skip
+    """One program: the query heads of one kv head of all rows of a cluster, over its share of the pages that they
+    begin with. A place without a cluster has no pages."""
+    cluster, head, share = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    count = tl.load(pages + cluster)
+    if count == 0:
+        return
+    t, d, s = tl.arange(0, QUERIES), tl.arange(0, BLOCK_D), tl.arange(0, PAGE)
+    row = tl.load(member + cluster * MEMBERS + t // GROUP, mask=t < MEMBERS * GROUP, other=-1).to(tl.int64)
+    in_t, in_d = row >= 0, d < DIM
+    mask = in_t[:, None] & in_d[None, :]
+    heads = head * GROUP + t % GROUP
+    at_q = row[:, None] * query_row + heads[:, None] * query_head
+    if ROTATE:
+        angle = row[:, None] * angle_row + d[None, :]
+        cos_td = tl.load(cos + angle, mask=mask, other=0.0).to(tl.float32)
+        sin_td = tl.load(sin + angle, mask=mask, other=0.0).to(tl.float32)
+        q = _rotated(query, at_q, mask, d, cos_td, sin_td, query_weight, epsilon, NORM, DIM).to(query.dtype.element_ty)
+    else:
+        q = tl.load(query + at_q + d[None, :], mask=mask, other=0.0)
+    best = tl.full([QUERIES], float("-inf"), tl.float32)
+    total = tl.zeros([QUERIES], tl.float32)
+    sum_d = tl.zeros([QUERIES, BLOCK_D], tl.float32)
+    page_stride = KV_HEADS * PAGE * DIM
+    any_row = tl.load(member + cluster * MEMBERS).to(tl.int64)
+    each = (count + SHARES - 1) // SHARES
+    for p in range(share * each, tl.minimum(count, share * each + each)):
+        page = tl.load(table + any_row * table_row + p).to(tl.int64)
+        tile = page * page_stride + head * PAGE * DIM + s[:, None] * DIM + d[None, :]
+        k = tl.load(key_pool + tile, mask=in_d[None, :], other=0.0)
+        score = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+        higher = tl.maximum(best, tl.max(score, 1))
+        shrink = tl.exp(best - higher)
+        weight = tl.exp(score - higher[:, None])
+        v = tl.load(value_pool + tile, mask=in_d[None, :], other=0.0)
+        sum_d = sum_d * shrink[:, None] + tl.dot(weight.to(v.dtype), v, input_precision="ieee")
+        total = total * shrink + tl.sum(weight, 1)
+        best = higher
+    at = (row * KV_HEADS * GROUP + heads) * SHARES + share
+    tl.store(sums + at[:, None] * DIM + d[None, :], sum_d, mask=mask)
+    tl.store(sums_ml + at * 2, best, mask=in_t)
+    tl.store(sums_ml + at * 2 + 1, total, mask=in_t)
+
+
+@triton.jit
 def _decode_kernel(
-    query, key, value, key_pool, value_pool, table, length, out, partial, partial_ml,
+    query, key, value, key_pool, value_pool, table, length, out, partial, partial_ml, first_page,
     cos, sin, query_weight, key_weight,
     scale, epsilon,
     query_row, query_head, key_row, key_head, value_row, value_head, table_row, angle_row,
     GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, PAGE: tl.constexpr, SPLITS: tl.constexpr,
-    KV_HEADS: tl.constexpr, BLOCK_G: tl.constexpr, ROTATE: tl.constexpr, NORM: tl.constexpr,
+    KV_HEADS: tl.constexpr, BLOCK_G: tl.constexpr, ROTATE: tl.constexpr, NORM: tl.constexpr, SHARES: tl.constexpr,
 ):  # fmt: skip
     """One program: the query heads of one kv head of one row, over its share of the row's pages.
 
-    The present token's key and value come from registers; the first program also writes them to their page.
+    The present token's key and value come from registers; the first program also writes them to their page. With
+    SHARES, a row in a cluster goes on from what ``_common_kernel`` left in ``partial``, from its first own page on.
     """
     row, head, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     past = tl.load(length + row)
@@ -85,9 +139,24 @@ def _decode_kernel(
         total = tl.full([BLOCK_G], 1.0, tl.float32)
         sum_d = tl.zeros([BLOCK_G, BLOCK_D], tl.float32) + v_new.to(tl.float32)[None, :]
 
+    first = 0
+    if SHARES:
+        first = tl.load(first_page + row)
+        if first > 0:
+            for share in tl.static_range(SHARES):
+                at_c = (row * KV_HEADS * GROUP + heads) * SHARES + share
+                common_best = tl.load(partial_ml + at_c * 2, mask=g < GROUP, other=float("-inf"))
+                common_total = tl.load(partial_ml + at_c * 2 + 1, mask=g < GROUP, other=0.0)
+                common_sum = tl.load(partial + at_c[:, None] * DIM + d[None, :], mask=in_gd, other=0.0)
+                highest = tl.maximum(best, common_best)
+                shrink_own, shrink_common = tl.exp(best - highest), tl.exp(common_best - highest)
+                sum_d = sum_d * shrink_own[:, None] + common_sum * shrink_common[:, None]
+                total = total * shrink_own + common_total * shrink_common
+                best = highest
+
     pages = (past + PAGE - 1) // PAGE
-    each = (pages + SPLITS - 1) // SPLITS
-    for p in range(split * each, tl.minimum(pages, split * each + each)):
+    each = (pages - first + SPLITS - 1) // SPLITS
+    for p in range(first + split * each, tl.minimum(pages, first + split * each + each)):
         page = tl.load(table + row * table_row + p).to(tl.int64)
         valid = p * PAGE + s < past
         tile = page * page_stride + head * PAGE * DIM + s[:, None] * DIM + d[None, :]
@@ -180,33 +249,49 @@ def _prefill_kernel(
 def decode_attention(
     query_NHD: Tensor, key_NKD: Tensor, value_NKD: Tensor, key_pool: Tensor, value_pool: Tensor,
     table_NP: Tensor, length_N: Tensor, scale: float, rotation: Rotation | None = None,
+    common: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> Tensor:  # fmt: skip
     """Attention of one new token per row over its ``length_N`` cached ones and itself, whose key and value it also
-    writes to their page. With ``rotation``, query and key come as the layer's products. Returns [N, H, D]."""
+    writes to their page. With ``rotation``, query and key come as the layer's products. ``common`` says which rows
+    read their first pages together (``sharing.Common.of``). Returns [N, H, D]."""
     rows, heads, dim = query_NHD.shape
     kv_heads = key_NKD.shape[1]
-    splits = 1
-    while rows * kv_heads * splits < SPLIT_TARGET and splits < 16:
-        splits *= 2
+    parts = splits(rows, kv_heads) if common is None else 1
+    common_parts = 0 if common is None else shares(rows, kv_heads)
     out = torch.empty(rows, heads, dim, dtype=query_NHD.dtype, device=query_NHD.device)
-    partial = out if splits == 1 else torch.empty(rows, heads, splits, dim, dtype=torch.float32, device=out.device)
-    partial_ml = out if splits == 1 else torch.empty(rows, heads, splits, 2, dtype=torch.float32, device=out.device)
+    partial = partial_ml = first_page = out
+    if (pieces := max(parts, common_parts)) > 1 or common is not None:
+        partial = torch.empty(rows, heads, pieces, dim, dtype=torch.float32, device=out.device)
+        partial_ml = torch.empty(rows, heads, pieces, 2, dtype=torch.float32, device=out.device)
     block_d = max(16, triton.next_power_of_2(dim))
     group = heads // kv_heads
     cos, sin, query_weight, key_weight, epsilon, angle_row = _pointers(rotation, out)
-    _decode_kernel[(rows, kv_heads, splits)](
-        query_NHD, key_NKD, value_NKD, key_pool, value_pool, table_NP, length_N, out, partial, partial_ml,
+    kind: dict[str, Any] = {
+        "GROUP": group, "DIM": dim, "BLOCK_D": block_d, "PAGE": PAGE, "KV_HEADS": kv_heads,
+        "ROTATE": rotation is not None, "NORM": rotation is not None and rotation.query_weight_D is not None,
+    }  # fmt: skip
+    if common is not None:
+        member_CM, pages_C, first_page = common
+        members = member_CM.shape[1]
+        _common_kernel[(len(member_CM), kv_heads, common_parts)](
+            query_NHD, key_pool, value_pool, table_NP, member_CM, pages_C, partial, partial_ml,
+            cos, sin, query_weight,
+            scale, epsilon,
+            query_NHD.stride(0), query_NHD.stride(1), table_NP.stride(0), angle_row,
+            MEMBERS=members, QUERIES=max(16, triton.next_power_of_2(members * group)), SHARES=common_parts,
+            **kind, num_warps=4, num_stages=2,
+        )  # fmt: skip
+    _decode_kernel[(rows, kv_heads, parts)](
+        query_NHD, key_NKD, value_NKD, key_pool, value_pool, table_NP, length_N, out, partial, partial_ml, first_page,
         cos, sin, query_weight, key_weight,
         scale, epsilon,
         query_NHD.stride(0), query_NHD.stride(1), key_NKD.stride(0), key_NKD.stride(1),
         value_NKD.stride(0), value_NKD.stride(1), table_NP.stride(0), angle_row,
-        GROUP=group, DIM=dim, BLOCK_D=block_d, PAGE=PAGE, SPLITS=splits, KV_HEADS=kv_heads,
-        BLOCK_G=max(16, triton.next_power_of_2(group)),
-        ROTATE=rotation is not None, NORM=rotation is not None and rotation.query_weight_D is not None,
-        num_warps=4, num_stages=3,
+        SPLITS=parts, BLOCK_G=max(16, triton.next_power_of_2(group)), SHARES=common_parts, **kind,
+        num_warps=4, num_stages=3 if common is None else 2,
     )  # fmt: skip
-    if splits > 1:
-        _join_kernel[(rows * heads,)](partial, partial_ml, out, DIM=dim, BLOCK_D=block_d, SPLITS=splits, num_warps=1)
+    if parts > 1:
+        _join_kernel[(rows * heads,)](partial, partial_ml, out, DIM=dim, BLOCK_D=block_d, SPLITS=parts, num_warps=1)
     return out
 
 

@@ -32,6 +32,8 @@ class Decoding:
     pool: Pool
     table_NP: Tensor
     length_N: Tensor
+    common: tuple[Tensor, Tensor, Tensor] | None = None
+    """Which rows read their first pages together (``sharing.Common.of``)."""
 
     longest = 0  # the prefill has looked at all pages of these rows
 
@@ -40,7 +42,7 @@ class Decoding:
     ) -> Tensor:
         keys, values = self.pool.keys[layer], self.pool.values[layer]
         attention: Tensor = _computing(query.device).decode_attention(
-            query, key, value, keys, values, self.table_NP, self.length_N, scale, rotation
+            query, key, value, keys, values, self.table_NP, self.length_N, scale, rotation, self.common
         )
         return attention
 

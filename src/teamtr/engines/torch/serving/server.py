@@ -5,7 +5,8 @@ How a call goes, numbered as in the code:
 1. rows are admitted as far as pages reach; prefixes that some page already holds are not computed again, and the
    episodes of a group share their prompt's pages;
 2. all admitted rows take their first token from the prefill;
-3. the graph of the smallest captured size that holds them is replayed, a few tokens at a time;
+3. the graph of the smallest captured size that holds them is replayed, a few tokens at a time; rows that begin with
+   the same pages read them together;
 4. rows that ended leave, their pages can be found by later calls, and the others close ranks.
 
 Every token is drawn with the number that the caller's noise table holds for its row and place: company, order and
@@ -29,6 +30,7 @@ from teamtr.engines.torch.attention import AttentionShape, Layout, attending
 from teamtr.engines.torch.serving.copy import SamplingCopy
 from teamtr.engines.torch.serving.layout import Decoding, Prefilling
 from teamtr.engines.torch.serving.pages import SCRATCH, Pool
+from teamtr.engines.torch.serving.sharing import WORTH_SPARING, Common, clusters, most_members, spared, splits
 from teamtr.errors import Misuse
 from teamtr.types import Ids, Sample
 
@@ -56,6 +58,7 @@ class _Desk:
     rows: int
     tokens: int
     width: int
+    members: int
     device: torch.device
     token: Tensor = field(init=False)
     position: Tensor = field(init=False)
@@ -68,7 +71,8 @@ class _Desk:
     logp: Tensor = field(init=False)
     limit: Tensor = field(init=False)
     ends: Tensor = field(init=False)
-    graphs: dict[tuple[int, Drawing], Any] = field(default_factory=dict)
+    common: Common = field(init=False)
+    graphs: dict[tuple[int, Drawing, bool], Any] = field(default_factory=dict)
     memory: Any = None  # of the graphs, which share it; it goes with the last of them
 
     def __post_init__(self) -> None:
@@ -87,6 +91,7 @@ class _Desk:
         self.logp = make(self.rows + 1, self.tokens, dtype=torch.float32)
         self.limit = make(1)
         self.ends = torch.full((64,), -1, device=self.device)
+        self.common = Common(seats, self.members, self.device)
 
     def fits(self, rows: int, tokens: int, width: int) -> bool:
         return rows <= self.rows and tokens <= self.tokens and width <= self.width
@@ -175,17 +180,21 @@ class Server:
         lengths = np.zeros(rows, dtype=np.int64)
         waiting = deque(sorted(range(rows), key=lambda b: (len(prompts[b]), prompts[b].tobytes(), b)))
         seats: list[_Seat] = []
+        changed = True
         while waiting or seats:
             # 1. and 2.: admit, and take the first token from the prefill
             fresh = self._admit(version, prompts, tokens, waiting, len(seats), drawing)
             seats += fresh
             # 3. decode
+            if fresh or changed:
+                self._share(seats)
             steps = self._longest_wait(seats, tokens) if not fresh else min(LOOK_EVERY, tokens)
             for _ in range(min(LOOK_EVERY, steps) if tokens > 1 else 0):
                 self._replay(len(seats), drawing)
             # 4. close ranks
             alive = desk.alive[: len(seats)].tolist()
-            if not all(alive):
+            changed = not all(alive)
+            if changed:
                 self._leave(version, seats, alive, lengths)
                 seats = [seat for seat, stays in zip(seats, alive, strict=True) if stays]
         return self._samples(lengths, end_ids)
@@ -296,14 +305,27 @@ class Server:
             self._step(size, drawing)
             return
         graphs = self._require_desk().graphs
-        if (size, drawing) not in graphs:
-            graphs[size, drawing] = self._capture(size, drawing)
-        graphs[size, drawing].replay()
+        key = (size, drawing, self._common(size) is not None)
+        if key not in graphs:
+            graphs[key] = self._capture(size, drawing)
+        graphs[key].replay()
+
+    def _share(self, seats: Sequence[_Seat]) -> None:
+        """Let rows that begin with the same pages read them together, where it is worth it."""
+        desk = self._require_desk()
+        found = clusters([seat.pages for seat in seats], desk.members)
+        in_a_layer = Pool.bytes_per_page(self._shape, PAGE, self.copy.dtype) // self._shape.layers
+        desk.common.put(found if spared(found) * in_a_layer >= WORTH_SPARING else [])
+
+    def _common(self, size: int) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Who reads pages together in a step of this size; None where no rows do, or a row has several programs."""
+        common = self._require_desk().common
+        return common.of(size) if common.count and splits(size, self._shape.kv_heads) == 1 else None
 
     def _step(self, size: int, drawing: Drawing) -> None:
         """One token for the first ``size`` seats."""
         desk = self._require_desk()
-        layout = Decoding(self._require_pool(), desk.table[:size], desk.position[:size])
+        layout = Decoding(self._require_pool(), desk.table[:size], desk.position[:size], self._common(size))
         hidden = self._hidden(layout, desk.token[:size], desk.position[:size].long())
         uniform = desk.uniform[desk.row[:size], desk.step[:size]]
         ids, logp = drawing(self.copy.logits(hidden), uniform)
@@ -385,6 +407,7 @@ class Server:
                 rows=_roomy(len(prompts), old.rows if old else 0),
                 tokens=_roomy(tokens, old.tokens if old else 0),
                 width=_roomy(max(pages), old.width if old else 0),
+                members=most_members(self._shape.heads // self._shape.kv_heads),
                 device=self.copy.device,
             )
 
