@@ -23,10 +23,18 @@ CASES: dict[str, dict[str, Any]] = {
     "tiny-lora": {"shape": "tiny", "train": "lora", "tokens": 8, "problems": 2, "micro_batch": 8},
     "small-lora": {"shape": "small", "train": "lora", "tokens": 64, "problems": 32, "micro_batch": 64},
     "small-full": {"shape": "small", "train": "full", "tokens": 64, "problems": 32, "micro_batch": 64},
+    "small-lora-told": {
+        "shape": "small",
+        "train": "lora",
+        "tokens": 64,
+        "problems": 32,
+        "micro_batch": 64,
+        "team": {"system_prompt": "Add the numbers. " * 24},
+    },
     "1.7b-lora": {"shape": "1.7b", "train": "lora", "tokens": 128, "problems": 16, "micro_batch": 16},
     "1.7b-lora-long": {"shape": "1.7b", "train": "lora", "tokens": 512, "problems": 4, "micro_batch": 8},
 }
-ON_A_CARD = ("small-lora", "small-full", "1.7b-lora", "1.7b-lora-long")
+ON_A_CARD = ("small-lora", "small-full", "small-lora-told", "1.7b-lora", "1.7b-lora-long")
 
 
 def make_folder(folder: Path, shape: str) -> None:
@@ -46,7 +54,7 @@ def team_text(case: dict[str, Any], model: Path) -> str:
             "task": {"name": "sums"},
             "team": {
                 "model": str(model), "train": case["train"], "max_tokens": case["tokens"],
-                "agents": [{"name": name} for name in ("first", "second", "third")],
+                "agents": [{"name": name} for name in ("first", "second", "third")], **case.get("team", {}),
             },
             "plan": {"stages": 1, "problems": case["problems"], "group_size": 8, "radius_nats_per_message": 0.5},
             "learner": {"micro_batch": case["micro_batch"], "learning_rate": 1e-5},
