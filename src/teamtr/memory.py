@@ -17,6 +17,7 @@ import torch
 
 from teamtr.build import Workshop, device_of
 from teamtr.engines.learner import PolicyLearner, head_chunk
+from teamtr.engines.local import LocalEngine
 from teamtr.engines.torch.attention import AttentionShape
 from teamtr.engines.torch.packing import common_beginning
 from teamtr.engines.torch.policy import TransformerPolicy
@@ -24,14 +25,22 @@ from teamtr.engines.torch.serving.pages import Pool
 from teamtr.engines.torch.serving.room import architecture
 from teamtr.engines.torch.serving.server import PAGE, SIZES
 from teamtr.evaluate import PROBLEMS_IN_A_RUN, SAMPLES_IN_A_RUN
+from teamtr.ports import Environment
 from teamtr.protocol import render
-from teamtr.types import AgentBatch, Ids
+from teamtr.tasks.endpoint import EndpointPlayer
+from teamtr.tasks.players import PolicyPlayer
+from teamtr.team import Agent
+from teamtr.types import AgentBatch, Ids, Problem, Situation
+
+History = list[tuple[str, str]]
 
 GB = 2**30
 PROBE_TOKENS = 64
 WORDS_OF_A_LINE = 8
 """Tokens that a transcript adds to each message: the author's name and line breaks."""
 PROBLEMS_LOOKED_AT = 256
+PLAYER = "the player"
+"""A model beside the team that plays the other roles of an interactive task."""
 WORKSPACES = 4 * (32 << 20)
 """What matrix products keep on a card: 32 MB (measured on an H200) for each of two threads, forward and backward, and
 two streams, running and capturing."""
@@ -92,38 +101,74 @@ class Lengths:
 
 
 def longest(workshop: Workshop) -> dict[str, Lengths]:
-    """Of every agent: its longest first prompt among some problems, and all that may have been said before it."""
-    problems = workshop.task.problems("train")[:PROBLEMS_LOOKED_AT]
-    arena, found = workshop.arena, {}
-    speakers = [name for _, name in filter(None, map(arena.router.next, range(arena.router.horizon)))]
+    """Of every agent: its longest first prompt among some problems, and all that may have been said before it; of a
+    model that plays the other roles, as much as the longest of these."""
+    problems = (workshop.task.problems("train") or workshop.task.problems("test"))[:PROBLEMS_LOOKED_AT]
+    openings, player = _openings(workshop, problems), _player(workshop)
+    router, found = workshop.arena.router, {}
+    speakers = [name for _, name in filter(None, map(router.next, range(router.horizon)))]
     said = [workshop.team[name].max_tokens + WORDS_OF_A_LINE for name in speakers]
     for agent in workshop.team:
-        prompts = [
-            arena.codecs[agent.name].encode(
-                render(
-                    agent=agent.name,
-                    system_prompt=agent.system_prompt,
-                    problem=problem,
-                    history=[],
-                    style=arena.history,
-                )
-            )
-            for problem in problems
-        ]
-        turns = [t for t, name in enumerate(speakers) if name == agent.name]
-        before = sum(said[: turns[-1]]) if turns else 0
-        shared = min(common_beginning(prompts[0], prompt) for prompt in prompts)
-        found[agent.name] = Lengths(max(map(len, prompts)) + before, agent.max_tokens, shared)
+        alone = [_prompt(workshop, agent, problem, []) for problem in problems]
+        first = (
+            [_prompt(workshop, agent, *told) for told in zip(problems, openings, strict=True)] if openings else alone
+        )
+        before = 0
+        if turns := [t for t, name in enumerate(speakers) if name == agent.name]:
+            before = sum(said[: turns[-1]])
+            if openings:  # every later reply as long as the opening, and what a player may say
+                reply = max(len(a) - len(b) for a, b in zip(first, alone, strict=True)) + WORDS_OF_A_LINE
+                reply += 0 if player is None else player.max_tokens
+                before += reply * sum(router.opens_round(t) for t in range(1, turns[-1] + 1))
+        shared = min(common_beginning(first[0], prompt) for prompt in first)
+        found[agent.name] = Lengths(max(map(len, first)) + before, agent.max_tokens, shared)
+    if isinstance(player, PolicyPlayer):
+        name, prompt = _player_name(workshop, player), max(one.prompt for one in found.values())
+        message = max(player.max_tokens, found[name].message if name in found else 0)
+        found[name] = Lengths(prompt, message)
     return found
+
+
+def _prompt(workshop: Workshop, agent: Agent, problem: Problem, history: History) -> Ids:
+    arena = workshop.arena
+    chat = render(
+        agent=agent.name, system_prompt=agent.system_prompt, problem=problem, history=history, style=arena.history
+    )
+    return arena.codecs[agent.name].encode(chat)
+
+
+def _openings(workshop: Workshop, problems: Sequence[Problem]) -> list[History]:
+    """What an interactive task's environment says before anyone speaks; nothing for other tasks."""
+    environment: Environment | None = getattr(workshop.task, "environment", None)
+    if environment is None:
+        return []
+    situations = [Situation(problem, (), (), workshop.arena.router.rounds - 1) for problem in problems]
+    replies = environment.reply(situations, seed=0)
+    return [[(message.author, message.text) for message in reply.messages] for reply in replies]
+
+
+def _player(workshop: Workshop) -> PolicyPlayer | EndpointPlayer | None:
+    player = getattr(workshop.task, "player", None)
+    return player if isinstance(player, (PolicyPlayer, EndpointPlayer)) else None
+
+
+def _player_name(workshop: Workshop, player: PolicyPlayer) -> str:
+    """An agent of the team under its own name; a model beside the team under one that no agent can have."""
+    return player.agent if player.sampler is workshop.engine else PLAYER
+
+
+def _speakers(workshop: Workshop) -> dict[str, PolicyLearner]:
+    """All that speak through transformers: the agents, and a model of its own that plays the other roles."""
+    found = dict(workshop.engine.learners)
+    player = _player(workshop)
+    if isinstance(player, PolicyPlayer) and isinstance(player.sampler, LocalEngine):
+        found[_player_name(workshop, player)] = player.sampler.learner(player.agent)
+    return {name: learner for name, learner in found.items() if isinstance(learner.policy, TransformerPolicy)}
 
 
 def plan_memory(workshop: Workshop) -> MemoryPlan:
     """The plan of a built team."""
-    transformers = {
-        name: learner
-        for name, learner in workshop.engine.learners.items()
-        if isinstance(learner.policy, TransformerPolicy)
-    }
+    transformers = _speakers(workshop)
     device = next((learner.policy.device for learner in transformers.values()), torch.device("cpu"))
     available = None
     if device.type == "cuda":
@@ -150,7 +195,8 @@ def _weights(learners: Mapping[str, PolicyLearner]) -> Iterator[Item]:
             if id(parameter) not in seen:
                 seen[id(parameter)] = parameter.numel() * parameter.element_size()
                 adapters += seen[id(parameter)] if "lora_" in name else 0
-    yield Item("weights", sum(seen.values()) - adapters, f"{len(learners)} agents, shared ones once")
+    who = f"{len(learners)} agents" if PLAYER not in learners else f"{len(learners) - 1} agents and {PLAYER}"
+    yield Item("weights", sum(seen.values()) - adapters, f"{who}, shared ones once")
     if adapters:
         yield Item("adapters", adapters)
     policies = [_policy(learner) for learner in learners.values()]
@@ -297,9 +343,8 @@ def rehearse(workshop: Workshop) -> dict[str, Any]:
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
     episodes = _rows_at_once(workshop)
-    for name, learner in workshop.engine.learners.items():
-        if isinstance(learner.policy, TransformerPolicy):
-            learner.policy.reserve(episodes, lengths[name].prompt, lengths[name].message)
+    for name, learner in _speakers(workshop).items():
+        _policy(learner).reserve(episodes, lengths[name].prompt, lengths[name].message)
     for name in workshop.team.trainable:
         learner = workshop.engine.learner(name)
         batch = _longest_batch(name, lengths[name], learner)

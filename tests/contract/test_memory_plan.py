@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
+
 import pytest
 import torch
 
 from teamtr import run
 from teamtr.build import build
 from teamtr.config import loads
+from teamtr.engines.local import LocalEngine
 from teamtr.engines.torch.attention import Unsupported
 from teamtr.engines.torch.serving.room import ServingRoom
 from teamtr.errors import Misuse
 from teamtr.memory import (
+    PLAYER,
     Item,
     Lengths,
     MemoryPlan,
@@ -23,6 +28,7 @@ from teamtr.memory import (
     plan_memory,
     rehearse,
 )
+from teamtr.rollout import play
 from teamtr.show import TrainingScreen
 
 TEAM = """
@@ -77,6 +83,46 @@ def test_longest_contexts_grow_with_what_was_said_before():
     assert found["speaker"].prompt >= found["right"].prompt
     assert all(0 < lengths.shared < lengths.prompt for lengths in found.values()), "the template, and what comes first"
     assert found["left"].message == 4
+
+
+@pytest.mark.parametrize("player", ["{agent: judge, max_tokens: 30}", "{model: tiny, max_tokens: 30}"])
+@pytest.mark.parametrize("history", ["transcript", "chat"])
+def test_nobody_reads_more_than_is_planned_where_an_environment_speaks(player, history, tmp_path, monkeypatch):
+    """Its replies are part of the contexts, and whoever plays it reads and speaks too."""
+    rows = [{"surface": "A man laughs. " * k, "bottom": "He is a clown. " * k} for k in (1, 9, 4)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    text = f"""
+name: puzzles
+task: {{name: 'arbench:sp', path: {tmp_path / "rows.jsonl"}, player: {player}}}
+team:
+  model: tiny
+  max_tokens: 20
+  history: {history}
+  router: {{order: [asker, helper], rounds: 4}}
+  agents: [{{name: asker}}, {{name: helper}}, {{name: judge, frozen: true}}]
+tiny: {{layers: 1, width: 16, heads: 2, warmup_steps: 0}}
+plan: {{problems: 2, group_size: 2}}
+"""
+    built = build(loads(text, name="puzzles.yaml"))
+    found, read = longest(built), Counter()
+    sample = LocalEngine.sample
+
+    def noted(self, agent, prompts, **options):
+        name = agent if self is built.engine else PLAYER
+        read[name] = max(read[name], *map(len, prompts))
+        assert options["max_tokens"] <= found[name].message
+        return sample(self, agent, prompts, **options)
+
+    monkeypatch.setattr(LocalEngine, "sample", noted)
+    play(built.arena, built.current_team(), built.task.problems("test"), 4, seed=0)
+    assert len(read) == 3
+    for name, tokens in read.items():
+        assert tokens <= found[name].prompt
+    assert found["asker"].prompt < 1.5 * read["asker"], "a plan far above helps nobody"
+    beside = "model" in player
+    one = parameter_bytes(built.engine.learner("asker").policy)
+    assert items(built)["weights"] == (4 if beside else 3) * one
+    assert ("and the player" in plan_memory(built).items[0].why) == beside
 
 
 def test_activations_are_measured_and_grow_with_the_layers():
