@@ -9,12 +9,14 @@ stage beside the plan.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
+from teamtr import preflight
 from teamtr.build import Workshop, device_of
 from teamtr.engines.learner import PolicyLearner, head_chunk
 from teamtr.engines.local import LocalEngine
@@ -229,13 +231,14 @@ def _pages(workshop: Workshop, learners: Mapping[str, PolicyLearner], lengths: M
 
 
 def _rows_at_once(workshop: Workshop) -> int:
-    """Most episodes that are played at once: a batch, or an evaluation during the run."""
-    batch = workshop.team_file.plan.problems * workshop.plan.group_size
+    """Most episodes that are played at once: a batch, the check before the run, or an evaluation during it."""
+    checked = preflight.GROUP * min(preflight.PROBLEMS, len(workshop.task.problems("train")))
+    most = max(workshop.team_file.plan.problems * workshop.plan.group_size, checked)
     settings = workshop.team_file.eval
     if not settings.every:
-        return batch
+        return most
     problems = len(workshop.task.problems("test")[: settings.problems or PROBLEMS_IN_A_RUN])
-    return max(batch, problems * (settings.samples or SAMPLES_IN_A_RUN))
+    return max(most, problems * (settings.samples or SAMPLES_IN_A_RUN))
 
 
 def _optimizer(learner: PolicyLearner) -> Item:
@@ -248,12 +251,20 @@ def _optimizer(learner: PolicyLearner) -> Item:
 
 def _reference(workshop: Workshop, learner: PolicyLearner, lengths: Lengths) -> Item:
     """The old policy's last hidden states of every message token."""
+    messages = _messages(workshop, learner.agent)
+    size = messages * _reference_bytes(learner, lengths)
+    return Item("old policy", size, f"{messages} messages of {lengths.message} tokens")
+
+
+def _messages(workshop: Workshop, agent: str) -> int:
+    """That an update of this agent learns from, at most."""
     episodes = workshop.team_file.plan.problems * workshop.plan.group_size
-    messages = episodes * workshop.arena.router.turns_of(learner.agent)
-    hidden = _policy(learner).causal_lm.config.hidden_size
-    return Item(
-        "old policy", messages * lengths.message * hidden * 4, f"{messages} messages of {lengths.message} tokens"
-    )
+    return episodes * workshop.arena.router.turns_of(agent)
+
+
+def _reference_bytes(learner: PolicyLearner, lengths: Lengths) -> int:
+    """Of one message."""
+    return int(lengths.message * _policy(learner).causal_lm.config.hidden_size * 4)
 
 
 def _worst_step(learner: PolicyLearner, lengths: Lengths) -> Item:
@@ -350,10 +361,11 @@ def rehearse(workshop: Workshop) -> dict[str, Any]:
         batch = _longest_batch(name, lengths[name], learner)
         before = learner.snapshot()
         try:
-            learner.begin(batch)
-            rows = np.arange(len(batch))
-            learner.step(rows, np.ones(len(batch)), workshop.plan.objective, beta=1.0, learning_rate=0.0)
-            learner.measure()
+            with _old_policy_of_the_rest(workshop, learner, lengths[name], len(batch)):
+                learner.begin(batch)
+                rows = np.arange(len(batch))
+                learner.step(rows, np.ones(len(batch)), workshop.plan.objective, beta=1.0, learning_rate=0.0)
+                learner.measure()
         finally:
             learner.restore(before)
             learner.end()
@@ -361,6 +373,19 @@ def rehearse(workshop: Workshop) -> dict[str, Any]:
         "micro_batch": {name: workshop.engine.learner(name).micro_batch for name in workshop.team.trainable},
         "peak_gb": peak_gb(),
     }
+
+
+@contextmanager
+def _old_policy_of_the_rest(
+    workshop: Workshop, learner: PolicyLearner, lengths: Lengths, rehearsed: int
+) -> Iterator[None]:
+    """Within, as much of the card is taken as an update keeps of the messages that the rehearsal does not have."""
+    held = None
+    if isinstance(learner.policy, TransformerPolicy) and learner.policy.device.type != "cpu":
+        rest = max(0, _messages(workshop, learner.agent) - rehearsed) * _reference_bytes(learner, lengths)
+        held = torch.empty(rest, dtype=torch.uint8, device=learner.policy.device)
+    yield
+    del held
 
 
 def _longest_batch(agent: str, lengths: Lengths, learner: PolicyLearner) -> AgentBatch:

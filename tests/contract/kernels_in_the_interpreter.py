@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import numpy as np
 import torch
 
@@ -14,6 +17,7 @@ from teamtr.engines.torch.serving import kernels, layout, reference, server, sha
 from teamtr.engines.torch.serving.copy import SamplingCopy
 from teamtr.engines.torch.serving.rotation import Rotation
 
+PAGE = kernels.PAGE
 SHAPES = ((4, 2, 16, [0, 1, 63, 64, 65, 130]), (9, 3, 64, [5, 200]), (6, 6, 24, [70, 3]))
 
 sharing.MOST_SPLITS = 4  # enough to join, and the interpreter is slow
@@ -63,32 +67,67 @@ def decode_with_rotation() -> None:
                 torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-5)
 
 
+def in_clusters(begins: list[list[int]], width: int, members: int) -> tuple[torch.Tensor, sharing.Together]:
+    """Tables of rows that begin with these pages and go on with their own, and who reads together."""
+    own = iter(range(1 + max(map(max, begins)), 1000))
+    pages = [[*begin, *(next(own) for _ in range(width - len(begin)))] for begin in begins]
+    together = sharing.Together.none(len(pages), members, torch.device("cpu"))
+    together.put(sharing.clusters(pages, members))
+    return torch.tensor(pages).int(), together
+
+
 def decode_together() -> None:
-    """Rows that begin with the same pages, clusters of several sizes, a row that reads alone; what is left of a
-    cluster's reading lies in memory that other kernels have used, so here it is full of nonsense."""
-    begins = [[1, 2], [1, 2], [1, 2], [3], [1, 2], [4, 5, 6], [3], [4, 5, 6]]
-    lengths = [128, 140, 200, 64, 129, 192, 100, 230]
-    for heads, kv_heads, dim, _ in SHAPES:
-        rows, width = len(begins), 4
-        own = iter(range(7, 100))
-        pages = [[*begin, *(next(own) for _ in range(width - len(begin)))] for begin in begins]
-        common = sharing.Common(2 * rows, sharing.most_members(heads // kv_heads), torch.device("cpu"))
-        found = sharing.clusters(pages, common.members)
-        assert sorted(map(len, (members for members, _ in found))) == [2, 2, 4]
-        common.put(found[:2])  # two rows are in no cluster
-        pool = torch.randn(2, 60, kv_heads, kernels.PAGE, dim)
-        table, length = torch.tensor(pages).int(), torch.tensor(lengths).int()
-        for rotation in (None, rotations(rows, dim)[1]):
-            parts = products(rows, heads, kv_heads, dim)
-            ours, theirs = pool.clone(), pool.clone()
-            given = (table, length, dim**-0.5, rotation)
+    """Rows that begin with the same pages: full clusters and small ones, a row that reads alone, rows that are all
+    pairs; fewer common pages than programs and more. What a kernel has not written is full of nonsense."""
+    three = [[1], [2, 3, 4, 5, 6], [1], [7]] + [[2, 3, 4, 5, 6]] * 8
+    for (heads, kv_heads, dim, _), begins in zip(SHAPES, (three, three, [[k // 2 + 1] for k in range(6)]), strict=True):
+        rows, width, group = len(begins), 7, heads // kv_heads
+        members = sharing.most_members(group, torch.float16)
+        table, together = in_clusters(begins, width, members)
+        length = torch.tensor([PAGE * len(begin) + (31 * k) % 100 for k, begin in enumerate(begins)]).int()
+        pool = torch.randn(2, int(table.max()) + 1, kv_heads, PAGE, dim)
+        rotation = rotations(rows, dim)[1]
+        parts = products(rows, heads, kv_heads, dim)
+        for given in ((table, length, dim**-0.5), (table, length, dim**-0.5, rotation)):
+            theirs = pool.clone()
             b = reference.decode_attention(*parts, theirs[0], theirs[1], *given)
-            for sharing.SHARES_TARGET in (1, 10**6):  # one program a cluster, and four
-                empty, torch.empty = torch.empty, lambda *a, **k: torch.full(a, float("nan"), **k)
-                a = kernels.decode_attention(*parts, ours[0], ours[1], *given, common.of(rows))
-                torch.empty = empty
+            for programs in (1, 2, 4) if len(given) == 4 else (2,):
+                ours, sharing.SHARES_TARGET = pool.clone(), programs * rows * kv_heads
+                with full_of_nonsense():
+                    a = kernels.decode_attention(*parts, ours[0], ours[1], *given, together=together)
                 torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
                 torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-5)
+
+
+def decode_together_in_half_precision() -> None:
+    heads, kv_heads, dim, _ = SHAPES[0]
+    table, together = in_clusters([[1, 2]] * 5 + [[3]], 4, 8)
+    length = torch.tensor([128, 130, 190, 200, 129, 70]).int()
+    pool = torch.randn(2, int(table.max()) + 1, kv_heads, PAGE, dim).half()
+    parts = [part.half() for part in products(6, heads, kv_heads, dim)]
+    rotation = halved(rotations(6, dim)[1])
+    theirs = pool.float()
+    a = kernels.decode_attention(*parts, pool[0], pool[1], table, length, dim**-0.5, rotation, together)
+    wide = [part.float() for part in parts]
+    b = reference.decode_attention(*wide, theirs[0], theirs[1], table, length, dim**-0.5, rotation)
+    torch.testing.assert_close(a.float(), b, atol=5e-3, rtol=5e-3)
+
+
+@contextmanager
+def full_of_nonsense() -> Iterator[None]:
+    """Within, new memory is."""
+    empty, torch.empty = torch.empty, lambda *shape, **options: torch.full(shape, float("nan"), **options)
+    try:
+        yield
+    finally:
+        torch.empty = empty
+
+
+def halved(rotation: Rotation) -> Rotation:
+    assert rotation.query_weight_D is not None
+    assert rotation.key_weight_D is not None
+    weights = (rotation.query_weight_D.half(), rotation.key_weight_D.half())
+    return Rotation(rotation.cos_ND.half(), rotation.sin_ND.half(), *weights, rotation.epsilon)
 
 
 def decode_in_half_precision() -> None:
@@ -98,15 +137,13 @@ def decode_in_half_precision() -> None:
     pool = torch.randn(2, rows * width + 1, kv_heads, kernels.PAGE, dim).half()
     table = torch.arange(1, rows * width + 1).reshape(rows, width).int()
     length = torch.tensor(lengths).int()
-    rotation = rotations(rows, dim)[1]
-    weights = (rotation.query_weight_D.half(), rotation.key_weight_D.half())
-    halved = Rotation(rotation.cos_ND.half(), rotation.sin_ND.half(), *weights, 1e-5)
+    rotation = halved(rotations(rows, dim)[1])
     parts = [part.half() for part in products(rows, heads, kv_heads, dim)]
     ours, theirs = pool.clone(), pool.float()
     sharing.SPLIT_TARGET = 1
-    a = kernels.decode_attention(*parts, ours[0], ours[1], table, length, dim**-0.5, halved)
+    a = kernels.decode_attention(*parts, ours[0], ours[1], table, length, dim**-0.5, rotation)
     wide = [part.float() for part in parts]
-    b = reference.decode_attention(*wide, theirs[0], theirs[1], table, length, dim**-0.5, halved)
+    b = reference.decode_attention(*wide, theirs[0], theirs[1], table, length, dim**-0.5, rotation)
     torch.testing.assert_close(a.float(), b, atol=5e-3, rtol=5e-3)
     torch.testing.assert_close(ours.float(), theirs, atol=1e-3, rtol=1e-3)
 
@@ -164,7 +201,7 @@ def whole_groups() -> None:
     copy = SamplingCopy(model, torch.float32, torch.device("cpu"))
     copy.fill(model, None, version="v", base="b")
     sampler = server.Server(copy, pool_bytes=1 << 26, graphs=False)
-    sharing.SPLIT_TARGET, server.WORTH_SPARING, server.LOOK_EVERY, plain = 1, 0, 3, layout._computing
+    sharing.SPLIT_TARGET, sharing.WORTH_SPARING, server.LOOK_EVERY, plain = 1, 0, 3, layout._computing
     layout._computing = lambda _: kernels
     ours = sampler.sample("v", prompts, uniforms(5, 7, 12), drawing=Drawing(), end_ids=policy.end_ids)
     layout._computing = plain
@@ -203,12 +240,12 @@ def forbidden_blocks() -> None:
 
 
 if __name__ == "__main__":
-    torch.manual_seed(0)
     checks = {
         "decode": decode,
         "rotated": decode_with_rotation,
         "together": decode_together,
         "half": decode_in_half_precision,
+        "half together": decode_together_in_half_precision,
         "rotate": rotate,
         "prefill": prefill,
         "draw": draw_tokens,
@@ -217,5 +254,6 @@ if __name__ == "__main__":
         "forbidden": forbidden_blocks,
     }
     for name, check in checks.items():
+        torch.manual_seed(0)
         check()
-        print(name)
+        print(name, end=", ")

@@ -6,6 +6,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +28,7 @@ from teamtr.engines.torch.serving.layout import Decoding
 from teamtr.engines.torch.serving.pages import OutOfPages, Pages, Pool
 from teamtr.engines.torch.serving.room import ServingRoom
 from teamtr.engines.torch.serving.server import PAGE, SIZES, Server
-from teamtr.engines.torch.serving.sharing import clusters, shares, spared, splits
+from teamtr.engines.torch.serving.sharing import clusters, most_members, remaining, shares, spared, splits
 from teamtr.errors import Misuse
 from teamtr.presets import Objective
 
@@ -197,7 +198,7 @@ def test_rows_that_read_pages_together_have_these_pages(policy, monkeypatch):
     and no row has two clusters."""
     monkeypatch.setattr("teamtr.engines.torch.serving.server.LOOK_EVERY", 4)
     monkeypatch.setattr("teamtr.engines.torch.serving.sharing.SPLIT_TARGET", 1)
-    monkeypatch.setattr("teamtr.engines.torch.serving.server.WORTH_SPARING", 0)
+    monkeypatch.setattr("teamtr.engines.torch.serving.sharing.WORTH_SPARING", 0)
     monkeypatch.setattr(policy, "end_ids", frozenset({*policy.end_ids, *range(5, 14)}))
     rng = np.random.default_rng(0)
     begin = rng.integers(3, 30, size=PAGE)
@@ -207,10 +208,10 @@ def test_rows_that_read_pages_together_have_these_pages(policy, monkeypatch):
     step, seen = server._step, []
 
     def checked(size: int, drawing: Drawing) -> None:
-        common = server._common(size)
-        if common is None:
+        if not server._reads_together(size):
             return step(size, drawing)
-        (member, pages, first), desk = (tensor.tolist() for tensor in common), server._desk
+        desk = server._desk
+        member, pages, first = (tensor.tolist() for tensor in desk.together.of(size))
         table, position, alone = desk.table.tolist(), desk.position.tolist(), set(range(size))
         for rows, count in zip(member, pages, strict=True):
             rows = [row for row in rows if row >= 0]
@@ -260,19 +261,51 @@ def test_few_rows_have_several_programs_each_and_many_have_one():
     assert [shares(rows, 8) for rows in (66, 128, 256, 512, 1024)] == [4, 4, 2, 1, 1]
 
 
-def test_pages_are_read_together_where_it_spares_enough(policy, monkeypatch):
-    """Eight rows of three pages spare 14 pages; one byte more is not spared."""
-    monkeypatch.setattr("teamtr.engines.torch.serving.sharing.SPLIT_TARGET", 1)
+def test_the_rows_of_a_cluster_fit_into_a_program():
+    half = [most_members(group, torch.float16) for group in (1, 2, 3, 4, 8, 16, 64, 71)]
+    assert half == [16, 8, 8, 8, 8, 4, 1, 1]
+    assert [most_members(group, torch.float32) for group in (1, 2, 3, 8, 32)] == [16, 8, 5, 2, 1]
+
+
+@pytest.mark.parametrize(("spares", "target", "expected"), [(0, 1, True), (1, 1, False), (0, 10**6, False)])
+def test_pages_are_read_together_where_it_spares_enough(spares, target, expected, monkeypatch):
+    """Eight rows with two common pages spare 14 pages of a layer; one byte more is not spared, and rows that have
+    several programs each read alone."""
+    model, tokenizer = tiny_model(TinyShape(layers=2, width=32, heads=4), seed=0)
+    policy = TransformerPolicy(model, tokenizer)
     server, prompt = make_server(policy), some_prompts(5)[4]
-    shape = AttentionShape.of(policy.causal_lm.config)
-    spares = 14 * Pool.bytes_per_page(shape, PAGE, torch.float32) // shape.layers
+    page = 2 * policy.causal_lm.config.num_key_value_heads * PAGE * policy.causal_lm.config.head_dim * 4
+    monkeypatch.setattr("teamtr.engines.torch.serving.sharing.SPLIT_TARGET", target)
+    monkeypatch.setattr("teamtr.engines.torch.serving.sharing.WORTH_SPARING", 14 * page + spares)
     step, together = server._step, []
-    monkeypatch.setattr(server, "_step", lambda *a: together.append(server._common(a[0]) is not None) or step(*a))
-    for worth in (spares, spares + 1):
-        monkeypatch.setattr("teamtr.engines.torch.serving.server.WORTH_SPARING", worth)
-        server.sample("v", [prompt] * 8, uniforms(0, 8, 2), drawing=Drawing(), end_ids=frozenset())
-    assert together[0]
-    assert not together[-1]
+    monkeypatch.setattr(server, "_step", lambda *a: together.append(server._reads_together(a[0])) or step(*a))
+    server.sample("v", [prompt] * 8, uniforms(0, 8, 2), drawing=Drawing(), end_ids=frozenset())
+    assert together == [expected]
+
+
+def test_clusters_go_on_without_the_rows_that_left():
+    found = [([4, 0], 3), ([1, 2, 5], 1)]
+    assert remaining(found, [True, False, True, True, True, True]) == [([3, 0], 3), ([1, 4], 1)]
+    assert remaining(found, [False, True, False, True, True, False]) == []
+
+
+@pytest.mark.parametrize("length", [56, 120])
+def test_a_row_that_has_said_all_it_may_writes_to_nobodys_page(policy, length, monkeypatch):
+    """Its next place would be behind its last page, which the table is just wide enough for. It stays while others
+    that came later go on to the next look."""
+    monkeypatch.setattr(policy, "end_ids", frozenset(range(5, 20)))
+    monkeypatch.setattr("teamtr.engines.torch.serving.server.LOOK_EVERY", 3)
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(3, 30, size=length).astype(np.int32) for _ in range(24)]
+    tokens = 9  # a whole number of pages, and one more token that is drawn and never fed
+    per_page = Pool.bytes_per_page(AttentionShape.of(policy.causal_lm.config), PAGE, torch.float32)
+    for rows_at_once in (24, 5):
+        server = make_server(policy, pool_bytes=(1 + rows_at_once * ((length + 8) // PAGE)) * per_page)
+        for _ in range(2):
+            paged = server.sample("v", prompts, uniforms(5, 24, tokens), drawing=Drawing(), end_ids=policy.end_ids)
+            assert_same(policy.sample(prompts, max_tokens=tokens, seed=5, temperature=1.0), paged)
+    lengths = [len(sample.token_ids) for sample in paged]
+    assert 0 < lengths.count(tokens) < len(lengths), "some end early and some do not"
 
 
 def test_adapters_of_one_base_share_the_copy_and_keep_apart():
@@ -311,9 +344,12 @@ def test_an_unsupported_architecture_falls_back_and_says_so_once(policy, monkeyp
             raise Unsupported("attention with softcap")
 
     monkeypatch.setattr(policy, "serving", NoRoom())
-    with pytest.warns(UserWarning, match="softcap: sampling falls back to the plain"):
-        first = policy.sample(some_prompts(2), max_tokens=3, seed=0, temperature=1.0)
-    assert_same(first, policy.sample(some_prompts(2), max_tokens=3, seed=0, temperature=1.0))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        first, again = (policy.sample(some_prompts(2), max_tokens=3, seed=0, temperature=1.0) for _ in range(2))
+    assert_same(first, again)
+    (one,) = told
+    assert "softcap: sampling falls back to the plain" in str(one.message)
     assert policy.sampling_path == "plain fp32"
 
 
@@ -406,8 +442,8 @@ def test_kernels_compute_what_the_reference_computes():
         env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
-    checks = "decode rotated together half rotate prefill draw groups score forbidden"
-    assert done.stdout.split() == checks.split()
+    checks = "decode, rotated, together, half, half together, rotate, prefill, draw, groups, score, forbidden, "
+    assert done.stdout == checks
 
 
 def test_siblings_are_joined_and_compute_what_they_computed_alone():

@@ -10,12 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from transformers import MistralConfig, MistralForCausalLM
 from typer.testing import CliRunner
 
 from made_run import eval_record, made_run, write_log
 from teamtr.cli import app
 from teamtr.engines.torch.attention import Mixing
 from teamtr.engines.torch.loading import TinyShape, tiny_model
+from teamtr.engines.torch.tokenizer import character_tokenizer
 from teamtr.store import RunFolder
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "tasks.md"
@@ -385,3 +387,24 @@ def test_what_a_model_cannot_be_trusted_with_is_one_line(tmp_path: Path, monkeyp
     line = "warning: Qwen3ForCausalLM has more between its tokens than attention: batches are padded instead of packed"
     assert said.count(line) == 1
     assert "policy.py" not in said
+
+
+def test_a_window_shorter_than_the_contexts_is_told_once_however_many_agents_have_it(tmp_path: Path) -> None:
+    """Contexts of several lengths, two models of one kind: the plain path and padding in one line each."""
+    tokenizer = character_tokenizer()
+    config = MistralConfig(
+        vocab_size=len(tokenizer), hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=8, sliding_window=8, eos_token_id=tokenizer.eos_token_id, bos_token_id=None,
+        pad_token_id=tokenizer.pad_token_id,
+    )  # fmt: skip
+    MistralForCausalLM(config).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    file = team(tmp_path)
+    more = "- {name: ann}\n    - {name: bob, max_tokens: 30}\n    - {name: cat, max_tokens: 60}"
+    file.write_text(file.read_text().replace("- {name: ann}", more))
+    said = told(
+        "train", file, "team.model=./model", "team.train=full", "sampling.engine=paged", "plan.stages=1",
+        "learner.precision=fp32", "--out", tmp_path / "out", code=0,
+    )  # fmt: skip
+    assert said.count("a sliding window of 8 tokens, shorter than its contexts: sampling falls back") == 1
+    assert said.count("a sliding window of 8 tokens, shorter than its contexts: batches are padded") == 1

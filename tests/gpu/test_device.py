@@ -125,19 +125,18 @@ def test_captured_eager_and_plain_say_the_same_from_the_same_noise(policy, drawi
 
 
 def test_groups_that_read_their_prompts_together_say_the_same(policy, monkeypatch):
-    monkeypatch.setattr("teamtr.engines.torch.serving.server.WORTH_SPARING", 0)
+    monkeypatch.setattr("teamtr.engines.torch.serving.sharing.WORTH_SPARING", 0)
     prompts, drawing, used = some_prompts(300), Drawing(1.0), []
     copy = SamplingCopy(policy.causal_lm, torch.float32, DEVICE)
     copy.fill(policy.causal_lm, policy.adapter, version="v", base="b")
     server = Server(copy, pool_bytes=1 << 28, graphs=CARD)
-    common = server._common
+    decides = server._reads_together
 
     def noted(size):
-        found = common(size)
-        used.append((size, found is not None, server._desk.common.count))
-        return found
+        used.append((size, decides(size), len(server._desk.clusters)))
+        return decides(size)
 
-    monkeypatch.setattr(server, "_common", noted)
+    monkeypatch.setattr(server, "_reads_together", noted)
     ours = server.sample("v", prompts, uniforms(5, 300, 48), drawing=drawing, end_ids=policy.end_ids)
     assert used[0] == (384, True, 24), "three of the five prompts have whole pages, for 60 rows in clusters of 8"
     others = 0

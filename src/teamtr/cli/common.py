@@ -63,15 +63,18 @@ def fail(message: str, code: int) -> NoReturn:
 
 @contextmanager
 def _telling_warnings() -> Iterator[None]:
-    """Warnings as one line, without the place in the code that gave them."""
+    """Warnings as one line, without the place in the code that gave them; the same one once."""
     from teamtr.show import say
 
+    told: set[str] = set()
     with warnings.catch_warnings():
         usual = warnings.showwarning
 
         def tell(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
             if issubclass(category, UserWarning):
-                say(f"warning: {message}")
+                if str(message) not in told:
+                    say(f"warning: {message}")
+                told.add(str(message))
             else:
                 usual(message, category, *place, **more)
 

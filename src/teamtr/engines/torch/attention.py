@@ -165,7 +165,7 @@ def require_plain(attention_mask: Tensor | None, dropout: float, options: dict[s
         raise RuntimeError("attention 'teamtr' is only valid inside `attending`")
     window = options.get("sliding_window")
     if window is not None and window < layout.longest:
-        raise Unsupported(f"a sliding window of {window} tokens, shorter than the {layout.longest} needed")
+        raise Unsupported(f"a sliding window of {window} tokens, shorter than its contexts")
     for name in ("softcap", "s_aux", "position_bias"):
         if options.get(name) is not None:
             raise Unsupported(f"attention with {name}")

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from teamtr.engines.torch.serving.rotation import Rotation
-from teamtr.engines.torch.serving.sharing import shares, splits
+from teamtr.engines.torch.serving.sharing import Together, shares, splits
 
 PAGE = 64
 """Tokens in a page; also the tile that one attention step reads."""
@@ -141,6 +141,7 @@ def _decode_kernel(
 
     first = 0
     if SHARES:
+        tl.static_assert(SPLITS == 1)  # a second program would add what is common once more
         first = tl.load(first_page + row)
         if first > 0:
             for share in tl.static_range(SHARES):
@@ -249,18 +250,17 @@ def _prefill_kernel(
 def decode_attention(
     query_NHD: Tensor, key_NKD: Tensor, value_NKD: Tensor, key_pool: Tensor, value_pool: Tensor,
     table_NP: Tensor, length_N: Tensor, scale: float, rotation: Rotation | None = None,
-    common: tuple[Tensor, Tensor, Tensor] | None = None,
+    together: Together | None = None,
 ) -> Tensor:  # fmt: skip
     """Attention of one new token per row over its ``length_N`` cached ones and itself, whose key and value it also
-    writes to their page. With ``rotation``, query and key come as the layer's products. ``common`` says which rows
-    read their first pages together (``sharing.Common.of``). Returns [N, H, D]."""
+    writes to their page. With ``rotation``, query and key come as the layer's products. Returns [N, H, D]."""
     rows, heads, dim = query_NHD.shape
     kv_heads = key_NKD.shape[1]
-    parts = splits(rows, kv_heads) if common is None else 1
-    common_parts = 0 if common is None else shares(rows, kv_heads)
+    parts = splits(rows, kv_heads) if together is None else 1
+    common_parts = 0 if together is None else shares(rows, kv_heads)
     out = torch.empty(rows, heads, dim, dtype=query_NHD.dtype, device=query_NHD.device)
     partial = partial_ml = first_page = out
-    if (pieces := max(parts, common_parts)) > 1 or common is not None:
+    if (pieces := max(parts, common_parts)) > 1 or together is not None:
         partial = torch.empty(rows, heads, pieces, dim, dtype=torch.float32, device=out.device)
         partial_ml = torch.empty(rows, heads, pieces, 2, dtype=torch.float32, device=out.device)
     block_d = max(16, triton.next_power_of_2(dim))
@@ -270,8 +270,8 @@ def decode_attention(
         "GROUP": group, "DIM": dim, "BLOCK_D": block_d, "PAGE": PAGE, "KV_HEADS": kv_heads,
         "ROTATE": rotation is not None, "NORM": rotation is not None and rotation.query_weight_D is not None,
     }  # fmt: skip
-    if common is not None:
-        member_CM, pages_C, first_page = common
+    if together is not None:
+        member_CM, pages_C, first_page = together
         members = member_CM.shape[1]
         _common_kernel[(len(member_CM), kv_heads, common_parts)](
             query_NHD, key_pool, value_pool, table_NP, member_CM, pages_C, partial, partial_ml,
@@ -288,7 +288,7 @@ def decode_attention(
         query_NHD.stride(0), query_NHD.stride(1), key_NKD.stride(0), key_NKD.stride(1),
         value_NKD.stride(0), value_NKD.stride(1), table_NP.stride(0), angle_row,
         SPLITS=parts, BLOCK_G=max(16, triton.next_power_of_2(group)), SHARES=common_parts, **kind,
-        num_warps=4, num_stages=3 if common is None else 2,
+        num_warps=4, num_stages=3 if together is None else 2,  # few pages are left: rather more programs at once
     )  # fmt: skip
     if parts > 1:
         _join_kernel[(rows * heads,)](partial, partial_ml, out, DIM=dim, BLOCK_D=block_d, SPLITS=parts, num_warps=1)

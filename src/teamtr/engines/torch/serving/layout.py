@@ -12,6 +12,7 @@ from torch import Tensor
 from teamtr.engines.torch.serving import reference
 from teamtr.engines.torch.serving.pages import Pool
 from teamtr.engines.torch.serving.rotation import Rotation
+from teamtr.engines.torch.serving.sharing import Together
 
 BLOCK = 64
 """Query tokens that one program of the prefill kernel takes."""
@@ -32,8 +33,7 @@ class Decoding:
     pool: Pool
     table_NP: Tensor
     length_N: Tensor
-    common: tuple[Tensor, Tensor, Tensor] | None = None
-    """Which rows read their first pages together (``sharing.Common.of``)."""
+    together: Together | None = None
 
     longest = 0  # the prefill has looked at all pages of these rows
 
@@ -42,7 +42,7 @@ class Decoding:
     ) -> Tensor:
         keys, values = self.pool.keys[layer], self.pool.values[layer]
         attention: Tensor = _computing(query.device).decode_attention(
-            query, key, value, keys, values, self.table_NP, self.length_N, scale, rotation, self.common
+            query, key, value, keys, values, self.table_NP, self.length_N, scale, rotation, self.together
         )
         return attention
 

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from teamtr.engines.torch.serving.rotation import Rotation
+from teamtr.engines.torch.serving.sharing import Together
 
 
 def gather_pages(pool: Tensor, table_P: Tensor, length: int) -> Tensor:
@@ -18,9 +19,9 @@ def gather_pages(pool: Tensor, table_P: Tensor, length: int) -> Tensor:
 def decode_attention(
     query_NHD: Tensor, key_NKD: Tensor, value_NKD: Tensor, key_pool: Tensor, value_pool: Tensor,
     table_NP: Tensor, length_N: Tensor, scale: float, rotation: Rotation | None = None,
-    common: tuple[Tensor, Tensor, Tensor] | None = None,
+    together: Together | None = None,
 ) -> Tensor:  # fmt: skip
-    """``common`` changes who reads what, and nothing of what is computed."""
+    """``together`` changes who reads what, and nothing of what is computed."""
     if rotation is not None:
         query_NHD, key_NKD = rotation.query(query_NHD), rotation.key(key_NKD)
     page = key_pool.shape[2]

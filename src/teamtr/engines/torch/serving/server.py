@@ -30,7 +30,7 @@ from teamtr.engines.torch.attention import AttentionShape, Layout, attending
 from teamtr.engines.torch.serving.copy import SamplingCopy
 from teamtr.engines.torch.serving.layout import Decoding, Prefilling
 from teamtr.engines.torch.serving.pages import SCRATCH, Pool
-from teamtr.engines.torch.serving.sharing import WORTH_SPARING, Common, clusters, most_members, spared, splits
+from teamtr.engines.torch.serving.sharing import Cluster, Together, clusters, most_members, remaining, splits, worth_it
 from teamtr.errors import Misuse
 from teamtr.types import Ids, Sample
 
@@ -71,7 +71,8 @@ class _Desk:
     logp: Tensor = field(init=False)
     limit: Tensor = field(init=False)
     ends: Tensor = field(init=False)
-    common: Common = field(init=False)
+    together: Together = field(init=False)
+    clusters: list[Cluster] = field(default_factory=list)
     graphs: dict[tuple[int, Drawing, bool], Any] = field(default_factory=dict)
     memory: Any = None  # of the graphs, which share it; it goes with the last of them
 
@@ -91,7 +92,7 @@ class _Desk:
         self.logp = make(self.rows + 1, self.tokens, dtype=torch.float32)
         self.limit = make(1)
         self.ends = torch.full((64,), -1, device=self.device)
-        self.common = Common(seats, self.members, self.device)
+        self.together = Together.none(seats, self.members, self.device)
 
     def fits(self, rows: int, tokens: int, width: int) -> bool:
         return rows <= self.rows and tokens <= self.tokens and width <= self.width
@@ -102,6 +103,7 @@ class _Desk:
         self.ends.fill_(-1)
         self.ends[: len(end_ids)] = torch.tensor(sorted(end_ids), device=self.device)
         self.limit.fill_(tokens)
+        self.clusters = []
         self.clear(0)
 
     def clear(self, first: int) -> None:
@@ -180,22 +182,21 @@ class Server:
         lengths = np.zeros(rows, dtype=np.int64)
         waiting = deque(sorted(range(rows), key=lambda b: (len(prompts[b]), prompts[b].tobytes(), b)))
         seats: list[_Seat] = []
-        changed = True
         while waiting or seats:
             # 1. and 2.: admit, and take the first token from the prefill
             fresh = self._admit(version, prompts, tokens, waiting, len(seats), drawing)
             seats += fresh
             # 3. decode
-            if fresh or changed:
+            if fresh and tokens > 1:
                 self._share(seats)
-            steps = self._longest_wait(seats, tokens) if not fresh else min(LOOK_EVERY, tokens)
-            for _ in range(min(LOOK_EVERY, steps) if tokens > 1 else 0):
+            steps = tokens - 1 if fresh else self._longest_wait(seats, tokens)
+            for _ in range(min(LOOK_EVERY, steps)):
                 self._replay(len(seats), drawing)
             # 4. close ranks
             alive = desk.alive[: len(seats)].tolist()
-            changed = not all(alive)
-            if changed:
+            if not all(alive):
                 self._leave(version, seats, alive, lengths)
+                self._put_clusters(remaining(desk.clusters, alive))
                 seats = [seat for seat, stays in zip(seats, alive, strict=True) if stays]
         return self._samples(lengths, end_ids)
 
@@ -300,32 +301,38 @@ class Server:
         return tokens - int(self._require_desk().step[: len(seats)].min())
 
     def _replay(self, seats: int, drawing: Drawing) -> None:
-        size = next(s for s in SIZES if s >= seats)
+        size = _size(seats)
         if not self._graphs:
             self._step(size, drawing)
             return
         graphs = self._require_desk().graphs
-        key = (size, drawing, self._common(size) is not None)
+        key = (size, drawing, self._reads_together(size))
         if key not in graphs:
             graphs[key] = self._capture(size, drawing)
         graphs[key].replay()
 
     def _share(self, seats: Sequence[_Seat]) -> None:
-        """Let rows that begin with the same pages read them together, where it is worth it."""
-        desk = self._require_desk()
-        found = clusters([seat.pages for seat in seats], desk.members)
-        in_a_layer = Pool.bytes_per_page(self._shape, PAGE, self.copy.dtype) // self._shape.layers
-        desk.common.put(found if spared(found) * in_a_layer >= WORTH_SPARING else [])
+        """Look for rows that begin with the same pages: whenever rows have come. When some leave, the rest go on."""
+        many = splits(_size(len(seats)), self._shape.kv_heads) == 1
+        self._put_clusters(clusters([seat.pages for seat in seats], self._require_desk().members) if many else [])
 
-    def _common(self, size: int) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Who reads pages together in a step of this size; None where no rows do, or a row has several programs."""
-        common = self._require_desk().common
-        return common.of(size) if common.count and splits(size, self._shape.kv_heads) == 1 else None
+    def _put_clusters(self, found: list[Cluster]) -> None:
+        desk = self._require_desk()
+        in_a_layer = Pool.bytes_per_page(self._shape, PAGE, self.copy.dtype) // self._shape.layers
+        found = found if worth_it(found, in_a_layer) else []
+        if found or desk.clusters:
+            desk.together.put(found)
+        desk.clusters = found
+
+    def _reads_together(self, size: int) -> bool:
+        """Not where a row has several programs: each would add what is common once more."""
+        return bool(self._require_desk().clusters) and splits(size, self._shape.kv_heads) == 1
 
     def _step(self, size: int, drawing: Drawing) -> None:
         """One token for the first ``size`` seats."""
         desk = self._require_desk()
-        layout = Decoding(self._require_pool(), desk.table[:size], desk.position[:size], self._common(size))
+        together = desk.together.of(size) if self._reads_together(size) else None
+        layout = Decoding(self._require_pool(), desk.table[:size], desk.position[:size], together)
         hidden = self._hidden(layout, desk.token[:size], desk.position[:size].long())
         uniform = desk.uniform[desk.row[:size], desk.step[:size]]
         ids, logp = drawing(self.copy.logits(hidden), uniform)
@@ -401,13 +408,15 @@ class Server:
                     f"{count * per_page / 2**30:.2g} GB of keys and values do not fit into the memory that is free on "
                     f"{self.copy.device}; lower sampling.memory_gb or the number of episodes"
                 ) from error
-        if self._desk is None or not self._desk.fits(len(prompts), tokens, max(pages)):
+        # One column more than pages: a row that has said all it may stays for a while, and writes behind its last page.
+        width = max(pages) + 1
+        if self._desk is None or not self._desk.fits(len(prompts), tokens, width):
             old, self._desk = self._desk, None
             self._desk = _Desk(
                 rows=_roomy(len(prompts), old.rows if old else 0),
                 tokens=_roomy(tokens, old.tokens if old else 0),
-                width=_roomy(max(pages), old.width if old else 0),
-                members=most_members(self._shape.heads // self._shape.kv_heads),
+                width=_roomy(width, old.width if old else 0),
+                members=most_members(self._shape.heads // self._shape.kv_heads, self.copy.dtype),
                 device=self.copy.device,
             )
 
@@ -418,6 +427,11 @@ class Server:
     def _require_desk(self) -> _Desk:
         assert self._desk is not None
         return self._desk
+
+
+def _size(rows: int) -> int:
+    """The smallest captured size that holds so many rows."""
+    return next(size for size in SIZES if size >= rows)
 
 
 def _roomy(needed: int, had: int) -> int:

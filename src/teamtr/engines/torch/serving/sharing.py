@@ -8,23 +8,28 @@ with the same pages, as the episodes of a group do, read these together instead 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 SPLIT_TARGET = 4 * 132
-"""Programs wanted on the card: with fewer rows than this, a row's pages are shared out among several programs."""
+"""Programs wanted on the card: with fewer rows times kv heads, a row's pages are shared out among several programs."""
 MOST_SPLITS = 16
 SHARES_TARGET = 4096
-"""Rows times kv heads from which the common pages of a cluster have one program; with fewer, up to four."""
+"""Most programs, counting one for every row and kv head, among which the common pages of clusters are shared out."""
 QUERIES = 16
-"""Queries that one program holds against a common page; more where eight rows have more."""
+"""Queries that one program holds against a common page."""
+MOST_QUERIES = 64
+"""In half precision, for the sake of eight rows; more would not fit into a program's registers."""
 WORTH_SPARING = 48 << 20
 """Bytes of a layer's keys and values that must be spared: another kernel costs as much as reading these, where
 neighbours' reading is often in the cache already."""
+
+Cluster = tuple[list[int], int]
+"""Rows, and how many first pages they have in common."""
 
 
 def splits(rows: int, kv_heads: int) -> int:
@@ -37,19 +42,25 @@ def splits(rows: int, kv_heads: int) -> int:
 
 def shares(rows: int, kv_heads: int) -> int:
     """Programs for the common pages of one cluster and one kv head."""
-    return 4 if 4 * rows * kv_heads <= SHARES_TARGET else 2 if 2 * rows * kv_heads <= SHARES_TARGET else 1
+    return next((n for n in (4, 2) if n * rows * kv_heads <= SHARES_TARGET), 1)
 
 
-def most_members(group: int) -> int:
-    """Rows that read common pages together, with ``group`` query heads to a kv head."""
-    return max(QUERIES // group, 8)
+def most_members(group: int, dtype: torch.dtype) -> int:
+    """Rows that read common pages together, with ``group`` query heads to a kv head; 1 where none can."""
+    queries = QUERIES if dtype == torch.float32 else min(MOST_QUERIES, max(QUERIES, 8 * group))
+    return max(1, queries // group)
 
 
-def clusters(pages: Sequence[list[int]], most: int) -> list[tuple[list[int], int]]:
-    """Rows that read their first pages together, at most ``most`` in one cluster: (rows, pages in common). Of all ways
-    to cut the rows, sorted by their pages, the one that spares most reading; rows that share nothing are in none."""
+def worth_it(found: Sequence[Cluster], page_bytes: int) -> bool:
+    """Whether reading together pays, with so many bytes to a page of one layer."""
+    return spared(found) * page_bytes >= WORTH_SPARING
+
+
+def clusters(pages: Sequence[list[int]], most: int) -> list[Cluster]:
+    """Rows that read their first pages together, at most ``most`` in one cluster. Of all ways to cut the rows, sorted
+    by their pages, the one that spares most reading; rows that share nothing are in none."""
     order = sorted(range(len(pages)), key=pages.__getitem__)
-    alike = [_common(pages[a], pages[b]) for a, b in pairwise(order)]
+    alike = [_pages_alike(pages[a], pages[b]) for a, b in pairwise(order)]
     spares, sizes = [0], [0]  # of the first rows in that order, and the size of their last cluster
     for end in range(1, len(order) + 1):
         best, best_size, common = spares[end - 1], 1, len(pages[order[end - 1]])
@@ -70,51 +81,54 @@ def clusters(pages: Sequence[list[int]], most: int) -> list[tuple[list[int], int
     return cut[::-1]
 
 
-def spared(found: Sequence[tuple[Sequence[int], int]]) -> int:
+def remaining(found: Sequence[Cluster], stays: Sequence[bool]) -> list[Cluster]:
+    """The clusters once some rows have left and the others closed ranks."""
+    place = np.cumsum(stays) - 1
+    kept = (([int(place[row]) for row in rows if stays[row]], common) for rows, common in found)
+    return [cluster for cluster in kept if len(cluster[0]) > 1]
+
+
+def spared(found: Sequence[Cluster]) -> int:
     """Pages that clusters need not read."""
     return sum((len(rows) - 1) * common for rows, common in found)
 
 
-def _common(a: Sequence[int], b: Sequence[int]) -> int:
+def _pages_alike(a: Sequence[int], b: Sequence[int]) -> int:
     for k, (x, y) in enumerate(zip(a, b, strict=False)):
         if x != y:
             return k
     return min(len(a), len(b))
 
 
-@dataclass
-class Common:
-    """Clusters as tensors, whose addresses stay: what captured graphs read."""
+class Together(NamedTuple):
+    """Which rows of a step read their first pages together, as kernels are told."""
 
-    seats: int
-    members: int
-    device: torch.device
-    member_CM: Tensor = field(init=False)
+    member_CM: Tensor
     """The rows of each cluster; -1 where there is none."""
-    pages_C: Tensor = field(init=False)
-    first_N: Tensor = field(init=False)
+    pages_C: Tensor
+    """The pages that they have in common; 0 where there is no cluster."""
+    first_N: Tensor
     """The first page that a row reads alone."""
-    count: int = 0
 
-    def __post_init__(self) -> None:
-        most = self.seats // 2
-        self.member_CM = torch.full((most, self.members), -1, dtype=torch.int32, device=self.device)
-        self.pages_C = torch.zeros(most, dtype=torch.int32, device=self.device)
-        self.first_N = torch.zeros(self.seats, dtype=torch.int32, device=self.device)
+    @staticmethod
+    def none(rows: int, members: int, device: torch.device) -> Together:
+        """Room for the clusters of so many rows, half as many at most."""
+        return Together(
+            torch.full((rows // 2, members), -1, dtype=torch.int32, device=device),
+            torch.zeros(rows // 2, dtype=torch.int32, device=device),
+            torch.zeros(rows, dtype=torch.int32, device=device),
+        )
 
-    def put(self, found: Sequence[tuple[Sequence[int], int]]) -> None:
-        """These clusters from now on."""
-        if not found and not self.count:
-            return
+    def put(self, found: Sequence[Cluster]) -> None:
+        """These clusters from now on, in the same tensors: captured graphs read them there."""
         member = np.full(self.member_CM.shape, -1, dtype=np.int32)
-        pages, first = np.zeros(len(member), dtype=np.int32), np.zeros(self.seats, dtype=np.int32)
+        pages, first = np.zeros(len(member), dtype=np.int32), np.zeros(len(self.first_N), dtype=np.int32)
         for c, (rows, common) in enumerate(found):
             member[c, : len(rows)] = rows
             pages[c], first[rows] = common, common
-        for target, source in ((self.member_CM, member), (self.pages_C, pages), (self.first_N, first)):
+        for target, source in zip(self, (member, pages, first), strict=True):
             target.copy_(torch.from_numpy(source))
-        self.count = len(found)
 
-    def of(self, rows: int) -> tuple[Tensor, Tensor, Tensor]:
-        """What a step of this many rows needs: it has half as many clusters at most."""
-        return self.member_CM[: rows // 2], self.pages_C[: rows // 2], self.first_N[:rows]
+    def of(self, rows: int) -> Together:
+        """The part that a step of the first rows needs."""
+        return Together(self.member_CM[: rows // 2], self.pages_C[: rows // 2], self.first_N[:rows])
