@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from teamtr import run
+from teamtr import preflight, run
 from teamtr.build import build
 from teamtr.config import loads
 from teamtr.engines.local import LocalEngine
-from teamtr.engines.torch.attention import Unsupported
+from teamtr.engines.torch.attention import AttentionShape, Unsupported
+from teamtr.engines.torch.serving.pages import Pool
 from teamtr.engines.torch.serving.room import ServingRoom
+from teamtr.engines.torch.serving.server import PAGE
 from teamtr.errors import Misuse
 from teamtr.memory import (
     PLAYER,
@@ -21,6 +24,7 @@ from teamtr.memory import (
     Lengths,
     MemoryPlan,
     _longest_batch,
+    _old_policy_of_the_rest,
     activation_bytes_per_token,
     kept_bytes,
     kept_for_backward,
@@ -239,12 +243,35 @@ def test_an_evaluation_larger_than_a_batch_is_planned_and_reserved():
     text = TEAM.format(train="lora", engine="paged")
     small = build(loads(text, "plan.yaml", ["eval.every=0"]))
     large = build(loads(text, "plan.yaml", ["eval.problems=4", "eval.samples=64"]))
-    assert items(large)["keys and values"] > 32 * items(small)["keys and values"]
+    assert items(large)["keys and values"] > 7 * items(small)["keys and values"]
     rehearse(large)
     policy = large.engine.learner("speaker").policy
     before = policy.serving.server_of(policy.causal_lm).books
     run.evaluate_team(large, large.current_team(), stage=0)
     assert policy.serving.server_of(policy.causal_lm).books is before, "no page was added"
+
+
+def test_the_check_before_a_run_is_planned(monkeypatch):
+    """It plays more episodes than a small batch has."""
+    small = build(loads(TEAM.format(train="lora", engine="paged"), "plan.yaml", ["eval.every=0"]))
+    planned = items(small)["keys and values"]
+    preflight.measure_floors(small)
+    policy = small.engine.learner("speaker").policy
+    server = policy.serving.server_of(policy.causal_lm)
+    page = Pool.bytes_per_page(AttentionShape.of(policy.causal_lm.config), PAGE, torch.float32)
+    assert 0 < server.books.count * page <= planned
+
+
+@pytest.mark.parametrize("agent", ["left", "speaker"])
+def test_a_rehearsal_holds_the_old_policy_of_a_whole_batch(agent, monkeypatch):
+    """Of four messages an update keeps the last hidden states; with micro-batches of one, the step has those of one."""
+    built = build(loads(TEAM.format(train="lora", engine="plain"), "plan.yaml", ["learner.micro_batch=1"]))
+    learner, held = built.engine.learner(agent), []
+    monkeypatch.setattr(learner.policy, "device", SimpleNamespace(type="cuda"))
+    monkeypatch.setattr("teamtr.memory.torch.empty", lambda count, **options: held.append(count))
+    with _old_policy_of_the_rest(built, learner, longest(built)[agent], 1):
+        pass
+    assert held == [3 * 4 * learner.policy.causal_lm.config.hidden_size * 4]
 
 
 def test_pages_that_do_not_fit_are_an_error_with_a_remedy(monkeypatch):
