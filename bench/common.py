@@ -85,6 +85,19 @@ def so_far(name: str, result: Any) -> None:
     print(name, result, file=sys.stderr, flush=True)
 
 
+def versions() -> dict[str, str | None]:
+    """Of what is measured, and of what it is measured against."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    found: dict[str, str | None] = {}
+    for name in ("torch", "transformers", "peft", "trl"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = None
+    return found
+
+
 def report(
     title: str, header: Sequence[str], rows: Sequence[Sequence[Any]], record: dict[str, Any], as_json: bool
 ) -> None:
@@ -94,7 +107,8 @@ def report(
     lines = ["  ".join(str(c).ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in (header, *texts)]
     sys.stderr.write(title + "\n" + "\n".join(lines) + "\n")
     if as_json:
-        sys.stdout.write(json.dumps(record) + "\n")
+        where = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+        sys.stdout.write(json.dumps({**record, "device": where, "versions": versions()}) + "\n")
 
 
 def _text(cell: Any) -> str:

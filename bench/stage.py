@@ -89,7 +89,12 @@ def ours(a: argparse.Namespace) -> dict[str, Any]:
         phases["whole"] += time.perf_counter() - started
         phases[f"messages measured by {agent}"] = done.messages_measured
     phases["micro-batch"] = min(engine.learner(agent).micro_batch for agent in engine.learners)
-    return {**phases, "peak GB": peak_gb(), "sampled tokens": sampled}
+    shares = {
+        "sampled tokens/s": sampled / phases["sample"],
+        "gate share of the stage": phases["gate"] / phases["whole"],
+        "gate share without sampling": phases["gate"] / (phases["whole"] - phases["sample"]),
+    }
+    return {**phases, **shares, "peak GB": peak_gb(), "sampled tokens": sampled}
 
 
 def warm(engine: Any, said: dict[str, Any], a: argparse.Namespace) -> None:
@@ -200,7 +205,7 @@ def main() -> None:
             torch.cuda.reset_peak_memory_stats()
         peaks[agents] = memory(a, agents)
         so_far(f"{agents} agents", peaks[agents])
-    keys = ("sample", "score", "train", "gate", "whole", "sampled tokens", "peak GB")
+    keys = ("sample", "score", "train", "gate", "whole", "sampled tokens/s", "gate share of the stage", "peak GB")
     rows = [(name, *(r.get(k) for k in keys)) for name, r in results.items()]
     title = f"{a.shape}: {a.agents} agents, {a.problems} problems x {a.group}, turns of {a.tokens} tokens; seconds"
     record = {"benchmark": "stage", **vars(a), "results": results, "memory by agents": peaks}

@@ -16,11 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import STATE, make_batch, make_policy
+from teamtr.build import build
+from teamtr.config import loads
 from teamtr.engines.learner import PolicyLearner
 from teamtr.engines.local import LocalEngine
 from teamtr.engines.policy import Drawing, keep_likely, uniforms
 from teamtr.engines.torch.attention import AttentionShape, Unsupported, attending
 from teamtr.engines.torch.loading import TinyShape, tiny_model
+from teamtr.engines.torch.packing import common_beginning
 from teamtr.engines.torch.policy import TransformerPolicy
 from teamtr.engines.torch.serving.copy import SamplingCopy
 from teamtr.engines.torch.serving.joining import join_siblings
@@ -31,6 +34,7 @@ from teamtr.engines.torch.serving.server import PAGE, SIZES, Server
 from teamtr.engines.torch.serving.sharing import clusters, most_members, remaining, shares, spared, splits
 from teamtr.errors import Misuse
 from teamtr.presets import Objective
+from teamtr.rollout import play
 
 CPU = torch.device("cpu")
 LENGTHS = (3, 63, 64, 65, 130)
@@ -123,6 +127,45 @@ def test_an_agents_own_words_are_found_when_the_context_only_grew(policy):
     # All whole pages of prompt and message, less the last token drawn, which was never fed.
     assert server.books.found_tokens - before == sum((len(p) + 69) // PAGE * PAGE for p in prompts)
     assert_same(policy.sample(grown, max_tokens=6, seed=4, temperature=1.0), paged)
+
+
+@pytest.mark.parametrize("history", ["transcript", "chat"])
+def test_in_play_an_agent_finds_what_it_read_and_in_a_chat_what_it_said(history, monkeypatch):
+    """A transcript tells an agent's own words anew, as a line; a chat has them where they were said."""
+    text = f"""
+name: talk
+task: {{name: sums}}
+team:
+  model: tiny
+  max_tokens: 150
+  history: {history}
+  router: {{rounds: 2}}
+  system_prompt: {"Add. " * 30}
+  agents: [{{name: ann}}]
+tiny: {{layers: 1, width: 16, heads: 2, warmup_steps: 0}}
+sampling: {{engine: paged}}
+"""
+    built = build(loads(text, name="talk.yaml"))
+    sample, calls = Server.sample, []
+
+    def noted(self, version, prompts, uniform_BT, **options):
+        before = self.books.found_tokens if self.books else 0
+        said = sample(self, version, prompts, uniform_BT, **options)
+        calls.append((prompts, [s.token_ids for s in said], self.books.found_tokens - before))
+        return said
+
+    monkeypatch.setattr(Server, "sample", noted)
+    play(built.arena, built.current_team(), built.task.problems("train")[:3], 1, seed=0)
+    (read, said, _), (read_again, _, found) = calls
+    known = [np.concatenate([prompt, message[:-1]]) for prompt, message in zip(read, said, strict=True)]
+    common = [common_beginning(a, b) for a, b in zip(known, read_again, strict=True)]
+    assert found == sum(tokens // PAGE * PAGE for tokens in common)
+    beyond = [tokens - len(prompt) for tokens, prompt in zip(common, read, strict=True)]
+    if history == "chat":
+        assert max(beyond) > 0, "its own words, as far as the text gives the same tokens again"
+    else:
+        assert max(beyond) < 0
+    assert min(common) >= PAGE
 
 
 def two_agents(kind: str) -> LocalEngine:

@@ -33,12 +33,18 @@ def bench(monkeypatch, capsys):
 def test_rollout(bench):
     record, _ = bench("rollout", "--rows", "4", "--prompt", "16", "--new", "4")
     assert record["floor"] > 0
-    assert {"ours", "generate"} <= set(record["results"])
-    assert all(r["whole"] > 0 for r in record["results"].values())
+    assert set(record["results"]) == {"ours", "generate", "generate, static cache"}
+    for result in record["results"].values():
+        assert result["share of floor"] == pytest.approx(result["decode"] / record["floor"])
+        assert 0 < result["flops utilisation"] < 1
+        assert result["whole x generate"] == pytest.approx(result["whole"] / record["results"]["generate"]["whole"])
+    assert record["precision"] == "fp32"
+    assert record["versions"]["torch"]
 
 
 def test_rollout_says_what_its_time_goes_to(bench):
-    record, said = bench("rollout", "--rows", "4", "--prompt", "16", "--new", "4", "--skip", "generate", "--profile")
+    small = ("--rows", "4", "--prompt", "16", "--new", "4", "--skip", "generate", "--skip", "generate, static cache")
+    record, said = bench("rollout", *small, "--profile")
     assert set(record["results"]) == {"ours"}
     assert "rotated_attention" in said
     with pytest.raises(SystemExit):
@@ -60,6 +66,9 @@ def test_stage_by_phase_beside_a_rival(bench):
     assert ours["sample"] == pytest.approx(sum(ours[f"turn {k}"] for k in (1, 2, 3)), rel=0.2)
     assert ours["sampled tokens"] <= 3 * 3 * 4 * 4
     assert record["times faster"] > 0
+    assert ours["sampled tokens/s"] == pytest.approx(ours["sampled tokens"] / ours["sample"])
+    assert ours["gate share of the stage"] == pytest.approx(ours["gate"] / ours["whole"])
+    assert ours["gate share of the stage"] < ours["gate share without sampling"]
     assert "TRL" in record["results"] or "TRL: not measured" in said
 
 

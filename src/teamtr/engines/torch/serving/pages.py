@@ -2,7 +2,8 @@
 
 A page holds PAGE consecutive tokens of one sequence under one version of one agent. Its name is a hash of that
 version and of all tokens up to its end, so whoever needs the same prefix under the same weights finds it: the G
-episodes of a group, the same problem after another agent's update, an agent's next turn in a context that only grew.
+episodes of a group, the same problem after another agent's update, an agent's next turn in a context that only grew
+(what it read; what it said as well where the context is a chat whose text gives the same tokens again).
 """
 
 from __future__ import annotations
