@@ -508,3 +508,20 @@ def test_ctrl_c_twice_stops_at_once_and_stays_resumable(team_file, tmp_path):
         invoke("train", team_file, f"plan.stages={stages}", "plan.problems=64", "--out", folder, "--json")
     )
     assert again["updates"] == 3 * stages
+
+
+def test_what_was_asked_for_is_on_stdout_and_with_json_the_record_alone(team_file, tmp_path):
+    """So that `teamtr eval run > file` keeps the figures; progress and warnings stay on stderr."""
+    invoke("train", team_file, "--out", tmp_path / "run")
+    commands = {
+        "fine": ("check", team_file),
+        "worst step": ("plan", team_file),
+        "verdicts:": ("eval", tmp_path / "run", "--limit", "2"),
+        "0 violations": ("lab", "verify", "--teams", "20"),
+    }
+    for word, command in commands.items():
+        asked, recorded = invoke(*command), invoke(*command, "--json")
+        assert word in asked.stdout
+        assert word not in asked.stderr
+        assert word in recorded.stderr
+        assert isinstance(json.loads(recorded.stdout), dict), "one line of JSON and nothing else"

@@ -14,7 +14,7 @@ from own_rows import OWN, source, write_rows
 from teamtr import generations
 from teamtr.build import build
 from teamtr.cli import app
-from teamtr.cli.evaluate import _show_eval
+from teamtr.cli.evaluate import _told
 from teamtr.config import load_team_file
 from teamtr.evaluate import summarise
 from teamtr.generations import Evaluation
@@ -175,11 +175,11 @@ def test_a_run_is_evaluated_in_its_own_folder(tmp_path: Path) -> None:
     assert invoke(folder, "--samples", 2, "--regrade")["verdicts"] == report["verdicts"]
 
 
-def test_equal_rewards_have_no_interval_but_shares_do(capsys: pytest.CaptureFixture[str]) -> None:
+def test_equal_rewards_have_no_interval_but_shares_do() -> None:
     """Nobody told the range of rewards below zero; that of shares is known, and one problem is no certainty."""
     verdicts = [[Verdict("wrong", -1.0)] * 2] * 8
-    _show_eval(summarise(verdicts, [["x", "x"]] * 8, None, np.random.default_rng(0)))
-    shown = {line.split("  ")[0]: " ".join(line.split()) for line in capsys.readouterr().err.splitlines()}
+    told = _told(summarise(verdicts, [["x", "x"]] * 8, None, np.random.default_rng(0)))
+    shown = {line.split("  ")[0]: " ".join(line.split()) for line in told.splitlines()}
     assert shown["mean reward"] == "mean reward -1.000"
     assert shown["avg@2"] == "avg@2 0.0 % 0.0 to 31.2"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,17 @@ def test_a_run_that_learnt_nothing_says_why(here: Path) -> None:
     code, said = teamtr("train", "team.yaml", "--out", "run")
     assert code == 0, said
     assert "nothing was learnt: in every group all episodes earned the same" in said
+
+
+def test_updates_without_a_signal_are_counted_at_the_end(here: Path) -> None:
+    """Small groups: often all episodes are right, or none."""
+    code, said = teamtr("train", "team.yaml", "plan.problems=2", "plan.group_size=4", "plan.stages=4", "--out", "run")
+    assert code == 0, said
+    lines = [json.loads(line) for line in (here / "run" / "log.jsonl").read_text().splitlines()]
+    outcomes = [line["outcome"] for line in lines if line["kind"] == "update"]
+    silent = outcomes.count("skipped_no_signal")
+    assert 0 < silent < len(outcomes)
+    assert f"{silent} of {len(outcomes)} updates had no signal" in said
 
 
 def test_the_line_of_successes_goes_on_where_the_run_does(here: Path) -> None:

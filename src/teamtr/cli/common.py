@@ -155,6 +155,13 @@ def interruptible() -> Iterator[Stop]:
             signal.signal(number, handler)
 
 
+def answer(text: str, as_json: bool) -> None:
+    """What a command was asked for, for a person: on stdout, unless the record (``--json``) stands there."""
+    stream = sys.stderr if as_json else sys.stdout
+    stream.write(f"{text}\n")
+    stream.flush()
+
+
 def emit(payload: dict[str, Any]) -> None:
     """One line of JSON on stdout; what JSON has no word for (nan, infinity) is null."""
     sys.stdout.write(json.dumps(_plain(payload), allow_nan=False) + "\n")

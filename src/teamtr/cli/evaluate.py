@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from teamtr.cli.common import JsonFlag, app, emit, errors
+from teamtr.cli.common import JsonFlag, answer, app, emit, errors
 
 if TYPE_CHECKING:
     from teamtr.build import Workshop
@@ -64,7 +64,7 @@ def evaluate(
             temperature=temperature,
         )
         report = evaluation.run(regrade=regrade, ledger=ledger, progress=_say_progress)
-    _show_eval(report)
+    answer(_told(report), as_json)
     if as_json:
         emit(
             {
@@ -100,8 +100,8 @@ def _say_progress(done: int, of: int, scores: Scores) -> None:
     say(f"{done}/{of} problems; of the last {len(scores.verdicts_PK)}: {percent(sum(verdicts) / len(verdicts))} right")
 
 
-def _show_eval(report: EvalReport) -> None:
-    from teamtr.show import percent, say, table
+def _told(report: EvalReport) -> str:
+    from teamtr.show import percent, table
 
     def row(name: str, value: float, interval: Interval | None = None) -> tuple[str, str, str]:
         between = f"{100 * interval[0]:.1f} to {100 * interval[1]:.1f}" if interval else ""
@@ -116,11 +116,14 @@ def _show_eval(report: EvalReport) -> None:
     low, high = report.reward_interval
     # Equal rewards outside of [0, 1], whose range nobody told: there is no interval that would say anything.
     rows.append(("mean reward", f"{report.mean_reward:.3f}", f"{low:.3f} to {high:.3f}" if low < high else ""))
-    say(f"{report.problems} problems x {report.samples} samples")
-    say(table(("measure", "value", f"{percent(report.confidence)} interval"), rows))
-    for name, parts in report.tables.items():
-        say("\n" + table(*_breakdown(name, report.samples, parts)))
-    say("verdicts: " + ", ".join(f"{kind} {count}" for kind, count in report.verdicts.items()))
+    return "\n".join(
+        [
+            f"{report.problems} problems x {report.samples} samples",
+            table(("measure", "value", f"{percent(report.confidence)} interval"), rows),
+            *("\n" + table(*_breakdown(name, report.samples, parts)) for name, parts in report.tables.items()),
+            "verdicts: " + ", ".join(f"{kind} {count}" for kind, count in report.verdicts.items()),
+        ]
+    )
 
 
 def _breakdown(name: str, samples: int, parts: Mapping[str, Part]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from teamtr.cli.common import JsonFlag, Overrides, app, emit, errors, fail
+from teamtr.cli.common import JsonFlag, Overrides, answer, app, emit, errors, fail
 
 
 @app.command()
@@ -28,7 +28,6 @@ def check(
         from teamtr.build import build
         from teamtr.config import load_team_file
         from teamtr.preflight import measure_floors, require_visible, self_test
-        from teamtr.show import say
         from teamtr.trackers import missing
 
         workshop = build(load_team_file(team_file, overrides or ()))
@@ -46,7 +45,7 @@ def check(
         *(f"  warning: {warning}" for warning in warnings),
         *(f"  warning: the grader failed {n} times: {why}" for why, n in getattr(task, "failures", {}).items()),
     ]
-    say("\n".join(lines))
+    answer("\n".join(lines), as_json)
     if as_json:
         emit({"ok": True, "floors": [asdict(f) for f in floors], "warnings": warnings})
 

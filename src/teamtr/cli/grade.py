@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from teamtr.cli.common import JsonFlag, app, emit, errors
+from teamtr.cli.common import JsonFlag, answer, app, emit, errors
 
 
 @app.command()
@@ -28,13 +28,13 @@ def grade(
     A row that cannot be read, or names no problem, is an error with its line, and nothing is written; a reply that
     states no answer is `unparsed`.
     """
-    from teamtr.show import say
     from teamtr.tasks.stored import grade_file
 
     with errors():
         graded = grade_file(task, responses, out, data=data or (), grader=grader)
     verdicts = ", ".join(f"{kind} {count}" for kind, count in graded.verdicts.items())
-    say(f"{graded.rows} replies: {verdicts}; {100 * graded.accuracy:.1f} % right, mean reward {graded.mean_reward:.3f}")
+    told = f"{100 * graded.accuracy:.1f} % right, mean reward {graded.mean_reward:.3f}"
+    answer(f"{graded.rows} replies: {verdicts}; {told}", as_json)
     if as_json:
         emit(
             {

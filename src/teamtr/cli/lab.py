@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from teamtr.cli.common import JsonFlag, app, emit, errors, fail
+from teamtr.cli.common import JsonFlag, answer, app, emit, errors, fail
 
 lab = typer.Typer(
     no_args_is_help=True,
@@ -46,7 +46,7 @@ def verify(
     """Check every statement of the paper, and ours, on random teams solved exactly; exit code 1 on a violation."""
     from teamtr.lab import figures
     from teamtr.lab import verify as labs
-    from teamtr.show import say, table
+    from teamtr.show import table
 
     with errors():
         report = labs.verify(teams=teams, seed=seed)
@@ -55,9 +55,9 @@ def verify(
         (name, str(c["tested"]), str(c["violations"]), _figure(c["median_ratio"]), _figure(c["p99_ratio"]))
         for name, c in record["checks"].items()
     ]
-    say(table(("statement", "tested", "violations", "median bound/true", "99th percentile"), rows))
     violations = sum(c["violations"] for c in record["checks"].values())
-    say(f"{teams} teams, {len(rows)} statements, {violations} violations")
+    shown = table(("statement", "tested", "violations", "median bound/true", "99th percentile"), rows)
+    answer(f"{shown}\n{teams} teams, {len(rows)} statements, {violations} violations", as_json)
     _finish_lab(record, figures.draw_verify, report, figure, as_json)
     if violations:
         raise typer.Exit(1)
@@ -84,12 +84,12 @@ def roles(
     """Exactly one of n must volunteer, blind: exact updates from fresh and from stale occupancies."""
     from teamtr.lab import figures
     from teamtr.lab import roles as labs
-    from teamtr.show import say, table
+    from teamtr.show import table
 
     with errors():
         report = labs.roles(ns=range(2, largest + 1), seeds=seeds, stages=stages, radius=radius, seed=seed)
     rows = labs.table(report, sizes=report.n)
-    say(table(list(rows[0]), [[_figure(value) for value in row.values()] for row in rows]))
+    answer(table(list(rows[0]), [[_figure(value) for value in row.values()] for row in rows]), as_json)
     _finish_lab(report.as_record(), figures.draw_roles, report, figure, as_json)
 
 
@@ -98,7 +98,7 @@ def scaling(seed: Seed = 0, figure: Figure = None, as_json: JsonFlag = False) ->
     """How stale gaps and drift grow with the number of agents, in several families of games, with fitted exponents."""
     from teamtr.lab import figures
     from teamtr.lab import scaling as labs
-    from teamtr.show import say, table
+    from teamtr.show import table
 
     with errors():
         report = labs.scaling(seed=seed)
@@ -116,7 +116,7 @@ def scaling(seed: Seed = 0, figure: Figure = None, as_json: JsonFlag = False) ->
         )
         for f in record["families"]
     ]
-    say(f"{table(header, rows)}\n\n{record['note']}")
+    answer(f"{table(header, rows)}\n\n{record['note']}", as_json)
     _finish_lab(record, figures.draw_scaling, report, figure, as_json)
 
 
@@ -130,7 +130,7 @@ def tightness(
     """How often a certificate is positive for a step that truly improves: the paper's, and ours."""
     from teamtr.lab import figures
     from teamtr.lab import tightness as labs
-    from teamtr.show import percent, say, table
+    from teamtr.show import percent, table
 
     with errors():
         report = labs.tightness(teams=teams, seed=seed)
@@ -146,6 +146,6 @@ def tightness(
         )
         for r in record["rows"]
     ]
-    say("share of truly improving steps whose certified lower bound is positive")
-    say(table(("turns", "direction", "improving", *kinds, "violations"), rows))
+    title = "share of truly improving steps whose certified lower bound is positive"
+    answer(f"{title}\n{table(('turns', 'direction', 'improving', *kinds, 'violations'), rows)}", as_json)
     _finish_lab(record, figures.draw_tightness, report, figure, as_json)

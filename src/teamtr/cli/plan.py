@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from teamtr.cli.common import JsonFlag, Overrides, app, emit, errors
+from teamtr.cli.common import JsonFlag, Overrides, answer, app, emit, errors
 
 
 @app.command()
@@ -27,7 +27,7 @@ def plan(
         from teamtr.config import load_team_file
         from teamtr.memory import GB, plan_memory
         from teamtr.memory import rehearse as try_it
-        from teamtr.show import say, table
+        from teamtr.show import table
 
         workshop = build(load_team_file(team_file, overrides or ()), taught=False)
         planned = plan_memory(workshop)
@@ -36,9 +36,10 @@ def plan(
     rows.append(("in all", f"{planned.total / GB:.3g}", "" if planned.available is None else "of what the card has:"))
     if planned.available is not None:
         rows.append(("available", f"{planned.available / GB:.3g}", "fits" if planned.fits else "DOES NOT FIT"))
-    say(table(("what", "GB", ""), rows))
+    answer(table(("what", "GB", ""), rows), as_json)
     if tried is not None:
         peak = "no figure on a CPU" if tried["peak_gb"] is None else f"peak {tried['peak_gb']:.3g} GB"
-        say(f"rehearsed: {peak}; messages at a time: {', '.join(f'{k} {v}' for k, v in tried['micro_batch'].items())}")
+        sizes = ", ".join(f"{k} {v}" for k, v in tried["micro_batch"].items())
+        answer(f"rehearsed: {peak}; messages at a time: {sizes}", as_json)
     if as_json:
         emit({**planned.as_record(), "rehearsed": tried})

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from teamtr.cli.common import JsonFlag, app, emit, errors, fail
+from teamtr.cli.common import JsonFlag, answer, app, emit, errors, fail
 from teamtr.text import share
 
 Run = Annotated[Path, typer.Argument(help="A run folder.")]
@@ -166,16 +166,17 @@ def compat(
     Exit code 0: identical ids, so that an exact KL exists between the two; 3: not, and where.
     """
     from teamtr.protocol.tokenizers import compare_tokenizers
-    from teamtr.show import say
     from teamtr.swap import compared_strings, load_tokenizer, run_strings
 
     with errors():
         own = _lines_of(strings) if strings else []
         own += run_strings(run) if run else []
         found = compare_tokenizers(load_tokenizer(a), load_tokenizer(b), compared_strings(own, count))
-    say(str(found))
-    for difference in found.differences[:5]:
-        say(f"  {difference.string[:60]!r} from token {difference.position}: {difference.ids_a} and {difference.ids_b}")
+    shown = (
+        f"  {difference.string[:60]!r} from token {difference.position}: {difference.ids_a} and {difference.ids_b}"
+        for difference in found.differences[:5]
+    )
+    answer("\n".join([str(found), *shown]), as_json)
     if as_json:
         emit({"a": a, "b": b, **found.as_record()})
     if not found.identical:

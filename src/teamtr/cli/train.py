@@ -52,6 +52,8 @@ def train(
             "nothing was learnt: in every group all episodes earned the same. Easier problems, larger groups or a "
             "reward with partial credit give a signal; `teamtr report` shows what the agents said"
         )
+    elif silent := outcomes["skipped_no_signal"]:
+        say(f"{silent} of {outcomes.total()} updates had no signal: in every group all episodes earned the same")
     say(f"run folder: {folder}; next: teamtr report {shlex.quote(str(folder))}")
     if as_json:
         evaluation, update = last.get("eval"), last.get("update")

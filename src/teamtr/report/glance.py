@@ -41,11 +41,18 @@ def _improves(data: Data) -> Answer:
     return _answer(question, "plain", "not known", "There are too few evaluations and updates to tell.")
 
 
+def _silent(updates: list[Data]) -> str:
+    """What is told of batches in which every group's episodes earned the same."""
+    silent = sum(u["outcome"] == "skipped_no_signal" for u in updates)
+    return f" {silent} had no signal: in every group all episodes earned the same." if silent else ""
+
+
 def _inside(data: Data) -> Answer:
     question, updates = "Is each update inside its region?", data["updates"]
     kept = [u for u in updates if u["outcome"].startswith("accepted")]
     if not kept:
-        return _answer(question, "plain", "no update kept", f"{len(updates)} updates were made, none was kept.")
+        told = f"{len(updates)} updates were made, none was kept.{_silent(updates)}"
+        return _answer(question, "plain", "no update kept", told)
     outside = sum(u["outside"] for u in kept)
     fills = [u["kl_upper"] / u["radius"] for u in kept if u["kl_upper"] is not None and u["radius"]]
     backed = sum((u["backtracks"] or 0) > 0 for u in kept)
@@ -54,7 +61,7 @@ def _inside(data: Data) -> Answer:
     ungated = " This plan has no gate." if data["run"]["gated"] is False else ""
     text = (
         f"Judged by the upper bound of the exact KL.{fullest} {backed} stepped back to get inside, {restored} of "
-        f"{len(updates)} were restored.{ungated}"
+        f"{len(updates)} were restored.{_silent(updates)}{ungated}"
     )
     headline = f"{len(kept) - outside} of {len(kept)} inside"
     return _answer(question, "bad" if outside else "good", headline, text)

@@ -31,7 +31,7 @@ def report_text(data: Data) -> str:
         ),
         "## Trust region",
         _table(
-            ("agent", "updates", "kept", "outside", "restored", "back-offs", "largest upper KL / radius"),
+            ("agent", "updates", "kept", "outside", "restored", "no signal", "back-offs", "largest upper KL / radius"),
             [_region_row(agent, data["updates"]) for agent in run["agents"]],
         ),
         _table(
@@ -105,6 +105,7 @@ def _region_row(agent: str, updates: Sequence[Data]) -> tuple[Any, ...]:
         len(kept),
         sum(u["outside"] for u in kept),
         sum(u["outcome"] == "restored" for u in own),
+        sum(u["outcome"] == "skipped_no_signal" for u in own),
         sum(u["backtracks"] or 0 for u in own),
         max(fills, default=None),
     )

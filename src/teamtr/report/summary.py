@@ -233,11 +233,14 @@ def _table(table: Mapping[str, Any]) -> dict[str, dict[str, float]]:
 def _reproduce(reading: Reading) -> dict[str, Any]:
     from teamtr import __version__
 
+    name = reading.folder.name
+    again = shlex.quote(f"{name}-again")
     return {
         "version": __version__,
         "commands": [
-            f"teamtr train team.yaml --out {shlex.quote(f'{reading.folder.name}-again')}",
-            f"teamtr report {shlex.quote(reading.folder.name)}",
+            "# beside the run folder",
+            f"teamtr train {shlex.quote(f'{name}/team.yaml')} --out {again}",
+            f"teamtr report {again}",
         ],
         "team_file": reading.team_text,
     }
