@@ -24,6 +24,8 @@ from teamtr.types import Problem, Turn
 from teamtr.update import VERIFIABLE_SHARE, noise_floor
 
 KNOWN_PROBLEMS = 3
+FEW = 10
+LOOKED_AT = 256
 PROBLEMS = 8
 GROUP = 4
 EXACT = ("fp64", "fp32")
@@ -104,6 +106,35 @@ def self_test(workshop: Workshop) -> list[str]:
             + "\nIf only gold answers fail, the model's tokenizer may not be able to write them; else mend the task."
         )
     return _too_short(workshop, [turns for each, turns in zip(known, said, strict=True) if each.is_right])
+
+
+def doubts(workshop: Workshop) -> list[str]:
+    """What makes it unlikely that something is learnt, or that it can be seen."""
+    settings, task = workshop.team_file, workshop.task
+    problems, found = task.problems("train"), []
+    if len(problems) < settings.plan.problems:
+        wanted = settings.plan.problems
+        found.append(f"{len(problems)} problems to train on, and plan.problems is {wanted}: every batch has them all")
+    if settings.eval.every and 0 < (held_out := len(task.problems("test"))) < FEW:
+        found.append(f"{held_out} held-out problems: intervals over so few say little")
+    examples_of = getattr(task, "format_examples", None)
+    untaught = examples_of is None or not examples_of(generator(settings.seed, "form"), 1)
+    if untaught and settings.tiny.warmup_steps and any(agent.model == "tiny" for agent in settings.team.agents):
+        found.append(
+            "the built-in tiny model is not taught before training, for this task has no examples of messages: it "
+            "begins with random letters; take a pretrained model, or a task such as code to try things"
+        )
+    codecs = {id(tokenizer): codec for codec in workshop.arena.codecs.values() if (tokenizer := _tokenizer(codec))}
+    for codec in codecs.values():
+        unknown, looked_at = _tokenizer(codec).unk_token_id, problems[:LOOKED_AT]
+        strange = sum(unknown is not None and unknown in codec.encode_message(p.prompt) for p in looked_at)
+        if strange:
+            found.append(f"{strange} of {len(looked_at)} problems have characters that the tokenizer does not know")
+    return found
+
+
+def _tokenizer(codec: Any) -> Any:
+    return getattr(codec, "tokenizer", None)
 
 
 def _require_an_answer(workshop: Workshop, problems: Sequence[Problem]) -> None:

@@ -29,7 +29,7 @@ from teamtr.diagnostics.roles import role_success
 from teamtr.evaluate import PROBLEMS_IN_A_RUN, SAMPLES_IN_A_RUN, EvalReport, evaluate
 from teamtr.lesson import Lesson
 from teamtr.memory import before_training, peak_gb
-from teamtr.preflight import measure_floors, require_visible, self_test
+from teamtr.preflight import doubts, measure_floors, require_visible, self_test
 from teamtr.randomness import generator, seed_of
 from teamtr.rollout import Ledger, collect
 from teamtr.stage import shared_radii, stage_report
@@ -363,7 +363,8 @@ class _Driver:
 
     def _begin_or_resume(self, commit: Commit | None) -> Record:
         if commit is None:
-            warnings = [*getattr(self.workshop.task, "warnings", ()), *self_test(self.workshop)]
+            told = (*self_test(self.workshop), *doubts(self.workshop))
+            warnings = [*getattr(self.workshop.task, "warnings", ()), *told]
             floors = measure_floors(self.workshop)
             require_visible(self.workshop, floors)
             self.memory = before_training(self.workshop)

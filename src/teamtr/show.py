@@ -113,9 +113,10 @@ class TrainingScreen:
         if self.live is not None:
             self.live.update(self._table(rate, eta))
         else:
+            kl = "-" if record["outcome"].startswith("skipped") else f"{record['kl_upper']:.4f}"
             told = (
-                f"stage {record['stage'] + 1:>3}/{self.stages}  {record['agent']:<8} {record['outcome']:<10} "
-                f"KL {record['kl_upper']:.4f} of {record['radius']:.3g}  success {percent(record['success'])}  "
+                f"stage {record['stage'] + 1:>3}/{self.stages}  {record['agent']:<8} {record['outcome']:<17} "
+                f"KL {kl:<6} of {record['radius']:.3g}  success {percent(record['success'])}  "
                 f"reward {record['reward']:.3f}  {rate}  {eta}"
             )
             self._print(f"{self.label}{told.rstrip()}")

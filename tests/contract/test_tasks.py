@@ -337,8 +337,8 @@ def test_data_parquet_without_pyarrow_names_the_extra(tmp_path: Path, monkeypatc
         ("\n \n", r"d\.jsonl: empty"),
         ('{"question": "q", "answer": 1}\n{"question": \n', r"line 2, column \d+: not JSON.*one whole JSON object"),
         ("[1, 2]\n", r"line 1: a row must be a JSON object, found \[1, 2\]"),
-        ('{"q": "x", "answer": 1}\n', r"line 1: no question: .*\['answer', 'q'\].*question='\.\.\.'"),
-        ('{"question": "x", "a": 1}\n', r"line 1: no answer: .*answer='\.\.\.'"),
+        ('{"q": "x", "answer": 1}\n', r"line 1: no question: .*\['answer', 'q'\].*set task\.question"),
+        ('{"question": "x", "a": 1}\n', r"line 1: no answer: .*set task\.answer"),
         ('{"question": "q", "answer": 1}\n\n{"answer": 1}\n', r"line 3: no 'question'; found \['answer'\]"),
         ('{"question": ["q"], "answer": 1}\n', r"line 1: 'question' must be text, found \['q'\]"),
         ('{"question": "q", "answer": null}\n', r"line 1: 'answer' must be text or a number, found None"),
@@ -383,7 +383,7 @@ def test_data_settings_are_checked(tmp_path: Path) -> None:
     refused(r"\.jsonl .* or \.parquet", path=reward)
     refused("at least two different questions", held_out=0.5)
     refused("held_out", held_out=1.0)
-    refused(r"no column 'nope' for the question; found \['answer', 'question'\]", question="nope")
+    refused(r"no column 'nope'; found \['answer', 'question'\]", question="nope")
     refused("no 'nope'", private={"a": "nope"})
     refused("no number in the answer 'many'", grader="number")
     refused("no grader 'exactly': use one of exact", grader="exactly")

@@ -408,3 +408,29 @@ def test_a_window_shorter_than_the_contexts_is_told_once_however_many_agents_hav
     )  # fmt: skip
     assert said.count("a sliding window of 8 tokens, shorter than its contexts: sampling falls back") == 1
     assert said.count("a sliding window of 8 tokens, shorter than its contexts: batches are padded") == 1
+
+
+def test_what_makes_learning_unlikely_is_told_before_it_is_tried(tmp_path: Path) -> None:
+    rows = [{"question": f"Größe {k}?", "answer": str(k)} for k in range(6)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    file = team(tmp_path, "{name: data, path: rows.jsonl, held_out: 0.5}")
+    settings = ["plan.problems=8", "tiny.warmup_steps=5", "eval.every=1"]
+    result = CliRunner().invoke(app, ["check", str(file), *settings])
+    assert result.exit_code == 0, result.output
+    for warning in (
+        "3 problems to train on, and plan.problems is",
+        "3 held-out problems: intervals over so few say little",
+        "the built-in tiny model is not taught before training",
+        "3 of 3 problems have characters that the tokenizer does not know",
+    ):
+        assert result.stdout.count(f"warning: {warning}") == 1
+
+
+def test_a_data_file_and_a_column_that_are_not_there_name_what_is(tmp_path: Path) -> None:
+    (tmp_path / "questions.jsonl").write_text('{"q": "1", "answer": "1"}\n{"q": "2", "answer": "2"}\n')
+    said = told("check", team(tmp_path, "{name: data, path: question.jsonl}"))
+    assert "question.jsonl: there is no such data file; did you mean 'questions.jsonl'?" in said
+    said = told("check", team(tmp_path, "{name: data, path: questions.jsonl}"))
+    assert "among the columns ['answer', 'q']: set task.question to one of them" in said
+    said = told("check", team(tmp_path, "{name: data, path: questions.jsonl, question: text}"))
+    assert "no column 'text'; found ['answer', 'q']: set task.question to one of them" in said

@@ -46,6 +46,7 @@ def evaluate(
         from teamtr.errors import Misuse
         from teamtr.generations import Evaluation
         from teamtr.rollout import Ledger
+        from teamtr.show import say
 
         if (run is None) == (team is None):
             raise Misuse("say what to evaluate: a run folder, or a team file with --team")
@@ -64,6 +65,9 @@ def evaluate(
             temperature=temperature,
         )
         report = evaluation.run(regrade=regrade, ledger=ledger, progress=_say_progress)
+    replies = report.problems * report.samples
+    if kept := replies - ledger.episodes:
+        say(f"{kept} of {replies} replies were there from before, in {evaluation.folder}")
     answer(_told(report), as_json)
     if as_json:
         emit(

@@ -27,15 +27,15 @@ def check(
     with errors():
         from teamtr.build import build
         from teamtr.config import load_team_file
-        from teamtr.preflight import measure_floors, require_visible, self_test
+        from teamtr.preflight import doubts, measure_floors, require_visible, self_test
         from teamtr.trackers import missing
 
         workshop = build(load_team_file(team_file, overrides or ()))
-        doubts = [*self_test(workshop), *filter(None, map(missing, workshop.team_file.trackers))]
+        told = [*self_test(workshop), *doubts(workshop), *filter(None, map(missing, workshop.team_file.trackers))]
         floors = measure_floors(workshop)
         require_visible(workshop, floors)
     task = workshop.task
-    warnings = [*getattr(task, "warnings", ()), *doubts]
+    warnings = [*getattr(task, "warnings", ()), *told]
     samplers = {name: learner.policy.sampling_path for name, learner in workshop.engine.learners.items()}
     lines = [
         f"{team_file}: fine",

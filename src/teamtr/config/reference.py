@@ -13,7 +13,8 @@ HEAD = """\
 
 <!-- Made by `teamtr reference`; do not edit. -->
 
-A team file is YAML 1.2: `1e-5` is a number, `no` is text. Only `name`, `task` and `team.agents` must be given. A wrong
+A team file is YAML 1.2: `1e-5` is a number, `no` is text. `name`, `task`, `team.agents` and a model, the team's or each
+agent's own, must be given. A wrong
 key or value is reported with file, line, column and the nearest right one, all mistakes at once. Any key can be changed
 on the command line by its dotted name: `teamtr train team.yaml plan.stages=10 team.agents.left.model=tiny`.
 `teamtr init` writes a file to start from, `teamtr check` looks at it, and a run folder holds the file with every

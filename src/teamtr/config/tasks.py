@@ -128,7 +128,7 @@ class DataTask(Task):
     """Your own questions and answers."""
 
     name: Literal["data"]
-    path: NonEmpty = Field(description="A .jsonl or .parquet file, relative to the team file.")
+    path: NonEmpty = Field(description="A .jsonl, .json (a list of rows) or .parquet file, relative to the team file.")
     question: NonEmpty | None = unset("Column of the question; without it, prompt, question or problem.")
     answer: NonEmpty | None = unset("Column of the answer; without it, answer, solution or target.")
     held_out: Share = key(0.1, "Share of the rows kept for evaluation.")

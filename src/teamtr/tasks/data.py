@@ -292,12 +292,12 @@ def _column(row: Row, given: str | None, role: str, usual: Sequence[str]) -> str
     """The column for this role: the one given, or the first usual one that the row has."""
     found = sorted(row.cells)
     if given is not None and given not in row.cells:
-        raise DataError(f"{row.where}: no column {given!r} for the {role}; found {found}: name one of them")
+        raise DataError(f"{row.where}: no column {given!r}; found {found}: set task.{role} to one of them")
     for key in usual if given is None else (given,):
         if key in row.cells:
             return key
     raise DataError(
-        f"{row.where}: no {role}: none of {list(usual)} among the columns {found}; name yours with {role}='...'"
+        f"{row.where}: no {role}: none of {list(usual)} among the columns {found}: set task.{role} to one of them"
     )
 
 

@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,13 @@ class NoSuchData(DataError, FileNotFoundError):
     """There is no file where the data should be."""
 
     def __init__(self, file: Path) -> None:
-        is_folder = file.is_dir()
-        super().__init__(
-            f"{file}: a folder; name the data file in it" if is_folder else f"{file}: there is no such data file"
-        )
+        if file.is_dir():
+            super().__init__(f"{file}: a folder; name the data file in it")
+            return
+        beside = [other.name for other in file.parent.iterdir()] if file.parent.is_dir() else []
+        near = get_close_matches(file.name, beside, n=1)
+        guess = f"; did you mean {near[0]!r}?" if near else ""
+        super().__init__(f"{file}: there is no such data file{guess}")
 
 
 class NeedsPackage(DataError, ImportError):
