@@ -26,6 +26,7 @@ from teamtr.engines.torch.policy import TransformerPolicy
 from teamtr.engines.torch.serving.pages import Pool
 from teamtr.engines.torch.serving.room import architecture
 from teamtr.engines.torch.serving.server import PAGE, SIZES
+from teamtr.errors import Misuse
 from teamtr.evaluate import PROBLEMS_IN_A_RUN, SAMPLES_IN_A_RUN
 from teamtr.ports import Environment
 from teamtr.protocol import render
@@ -383,7 +384,13 @@ def _old_policy_of_the_rest(
     held = None
     if isinstance(learner.policy, TransformerPolicy) and learner.policy.device.type != "cpu":
         rest = max(0, _messages(workshop, learner.agent) - rehearsed) * _reference_bytes(learner, lengths)
-        held = torch.empty(rest, dtype=torch.uint8, device=learner.policy.device)
+        try:
+            held = torch.empty(rest, dtype=torch.uint8, device=learner.policy.device)
+        except torch.OutOfMemoryError as error:
+            raise Misuse(
+                f"what an update of {learner.agent} keeps of the policy before it, {rest / GB:.2g} GB, does not fit "
+                "beside weights and pages; lower plan.problems, plan.group_size, max_tokens or sampling.memory_gb"
+            ) from error
     yield
     del held
 

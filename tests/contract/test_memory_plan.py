@@ -273,6 +273,14 @@ def test_a_rehearsal_holds_the_old_policy_of_a_whole_batch(agent, monkeypatch):
         pass
     assert held == [3 * 4 * learner.policy.causal_lm.config.hidden_size * 4]
 
+    def full(count, **options):
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr("teamtr.memory.torch.empty", full)
+    refused = pytest.raises(Misuse, match=r"lower plan\.problems")
+    with refused, _old_policy_of_the_rest(built, learner, longest(built)[agent], 1):
+        pass
+
 
 def test_pages_that_do_not_fit_are_an_error_with_a_remedy(monkeypatch):
     built = workshop("lora", engine="paged")

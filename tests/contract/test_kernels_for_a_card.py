@@ -1,0 +1,101 @@
+"""Every kernel compiles for a card, with the arguments that it is really called with, on a machine that has none.
+
+The interpreter, which ``test_serving.py`` uses, computes what a kernel says and knows nothing of layouts, types of a
+product's factors or shared memory: what only the compiler refuses is found here.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from teamtr.engines.torch.scoring import fused_score
+from teamtr.engines.torch.serving.rotation import Rotation
+from teamtr.engines.torch.serving.sharing import Together, most_members
+
+triton = pytest.importorskip("triton", reason="triton is not installed (Linux only)")
+
+CARD = ("cuda", 90, 32)
+SHARED_MEMORY = 227 << 10
+"""Of one program on that card."""
+NAMES = {
+    torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32", torch.float64: "*fp64",
+    torch.int32: "*i32", torch.int64: "*i64",
+}  # fmt: skip
+
+
+@pytest.fixture
+def compiled(monkeypatch, tmp_path) -> list[str]:
+    """Launches are compiled for the card and not run; the names of the kernels, in order."""
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+    from triton.runtime.jit import JITFunction
+
+    done: list[str] = []
+
+    def compile_it(self, *args, grid, warmup, **options):
+        named = {k: v for k, v in options.items() if k in self.arg_names}
+        given = dict(zip(self.arg_names, args, strict=False)) | named
+        settings = {k: v for k, v in options.items() if k not in self.arg_names}
+        assert set(given) == set(self.arg_names), "every argument is given"
+        constants = {k: v for k, v in given.items() if self.params[self.arg_names.index(k)].is_constexpr}
+        source = ASTSource(
+            self,
+            {name: "constexpr" if name in constants else _type(given[name]) for name in self.arg_names},
+            constexprs={(self.arg_names.index(k),): v for k, v in constants.items()},
+        )
+        made = triton.compile(source, target=GPUTarget(*CARD), options=settings)
+        assert made.metadata.shared <= SHARED_MEMORY
+        done.append(self.__name__)
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(JITFunction, "run", compile_it)
+    return done
+
+
+def _type(value: object) -> str:
+    if isinstance(value, torch.Tensor):
+        return NAMES[value.dtype]
+    return "fp32" if isinstance(value, float) else "i32"
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim", "dtype"),
+    [(16, 8, 128, torch.bfloat16), (9, 3, 64, torch.float16), (9, 3, 64, torch.float32)],
+    ids=str,
+)
+def test_attention(compiled, heads, kv_heads, dim, dtype):
+    from teamtr.engines.torch.serving import kernels
+
+    rows = 512
+    pool = torch.zeros(2, 3, kv_heads, kernels.PAGE, dim, dtype=dtype)
+    table, length = torch.ones(rows, 2, dtype=torch.int32), torch.ones(rows, dtype=torch.int32)
+    parts = [torch.zeros(rows, count, dim, dtype=dtype) for count in (heads, kv_heads, kv_heads)]
+    weight, angles = torch.ones(dim, dtype=dtype), torch.zeros(rows, dim, dtype=dtype)
+    rotation = Rotation(angles, angles, weight, weight, 1e-6)
+    together = Together.none(rows, most_members(heads // kv_heads, dtype), torch.device("cpu"))
+    kernels.decode_attention(*parts, pool[0], pool[1], table, length, 1.0, rotation)
+    kernels.decode_attention(*parts, pool[0], pool[1], table, length, 1.0, rotation, together)
+    few = [part[:8] for part in parts]
+    kernels.decode_attention(*few, pool[0], pool[1], table[:8], length[:8], 1.0)
+    at = torch.zeros(rows, dtype=torch.int64)
+    kernels.rotate_into_pages(*parts, rotation, pool[0], pool[1], at, at)
+    kernels.prefill_attention(parts[0], pool[0], pool[1], table, torch.zeros(4, 1, dtype=torch.int32), 1.0)
+    assert compiled == [
+        "_decode_kernel", "_common_kernel", "_decode_kernel", "_decode_kernel", "_join_kernel", "_rotate_kernel",
+        "_prefill_kernel",
+    ]  # fmt: skip
+
+
+def test_drawing(compiled):
+    from teamtr.engines.torch.serving import kernels
+
+    kernels.draw_token(torch.zeros(4, 151_936), torch.zeros(4, dtype=torch.float64))
+    assert compiled == ["_mass_kernel", "_pick_kernel"]
+
+
+def test_scoring_and_its_gradient(compiled):
+    new, cur = torch.zeros(4, 151_936, requires_grad=True), torch.zeros(4, 151_936)
+    logp, kl = fused_score(new, cur, torch.zeros(4, dtype=torch.int64))
+    (logp.sum() + kl.sum()).backward()
+    assert len(compiled) == 2
