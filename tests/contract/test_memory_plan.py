@@ -14,6 +14,7 @@ from teamtr.build import build
 from teamtr.config import loads
 from teamtr.engines.local import LocalEngine
 from teamtr.engines.torch.attention import AttentionShape, Unsupported
+from teamtr.engines.torch.loading import TinyShape, tiny_model
 from teamtr.engines.torch.serving.pages import Pool
 from teamtr.engines.torch.serving.room import ServingRoom
 from teamtr.engines.torch.serving.server import PAGE
@@ -291,6 +292,43 @@ def test_pages_that_do_not_fit_are_an_error_with_a_remedy(monkeypatch):
     monkeypatch.setattr("teamtr.engines.torch.serving.server.Pool.__init__", full)
     with pytest.raises(Misuse, match=r"keys and values do not fit .* lower sampling.memory_gb"):
         rehearse(built)
+
+
+def test_a_team_of_models_of_two_sizes_is_planned_rehearsed_and_trained_on_pages(tmp_path):
+    """A copy and pages for each architecture; two agents share one of them."""
+    for name, width in (("small", 16), ("large", 32)):
+        model, tokenizer = tiny_model(TinyShape(layers=1, width=width, heads=2), seed=0)
+        model.save_pretrained(tmp_path / name)
+        tokenizer.save_pretrained(tmp_path / name)
+    rows = "".join(json.dumps({"question": f"say {k}", "answer": "a"}) + "\n" for k in range(16))
+    (tmp_path / "rows.jsonl").write_text(rows)
+    rewards = "def odd(prompts, completions, **_):\n    return [float(len(text) % 2) for text in completions]\n"
+    (tmp_path / "rewards.py").write_text(rewards)
+    text = f"""
+name: mixed
+task: {{name: data, path: {tmp_path}/rows.jsonl, grader: "python:{tmp_path}/rewards.py:odd"}}
+team:
+  train: lora
+  max_tokens: 2
+  agents:
+    - {{name: a1, model: {tmp_path}/small}}
+    - {{name: a2, model: {tmp_path}/large}}
+    - {{name: a3, model: {tmp_path}/small}}
+plan: {{stages: 3, problems: 8, group_size: 8, radius_nats_per_message: 0.5}}
+learner: {{precision: fp32}}
+sampling: {{engine: paged}}
+"""
+    built = build(loads(text, name="mixed.yaml"))
+    planned = plan_memory(built).items
+    assert sorted(item.bytes for item in planned if item.what == "sampling copy") == sorted(
+        parameter_bytes(built.engine.learner(name).policy) for name in ("a1", "a2")
+    )
+    assert len([item for item in planned if item.what == "keys and values"]) == 2
+    assert set(rehearse(built)["micro_batch"]) == {"a1", "a2", "a3"}
+    records = list(run.train(loads(text, name="mixed.yaml"), tmp_path / "run"))
+    assert set(next(r for r in records if r["kind"] == "start")["samplers"].values()) == {"paged fp32"}
+    learnt = {r["agent"] for r in records if r["kind"] == "update" and r["outcome"].startswith("accepted")}
+    assert {"a2"} < learnt, "a model of either size is updated"
 
 
 @pytest.mark.parametrize(("available", "fits"), [(None, True), (99, False), (100, True)])
