@@ -32,6 +32,7 @@ from teamtr.config import (
     recipes,
     schema_keys,
 )
+from teamtr.config.reference import PRESET_KEYS, preset_differences
 from teamtr.presets import PRESETS, Objective, Order, Radii, Region, Resample
 
 BASE = """\
@@ -637,6 +638,14 @@ team:
 @pytest.mark.parametrize("preset", PRESETS)
 def test_plan_without_changes_is_the_preset(preset: str) -> None:
     assert PlanConfig(preset=preset, group_size=8).plan() == PRESETS[preset]
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_what_the_reference_says_of_a_preset_makes_it(preset: str) -> None:
+    """And it speaks of every key that a preset decides."""
+    assert PlanConfig(preset="teamtr", group_size=8, **preset_differences(preset)).plan() == PRESETS[preset]
+    decided = {k.key.removeprefix("plan.") for k in schema_keys() if k.default == "as the preset says"}
+    assert decided == {*PRESET_KEYS, "radius_nats_per_token"}
 
 
 def test_plan_changes_what_is_given_and_nothing_else() -> None:

@@ -6,6 +6,8 @@ import json
 import re
 import shutil
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -434,3 +436,17 @@ def test_a_data_file_and_a_column_that_are_not_there_name_what_is(tmp_path: Path
     assert "among the columns ['answer', 'q']: set task.question to one of them" in said
     said = told("check", team(tmp_path, "{name: data, path: questions.jsonl, question: text}"))
     assert "no column 'text'; found ['answer', 'q']: set task.question to one of them" in said
+
+
+@pytest.mark.parametrize("command", [["check"], ["plan"], ["train"], ["eval", "--team"]])
+def test_a_mistake_in_a_team_file_is_told_before_torch_is_loaded(command: list[str], tmp_path: Path) -> None:
+    """Which takes seconds."""
+    (tmp_path / "team.yaml").write_text("name: a\nteem: {}\n")
+    lines = ["import sys", "from teamtr.cli import app", "try:", "    app()", "finally:"]
+    script = "\n".join([*lines, "    assert 'torch' not in sys.modules, 'loaded'"])
+    done = subprocess.run(
+        [sys.executable, "-c", script, *command, "team.yaml"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2, done.stderr
+    assert 'did you mean "team"' in done.stderr
+    assert "loaded" not in done.stderr

@@ -44,15 +44,16 @@ def evaluate(
     """
     with errors():
         from teamtr.errors import Misuse
-        from teamtr.generations import Evaluation
-        from teamtr.rollout import Ledger
-        from teamtr.show import say
 
         if (run is None) == (team is None):
             raise Misuse("say what to evaluate: a run folder, or a team file with --team")
         if changes and team is None:
             raise Misuse("--set changes a team file and goes with --team; a run is evaluated as it was trained")
         workshop, members, evals, stage, updates = _opened(run, team, changes or [])
+        from teamtr.generations import Evaluation
+        from teamtr.rollout import Ledger
+        from teamtr.show import say
+
         ledger = Ledger()
         evaluation = Evaluation.of(
             workshop,
@@ -83,15 +84,17 @@ def evaluate(
 
 def _opened(run: Path | None, team: Path | None, changes: list[str]) -> tuple[Workshop, Team, Path, int, int]:
     """What plays, who plays it, where its evaluations are kept, and how far it is trained: stages, updates."""
-    from teamtr.build import build
-    from teamtr.config import load_team_file
-    from teamtr.stored import StoredRun
-
     if team is not None:
-        settings = load_team_file(team, changes)
+        from teamtr.config import load_team_file
+
+        settings = load_team_file(team, changes)  # a mistake in it is told before torch is loaded
+        from teamtr.build import build
+
         workshop = build(settings)
         return workshop, workshop.current_team(), Path("evals") / settings.name, 0, 0
     assert run is not None
+    from teamtr.stored import StoredRun
+
     stored = StoredRun.read(run)
     workshop, members = stored.build()
     return workshop, members, run / "evals", int(stored.commit.progress["stage"]), stored.commit.number

@@ -25,12 +25,14 @@ def check(
     not.
     """
     with errors():
-        from teamtr.build import build
         from teamtr.config import load_team_file
+
+        settings = load_team_file(team_file, overrides or ())  # a mistake in it is told before torch is loaded
+        from teamtr.build import build
         from teamtr.preflight import doubts, measure_floors, require_visible, self_test
         from teamtr.trackers import missing
 
-        workshop = build(load_team_file(team_file, overrides or ()))
+        workshop = build(settings)
         told = [*self_test(workshop), *doubts(workshop), *filter(None, map(missing, workshop.team_file.trackers))]
         floors = measure_floors(workshop)
         require_visible(workshop, floors)

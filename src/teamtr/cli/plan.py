@@ -23,13 +23,15 @@ def plan(
     GPU, `teamtr train` does the same before it begins or goes on, and logs the peak of every stage beside the plan.
     """
     with errors():
-        from teamtr.build import build
         from teamtr.config import load_team_file
+
+        settings = load_team_file(team_file, overrides or ())  # a mistake in it is told before torch is loaded
+        from teamtr.build import build
         from teamtr.memory import GB, plan_memory
         from teamtr.memory import rehearse as try_it
         from teamtr.show import table
 
-        workshop = build(load_team_file(team_file, overrides or ()), taught=False)
+        workshop = build(settings, taught=False)
         planned = plan_memory(workshop)
         tried = try_it(workshop) if rehearse else None
     rows = [(item.what, f"{item.gb:.3g}", item.why) for item in planned.items]

@@ -31,14 +31,15 @@ def train(
     last: dict[str, Any] = {}
     outcomes: Counter[str] = Counter()
     with errors(), interruptible() as stop:
-        from teamtr import run as runs
         from teamtr.config import load_team_file
-        from teamtr.show import TrainingScreen, say
-        from teamtr.store import RunFolder
 
         if team_file.is_dir() and (team_file / "team.yaml").is_file():
             team_file = team_file / "team.yaml"
-        settings = load_team_file(team_file, overrides or ())
+        settings = load_team_file(team_file, overrides or ())  # a mistake in it is told before torch is loaded
+        from teamtr import run as runs
+        from teamtr.show import TrainingScreen, say
+        from teamtr.store import RunFolder
+
         inside_a_run = bool(RunFolder(team_file.parent).checkpoints.numbers())
         folder = out or (team_file.parent if inside_a_run else Path("runs") / settings.name)
         with TrainingScreen() as screen:

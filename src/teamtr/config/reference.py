@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from teamtr.config.keys import SchemaKey, schema_keys, section_of
 from teamtr.config.schema import TASKS, TeamFile
-from teamtr.presets import PRESETS
+from teamtr.presets import PRESETS, Plan
 
 HEAD = """\
 # Team file reference
@@ -33,8 +35,56 @@ def reference() -> str:
         elif own:
             parts += [f"## {name}\n", *_about(name), _table(own)]
         if name == "plan":
-            parts.append(f"The presets are {', '.join(f'`{preset}`' for preset in PRESETS)}.\n")
+            parts += _presets()
     return "\n".join(parts)
+
+
+PRESET_KEYS: dict[str, Callable[[Plan], Any]] = {
+    "radius_nats_per_message": lambda plan: plan.radii.nats,
+    "normalise": lambda plan: plan.normalise,
+    "a_clip": lambda plan: plan.a_clip,
+    "clip": lambda plan: plan.objective.clip_low,
+    "clip_high": lambda plan: plan.objective.clip_high,
+    "ratio": lambda plan: plan.objective.ratio,
+    "average_over": lambda plan: plan.objective.average_over,
+    "order": lambda plan: plan.order.kind,
+    "resample_every": lambda plan: plan.resample.every,
+    "importance_weighted": lambda plan: plan.resample.importance_weighted,
+    "gate": lambda plan: plan.region.gate,
+    "beta": lambda plan: plan.region.beta,
+    "adapt_beta": lambda plan: plan.region.adapt_beta,
+    "allocate": lambda plan: plan.radii.allocation,
+    "adapt_radius": lambda plan: plan.radii.adapt,
+    "dynamic_sampling_rounds": lambda plan: plan.dynamic_sampling_rounds,
+}
+"""The keys of ``plan`` that a preset decides, and what they are in one."""
+
+
+def preset_differences(name: str) -> dict[str, Any]:
+    """What ``plan`` would have to say beside ``preset: teamtr`` to be this preset."""
+    first, other = PRESETS["teamtr"], PRESETS[name]
+    return {key: value_in(other) for key, value_in in PRESET_KEYS.items() if value_in(other) != value_in(first)}
+
+
+def _presets() -> list[str]:
+    """The values of the first preset, and what the others have instead."""
+    values = {key: value_in(PRESETS["teamtr"]) for key, value_in in PRESET_KEYS.items()}
+    rows = ["| preset | what it says |", "|---|---|", f"| `teamtr` | {_said(values)} |"]
+    for name in PRESETS:
+        if name != "teamtr":
+            differs = preset_differences(name)
+            rows.append(f"| `{name}` | {f'as `teamtr`, but {_said(differs)}' if differs else 'as `teamtr`'} |")
+    return ["### Presets\n", "\n".join(rows) + "\n"]
+
+
+def _said(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"`{key}: {_yaml(value)}`" for key, value in values.items())
+
+
+def _yaml(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ".inf" if value == math.inf else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _about(name: str) -> list[str]:
