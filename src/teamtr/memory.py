@@ -113,10 +113,9 @@ def longest(workshop: Workshop) -> dict[str, Lengths]:
     said = [workshop.team[name].max_tokens + WORDS_OF_A_LINE for name in speakers]
     for agent in workshop.team:
         alone = [_prompt(workshop, agent, problem, []) for problem in problems]
-        first = (
-            [_prompt(workshop, agent, *told) for told in zip(problems, openings, strict=True)] if openings else alone
-        )
-        before = 0
+        first, before = alone, 0
+        if openings:
+            first = [_prompt(workshop, agent, *told) for told in zip(problems, openings, strict=True)]
         if turns := [t for t, name in enumerate(speakers) if name == agent.name]:
             before = sum(said[: turns[-1]])
             if openings:  # every later reply as long as the opening, and what a player may say

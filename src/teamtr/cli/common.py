@@ -10,9 +10,13 @@ import sys
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any, NoReturn, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 
 import typer
+
+if TYPE_CHECKING:
+    from teamtr.config import TeamFile
 
 EXIT_CODES = """Exit codes: 0 done; 1 the run failed; 2 wrong usage or team file; 3 refused (folder in use,
 radius not visible, other run in the folder); 130 interrupted and saved."""
@@ -153,6 +157,13 @@ def interruptible() -> Iterator[Stop]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def read_team_file(file: Path, overrides: list[str] | None) -> TeamFile:
+    """The settings of a command. Call it before what needs torch is imported: a mistake is then told at once."""
+    from teamtr.config import load_team_file
+
+    return load_team_file(file, overrides or ())
 
 
 def answer(text: str, as_json: bool) -> None:

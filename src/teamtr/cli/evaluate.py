@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from teamtr.cli.common import JsonFlag, answer, app, emit, errors
+from teamtr.cli.common import JsonFlag, answer, app, emit, errors, read_team_file
 
 if TYPE_CHECKING:
     from teamtr.build import Workshop
@@ -85,9 +85,7 @@ def evaluate(
 def _opened(run: Path | None, team: Path | None, changes: list[str]) -> tuple[Workshop, Team, Path, int, int]:
     """What plays, who plays it, where its evaluations are kept, and how far it is trained: stages, updates."""
     if team is not None:
-        from teamtr.config import load_team_file
-
-        settings = load_team_file(team, changes)  # a mistake in it is told before torch is loaded
+        settings = read_team_file(team, changes)
         from teamtr.build import build
 
         workshop = build(settings)

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from teamtr.cli.common import JsonFlag, Overrides, answer, app, emit, errors, fail
+from teamtr.cli.common import JsonFlag, Overrides, answer, app, emit, errors, fail, read_team_file
 
 
 @app.command()
@@ -25,9 +25,7 @@ def check(
     not.
     """
     with errors():
-        from teamtr.config import load_team_file
-
-        settings = load_team_file(team_file, overrides or ())  # a mistake in it is told before torch is loaded
+        settings = read_team_file(team_file, overrides)
         from teamtr.build import build
         from teamtr.preflight import doubts, measure_floors, require_visible, self_test
         from teamtr.trackers import missing

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from teamtr.cli.common import JsonFlag, Overrides, answer, app, emit, errors
+from teamtr.cli.common import JsonFlag, Overrides, answer, app, emit, errors, read_team_file
 
 
 @app.command()
@@ -23,9 +23,7 @@ def plan(
     GPU, `teamtr train` does the same before it begins or goes on, and logs the peak of every stage beside the plan.
     """
     with errors():
-        from teamtr.config import load_team_file
-
-        settings = load_team_file(team_file, overrides or ())  # a mistake in it is told before torch is loaded
+        settings = read_team_file(team_file, overrides)
         from teamtr.build import build
         from teamtr.memory import GB, plan_memory
         from teamtr.memory import rehearse as try_it

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from teamtr.cli.common import JsonFlag, Overrides, app, emit, errors, interruptible
+from teamtr.cli.common import JsonFlag, Overrides, app, emit, errors, interruptible, read_team_file
 
 
 @app.command()
@@ -31,11 +31,9 @@ def train(
     last: dict[str, Any] = {}
     outcomes: Counter[str] = Counter()
     with errors(), interruptible() as stop:
-        from teamtr.config import load_team_file
-
         if team_file.is_dir() and (team_file / "team.yaml").is_file():
             team_file = team_file / "team.yaml"
-        settings = load_team_file(team_file, overrides or ())  # a mistake in it is told before torch is loaded
+        settings = read_team_file(team_file, overrides)
         from teamtr import run as runs
         from teamtr.show import TrainingScreen, say
         from teamtr.store import RunFolder
