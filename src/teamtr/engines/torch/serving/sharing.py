@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from teamtr.engines.torch.packing import common_beginning
+
 SPLIT_TARGET = 4 * 132
 """Programs wanted on the card: with fewer rows times kv heads, a row's pages are shared out among several programs."""
 MOST_SPLITS = 16
@@ -60,7 +62,7 @@ def clusters(pages: Sequence[list[int]], most: int) -> list[Cluster]:
     """Rows that read their first pages together, at most ``most`` in one cluster. Of all ways to cut the rows, sorted
     by their pages, the one that spares most reading; rows that share nothing are in none."""
     order = sorted(range(len(pages)), key=pages.__getitem__)
-    alike = [_pages_alike(pages[a], pages[b]) for a, b in pairwise(order)]
+    alike = [common_beginning(a, b) for a, b in pairwise(np.asarray(pages[row]) for row in order)]
     spares, sizes = [0], [0]  # of the first rows in that order, and the size of their last cluster
     for end in range(1, len(order) + 1):
         best, best_size, common = spares[end - 1], 1, len(pages[order[end - 1]])
@@ -91,13 +93,6 @@ def remaining(found: Sequence[Cluster], stays: Sequence[bool]) -> list[Cluster]:
 def spared(found: Sequence[Cluster]) -> int:
     """Pages that clusters need not read."""
     return sum((len(rows) - 1) * common for rows, common in found)
-
-
-def _pages_alike(a: Sequence[int], b: Sequence[int]) -> int:
-    for k, (x, y) in enumerate(zip(a, b, strict=False)):
-        if x != y:
-            return k
-    return min(len(a), len(b))
 
 
 class Together(NamedTuple):
