@@ -1,12 +1,13 @@
-"""A stage of a team of adapters on one card, phase by phase, beside the same stage on ``generate`` and padding.
+"""A stage of a team of adapters on one card, phase by phase, beside the same stage on ``generate`` and on TRL.
 
     python bench/stage.py --shape 1.7b          # 3 agents, 64 problems x 8 episodes x 3 turns of 256 tokens
     python bench/stage.py --shape tiny --problems 2 --group 2 --tokens 8 --prompt 16        # on a CPU
 
 Ours plays all turns anew before every update and takes the whole update: scores, steps, the exact gate. The rivals are
 measured on one turn of middle length and one update (the padded one on a quarter of an update's messages), and
-multiplied: ``generate`` + padded training, and TRL's GRPO step where trl is installed. All of them are warm when the
-clock starts. Then the memory of teams of 1 and of 8 agents in conversations of eight turns.
+multiplied: ``generate`` + padded training, and TRL's GRPO step where trl is installed, each with the cache that is the
+default and with a static one, which transformers compiles and captures. All are warm when the clock starts. Then the
+memory of teams of 1 and of 8 agents in conversations of eight turns.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import argparse
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
+from functools import cache, partial
 from itertools import cycle, islice
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +27,7 @@ import torch
 
 import update as update_bench
 from common import SHAPES, adapted_team, make_batch, make_model, peak_gb, random_prompts, report, seconds, so_far
-from rollout import generate
+from rollout import DTYPES, generate
 from teamtr.lesson import Lesson, Optimisation
 from teamtr.presets import PRESETS
 from teamtr.theory.advantages import group_advantages
@@ -111,38 +114,47 @@ def warm(engine: Any, said: dict[str, Any], a: argparse.Namespace) -> None:
     learner.end()
 
 
-def rival(a: argparse.Namespace) -> dict[str, Any]:
-    """One turn in the middle with ``generate``, a quarter of one update's padded training, multiplied."""
+def middle(a: argparse.Namespace) -> int:
+    """The context of a turn in the middle: the problem and half of what the others say."""
+    return a.prompt + (a.agents - 1) * a.tokens // 2
+
+
+def half() -> str:
+    return "bf16" if torch.cuda.is_available() else "fp32"
+
+
+def rival(a: argparse.Namespace, training: Callable[[], dict[str, float]], kind: str | None) -> dict[str, Any]:
+    """One turn in the middle with ``generate`` and this cache, multiplied, and padded training."""
     rows, vocabulary = a.problems * a.group, SHAPES[a.shape]["vocab_size"]
-    context = a.prompt + (a.agents - 1) * a.tokens // 2
-    model = make_model(a.shape, torch.bfloat16 if torch.cuda.is_available() else torch.float32)
-    rng = np.random.default_rng(3)
+    options = {"cache_implementation": kind} if kind else {}
+    model = make_model(a.shape, DTYPES[half()])
     with torch.no_grad():
-        rate = generate(model, random_prompts(rng, rows, context, vocabulary), a.tokens)["whole"]
+        prompts = random_prompts(np.random.default_rng(3), rows, middle(a), vocabulary)
+        rate = generate(model, prompts, a.tokens, **options)["whole"]
     del model
-    part = max(4, rows // 4)
-    args = SimpleNamespace(
-        shape=a.shape, precision="bf16" if torch.cuda.is_available() else "fp32", steps=1,
-        rival_micro_batch=a.rival_micro_batch, epochs=a.epochs,
-    )  # fmt: skip
-    batch = make_batch(
-        "a0", random_prompts(rng, part, context, vocabulary), random_prompts(rng, part, a.tokens, vocabulary), a.group
-    )
-    trained = update_bench.padded(args, batch, rng.normal(size=part))
-    updates, turns, whole_batch = a.agents, a.agents, rows / part
-    phases = {
-        "sample": updates * turns * rows * a.tokens / rate,
-        "score": updates * whole_batch * trained["score s"],
-        "train": updates * whole_batch * trained["train s"],
-    }
+    phases = {"sample": a.agents * a.agents * rows * a.tokens / rate, **training()}
     return {**phases, "whole": sum(phases.values()), "peak GB": peak_gb()}
 
 
-def trl(a: argparse.Namespace) -> dict[str, Any]:
+def padded_training(a: argparse.Namespace) -> dict[str, float]:
+    """A quarter of one update, multiplied: of the whole stage."""
+    rows, vocabulary, rng = a.problems * a.group, SHAPES[a.shape]["vocab_size"], np.random.default_rng(4)
+    part = max(4, rows // 4)
+    args = SimpleNamespace(
+        shape=a.shape, precision=half(), steps=1, rival_micro_batch=a.rival_micro_batch, epochs=a.epochs
+    )
+    batch = make_batch(
+        "a0", random_prompts(rng, part, middle(a), vocabulary), random_prompts(rng, part, a.tokens, vocabulary), a.group
+    )
+    trained = update_bench.padded(args, batch, rng.normal(size=part))
+    return {phase: a.agents * rows / part * trained[f"{phase} s"] for phase in ("score", "train")}
+
+
+def trl(a: argparse.Namespace, kind: str | None) -> dict[str, Any]:
     """A stage composed of TRL's GRPO steps at middle context."""
     step = grpo_step(
-        a.shape, problems=a.problems, group=a.group, prompt=a.prompt + (a.agents - 1) * a.tokens // 2, tokens=a.tokens,
-        micro_batch=a.rival_micro_batch, precision="bf16" if torch.cuda.is_available() else "fp32", steps=1,
+        a.shape, problems=a.problems, group=a.group, prompt=middle(a), tokens=a.tokens, cache=kind,
+        micro_batch=a.rival_micro_batch, precision=half(), steps=1,
     )  # fmt: skip
     return as_stage(step, agents=a.agents, epochs=a.epochs)
 
@@ -180,10 +192,13 @@ def main() -> None:
     if unknown := set(parts) - set(PARTS):
         parser.error(f"--parts: {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
     results: dict[str, dict[str, Any]] = {}
+    training = cache(partial(padded_training, a))
     for name, part, run in (
-        ("ours", "ours", ours),
-        ("generate + padded", "rivals", rival),
-        ("TRL", "rivals", trl),
+        ("ours", "ours", partial(ours, a)),
+        ("generate, static cache + padded", "rivals", partial(rival, a, training, "static")),
+        ("TRL, static cache", "rivals", partial(trl, a, "static")),
+        ("generate + padded", "rivals", partial(rival, a, training, None)),
+        ("TRL", "rivals", partial(trl, a, None)),
     ):
         if part not in parts:
             continue
@@ -191,11 +206,11 @@ def main() -> None:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
         try:
-            results[name] = run(a)
+            results[name] = run()
         except (ImportError, RuntimeError) as error:
-            if name != "TRL":
+            if not name.startswith("TRL"):
                 raise
-            print(f"TRL: not measured: {error}", file=sys.stderr)
+            print(f"{name}: not measured: {error}", file=sys.stderr)
             continue
         so_far(name, results[name])
     peaks: dict[int, dict[str, Any]] = {}

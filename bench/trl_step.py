@@ -56,11 +56,13 @@ def grpo_step(
     lora: int = 16,
     beta: float = 0.0,
     checkpointing: bool = False,
+    cache: str | None = None,
     steps: int = 3,
 ) -> dict[str, Any]:
     """Medians of ``steps`` steps after one that warms up: seconds of generating, of training, of the whole step.
 
-    ``lora`` is the adapter's rank, on all linear layers; ``precision`` is fp32, bf16 or fp16. Needs trl.
+    ``lora`` is the adapter's rank, on all linear layers; ``precision`` is fp32, bf16 or fp16; ``cache`` is what
+    ``generate`` is told to use ("static" compiles and captures it). Needs trl.
     """
     from datasets import Dataset
     from peft import LoraConfig
@@ -92,7 +94,8 @@ def grpo_step(
             output_dir=folder, max_steps=steps + 1, per_device_train_batch_size=micro_batch,
             gradient_accumulation_steps=rows // micro_batch, num_generations=group, max_completion_length=tokens,
             generation_kwargs={"min_new_tokens": tokens}, temperature=1.0, top_p=1.0, top_k=0, beta=beta,
-            learning_rate=1e-5, lr_scheduler_type="constant", fp16=precision == "fp16", bf16=precision == "bf16",
+            cache_implementation=cache, learning_rate=1e-5, lr_scheduler_type="constant",
+            fp16=precision == "fp16", bf16=precision == "bf16",
             gradient_checkpointing=checkpointing, use_cpu=device().type == "cpu", seed=0, report_to="none",
             logging_strategy="no", save_strategy="no", disable_tqdm=True,
         )  # fmt: skip
@@ -187,6 +190,7 @@ def main() -> None:
     parser.add_argument("--lora", type=int, default=16, help="rank of the adapter")
     parser.add_argument("--beta", type=float, default=0.0, help="weight of the KL to a reference; 0 needs none")
     parser.add_argument("--checkpointing", action="store_true", help="recompute activations: slower, less memory")
+    parser.add_argument("--cache", choices=("static",), help="of generate: compiled and captured (default: dynamic)")
     parser.add_argument("--steps", type=int, default=3, help="timed steps, after one that warms up")
     parser.add_argument("--agents", type=int, default=3, help="of the stage made of such steps")
     parser.add_argument("--json", action="store_true")
