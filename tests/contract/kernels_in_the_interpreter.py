@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import numpy as np
 import torch
+from torch.nn.functional import rms_norm, silu
 
 from teamtr.engines.policy import Drawing, draw, uniforms
 from teamtr.engines.scoring import score_tokens
-from teamtr.engines.torch.loading import TinyShape, tiny_model
+from teamtr.engines.torch import fused
+from teamtr.engines.torch.lean import Slim, slim
+from teamtr.engines.torch.loading import TinyShape, share_base, tiny_model
 from teamtr.engines.torch.policy import TransformerPolicy
+from teamtr.engines.torch.rotation import Rotation
 from teamtr.engines.torch.scoring import fused_score
 from teamtr.engines.torch.serving import kernels, layout, reference, server, sharing
 from teamtr.engines.torch.serving.copy import SamplingCopy
-from teamtr.engines.torch.serving.rotation import Rotation
 
 PAGE = kernels.PAGE
 SHAPES = ((4, 2, 16, [0, 1, 63, 64, 65, 130]), (9, 3, 64, [5, 200]), (6, 6, 24, [70, 3]))
@@ -228,6 +233,78 @@ def score() -> None:
             torch.testing.assert_close(a.grad, b.grad, atol=2e-6, rtol=1e-4)
 
 
+def gradients(work, *inputs: torch.Tensor) -> list[torch.Tensor]:
+    """What the work computes and its gradients, along a direction that is the same whenever shapes are."""
+    leaves = [x.clone().requires_grad_() for x in inputs]
+    out = work(*leaves)
+    direction = torch.randn(out.shape, generator=torch.Generator().manual_seed(5))
+    (out.float() * direction).sum().backward()
+    return [out.detach(), *(x.grad for x in leaves)]
+
+
+def between_products() -> None:
+    """Norm, gate and rotation with their gradients: in float32 as torch computes them, in half rounded once."""
+    for dtype, error in ((torch.float32, 1e-5), (torch.float16, 2e-3)):
+        for width, heads, dim in ((48, 3, 24), (64, 4, 16)):
+            x, weight = torch.randn(2, 7, width), torch.rand(width) + 0.5
+            product = torch.randn(7, heads, dim).to(dtype)
+            gate, up = (4 * torch.randn(2, 7, width)).to(dtype), torch.randn(2, 7, width).to(dtype)
+            pairs = [
+                (
+                    gradients(lambda x, w=weight: fused.norm(x, w, 1e-3, dtype), x),  # noqa: B023
+                    gradients(lambda x, w=weight: rms_norm(x, w.shape, w, 1e-3), x),
+                ),
+                (gradients(fused.gated, gate, up), gradients(lambda g, u: silu(g) * u, gate.float(), up.float())),
+            ]
+            for r in rotations(7, dim):
+                w = r.query_weight_D
+                pairs.append((
+                    gradients(lambda x, r=r, w=w: fused.turned(x, r.cos_ND, r.sin_ND, w, r.epsilon), product),
+                    gradients(r.query, product.float()),
+                ))  # fmt: skip
+            for ours, theirs in pairs:
+                for a, b in zip(ours, theirs, strict=True):
+                    assert float((a.float() - b).abs().max() / b.abs().max()) < error
+    assert fused.norm(x, weight, 1e-3, torch.float16).dtype == torch.float16
+
+
+def fused_learner() -> None:
+    """A slimmed model over packed rows, some of which begin alike: the same features and gradients through kernels."""
+    model, tokenizer = tiny_model(TinyShape(layers=2, width=32, heads=4), seed=0)
+    shared = share_base(model, {"agent": SimpleNamespace(rank=4, alpha=8.0, targets="all-linear")}, seed=0)
+    policy = TransformerPolicy(shared, tokenizer, adapter="agent", slim=slim(shared))
+    with torch.no_grad():
+        for parameter in policy.parameters().values():
+            parameter.add_(0.2 * torch.randn(parameter.shape))
+        for name, parameter in model.named_parameters():
+            if "norm" in name:
+                parameter.copy_(torch.rand(parameter.shape) + 0.5)
+    rows = [np.array(r, dtype=np.int32) for r in ([5, 6, 7, 8], [5, 6, 7, 8], [9, 4], [5, 6, 11])]
+    messages = [np.array(r, dtype=np.int32) for r in ([4, 5], [7, 7, 3], [8], [6, 5])]
+    calls: Counter[str] = Counter()
+    for name in ("norm", "gated", "turned"):
+        setattr(fused, name, _counting(name, getattr(fused, name), calls))
+    found = []
+    for fuses in (False, True):
+        Slim.fuses = lambda *_, fuses=fuses: fuses
+        features = policy.features(rows, messages)
+        (features * torch.linspace(-1, 1, features.numel()).view_as(features)).sum().backward()
+        found.append([features.detach(), *(p.grad.clone() for p in policy.parameters().values())])
+        for parameter in policy.parameters().values():
+            parameter.grad = None
+        assert calls == (Counter(norm=4, gated=2, turned=4) if fuses else Counter())
+    for plain, ours in zip(*found, strict=True):
+        torch.testing.assert_close(ours, plain, atol=2e-5, rtol=2e-4)
+
+
+def _counting(name: str, work, calls: Counter[str]):
+    def counted(*args):
+        calls[name] += 1
+        return work(*args)
+
+    return counted
+
+
 def forbidden_blocks() -> None:
     """Logits of minus infinity, a whole block of them first."""
     cur = torch.randn(3, 9000)
@@ -252,6 +329,8 @@ if __name__ == "__main__":
         "groups": whole_groups,
         "score": score,
         "forbidden": forbidden_blocks,
+        "between": between_products,
+        "learner": fused_learner,
     }
     for name, check in checks.items():
         torch.manual_seed(0)

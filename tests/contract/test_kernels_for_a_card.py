@@ -9,8 +9,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from teamtr.engines.torch.rotation import Rotation
 from teamtr.engines.torch.scoring import fused_score
-from teamtr.engines.torch.serving.rotation import Rotation
 from teamtr.engines.torch.serving.sharing import Together, most_members
 
 triton = pytest.importorskip("triton", reason="triton is not installed (Linux only)")
@@ -92,6 +92,21 @@ def test_drawing(compiled):
 
     kernels.draw_token(torch.zeros(4, 151_936), torch.zeros(4, dtype=torch.float64))
     assert compiled == ["_mass_kernel", "_pick_kernel"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("width", "inner", "heads", "dim"), [(2048, 6144, 16, 128), (576, 1536, 9, 64)], ids=str)
+def test_what_lies_between_the_learners_products(compiled, width, inner, heads, dim, dtype):
+    from teamtr.engines.torch.fused import gated, norm, turned
+
+    residual = torch.zeros(8, width, requires_grad=True)
+    norm(residual, torch.ones(width), 1e-6, dtype).sum().backward()
+    gate, up = (torch.zeros(8, inner, dtype=dtype, requires_grad=True) for _ in range(2))
+    gated(gate, up).sum().backward()
+    query, angles = torch.zeros(8, heads, dim, dtype=dtype, requires_grad=True), torch.zeros(8, dim, dtype=dtype)
+    for weight in (torch.ones(dim), None):
+        turned(query, angles, angles, weight, 1e-6).sum().backward()
+    assert compiled == ["_norm_kernel"] * 2 + ["_gate_kernel", "_gate_gradient_kernel"] + ["_turn_kernel"] * 4
 
 
 def test_scoring_and_its_gradient(compiled):

@@ -486,6 +486,7 @@ def test_kernels_compute_what_the_reference_computes():
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     checks = "decode, rotated, together, half, half together, rotate, prefill, draw, groups, score, forbidden, "
+    checks += "between, learner, "
     assert done.stdout == checks
 
 

@@ -22,7 +22,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from teamtr.engines.policy import send
 from teamtr.engines.torch.packing import Packing, Spread
-from teamtr.engines.torch.serving.rotation import Rotation
+from teamtr.engines.torch.rotation import Rotation
 
 NAME = "teamtr"
 
@@ -171,6 +171,11 @@ def require_plain(attention_mask: Tensor | None, dropout: float, options: dict[s
             raise Unsupported(f"attention with {name}")
     if attention_mask is not None or dropout:
         raise Unsupported("a mask of its own" if attention_mask is not None else "dropout in attention")
+
+
+def packed_now() -> Packed | None:
+    """The layout of the packed batch that is being computed, if one is."""
+    return _current if isinstance(_current, Packed) else None
 
 
 def packed_attention(query: Tensor, key: Tensor, value: Tensor, layer: int, scale: float) -> Tensor:

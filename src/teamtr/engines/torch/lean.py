@@ -1,18 +1,24 @@
-"""Adapters without ceremony: a linear layer with a low-rank adapter in three matrix products, a norm in one kernel.
+"""Adapters without ceremony: a linear layer with a low-rank adapter in three matrix products, and what lies between
+the products in few kernels.
 
 On a GPU the hosts of small kernels, not the kernels, decide how fast a small model trains: PEFT under autocast starts
-about a dozen for every adapted layer. ``slim`` replaces the forward of a shared base's adapted layers and norms by
+about a dozen for every adapted layer. In a larger one, what lies between products reads and writes as long as they
+compute. ``slim`` replaces the forward of a shared base's adapted layers, norms, gates and attention modules by
 functions of our own with the same result; storage, names and files stay PEFT's.
 """
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import rms_norm
+from torch.nn.functional import rms_norm, silu
+
+from teamtr.engines.torch.anatomy import PRODUCTS, Anatomy, dissect, epsilon_of
+from teamtr.engines.torch.attention import Unsupported, packed_now, require_plain
 
 
 class _AdaptedLinear(torch.autograd.Function):
@@ -58,6 +64,11 @@ class Slim:
     dtype: torch.dtype = torch.float32
     halves: dict[tuple[int, torch.dtype], Tensor] = field(default_factory=dict)
 
+    def fuses(self, x: Tensor) -> bool:
+        """Whether kernels of our own compute what lies between the products: in half precision on a card. Elsewhere
+        torch does, and float32 stays the yardstick that it is."""
+        return x.is_cuda and self.dtype in (torch.float16, torch.bfloat16)
+
     def weight_of(self, layer: nn.Linear) -> Tensor:
         return layer.weight if layer.weight.dtype == self.dtype else self.half_of(layer.weight, self.dtype)
 
@@ -75,6 +86,15 @@ def slim(shared: Any) -> Slim:
     decoder = causal_lm.get_decoder()
     last_norm = getattr(decoder, "norm", None)
     rotary = getattr(decoder, "rotary_emb", None)
+    try:
+        attention = dissect(causal_lm)
+    except Unsupported:
+        attention = {}
+    gates = [module for module in causal_lm.modules() if _is_gated(module)]
+    for known in attention.values():
+        known.module.forward = _attention_forward(known, state)
+    for module in gates:
+        module.forward = _gated_forward(module, state)
     if rotary is not None:
         rotary.forward = _rotary_forward(rotary.forward, state)
     for module in causal_lm.modules():
@@ -109,10 +129,51 @@ def _adapted_forward(module: Any, state: Slim) -> Any:
 
 
 def _norm_forward(module: Any, state: Slim) -> Any:
-    epsilon = epsilon_of(module)
+    epsilon = epsilon_of(module) or 0.0
 
     def forward(x: Tensor) -> Tensor:
+        if state.fuses(x) and not module.weight.requires_grad:
+            from teamtr.engines.torch.fused import norm
+
+            return norm(x, module.weight, epsilon, state.dtype)
         return rms_norm(x.float(), (x.shape[-1],), module.weight, epsilon).to(state.dtype)
+
+    return forward
+
+
+def _gated_forward(module: Any, state: Slim) -> Any:
+    original = module.forward
+
+    def forward(*args: Any, **named: Any) -> Any:
+        if named or not state.fuses(args[0]):
+            return original(*args, **named)
+        (x,) = args
+        from teamtr.engines.torch.fused import gated
+
+        return module.down_proj(gated(module.gate_proj(x), module.up_proj(x)))
+
+    return forward
+
+
+def _attention_forward(anatomy: Anatomy, state: Slim) -> Any:
+    module, original = anatomy.module, anatomy.module.forward
+    frozen = not any(norm.weight.requires_grad for norm in anatomy.norms)
+
+    def forward(*args: Any, **named: Any) -> Any:
+        layout = packed_now()
+        if layout is None or not frozen or args or not state.fuses(named["hidden_states"]):
+            return original(*args, **named)
+        from teamtr.engines.torch.fused import turned
+
+        require_plain(named.get("attention_mask"), 0.0, {"sliding_window": anatomy.window})
+        products = (getattr(module, name)(named["hidden_states"])[0] for name in PRODUCTS)
+        query, key, value = (product.unflatten(-1, (-1, anatomy.dim)) for product in products)
+        cos, sin = (part[0] for part in named["position_embeddings"])
+        of_query, of_key = anatomy.weights
+        query = turned(query, cos, sin, of_query, anatomy.epsilon)
+        key = turned(key, cos, sin, of_key, anatomy.epsilon)
+        attended = layout.attend(query, key, value, anatomy.layer, anatomy.scale)
+        return module.o_proj(attended.flatten(1)[None]), None
 
     return forward
 
@@ -126,8 +187,19 @@ def _rotary_forward(original: Any, state: Slim) -> Any:
     return forward
 
 
-def epsilon_of(module: Any) -> float | None:
-    return getattr(module, "variance_epsilon", None) or getattr(module, "eps", None)
+@torch.no_grad()
+def _is_gated(module: Any) -> bool:
+    """Whether it is down(silu(gate(x)) * up(x)), by what it computes."""
+    gate, up, down = (getattr(module, name, None) for name in ("gate_proj", "up_proj", "down_proj"))
+    width = getattr(gate, "in_features", None)
+    if not (callable(gate) and callable(up) and callable(down) and isinstance(width, int)):
+        return False
+    if len(inspect.signature(type(module).forward).parameters) != 2:  # itself and what it reads
+        return False
+    weight = next(module.parameters())
+    x = torch.linspace(-30.0, 50.0, 2 * width, device=weight.device, dtype=weight.dtype).view(2, width)
+    theirs, ours = module(x), down(silu(gate(x)) * up(x))
+    return isinstance(theirs, Tensor) and torch.allclose(theirs, ours, rtol=1e-4, atol=1e-5 * float(ours.abs().max()))
 
 
 @torch.no_grad()

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from teamtr.engines.torch.serving.rotation import Rotation
+from teamtr.engines.torch.rotation import Rotation
 from teamtr.engines.torch.serving.sharing import Together, shares, splits
 
 PAGE = 64

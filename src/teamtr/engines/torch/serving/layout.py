@@ -9,9 +9,9 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
+from teamtr.engines.torch.rotation import Rotation
 from teamtr.engines.torch.serving import reference
 from teamtr.engines.torch.serving.pages import Pool
-from teamtr.engines.torch.serving.rotation import Rotation
 from teamtr.engines.torch.serving.sharing import Together
 
 BLOCK = 64

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from teamtr.engines.torch.serving.rotation import Rotation
+from teamtr.engines.torch.rotation import Rotation
 from teamtr.engines.torch.serving.sharing import Together
 
 

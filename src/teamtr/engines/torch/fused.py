@@ -1,0 +1,197 @@
+"""What a half-precision layer does between its matrix products, one Triton kernel each way: norm, gate, rotation.
+
+torch takes a kernel for every cast, square and product in between, each of which reads and writes all activations and
+keeps its share of them for the gradient. These read their inputs once, compute in float32, round once at the end, and
+keep nothing but their inputs. Weights are those of a frozen base: they get no gradient.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BLOCK = 1024
+
+
+@triton.jit
+def _norm_kernel(x, weight, grad, out, epsilon, WIDTH: tl.constexpr, BLOCK: tl.constexpr, BACK: tl.constexpr):
+    """One token: normed, or with ``BACK`` the gradient of that."""
+    n, h = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
+    inside = h < WIDTH
+    wide = tl.load(x + n * WIDTH + h, mask=inside, other=0.0).to(tl.float32)
+    scale = tl.load(weight + h, mask=inside, other=0.0).to(tl.float32)
+    shrink = tl.rsqrt(tl.sum(wide * wide, 0) / WIDTH + epsilon)
+    if BACK:
+        slope = tl.load(grad + n * WIDTH + h, mask=inside, other=0.0).to(tl.float32) * scale
+        along = tl.sum(slope * wide, 0) / WIDTH * shrink * shrink
+        result = shrink * (slope - along * wide)
+    else:
+        result = wide * shrink * scale
+    tl.store(out + n * WIDTH + h, result.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _gate_kernel(gate, up, out, count, BLOCK: tl.constexpr):
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = i < count
+    g = tl.load(gate + i, mask=inside, other=0.0).to(tl.float32)
+    u = tl.load(up + i, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + i, (g / (1.0 + tl.exp(-g)) * u).to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _gate_gradient_kernel(gate, up, grad, grad_gate, grad_up, count, BLOCK: tl.constexpr):
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = i < count
+    g = tl.load(gate + i, mask=inside, other=0.0).to(tl.float32)
+    u = tl.load(up + i, mask=inside, other=0.0).to(tl.float32)
+    slope = tl.load(grad + i, mask=inside, other=0.0).to(tl.float32)
+    s = 1.0 / (1.0 + tl.exp(-g))
+    tl.store(grad_gate + i, (slope * u * s * (1.0 + g * (1.0 - s))).to(grad_gate.dtype.element_ty), mask=inside)
+    tl.store(grad_up + i, (slope * g * s).to(grad_up.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _turn_kernel(
+    x, cos, sin, weight, grad, out, epsilon, angle_row,
+    HEADS: tl.constexpr, HALF: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr,
+    NORM: tl.constexpr, BACK: tl.constexpr,
+):  # fmt: skip
+    """All heads of one token, in two halves that turn into each other; with ``BACK`` the gradient of that."""
+    n, h, d = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK_H), tl.arange(0, BLOCK_D)
+    in_d = d < HALF
+    mask = (h < HEADS)[:, None] & in_d[None, :]
+    first = n * HEADS * 2 * HALF + h[:, None] * 2 * HALF + d[None, :]
+    second = first + HALF
+    angle = n * angle_row + d
+    cos_1 = tl.load(cos + angle, mask=in_d, other=0.0).to(tl.float32)[None, :]
+    cos_2 = tl.load(cos + angle + HALF, mask=in_d, other=0.0).to(tl.float32)[None, :]
+    sin_1 = tl.load(sin + angle, mask=in_d, other=0.0).to(tl.float32)[None, :]
+    sin_2 = tl.load(sin + angle + HALF, mask=in_d, other=0.0).to(tl.float32)[None, :]
+    if NORM:
+        x_1 = tl.load(x + first, mask=mask, other=0.0).to(tl.float32)
+        x_2 = tl.load(x + second, mask=mask, other=0.0).to(tl.float32)
+        weight_1 = tl.load(weight + d, mask=in_d, other=0.0).to(tl.float32)[None, :]
+        weight_2 = tl.load(weight + d + HALF, mask=in_d, other=0.0).to(tl.float32)[None, :]
+        shrink = tl.rsqrt(tl.sum(x_1 * x_1 + x_2 * x_2, 1) / (2 * HALF) + epsilon)[:, None]
+    if BACK:
+        grad_1 = tl.load(grad + first, mask=mask, other=0.0).to(tl.float32)
+        grad_2 = tl.load(grad + second, mask=mask, other=0.0).to(tl.float32)
+        out_1 = grad_1 * cos_1 + grad_2 * sin_2
+        out_2 = grad_2 * cos_2 - grad_1 * sin_1
+        if NORM:
+            out_1, out_2 = out_1 * weight_1, out_2 * weight_2
+            along = (tl.sum(out_1 * x_1 + out_2 * x_2, 1) / (2 * HALF))[:, None] * shrink * shrink
+            out_1, out_2 = shrink * (out_1 - along * x_1), shrink * (out_2 - along * x_2)
+    else:
+        if NORM:
+            x_1, x_2 = x_1 * shrink * weight_1, x_2 * shrink * weight_2
+        else:
+            x_1 = tl.load(x + first, mask=mask, other=0.0).to(tl.float32)
+            x_2 = tl.load(x + second, mask=mask, other=0.0).to(tl.float32)
+        out_1 = x_1 * cos_1 - x_2 * sin_1
+        out_2 = x_2 * cos_2 + x_1 * sin_2
+    tl.store(out + first, out_1.to(out.dtype.element_ty), mask=mask)
+    tl.store(out + second, out_2.to(out.dtype.element_ty), mask=mask)
+
+
+class _Norm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float, dtype: torch.dtype) -> Tensor:
+        x = x.contiguous()
+        out = torch.empty_like(x, dtype=dtype)
+        ctx.save_for_backward(x, weight)
+        ctx.epsilon = epsilon
+        _norm(x, weight, x, out, epsilon, back=False)
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        x, weight = ctx.saved_tensors
+        out = torch.empty_like(x)
+        _norm(x, weight, grad.contiguous(), out, ctx.epsilon, back=True)
+        return out, None, None, None
+
+
+def _norm(x: Tensor, weight: Tensor, grad: Tensor, out: Tensor, epsilon: float, *, back: bool) -> None:
+    width = x.shape[-1]
+    _norm_kernel[(x.numel() // width,)](
+        x, weight, grad, out, epsilon, WIDTH=width, BLOCK=triton.next_power_of_2(width), BACK=back,
+        num_warps=8 if width > BLOCK else 4,
+    )  # fmt: skip
+
+
+class _Gated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
+        gate, up = gate.contiguous(), up.contiguous()
+        out = torch.empty_like(gate)
+        ctx.save_for_backward(gate, up)
+        _gate_kernel[(triton.cdiv(gate.numel(), BLOCK),)](gate, up, out, gate.numel(), BLOCK=BLOCK, num_warps=4)
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        gate, up = ctx.saved_tensors
+        grad_gate, grad_up = torch.empty_like(gate), torch.empty_like(up)
+        _gate_gradient_kernel[(triton.cdiv(gate.numel(), BLOCK),)](
+            gate, up, grad.contiguous(), grad_gate, grad_up, gate.numel(), BLOCK=BLOCK, num_warps=4
+        )
+        return grad_gate, grad_up
+
+
+class _Turned(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, weight: Tensor | None, epsilon: float) -> Tensor:
+        x = x.contiguous()
+        out = torch.empty_like(x)
+        ctx.save_for_backward(x if weight is not None else x.new_empty(0), cos, sin, weight)
+        ctx.epsilon = epsilon
+        _turn(x, cos, sin, weight, x, out, epsilon, back=False)
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
+        x, cos, sin, weight = ctx.saved_tensors
+        grad = grad.contiguous()
+        out = torch.empty_like(grad)
+        _turn(x, cos, sin, weight, grad, out, ctx.epsilon, back=True)
+        return out, None, None, None, None
+
+
+def _turn(
+    x: Tensor, cos: Tensor, sin: Tensor, weight: Tensor | None, grad: Tensor, out: Tensor, epsilon: float, *, back: bool
+) -> None:
+    tokens, heads, dim = out.shape
+    _turn_kernel[(tokens,)](
+        x, cos, sin, x if weight is None else weight, grad, out, epsilon, cos.stride(0),
+        HEADS=heads, HALF=dim // 2, BLOCK_H=triton.next_power_of_2(heads), BLOCK_D=triton.next_power_of_2(dim // 2),
+        NORM=weight is not None, BACK=back, num_warps=4,
+    )  # fmt: skip
+
+
+def norm(x: Tensor, weight_H: Tensor, epsilon: float, dtype: torch.dtype) -> Tensor:
+    """x over the root of its mean square, times the weight; out in ``dtype``, the gradient in that of ``x``."""
+    out: Tensor = _Norm.apply(x, weight_H, epsilon, dtype)
+    return out
+
+
+def gated(gate: Tensor, up: Tensor) -> Tensor:
+    """silu(gate) * up."""
+    out: Tensor = _Gated.apply(gate, up)
+    return out
+
+
+def turned(x_NHD: Tensor, cos_ND: Tensor, sin_ND: Tensor, weight_D: Tensor | None, epsilon: float) -> Tensor:
+    """Queries or keys normed over a head and rotated, as ``Rotation`` says; angles get no gradient."""
+    assert cos_ND.stride() == sin_ND.stride()
+    assert cos_ND.stride(1) == 1
+    out: Tensor = _Turned.apply(x_NHD, cos_ND, sin_ND, weight_D, epsilon)
+    return out
