@@ -22,7 +22,7 @@ from teamtr.diagnostics.probe import log_ratios, token_shift
 from teamtr.engines.learner import FIRST_LOSS_SCALE, PolicyLearner
 from teamtr.engines.policy import Drawing, uniforms
 from teamtr.engines.scoring import score_tokens
-from teamtr.engines.torch.lean import slim
+from teamtr.engines.torch.lean import Slim, slim
 from teamtr.engines.torch.loading import TinyShape, share_base, tiny_model
 from teamtr.engines.torch.policy import TransformerPolicy
 from teamtr.engines.torch.serving.copy import SamplingCopy
@@ -166,6 +166,62 @@ def test_compiled_decoding_says_the_same(policy):
 
 
 # -- learning --------------------------------------------------------------------------------------------------
+
+
+@needs_card
+@pytest.mark.parametrize(("dtype", "error"), [(torch.float16, 1e-3), (torch.bfloat16, 8e-3)], ids=str)
+@pytest.mark.parametrize(("width", "heads", "dim"), [(2048, 16, 128), (576, 9, 64)])
+def test_what_lies_between_products_agrees_with_float64(width, heads, dim, dtype, error):
+    """Both ways, rounded once: the largest error is a rounding of the largest element."""
+    from teamtr.engines.torch.fused import gated, norm, turned
+
+    def both_ways(work, *inputs: torch.Tensor) -> list[torch.Tensor]:
+        leaves = [x.detach().requires_grad_() for x in inputs]
+        result = work(*leaves)
+        generator = torch.Generator(DEVICE).manual_seed(5)
+        direction = torch.randn(result.shape, generator=generator, device=DEVICE).to(dtype).to(result.dtype)
+        result.backward(direction)
+        return [result.detach(), *(x.grad for x in leaves)]
+
+    def exact_norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * weight.double()
+
+    def exact_turn(x: torch.Tensor) -> torch.Tensor:
+        x = exact_norm(x, of_head)
+        first, second = x.chunk(2, -1)
+        return x * cos[:, None].double() + torch.cat([-second, first], -1) * sin[:, None].double()
+
+    torch.manual_seed(0)
+    tokens = 300
+    x, weight = 3 * torch.randn(tokens, width, device=DEVICE), torch.rand(width, device=DEVICE) + 0.5
+    gate, up = (3 * torch.randn(tokens, 3 * width, device=DEVICE).to(dtype) for _ in range(2))
+    product, of_head = torch.randn(tokens, heads, dim, device=DEVICE).to(dtype), torch.rand(dim, device=DEVICE) + 0.5
+    angles = 6 * torch.rand(tokens, dim, device=DEVICE)
+    cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+    pairs = [
+        (both_ways(lambda x: norm(x, weight, 1e-6, dtype), x), both_ways(lambda x: exact_norm(x, weight), x.double())),
+        (
+            both_ways(gated, gate, up),
+            both_ways(lambda g, u: torch.nn.functional.silu(g) * u, gate.double(), up.double()),
+        ),
+        (
+            both_ways(lambda x: turned(x, cos, sin, of_head, 1e-6), product),
+            both_ways(exact_turn, product.double()),
+        ),
+    ]
+    for ours, exact in pairs:
+        for a, b in zip(ours, exact, strict=True):
+            assert float((a.double() - b).abs().max() / b.abs().max()) < error
+
+
+@needs_card
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_fused_layers_have_the_gradient_of_torch(precision, monkeypatch):
+    batch = make_batch()
+    fused = gradient_of(make_learner(make_policy("lora", precision)), batch)
+    monkeypatch.setattr(Slim, "fuses", lambda *_: False)
+    plain = gradient_of(make_learner(make_policy("lora", precision)), batch)
+    assert 0 < float((fused - plain).norm() / plain.norm()) < (0.01 if precision == "fp16" else 0.08)
 
 
 @needs_card

@@ -10,6 +10,7 @@ functions of our own with the same result; storage, names and files stay PEFT's.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,36 +22,51 @@ from teamtr.engines.torch.anatomy import PRODUCTS, Anatomy, dissect, epsilon_of
 from teamtr.engines.torch.attention import Unsupported, packed_now, require_plain
 
 
-class _AdaptedLinear(torch.autograd.Function):
-    """x W' + scale * (x A') B', in the dtype of W; gradients for x, A and B only."""
+class _Adapted(torch.autograd.Function):
+    """x W' + scale * (x A') B' for layers that read the same x, in the dtype of W; gradients for x, A and B only."""
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, down: Tensor, up: Tensor, scale: float
-    ) -> Any:
-        flat = x.reshape(-1, x.shape[-1]).to(weight.dtype)
-        a, b = down.to(weight.dtype), up.to(weight.dtype)
-        narrow = flat @ a.T
-        out = flat @ weight.T if bias is None else torch.addmm(bias.to(weight.dtype), flat, weight.T)
-        out.addmm_(narrow, b.T, alpha=scale)
-        ctx.save_for_backward(flat, weight, a, b, narrow)
-        ctx.scale, ctx.shape, ctx.x_dtype, ctx.dtypes = scale, x.shape, x.dtype, (down.dtype, up.dtype)
-        return out.view(*x.shape[:-1], -1)
+        ctx: Any, x: Tensor, weights: list[Tensor], biases: list[Tensor | None], scales: list[float], *adapters: Tensor
+    ) -> tuple[Tensor, ...]:
+        dtype, count = weights[0].dtype, len(weights)
+        flat = x.reshape(-1, x.shape[-1]).to(dtype)
+        downs, ups = adapters[:count], [up.to(dtype) for up in adapters[count:]]
+        down = (downs[0] if count == 1 else torch.cat(downs)).to(dtype)
+        narrow = flat @ down.T
+        ctx.ranks = [len(one) for one in downs]
+        outs = []
+        for weight, bias, scale, up, part in zip(weights, biases, scales, ups, narrow.split(ctx.ranks, 1), strict=True):
+            out = flat @ weight.T if bias is None else torch.addmm(bias.to(dtype), flat, weight.T)
+            outs.append(out.addmm_(part, up.T, alpha=scale).view(*x.shape[:-1], -1))
+        ctx.save_for_backward(flat, down, narrow, *weights, *ups)
+        ctx.scales, ctx.shape, ctx.x_dtype, ctx.dtypes = scales, x.shape, x.dtype, [one.dtype for one in adapters]
+        return tuple(outs)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        flat, weight, a, b, narrow = ctx.saved_tensors
-        grad = grad.reshape(-1, grad.shape[-1]).to(weight.dtype)
-        grad_narrow = (grad @ b).mul_(ctx.scale)
-        grad_x = grad_down = grad_up = None
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        count = len(grads)
+        flat, down, narrow, *rest = ctx.saved_tensors
+        weights, ups = rest[:count], rest[count:]
+        grads = tuple(grad.reshape(-1, grad.shape[-1]).to(flat.dtype) for grad in grads)
+        narrows = [(grad @ up).mul_(scale) for grad, up, scale in zip(grads, ups, ctx.scales, strict=True)]
+        grad_narrow = narrows[0] if count == 1 else torch.cat(narrows, 1)
+        grad_x = None
         if ctx.needs_input_grad[0]:
-            grad_x = (grad @ weight).addmm_(grad_narrow, a).view(ctx.shape).to(ctx.x_dtype)
-        if ctx.needs_input_grad[3]:
-            grad_down = (grad_narrow.T @ flat).to(ctx.dtypes[0])
-        if ctx.needs_input_grad[4]:
-            grad_up = (grad.T @ narrow).mul_(ctx.scale).to(ctx.dtypes[1])
-        return grad_x, None, None, grad_down, grad_up, None
+            grad_x = grads[0] @ weights[0]
+            for grad, weight in zip(grads[1:], weights[1:], strict=True):
+                grad_x.addmm_(grad, weight)
+            grad_x = grad_x.addmm_(grad_narrow, down).view(ctx.shape).to(ctx.x_dtype)
+        adapters: list[Tensor | None] = [None] * (2 * count)
+        if any(ctx.needs_input_grad[4:]):
+            adapters[:count] = (grad_narrow.T @ flat).split(ctx.ranks)
+            adapters[count:] = [
+                (grad.T @ part).mul_(scale)
+                for grad, part, scale in zip(grads, narrow.split(ctx.ranks, 1), ctx.scales, strict=True)
+            ]
+        found = [None if one is None else one.to(dtype) for one, dtype in zip(adapters, ctx.dtypes, strict=True)]
+        return grad_x, None, None, None, *found
 
 
 @dataclass
@@ -113,19 +129,31 @@ def _is_plain_adapted(module: Any) -> bool:
 
 
 def _adapted_forward(module: Any, state: Slim) -> Any:
+    read = _reading([module], state)
+
     def forward(x: Tensor, *_: Any, **__: Any) -> Tensor:
-        base = module.base_layer
-        out: Tensor = _AdaptedLinear.apply(
-            x,
-            state.weight_of(base),
-            base.bias,
-            module.lora_A[state.adapter].weight,
-            module.lora_B[state.adapter].weight,
-            module.scaling[state.adapter],
-        )
-        return out
+        return read(x)[0]
 
     return forward
+
+
+def _reading(layers: list[Any], state: Slim) -> Callable[[Tensor], tuple[Tensor, ...]]:
+    """What layers that read the same input make of it; together where all are plain."""
+    if not all(_is_plain_adapted(layer) for layer in layers):
+        return lambda x: tuple(layer(x) for layer in layers)
+
+    def read(x: Tensor) -> tuple[Tensor, ...]:
+        outs: tuple[Tensor, ...] = _Adapted.apply(
+            x,
+            [state.weight_of(layer.base_layer) for layer in layers],
+            [layer.base_layer.bias for layer in layers],
+            [layer.scaling[state.adapter] for layer in layers],
+            *(layer.lora_A[state.adapter].weight for layer in layers),
+            *(layer.lora_B[state.adapter].weight for layer in layers),
+        )
+        return outs
+
+    return read
 
 
 def _norm_forward(module: Any, state: Slim) -> Any:
@@ -142,7 +170,7 @@ def _norm_forward(module: Any, state: Slim) -> Any:
 
 
 def _gated_forward(module: Any, state: Slim) -> Any:
-    original = module.forward
+    original, read = module.forward, _reading([module.gate_proj, module.up_proj], state)
 
     def forward(*args: Any, **named: Any) -> Any:
         if named or not state.fuses(args[0]):
@@ -150,13 +178,14 @@ def _gated_forward(module: Any, state: Slim) -> Any:
         (x,) = args
         from teamtr.engines.torch.fused import gated
 
-        return module.down_proj(gated(module.gate_proj(x), module.up_proj(x)))
+        return module.down_proj(gated(*read(x)))
 
     return forward
 
 
 def _attention_forward(anatomy: Anatomy, state: Slim) -> Any:
     module, original = anatomy.module, anatomy.module.forward
+    read = _reading([getattr(module, name) for name in PRODUCTS], state)
     frozen = not any(norm.weight.requires_grad for norm in anatomy.norms)
 
     def forward(*args: Any, **named: Any) -> Any:
@@ -166,8 +195,7 @@ def _attention_forward(anatomy: Anatomy, state: Slim) -> Any:
         from teamtr.engines.torch.fused import turned
 
         require_plain(named.get("attention_mask"), 0.0, {"sliding_window": anatomy.window})
-        products = (getattr(module, name)(named["hidden_states"])[0] for name in PRODUCTS)
-        query, key, value = (product.unflatten(-1, (-1, anatomy.dim)) for product in products)
+        query, key, value = (out[0].unflatten(-1, (-1, anatomy.dim)) for out in read(named["hidden_states"]))
         cos, sin = (part[0] for part in named["position_embeddings"])
         of_query, of_key = anatomy.weights
         query = turned(query, cos, sin, of_query, anatomy.epsilon)
