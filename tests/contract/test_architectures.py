@@ -13,6 +13,8 @@ import transformers
 
 from teamtr.engines.policy import Drawing, uniforms
 from teamtr.engines.torch.attention import Unsupported
+from teamtr.engines.torch.lean import slim
+from teamtr.engines.torch.loading import share_base
 from teamtr.engines.torch.policy import TransformerPolicy
 from teamtr.engines.torch.serving.copy import SamplingCopy
 from teamtr.engines.torch.serving.joining import join_attention, join_siblings
@@ -190,3 +192,47 @@ def test_queries_that_grow_with_their_position_stay_with_their_own_forward():
     (said,) = server.sample("v", [prompt], uniforms(3, 1, 6), drawing=Drawing(1.0), end_ids=frozenset())
     np.testing.assert_allclose(said.logprobs, alone(model, prompt, said.token_ids), atol=2e-5)
     assert join_attention(model, join_siblings(model)) == 0
+
+
+# -- adapters in half precision ------------------------------------------------------------------------------------
+
+EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+FEW = ["q_proj", "v_proj"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "targets", "stranger"),
+    [
+        ("Llama", {}, "all-linear", False),
+        ("Llama", {}, FEW, False),  # most layers carry no adapter
+        ("Qwen2", {}, FEW, False),  # and have biases
+        ("Gemma3", {}, FEW, False),
+        ("Qwen3Moe", EXPERTS, FEW, True),  # experts are no linear layers
+        ("Qwen3Moe", EXPERTS, "all-linear", True),
+        ("Mixtral", EXPERTS, FEW, True),
+    ],
+)
+def test_half_precision_has_the_gradient_of_float32_whatever_carries_the_adapter(kind, changes, targets, stranger):
+    shared = share_base(
+        make_model(kind, **changes), {"agent": SimpleNamespace(rank=4, alpha=8.0, targets=targets)}, seed=0
+    )
+    slimmed = slim(shared)
+    assert bool(slimmed.strangers) == stranger
+    generator = torch.Generator().manual_seed(1)
+    prompts, messages = some_prompts(), [np.array([4, 5, 9], dtype=np.int32)] * len(some_prompts())
+    found = []
+    for precision in ("fp32", "fp16"):
+        policy = make_policy(shared, adapter="agent", precision=precision, slim=slimmed)
+        if precision == "fp32":
+            with torch.no_grad():
+                for parameter in policy.parameters().values():
+                    parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+        with policy.computing():
+            features = policy.features(prompts, messages).float()
+            (features * torch.linspace(-1, 1, features.numel()).view_as(features)).sum().backward()
+        found.append((features.detach(), torch.cat([p.grad.flatten() for p in policy.parameters().values()])))
+        for parameter in policy.parameters().values():
+            parameter.grad = None
+    for exact, half in zip(*found, strict=True):
+        assert 0 < float((half - exact).norm() / exact.norm()) < 0.01
+    assert policy.frozen_half_bytes() > 0

@@ -40,7 +40,6 @@ pytestmark = [
 needs_card = pytest.mark.skipif(DEVICE.type != "cuda", reason="needs a card")
 
 SHAPE = TinyShape(layers=2, width=64, heads=4)
-LORA = SimpleNamespace(rank=8, alpha=16.0, targets="all-linear")
 OBJECTIVE = Objective()
 
 
@@ -49,7 +48,7 @@ def policy(request) -> TransformerPolicy:
     return make_policy(request.param)
 
 
-def make_policy(kind: str, precision: str = "fp32") -> TransformerPolicy:
+def make_policy(kind: str, precision: str = "fp32", targets: str | list[str] = "all-linear") -> TransformerPolicy:
     """Sharpened and with an adapter that does something, so that mistakes show."""
     model, tokenizer = tiny_model(SHAPE, seed=0)
     with torch.no_grad():
@@ -57,7 +56,7 @@ def make_policy(kind: str, precision: str = "fp32") -> TransformerPolicy:
     model.to(DEVICE)
     if kind == "full":
         return TransformerPolicy(model, tokenizer, precision=precision)
-    shared = share_base(model, {"agent": LORA}, seed=0)
+    shared = share_base(model, {"agent": SimpleNamespace(rank=8, alpha=16.0, targets=targets)}, seed=0)
     made = TransformerPolicy(shared, tokenizer, adapter="agent", precision=precision, slim=slim(shared))
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -241,11 +240,12 @@ def test_the_fused_kernel_agrees_with_float64(step):
     torch.testing.assert_close(new.grad.double(), exact_in.grad, atol=1e-6, rtol=1e-3)
 
 
+@pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "v_proj"]], ids=["all", "few"])
 @pytest.mark.parametrize(("precision", "tolerance"), [("tf32", 5e-3), ("fp16", 3e-2)])
-def test_half_precision_has_the_gradient_of_float32(precision, tolerance):
+def test_half_precision_has_the_gradient_of_float32(precision, tolerance, targets):
     batch = make_batch()
-    exact = gradient_of(make_learner(make_policy("lora")), batch)
-    found = gradient_of(make_learner(make_policy("lora", precision)), batch)
+    exact = gradient_of(make_learner(make_policy("lora", targets=targets)), batch)
+    found = gradient_of(make_learner(make_policy("lora", precision, targets)), batch)
     assert float((found - exact).norm() / exact.norm()) < tolerance
 
 

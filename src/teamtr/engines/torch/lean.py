@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import rms_norm, silu
+from torch.nn.functional import linear, rms_norm, silu
 
 from teamtr.engines.torch.anatomy import PRODUCTS, Anatomy, dissect, epsilon_of
 from teamtr.engines.torch.attention import Unsupported, packed_now, require_plain
@@ -74,10 +74,14 @@ class Slim:
     """What the slimmed layers of one shared base compute with now: which adapter, in which dtype.
 
     ``halves`` holds the base's weights in half precision, made when first asked for and kept: they never change.
+    ``strangers`` are weights of layers that we do not know, such as experts: with any of them, half precision needs
+    autocast.
     """
 
     adapter: str = ""
     dtype: torch.dtype = torch.float32
+    linears: list[nn.Linear] = field(default_factory=list)
+    strangers: list[Tensor] = field(default_factory=list)
     halves: dict[tuple[int, torch.dtype], Tensor] = field(default_factory=dict)
 
     def fuses(self, x: Tensor) -> bool:
@@ -113,11 +117,24 @@ def slim(shared: Any) -> Slim:
         module.forward = _gated_forward(module, state)
     if rotary is not None:
         rotary.forward = _rotary_forward(rotary.forward, state)
-    for module in causal_lm.modules():
+    within = {part for module in decoder.modules() if hasattr(module, "lora_A") for part in module.modules()}
+    for module in decoder.modules():
         if _is_plain_adapted(module):
+            state.linears.append(module.base_layer)
             module.forward = _adapted_forward(module, state)
-        elif module is not last_norm and _is_rms_norm(module):
-            module.forward = _norm_forward(module, state)
+        elif hasattr(module, "lora_A"):
+            state.strangers += [p for p in module.parameters() if p.ndim > 1]
+        elif module in within or isinstance(module, nn.Embedding):
+            continue
+        elif type(module) is nn.Linear:
+            plain: Any = module
+            state.linears.append(plain)
+            plain.forward = _frozen_forward(plain, state)
+        elif _is_rms_norm(module):
+            if module is not last_norm:
+                module.forward = _norm_forward(module, state)
+        else:
+            state.strangers += [p for p in module.parameters(recurse=False) if p.ndim > 1]
     return state
 
 
@@ -133,6 +150,14 @@ def _adapted_forward(module: Any, state: Slim) -> Any:
 
     def forward(x: Tensor, *_: Any, **__: Any) -> Tensor:
         return read(x)[0]
+
+    return forward
+
+
+def _frozen_forward(module: nn.Linear, state: Slim) -> Any:
+    def forward(x: Tensor) -> Tensor:
+        weight = state.weight_of(module)
+        return linear(x.to(weight.dtype), weight, None if module.bias is None else module.bias.to(weight.dtype))
 
     return forward
 

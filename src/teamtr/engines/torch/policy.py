@@ -54,7 +54,7 @@ class TransformerPolicy(Policy):
         self.adapter = adapter
         self.base_version = base_version
         self.temperature = temperature
-        self.precision: str = precision
+        self.precision: str = "fp32"  # while it is looked at
         self.causal_lm = model.get_base_model() if adapter else model
         self.device = next(self.causal_lm.parameters()).device
         self.end_ids = end_ids_of(self.causal_lm, tokenizer)
@@ -66,6 +66,7 @@ class TransformerPolicy(Policy):
         self._pads = True
         self._check_head()
         self._check_layouts()
+        self.precision = precision
 
     @property
     def sampling_path(self) -> str:
@@ -77,7 +78,7 @@ class TransformerPolicy(Policy):
         """Memory of the base's weights kept in half precision beside the full ones, when training uses them."""
         if self._slim is None or self.precision not in _HALF:
             return 0
-        body = sum(2 * p.numel() for name, p in self.causal_lm.named_parameters() if ".base_layer.weight" in name)
+        body = sum(2 * w.numel() for w in (*(layer.weight for layer in self._slim.linears), *self._slim.strangers))
         return body + (2 * self.causal_lm.get_output_embeddings().weight.numel() if self.precision == "fp16" else 0)
 
     # -- weights ----------------------------------------------------------------------------------------------
@@ -148,7 +149,7 @@ class TransformerPolicy(Policy):
 
     def _body(self, layout: Packed | None = None, **inputs: Any) -> Any:
         """The decoder's output; with a layout, for tokens packed end to end."""
-        dtype = _HALF.get(self.precision) if self._slim is None else None
+        dtype = _HALF.get(self.precision) if self._slim is None or self._slim.strangers else None
         with ExitStack() as stack:
             if self._layouts is None:
                 stack.enter_context(self.computing())
@@ -259,7 +260,6 @@ class TransformerPolicy(Policy):
     @torch.no_grad()
     def _check_layouts(self) -> None:
         """Rows end to end, pages, and padding on the left need an architecture whose tokens meet in attention alone."""
-        precision, self.precision = self.precision, "fp32"
         try:
             with self.computing():
                 require_attention_alone(self.causal_lm)
@@ -270,8 +270,6 @@ class TransformerPolicy(Policy):
             if isinstance(reason, Mixing):
                 self._pads = False
                 self._check_cache()
-        finally:
-            self.precision = precision
 
     def _leave_packing(self, reason: Unsupported) -> None:
         self.packs = False
