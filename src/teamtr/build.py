@@ -306,6 +306,8 @@ def _transformer_voices(
 ) -> Mapping[str, _Voice]:
     quieten()
     device = device_of(team_file)
+    if device.index is not None:
+        torch.cuda.set_device(device)  # kernels of our own are launched on the current one
     if source == "tiny":
         model, tokenizer = _warm_tiny(team_file, task, [a.name for a in agents])
     else:

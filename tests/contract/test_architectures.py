@@ -207,6 +207,9 @@ FEW = ["q_proj", "v_proj"]
         ("Llama", {}, FEW, False),  # most layers carry no adapter
         ("Qwen2", {}, FEW, False),  # and have biases
         ("Gemma3", {}, FEW, False),
+        ("Olmo", {"clip_qkv": 8.0}, "all-linear", False),  # changes products in place
+        ("Bloom", {}, "all-linear", True),  # adds numbers in float32
+        ("StableLm", {"qk_layernorm": True}, "all-linear", True),  # a card's norm wants weights like its input
         ("Qwen3Moe", EXPERTS, FEW, True),  # experts are no linear layers
         ("Qwen3Moe", EXPERTS, "all-linear", True),
         ("Mixtral", EXPERTS, FEW, True),
@@ -236,3 +239,23 @@ def test_half_precision_has_the_gradient_of_float32_whatever_carries_the_adapter
     for exact, half in zip(*found, strict=True):
         assert 0 < float((half - exact).norm() / exact.norm()) < 0.01
     assert policy.frozen_half_bytes() > 0
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_agents_of_one_base_may_have_adapters_on_different_layers(precision):
+    """Each says what it says on a base of its own."""
+    chosen = {"all": "all-linear", "few": FEW}
+    loras = {name: SimpleNamespace(rank=4, alpha=8.0, targets=targets) for name, targets in chosen.items()}
+    together = share_base(make_model("Llama"), loras, seed=0)
+    alone = {name: share_base(make_model("Llama"), {name: lora}, seed=0) for name, lora in loras.items()}
+    slimmed = slim(together)
+    prompts, messages = some_prompts(), [np.array([4, 5, 9], dtype=np.int32)] * len(some_prompts())
+    for name in chosen:
+        mine = make_policy(alone[name], adapter=name, precision=precision, slim=slim(alone[name]))
+        ours = make_policy(together, adapter=name, precision=precision, slim=slimmed)
+        assert mine.parameters().keys() == ours.parameters().keys()
+        with torch.no_grad():
+            for key, parameter in ours.parameters().items():
+                parameter.normal_(std=0.1, generator=torch.Generator().manual_seed(len(key)))
+                mine.parameters()[key].copy_(parameter)
+            torch.testing.assert_close(ours.features(prompts, messages), mine.features(prompts, messages))

@@ -336,3 +336,15 @@ def test_a_plan_that_does_not_fit_says_so(available, fits):
     plan = MemoryPlan((Item("a", 60), Item("b", 40)), available)
     assert plan.total == 100
     assert plan.fits is fits
+
+
+def test_a_card_that_is_named_by_number_is_the_current_one_before_a_model_is_put_on_it(monkeypatch):
+    """Triton launches on the current device, whatever device its arguments are on."""
+
+    def chosen(device: torch.device) -> None:
+        raise InterruptedError(str(device))
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen)
+    with pytest.raises(InterruptedError, match="cuda:1"):
+        build(loads(TEAM.format(train="lora", engine="plain"), "plan.yaml", ["device=cuda:1"]))

@@ -23,7 +23,8 @@ from teamtr.engines.torch.attention import Unsupported, packed_now, require_plai
 
 
 class _Adapted(torch.autograd.Function):
-    """x W' + scale * (x A') B' for layers that read the same x, in the dtype of W; gradients for x, A and B only."""
+    """x W' + scale * (x A') B' for layers that read the same x, in the dtype of W; gradients for x, A and B only.
+    Rows of two dimensions come out: a view could not be changed in place, which some models do."""
 
     @staticmethod
     def forward(
@@ -38,7 +39,7 @@ class _Adapted(torch.autograd.Function):
         outs = []
         for weight, bias, scale, up, part in zip(weights, biases, scales, ups, narrow.split(ctx.ranks, 1), strict=True):
             out = flat @ weight.T if bias is None else torch.addmm(bias.to(dtype), flat, weight.T)
-            outs.append(out.addmm_(part, up.T, alpha=scale).view(*x.shape[:-1], -1))
+            outs.append(out.addmm_(part, up.T, alpha=scale))
         ctx.save_for_backward(flat, down, narrow, *weights, *ups)
         ctx.scales, ctx.shape, ctx.x_dtype, ctx.dtypes = scales, x.shape, x.dtype, [one.dtype for one in adapters]
         return tuple(outs)
@@ -49,7 +50,7 @@ class _Adapted(torch.autograd.Function):
         count = len(grads)
         flat, down, narrow, *rest = ctx.saved_tensors
         weights, ups = rest[:count], rest[count:]
-        grads = tuple(grad.reshape(-1, grad.shape[-1]).to(flat.dtype) for grad in grads)
+        grads = tuple(grad.to(flat.dtype) for grad in grads)
         narrows = [(grad @ up).mul_(scale) for grad, up, scale in zip(grads, ups, ctx.scales, strict=True)]
         grad_narrow = narrows[0] if count == 1 else torch.cat(narrows, 1)
         grad_x = None
@@ -74,8 +75,8 @@ class Slim:
     """What the slimmed layers of one shared base compute with now: which adapter, in which dtype.
 
     ``halves`` holds the base's weights in half precision, made when first asked for and kept: they never change.
-    ``strangers`` are weights of layers that we do not know, such as experts: with any of them, half precision needs
-    autocast.
+    ``strangers`` are weights of layers that we do not know, such as experts and other norms: with any of them, half
+    precision needs autocast.
     """
 
     adapter: str = ""
@@ -117,13 +118,14 @@ def slim(shared: Any) -> Slim:
         module.forward = _gated_forward(module, state)
     if rotary is not None:
         rotary.forward = _rotary_forward(rotary.forward, state)
+    strangers: dict[Tensor, None] = {}
     within = {part for module in decoder.modules() if hasattr(module, "lora_A") for part in module.modules()}
     for module in decoder.modules():
         if _is_plain_adapted(module):
             state.linears.append(module.base_layer)
             module.forward = _adapted_forward(module, state)
         elif hasattr(module, "lora_A"):
-            state.strangers += [p for p in module.parameters() if p.ndim > 1]
+            strangers |= dict.fromkeys(module.parameters())
         elif module in within or isinstance(module, nn.Embedding):
             continue
         elif type(module) is nn.Linear:
@@ -133,8 +135,9 @@ def slim(shared: Any) -> Slim:
         elif _is_rms_norm(module):
             if module is not last_norm:
                 module.forward = _norm_forward(module, state)
-        else:
-            state.strangers += [p for p in module.parameters(recurse=False) if p.ndim > 1]
+        elif not type(module).__name__.endswith("RMSNorm"):  # those compute in float32 and know what they are given
+            strangers |= dict.fromkeys(module.parameters(recurse=False))
+    state.strangers = list(strangers)
     return state
 
 
@@ -156,19 +159,26 @@ def _adapted_forward(module: Any, state: Slim) -> Any:
 
 def _frozen_forward(module: nn.Linear, state: Slim) -> Any:
     def forward(x: Tensor) -> Tensor:
-        weight = state.weight_of(module)
-        return linear(x.to(weight.dtype), weight, None if module.bias is None else module.bias.to(weight.dtype))
+        return _frozen(module, x, state)
 
     return forward
 
 
+def _frozen(layer: nn.Linear, x: Tensor, state: Slim) -> Tensor:
+    weight = state.weight_of(layer)
+    return linear(x.to(weight.dtype), weight, None if layer.bias is None else layer.bias.to(weight.dtype))
+
+
 def _reading(layers: list[Any], state: Slim) -> Callable[[Tensor], tuple[Tensor, ...]]:
-    """What layers that read the same input make of it; together where all are plain."""
-    if not all(_is_plain_adapted(layer) for layer in layers):
-        return lambda x: tuple(layer(x) for layer in layers)
+    """What layers that read the same input make of it; together where all are plain and carry the adapter."""
+    plain = all(_is_plain_adapted(layer) for layer in layers)
 
     def read(x: Tensor) -> tuple[Tensor, ...]:
-        outs: tuple[Tensor, ...] = _Adapted.apply(
+        if not plain or not all(state.adapter in layer.lora_A for layer in layers):
+            if len(layers) > 1:
+                return tuple(layer(x) for layer in layers)
+            return (_frozen(layers[0].base_layer, x, state),)  # another agent's adapter sits here
+        outs = _Adapted.apply(
             x,
             [state.weight_of(layer.base_layer) for layer in layers],
             [layer.base_layer.bias for layer in layers],
@@ -176,7 +186,7 @@ def _reading(layers: list[Any], state: Slim) -> Callable[[Tensor], tuple[Tensor,
             *(layer.lora_A[state.adapter].weight for layer in layers),
             *(layer.lora_B[state.adapter].weight for layer in layers),
         )
-        return outs
+        return tuple(out.view(*x.shape[:-1], -1) for out in outs)
 
     return read
 

@@ -80,7 +80,7 @@ class Siblings:
 
 def join_attention(model: Any, products: Mapping[nn.Module, Siblings]) -> int:
     """Let attention modules hand their joined product to attention as it is, with norm and rotation as a value.
-    Returns how many do."""
+    Returns how many do. Call it before the copy is filled: float16 has no room for large biases made larger."""
     known = dissect(model)
     joined = [(known[module], product) for module, product in products.items() if module in known]
     for anatomy, product in joined:
