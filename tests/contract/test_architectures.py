@@ -34,10 +34,18 @@ LINEAR = {
     "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32,
 }  # fmt: skip
 STATE_SPACE = {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_chunk_size": 16}
+LATENT = {  # values of another width than queries
+    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16,
+    "v_head_dim": 16, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_group": 1,
+    "topk_group": 1, "first_k_dense_replace": 1, "n_shared_experts": 1,
+}  # fmt: skip
 CONFIGS: dict[str, dict[str, Any]] = {
     "Llama": SHAPE,
     "Gemma3": SHAPE,
     "Gemma2": {**SHAPE, "final_logit_softcapping": None},  # caps its attention
+    "DeepseekV3": {**COMMON, **LATENT},
+    "Falcon": {**COMMON, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4},  # knows two attentions
     "Bloom": {**COMMON, "hidden_size": 64, "n_layer": 3, "n_head": 4},  # attention of its own, no positions
     "GPTJ": {"n_embd": 64, "n_layer": 3, "n_head": 4, "rotary_dim": 8, **COMMON},
     "DiffLlama": SHAPE,  # asks attention twice in a layer
@@ -45,7 +53,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "Qwen3Next": {**SHAPE, **LINEAR},  # linear attention in most layers
     "Qwen3_5": {**SHAPE, **LINEAR},
 }
-OTHERS: dict[str, dict[str, Any]] = {"Mamba": {**COMMON, "hidden_size": 64, "num_hidden_layers": 3}}
+OTHERS: dict[str, dict[str, Any]] = {
+    "DeepseekV2": {**COMMON, **LATENT},
+    "Mamba": {**COMMON, "hidden_size": 64, "num_hidden_layers": 3},
+}
 PACKED = {"Llama", "Gemma3"}
 
 
@@ -210,6 +221,7 @@ FEW = ["q_proj", "v_proj"]
         ("Olmo", {"clip_qkv": 8.0}, "all-linear", False),  # changes products in place
         ("Bloom", {}, "all-linear", True),  # adds numbers in float32
         ("StableLm", {"qk_layernorm": True}, "all-linear", True),  # a card's norm wants weights like its input
+        ("DeepseekV2", {}, "all-linear", True),  # rotates by complex numbers
         ("Qwen3Moe", EXPERTS, FEW, True),  # experts are no linear layers
         ("Qwen3Moe", EXPERTS, "all-linear", True),
         ("Mixtral", EXPERTS, FEW, True),

@@ -76,6 +76,8 @@ class Listening:
     longest = 0
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, layer: int, scale: float) -> Tensor:
+        if value.shape[-1] != query.shape[-1]:
+            raise Unsupported("values of another width than its queries")
         self.heard[layer] = (query.clone(), key.clone(), value.clone())
         self.scales[layer] = scale
         self.times[layer] += 1
@@ -129,8 +131,15 @@ def _hidden(model: Any, which: slice, layout: Listening) -> Tensor:
     device = next(model.parameters()).device
     ids = torch.arange(TRIED, device=device)[None, which] % model.config.vocab_size
     positions = torch.arange(FIRST_POSITION, FIRST_POSITION + TRIED, device=device)[None, which]
-    with attending(model, layout):
-        hidden: Tensor = model.get_decoder()(input_ids=ids, position_ids=positions, use_cache=False).last_hidden_state
+    try:
+        with attending(model, layout):
+            found = model.get_decoder()(input_ids=ids, position_ids=positions, use_cache=False)
+    except (Unsupported, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # whatever its own attention makes of ours
+        first_line = (str(error).strip().splitlines() or [""])[0]
+        raise Mixing(f"an attention of its own ({type(error).__name__}: {first_line})") from error
+    hidden: Tensor = found.last_hidden_state
     return hidden[0].float()
 
 

@@ -242,10 +242,12 @@ def _attention_forward(anatomy: Anatomy, state: Slim) -> Any:
 
 
 def _rotary_forward(original: Any, state: Slim) -> Any:
-    """Angles are computed as ever; in half precision they are applied in half, as in a model loaded that way."""
+    """Angles are computed as ever; in half precision they are applied in half, as in a model loaded that way. Where
+    they are something else than a cosine and a sine (complex numbers), they stay what they are."""
 
-    def forward(x: Tensor, *positions: Any, **named: Any) -> tuple[Tensor, ...]:
-        return tuple(part.to(state.dtype) for part in original(x, *positions, **named))
+    def forward(x: Tensor, *positions: Any, **named: Any) -> Any:
+        angles = original(x, *positions, **named)
+        return tuple(part.to(state.dtype) for part in angles) if isinstance(angles, tuple) else angles
 
     return forward
 
