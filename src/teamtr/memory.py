@@ -20,7 +20,7 @@ from teamtr import preflight
 from teamtr.build import Workshop, device_of
 from teamtr.engines.learner import PolicyLearner, head_chunk
 from teamtr.engines.local import LocalEngine
-from teamtr.engines.torch.attention import AttentionShape
+from teamtr.engines.torch.attention import AttentionShape, Unsupported, text_config
 from teamtr.engines.torch.packing import common_beginning
 from teamtr.engines.torch.policy import TransformerPolicy
 from teamtr.engines.torch.serving.pages import Pool
@@ -215,13 +215,12 @@ def _pages(workshop: Workshop, learners: Mapping[str, PolicyLearner], lengths: M
         by_server.setdefault(architecture(_policy(learner).causal_lm), []).append(name)
     for names in by_server.values():
         policy = _policy(learners[names[0]])
-        shape = AttentionShape.of(policy.causal_lm.config)
         tokens = max(lengths[name].whole for name in names)
         if policy.serving is None:
-            size = Pool.bytes_per_page(shape, 1, torch.float32)
+            size = 2 * _attention_widths(policy)[1] * torch.float32.itemsize
             yield Item("keys and values", episodes * tokens * size, f"{episodes} rows of {tokens} tokens, plain path")
             continue
-        dtype = policy.serving.dtype
+        dtype, shape = policy.serving.dtype, AttentionShape.of(text_config(policy.causal_lm))
         weights = sum(p.numel() for n, p in policy.causal_lm.named_parameters() if "lora_" not in n) * dtype.itemsize
         yield Item("sampling copy", weights, policy.serving.precision)
         page = Pool.bytes_per_page(shape, PAGE, dtype)
@@ -264,11 +263,11 @@ def _messages(workshop: Workshop, agent: str) -> int:
 
 def _reference_bytes(learner: PolicyLearner, lengths: Lengths) -> int:
     """Of one message."""
-    return int(lengths.message * _policy(learner).causal_lm.config.hidden_size * 4)
+    return int(lengths.message * text_config(_policy(learner).causal_lm).hidden_size * 4)
 
 
 def _worst_step(learner: PolicyLearner, lengths: Lengths) -> Item:
-    rows, config = learner.micro_batch, _policy(learner).causal_lm.config
+    rows, config = learner.micro_batch, text_config(_policy(learner).causal_lm)
     # Going back through a layer makes gradients of what it kept, and of what came in between.
     body = (1 + 2 / config.num_hidden_layers) * kept_bytes(learner, lengths, rows)
     vocabulary = config.vocab_size
@@ -290,15 +289,24 @@ def kept_bytes(learner: PolicyLearner, lengths: Lengths, rows: int) -> float:
 
 
 def _attention_bytes_per_token(learner: PolicyLearner) -> int:
-    shape = AttentionShape.of(_policy(learner).causal_lm.config)
     width = 2 if learner.policy.precision in ("fp16", "bf16") else 4
-    return shape.layers * 2 * (shape.heads + shape.kv_heads) * shape.dim * width
+    return 2 * sum(_attention_widths(_policy(learner))) * width
+
+
+def _attention_widths(policy: TransformerPolicy) -> tuple[int, int]:
+    """How many numbers the queries of one token have, and its keys, in all layers together."""
+    config = text_config(policy.causal_lm)
+    try:
+        shape = AttentionShape.of(config)
+    except Unsupported:  # layers differ; about as wide as what they read
+        return (config.num_hidden_layers * config.hidden_size,) * 2
+    return shape.layers * shape.heads * shape.dim, shape.layers * shape.kv_heads * shape.dim
 
 
 def activation_bytes_per_token(learner: PolicyLearner) -> float:
     """What autograd keeps of one token between forward and backward: the difference that more text makes, since
     weights in half precision are kept as well, however short the text."""
-    text: Ids = np.arange(2, 2 + 2 * PROBE_TOKENS, dtype=np.int32) % _policy(learner).causal_lm.config.vocab_size
+    text: Ids = np.arange(2, 2 + 2 * PROBE_TOKENS, dtype=np.int32) % text_config(_policy(learner).causal_lm).vocab_size
     short, long = (
         kept_for_backward(learner, [text[: tokens - 1]], [text[tokens - 1 : tokens]])
         for tokens in (PROBE_TOKENS, 2 * PROBE_TOKENS)

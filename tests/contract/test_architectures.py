@@ -74,6 +74,21 @@ def make_model(kind: str, **changes: Any) -> Any:
     return model.float().eval()
 
 
+def make_model_with_eyes() -> Any:
+    """A model that sees images as well: its text has a config of its own."""
+    eyes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.Gemma3Config(
+        text_config=dict(SHAPE), vision_config={**eyes, "image_size": 28, "patch_size": 14}
+    )
+    torch.manual_seed(0)
+    return transformers.AutoModelForCausalLM.from_config(config).float().eval()
+
+
+def make_gpt2() -> Any:
+    torch.manual_seed(0)
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**COMMON, n_embd=64, n_layer=2, n_head=4)).eval()
+
+
 def make_policy(model: Any, **options: Any) -> TransformerPolicy:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -271,3 +286,58 @@ def test_agents_of_one_base_may_have_adapters_on_different_layers(precision):
                 parameter.normal_(std=0.1, generator=torch.Generator().manual_seed(len(key)))
                 mine.parameters()[key].copy_(parameter)
             torch.testing.assert_close(ours.features(prompts, messages), mine.features(prompts, messages))
+
+
+@pytest.mark.parametrize("paged", [True, False], ids=["paged", "plain"])
+@pytest.mark.parametrize(
+    ("make", "targets"),
+    [
+        (lambda: make_model("Llama"), FEW),
+        (lambda: make_model("Qwen3Moe", **EXPERTS), "all-linear"),  # experts carry adapters, several in one weight
+        (lambda: make_model("Mixtral", **EXPERTS), "all-linear"),
+        (make_gpt2, "all-linear"),  # weights stand the other way round
+        (make_model_with_eyes, "all-linear"),
+    ],
+    ids=["few", "experts", "mixtral", "transposed", "eyes"],
+)
+def test_sampler_and_learner_agree_wherever_the_adapter_sits(make, targets, paged):
+    shared = share_base(make(), {"agent": SimpleNamespace(rank=4, alpha=8.0, targets=targets)}, seed=0)
+    room = ServingRoom("fp32", CPU, memory_bytes=1 << 24) if paged else None
+    policy = make_policy(shared, adapter="agent", slim=slim(shared), serving=room)
+    prompts = some_prompts()
+    before = policy.sample(prompts, max_tokens=6, seed=1, temperature=1.0)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in policy.parameters().values():
+            parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator))
+    drawn = policy.sample(prompts, max_tokens=6, seed=1, temperature=1.0)
+    messages = [sample.token_ids for sample in drawn]
+    with torch.no_grad():
+        logp = policy.head()(policy.features(prompts, messages)).log_softmax(-1).numpy()
+    ids, said = np.concatenate(messages), np.concatenate([sample.logprobs for sample in drawn])
+    np.testing.assert_allclose(logp[np.arange(len(ids)), ids], said, atol=2e-5)
+    assert not np.array_equal(np.concatenate([sample.logprobs for sample in before]), said), "the adapter is there"
+    assert (policy.serving is not None) == paged
+
+
+def test_heads_that_the_config_does_not_tell_are_sampled_plainly():
+    model = make_gpt2()
+    model.config.num_key_value_heads = 2
+    with pytest.warns(UserWarning, match="GPT2LMHeadModel has heads that its config does not tell: sampling falls"):
+        policy = TransformerPolicy(
+            model, SimpleNamespace(eos_token_id=2), serving=ServingRoom("fp32", CPU, memory_bytes=1 << 24)
+        )
+    assert policy.serving is None
+    assert policy.packs
+
+
+def test_a_model_that_does_not_run_with_its_adapters_says_so_and_what_to_do():
+    shared = share_base(
+        make_model("Phimoe", **EXPERTS), {"agent": SimpleNamespace(rank=4, alpha=8.0, targets="all-linear")}, seed=0
+    )
+    with pytest.raises(Misuse, match=r"PhimoeForCausalLM does not run.*name attention and MLP layers in lora.targets"):
+        make_policy(shared, adapter="agent", slim=slim(shared))
+    few = share_base(
+        make_model("Phimoe", **EXPERTS), {"agent": SimpleNamespace(rank=4, alpha=8.0, targets=FEW)}, seed=0
+    )
+    assert make_policy(few, adapter="agent", slim=slim(few)).sample(some_prompts(), max_tokens=2, seed=1, temperature=1)

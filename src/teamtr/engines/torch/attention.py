@@ -45,11 +45,20 @@ class AttentionShape(NamedTuple):
 
     @staticmethod
     def of(config: Any) -> AttentionShape:
-        """From a config of transformers, where what is left out follows from the rest."""
-        heads = getattr(config, "num_attention_heads", None) or 0  # some have no attention at all
-        kv_heads = getattr(config, "num_key_value_heads", None) or heads
-        dim = getattr(config, "head_dim", None) or config.hidden_size // max(1, heads)
+        """From the config of a decoder, where what is left out follows from the rest. Raises ``Unsupported`` where
+        layers differ."""
+        try:
+            heads = getattr(config, "num_attention_heads", None) or 0  # some have no attention at all
+            kv_heads = getattr(config, "num_key_value_heads", None) or heads
+            dim = getattr(config, "head_dim", None) or config.hidden_size // max(1, heads)
+        except RuntimeError as error:  # transformers' way to say that it depends on the layer
+            raise Unsupported("heads that differ from layer to layer") from error
         return AttentionShape(heads, kv_heads, dim, config.num_hidden_layers)
+
+
+def text_config(model: Any) -> Any:
+    """Of what writes: a model that sees images as well has a config for each."""
+    return model.get_decoder().config
 
 
 class Layout(Protocol):
@@ -92,7 +101,7 @@ def attending(model: Any, layout: Layout) -> Iterator[None]:
     """Within, the model attends as the layout says."""
     global _current
     register()
-    config = model.config
+    config = text_config(model)
     before, outer = config._attn_implementation, _current
     config._attn_implementation, _current = NAME, layout
     try:
@@ -112,24 +121,35 @@ def listen(model: Any) -> tuple[Listening, Tensor]:
     """Let the model compute a few tokens; what its layers gave to attention, and the last hidden states [N, H]."""
     listening = Listening()
     hidden = _hidden(model, slice(None), listening)
-    if listening.times != Counter(range(model.config.num_hidden_layers)):
+    if listening.times != Counter(range(text_config(model).num_hidden_layers)):
         raise Mixing("an attention of its own, or layers without one")
     return listening, hidden
 
 
 @torch.no_grad()
-def require_attention_alone(model: Any) -> None:
+def require_attention_alone(model: Any) -> Listening:
     """Raise ``Mixing`` where tokens meet elsewhere than in attention: state spaces, convolutions, linear attention.
-    Rows that stand end to end, and pages, would be computed wrongly there, and nothing else would say so."""
-    _, together = listen(model)
+    Rows that stand end to end, and pages, would be computed wrongly there, and nothing else would say so. Returns what
+    layers gave to attention."""
+    listening, together = listen(model)
     apart = torch.cat([_hidden(model, slice(k, k + 1), Listening()) for k in range(TRIED)])
     if not (together - apart).abs().max() <= APART * together.abs().max():
         raise Mixing("more between its tokens than attention")
+    return listening
+
+
+def require_even_heads(listening: Listening, model: Any) -> None:
+    """Raise ``Unsupported`` where heads differ from layer to layer, or from what the config tells: pages are of one
+    shape."""
+    shape = AttentionShape.of(text_config(model))
+    for query, key, _ in listening.heard.values():
+        if query.shape[1:] != (shape.heads, shape.dim) or key.shape[1:] != (shape.kv_heads, shape.dim):
+            raise Unsupported("heads that its config does not tell")
 
 
 def _hidden(model: Any, which: slice, layout: Listening) -> Tensor:
     device = next(model.parameters()).device
-    ids = torch.arange(TRIED, device=device)[None, which] % model.config.vocab_size
+    ids = torch.arange(TRIED, device=device)[None, which] % model.get_input_embeddings().num_embeddings
     positions = torch.arange(FIRST_POSITION, FIRST_POSITION + TRIED, device=device)[None, which]
     try:
         with attending(model, layout):

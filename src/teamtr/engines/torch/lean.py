@@ -142,8 +142,9 @@ def slim(shared: Any) -> Slim:
 
 
 def _is_plain_adapted(module: Any) -> bool:
-    if not isinstance(getattr(module, "base_layer", None), nn.Linear) or not hasattr(module, "lora_A"):
-        return False
+    base = getattr(module, "base_layer", None)
+    if not hasattr(module, "lora_A") or getattr(type(base), "forward", None) is not nn.Linear.forward:
+        return False  # some routers are linear layers that say more
     plain_dropout = all(isinstance(d, nn.Identity) for d in module.lora_dropout.values())
     return plain_dropout and not any(getattr(module, "use_dora", {}).values())
 
@@ -186,7 +187,7 @@ def _reading(layers: list[Any], state: Slim) -> Callable[[Tensor], tuple[Tensor,
             *(layer.lora_A[state.adapter].weight for layer in layers),
             *(layer.lora_B[state.adapter].weight for layer in layers),
         )
-        return tuple(out.view(*x.shape[:-1], -1) for out in outs)
+        return tuple(out.view(*x.shape[:-1], out.shape[-1]) for out in outs)
 
     return read
 

@@ -16,7 +16,15 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from teamtr.engines.policy import Drawing, Head, Policy, send, uniforms
-from teamtr.engines.torch.attention import Mixing, Packed, Unsupported, attending, require_attention_alone
+from teamtr.engines.torch.attention import (
+    Mixing,
+    Packed,
+    Unsupported,
+    attending,
+    require_attention_alone,
+    require_even_heads,
+    text_config,
+)
 from teamtr.engines.torch.lean import Slim
 from teamtr.engines.torch.packing import Spread, pack
 from teamtr.engines.torch.serving.room import ServingRoom
@@ -64,8 +72,13 @@ class TransformerPolicy(Policy):
         self._recomputes = False
         self.packs = True
         self._pads = True
-        self._check_head()
-        self._check_layouts()
+        try:
+            self._check_head()
+            self._check_layouts()
+        except (Misuse, MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:  # of whatever architecture this is
+            raise Misuse(self._why_not(error)) from error
         self.precision = precision
 
     @property
@@ -227,13 +240,13 @@ class TransformerPolicy(Policy):
         return self._slim.half_of(weight, torch.float16)
 
     def _require_room(self, tokens: int) -> None:
-        room = getattr(self.causal_lm.config, "max_position_embeddings", None)
+        room = getattr(text_config(self.causal_lm), "max_position_embeddings", None)
         if room is not None and tokens > room:
             raise Misuse(
                 f"a prompt and its message need {tokens} tokens, but {type(self.causal_lm).__name__} has {room} "
                 "positions; shorten max_tokens, the rounds or the problems"
             )
-        rope = getattr(self.causal_lm.config, "rope_parameters", None) or {}
+        rope = getattr(text_config(self.causal_lm), "rope_parameters", None) or {}
         steady = rope.get("original_max_position_embeddings")
         if rope.get("rope_type") == "longrope" and steady is not None and tokens > steady:
             raise Misuse(
@@ -262,7 +275,7 @@ class TransformerPolicy(Policy):
         """Rows end to end, pages, and padding on the left need an architecture whose tokens meet in attention alone."""
         try:
             with self.computing():
-                require_attention_alone(self.causal_lm)
+                listening = require_attention_alone(self.causal_lm)
         except Unsupported as reason:
             self._leave_packing(reason)
             if self.serving is not None:
@@ -270,6 +283,19 @@ class TransformerPolicy(Policy):
             if isinstance(reason, Mixing):
                 self._pads = False
                 self._check_cache()
+            return
+        if self.serving is not None:
+            try:
+                require_even_heads(listening, self.causal_lm)
+            except Unsupported as reason:
+                self._leave_serving(reason)
+
+    def _why_not(self, error: Exception) -> str:
+        first_line = (str(error).strip().splitlines() or [""])[0]
+        remedy = "this architecture is not supported"
+        if self.adapter is not None:
+            remedy += " with adapters on these layers; name attention and MLP layers in lora.targets or train: full"
+        return f"{type(self.causal_lm).__name__} does not run ({type(error).__name__}: {first_line}); {remedy}"
 
     def _leave_packing(self, reason: Unsupported) -> None:
         self.packs = False
@@ -371,7 +397,7 @@ class TransformerPolicy(Policy):
         slot_B = [slots.setdefault(name, len(slots)) for name in names]
         unique = {s: p for p, s in zip(prompts, slot_B, strict=True)}
         ids_UL, mask_UL, position_UL = _pad_batch([unique[s] for s in range(len(slots))], "left", self.device)
-        cache = DynamicCache(config=self.causal_lm.config)
+        cache = DynamicCache(config=text_config(self.causal_lm))
         hidden_UH = self._body(
             input_ids=ids_UL, attention_mask=mask_UL, position_ids=position_UL, past_key_values=cache, use_cache=True
         ).last_hidden_state[:, -1]
@@ -422,7 +448,7 @@ def belongs_to(parameter: str, adapter: str) -> bool:
 def end_ids_of(model: Any, tokenizer: Any) -> frozenset[int]:
     """Every end token that the model or its tokenizer declares."""
     found: set[int] = set()
-    for holder in (tokenizer, getattr(model, "generation_config", None), model.config):
+    for holder in (tokenizer, getattr(model, "generation_config", None), model.config, text_config(model)):
         declared = getattr(holder, "eos_token_id", None)
         if declared is not None:
             found.update([declared] if isinstance(declared, int) else declared)

@@ -7,8 +7,10 @@ a model of billions of weights. Captured graphs hold addresses, and those never 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,33 +21,40 @@ from teamtr.engines.torch.serving.joining import join_attention, join_siblings
 
 @dataclass(frozen=True)
 class Weight:
-    """One weight of an agent: a tensor, and what an adapter adds to it (``scale * up @ down``)."""
+    """One weight of an agent: a tensor, and what it is with an adapter, in float32."""
 
     name: str
     base: Tensor
-    down: Tensor | None = None
-    up: Tensor | None = None
-    scale: float = 0.0
+    merged: Callable[[], Tensor] | None = None
 
 
 def weights_of(causal_lm: nn.Module, adapter: str | None) -> Iterator[Weight]:
     """The weights of a model of transformers, under the names that they have without adapters."""
     adapted = {
-        f"{path}.base_layer.weight": module
-        for path, module in causal_lm.named_modules()
+        _adapted_weight(module): module
+        for module in causal_lm.modules()
         if adapter is not None and adapter in getattr(module, "lora_A", {})
     }
     for name, tensor in causal_lm.named_parameters():
         if ".lora_A." in name or ".lora_B." in name:
             continue
-        plain = name.replace(".base_layer.", ".")
-        module: Any = adapted.get(name)
-        if module is None:
-            yield Weight(plain, tensor)
-        else:
-            yield Weight(
-                plain, tensor, module.lora_A[adapter].weight, module.lora_B[adapter].weight, module.scaling[adapter]
-            )
+        plain = re.sub(r"(\.base_layer)+\.", ".", name)
+        module = adapted.get(tensor)
+        yield Weight(plain, tensor, None if module is None else partial(_merged, module, tensor, str(adapter)))
+
+
+def _adapted_weight(module: Any) -> Tensor:
+    """The weight below an adapter: of a layer, or of experts, several of which are one parameter."""
+    found: Tensor = module.get_param() if hasattr(module, "get_param") else module.base_layer.weight
+    return found
+
+
+def _merged(module: Any, base: Tensor, adapter: str) -> Tensor:
+    if not isinstance(module.base_layer, nn.Linear):  # transposed weights, experts
+        added: Tensor = module.get_delta_weight(adapter)
+        return base.float() + added.float()
+    down, up = module.lora_A[adapter].weight, module.lora_B[adapter].weight
+    return torch.addmm(base.float(), up.float(), down.float(), alpha=module.scaling[adapter])
 
 
 class SamplingCopy:
@@ -78,9 +87,8 @@ class SamplingCopy:
         self.holds = ""
         for weight in weights_of(causal_lm, adapter):
             own = self._own[weight.name]
-            if weight.down is not None and weight.up is not None:
-                merged = torch.addmm(weight.base.float(), weight.up.float(), weight.down.float(), alpha=weight.scale)
-                own.copy_(merged)
+            if weight.merged is not None:
+                own.copy_(weight.merged())
             elif not same_base:
                 own.copy_(weight.base)
         self.holds, self._base = version, base

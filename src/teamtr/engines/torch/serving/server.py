@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from teamtr.engines.policy import Drawing
-from teamtr.engines.torch.attention import AttentionShape, Layout, attending
+from teamtr.engines.torch.attention import AttentionShape, Layout, attending, text_config
 from teamtr.engines.torch.serving.copy import SamplingCopy
 from teamtr.engines.torch.serving.layout import Decoding, Prefilling
 from teamtr.engines.torch.serving.pages import SCRATCH, Pool
@@ -146,7 +146,7 @@ class Server:
 
     def __init__(self, copy: SamplingCopy, *, pool_bytes: int, graphs: bool, compiled: bool = False) -> None:
         self.copy = copy
-        self._shape = AttentionShape.of(copy.model.config)
+        self._shape = AttentionShape.of(text_config(copy.model))
         self.pool_bytes = pool_bytes
         self._graphs = graphs
         self._pool: Pool | None = None
