@@ -341,3 +341,12 @@ def test_a_model_that_does_not_run_with_its_adapters_says_so_and_what_to_do():
         make_model("Phimoe", **EXPERTS), {"agent": SimpleNamespace(rank=4, alpha=8.0, targets=FEW)}, seed=0
     )
     assert make_policy(few, adapter="agent", slim=slim(few)).sample(some_prompts(), max_tokens=2, seed=1, temperature=1)
+
+
+def test_a_model_that_reads_what_comes_later_is_refused():
+    config = transformers.BertGenerationConfig(**{k: v for k, v in SHAPE.items() if "kv" not in k and "key" not in k})
+    model = transformers.BertGenerationDecoder(config).eval()
+    with pytest.raises(Misuse, match=r"BertGenerationDecoder reads what comes later as well.*is_decoder: true"):
+        make_policy(model)
+    config.is_decoder = True
+    assert make_policy(transformers.BertGenerationDecoder(config).eval()).packs

@@ -73,6 +73,13 @@ def test_stage_by_phase_beside_a_rival(bench):
     assert "TRL" in record["results"] or "TRL: not measured" in said
 
 
+def test_architectures_that_work_and_one_that_is_refused(bench):
+    record, said = bench("architectures", "--only", "llama,gpt2,mamba")
+    assert record["counts"] == {"works": 2, "refused": 1}
+    assert (record["results"]["llama"]["learner"], record["results"]["llama"]["sampler"]) == ("packed", "pages")
+    assert "mamba" in said, "every result is told at once"
+
+
 def test_precision_has_a_row_for_each_arithmetic_and_the_mismatch(bench, monkeypatch):
     monkeypatch.setattr(importlib.import_module("precision"), "PERTURBATIONS", (1e-3, 1e-1))
     record, _ = bench("precision", "--lengths", "4", "--messages", "4")

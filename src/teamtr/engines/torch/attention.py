@@ -154,12 +154,12 @@ def _hidden(model: Any, which: slice, layout: Listening) -> Tensor:
     try:
         with attending(model, layout):
             found = model.get_decoder()(input_ids=ids, position_ids=positions, use_cache=False)
+            hidden: Tensor = found.last_hidden_state
     except (Unsupported, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # whatever its own attention makes of ours
         first_line = (str(error).strip().splitlines() or [""])[0]
         raise Mixing(f"an attention of its own ({type(error).__name__}: {first_line})") from error
-    hidden: Tensor = found.last_hidden_state
     return hidden[0].float()
 
 

@@ -257,12 +257,19 @@ class TransformerPolicy(Policy):
 
     @torch.no_grad()
     def _check_head(self) -> None:
-        """Some architectures scale or cap their logits after the head; for those our head would be wrong."""
+        """Some architectures scale or cap their logits after the head, for which ours would be wrong; some let a token
+        look at later ones, and have no probability of a message."""
         self.causal_lm.eval()
         ids = torch.tensor([[3, 2, 1, 0]], device=self.device)
         with self.computing():
             theirs = self.causal_lm(input_ids=ids).logits[0].float() / self.temperature
             ours = self.head()(self.causal_lm.get_decoder()(input_ids=ids).last_hidden_state[0])
+            early = self.causal_lm(input_ids=ids[:, :2]).logits[0].float() / self.temperature
+        if float((torch.log_softmax(theirs[:2], -1) - torch.log_softmax(early, -1)).abs().max()) > 1e-2:
+            raise Misuse(
+                f"{type(self.causal_lm).__name__} reads what comes later as well: it does not write from left to right "
+                "(some need is_decoder: true in their config)"
+            )
         gap = float((torch.log_softmax(theirs, -1) - torch.log_softmax(ours, -1)).abs().max())
         if gap > 1e-2:
             raise Misuse(
