@@ -350,3 +350,28 @@ def test_a_model_that_reads_what_comes_later_is_refused():
         make_policy(model)
     config.is_decoder = True
     assert make_policy(transformers.BertGenerationDecoder(config).eval()).packs
+
+
+def test_agents_of_one_base_are_sampled_each_with_its_own_adapter_and_none_of_the_others():
+    """They speak in turn through one copy; where the first has an adapter and the second none, the base is put back."""
+    chosen = {"all": "all-linear", "few": FEW}
+    loras = {name: SimpleNamespace(rank=4, alpha=8.0, targets=targets) for name, targets in chosen.items()}
+    shared = share_base(make_model("Llama"), loras, seed=0)
+    slimmed, room = slim(shared), ServingRoom("fp32", CPU, memory_bytes=1 << 24)
+    policies = {
+        name: make_policy(shared, adapter=name, slim=slimmed, serving=room, base_version="base") for name in chosen
+    }
+    with torch.no_grad():
+        for k, policy in enumerate(policies.values()):
+            generator = torch.Generator().manual_seed(k)
+            for parameter in policy.parameters().values():
+                parameter.normal_(std=0.2, generator=generator)
+    prompts = some_prompts()
+    for name in ("all", "few", "all", "few"):
+        policy = policies[name]
+        drawn = policy.sample(prompts, max_tokens=6, seed=1, temperature=1.0, version=name)
+        messages = [sample.token_ids for sample in drawn]
+        with torch.no_grad():
+            logp = policy.head()(policy.features(prompts, messages)).log_softmax(-1).numpy()
+        ids, said = np.concatenate(messages), np.concatenate([sample.logprobs for sample in drawn])
+        np.testing.assert_allclose(logp[np.arange(len(ids)), ids], said, atol=2e-5)

@@ -301,7 +301,7 @@ class TransformerPolicy(Policy):
         first_line = (str(error).strip().splitlines() or [""])[0]
         remedy = "this architecture is not supported"
         if self.adapter is not None:
-            remedy += " with adapters on these layers; name attention and MLP layers in lora.targets or train: full"
+            remedy += " with adapters on these layers; name attention and MLP layers in lora.targets, or train: full"
         return f"{type(self.causal_lm).__name__} does not run ({type(error).__name__}: {first_line}); {remedy}"
 
     def _leave_packing(self, reason: Unsupported) -> None:

@@ -70,6 +70,7 @@ class SamplingCopy:
         self.device = device
         self.holds = ""
         self._base = ""
+        self._merged: set[str] = set()
         self._own = dict(self.model.named_parameters())
         with torch.no_grad():
             theirs = dict(causal_lm.named_buffers())
@@ -89,8 +90,12 @@ class SamplingCopy:
             own = self._own[weight.name]
             if weight.merged is not None:
                 own.copy_(weight.merged())
-            elif not same_base:
+                self._merged.add(weight.name)
+            elif (
+                not same_base or weight.name in self._merged
+            ):  # the agent before had an adapter where this one has none
                 own.copy_(weight.base)
+                self._merged.discard(weight.name)
         self.holds, self._base = version, base
 
     def logits(self, hidden_NH: Tensor) -> Tensor:
