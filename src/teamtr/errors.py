@@ -19,3 +19,8 @@ class Refused(TeamTRError):
     """Something that could be done but must not: it would harm a run, or prove nothing."""
 
     exit_code = 3
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, without the pages that some libraries add; its name where it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -15,9 +15,10 @@ from teamtr.engines.gradients import _Scaled
 from teamtr.engines.hashing import hash_tensors
 from teamtr.engines.learner import FIRST_LOSS_SCALE, PolicyLearner
 from teamtr.engines.torch.attention import Unsupported
+from teamtr.engines.torch.head import linear_head
 from teamtr.engines.torch.lean import slim
 from teamtr.engines.torch.loading import TinyShape, share_base, tiny_model
-from teamtr.engines.torch.policy import TransformerPolicy, _linear_head
+from teamtr.engines.torch.policy import TransformerPolicy
 from teamtr.errors import Misuse
 from teamtr.presets import Objective
 from teamtr.types import AgentBatch
@@ -323,7 +324,7 @@ def test_a_head_of_half_precision_factors_adds_up_in_single_and_keeps_the_gradie
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(50, 16, generator=generator)
     hidden = torch.randn(7, 16, generator=generator, requires_grad=True)
-    whole, half = _linear_head(weight, None, 1.0), _linear_head(weight, None, 1.0, weight.half())
+    whole, half = linear_head(weight, None, 1.0), linear_head(weight, None, 1.0, weight.half())
     up = torch.randn(7, 50, generator=generator)
     (exact,) = torch.autograd.grad(whole(hidden), hidden, up)
     (rounded,) = torch.autograd.grad(half(hidden), hidden, up)

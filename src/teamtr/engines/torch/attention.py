@@ -23,6 +23,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from teamtr.engines.policy import send
 from teamtr.engines.torch.packing import Packing, Spread
 from teamtr.engines.torch.rotation import Rotation
+from teamtr.errors import first_line
 
 NAME = "teamtr"
 
@@ -158,8 +159,7 @@ def _hidden(model: Any, which: slice, layout: Listening) -> Tensor:
     except (Unsupported, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # whatever its own attention makes of ours
-        first_line = (str(error).strip().splitlines() or [""])[0]
-        raise Mixing(f"an attention of its own ({type(error).__name__}: {first_line})") from error
+        raise Mixing(f"an attention of its own ({type(error).__name__}: {first_line(error)})") from error
     return hidden[0].float()
 
 

@@ -15,7 +15,7 @@ import torch
 
 from teamtr.engines.torch.policy import belongs_to
 from teamtr.engines.torch.tokenizer import character_tokenizer
-from teamtr.errors import Misuse
+from teamtr.errors import Misuse, first_line
 from teamtr.randomness import seed_of
 from teamtr.types import Ids
 
@@ -94,10 +94,10 @@ def load_pretrained(source: str) -> tuple[Any, Any]:
         hint = (
             "a folder saved by transformers" if looks_like_path else "a folder, a hub id that can be reached, or tiny"
         )
-        first_line = (str(error).strip().splitlines() or [""])[0]
+        told = first_line(error)
         if not isinstance(error, OSError | ValueError):
-            first_line = f"{type(error).__name__}: {first_line}"
-        raise ModelError(f"model {source!r} could not be loaded ({first_line}); give {hint}") from error
+            told = f"{type(error).__name__}: {told}"
+        raise ModelError(f"model {source!r} could not be loaded ({told}); give {hint}") from error
     return model, tokenizer
 
 
@@ -139,8 +139,7 @@ def hub_options(source: str) -> dict[str, bool]:
     except RepositoryNotFoundError:
         why = "the hub does not know it, or not for you"
     except Exception as error:  # of whichever HTTP client the hub's library uses: all mean that no answer came
-        first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        why = f"the hub could not be reached ({first_line})"
+        why = f"the hub could not be reached ({first_line(error)})"
     else:
         return {}
     if any(isinstance(try_to_load_from_cache(source, name), str) for name in ("config.json", "tokenizer_config.json")):
@@ -216,7 +215,7 @@ def share_base(model: Any, adapters: Mapping[str, Any], *, seed: int) -> Any:
                 else:
                     shared.add_adapter(name, config)
             except ValueError as error:
-                told = str(error).strip().splitlines()[0].rstrip(".")
+                told = first_line(error).rstrip(".")
                 raise ModelError(
                     f"no adapter on {type(model).__name__} with lora.targets {targets!r}: {told}. Name the layers that "
                     "carry it in lora.targets, or use train: full"

@@ -25,10 +25,11 @@ from teamtr.engines.torch.attention import (
     require_even_heads,
     text_config,
 )
+from teamtr.engines.torch.head import linear_head
 from teamtr.engines.torch.lean import Slim
 from teamtr.engines.torch.packing import Spread, pack
 from teamtr.engines.torch.serving.room import ServingRoom
-from teamtr.errors import Misuse
+from teamtr.errors import Misuse, first_line
 from teamtr.types import Ids, Sample
 
 Precision = Literal["fp32", "tf32", "fp16", "bf16"]
@@ -224,14 +225,14 @@ class TransformerPolicy(Policy):
 
     def head(self) -> Head:
         layer = self.causal_lm.get_output_embeddings()
-        return _linear_head(layer.weight, layer.bias, self.temperature, self._half_of_head(layer.weight))
+        return linear_head(layer.weight, layer.bias, self.temperature, self._half_of_head(layer.weight))
 
     def frozen_head(self) -> Head:
         layer = self.causal_lm.get_output_embeddings()
         trained = self.adapter is None
         weight = layer.weight.detach().clone() if trained else layer.weight
         bias = layer.bias.detach().clone() if trained and layer.bias is not None else layer.bias
-        return _linear_head(weight, bias, self.temperature, self._half_of_head(weight))
+        return linear_head(weight, bias, self.temperature, self._half_of_head(weight))
 
     def _half_of_head(self, weight: Tensor) -> Tensor | None:
         """The head's weight in float16 where training with adapters uses it: kept, since it never changes."""
@@ -298,11 +299,10 @@ class TransformerPolicy(Policy):
                 self._leave_serving(reason)
 
     def _why_not(self, error: Exception) -> str:
-        first_line = (str(error).strip().splitlines() or [""])[0]
         remedy = "this architecture is not supported"
         if self.adapter is not None:
             remedy += " with adapters on these layers; name attention and MLP layers in lora.targets, or train: full"
-        return f"{type(self.causal_lm).__name__} does not run ({type(error).__name__}: {first_line}); {remedy}"
+        return f"{type(self.causal_lm).__name__} does not run ({type(error).__name__}: {first_line(error)}); {remedy}"
 
     def _leave_packing(self, reason: Unsupported) -> None:
         self.packs = False
@@ -462,39 +462,6 @@ def end_ids_of(model: Any, tokenizer: Any) -> frozenset[int]:
     if not found:
         raise Misuse("neither the model nor its tokenizer declares an end token: a message could never stop")
     return frozenset(found)
-
-
-class _HalfProduct(torch.autograd.Function):
-    """hidden @ weight' of float16 factors, added up in float32. float16 keeps as many digits as TF32 does, at half the
-    time; the gradient, whose range it lacks, is computed with the whole weight."""
-
-    @staticmethod
-    def forward(ctx: Any, hidden_NH: Tensor, weight_VH: Tensor, half_VH: Tensor) -> Tensor:
-        ctx.save_for_backward(weight_VH)
-        if hidden_NH.device.type != "cuda":
-            return hidden_NH.half().float() @ half_VH.float().T
-        return torch.mm(hidden_NH.half(), half_VH.T, out_dtype=torch.float32)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad_NV: Tensor) -> tuple[Tensor, None, None]:
-        (weight_VH,) = ctx.saved_tensors
-        return grad_NV @ weight_VH.float(), None, None
-
-
-def _linear_head(weight: Tensor, bias: Tensor | None, temperature: float, half: Tensor | None = None) -> Head:
-    def head(hidden_NH: Tensor) -> Tensor:
-        with torch.autocast(hidden_NH.device.type, enabled=False):
-            if half is not None:
-                logits_NV = _HalfProduct.apply(hidden_NH.float(), weight, half)
-                logits_NV = logits_NV if bias is None else logits_NV + bias.float()
-            else:
-                logits_NV = torch.nn.functional.linear(
-                    hidden_NH.float(), weight.float(), None if bias is None else bias.float()
-                )
-        return logits_NV if temperature == 1.0 else logits_NV / temperature
-
-    return head
 
 
 def _adapter_key(stored: str, adapter: str) -> str:
