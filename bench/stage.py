@@ -207,10 +207,10 @@ def main() -> None:
             torch.cuda.reset_peak_memory_stats()
         try:
             results[name] = run()
-        except (ImportError, RuntimeError) as error:
+        except Exception as error:  # of a library that is not ours: what was measured before it is not lost
             if not name.startswith("TRL"):
                 raise
-            print(f"{name}: not measured: {error}", file=sys.stderr)
+            print(f"{name}: not measured: {type(error).__name__}: {error}", file=sys.stderr)
             continue
         so_far(name, results[name])
     peaks: dict[int, dict[str, Any]] = {}
