@@ -7,7 +7,10 @@ import gzip
 import hashlib
 import json
 import math
+import os
 import re
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -52,6 +55,22 @@ def invoke(*arguments: object, code: int = 0):
         raise result.exception
     assert result.exit_code == code, result.output
     return result
+
+
+def test_looking_at_a_run_loads_no_torch(run, tmp_path):
+    """It takes seconds, and a run can be looked at where none is installed."""
+    code = (
+        "import sys; sys.modules.update(torch=None, transformers=None, peft=None)\n"
+        "import teamtr.report.serve\n"
+        "from teamtr.cli import app\n"
+        "app(sys.argv[1:], standalone_mode=False)"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    other = made_run(tmp_path / "other")
+    for arguments in (["report", run], ["report", run, "--format", "md"], ["compare", run, other]):
+        done = subprocess.run([sys.executable, "-c", code, *arguments], env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    assert (run / "report.html").stat().st_size > 10_000
 
 
 # -- numbers -------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from teamtr.theory import discounted_return, group_advantages
+from teamtr.theory.advantages import discounted_return, group_advantages
 from teamtr.types import Episode, Problem, RolloutBatch, Turn, Verdict
 
 

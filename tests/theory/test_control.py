@@ -10,7 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from teamtr.theory import adapt_beta, adapt_radius, adapt_step_scale, backoff_fraction, kl_cur_to_new
+from teamtr.theory.control import adapt_beta, adapt_radius, adapt_step_scale, backoff_fraction
+from teamtr.theory.kl import kl_cur_to_new
 
 
 @pytest.mark.parametrize(

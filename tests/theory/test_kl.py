@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from teamtr.theory import (
+from teamtr.theory.kl import (
     discounted_kl,
     kl_cur_to_new,
     kl_k1,

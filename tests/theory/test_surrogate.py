@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from teamtr.presets import PRESETS, Objective
-from teamtr.theory import (
+from teamtr.theory.surrogate import (
     LOG_RATIO_BOUND,
     clipped_surrogate,
     message_log_ratio,

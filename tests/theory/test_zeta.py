@@ -7,7 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from teamtr.theory import LOG_RATIO_BOUND, group_advantages, zeta_clip, zeta_norm, zeta_ratio
+from teamtr.theory.advantages import group_advantages
+from teamtr.theory.surrogate import LOG_RATIO_BOUND
+from teamtr.theory.zeta import zeta_clip, zeta_norm, zeta_ratio
 
 
 def test_zeta_clip_by_hand() -> None:
