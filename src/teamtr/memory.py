@@ -182,7 +182,7 @@ def plan_memory(workshop: Workshop) -> MemoryPlan:
     if trained:
         items += _largest(_optimizer(learner) for learner in trained)
         items += _largest(_reference(workshop, learner, lengths[learner.agent]) for learner in trained)
-        items += _largest(_worst_step(learner, lengths[learner.agent]) for learner in trained)
+        items += _largest(_worst_step(workshop, learner, lengths[learner.agent]) for learner in trained)
     if device.type == "cuda":
         items.append(Item("libraries", WORKSPACES, "workspaces of matrix products"))
     return MemoryPlan(tuple(items), available)
@@ -231,13 +231,17 @@ def _pages(workshop: Workshop, learners: Mapping[str, PolicyLearner], lengths: M
 
 def _rows_at_once(workshop: Workshop) -> int:
     """Most episodes that are played at once: a batch, the check before the run, or an evaluation during it."""
-    checked = preflight.GROUP * min(preflight.PROBLEMS, len(workshop.task.problems("train")))
-    most = max(workshop.team_file.plan.problems * workshop.plan.group_size, checked)
+    most = max(workshop.team_file.plan.problems * workshop.plan.group_size, _checked(workshop))
     settings = workshop.team_file.eval
     if not settings.every:
         return most
     problems = len(workshop.task.problems("test")[: settings.problems or PROBLEMS_IN_A_RUN])
     return max(most, problems * (settings.samples or SAMPLES_IN_A_RUN))
+
+
+def _checked(workshop: Workshop) -> int:
+    """Episodes of the check before the run."""
+    return preflight.GROUP * min(preflight.PROBLEMS, len(workshop.task.problems("train")))
 
 
 def _optimizer(learner: PolicyLearner) -> Item:
@@ -266,16 +270,35 @@ def _reference_bytes(learner: PolicyLearner, lengths: Lengths) -> int:
     return int(lengths.message * text_config(_policy(learner).causal_lm).hidden_size * 4)
 
 
-def _worst_step(learner: PolicyLearner, lengths: Lengths) -> Item:
-    rows, config = learner.micro_batch, text_config(_policy(learner).causal_lm)
+@dataclass(frozen=True)
+class Rows:
+    """Most messages that are computed at once."""
+
+    scored: int
+    trained: int
+    """With all that the way back needs."""
+
+    @staticmethod
+    def of(workshop: Workshop, learner: PolicyLearner) -> Rows:
+        messages = max(1, _messages(workshop, learner.agent))
+        checked = _checked(workshop) * workshop.arena.router.turns_of(learner.agent)
+        step = -(-messages // min(workshop.team_file.learner.minibatches, messages))
+        return Rows(min(learner.micro_batch, max(messages, checked)), min(learner.micro_batch, step))
+
+
+def _worst_step(workshop: Workshop, learner: PolicyLearner, lengths: Lengths) -> Item:
+    rows, config = Rows.of(workshop, learner), text_config(_policy(learner).causal_lm)
     # Going back through a layer makes gradients of what it kept, and of what came in between.
-    body = (1 + 2 / config.num_hidden_layers) * kept_bytes(learner, lengths, rows)
+    trained = (1 + 2 / config.num_hidden_layers) * kept_bytes(learner, lengths, rows.trained)
+    # Without a way back, what one layer makes, and what the one before it gave.
+    scored = 2 / config.num_hidden_layers * kept_bytes(learner, lengths, rows.scored)
     vocabulary = config.vocab_size
-    positions = min(rows * lengths.message, head_chunk(learner.policy.device, vocabulary))
+    positions = min(rows.scored * lengths.message, head_chunk(learner.policy.device, vocabulary))
     logits = 4 * positions * vocabulary * 4  # new, old, and the gradients of both passes
     alike = f", {lengths.shared} of them common" if lengths.shared else ""
-    why = f"{rows} messages of {lengths.whole} tokens{alike} ({learner.agent}); out of memory halves it"
-    return Item("worst step", int(body) + logits, why)
+    what = f"{rows.trained} messages" if trained >= scored else f"{rows.scored} messages, scored,"
+    why = f"{what} of {lengths.whole} tokens{alike} ({learner.agent}); out of memory halves it"
+    return Item("worst step", int(max(trained, scored)) + logits, why)
 
 
 def kept_bytes(learner: PolicyLearner, lengths: Lengths, rows: int) -> float:
@@ -353,8 +376,8 @@ def peak_gb() -> float | None:
 
 
 def rehearse(workshop: Workshop) -> dict[str, Any]:
-    """Reserve what sampling takes, then take the longest step of every trainable agent and undo it; returns the
-    micro-batch that fits, and the peak.
+    """Reserve what sampling takes, then score as much as is ever scored at once and take the longest step of every
+    trainable agent, and undo it; returns the micro-batch that fits, and the peak.
 
     Running out of memory halves the micro-batch here and not in the middle of a run.
     """
@@ -366,13 +389,14 @@ def rehearse(workshop: Workshop) -> dict[str, Any]:
         _policy(learner).reserve(episodes, lengths[name].prompt, lengths[name].message)
     for name in workshop.team.trainable:
         learner = workshop.engine.learner(name)
-        batch = _longest_batch(name, lengths[name], learner)
+        rows = Rows.of(workshop, learner)
+        batch = _longest_batch(name, lengths[name], rows.scored)
         before = learner.snapshot()
         try:
             with _old_policy_of_the_rest(workshop, learner, lengths[name], len(batch)):
                 learner.begin(batch)
-                rows = np.arange(len(batch))
-                learner.step(rows, np.ones(len(batch)), workshop.plan.objective, beta=1.0, learning_rate=0.0)
+                step, ones = np.arange(rows.trained), np.ones(rows.trained)
+                learner.step(step, ones, workshop.plan.objective, beta=1.0, learning_rate=0.0)
                 learner.measure()
         finally:
             learner.restore(before)
@@ -402,9 +426,8 @@ def _old_policy_of_the_rest(
     del held
 
 
-def _longest_batch(agent: str, lengths: Lengths, learner: PolicyLearner) -> AgentBatch:
-    """As many messages as one micro-batch holds, as long as can be, and no more alike than they must be."""
-    count = learner.micro_batch
+def _longest_batch(agent: str, lengths: Lengths, count: int) -> AgentBatch:
+    """So many messages, as long as can be, and no more alike than they must be."""
     rng = np.random.default_rng(0)
     beginning = rng.integers(2, 64, size=lengths.shared).astype(np.int32)
 

@@ -15,6 +15,7 @@ from teamtr.config import loads
 from teamtr.engines.local import LocalEngine
 from teamtr.engines.torch.attention import AttentionShape, Unsupported
 from teamtr.engines.torch.loading import TinyShape, tiny_model
+from teamtr.engines.torch.policy import TransformerPolicy
 from teamtr.engines.torch.serving.pages import Pool
 from teamtr.engines.torch.serving.room import ServingRoom
 from teamtr.engines.torch.serving.server import PAGE
@@ -24,6 +25,7 @@ from teamtr.memory import (
     Item,
     Lengths,
     MemoryPlan,
+    Rows,
     _longest_batch,
     _old_policy_of_the_rest,
     activation_bytes_per_token,
@@ -146,7 +148,7 @@ def test_what_is_planned_for_a_step_is_what_autograd_keeps(shared, precision, pa
     learner = build(loads(text.format(train="lora", engine="plain"), name="plan.yaml")).engine.learner("left")
     learner.policy.precision, learner.policy.packs = precision, packs
     lengths = Lengths(prompt=48, message=4, shared=shared)
-    batch = _longest_batch("left", lengths, learner)
+    batch = _longest_batch("left", lengths, 8)
 
     def keep(rows: int) -> int:
         return kept_for_backward(learner, batch.prompts[:rows], batch.messages[:rows])
@@ -154,6 +156,48 @@ def test_what_is_planned_for_a_step_is_what_autograd_keeps(shared, precision, pa
     measured = keep(8) - keep(4)  # without what is kept once: weights in half precision
     planned = kept_bytes(learner, lengths, 8) - kept_bytes(learner, lengths, 4)
     assert planned == pytest.approx(measured, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        ["learner.minibatches=1"],
+        ["plan.problems=5", "plan.group_size=3", "team.router.rounds=2"],
+        ["plan.preset=dapo", "learner.micro_batch=3"],
+        ["diagnostics.every=1", "learner.certify_share=0.5", "learner.gate_share=1"],
+    ],
+)
+def test_no_run_computes_more_messages_at_once_than_are_planned(overrides, monkeypatch, tmp_path):
+    text = TEAM.format(train="lora", engine="plain").replace("warmup_steps: 0", "warmup_steps: 40")
+    team_file = loads(text, "plan.yaml", ["plan.stages=2", "plan.group_size=4", "learner.micro_batch=64", *overrides])
+    computed: dict[bool, int] = {False: 0, True: 0}
+    features = TransformerPolicy.features
+
+    def look(self, prompts, messages):
+        with_gradient = torch.is_grad_enabled()
+        computed[with_gradient] = max(computed[with_gradient], len(messages))
+        return features(self, prompts, messages)
+
+    monkeypatch.setattr(TransformerPolicy, "features", look)
+    list(run.train(team_file, tmp_path / "run"))
+    built = build(team_file)
+    rows = Rows.of(built, built.engine.learner("speaker"))  # the others speak as often
+    assert computed[False] == rows.scored
+    assert 0 < computed[True] <= rows.trained
+
+
+@pytest.mark.parametrize(
+    ("problems", "group", "rows"), [(2, 2, Rows(32, 1)), (5, 3, Rows(32, 4)), (128, 2, Rows(64, 64))]
+)
+def test_a_small_batch_plans_for_the_steps_that_it_has(problems, group, rows):
+    """A fourth of its messages, however large a micro-batch may be; the check before the run scores 32 messages."""
+    sizes = [f"plan.problems={problems}", f"plan.group_size={group}", "learner.micro_batch=64"]
+    built = build(loads(TEAM.format(train="lora", engine="plain"), "plan.yaml", sizes))
+    learner, lengths = built.engine.learner("speaker"), longest(built)["speaker"]
+    assert Rows.of(built, learner) == rows
+    one_layer = 3 * kept_bytes(learner, lengths, rows.trained), 2 * kept_bytes(learner, lengths, rows.scored)
+    assert items(built)["worst step"] == pytest.approx(max(one_layer), rel=0.1), "and a few logits"
 
 
 def test_weights_in_half_precision_are_no_activations():
