@@ -89,6 +89,15 @@ def make_gpt2() -> Any:
     return transformers.GPT2LMHeadModel(transformers.GPT2Config(**COMMON, n_embd=64, n_layer=2, n_head=4)).eval()
 
 
+@torch.no_grad()
+def scored(policy: TransformerPolicy, prompts: Any, drawn: Any) -> Any:
+    """The learner's log-probability of every token that was drawn."""
+    messages = [sample.token_ids for sample in drawn]
+    ids = np.concatenate(messages)
+    logp = policy.head()(policy.features(prompts, messages)).log_softmax(-1).numpy()
+    return logp[np.arange(len(ids)), ids]
+
+
 def make_policy(model: Any, **options: Any) -> TransformerPolicy:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -127,13 +136,9 @@ def test_sampler_and_learner_agree_with_the_model_itself(kind):
     policy = make_policy(model, serving=room)
     prompts = some_prompts()
     drawn = policy.sample(prompts, max_tokens=6, seed=1, temperature=1.0)
-    messages = [sample.token_ids for sample in drawn]
-    expected = [alone(model, prompt, message) for prompt, message in zip(prompts, messages, strict=True)]
+    expected = [alone(model, prompt, sample.token_ids) for prompt, sample in zip(prompts, drawn, strict=True)]
     np.testing.assert_allclose(np.concatenate([s.logprobs for s in drawn]), np.concatenate(expected), atol=2e-5)
-    with torch.no_grad():
-        logp = policy.head()(policy.features(prompts, messages)).log_softmax(-1).numpy()
-    ids = np.concatenate(messages)
-    np.testing.assert_allclose(logp[np.arange(len(ids)), ids], np.concatenate(expected), atol=2e-5)
+    np.testing.assert_allclose(scored(policy, prompts, drawn), np.concatenate(expected), atol=2e-5)
     assert policy.packs == (kind in PACKED), "only where tokens meet in attention alone"
     assert (policy.serving is not None) == (kind in PACKED)
 
@@ -311,11 +316,8 @@ def test_sampler_and_learner_agree_wherever_the_adapter_sits(make, targets, page
         for parameter in policy.parameters().values():
             parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator))
     drawn = policy.sample(prompts, max_tokens=6, seed=1, temperature=1.0)
-    messages = [sample.token_ids for sample in drawn]
-    with torch.no_grad():
-        logp = policy.head()(policy.features(prompts, messages)).log_softmax(-1).numpy()
-    ids, said = np.concatenate(messages), np.concatenate([sample.logprobs for sample in drawn])
-    np.testing.assert_allclose(logp[np.arange(len(ids)), ids], said, atol=2e-5)
+    said = np.concatenate([sample.logprobs for sample in drawn])
+    np.testing.assert_allclose(scored(policy, prompts, drawn), said, atol=2e-5)
     assert not np.array_equal(np.concatenate([sample.logprobs for sample in before]), said), "the adapter is there"
     assert (policy.serving is not None) == paged
 
@@ -370,8 +372,5 @@ def test_agents_of_one_base_are_sampled_each_with_its_own_adapter_and_none_of_th
     for name in ("all", "few", "all", "few"):
         policy = policies[name]
         drawn = policy.sample(prompts, max_tokens=6, seed=1, temperature=1.0, version=name)
-        messages = [sample.token_ids for sample in drawn]
-        with torch.no_grad():
-            logp = policy.head()(policy.features(prompts, messages)).log_softmax(-1).numpy()
-        ids, said = np.concatenate(messages), np.concatenate([sample.logprobs for sample in drawn])
-        np.testing.assert_allclose(logp[np.arange(len(ids)), ids], said, atol=2e-5)
+        said = np.concatenate([sample.logprobs for sample in drawn])
+        np.testing.assert_allclose(scored(policy, prompts, drawn), said, atol=2e-5)

@@ -91,9 +91,7 @@ class SamplingCopy:
             if weight.merged is not None:
                 own.copy_(weight.merged())
                 self._merged.add(weight.name)
-            elif (
-                not same_base or weight.name in self._merged
-            ):  # the agent before had an adapter where this one has none
+            elif not same_base or weight.name in self._merged:  # an agent before had an adapter where this one has none
                 own.copy_(weight.base)
                 self._merged.discard(weight.name)
         self.holds, self._base = version, base
