@@ -139,6 +139,13 @@ def eval_record(stage: int, success: float, **changes: Any) -> dict[str, Any]:
     return {**record, **changes}
 
 
+def gap_record(estimate: float) -> dict[str, Any]:
+    """A stale gap with its interval over nine problems, as a probe logs it: a standard error of 0.01."""
+    width = 2.306 * 0.01  # Student's t with eight degrees of freedom
+    interval = {"lower": estimate - width, "upper": estimate + width}
+    return {"estimate": estimate, **interval, "confidence": 0.95, "method": "t", "problems": 9}
+
+
 def probe_record(episodes: int = 16, *, tokens: int = 3) -> dict[str, Any]:
     """A probe as ``run.train`` logs it, of the first turn of every second episode."""
     rows = {key: [0.6, 0.3, 0.05, 0.05] for key in ("before_R", "after_R", "moved_R")}
@@ -157,7 +164,7 @@ def probe_record(episodes: int = 16, *, tokens: int = 3) -> dict[str, Any]:
     return {
         "fresh": 0.05,
         "stale": 0.03,
-        "gap": 0.02,
+        "gap": gap_record(0.02),
         "weights": {**weights, "total_variation": 0.04, "total_variation_error": 0.002},
         "token_shift": {**rows, "flipped": 0.02, "positions": 64, "stretched": stretched, "sampled_kl": sampled},
         "seconds": 0.1,
@@ -282,7 +289,12 @@ SHIFT = {"before_R": [0.7, 0.2, 0.1], "after_R": [0.6, 0.3, 0.1], "moved_R": [0.
 
 def small_probe(step: int, gap: float) -> dict[str, Any]:
     weights = {"effective_share": 0.9 - 0.1 * step, "p99": 2.0, "largest": 5.0, "total_variation": 0.05 * step}
-    moved = {"fresh": 0.1, "stale": 0.1 - gap, "weights": {**weights, "total_variation_error": 0.01}}
+    moved = {
+        "fresh": 0.1,
+        "stale": 0.1 - gap,
+        "gap": gap_record(gap),
+        "weights": {**weights, "total_variation_error": 0.01},
+    }
     return {**(moved if step else {}), "token_shift": {**SHIFT, "positions": 64}}
 
 

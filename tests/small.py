@@ -1,4 +1,4 @@
-"""A whole small world on tabular policies: two agents, three problems, a reward that depends on both messages."""
+"""A whole small world on tabular policies: two agents or more, three problems, a reward that depends on all messages."""
 
 from __future__ import annotations
 
@@ -59,9 +59,15 @@ class World:
     """Engine, arena and team, and the two functions that the loop is handed."""
 
     def __init__(
-        self, *, plan: Plan = PRESETS["teamtr"], radius: float = 0.01, learning_rate: float = 0.05, reward=None
+        self,
+        *,
+        plan: Plan = PRESETS["teamtr"],
+        radius: float = 0.01,
+        learning_rate: float = 0.05,
+        reward=None,
+        names: Sequence[str] = ("x", "y"),
+        rounds: int = 1,
     ):
-        names = ("x", "y")
         state = AgentState(beta=plan.region.beta, step_scale=1.0, radius_nats=radius)
         self.plan = plan
         self.engine = LocalEngine(
@@ -72,7 +78,9 @@ class World:
                 for k, n in enumerate(names)
             }
         )
-        self.arena = Arena(self.engine, {n: LetterCodec() for n in names}, Router(names), SameLetter(reward))
+        self.arena = Arena(
+            self.engine, {n: LetterCodec() for n in names}, Router(tuple(names), rounds), SameLetter(reward)
+        )
         self.team = Team(tuple(Agent(n, self.engine.version(n), max_tokens=3) for n in names))
         self.optimisation = Optimisation(learning_rate=learning_rate)
         self.collected: list[tuple[str, int]] = []

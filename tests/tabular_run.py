@@ -112,7 +112,7 @@ class TabularRun:
 
 def tabular_run(folder: Path, *, preset: str = "teamtr", stages: int = 3, radius: float = 0.05) -> TabularRun:
     """Train in this folder with the loop, the books and the probes of any run."""
-    settings = {"PRESET": preset, "STAGES": stages, "RADIUS": radius, "CLIP": A_CLIP, "EVERY": stages}
+    settings = {"PRESET": preset, "STAGES": stages, "RADIUS": radius, "CLIP": A_CLIP, "EVERY": 1}
     text = TEAM
     for name, value in settings.items():
         text = text.replace(name, str(value))

@@ -27,6 +27,12 @@ class Account:
         if ledger.environment_seconds:
             self._add(self.seconds, "team", "environment", ledger.environment_seconds)
 
+    def probed(self, ledger: Ledger) -> None:
+        """Rollouts that nothing is learned from, so that they do not count as sampled for training."""
+        for agent in ledger.sampled_tokens:
+            self._add(self.tokens, agent, "probe", ledger.sampled_tokens[agent])
+            self._add(self.seconds, agent, "probe", ledger.seconds[agent])
+
     def updated(self, agent: str, tokens: Mapping[str, int], seconds: Mapping[str, float]) -> None:
         for phase, count in tokens.items():
             self._add(self.tokens, agent, phase, count)

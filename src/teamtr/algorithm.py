@@ -74,10 +74,16 @@ def run_stage(
         if slot.opens:
             require_fresh(batch, team, plan)
         returns_PG = batch.returns_PG(plan.gamma)  # line 6
-        advantages = group_advantages(returns_PG, a_clip=plan.a_clip, eps_norm=plan.eps_norm, normalise=plan.normalise)
         weights_E = None
         if plan.resample.importance_weighted and batch.log_weights_E is not None:
             weights_E = normalised_weights(batch.log_weights_E)
+        advantages = group_advantages(
+            returns_PG,
+            a_clip=plan.a_clip,
+            eps_norm=plan.eps_norm,
+            normalise=plan.normalise,
+            weights_PG=None if weights_E is None else weights_E.reshape(returns_PG.shape),
+        )
         fresh = batch.team_version == team.version
         lesson = Lesson(batch.of(slot.agent), advantages, returns_PG, weights_E, fresh)
         update = teach(slot.agent, lesson)  # line 7: until the KL is within the radius

@@ -138,6 +138,7 @@ def build(team_file: TeamFile, *, taught: bool = True) -> Workshop:
         max_backtracks=settings.max_backtracks,
         gate_share=settings.gate_share,
         certify_share=settings.certify_share,
+        cross_fit=settings.cross_fit,
     )
     return Workshop(team_file, task, engine, arena, team, plan, optimisation)
 
@@ -348,7 +349,7 @@ def _transformer_voices(
 
 
 def _precision(team_file: TeamFile, device: torch.device) -> Precision:
-    """``auto``: float32 on a CPU; on a GPU the preflight goes on from the cheapest (``preflight.settle_precision``)."""
+    """``auto``: float32 on a CPU; on a GPU ``preflight.measure_floors`` goes on from the cheapest."""
     asked = team_file.learner.precision
     if asked != "auto":
         return asked

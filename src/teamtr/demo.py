@@ -108,7 +108,7 @@ def demo_folder(out: Path | None) -> Iterator[Path]:
 
 def conversations(folder: Path, count: int = 3) -> list[tuple[str, Episode, Episode]]:
     """Problems that the first and the last batch of a run share: (answer wanted, an episode then, one now)."""
-    files = sorted(RunFolder.read(folder).episodes.glob("*.jsonl.gz"))
+    files = sorted(RunFolder.read(folder).episodes.glob("stage-*.jsonl.gz"))
     if not files:
         return []
     first, last = read_episodes(files[0]), read_episodes(files[-1])

@@ -19,6 +19,7 @@ class Optimisation:
 
     ``gate_share`` is the share of every problem's episodes that the gate looks at first; 1 is all of them at once.
     ``certify_share`` is the share of problems that are not climbed on, so that certificates from them hold.
+    ``cross_fit``: every problem is climbed on, and none judges the steps that were made from it (``Lesson.legs``).
     """
 
     learning_rate: float = 1e-3
@@ -28,6 +29,19 @@ class Optimisation:
     max_backtracks: int = 6
     gate_share: float = 0.25
     certify_share: float = 0.0
+    cross_fit: bool = False
+
+
+@dataclass(frozen=True)
+class Leg:
+    """One part of an update: the messages that are climbed on, and those that judge whether it gains."""
+
+    train_M: NDArray[np.bool_]
+    judge_M: NDArray[np.bool_]
+    opens: bool = True
+    """Whether the update begins with it."""
+    radius_share: float = 1.0
+    """How much of the radius the update may have used at the end of this leg."""
 
 
 @dataclass(frozen=True)
@@ -67,10 +81,44 @@ class Lesson:
         batch = replace(self.batch.rows(rows), episode_M=episode_M, problem_M=problem_M)
         return Lesson(batch, advantages, self.returns_PG[problems], fresh=self.fresh), rows
 
+    def legs(self, *, cross_fit: bool, rng: np.random.Generator) -> tuple[Leg, ...]:
+        """All at once; or, cross-fitted, two halves of the problems, each judged by the other.
+
+        Steps look good on the problems that they were made from. Cross-fitted, the update climbs on one half first and
+        asks the other whether that gained, then goes on with the halves exchanged: every problem is learned from and
+        no step is judged by its own. The KL grows with the square of the way, so the first half of it may use a quarter
+        of the radius.
+        """
+        if not cross_fit:
+            return (Leg(self.informative_M, self.taught_M),)
+        clusters = np.unique(self.batch.cluster_M[self.taught_M])
+        first_M = np.isin(self.batch.cluster_M, rng.permutation(clusters)[: (len(clusters) + 1) // 2])
+        halves = (first_M & self.taught_M, ~first_M & self.taught_M)
+        useful = [
+            (train_M & self.informative_M, judge_M)
+            for train_M, judge_M in (halves, halves[::-1])
+            if (train_M & self.informative_M).any() and judge_M.any()
+        ]
+        return tuple(Leg(*parts, k == 0, ((k + 1) / len(useful)) ** 2) for k, parts in enumerate(useful))
+
     @property
     def taught_M(self) -> NDArray[np.bool_]:
         """The messages that the update may look at for what they were worth."""
         return np.ones(len(self.batch), dtype=np.bool_) if self.aside_M is None else ~self.aside_M
+
+    @property
+    def weights_M(self) -> Floats | None:
+        """Importance weights of the messages' episodes; None where the present team wrote them."""
+        return None if self.weights_E is None else self.weights_E[self.batch.episode_M]
+
+    def mean(self, values_M: Floats, rows: np.ndarray | None = None) -> float:
+        """The mean over messages (those of ``rows``) under the team as it is: weighted where another wrote them."""
+        weights_M = self.weights_M
+        if weights_M is None:
+            return float(values_M.mean())
+        weights_M = weights_M if rows is None else weights_M[rows]
+        total = weights_M.sum()
+        return float((weights_M * values_M).sum() / total) if total > 0.0 else math.inf
 
     @property
     def advantages_M(self) -> Floats:

@@ -155,7 +155,8 @@ class Task(Protocol):
     """Problems and their grader. An interactive task has besides an ``environment: Environment``."""
 
     reward_range: float | None
-    """Largest minus smallest reward, None when not known: certificates need it."""
+    """Largest minus smallest reward, None when not known: certificates need it. A discount brings rewards nearer to 0,
+    so for plans with gamma < 1 count 0 among them."""
 
     def problems(self, split: str) -> Sequence[Problem]: ...
 

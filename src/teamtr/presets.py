@@ -94,6 +94,11 @@ class Plan:
     order: Order = field(default_factory=Order)
     dynamic_sampling_rounds: int = 0  # DAPO: how often to redraw problems whose groups carry no signal
 
+    @property
+    def reuses_rollouts(self) -> bool:
+        """Whether one batch may serve several updates, so that later ones learn from what an older team wrote."""
+        return self.resample.may_be_stale or self.order.kind == "together"
+
 
 TEAMTR = Plan()
 _TOKEN_CLIP = Objective(ratio="token")

@@ -24,20 +24,21 @@ from teamtr.account import Account
 from teamtr.algorithm import Slot, Step, run_stage, schedule
 from teamtr.build import Workshop, build
 from teamtr.config import TeamFile
-from teamtr.diagnostics.probe import log_ratios, stale_probe, token_shift
+from teamtr.diagnostics.probe import Rollouts, log_ratios, stale_probe, token_shift
 from teamtr.diagnostics.roles import role_success
 from teamtr.evaluate import PROBLEMS_IN_A_RUN, SAMPLES_IN_A_RUN, EvalReport, evaluate
 from teamtr.lesson import Lesson
 from teamtr.memory import before_training, peak_gb
 from teamtr.preflight import doubts, measure_floors, require_visible, self_test
 from teamtr.randomness import generator, seed_of
-from teamtr.rollout import Ledger, collect
+from teamtr.rollout import Ledger, collect, play
 from teamtr.stage import shared_radii, stage_report
 from teamtr.store import (
     Commit,
     RunFolder,
     StoreError,
     batch_name,
+    probe_name,
     read_episodes,
     write_episodes,
 )
@@ -141,6 +142,8 @@ class _Driver:
         self._share_out_radii(past)
         problems = self._draw(stage, 0, self.workshop.team_file.plan.problems)
         held = self._held_batch(slots)
+        if self._probing and self.position.done == 0:
+            write_episodes(self.run.episodes / probe_name(stage), self._rollouts_for_probes("start"))
 
         def gather(team: Team, step: int) -> RolloutBatch:
             ledger = Ledger()
@@ -157,8 +160,7 @@ class _Driver:
             self.account.sampled(ledger)
             self._measure(batch)
             name = batch_name(stage, step)
-            needed = plan.resample.may_be_stale or plan.order.kind == "together" or self._probing
-            if self.workshop.team_file.store.episodes or needed:
+            if self.workshop.team_file.store.episodes or plan.reuses_rollouts:
                 write_episodes(self.run.episodes / name, batch)
                 self.position = replace(self.position, batch=name)
             return batch
@@ -208,8 +210,9 @@ class _Driver:
         plan, router = self.workshop.plan, self.workshop.arena.router
         learner = self.workshop.engine.learner(agent)
         before = learner.snapshot() if self._probing else None
+        fresh = self._rollouts_for_probes(agent) if self._probing and self.position.done > 0 else None
         optimisation = self.workshop.optimisation
-        if plan.resample.may_be_stale:
+        if plan.reuses_rollouts:
             optimisation = replace(optimisation, gate_share=1.0)  # it needs the ratios of all messages anyway
         update = update_agent(
             learner,
@@ -229,47 +232,56 @@ class _Driver:
         self.account.updated(agent, update.report.tokens, update.report.seconds)
         self.probed = None
         if before is not None and update.report.outcome.startswith("accepted"):
-            self.probed = self._probe(agent, before, update, lesson)
+            self.probed = self._probe(agent, before, lesson, fresh)
         return update
 
     # -- probes -----------------------------------------------------------------------------------------------
 
     @property
     def _probing(self) -> bool:
-        every = self.workshop.team_file.diagnostics.every
-        return every > 0 and self.position.stage % every == 0
+        """Whether this stage is probed: it is due, and was when it began."""
+        every, position = self.workshop.team_file.diagnostics.every, self.position
+        due = every > 0 and position.stage % every == 0
+        return due and (position.done == 0 or (self.run.episodes / probe_name(position.stage)).exists())
 
-    def _probe(self, agent: str, before: Any, update: Update, lesson: Lesson) -> Record:
+    def _rollouts_for_probes(self, name: str) -> RolloutBatch:
+        """The stage's problems played by the team as it is, for probes alone: no update learns from them."""
+        stage, plan = self.position.stage, self.workshop.plan
+        problems = self._draw(stage, 0, self.workshop.team_file.plan.problems)
+        ledger = Ledger()
+        seed = seed_of(self.seed, "probe rollout", stage, name)
+        batch = play(self.workshop.arena, self.team, problems, plan.group_size, seed=seed, ledger=ledger)
+        self.account.probed(ledger)
+        return batch
+
+    def _for_probe(self, agent: str, batch: RolloutBatch) -> Rollouts:
+        plan = self.workshop.plan
+        returns_PG = batch.returns_PG(plan.gamma)
+        advantages = group_advantages(returns_PG, a_clip=plan.a_clip, eps_norm=plan.eps_norm, normalise=plan.normalise)
+        return Rollouts(batch.of(agent), advantages)
+
+    def _probe(self, agent: str, before: Any, lesson: Lesson, fresh: RolloutBatch | None) -> Record:
         """What stale rollouts would have said of this update, and which tokens it moved. Changes nothing."""
-        started, learner, plan = time.perf_counter(), self.workshop.engine.learner(agent), self.workshop.plan
+        started, learner = time.perf_counter(), self.workshop.engine.learner(agent)
         spent, after = dict(learner.tokens), learner.snapshot()
         stage = self.position.stage
-        record: Record = {}
-        name = batch_name(stage, 0)
-        if self.position.done > 0 and (self.run.episodes / name).exists():
-            first = read_episodes(self.run.episodes / name)
-            returns_PG = first.returns_PG(plan.gamma)
-            advantages = group_advantages(
-                returns_PG, a_clip=plan.a_clip, eps_norm=plan.eps_norm, normalise=plan.normalise
-            )
-            carried = self.position.carried
-            weights_E = np.zeros(len(first.episodes)) if carried is None else np.array(carried)
-            stale, carried_E = stale_probe(
-                learner, before, after, first.of(agent), advantages, update.report.surrogate, weights_E
-            )
-            record = {**asdict(stale), "gap": stale.gap}
-        else:
-            carried_E = np.zeros(lesson.returns_PG.size)
-            ratio_M = update.log_ratio_M
-            if ratio_M is None:  # the gate was content with some messages, and what it decides must not depend on us
-                ratio_M = log_ratios(learner, before, after, lesson.batch)
-            np.add.at(carried_E, lesson.batch.episode_M, ratio_M)
+        stale = read_episodes(self.run.episodes / probe_name(stage))
+        carried = self.position.carried
+        carried_E = np.zeros(len(stale.episodes)) if carried is None else np.array(carried)
+        found = None
+        if fresh is not None:
+            now, then = self._for_probe(agent, fresh), self._for_probe(agent, stale)
+            found = stale_probe(learner, before, after, now, then, carried_E)
+        own = stale.of(agent)
+        if len(own):
+            ratio_M = log_ratios(learner, before, after, own)
+            carried_E += np.bincount(own.episode_M, weights=ratio_M, minlength=len(carried_E))
         shift = token_shift(learner, before, after, lesson.batch, generator(self.seed, "probe", stage, agent))
         self.position = replace(self.position, carried=carried_E.tolist())
         seconds = {"probe": time.perf_counter() - started}
         self.account.updated(agent, {k: learner.tokens[k] - spent[k] for k in spent}, seconds)
         return {
-            **record,
+            **({} if found is None else asdict(found)),
             "token_shift": {key: np.asarray(value).tolist() for key, value in asdict(shift).items()},
             "seconds": seconds["probe"],
         }
@@ -285,13 +297,12 @@ class _Driver:
     # -- what updates were worth ------------------------------------------------------------------------------
 
     def _measure(self, batch: RolloutBatch) -> None:
-        """A fresh batch of the same problems measures what the update before it gained (DESIGN decision 8)."""
+        """A fresh batch of the same problems measures what the update before it gained."""
         returns_PG = batch.returns_PG(self.workshop.plan.gamma)
         before = self.position.returns
         self.measured = None
         plan = self.workshop.plan
-        one_update_each = plan.resample.every == 1 and plan.order.kind != "together"
-        comparable = one_update_each and plan.dynamic_sampling_rounds == 0 and len(returns_PG) > 1
+        comparable = not plan.reuses_rollouts and plan.dynamic_sampling_rounds == 0 and len(returns_PG) > 1
         if before is not None and comparable and np.isfinite(before).all() and np.isfinite(returns_PG).all():
             gain = measured_gain(before, returns_PG)
             self.measured = {"update": self.position.number, **asdict(gain)}
@@ -306,6 +317,7 @@ class _Driver:
         memory = None if self.memory is None else {"planned_gb": self.memory["planned_gb"], "peak_gb": peak_gb()}
         record = {"kind": "stage", **asdict(report), "updates": self.position.number, "memory": memory}
         self.run.log.append(record)
+        (self.run.episodes / probe_name(stage)).unlink(missing_ok=True)
         yield record
 
     # -- books ------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ The order of things, numbered as in the code:
 
 1. skip what cannot teach (silent agent, no signal, nothing finite);
 2. freeze the old policy and measure the noise floor of scoring;
+   3 and 4 once, or twice where the update is cross-fitted (``Lesson.legs``):
 3. climb: epochs of minibatches under a KL penalty, the first step scaled to the radius, early stop;
 4. gate: accept when the upper bound of the exact KL is within the radius, else move back along the line to the
    old parameters, where KL falls with the square of the step; restore bit for bit when nothing is left. It looks at
@@ -14,15 +15,15 @@ The order of things, numbered as in the code:
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from teamtr.gate import Kept, Look, gate
-from teamtr.lesson import Lesson, Optimisation
+from teamtr.gate import Kept, Look, Start, gate
+from teamtr.lesson import Leg, Lesson, Optimisation
 from teamtr.ports import Learner
 from teamtr.presets import Objective, Radii, Region
 from teamtr.randomness import generator, seed_of
@@ -35,7 +36,7 @@ from teamtr.theory.certificates import (
 from teamtr.theory.control import adapt_beta, adapt_radius, adapt_step_scale
 from teamtr.theory.intervals import bootstrap_upper, mean_interval
 from teamtr.theory.kl import discounted_kl, per_token
-from teamtr.theory.surrogate import surrogate_gain
+from teamtr.theory.surrogate import gain_by_message, surrogate_gain
 from teamtr.theory.zeta import zeta_clip, zeta_norm, zeta_ratio
 from teamtr.types import AgentBatch, AgentState, Certificate, Divergence, Floats, Outcome, UpdateReport
 
@@ -56,7 +57,7 @@ FLOOR_MESSAGES = 16
 @dataclass(frozen=True)
 class Stakes:
     """What a certificate must know of the game: how often the agent may speak in an episode, how many turns an
-    episode has in all, and the range of returns (None: not known, no certificate)."""
+    episode has in all, and the range of returns (None: not known, no certificate; ``ports.Task`` on discounts)."""
 
     turns: int
     horizon: int
@@ -120,8 +121,10 @@ def update_agent(
         version_after=version,
     )
 
+    legs = lesson.legs(cross_fit=optimisation.cross_fit, rng=generator(seed, "halves"))
+
     # 1. skip what cannot teach
-    if skip := _cannot_teach(lesson):
+    if skip := _cannot_teach(lesson, legs):
         outcome, reason = skip
         return Update(replace(base, outcome=outcome, reason=reason), np.zeros(len(lesson.batch)))
 
@@ -135,38 +138,49 @@ def update_agent(
                 return Update(replace(base, outcome="skipped_non_finite", reason=reason), np.zeros(len(lesson.batch)))
             mismatch = _mismatch(learner, lesson.batch)
             floor = noise_floor(learner, lesson, before, radii, seed=seed)
-        # 3. climb
-        with clock.phase("train"):
-            climb = _climb(learner, lesson, before, region, objective, radii, optimisation, radius, seed)
-        # 4. gate
-        with clock.phase("gate"):
-            moved = learner.version() != version
-            kept = gate(learner, lesson, before, region, radii, optimisation, radius, seed, moved=moved)
-        # 5. steer
-        state = _steer(before.state, climb, kept, region, radii, radius)
-        learner.state = state
+        start, state, climbs, tries = Start.frozen(before, lesson), learner.state, [], []
+        for leg in legs:
+            allowed = leg.radius_share * radius
+            # 3. climb
+            with clock.phase("train"):
+                climb = _climb(learner, lesson, leg, before, region, objective, radii, optimisation, allowed, seed)
+            # 4. gate
+            with clock.phase("gate"):
+                moved = learner.version() != version
+                tried = gate(
+                    learner, lesson, start, leg.judge_M, region, radii, optimisation, allowed, seed, moved=moved
+                )
+                if tried.accepted and leg is not legs[-1]:
+                    start, version = _standing(learner, lesson), learner.version()
+            # 5. steer
+            state = learner.state = _steer(state, climb, tried, region, allowed)
+            climbs.append(climb)
+            tries.append(tried)
+        kept = _whole(tries)
+        learner.state = _settle(state, kept, radii, radius)
         report = replace(
             base,
             noise_floor=floor,
             **mismatch,
-            ratio_clip_rate=climb.clip_rate,
+            ratio_clip_rate=float(np.mean([climb.clip_rate for climb in climbs])),
             zeta_ratio=zeta_ratio(
                 lesson.advantages_M[kept.look.rows],
                 kept.divergence.log_ratio_M,
                 clip_low=objective.clip_low,
                 clip_high=objective.clip_high,
             ),
-            steps=climb.steps,
+            steps=sum(climb.steps for climb in climbs),
             backtracks=kept.backtracks,
             fraction=kept.fraction,
             kl_rejected=kept.rejected_upper,
             version_after=learner.version(),
-            **_outcome(kept, climb, floor, radius, region),
+            **_outcome(kept, climbs, floor, radius, region),
             **_distances(kept, lesson, gamma),
         )
         if kept.accepted and stakes is not None and lesson.fresh:
             with clock.phase("gate"):
-                worth = _worth(learner, report, kept, lesson, stakes, optimisation, gamma, a_clip, seed)
+                settings = {"gamma": gamma, "a_clip": a_clip, "zeta": report.zeta, "seed": seed}
+                worth = _worth(learner, kept, lesson, stakes, confidence=optimisation.confidence, **settings)
             report = replace(report, certificates=worth)
         tokens = {k: learner.tokens[k] - spent.get(k, 0) for k in learner.tokens}
         report = replace(report, tokens=tokens, seconds=clock.seconds)
@@ -182,7 +196,7 @@ def update_agent(
 # -- 1 -------------------------------------------------------------------------------------------------------
 
 
-def _cannot_teach(lesson: Lesson) -> tuple[Outcome, str] | None:
+def _cannot_teach(lesson: Lesson, legs: Sequence[Leg]) -> tuple[Outcome, str] | None:
     advantages = lesson.advantages
     if len(lesson.batch) == 0:
         return "skipped_silent", "the agent never spoke in this batch"
@@ -193,6 +207,8 @@ def _cannot_teach(lesson: Lesson) -> tuple[Outcome, str] | None:
     if not lesson.informative_M.any():
         aside = "" if lesson.aside_M is None else ", or was set aside"
         return "skipped_no_signal", f"every group it spoke in had equal rewards{aside}"
+    if not legs:
+        return "skipped_no_signal", "the agent spoke in one problem only: no other can judge what it learns from it"
     return None
 
 
@@ -202,8 +218,8 @@ def _cannot_teach(lesson: Lesson) -> tuple[Outcome, str] | None:
 def noise_floor(learner: Learner, lesson: Lesson, before: Any, radii: Radii, *, seed: int) -> float:
     """KL, in the unit of the radius, that rounding alone shows, after a negligible perturbation of the weights.
 
-    Re-batching the same weights shows nothing; a perturbation does (DESIGN: precision decides whether a trust
-    region exists). Leaves the weights as they were, bit for bit.
+    Re-batching the same weights shows nothing; a perturbation does (docs/performance.md, "Precision"). Leaves the
+    weights as they were, bit for bit.
     """
     rows = _glance(np.arange(len(lesson.batch)), generator(seed, "floor"), FLOOR_MESSAGES)
     learner.perturb(FLOOR_PERTURBATION, seed_of(seed, "perturb"))
@@ -242,6 +258,7 @@ class _Climb:
 def _climb(
     learner: Learner,
     lesson: Lesson,
+    leg: Leg,
     before: Any,
     region: Region,
     objective: Objective,
@@ -250,9 +267,9 @@ def _climb(
     radius: float,
     seed: int,
 ) -> _Climb:
-    """Epochs of minibatches over the messages of informative groups."""
+    """Epochs of minibatches over the leg's messages."""
     advantages_M = lesson.advantages_M
-    useful = np.flatnonzero(lesson.informative_M)
+    useful = np.flatnonzero(leg.train_M)
     total = optimisation.epochs * min(optimisation.minibatches, len(useful))
     scale, steps, broken, clip_rates = learner.state.step_scale, 0, 0, [0.0]
     for epoch in range(optimisation.epochs):
@@ -269,13 +286,13 @@ def _climb(
             broken += not stats.applied
             clip_rates.append(stats.ratio_clip_rate)
             steps += 1
-            if steps == 1 and region.gate:
+            if steps == 1 and region.gate and leg.opens:
                 some = _glance(rows, generator(seed, "first step"))
                 scale *= _fit_first_step(learner, lesson, before, radii, some, limit=radius / total)
         if region.gate and epoch + 1 < optimisation.epochs:
             some = _glance(useful, generator(seed, "early stop", epoch))
             kl_M = lesson.charged_M(learner.measure(some).full_M, radii, some)
-            if not kl_M.mean() <= radius:
+            if not lesson.mean(kl_M, some) <= radius:
                 break  # already outside: more steps only lengthen the way back
     return _Climb(steps, scale, float(np.mean(clip_rates[1:])), broken)
 
@@ -287,7 +304,7 @@ def _fit_first_step(
 
     Adam's first step is a sign step whose length knows nothing of the radius; KL grows with its square.
     """
-    kl = float(lesson.charged_M(learner.measure(rows).full_M, radii, rows).mean())
+    kl = lesson.mean(lesson.charged_M(learner.measure(rows).full_M, radii, rows), rows)
     if not np.isfinite(kl):
         learner.move(before, before, 0.0)
         return 0.1
@@ -298,26 +315,45 @@ def _fit_first_step(
     return fraction
 
 
-# -- 5 -------------------------------------------------------------------------------------------------------
+# -- 4 and 5 -------------------------------------------------------------------------------------------------
 
 
-def _steer(state: AgentState, climb: _Climb, kept: Kept, region: Region, radii: Radii, radius: float) -> AgentState:
-    """Beta, step scale and radius for this agent's next update."""
-    finite = np.isfinite(kept.reached)
-    scale = adapt_step_scale(climb.step_scale, kept.reached, FILL * radius) if finite else climb.step_scale * 0.5
-    beta = adapt_beta(state.beta, kept.reached, radius) if region.adapt_beta and finite else state.beta
-    if radii.adapt and kept.accepted:
-        radius = adapt_radius(radius, kept.used, radii.nats)
-    return AgentState(
-        beta=beta,
-        step_scale=scale if region.gate else state.step_scale,
-        radius_nats=radius,
-        updates=state.updates + 1,
+def _standing(learner: Learner, lesson: Lesson) -> Start:
+    """Where the next leg begins: at what the last one left."""
+    return Start(learner.snapshot(), gain_by_message(learner.measure().log_ratio_M, lesson.advantages_M))
+
+
+def _whole(tries: Sequence[Kept]) -> Kept:
+    """What came of all legs: the last that was kept says where the policy stands, and each what it gained."""
+    last = next((tried for tried in reversed(tries) if tried.accepted), tries[-1])
+    outside = [tried.rejected_upper for tried in tries if tried.rejected_upper is not None]
+    return replace(
+        last,
+        gain=sum(tried.gain for tried in tries),
+        fraction=float(np.mean([tried.fraction for tried in tries])),
+        backtracks=sum(tried.backtracks for tried in tries),
+        rejected_upper=outside[0] if outside else None,
     )
 
 
-def _outcome(kept: Kept, climb: _Climb, floor: float, radius: float, region: Region) -> dict[str, Any]:
-    broken = f"; {climb.broken} non-finite steps thrown away" if climb.broken else ""
+def _steer(state: AgentState, climb: _Climb, kept: Kept, region: Region, radius: float) -> AgentState:
+    """Beta and step scale for this agent's next leg or update."""
+    finite = np.isfinite(kept.reached)
+    scale = adapt_step_scale(climb.step_scale, kept.reached, FILL * radius) if finite else climb.step_scale * 0.5
+    beta = adapt_beta(state.beta, kept.reached, radius) if region.adapt_beta and finite else state.beta
+    return replace(state, beta=beta, step_scale=scale if region.gate else state.step_scale)
+
+
+def _settle(state: AgentState, kept: Kept, radii: Radii, radius: float) -> AgentState:
+    """The end of an update: it counts, and the next one's radius follows the KL that this one used."""
+    if radii.adapt and kept.accepted:
+        radius = adapt_radius(radius, kept.used, radii.nats)
+    return replace(state, radius_nats=radius, updates=state.updates + 1)
+
+
+def _outcome(kept: Kept, climbs: Sequence[_Climb], floor: float, radius: float, region: Region) -> dict[str, Any]:
+    thrown = sum(climb.broken for climb in climbs)
+    broken = f"; {thrown} non-finite steps thrown away" if thrown else ""
     if not kept.accepted:
         return {"outcome": "restored", "reason": kept.reason + broken}
     if region.gate and not floor <= VERIFIABLE_SHARE * radius:
@@ -328,15 +364,16 @@ def _outcome(kept: Kept, climb: _Climb, floor: float, radius: float, region: Reg
 
 def _distances(kept: Kept, lesson: Lesson, gamma: float) -> dict[str, Any]:
     d, rows, batch, episodes = kept.divergence, kept.look.rows, lesson.batch, lesson.returns_PG.size
-    discounted = discounted_kl(d.full_M, batch.turn_M[rows], batch.episode_M[rows], gamma, episodes)
+    weights_M = np.ones(len(rows)) if lesson.weights_M is None else lesson.weights_M[rows]
+    discounted = discounted_kl(weights_M * d.full_M, batch.turn_M[rows], batch.episode_M[rows], gamma, episodes)
     return {
         "messages_measured": len(rows),
-        "kl_full": float(d.full_M.mean()),
+        "kl_full": lesson.mean(d.full_M, rows),
         "kl_upper": kept.upper,
-        "kl_k1": float(d.k1_M.mean()),
-        "kl_k3": float(d.k3_M.mean()),
+        "kl_k1": lesson.mean(d.k1_M, rows),
+        "kl_k3": lesson.mean(d.k3_M, rows),
         "kl_discounted": discounted * episodes / kept.look.episodes,
-        "kl_per_token": per_token(d.full_M, batch.lengths_M[rows]),
+        "kl_per_token": per_token(d.full_M, batch.lengths_M[rows], weights_M),
         "surrogate": kept.gain,
     }
 
@@ -344,45 +381,24 @@ def _distances(kept: Kept, lesson: Lesson, gamma: float) -> dict[str, Any]:
 # -- what it is worth ----------------------------------------------------------------------------------------
 
 
-def _worth(
-    learner: Learner,
-    report: UpdateReport,
-    kept: Kept,
-    lesson: Lesson,
-    stakes: Stakes,
-    optimisation: Optimisation,
-    gamma: float,
-    a_clip: float,
-    seed: int,
-) -> tuple[Certificate, ...]:
+def _worth(learner: Learner, kept: Kept, lesson: Lesson, stakes: Stakes, **settings: Any) -> tuple[Certificate, ...]:
     """Certificates from the problems that were set aside, or else from those that were climbed on."""
     if lesson.aside_M is None:
-        return certify(report, kept.divergence, lesson, stakes, gamma, a_clip, kept.look)
+        return certify(kept.divergence, lesson, stakes, look=kept.look, **settings)
     aside, rows = lesson.aside()
-    divergence = learner.measure(rows)
-    upper = bootstrap_upper(
-        divergence.full_M,
-        aside.batch.cluster_M,
-        confidence=optimisation.confidence,
-        rng=generator(seed, "bootstrap aside"),
-    )
-    judged = replace(
-        report,
-        kl_full=float(divergence.full_M.mean()),
-        kl_upper=upper,
-        unit="message",
-        surrogate=surrogate_gain(divergence.log_ratio_M, aside.advantages_M),
-    )
-    return certify(judged, divergence, aside, stakes, gamma, a_clip)
+    return certify(learner.measure(rows), aside, stakes, **settings)
 
 
 def certify(
-    report: UpdateReport,
     divergence: Divergence,
     lesson: Lesson,
     stakes: Stakes,
+    *,
     gamma: float,
     a_clip: float,
+    zeta: float,
+    confidence: float = 0.95,
+    seed: int = 0,
     look: Look | None = None,
 ) -> tuple[Certificate, ...]:
     """Lower bounds on the true gain of a kept step, from episodes of the team before it.
@@ -390,14 +406,23 @@ def certify(
     Ours takes the surrogate less the half-width of its 95 % interval, and KLs scaled to their upper bound. On problems
     that the step was made from both surrogates are optimistic, on small batches badly so: a diagnostic, no guarantee.
     Problems set aside give a fair one. ``divergence`` is of the messages that ``look`` names, or all.
+
+    The paper's bound takes D_tok of eq:kltokdef, (1 - gamma) times the discounted sum of a turn's KLs. Without a
+    discount it is taken as an episode of ``stakes.horizon`` turns, see ``single_step_certificate``.
     """
     returns_PG, batch = lesson.returns_PG, lesson.batch
-    episode_M = batch.episode_M if look is None else batch.episode_M[look.rows]
-    each_stands_for = 1.0 if look is None else returns_PG.size / look.episodes
     if stakes.reward_range is None or len(returns_PG) < 2 or not np.isfinite(returns_PG).all():
         return ()
-    caution = report.kl_upper / report.kl_full if report.unit == "message" and report.kl_full > 0 else 1.0
-    kl_by_turn_K = by_own_turn(caution * each_stands_for * divergence.full_M, episode_M, returns_PG.size, stakes.turns)
+    rows = np.arange(len(batch)) if look is None else look.rows
+    episode_M, episodes = batch.episode_M[rows], returns_PG.size
+    each_stands_for = 1.0 if look is None else episodes / look.episodes
+    upper = bootstrap_upper(
+        divergence.full_M, batch.cluster_M[rows], confidence=confidence, rng=generator(seed, "bootstrap")
+    )
+    mean = float(divergence.full_M.mean())
+    caution = upper / mean if mean > 0.0 else 1.0
+    kl_M = caution * each_stands_for * divergence.full_M
+    kl_by_turn_K = by_own_turn(kl_M, episode_M, episodes, stakes.turns)
     surrogate = mean_interval(each_stands_for * surrogate_by_problem(divergence.log_ratio_M, episode_M, returns_PG))
     ours = turn_aware_certificate(
         surrogate.estimate,
@@ -405,11 +430,14 @@ def certify(
         stakes.reward_range,
         sampling_error=surrogate.estimate - surrogate.lower,
     )
-    gamma = gamma if gamma < 1.0 else 1.0 - 1.0 / stakes.horizon
+    if gamma < 1.0:
+        d_tok = discounted_kl(kl_M, batch.turn_M[rows], episode_M, gamma, episodes)
+    else:
+        gamma, d_tok = 1.0 - 1.0 / stakes.horizon, float(kl_by_turn_K.sum()) / stakes.horizon
     papers = single_step_certificate(
-        report.surrogate * len(batch) / returns_PG.size,
-        float(kl_by_turn_K.sum()) / stakes.horizon,
-        report.zeta,
+        surrogate_gain(divergence.log_ratio_M, lesson.advantages_M[rows]) * len(batch) / episodes,
+        d_tok,
+        zeta,
         gamma,
         min(a_clip, float(np.sqrt(returns_PG.shape[1] - 1))),
     )

@@ -160,6 +160,64 @@ def test_trajectory_weights_are_the_exact_likelihood_ratios():
     assert 0 < effective_sample_share(batch.log_weights_E) <= 1
 
 
+def test_weights_add_up_over_the_updates_before():
+    """Three agents: the third learns from episodes reweighted past both updates before it, not the last alone."""
+    world = World(plan=PRESETS["importance_weighted"], names=("x", "y", "z"), radius=0.2, learning_rate=0.5)
+    old = {name: world.engine.learner(name).snapshot() for name in "xy"}
+    given = {}
+
+    def watched(agent, lesson):
+        given[agent] = lesson
+        return world.teach(agent, lesson)
+
+    slots = slots_of(world)
+    steps = list(run_stage(world.team, world.plan, world.collect, watched, slots))
+    batch = steps[0].batch
+    expected_E = np.zeros(len(batch.episodes))
+    for name in "xy":
+        learner, own = world.engine.learner(name), batch.of(name)
+        new = learner.snapshot()
+        learner.restore(old[name])
+        learner.begin(own)
+        learner.restore(new)
+        ratio_M = learner.measure().log_ratio_M
+        learner.end()
+        assert np.abs(ratio_M).max() > 1e-3
+        expected_E += np.bincount(own.episode_M, weights=ratio_M, minlength=len(expected_E))
+    np.testing.assert_allclose(steps[1].batch.log_weights_E, expected_E, atol=1e-12)
+    assert given["x"].weights_E is None
+    np.testing.assert_allclose(given["z"].weights_E, normalised_weights(expected_E))
+
+
+def test_reused_episodes_are_weighed_in_advantages_surrogate_and_kl():
+    """Every average of a weighted lesson is one over the present team: baseline, surrogate, KL and its bound."""
+    world = World(plan=PRESETS["importance_weighted"], radius=0.5, learning_rate=0.5)
+    given = {}
+
+    def watched(agent, lesson):
+        given[agent] = (lesson, world.teach(agent, lesson))
+        return given[agent][1]
+
+    steps = list(run_stage(world.team, world.plan, world.collect, watched, slots_of(world)))
+    lesson, update = given["y"]
+    weights_E = lesson.weights_E
+    assert np.ptp(weights_E) > 0.1
+    weights_PG, returns_PG = weights_E.reshape(3, 16), lesson.returns_PG
+    mean_P = (weights_PG * returns_PG).sum(axis=1) / weights_PG.sum(axis=1)
+    variance_P = (weights_PG * (returns_PG - mean_P[:, None]) ** 2).sum(axis=1) / weights_PG.sum(axis=1)
+    expected_PG = (returns_PG - mean_P[:, None]) / np.sqrt(variance_P + 1e-6)[:, None]
+    np.testing.assert_allclose(lesson.advantages.values_PG, np.clip(expected_PG, -3, 3))
+    np.testing.assert_allclose(lesson.advantages_M, (np.clip(expected_PG, -3, 3) * weights_PG).ravel())
+    learner = world.engine.learner("y")
+    learner.begin(lesson.batch)  # the KL back to the old weights stands in for any other
+    log_ratio_M = update.log_ratio_M
+    assert update.report.surrogate == pytest.approx((np.expm1(log_ratio_M) * lesson.advantages_M).mean())
+    assert update.report.kl_k1 == pytest.approx(-(weights_E * log_ratio_M).sum() / weights_E.sum())
+    assert update.report.kl_k1 != pytest.approx(-log_ratio_M.mean(), rel=1e-3)
+    assert update.report.kl_upper <= update.report.radius
+    assert len(steps) == 2
+
+
 def test_effective_sample_share_by_hand():
     assert effective_sample_share(np.zeros(5)) == pytest.approx(1.0)
     # weights 3 and 1: (3 + 1)^2 / (2 * (9 + 1)) = 0.8

@@ -8,9 +8,12 @@ import numpy as np
 import pytest
 
 from small import SameLetter, World
+from teamtr.presets import PRESETS
+from teamtr.randomness import generator, seed_of
 from teamtr.rollout import play
 from teamtr.stage import stage_report
 from teamtr.theory.certificates import by_own_turn, surrogate_by_problem, turn_aware_certificate
+from teamtr.theory.intervals import bootstrap_upper
 from teamtr.update import Stakes, certify
 
 ONCE = Stakes(turns=1, horizon=2, reward_range=1.0)
@@ -39,6 +42,87 @@ def test_the_numbers_are_those_of_the_theory():
     assert ours.terms["occupancy"] == pytest.approx(turn_aware_certificate(0.0, kl_K, 2.0).terms["occupancy"])
 
 
+@pytest.mark.parametrize("gamma", [0.3, 0.9])
+def test_with_a_discount_the_papers_bound_takes_the_discounted_kl(gamma):
+    """D_tok = (1 - gamma) sum over turns of gamma^t KL, by hand from the messages of a real update in four turns."""
+    world = World(plan=replace(PRESETS["teamtr"], gamma=gamma), rounds=2)
+    lesson = world.lesson("y", world.collect(world.team, 0))
+    learner = world.engine.learner("y")
+    before = learner.snapshot()
+    update = world.teach("y", lesson, stakes=Stakes(turns=2, horizon=4, reward_range=1.0))
+    after = learner.snapshot()
+    learner.restore(before)
+    learner.begin(lesson.batch)
+    learner.restore(after)
+    kl_M = learner.measure().full_M
+    caution = update.report.kl_upper / update.report.kl_full
+    assert sorted(set(lesson.batch.turn_M)) == [1, 3]
+    d_tok = (1 - gamma) * caution * (gamma**lesson.batch.turn_M * kl_M).sum() / 48
+    (_, papers) = update.report.certificates
+    a_max = min(3.0, np.sqrt(15))
+    expected = -np.sqrt(2) * gamma / (1 - gamma) ** 2 * a_max * np.sqrt(d_tok)
+    assert papers.terms["occupancy"] == pytest.approx(expected, rel=1e-9)
+    assert papers.terms["estimation"] == pytest.approx(-update.report.zeta / (1 - gamma))
+    assert papers.terms["surrogate"] == pytest.approx(update.report.surrogate * len(lesson.batch) / 48)
+
+
+@pytest.mark.parametrize("horizon", [2, 6])
+def test_without_a_discount_the_papers_bound_takes_the_horizon(horizon):
+    world = World()
+    lesson = world.lesson("x", world.collect(world.team, 0))
+    report = world.teach("x", lesson, stakes=Stakes(turns=1, horizon=horizon, reward_range=1.0)).report
+    (_, papers) = report.certificates
+    # gamma = 1 - 1/H and D_tok = KL of an episode / H: sqrt(2) (1 - 1/H) H^2 A_max sqrt(KL / H)
+    expected = -np.sqrt(2) * (1 - 1 / horizon) * horizon**2 * 3.0 * np.sqrt(report.kl_upper / horizon)
+    assert papers.terms["occupancy"] == pytest.approx(expected, rel=1e-9)
+    assert papers.terms["estimation"] == pytest.approx(-report.zeta * horizon)
+
+
+def test_certificates_hold_with_a_discount():
+    """Every episode has two turns, so that its return is gamma times its reward, and so is the true gain."""
+    gamma = 0.4
+    world = World(plan=replace(PRESETS["teamtr"], gamma=gamma), radius=0.02)
+    exceeded = positive = 0
+    problems = [replace(p, id=f"{p.id}{k}") for p in SameLetter().problems("train") for k in range(8)]
+    for k in range(30):
+        name = "xy"[k % 2]
+        lesson = world.lesson(name, play(world.arena, world.team, problems, 8, seed=k))
+        before = true_value(world)
+        optimisation = replace(world.optimisation, certify_share=0.5)
+        report = world.teach(name, lesson, seed=k, stakes=ONCE, optimisation=optimisation).report
+        gain = gamma * (true_value(world) - before)
+        exceeded += bool(report.certificates and report.certificates[0].lower_bound > gain)
+        positive += bool(report.certificates and report.certificates[0].lower_bound > 0)
+        world.team = world.team.replace(name, world.engine.version(name))
+    assert exceeded <= 4
+    assert positive > 3
+
+
+def test_a_radius_per_token_takes_nothing_from_the_caution_of_the_kl():
+    """The gate's bound is then per token; the certificate's own stays the upper bound per message."""
+    lesson = World().lesson("x", World().collect(World().team, 0))
+    stakes = Stakes(turns=3, horizon=6, reward_range=2.0)
+    found = {}
+    for per_token in (False, True):
+        world = World(radius=0.01)
+        learner = world.engine.learner("x")
+        before = learner.snapshot()
+        report = world.teach("x", lesson, stakes=stakes, radii=replace(world.plan.radii, per_token=per_token)).report
+        after = learner.snapshot()
+        learner.restore(before)
+        learner.begin(lesson.batch)
+        learner.restore(after)
+        full_M = learner.measure().full_M
+        rng = generator(seed_of(0, "x"), "bootstrap")
+        upper = bootstrap_upper(full_M, lesson.batch.cluster_M, confidence=0.95, rng=rng)
+        kl_K = by_own_turn(full_M * upper / full_M.mean(), lesson.batch.episode_M, 48, 3)
+        expected = turn_aware_certificate(0.0, kl_K, 2.0).terms["occupancy"]
+        found[per_token] = (report.certificates[0].terms["occupancy"], expected)
+        assert (report.unit, upper > full_M.mean()) == ("token" if per_token else "message", True)
+    for logged, expected in found.values():
+        assert logged == pytest.approx(expected)
+
+
 def test_no_certificate_without_a_range_or_without_a_step():
     world = World()
     lesson = world.lesson("x", world.collect(world.team, 0))
@@ -64,7 +148,7 @@ def test_certified_gains_hold_on_episodes_the_step_was_not_made_from():
         learner.restore(old)
         learner.begin(other.batch)
         learner.restore(new)
-        fair, _ = certify(report, learner.measure(), other, stakes, world.plan.gamma, world.plan.a_clip)
+        fair, _ = certify(learner.measure(), other, stakes, gamma=1.0, a_clip=world.plan.a_clip, zeta=report.zeta)
         learner.end()
         own += report.certificates[0].lower_bound > gain
         held_out += fair.lower_bound > gain

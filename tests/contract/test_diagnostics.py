@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from made_run import made_batch
+from made_run import gap_record, made_batch
 from teamtr.diagnostics.accounting import overhead, sampled_by_update, spent_by_agent
 from teamtr.diagnostics.contexts import FORMS, Heard, finest_repeating, heard_by, statement
 from teamtr.diagnostics.coordination import coordination
@@ -212,20 +212,42 @@ def test_which_updates_were_stale_by_the_log():
     assert stale_updates([{**u, "sampled_tokens_total": None} for u in updates]) == frozenset()  # not known
 
 
-def test_stability_is_the_deviation_of_stage_gains():
-    starts = [0.1, 0.3, 0.4]
-    updates = [
-        {"stage": s, "step": 0, "update": 2 * s, "reward": r, "outcome": "accepted"} for s, r in enumerate(starts)
-    ]
-    updates += [{"stage": s, "step": 1, "update": 2 * s + 1, "reward": 0.9, "outcome": "accepted"} for s in range(3)]
+def evaluation(stage: int, success_P: list[float], *, ids: str = "pqrs") -> dict:
+    mean = float(np.mean(success_P))
+    return {"stage": stage, "avg_at_k": mean, "samples": 5, "success_P": success_P, "problem_ids": list(ids)}
+
+
+def test_stability_is_the_deviation_of_improvements_on_the_same_problems():
+    updates = [{"stage": s, "step": 0, "update": s, "reward": 0.1 * s, "outcome": "accepted"} for s in range(3)]
     updates[1]["measured_before"] = measured(0, -0.02)  # wholly below zero
     updates[2]["measured_before"] = measured(1, -0.005)
-    found = stability(updates)
+    evals = [evaluation(0, [0, 0.4, 0, 0]), evaluation(2, [0.2, 0.4, 0.4, 0.2]), evaluation(4, [0.4, 0.4, 0.4, 0.4])]
+    found = stability(updates, evals)
+    assert found.stages == (2, 4)
     assert found.improvements == pytest.approx((0.2, 0.1))
     assert found.deviation == pytest.approx(np.std([0.2, 0.1], ddof=1))
+    # p (1 - p) / (K - 1) / P^2 summed over problems, of both ends of each improvement, the root of their mean
+    first, second, third = 0.24 / 64, (2 * 0.16 + 2 * 0.24) / 64, 4 * 0.24 / 64
+    assert found.noise == pytest.approx(np.sqrt((first + 2 * second + third) / 2))
     assert found.worst == pytest.approx(0.1)
     assert (found.judged, found.regressing) == (2, 1)
-    assert stability(updates[:1]).deviation is None
+    assert stability(updates, evals[:2]).deviation is None
+    assert stability(updates, [evals[0], evaluation(2, [1, 1, 1, 1], ids="wxyz")]).improvements == ()
+
+
+def test_an_untrained_team_is_as_steady_as_sampling():
+    """The rewards of training batches differ by their problems, by far more than an untrained team changes."""
+    rng = np.random.default_rng(0)
+    hard_P = rng.uniform(size=64)
+    updates = [{"stage": s, "step": 0, "update": s, "reward": rng.choice(hard_P, 8).mean()} for s in range(200)]
+    ids = [str(k) for k in range(64)]
+    evals = [
+        {**evaluation(s, (rng.binomial(4, hard_P) / 4).tolist()), "samples": 4, "problem_ids": ids} for s in range(200)
+    ]
+    found = stability(updates, evals)
+    batches = np.std(np.diff([u["reward"] for u in updates]), ddof=1)
+    assert found.deviation == pytest.approx(found.noise, rel=0.2)
+    assert found.deviation < 0.4 * batches
 
 
 def test_coordination_skips_what_was_not_recorded():
@@ -326,16 +348,19 @@ def test_probes_are_read_back():
     place = {"update": 2, "stage": 0, "step": 1, "agent": "b"}
     updates = [
         {"update": 1, "stage": 0, "step": 0, "agent": "a", "probe": {"token_shift": shift}},
-        {**place, "probe": {"fresh": 0.3, "stale": 0.1, "weights": {"effective_share": 0.8, "newer": "x"}}},
-        {**place, "update": 3, "step": 2, "probe": {"fresh": 0.1, "stale": 0.2, "token_shift": {"before_R": [1]}}},
+        {**place, "probe": {"gap": gap_record(0.2), "weights": {"effective_share": 0.8, "newer": "x"}}},
+        {**place, "update": 3, "step": 2, "probe": {"gap": gap_record(-0.1), "token_shift": {"before_R": [1]}}},
+        {**place, "update": 5, "step": 3, "probe": {"fresh": 0.3, "stale": 0.1, "gap": 0.2}},  # an older log
         {**place, "update": 4, "probe": None},
         {**place, "update": None, "probe": {"fresh": 0.3, "stale": 0.1}},
     ]
-    first, second, third = probed(updates)
+    first, second, third, older = probed(updates)
     assert first.gap is None
     assert first.shift is not None
     assert first.shift["flipped"] == 0.25
-    assert second.gap == pytest.approx(0.2)
+    assert second.gap is not None
+    assert (second.gap.estimate, second.gap.error) == (0.2, pytest.approx(0.01, rel=1e-3))
+    assert older.gap is None, "it counted the optimism of the update's own batch"
     assert second.weights == {"effective_share": 0.8}
     assert third.shift is None
     assert first.shift["stretched"] is None
@@ -346,7 +371,9 @@ def test_probes_are_read_back():
     assert read.shift is not None
     assert read.shift["stretched"] == longer
     assert token_kls([{**place, "probe": {"token_shift": more}}]) == {(0, 1): {(4, 1): [0.1, 0.2]}}
-    assert stale_gap_by_stage((first, second, third)) == {0: pytest.approx(0.3)}
+    (delta,) = stale_gap_by_stage((first, second, third, older)).values()
+    assert delta.total == pytest.approx(0.3)
+    assert delta.noise == pytest.approx(2 * 0.01 * np.sqrt(2 / np.pi), rel=1e-3)
 
 
 def test_zeta_proxy_by_hand():

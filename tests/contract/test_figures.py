@@ -94,16 +94,21 @@ def test_updates_from_stale_batches_are_counted_once(tmp_path: Path) -> None:
     assert drawing.notes == ("naive: 6 of 9 kept updates have no certificate: batch was stale",)
 
 
-def test_stale_gaps_by_step_and_stage_and_none_where_rollouts_are_reused(tmp_path: Path) -> None:
+def test_stale_gaps_by_step_and_stage_also_where_rollouts_are_reused(tmp_path: Path) -> None:
     fresh = probed(made_run(tmp_path / "fresh"))
-    naive = probed(made_run(tmp_path / "naive", preset="naive_sequential"))
+    naive = probed(made_run(tmp_path / "naive", preset="naive_sequential"), -0.02)
     drawing = DRAW["stale-gap"](read_runs([fresh, naive]))
-    second, third = panel(drawing, "gap").series
+    second, third, *reused = panel(drawing, "gap").series
     assert (second.label, third.label) == ("fresh, i = 2", "fresh, i = 3")
     assert second.y == pytest.approx((0.02,) * 3)
     assert third.y == pytest.approx((0.04,) * 3)
-    assert panel(drawing, "Delta").series[0].y == pytest.approx((0.06,) * 3)
-    assert "naive reuses rollouts" in drawing.notes[0]
+    assert third.low == pytest.approx((0.04 - 0.02306,) * 3)
+    assert third.high == pytest.approx((0.04 + 0.02306,) * 3)
+    assert [s.label for s in reused] == ["naive, i = 2", "naive, i = 3"]
+    assert reused[1].y == pytest.approx((-0.04,) * 3)
+    total, noise, reused_total, _ = panel(drawing, "Delta").series
+    assert total.y == reused_total.y == pytest.approx((0.06,) * 3), "sizes add up, whatever the sign"
+    assert noise.y == pytest.approx((2 * 0.01 * np.sqrt(2 / np.pi),) * 3, rel=1e-3)
 
 
 def test_weights_and_drift_by_step(tmp_path: Path) -> None:

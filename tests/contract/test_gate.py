@@ -6,11 +6,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from small import World
-from teamtr.gate import FEWEST, FIRST_DOUBT, looks_at
+from teamtr.gate import FEWEST, FIRST_DOUBT, gate, looks_at
 from teamtr.lesson import Optimisation
+from teamtr.presets import Region
 from teamtr.randomness import seed_of
+from teamtr.rollout import play
 from teamtr.theory.intervals import bootstrap_upper
 from teamtr.types import Divergence, StepStats
 from teamtr.update import Stakes, certify
@@ -26,14 +29,14 @@ def wide_lesson(world: World, agent: str = "x"):
 
 def test_a_first_look_takes_equally_many_whole_episodes_of_every_problem():
     lesson = wide_lesson(World())
-    some, everything = looks_at(lesson, 0.5, seed=0)
+    some, everything = looks_at(lesson, lesson.taught_M, 0.5, seed=0)
     assert np.bincount(lesson.batch.problem_M[some.rows]).tolist() == [32, 32, 32]
     assert some.episodes == 96
     assert everything.rows.tolist() == list(range(3 * GROUP))
-    assert not np.array_equal(some.rows, looks_at(lesson, 0.5, seed=1)[0].rows)
-    few, _ = looks_at(lesson, 0.01, seed=0)
+    assert not np.array_equal(some.rows, looks_at(lesson, lesson.taught_M, 0.5, seed=1)[0].rows)
+    few, _ = looks_at(lesson, lesson.taught_M, 0.01, seed=0)
     assert FEWEST <= few.episodes < FEWEST + 3
-    assert len(looks_at(lesson, 1.0, seed=0)) == 1
+    assert len(looks_at(lesson, lesson.taught_M, 1.0, seed=0)) == 1
 
 
 def test_what_the_first_look_settles_is_not_looked_at_again():
@@ -91,6 +94,41 @@ def test_two_looks_are_hardly_easier_to_pass_than_one():
     assert twice < 1.5 * once
 
 
+def test_two_looks_share_one_doubt(monkeypatch):
+    """What both together may be wrong about is what one look may be: a twentieth."""
+    world = World(radius=1e-5)
+    lesson = wide_lesson(world)
+    asked = {}
+
+    def watched(values_M, *_, confidence, **__):
+        asked.setdefault(len(values_M), set()).add(round(1.0 - confidence, 9))
+        return np.inf
+
+    monkeypatch.setattr("teamtr.gate.bootstrap_upper", watched)
+    world.teach("x", lesson)
+    first, second = asked[3 * 22], asked[3 * GROUP]
+    assert (first, second) == ({0.05 * FIRST_DOUBT}, {0.05 * (1.0 - FIRST_DOUBT)})
+    asked.clear()
+    world.teach("x", lesson, optimisation=replace(world.optimisation, gate_share=1.0))
+    assert asked == {3 * GROUP: {0.05}}
+
+
+def test_weighted_messages_are_bounded_by_their_weighted_mean():
+    """By hand: two problems, one of which the present team hardly visits any more."""
+    kl_M, problem_M = np.array([0.1, 0.1, 0.5, 0.5]), np.array([0, 0, 1, 1])
+    weights_M = np.array([1.9, 1.9, 0.1, 0.1])
+    rng = np.random.default_rng
+    equal = bootstrap_upper(kl_M, problem_M, weights_M=np.full(4, 7.0), rng=rng(0))
+    assert equal == pytest.approx(bootstrap_upper(kl_M, problem_M, rng=rng(0)))
+    assert bootstrap_upper(kl_M[:2], problem_M[:2], weights_M=weights_M[:2], rng=rng(0)) == pytest.approx(0.1)
+    many_M, problems_M = np.tile(kl_M, 50), np.repeat(np.arange(100), 2)
+    heavy_M = np.tile(weights_M, 50)
+    upper = bootstrap_upper(many_M, problems_M, weights_M=heavy_M, rng=rng(0))
+    assert 0.12 < upper < 0.14, "the weighted mean is 0.12, the plain one 0.3"
+    with pytest.raises(ValueError, match="one weight of at least 0"):
+        bootstrap_upper(kl_M, problem_M, weights_M=-weights_M, rng=rng(0))
+
+
 @pytest.mark.parametrize("share", [0.3, 1.0])
 def test_steps_that_change_nothing_are_not_accepted(monkeypatch, share):
     """Also where measuring in another order shows a KL of rounding and a surrogate above zero."""
@@ -117,23 +155,22 @@ def test_outside_by_both_looks_backs_off():
     assert report.kl_upper <= report.radius
 
 
-def test_a_certificate_from_some_episodes_is_right_on_average():
+def test_a_certificate_from_some_episodes_is_right_on_average(monkeypatch):
     """Over many draws of the first look, the terms of the certificate average to those of all messages."""
     world = World()
     lesson = wide_lesson(world)
     rng = np.random.default_rng(0)
     ratio_M = rng.normal(scale=0.2, size=len(lesson.batch))
     kl_M = np.abs(ratio_M) / 100
-    report = world.teach("x", lesson).report
-    report = replace(report, kl_full=1.0, kl_upper=1.0)
+    monkeypatch.setattr("teamtr.update.bootstrap_upper", lambda kl_M, *_, **__: kl_M.mean())  # the same caution for all
 
     def terms(look=None):
         rows = slice(None) if look is None else look.rows
         seen = Divergence(kl_M[rows], -ratio_M[rows], kl_M[rows], ratio_M[rows])
-        ours, _ = certify(report, seen, lesson, replace(STAKES, turns=2), 1.0, 3.0, look)
+        ours, _ = certify(seen, lesson, replace(STAKES, turns=2), gamma=1.0, a_clip=3.0, zeta=0.0, look=look)
         return ours.terms
 
-    drawn = [terms(looks_at(lesson, 0.25, seed)[0]) for seed in range(400)]
+    drawn = [terms(looks_at(lesson, lesson.taught_M, 0.25, seed)[0]) for seed in range(400)]
     values = np.array([t["surrogate"] for t in drawn])
     assert abs(values.mean() - terms()["surrogate"]) < 4 * values.std() / 20
     assert np.mean([t["occupancy"] for t in drawn]) == pytest.approx(terms()["occupancy"], rel=0.05)
@@ -145,7 +182,7 @@ def test_a_gain_that_few_messages_show_by_luck_is_looked_at_twice(monkeypatch):
     lesson = wide_lesson(world)
     learner = world.engine.learner("x")
     measure = learner.measure
-    some, _ = looks_at(lesson, 0.25, seed_of(0, "x"))
+    some, _ = looks_at(lesson, lesson.taught_M, 0.25, seed_of(0, "x"))
     lucky = np.isin(np.arange(len(lesson.batch)), some.rows[: len(some.rows) // 2 + 3])
     signs_M = np.where(np.isin(np.arange(len(lesson.batch)), some.rows), np.where(lucky, 1.0, -1.0), -1.0)
     gain_M = 1e-3 * signs_M * np.sign(lesson.advantages_M + 1e-12)
@@ -159,3 +196,123 @@ def test_a_gain_that_few_messages_show_by_luck_is_looked_at_twice(monkeypatch):
     report = world.teach("x", lesson, optimisation=replace(world.optimisation, max_backtracks=0)).report
     assert report.outcome == "restored"
     assert "surrogate -" in report.reason
+
+
+# -- judged by problems that a step was not made from ------------------------------------------------------------
+
+
+def many_problems(world: World, seed: int, count: int = 8):
+    problems = [replace(p, id=f"{p.id}{k}") for p in world.arena.task.problems("train") for k in range(count)]
+    return world.lesson("x", play(world.arena, world.team, problems, 8, seed=seed))
+
+
+def test_halves_judge_each_other_and_every_problem_is_learned_from():
+    world = World()
+    lesson = many_problems(world, 0).set_aside(0.25, np.random.default_rng(0))
+    first, second = lesson.legs(cross_fit=True, rng=np.random.default_rng(0))
+    assert not (first.train_M & first.judge_M).any()
+    assert not (second.train_M & second.judge_M).any()
+    assert ((first.train_M | second.train_M) == lesson.informative_M).all()
+    assert ((first.judge_M | second.judge_M) == lesson.taught_M).all(), "what is set aside judges nothing"
+    for leg in (first, second):
+        trained = set(lesson.batch.cluster_M[leg.train_M])
+        assert not trained & set(lesson.batch.cluster_M[leg.judge_M]), "whole problems"
+    assert (first.opens, second.opens) == (True, False)
+    assert (first.radius_share, second.radius_share) == (0.25, 1.0), "half the way has a quarter of the KL"
+    (whole,) = lesson.legs(cross_fit=False, rng=np.random.default_rng(0))
+    assert (whole.train_M == lesson.informative_M).all()
+    assert (whole.judge_M == lesson.taught_M).all()
+    assert (whole.opens, whole.radius_share) == (True, 1.0)
+
+
+def test_rewards_that_nothing_earns_are_seldom_kept_when_others_judge():
+    """A coin decides the reward. On its own batch every step gains; on the other half it is as likely to lose."""
+    kept = {}
+    for cross_fit in (False, True):
+        kept[cross_fit] = 0
+        for k in range(30):
+            coins = np.random.default_rng(k).integers(0, 2, 10_000)
+            world = World(reward=lambda e, _, coins=coins: float(coins[e]))
+            optimisation = replace(world.optimisation, cross_fit=cross_fit)
+            kept[cross_fit] += world.teach(
+                "x", many_problems(world, k), seed=k, optimisation=optimisation
+            ).report.accepted
+    assert kept[False] == 30
+    assert kept[True] < 27
+
+
+def test_a_cross_fitted_surrogate_is_what_new_problems_say():
+    """The surrogate that is reported, less that of the same step on a new batch of the old team: near zero on average
+    when cross-fitted, well above it when the step judges itself."""
+    optimism, errors = {}, {}
+    for cross_fit in (False, True):
+        found = []
+        for k in range(40):
+            world = World(radius=0.05)
+            learner = world.engine.learner("x")
+            lesson, other, before = many_problems(world, k), many_problems(world, 1000 + k), learner.snapshot()
+            optimisation = replace(world.optimisation, cross_fit=cross_fit)
+            report = world.teach("x", lesson, seed=k, optimisation=optimisation).report
+            after = learner.snapshot()
+            learner.restore(before)
+            learner.begin(other.batch)
+            learner.restore(after)
+            fair = (np.expm1(learner.measure().log_ratio_M) * other.advantages_M).mean()
+            found.append(report.surrogate - fair)
+        optimism[cross_fit], errors[cross_fit] = np.mean(found), np.std(found, ddof=1) / np.sqrt(len(found))
+    assert optimism[False] > 5 * errors[False]
+    assert abs(optimism[True]) < 0.3 * optimism[False]
+
+
+def test_a_second_half_that_loses_leaves_what_the_first_gained(monkeypatch):
+    world = World(radius=0.05)
+    learner = world.engine.learner("x")
+    after_first = []
+
+    def one_only(learner, lesson, start, judge_M, region, radii, optimisation, radius, seed, *, moved):
+        allowed = 0.0 if after_first else radius
+        kept = gate(learner, lesson, start, judge_M, region, radii, optimisation, allowed or 1e-12, seed, moved=moved)
+        after_first.append((learner.snapshot().parameters, kept))
+        return kept
+
+    monkeypatch.setattr("teamtr.update.gate", one_only)
+    optimisation = replace(world.optimisation, cross_fit=True, max_backtracks=0)
+    update = world.teach("x", many_problems(world, 0), optimisation=optimisation)
+    (first, kept), (last, undone) = after_first
+    assert (kept.accepted, undone.accepted) == (True, False)
+    assert all(torch.equal(first[key], last[key]) for key in first)
+    assert update.report.outcome == "accepted"
+    assert update.report.surrogate == kept.gain
+    assert update.report.kl_upper == kept.upper <= 0.25 * 0.05
+    assert update.report.fraction == 0.5
+    assert update.report.kl_rejected == undone.rejected_upper
+    assert update.report.version_after == learner.version() != update.report.version_before
+
+
+def test_one_problem_has_no_other_to_judge_it():
+    world = World()
+    lesson = world.lesson("x", play(world.arena, world.team, world.arena.task.problems("train")[:1], 16, seed=0))
+    report = world.teach("x", lesson, optimisation=replace(world.optimisation, cross_fit=True)).report
+    assert (report.outcome, "one problem only" in report.reason) == ("skipped_no_signal", True)
+
+
+# -- steering without a gate ---------------------------------------------------------------------------------------
+
+
+def test_without_a_gate_beta_is_steered_by_the_kl_itself(monkeypatch):
+    """The mean over all messages: not a bound, and not of a quarter of the episodes."""
+    world = World(learning_rate=0.2)
+    lesson = wide_lesson(world)
+    steered = []
+
+    def watched(beta, kl, target):
+        steered.append(kl)
+        return beta
+
+    monkeypatch.setattr("teamtr.update.adapt_beta", watched)
+    report = world.teach("x", lesson, region=Region(gate=False, adapt_beta=True)).report
+    assert report.messages_measured == 3 * GROUP
+    assert steered == [report.kl_full]
+    assert report.kl_full < report.kl_upper
+    world.teach("x", lesson, seed=1)
+    assert len(steered) == 2

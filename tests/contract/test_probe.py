@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,9 +11,12 @@ from test_learner_memory import away_from_the_card, put_on_a_card
 
 from conftest import make_batch, make_learner
 from small import World
-from teamtr.diagnostics.probe import STRETCH, log_ratios, stale_probe, token_shift
+from teamtr.diagnostics.probe import STRETCH, Rollouts, log_ratios, stale_probe, token_shift
 from teamtr.diagnostics.subsampling import DRAWS
+from teamtr.randomness import seed_of
+from teamtr.rollout import play
 from teamtr.theory.advantages import group_advantages
+from teamtr.theory.intervals import mean_interval
 
 
 def one_stage(world: World):
@@ -30,47 +35,76 @@ def one_stage(world: World):
     return first, seen
 
 
-def probe_all(world, first, seen):
-    returns_PG = first.returns_PG(1.0)
-    advantages = group_advantages(returns_PG, a_clip=world.plan.a_clip, eps_norm=world.plan.eps_norm)
-    weights_E = np.zeros(len(first.episodes))
-    probes = []
-    for name, before, after, update in seen:
-        probe, weights_E = stale_probe(
-            world.engine.learner(name), before, after, first.of(name), advantages, update.report.surrogate, weights_E
-        )
-        probes.append(probe)
-    return probes, weights_E
+def rollouts(world: World, batch, name: str) -> Rollouts:
+    advantages = group_advantages(batch.returns_PG(1.0), a_clip=world.plan.a_clip, eps_norm=world.plan.eps_norm)
+    return Rollouts(batch.of(name), advantages)
 
 
-def test_the_first_update_of_a_stage_is_not_stale_and_the_second_is():
+def test_the_gap_is_the_difference_of_two_surrogates_by_hand():
     world = World(radius=0.2, learning_rate=0.5)
-    first, seen = one_stage(world)
-    probes, weights_E = probe_all(world, first, seen)
-    assert probes[0].gap == pytest.approx(0.0, abs=1e-12), "it learned from the stage's first batch itself"
-    assert probes[0].weights is None
-    assert probes[1].gap > 1e-6
-    assert probes[1].weights is not None
-    assert 0 < probes[1].weights.effective_share < 1
-    # The weights carried past both updates are exactly the likelihood ratios of the whole conversations.
-    expected_E = np.zeros(len(first.episodes))
-    for name, _, _, _ in seen:
-        own = first.of(name)
-        learner = world.engine.learner(name)
-        learner.begin(own)
-        now_M = np.array([x.sum() for x in learner.token_logprobs()])
-        learner.end()
-        then_M = np.array([x.sum() for x in own.sampler_logprobs])
-        expected_E += np.bincount(own.episode_M, weights=now_M - then_M, minlength=len(expected_E))
-    np.testing.assert_allclose(weights_E, expected_E, atol=1e-4)  # the sampler's log-probabilities are float32
+    stale, fresh = world.collect(world.team, 5), world.collect(world.team, 6)
+    _, seen = one_stage(world)
+    name, before, after, _ = seen[1]
+    learner = world.engine.learner(name)
+    weights_E = np.linspace(-0.1, 0.1, len(stale.episodes))
+    probe = stale_probe(learner, before, after, rollouts(world, fresh, name), rollouts(world, stale, name), weights_E)
+    by_problem = []
+    for batch in (fresh, stale):
+        own = batch.of(name)
+        ratio_M = log_ratios(learner, before, after, own)
+        advantages_M = rollouts(world, batch, name).advantages.values_PG.reshape(-1)[own.episode_M]
+        gain_M = np.expm1(ratio_M) * advantages_M
+        by_problem.append(np.array([gain_M[own.problem_M == p].mean() for p in range(3)]))  # equally many of each
+    fresh_P, stale_P = by_problem
+    assert probe.fresh == pytest.approx(fresh_P.mean())
+    assert probe.stale == pytest.approx(stale_P.mean())
+    assert probe.gap.estimate == pytest.approx((fresh_P - stale_P).mean())
+    assert probe.gap.upper == pytest.approx(mean_interval(fresh_P - stale_P).upper)
+    assert 0 < probe.weights.effective_share < 1
+
+
+def test_without_staleness_the_gap_is_noise_and_an_own_batch_is_optimistic():
+    """Fresh and stale are two batches of one team: their difference is zero on average, and its intervals hold zero
+    as often as they say. The surrogate on the batch that was climbed on is far above either."""
+    world = World(radius=0.05, learning_rate=0.3)
+    gaps, holds, optimism = [], [], []
+    problems = [replace(p, id=f"{p.id}{k}") for p in world.arena.task.problems("train") for k in range(5)]
+    for k in range(60):
+        learner = world.engine.learner("x")
+        own, fresh, stale = (play(world.arena, world.team, problems, 8, seed=seed_of(k, part)) for part in range(3))
+        before = learner.snapshot()
+        update = world.teach("x", world.lesson("x", own), seed=k)
+        if update.report.accepted:
+            both = (rollouts(world, batch, "x") for batch in (fresh, stale))
+            probe = stale_probe(learner, before, learner.snapshot(), *both, np.zeros(len(stale.episodes)))
+            gaps.append(probe.gap.estimate)
+            holds.append(probe.gap.lower <= 0.0 <= probe.gap.upper)
+            optimism.append(update.report.surrogate - probe.stale)
+        learner.restore(before)
+    error = np.std(gaps, ddof=1) / np.sqrt(len(gaps))
+    assert len(gaps) > 50
+    assert abs(np.mean(gaps)) < 4 * error
+    assert np.mean(holds) > 0.85
+    assert np.mean(optimism) > 10 * error, "what used to be logged as the gap"
+
+
+def test_a_silent_agent_has_no_gap():
+    world = World()
+    batch = world.collect(world.team, 0)
+    one = rollouts(world, batch, "x")
+    silent = replace(one, messages=batch.of("nobody"))
+    snapshot = world.engine.learner("x").snapshot()
+    for fresh, stale in ((one, silent), (silent, one)):
+        assert stale_probe(world.engine.learner("x"), snapshot, snapshot, fresh, stale, np.zeros(48)) is None
 
 
 def test_probes_change_nothing():
     world = World(radius=0.2, learning_rate=0.5)
     first, seen = one_stage(world)
     before = {name: learner.fingerprint() for name, learner in world.engine.learners.items()}
-    probe_all(world, first, seen)
     name, old, new, _ = seen[1]
+    own = rollouts(world, first, name)
+    stale_probe(world.engine.learner(name), old, new, own, own, np.zeros(len(first.episodes)))
     token_shift(world.engine.learner(name), old, new, first.of(name), np.random.default_rng(0))
     assert before == {name: learner.fingerprint() for name, learner in world.engine.learners.items()}
 

@@ -32,7 +32,13 @@ RESUME = {"kind": "resume"}
 
 
 def test_an_update_as_flat_numbers_by_hand() -> None:
-    probe = {"fresh": 0.3, "stale": 0.1, "gap": 0.2, "weights": {"effective_share": 0.5}, "token_shift": {}}
+    probe = {
+        "fresh": 0.3,
+        "stale": 0.1,
+        "gap": {"estimate": 0.2, "lower": 0.1},
+        "weights": {"effective_share": 0.5},
+        "token_shift": {},
+    }
     found = point(update_record(7, 2, 0, "left", exact_success=[None, 0.25], probe=probe, kl_k3=float("nan")))
     assert (found.kind, found.number, found.step, found.seconds) == ("update", 7, 7, 1e9 + 7)
     assert found.values["train/stage"] == 2

@@ -27,7 +27,7 @@ from tabular_run import (
     tabular_run,
     texts_of,
 )
-from tabular_truth import return_error, seen, variance, weights_of
+from tabular_truth import Seen, return_error, seen, variance, weights_of
 from teamtr.diagnostics.accounting import overhead
 from teamtr.diagnostics.coordination import coordination
 from teamtr.diagnostics.kl_reliability import kl_reliability
@@ -39,7 +39,7 @@ from teamtr.diagnostics.subsampling import subsample_reliability
 from teamtr.diagnostics.tracking import certificate_tracking, gains, stale_updates
 from teamtr.diagnostics.zeta import zeta_proxy
 from teamtr.report import build_report
-from teamtr.theory.tabular import kl, log_softmax
+from teamtr.theory.tabular import EpisodicTeam, kl, log_softmax
 from teamtr.types import Floats
 
 ERRORS = 5.0
@@ -155,33 +155,44 @@ def subsampled_kl(runs: Runs) -> Iterator[Row]:
 
 
 def stale_gap(runs: Runs) -> Iterator[Row]:
-    """Surrogates on both batches and their gap; and the stale one as an estimate for a team's endless rollouts."""
-    total: dict[int, float] = {}
-    for s, p in zip(seen(runs.main), probed(runs.main.updates), strict=True):
-        if s.update["step"] == 0:
-            assert p.gap is None
-            continue
-        number, stage = s.update["update"], s.update["stage"]
-        fresh, stale = s.surrogate(s.update["step"]), s.surrogate(0)
-        yield same(f"fresh surrogate {number}", p.fresh, fresh)
-        yield same(f"stale surrogate {number}", p.stale, stale)
-        yield same(f"gap {number}", p.gap, abs(fresh - stale))
-        total[stage] = total.get(stage, 0.0) + abs(fresh - stale)
-        start = s.run.stage_start(s.update)
-        law, rewards = start.visits[3][0], start.reward_BN[0]
-        value = np.zeros(len(law))
-        for x in range(3):  # the advantage of endless groups, by problem
-            own = np.arange(len(law)) // SPACE.size**3 == x
-            mean = law[own] @ rewards[own] / law[own].sum()
-            value[own] = (rewards[own] - mean) / np.sqrt(law[own] @ (rewards[own] - mean) ** 2 / law[own].sum())
-        contexts = np.arange(len(law)) // SPACE.size ** (3 - s.agent)
-        words = np.arange(len(law)) // SPACE.size ** (2 - s.agent) % SPACE.size
-        moved = np.expm1((s.step.new.logp[s.agent] - s.step.old.logp[s.agent])[0][contexts, words]) * value
-        # A group of G has its own mean and deviation: a part of 1/G of the whole.
-        error = np.sqrt(variance(law, moved) / EPISODES) + abs(law @ moved) / GROUP / ERRORS
-        yield near(f"stale surrogate of the team {number}", p.stale, law @ moved, error)
-    for stage, gap in stale_gap_by_stage(probed(runs.main.updates)).items():
-        yield same(f"Delta_stale of stage {stage}", gap, total[stage])
+    """Surrogates of a step under the team before it and under the team that began the stage, by endless rollouts: in a
+    plan that samples anew and in one that reuses, whose own batch can tell neither."""
+    for run in (runs.main, runs.naive):
+        total: dict[int, float] = {}
+        for s, p in zip(seen(run), probed(run.updates), strict=True):
+            if s.update["step"] == 0:
+                assert p.gap is None
+                continue
+            assert p.gap is not None
+            number, stage = f"{s.update['update']} of {run.folder.name}", s.update["stage"]
+            exact, errors = {}, {}
+            for which, team in (("fresh", s.step.old), ("stale", run.stage_start(s.update))):
+                law, moved = team.visits[3][0], _moved(s, team)
+                # A group of G has its own mean and deviation: a part of 1/G of the whole. Clipping takes some more.
+                errors[which] = np.sqrt(variance(law, moved) / EPISODES) + abs(law @ moved) / GROUP / ERRORS
+                exact[which] = float(law @ moved)
+                yield near(f"{which} surrogate {number}", getattr(p, which), exact[which], errors[which])
+            yield same(f"gap {number}", p.gap.estimate, p.fresh - p.stale)
+            error = np.hypot(errors["fresh"], errors["stale"])
+            yield near(f"gap of the teams {number}", p.gap.estimate, exact["fresh"] - exact["stale"], error)
+            yield Row(f"standard error {number}", p.gap.error, 0.3 * error, 3 * error)
+            total[stage] = total.get(stage, 0.0) + abs(p.fresh - p.stale)
+        for stage, gap in stale_gap_by_stage(probed(run.updates)).items():
+            yield same(f"Delta_stale of stage {stage}", gap.total, total[stage])
+
+
+def _moved(s: Seen, team: EpisodicTeam) -> Floats:
+    """(w - 1) times the advantage in endless groups of this team's rollouts, by conversation."""
+    law, rewards = team.visits[3][0], team.reward_BN[0]
+    value = np.zeros(len(law))
+    for x in range(3):
+        own = np.arange(len(law)) // SPACE.size**3 == x
+        mean = law[own] @ rewards[own] / law[own].sum()
+        value[own] = (rewards[own] - mean) / np.sqrt(law[own] @ (rewards[own] - mean) ** 2 / law[own].sum())
+    contexts = np.arange(len(law)) // SPACE.size ** (3 - s.agent)
+    words = np.arange(len(law)) // SPACE.size ** (2 - s.agent) % SPACE.size
+    ratio = np.expm1((s.step.new.logp[s.agent] - s.step.old.logp[s.agent])[0][contexts, words])
+    return ratio * np.clip(value, -A_CLIP, A_CLIP)
 
 
 def importance_weights(runs: Runs) -> Iterator[Row]:
@@ -303,10 +314,15 @@ def clip_rates(runs: Runs) -> Iterator[Row]:
 
 
 def steadiness(runs: Runs) -> Iterator[Row]:
-    starts = [runs.main.teams[3 * stage] for stage in range(3)]
-    found = stability(runs.main.updates)
-    truth = np.diff([float(team.return_B[0]) for team in starts])
-    error = np.sqrt(2) * max(return_error(team, EPISODES) for team in starts)
+    starts = [runs.main.teams[3 * stage] for stage in range(4)]
+    found = stability(runs.main.updates, runs.main.evals)
+    ends = [texts_of(h, 3) for h in range(3 * SPACE.size**3)]
+    right = np.array([said[-1].startswith(TARGETS[x]) for x, said in ends])
+    rates = [[3 * team.visits[3][0][own] @ right[own] for own in _by_problem()] for team in starts]
+    truth = np.diff(np.mean(rates, axis=1))
+    errors = [np.sqrt(np.mean([p * (1 - p) for p in rate]) / EPISODES) for rate in rates]
+    error = np.sqrt(2) * max(errors)
+    yield Row("noise", found.noise, 0.8 * np.sqrt(2) * min(errors), 1.2 * error)
     for k, improvement in enumerate(found.improvements):
         yield near(f"improvement {k}", improvement, truth[k], error)
     yield near("deviation", found.deviation, np.std(truth, ddof=1), np.sqrt(2) * error)
@@ -314,6 +330,11 @@ def steadiness(runs: Runs) -> Iterator[Row]:
     regressing = [float(s.step.gain_B[0]) for s in seen(runs.main)]
     assert min(regressing) > 0
     yield same("regressing", found.regressing, 0)
+
+
+def _by_problem() -> list[Floats]:
+    """The conversations of each of the three kinds of problems."""
+    return [np.arange(3 * SPACE.size**3) // SPACE.size**3 == x for x in range(3)]
 
 
 def _right(texts: list[str], target: str) -> bool:

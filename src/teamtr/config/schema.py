@@ -207,7 +207,7 @@ class PlanConfig(Section):
         if self.radius_nats_per_message is not None and self.radius_nats_per_token is not None:
             message = "plan.radius_nats_per_message and plan.radius_nats_per_token exclude each other; give one"
             yield Refusal(("plan", "radius_nats_per_token"), message, at_key=True)
-        if self.allocate not in (None, "equal") and self.plan().resample.may_be_stale:
+        if self.allocate not in (None, "equal") and self.plan().reuses_rollouts:
             message = (
                 f"plan.allocate: {self.allocate} goes by certificates, and a plan that reuses rollouts has none for "
                 "its later updates; use plan.allocate: equal, or sample anew before every update"
@@ -273,6 +273,11 @@ class LearnerConfig(Section):
         "Share of a batch's problems that are not learnt from; certificates are then computed on them and hold. "
         "0: certificates come from the batch that was learnt from, and are optimistic.",
     )
+    cross_fit: Flag = key(
+        False,
+        "Judge an update by problems that it was not made from: it climbs on one half of them and asks the other "
+        "whether that gained, then the halves change places. Off: the surrogate is read on the batch that was climbed on.",
+    )
     max_backtracks: Count = key(6, "Tries along the line back to the old weights before restoring them.")
     betas: tuple[Decay, Decay] = key((0.9, 0.99), "Adam's two decay rates.")
 
@@ -308,7 +313,9 @@ class DiagnosticsConfig(Section):
     """What is measured beside training."""
 
     every: Count = key(
-        0, "Stages between probes of staleness and of moved tokens (two more scoring passes per update); 0 is never."
+        0,
+        "Stages between probes of staleness and of moved tokens; 0 is never. A probed stage samples one more batch at "
+        "its start and one before every later update, which nothing learns from, and scores them.",
     )
 
 
@@ -382,8 +389,15 @@ class TeamFile(Section):
     )
 
     def _refusals(self) -> Iterator[Refusal]:
-        """What the task asks of the team that plays it, and trackers named twice."""
+        """What the task asks of the team that plays it, trackers named twice, and judges without anything to judge."""
         yield from self.task.refusals_of(self.team)
+        if self.learner.cross_fit and not self.plan.plan().region.gate:
+            message = "learner.cross_fit says what the gate judges by, and this plan has no gate; leave it out"
+            yield Refusal(("learner", "cross_fit"), message)
+        count = self.plan.problems
+        if self.learner.cross_fit and count < 4:
+            message = f"learner.cross_fit halves the problems of a batch: plan.problems must be 4 or more, got {count}"
+            yield Refusal(("learner", "cross_fit"), message, (("learner", "cross_fit"), ("plan", "problems")))
         for i, name in enumerate(self.trackers):
             if name in self.trackers[:i]:
                 yield Refusal(("trackers", i), f'trackers names "{name}" twice')

@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from teamtr.diagnostics.degeneracy import Degeneracy, weight_degeneracy
 from teamtr.diagnostics.subsampling import SHARES, subsampled_means
 from teamtr.ports import Learner
 from teamtr.theory.advantages import Advantages
-from teamtr.theory.surrogate import surrogate_gain
+from teamtr.theory.intervals import Measured, mean_interval
+from teamtr.theory.surrogate import gain_by_message
 from teamtr.types import AgentBatch, Floats, TokenShift
 
 PROBED_MESSAGES = 64
@@ -28,21 +30,34 @@ STRETCH = 3.0
 
 
 @dataclass(frozen=True)
-class StaleProbe:
-    """One update seen from the stage's first rollouts (fig:occ-gap, tab:is-degeneracy).
+class Rollouts:
+    """One agent's messages in a batch that no update learned from, and the advantages of that batch."""
 
-    ``stale`` is the surrogate of the step on the stage's first batch, ``fresh`` on the batch it learned from; their
-    distance is one term of Delta_stale. ``weights`` are the trajectory weights that would carry the first batch to the
-    team *before* this update; None at the first step, where there is nothing to carry.
+    messages: AgentBatch
+    advantages: Advantages
+
+    def gain_by_problem(self, log_ratio_M: Floats, problems: NDArray[np.int64]) -> Floats:
+        """What a step gains by each problem, scaled so that the mean over problems is the mean over messages."""
+        advantages_M = self.advantages.values_PG.reshape(-1)[self.messages.episode_M]
+        problem_M = np.searchsorted(problems, self.messages.cluster_M)
+        sums_P = np.bincount(problem_M, weights=gain_by_message(log_ratio_M, advantages_M), minlength=len(problems))
+        return np.asarray(sums_P * len(problems) / len(self.messages))
+
+
+@dataclass(frozen=True)
+class StaleProbe:
+    """One update seen from rollouts of the team that began the stage (fig:occ-gap, tab:is-degeneracy).
+
+    ``stale`` is the surrogate of the step on a batch of that team, ``fresh`` on a batch of the team just before the
+    update; no update learned from either, so that neither flatters the step. ``gap`` is fresh less stale, paired by
+    problem, with its interval; its size is one term of Delta_stale. ``weights`` are the trajectory weights that would
+    carry the stale batch to the team before this update.
     """
 
     fresh: float
     stale: float
-    weights: Degeneracy | None
-
-    @property
-    def gap(self) -> float:
-        return abs(self.fresh - self.stale)
+    gap: Measured
+    weights: Degeneracy
 
 
 @dataclass(frozen=True)
@@ -107,29 +122,24 @@ def log_ratios(learner: Learner, before: Any, after: Any, batch: AgentBatch) -> 
 
 
 def stale_probe(
-    learner: Learner,
-    before: Any,
-    after: Any,
-    first: AgentBatch,
-    advantages: Advantages,
-    fresh: float,
-    log_weights_E: Floats,
-) -> tuple[StaleProbe, Floats]:
-    """The probe of one update, and the trajectory log-weights that carry the first batch past it.
+    learner: Learner, before: Any, after: Any, fresh: Rollouts, stale: Rollouts, log_weights_E: Floats
+) -> StaleProbe | None:
+    """What stale rollouts say of one step, beside fresh ones; None where the agent was silent or one problem is all.
 
     Args:
-        first: this agent's messages in the stage's first batch.
-        advantages: of that batch.
-        fresh: the surrogate of the step on the batch that it learned from.
-        log_weights_E: what carries the first batch to the team before this update (zeros at the first step).
+        fresh: this agent's messages as the team just before the update says them.
+        stale: the same as the team that began the stage says them, to the same problems.
+        log_weights_E: what carries the stale batch to the team before this update.
     """
-    ratio_M = log_ratios(learner, before, after, first)
-    values_M = advantages.values_PG.reshape(-1)[first.episode_M]
-    known = np.isfinite(values_M)
-    stale = surrogate_gain(ratio_M[known], values_M[known]) if known.any() else float("nan")
-    weights = weight_degeneracy(log_weights_E) if log_weights_E.any() else None
-    carried_E = log_weights_E + np.bincount(first.episode_M, weights=ratio_M, minlength=len(log_weights_E))
-    return StaleProbe(fresh, stale, weights), carried_E
+    problems = np.unique(np.concatenate([fresh.messages.cluster_M, stale.messages.cluster_M]))
+    if len(problems) < 2 or not len(fresh.messages) or not len(stale.messages):
+        return None
+    fresh_P, stale_P = (
+        rollouts.gain_by_problem(log_ratios(learner, before, after, rollouts.messages), problems)
+        for rollouts in (fresh, stale)
+    )
+    gap = mean_interval(fresh_P - stale_P)
+    return StaleProbe(float(fresh_P.mean()), float(stale_P.mean()), gap, weight_degeneracy(log_weights_E))
 
 
 def token_shift(learner: Learner, before: Any, after: Any, batch: AgentBatch, rng: np.random.Generator) -> TokenProbe:

@@ -2,17 +2,39 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from teamtr.diagnostics.records import Record, mapping, mappings, number, numbers, whole
+from teamtr.theory.intervals import student_quantile
+
+
+@dataclass(frozen=True)
+class Gap:
+    """Fresh less stale surrogate of one step, its interval, and its standard error."""
+
+    estimate: float
+    lower: float
+    upper: float
+    error: float
+
+
+@dataclass(frozen=True)
+class StageGap:
+    """Delta_stale of a stage: the sum of the sizes of its steps' gaps; ``noise`` is what sampling alone would show."""
+
+    total: float
+    noise: float
 
 
 @dataclass(frozen=True)
 class Probed:
-    """One probed update. ``fresh`` and ``stale`` are its surrogate on the batch it learned from and on the stage's
-    first; None at a stage's first step, where they are the same. ``weights`` and ``shift`` are as logged."""
+    """One probed update. ``fresh`` and ``stale`` are its surrogate on a new batch of the team before it and on one of
+    the team that began the stage; ``gap`` is their difference with its interval. None at a stage's first step, where
+    the two teams are the same, and in logs of versions before 0.2, whose gap was read on the batch that the update
+    learned from and counted its optimism. ``weights`` and ``shift`` are as logged."""
 
     update: int
     stage: int
@@ -22,10 +44,7 @@ class Probed:
     stale: float | None
     weights: dict[str, float]
     shift: dict[str, Any] | None
-
-    @property
-    def gap(self) -> float | None:
-        return None if self.fresh is None or self.stale is None else abs(self.fresh - self.stale)
+    gap: Gap | None
 
 
 def probed(updates: Sequence[Record]) -> tuple[Probed, ...]:
@@ -47,18 +66,33 @@ def probed(updates: Sequence[Record]) -> tuple[Probed, ...]:
                 stale=number(probe, "stale"),
                 weights={key: value for key in weights if (value := number(weights, key)) is not None},
                 shift=_shift(mapping(probe, "token_shift")),
+                gap=_gap(mapping(probe, "gap")),
             )
         )
     return tuple(found)
 
 
-def stale_gap_by_stage(found: Sequence[Probed]) -> dict[int, float]:
-    """Delta_stale of each probed stage: the sum of its steps' gaps (fig:occ-gap)."""
-    gaps: dict[int, float] = {}
+def stale_gap_by_stage(found: Sequence[Probed]) -> dict[int, StageGap]:
+    """Delta_stale of each probed stage (fig:occ-gap). The size of an estimate without bias is itself above zero: of
+    one whose truth is zero it is sqrt(2 / pi) standard errors on average, which ``noise`` adds up."""
+    gaps: dict[int, StageGap] = {}
     for one in found:
         if one.gap is not None:
-            gaps[one.stage] = gaps.get(one.stage, 0.0) + one.gap
+            sofar = gaps.get(one.stage, StageGap(0.0, 0.0))
+            noise = math.sqrt(2.0 / math.pi) * one.gap.error
+            gaps[one.stage] = StageGap(sofar.total + abs(one.gap.estimate), sofar.noise + noise)
     return gaps
+
+
+def _gap(logged: Record) -> Gap | None:
+    estimate, lower, upper, confidence = (number(logged, key) for key in ("estimate", "lower", "upper", "confidence"))
+    problems = whole(logged, "problems")
+    if estimate is None or lower is None or upper is None or confidence is None or problems is None or problems < 2:
+        return None
+    if not 0.0 < confidence < 1.0:
+        return None
+    error = (upper - lower) / 2.0 / student_quantile((1.0 + confidence) / 2.0, problems - 1)
+    return Gap(estimate, lower, upper, error)
 
 
 TokenKls = dict[tuple[int, int], list[float]]

@@ -71,7 +71,7 @@ def coordination(runs: Sequence[Run]) -> Drawing:
     """tab:ablation, Coord. and Stab.: consensus on the right answer, and how steadily the return grows."""
     found = [run for run in runs if run.data["coordination"]]
     steady = [run for run in runs if run.data["stability"]["improvements"]]
-    need(found or steady, "neither evaluations nor two stages are in the log", f"train longer, and {EVALUATE}")
+    need(found or steady, "no evaluations are in the log", EVALUATE)
     consensus = tuple(
         Series(
             run.label,
@@ -83,7 +83,7 @@ def coordination(runs: Sequence[Run]) -> Drawing:
     improvements = tuple(
         Series(
             f"{run.label}, standard deviation {_told(run.data['stability']['deviation'])}",
-            tuple(range(1, 1 + len(run.data["stability"]["improvements"]))),
+            tuple(map(float, run.data["stability"]["stages"])),
             tuple(run.data["stability"]["improvements"]),
             kind="points",
         )
@@ -91,12 +91,13 @@ def coordination(runs: Sequence[Run]) -> Drawing:
     )
     panels = (
         Panel("coordination", "stages done", "consensus on the right answer (% of episodes)", consensus),
-        Panel("stability", "stage", "improvement of the mean reward since the last stage", improvements, (("", 0.0),)),
+        Panel("stability", "stages done", "improvement of success since the last one", improvements, (("", 0.0),)),
     )
     return Drawing(
         tuple(panel for panel in panels if panel.series),
-        "Left: episodes in which every agent that states an answer states the right one. Right: improvements of the "
-        "return from stage start to stage start; their standard deviation is the paper's Stability.",
+        "Left: episodes in which every agent that states an answer states the right one. Right: improvements of "
+        "held-out success from evaluation to evaluation; their standard deviation is the paper's Stability where every "
+        "stage is evaluated.",
         "consensus that rises with success; improvements above zero and close together",
         tuple(f"{run.label}: evaluations without what agents stated" for run in runs if run not in found),
     )
@@ -166,7 +167,7 @@ def scaling(runs: Sequence[Run]) -> Drawing:
 
 def _last_gap(run: Run) -> float | None:
     gaps = (run.data["probes"] or {"by_stage": {}})["by_stage"]
-    return gaps[max(gaps)] if gaps else None
+    return gaps[max(gaps)]["total"] if gaps else None
 
 
 def _exponent(sizes: Sequence[int], values: dict[int, list[float]]) -> str:

@@ -1,7 +1,7 @@
 """Workers that can be killed, and the search for the one item that killed them.
 
 A thread or a future cannot stop a pattern that backtracks for ever or a power tower: only the death of a process
-can (DESIGN.md, decision 9). So each worker is a process with its own process group, spoken to over a socket under a
+can. So each worker is a process with its own process group, spoken to over a socket under a
 deadline; when it is late, dies or says too much it is killed with everything it started, and replaced by a fork of a
 process that has everything loaded (``nursery.py``).
 

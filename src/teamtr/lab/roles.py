@@ -1,13 +1,13 @@
-"""Exactly one volunteers: the game on which stale episodes ruin a team (DESIGN.md, "Where staleness bites"), exactly.
+"""Exactly one volunteers: the game on which stale episodes ruin a team, computed exactly.
 
 n agents who neither see nor hear each other each say 1 with probability p_j = sigmoid(logit_j); the team succeeds if
 exactly one does. J is linear in each p_j, so with g_j = P(none of the others) - P(exactly one of the others)
 
-    gain of moving p_j by d  =  d g_j   exactly, and the fresh surrogate is the gain (decision 7).
+    gain of moving p_j by d  =  d g_j   exactly, and the fresh surrogate is the gain.
 
 Every update fills its radius exactly, KL(old || new) = radius, in the direction of its gradient: of the intermediate
-team ("fresh"), or of the stage-start team ("stale"). Teams are drawn with logits of deviation ``spread``; the table in
-DESIGN.md does not state its own. At 0.2 the means over many teams come closest to it (see ``tests/statistical``).
+team ("fresh"), or of the stage-start team ("stale"). Teams are drawn with logits of deviation ``spread``; 0.2 is
+fitted to a known table of stale success (docs/log.md, "What was fitted in the lab").
 """
 
 from __future__ import annotations
@@ -237,7 +237,7 @@ def _train(rng: np.random.Generator, n: int, seeds: int, stages: int, radius: fl
 
 
 def table(report: RolesReport, sizes: Sequence[int] = (2, 3, 4, 5, 6, 8, 12)) -> list[dict[str, float]]:
-    """The rows of the table in DESIGN.md, for the sizes that were run."""
+    """Fresh against stale by the number of agents, for the sizes that were run."""
     columns = ("fresh", "stale", "fresh_lowered", "stale_lowered")
     return [
         {"n": n, **{column: getattr(report, column)[k] for column in columns}}

@@ -207,6 +207,6 @@ def _run(label: str, reading: Reading) -> dict[str, Any]:
         "seconds": facts["seconds"],
         "kept": len(kept),
         "outside": sum(u["outside"] for u in kept),
-        "stability": stability(reading.updates).deviation,
+        "stability": stability(reading.updates, reading.evals).deviation,
         "order": order_of(reading.updates),
     }

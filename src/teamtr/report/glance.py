@@ -104,20 +104,22 @@ def _stale(data: Data) -> Answer:
 
 
 def _probed(question: str, data: Data) -> Answer:
-    """From the probes: how much of an update's surrogate the stage's first rollouts would have misjudged."""
+    """From the probes: how far stale rollouts misjudge updates, on batches that no update learned from."""
     judged = [probe for probe in data["probes"]["updates"] if probe["gap"] is not None]
-    gap = sum(probe["gap"] for probe in judged) / len(judged)
-    size = sum(abs(probe["fresh"]) for probe in judged) / len(judged)
+    told = [probe for probe in judged if not probe["gap"]["lower"] <= 0.0 <= probe["gap"]["upper"]]
+    stages = data["probes"]["by_stage"].values()
+    gap, noise = (sum(stage[key] for stage in stages) / len(judged) for key in ("total", "noise"))
     shares = [probe["weights"]["effective_share"] for probe in judged if "effective_share" in probe["weights"]]
     worth = (
         f" Reused, they were worth at least {_percent(min(shares))} of as many fresh ones (ESS/B)." if shares else ""
     )
-    share = _percent(gap / size) if size else "an unknown share"
     text = (
-        f"In {len(judged)} probed updates the stage's first rollouts misjudged the surrogate by {gap:.2g} on average, "
-        f"{share} of its size (in part because an update fits its own batch).{worth}"
+        f"In {len(told)} of {len(judged)} probed updates rollouts of the team that began the stage say something else "
+        f"than fresh ones of what the update is worth (95 % intervals). They are {gap:.2g} apart on average, where "
+        f"sampling alone would show {noise:.2g}.{worth}"
     )
-    return _answer(question, "plain", "somewhat" if gap > 0.1 * size else "hardly", text)
+    # One interval in twenty misses zero by chance; a tenth of them is taken to mean something.
+    return _answer(question, "plain", "somewhat" if len(told) > 0.1 * len(judged) else "hardly", text)
 
 
 def _says(data: Data) -> Answer:

@@ -61,7 +61,7 @@ def summarise(reading: Reading) -> dict[str, Any]:
     """Everything but the conversations and what needs them (``staleness``, ``example``: null until they are read)."""
     updates = reading.updates
     tracking = certificate_tracking(updates)
-    stable = stability(updates)
+    stable = stability(updates, reading.evals)
     zeta = zeta_proxy(updates)
     data: dict[str, Any] = {
         "format": FORMAT,
@@ -111,7 +111,7 @@ def run_facts(reading: Reading) -> dict[str, Any]:
         "agents": names,
         "preset": None if reading.team_file is None else reading.team_file.plan.preset,
         "seed": None if reading.team_file is None else reading.team_file.seed,
-        "fresh": None if plan is None else not plan.resample.may_be_stale and plan.order.kind != "together",
+        "fresh": None if plan is None else not plan.reuses_rollouts,
         "gated": None if plan is None else plan.region.gate,
         "order": order_of(updates),
         "started": times[0] if times else None,
@@ -197,7 +197,8 @@ def _probes(updates: Sequence[Record]) -> dict[str, Any] | None:
     found = probed(updates)
     if not found:
         return None
-    return {"updates": [{**asdict(one), "gap": one.gap} for one in found], "by_stage": stale_gap_by_stage(found)}
+    by_stage = {stage: asdict(gap) for stage, gap in stale_gap_by_stage(found).items()}
+    return {"updates": [asdict(one) for one in found], "by_stage": by_stage}
 
 
 def _weights(reading: Reading) -> dict[str, Any] | None:

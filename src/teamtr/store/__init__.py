@@ -13,7 +13,7 @@ Everything is JSON, gzip or whatever a learner saves; nothing here can execute o
 
 from teamtr.store.atomic import StoreError, commit_folder, verify_folder, write_atomic
 from teamtr.store.checkpoint import Checkpoints, Commit
-from teamtr.store.episodes import batch_name, read_episodes, write_episodes
+from teamtr.store.episodes import batch_name, probe_name, read_episodes, write_episodes
 from teamtr.store.folder import NotARun, RunFolder, RunLocked
 from teamtr.store.log import Log
 
@@ -27,6 +27,7 @@ __all__ = [
     "StoreError",
     "batch_name",
     "commit_folder",
+    "probe_name",
     "read_episodes",
     "verify_folder",
     "write_atomic",

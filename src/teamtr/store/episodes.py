@@ -29,6 +29,11 @@ def batch_name(stage: int, step: int) -> str:
     return f"stage-{stage:04d}-step-{step:02d}.jsonl.gz"
 
 
+def probe_name(stage: int) -> str:
+    """The file name of the batch that a stage's probes take for stale: sampled at its start, learned from by none."""
+    return f"probe-{stage:04d}.jsonl.gz"
+
+
 def write_episodes(path: Path, batch: RolloutBatch) -> None:
     """Write the batch atomically."""
     weights = batch.log_weights_E

@@ -318,7 +318,9 @@ class _Swap:
         """The surrogate on held-out probes, and one look at conversations that steered nothing."""
         plan, rows = self.new.plan, pupil.probes.held_out
         rows = rows[rows < pupil.probes.usual]  # of the conversations played first, whose rewards these are
-        advantages = group_advantages(batch.returns_PG(plan.gamma), a_clip=plan.a_clip, eps_norm=plan.eps_norm)
+        advantages = group_advantages(
+            batch.returns_PG(plan.gamma), a_clip=plan.a_clip, eps_norm=plan.eps_norm, normalise=plan.normalise
+        )
         advantages_M = advantages.values_PG.reshape(-1)[pupil.probes.old.episode_M[rows]]
         found = surrogate(pupil.student.measure(rows), advantages_M)
         unseen = self._played("unseen", self.old.task.problems("test"), max(2, len(rows)))
@@ -356,6 +358,7 @@ class _Swap:
             "done": 0,
             "batch": None,
             "log_weights": None,
+            "carried": None,
             "returns": None,
             "account": asdict(self.account),
             "versions": self._new_team().versions,

@@ -1,7 +1,7 @@
 """Roles: a blind round in which exactly one of n agents must volunteer.
 
 The agents are alike, see nothing of each other's message, and must still divide roles: the task on which training
-from stale episodes hurts most (DESIGN.md, "Where staleness bites"). Its problems have no content, so the test split
+from stale episodes hurts most (``teamtr lab roles``). Its problems have no content, so the test split
 differs from the training split in name only.
 """
 

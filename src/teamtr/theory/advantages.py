@@ -36,7 +36,14 @@ def discounted_return(rewards_T: ArrayLike, gamma: float) -> float:
     return float(np.sum(rewards * gamma ** np.arange(len(rewards))))
 
 
-def group_advantages(returns_PG: ArrayLike, *, a_clip: float, eps_norm: float, normalise: bool = True) -> Advantages:
+def group_advantages(
+    returns_PG: ArrayLike,
+    *,
+    a_clip: float,
+    eps_norm: float,
+    normalise: bool = True,
+    weights_PG: ArrayLike | None = None,
+) -> Advantages:
     """Group-normalised, clipped advantages, eq:group_adv: clip((R - mu) / sqrt(var + eps_norm), -a_clip, a_clip).
 
     ``var`` is the population variance of the group and ``eps_norm`` stands inside the root. Without ``normalise``
@@ -48,6 +55,10 @@ def group_advantages(returns_PG: ArrayLike, *, a_clip: float, eps_norm: float, n
 
     A normalised advantage never exceeds sqrt(G - 1) in size (Samuelson's inequality), so that for
     G <= 1 + a_clip**2 clipping is idle: with a_clip = 3, up to G = 10.
+
+    ``weights_PG`` are trajectory weights of rollouts that another team wrote (app:exp:isdeg): mean and variance of a
+    group are then those under the weights, sum(w R) / sum(w), so that the baseline is the present team's too. Without
+    them, or with equal weights within each group, it is the plain mean.
     """
     returns = np.asarray(returns_PG, dtype=np.float64)
     if returns.ndim != 2 or returns.shape[1] == 0:
@@ -57,11 +68,16 @@ def group_advantages(returns_PG: ArrayLike, *, a_clip: float, eps_norm: float, n
     if not 0.0 <= eps_norm < np.inf:
         raise ValueError(f"group_advantages: eps_norm must be finite and at least 0, got {eps_norm}")
 
+    weights = np.ones_like(returns) if weights_PG is None else np.asarray(weights_PG, dtype=np.float64)
+    if weights.shape != returns.shape or not (weights >= 0.0).all():
+        raise ValueError(f"group_advantages: one weight of at least 0 per rollout is needed, got {weights.shape}")
+
     # Equality is asked of the returns themselves: the mean of equal numbers can differ from them in the last bit.
     equal_P = (returns == returns[:, :1]).all(axis=1)
     with np.errstate(all="ignore"):  # what overflows or divides 0 by 0 here is found by the finiteness test below
-        centred_PG = returns - returns.mean(axis=1, keepdims=True)
-        deviation_P1 = np.sqrt((centred_PG**2).mean(axis=1, keepdims=True) + eps_norm)
+        shares_PG = weights / weights.mean(axis=1, keepdims=True)  # exactly 1 where all are 1
+        centred_PG = returns - (shares_PG * returns).mean(axis=1, keepdims=True)
+        deviation_P1 = np.sqrt((shares_PG * centred_PG**2).mean(axis=1, keepdims=True) + eps_norm)
         raw_PG = centred_PG / deviation_P1 if normalise else centred_PG
     finite_PG = np.isfinite(returns) & np.isfinite(raw_PG) & np.isfinite(deviation_P1)
     # Equal returns and eps_norm = 0 give 0 / 0, which is no fault of the rewards.

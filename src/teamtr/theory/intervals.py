@@ -44,7 +44,7 @@ def measured_gain(
     reward_range: float | None = None,
     rng: np.random.Generator | None = None,
 ) -> Measured:
-    """What an update truly gained: mean returns of the *same* problems after it minus before it (DESIGN decision 8).
+    """What an update truly gained: mean returns of the *same* problems after it minus before it.
 
     The batch that the next agent learns from was sampled under the updated team: it costs nothing and is unbiased
     for the change of the mean return *on these problems and their like*. Rows are paired: row p is one problem in
@@ -138,11 +138,14 @@ def bootstrap_upper(
     value_M: ArrayLike,
     problem_M: ArrayLike,
     *,
+    weights_M: ArrayLike | None = None,
     confidence: float = 0.95,
     draws: int = 1000,
     rng: np.random.Generator,
 ) -> float:
-    """Upper bound of the mean value per message; the value is a KL, or less a gain.
+    """Upper bound of the mean value per message; the value is a KL, or a gain with its sign turned.
+
+    ``weights_M``: importance weights, for messages that another team wrote; the mean is then sum(w v) / sum(w).
 
     Messages of one problem resemble each other, so whole problems are drawn with replacement, and each draw's mean
     is the ratio of its sums (problems may hold different numbers of messages). The bound is a quantile of the draws
@@ -161,20 +164,26 @@ def bootstrap_upper(
             "bootstrap_upper: at least one message, with one value and one problem number each, is needed; got "
             f"{values.shape} and {problem.shape}"
         )
+    weights = np.ones_like(values) if weights_M is None else np.asarray(weights_M, dtype=np.float64)
+    if weights.shape != values.shape or not (weights >= 0.0).all():
+        raise ValueError(f"bootstrap_upper: one weight of at least 0 per message is needed, got {weights.shape}")
     if not 0.0 < confidence < 1.0 or draws < 1:
         raise ValueError(
             f"bootstrap_upper: confidence must be in (0, 1) and draws at least 1, got {confidence} and {draws}"
         )
-    if not np.isfinite(values).all():
+    if not np.isfinite(values).all() or not 0.0 < weights.sum() < math.inf:
         return math.inf
     _, cluster_M = np.unique(problem, return_inverse=True)
-    counts_P = np.bincount(cluster_M).astype(np.float64)
-    sums_P = np.bincount(cluster_M, weights=values)
-    problems, mean = len(counts_P), float(values.mean())
+    counts_P = np.bincount(cluster_M, weights=weights)
+    sums_P = np.bincount(cluster_M, weights=weights * values)
+    problems = len(counts_P)
+    mean = float(values.mean()) if weights_M is None else float(np.average(values, weights=weights))
     if problems == 1:
         return max(mean, float(values.max()))  # the mean of equal numbers can round to above them
     times_drawn_DP = rng.multinomial(problems, np.full(problems, 1.0 / problems), size=draws)
-    means_D = (times_drawn_DP @ sums_P) / (times_drawn_DP @ counts_P)
+    with np.errstate(invalid="ignore"):  # a draw of problems whose weights are all 0 says nothing
+        means_D = (times_drawn_DP @ sums_P) / (times_drawn_DP @ counts_P)
+    means_D = np.where(np.isfinite(means_D), means_D, np.inf)
     level = corrected_level(confidence, means_D, mean, sums_P - mean * counts_P)
     return max(mean, float(np.quantile(means_D, level, method="higher")))
 

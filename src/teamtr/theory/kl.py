@@ -131,15 +131,16 @@ def discounted_kl(kl_M: ArrayLike, turn_M: ArrayLike, episode_M: ArrayLike, gamm
     return float(scale * np.sum(float(gamma) ** turn * kl) / episodes)
 
 
-def per_token(kl_M: ArrayLike, lengths_M: ArrayLike) -> float:
-    """Mean over messages of the KL per token, E[A(m)] of lem:avgvssum, in nats per token."""
+def per_token(kl_M: ArrayLike, lengths_M: ArrayLike, weights_M: ArrayLike | None = None) -> float:
+    """Mean over messages of the KL per token, E[A(m)] of lem:avgvssum, in nats per token; weighted where asked."""
     kl, lengths = np.asarray(kl_M, dtype=np.float64), np.asarray(lengths_M, dtype=np.int64)
     if kl.shape != lengths.shape or kl.size == 0 or (lengths < 1).any():
         raise ValueError(
             "per_token: at least one message, each of at least one token, is needed (the end token counts); got "
             f"{kl.shape} KLs and lengths {lengths.tolist() if lengths.size <= 8 else f'from {lengths.min()}'}"
         )
-    return float(np.mean(kl / lengths))
+    weights = None if weights_M is None else np.asarray(weights_M, dtype=np.float64)
+    return float(np.average(kl / lengths, weights=weights))
 
 
 def radius_per_message(radius_per_token: float, t_max: int) -> float:

@@ -55,7 +55,7 @@ METRICS = (
     _agent("zeta_clip", "zeta proxy: clipped advantages"),
     _agent("zeta_ratio", "zeta proxy: clipped ratios"),
     _agent("bound/", "certified lower bound of the step's gain, by kind of certificate", "bounds"),
-    _agent("stale_gap", "distance of the surrogates on fresh and on the stage's first rollouts", "probe", "gap"),
+    _agent("stale_gap", "surrogate on fresh rollouts less that on the first team's", "probe", "gap", "estimate"),
     _agent(
         "ess_share", "ESS/B of the weights that would carry the first rollouts", "probe", "weights", "effective_share"
     ),

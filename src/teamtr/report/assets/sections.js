@@ -61,7 +61,7 @@ function learningSection(data) {
           ["majority", percent(evals[0].majority, 1), percent(evals[evals.length - 1].majority, 1)],
           ["consensus on correct", percent(evals[0].consensus, 1), percent(evals[evals.length - 1].consensus, 1)],
         ]),
-        el("p", { class: "caption" }, `${num(evals[evals.length - 1].problems)} problems × ${num(evals[evals.length - 1].samples)} samples. Stability (standard deviation of per-stage gains, lower is better): ${num(data.stability.deviation)}; of ${data.stability.judged} updates whose gain was measured, ${data.stability.regressing} lowered it with the whole interval (about one in forty would by chance).`)) : null,
+        el("p", { class: "caption" }, `${num(evals[evals.length - 1].problems)} problems × ${num(evals[evals.length - 1].samples)} samples. Stability (standard deviation of improvements between evaluations, lower is better): ${num(data.stability.deviation)}${isNumber(data.stability.noise) ? `, where sampling alone would show ${num(data.stability.noise)}` : ""}; of ${data.stability.judged} updates whose gain was measured, ${data.stability.regressing} lowered it with the whole interval (about one in forty would by chance).`)) : null,
       chart({ title: "Coordination", x: { label: "stage", whole: true }, y: { label: "episodes, %", format: (v) => Math.round(100 * v), min: 0, max: 1 },
         layers: [{ type: "line", points: together, cls: "agent-4" }, { type: "dots", points: together, cls: "agent-4" }],
         nothing: "No evaluation recorded what the agents stated.",
@@ -212,15 +212,19 @@ function driftPanel(data) {
 }
 
 function probeCharts(data) {
-  const judged = data.probes.updates.filter((p) => isNumber(p.gap));
+  const judged = data.probes.updates.filter((p) => p.gap);
   const agents = [...new Set(judged.map((p) => p.agent))];
   const legend = agents.slice(0, 8).map((agent) => ({ label: agent, cls: agentClass(data, agent), mark: "dot" }));
   const layer = (agent, value, words) => ({ type: "dots", cls: agentClass(data, agent), points: judged.filter((p) => p.agent === agent).map((p) => ({ x: p.stage, y: value(p), tip: () => `${agent}, stage ${p.stage}, step ${p.step}\n${words(p)}` })) });
-  const total = Object.entries(data.probes.by_stage).map(([stage, gap]) => ({ x: Number(stage), y: gap }));
+  const total = (key) => Object.entries(data.probes.by_stage).map(([stage, gap]) => ({ x: Number(stage), y: gap[key] }));
+  const gaps = (agent) => judged.filter((p) => p.agent === agent).map((p) => ({ x: p.stage + 0.12 * p.step, y: p.gap.estimate, low: p.gap.lower, high: p.gap.upper, tip: () => `${agent}, stage ${p.stage}, step ${p.step}\nsurrogate on fresh rollouts ${signed(p.fresh)}, on those of the stage's first team ${signed(p.stale)}\ndifference ${signed(p.gap.estimate)} (${signed(p.gap.lower)} to ${signed(p.gap.upper)})` }));
   return el("div", { class: "grid-2" },
-    chart({ title: "Stale gap of each probed update", legend: [...legend, { label: "sum of the stage", cls: "faint", mark: "line" }], x: { label: "stage", whole: true }, y: { label: "|fresh − stale surrogate|", min: 0 },
-      layers: [{ type: "line", points: total, cls: "faint" }, ...agents.map((agent) => layer(agent, (p) => p.gap, (p) => `surrogate on fresh rollouts ${signed(p.fresh)}, on the stage's first ${signed(p.stale)}`))],
-      caption: "How far the stage's first rollouts misjudge what an update is worth, in units of the normalised advantage. Good: small beside the surrogate itself. The fresh surrogate is read on the very batch that was climbed, so a part of the gap is that optimism and not staleness." }),
+    chart({ title: "Stale gap of each probed update", legend, x: { label: "stage", whole: true }, y: { label: "fresh − stale surrogate" },
+      layers: [{ type: "rule", y: 0 }, ...agents.map((agent) => ({ type: "dots", points: gaps(agent), cls: agentClass(data, agent) }))],
+      caption: "What new rollouts of the team before an update say it is worth, less what rollouts of the team that began the stage say, in units of the normalized advantage, with 95 % intervals over problems. No update learned from either batch. Good: intervals that hold zero." }),
+    chart({ title: "Δ stale of each probed stage", legend: [{ label: "sum of the gaps' sizes", cls: "agent-1", mark: "line" }, { label: "by sampling alone", cls: "faint", mark: "line" }], x: { label: "stage", whole: true }, y: { label: "sum of |fresh − stale|", min: 0 },
+      layers: [{ type: "line", points: total("noise"), cls: "faint" }, { type: "line", points: total("total"), cls: "agent-1" }, { type: "dots", points: total("total"), cls: "agent-1" }],
+      caption: "Sizes add up even where nothing is stale: the faint line is what sampling alone would show. Good: the two lie together." }),
     chart({ title: "What the stage's first rollouts are still worth", legend, x: { label: "stage", whole: true }, y: { label: "ESS / B, %", format: (v) => Math.round(100 * v), min: 0, max: 1 },
       layers: agents.map((agent) => layer(agent, (p) => p.weights.effective_share, (p) => `ESS / B ${percent(p.weights.effective_share, 1)}, P95 ${num(p.weights.p95)}, P99 ${num(p.weights.p99)}, largest ${num(p.weights.largest)}, above ten ${percent(p.weights.above_ten, 1)}${isNumber(p.weights.total_variation) ? `\ntotal variation of conversations ${num(p.weights.total_variation)} ± ${num(1.96 * p.weights.total_variation_error, 2)}` : ""}`)),
       nothing: "No probe carried rollouts past an update.",
