@@ -1,4 +1,4 @@
-"""A whole small world on tabular policies: two agents or more, three problems, a reward that depends on all messages."""
+"""A whole small world on tabular policies: two agents, three problems, a reward that depends on all messages."""
 
 from __future__ import annotations
 

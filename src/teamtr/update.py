@@ -156,7 +156,7 @@ def update_agent(
             state = learner.state = _steer(state, climb, tried, region, allowed)
             climbs.append(climb)
             tries.append(tried)
-        kept = _whole(tries)
+        kept = _whole(tries, radius)
         learner.state = _settle(state, kept, radii, radius)
         report = replace(
             base,
@@ -323,10 +323,10 @@ def _standing(learner: Learner, lesson: Lesson) -> Start:
     return Start(learner.snapshot(), gain_by_message(learner.measure().log_ratio_M, lesson.advantages_M))
 
 
-def _whole(tries: Sequence[Kept]) -> Kept:
+def _whole(tries: Sequence[Kept], radius: float) -> Kept:
     """What came of all legs: the last that was kept says where the policy stands, and each what it gained."""
     last = next((tried for tried in reversed(tries) if tried.accepted), tries[-1])
-    outside = [tried.rejected_upper for tried in tries if tried.rejected_upper is not None]
+    outside = [upper for tried in tries if (upper := tried.rejected_upper) is not None and not upper <= radius]
     return replace(
         last,
         gain=sum(tried.gain for tried in tries),

@@ -383,9 +383,15 @@ def test_zeta_proxy_by_hand():
     found = zeta_proxy([kept, {"outcome": "accepted", "zeta_norm": 0.1}, {"outcome": "restored", "zeta_norm": 9.0}])
     assert found is not None
     assert found.updates == 2
-    assert found.mean == found.p50 == pytest.approx(0.2)
-    assert found.p90 == pytest.approx(0.28)
-    assert found.penalty_share == pytest.approx(0.25)
+    assert found.proxy.mean == found.proxy.p50 == pytest.approx(0.2)
+    assert found.proxy.p90 == pytest.approx(0.28)
+    assert (found.zeta_norm.mean, found.zeta_clip.mean, found.zeta_clip.p90) == pytest.approx((0.1, 0.1, 0.18))
+    assert found.penalty_share is not None
+    assert found.penalty_share.mean == pytest.approx(0.25)
+    staged = [{**kept, "stage": s, "zeta_clip": 0.2 * s} for s in (0, 0, 1)]
+    table = zeta_proxy(staged)
+    assert table is not None
+    assert (table.per_stage.mean, table.per_stage.p50) == pytest.approx((0.25, 0.25)), "0.1 + 0.1, and 0.1 + 0.2"
     assert zeta_proxy([]) is None
 
 

@@ -80,6 +80,11 @@ def test_certificates_add_up_over_stages_and_stand_against_gains(tmp_path: Path)
     measured, certified = panel(drawing, "cumulative").series
     assert measured.y == pytest.approx((0.02, 0.04, 0.06))
     assert certified.y == pytest.approx((0.005, 0.015, 0.03))
+    (stages,) = panel(drawing, "stages").series
+    assert stages.x == pytest.approx((0.005, 0.01, 0.015))
+    assert stages.y == (0.02,) * 3
+    assert stages.label == "run: rank correlation unknown, certificate above the gain in 0 %"
+    assert panel(drawing, "stages").diagonal
     (points,) = panel(drawing, "turn aware").series
     assert points.x == pytest.approx([0.001 * k for k in (1, 2, 4, 5, 7, 8)]), "the last of a stage is not measured"
     assert points.y == (0.01,) * 6
@@ -190,6 +195,9 @@ def test_accounting_beside_naive_training(tmp_path: Path) -> None:
     sampled, naive = panel(drawing, "sampled").series
     assert sampled.y == pytest.approx((0.009,))
     assert naive.y == pytest.approx((0.003,))
+    everything, rollouts = panel(drawing, "prompts too").series
+    assert everything.y == pytest.approx((0.009 + 3 * 0.009,)), "9,000 prompt tokens of each of three agents"
+    assert rollouts.y == pytest.approx((0.9,))
     assert {s.label: s.y[0] for s in panel(drawing, "time").series} == pytest.approx({"sample": 0.1, "train": 0.15})
     assert drawing.notes == ("run: 3.00 times the tokens of naive sequential training",)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ from teamtr.stored import StoredRun
 from teamtr.swap import Request, swap
 from teamtr.swap.probes import Probes, joined, make_probes, problems_held_out, problems_to_train, split_rows
 from teamtr.swap.strings import DIFFICULT, context_strings
+from teamtr.theory.advantages import group_advantages
 
 TEAM = """\
 name: small
@@ -425,3 +427,30 @@ def test_what_cannot_be_swapped(run, newcomer, aligned, tmp_path):
     (tmp_path / "other" / "team.yaml").write_text(TEAM)
     with pytest.raises(Refused, match="holds a run already"):
         list(swap(run, Request("speaker", str(newcomer)), tmp_path / "other"))
+
+
+def test_a_swap_begins_its_stage_with_nothing_carried_over(newcomer, tmp_path):
+    """Weights that carried the last stage's rollouts mean nothing to the next one's."""
+    source = train(tmp_path / "probed", "diagnostics.every=1")
+    stored = RunFolder.read(source).checkpoints.latest()
+    assert stored.progress["carried"] is not None
+    for _ in swap(source, Request("speaker", str(newcomer), train="full", mode="direct", **QUICK), tmp_path / "new"):
+        pass
+    progress = RunFolder.read(tmp_path / "new").checkpoints.latest().progress
+    kept = {"stage", "done", "number", "account", "versions", "precisions"}
+    assert {key: value for key, value in progress.items() if key not in kept and value is not None} == {}
+
+
+def test_a_swap_weighs_rewards_as_the_plan_does(run, newcomer, tmp_path, monkeypatch):
+    """Its surrogate takes advantages without their group's deviation where the plan does."""
+    asked = []
+
+    def watched(returns_PG, **settings):
+        asked.append(settings["normalise"])
+        return group_advantages(returns_PG, **settings)
+
+    source = train(tmp_path / "plain", "plan.preset=no_normalisation")
+    monkeypatch.setattr(sys.modules["teamtr.swap.swap"], "group_advantages", watched)
+    for _ in swap(source, Request("speaker", str(newcomer), train="full", max_steps=10, **QUICK), tmp_path / "new"):
+        pass
+    assert asked == [False]

@@ -293,3 +293,53 @@ def test_built_in_models_take_one_thread_unless_the_environment_says(monkeypatch
         monkeypatch.setenv("OMP_NUM_THREADS", asked)
     _use_few_threads(team_file)
     assert set_to == threads
+
+
+ROLES = """
+name: roles
+task: {name: roles}
+team: {model: tabular, max_tokens: 2, agents: [{name: a1}, {name: a2}, {name: a3}]}
+plan: {stages: 2, problems: 16, group_size: 16, radius_nats_per_message: 0.1}
+learner: {learning_rate: 0.1}
+eval: {every: 0}
+"""
+
+
+def test_joint_is_naive_sequential_to_the_bit_in_a_run(tmp_path):
+    """At the default share of episodes that the gate looks at first, which fresh rollouts use."""
+    versions = {}
+    for preset in ("joint", "naive_sequential", "teamtr"):
+        found = updates(train(ROLES, tmp_path / preset, f"plan.preset={preset}"))
+        versions[preset] = [(r["agent"], r["version_after"]) for r in found]
+        shares = {r["messages_measured"] / r["messages"] for r in found if r["outcome"].startswith("accepted")}
+        assert (min(shares) == 1.0) == (preset != "teamtr")
+    assert versions["joint"] == versions["naive_sequential"]
+    assert versions["joint"] != versions["teamtr"]
+
+
+def test_probes_of_a_plan_that_reuses_rollouts_play_their_own(tmp_path):
+    """Rollouts of probes are counted apart, and gone when the stage is over."""
+    records = train(ROLES, tmp_path / "run", "plan.preset=naive_sequential", "diagnostics.every=1")
+    plain = train(ROLES, tmp_path / "plain", "plan.preset=naive_sequential")
+    probed = [r for r in updates(records) if r["probe"] and r["step"] > 0]
+    assert len(probed) >= 4
+    assert all(r["probe"]["gap"]["estimate"] != 0.0 for r in probed)
+    assert all(r["probe"]["fresh"] != r["surrogate"] for r in probed)
+    for ours, theirs in zip(updates(records), updates(plain), strict=True):
+        assert ours["version_after"] == theirs["version_after"]
+        assert ours["sampled_tokens_total"] == theirs["sampled_tokens_total"]
+    commit = RunFolder.read(tmp_path / "run").checkpoints.latest()
+    assert commit.progress["account"]["tokens"]["a1"]["probe"] > 0
+    assert not list((tmp_path / "run" / "episodes").glob("probe-*"))
+
+
+def test_a_cross_fitted_run_learns_and_stays_inside(tmp_path):
+    records = updates(train(ROLES, tmp_path / "run", "learner.cross_fit=true", "plan.stages=6"))
+    kept = [r for r in records if r["outcome"].startswith("accepted")]
+    assert kept
+    assert all(r["kl_upper"] <= r["radius"] for r in kept)
+    assert all(r["surrogate"] > 0 for r in kept)
+    with pytest.raises(Misuse, match="has no gate"):
+        loads(ROLES, "team", ["learner.cross_fit=true", "plan.preset=grpo"])
+    with pytest.raises(Misuse, match="must be 4 or more"):
+        loads(ROLES, "team", ["learner.cross_fit=true", "plan.problems=3"])

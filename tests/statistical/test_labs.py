@@ -227,7 +227,8 @@ def test_fresh_teams_divide_their_roles_and_stale_ones_fail_more_the_more_they_a
 
 def test_a_known_table_of_stale_success_is_what_eight_teams_give() -> None:
     """The known means are of eight teams (docs/log.md, "What was fitted in the lab"). Success is two-peaked, so a
-    deviation will not do: means of eight are redrawn from 160 teams, and each printed one must lie between their 0.5 and 99.5 percentiles."""
+    deviation will not do: means of eight are redrawn from 160 teams, and each known one must lie between their 0.5 and
+    99.5 percentiles."""
     printed = {2: 0.75, 3: 0.76, 4: 0.89, 5: 0.64, 6: 0.63, 8: 0.54, 12: 0.46}
     report, rng = roles.roles(printed, seeds=160), np.random.default_rng(0)
     for n, teams in zip(report.n, report.by_seed["stale"], strict=True):

@@ -35,13 +35,21 @@ def accounting(runs: Sequence[Run]) -> Drawing:
     ]
     partial = [f"{run.label}: without the seconds of sampling (no readable commit)" for run in spent
                if not run.data["cost"]["complete"]]  # fmt: skip
+    read = tuple(sum(by.get("prompt", 0.0) for by in run.data["cost"]["tokens"].values()) / 1e6 for run in spent)
+    everything = tuple(prompts + o["sampled_tokens"] / 1e6 for prompts, o in zip(read, overheads, strict=True))
+    whole = (
+        Series("prompts and messages (millions of tokens)", places, everything, kind="bars"),
+        Series("rollouts (thousands)", places, tuple(run.data["cost"]["episodes"] / 1e3 for run in spent), kind="bars"),
+    )
     panels = (
         Panel("sampled tokens", "run", "tokens (millions)", tokens, names=names),
+        Panel("prompts too, and rollouts", "run", "as named", whole, names=names),
         Panel("time", "run", "minutes, all agents", seconds, names=names),
     )
     return Drawing(
         tuple(panel for panel in panels if panel.series),
-        "Tokens sampled for training, beside what the same run would sample once a stage; minutes by phase.",
+        "Tokens sampled for training, beside what the same run would sample once a stage; all tokens that were read or "
+        "written in rollouts, and the number of rollouts, as tab:compute-lite counts; minutes by phase.",
         "an overhead in tokens that success repays (learning-curves), and time that goes into sampling and training",
         (*told, *partial),
     )

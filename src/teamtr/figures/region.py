@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from teamtr.diagnostics.records import accepted, number, of_kind, whole
-from teamtr.diagnostics.tracking import certificate_tracking
+from teamtr.diagnostics.tracking import certificate_tracking, rank_correlation
 from teamtr.diagnostics.zeta import PARTS
 from teamtr.figures.drawing import Drawing, Lacking, Panel, Series
 from teamtr.figures.runs import Run, need
@@ -75,6 +75,8 @@ def certificate(runs: Sequence[Run]) -> Drawing:
     need(cumulative or scatter, "no certificate has a measured gain beside it", remedy)
     units = {"turn_aware": "certified lower bound (reward)", "single_step": "the paper's bound (normalised advantage)"}
     panels = [Panel("cumulative", "stages done", "sum over stages (reward)", tuple(cumulative), (("", 0.0),))]
+    stages = tuple(series for run in runs if (series := _by_stage(run)) is not None)
+    panels.append(Panel("stages", units["turn_aware"], "measured gain (reward)", stages, (("", 0.0),), diagonal=True))
     panels += [
         Panel(kind.replace("_", " "), units.get(kind, "bound"), "measured gain (reward)", tuple(found), (("", 0.0),),
               diagonal=kind != "single_step")
@@ -83,6 +85,7 @@ def certificate(runs: Sequence[Run]) -> Drawing:
     return Drawing(
         tuple(panel for panel in panels if panel.series),
         "Left: gains that later batches measured, and our certificates of the same updates, summed over stages. Then "
+        "every stage: its certificates against what was measured of the same updates, as the paper draws them; then "
         "every update: bound against gain with its 95 % interval, by kind of certificate. The last update of a stage "
         "is not measured. Bounds computed on a step's own batch are diagnostics, no guarantee; the paper's is in units "
         "of the normalised advantage, so that only its order and sign can be compared.",
@@ -91,14 +94,31 @@ def certificate(runs: Sequence[Run]) -> Drawing:
     )
 
 
-def _cumulative(run: Run) -> list[Series]:
-    rows = [
+def _measured_stages(run: Run) -> list[tuple[float, float, float]]:
+    """(stages done, measured, certified) of every stage of which both are known."""
+    return [
         (float(ours + 1), measured, certified)
         for stage in of_kind(run.reading.records, "stage")
         if (ours := whole(stage, "stage")) is not None
         and (measured := number(stage, "measured")) is not None
         and (certified := number(stage, "certified_of_measured")) is not None
     ]
+
+
+def _by_stage(run: Run) -> Series | None:
+    rows = _measured_stages(run)
+    if not rows:
+        return None
+    _, measured_S, certified_S = (tuple(column) for column in zip(*rows, strict=True))
+    correlation = rank_correlation(certified_S, measured_S)
+    told = "unknown" if correlation is None else f"{correlation:.2f}"
+    above = sum(bound > gain for _, gain, bound in rows) / len(rows)
+    label = f"{run.label}: rank correlation {told}, certificate above the gain in {100 * above:.0f} %"
+    return Series(label, certified_S, measured_S, kind="points")
+
+
+def _cumulative(run: Run) -> list[Series]:
+    rows = _measured_stages(run)
     if not rows:
         return []
     x, measured_S, certified_S = (tuple(column) for column in zip(*rows, strict=True))
@@ -182,11 +202,10 @@ def zeta(runs: Sequence[Run]) -> Drawing:
                     f"{run.label}: {lost} of {len(kept)} kept updates lack {titles[part]} or their number, and are not "
                     "drawn there; the sum counts what is missing as 0"
                 )
-        share = "unknown" if found["penalty_share"] is None else f"{100 * found['penalty_share']:.0f} %"
-        notes.append(
-            f"{run.label}: sum per update mean {found['mean']:.3g}, P50 {found['p50']:.3g}, P90 {found['p90']:.3g}; "
-            f"share of what the paper's bound subtracts: {share}"
-        )
+        rows = (*((titles[part], part) for part in PARTS), ("sum", "proxy"), ("sum of a stage", "per_stage"))
+        told = [f"{what} {_three(found[key])}" for what, key in rows]
+        told.append(f"part of what the paper's stage bound subtracts {_three(found['penalty_share'])}")
+        notes.append(f"{run.label}, mean, P50, P90: {'; '.join(told)}")
     panels = [
         Panel(titles[part], "update", "zeta proxy (normalised advantage)", tuple(series))
         for part, series in parts.items()
@@ -200,6 +219,10 @@ def zeta(runs: Sequence[Run]) -> Drawing:
         "small beside the surrogate gain; clip and ratio near zero",
         tuple(notes),
     )
+
+
+def _three(spread: dict[str, float] | None) -> str:
+    return "unknown" if spread is None else ", ".join(f"{spread[key]:.3g}" for key in ("mean", "p50", "p90"))
 
 
 def token_shift(runs: Sequence[Run]) -> Drawing:

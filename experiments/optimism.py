@@ -1,0 +1,98 @@
+"""How much a step flatters itself: its surrogate on the batch that it was made from, and on new problems.
+
+    python experiments/optimism.py [--stages 40] [--problems 16]
+
+Three tiny models learn the demo's game from 16 problems x 8 episodes an update. Every kept step is also judged by the
+other problems of the training split, played by the team before the step. By the step's own batch every kept step gains;
+by other problems some lose. ``learner.cross_fit`` lets each half of the problems judge the steps of the other.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import numpy as np
+
+from teamtr.algorithm import run_stage, schedule
+from teamtr.build import build
+from teamtr.config import loads
+from teamtr.lesson import Lesson
+from teamtr.randomness import generator, seed_of
+from teamtr.rollout import play
+from teamtr.theory.advantages import group_advantages
+from teamtr.theory.surrogate import surrogate_gain
+from teamtr.update import Update, update_agent
+
+TEAM = """\
+name: optimism
+task: {name: code, symbols: ABCDEFGH, held_out: 0.25, skill: 0.6}
+tiny: {layers: 1, warmup_steps: 300}
+team: {model: tiny, max_tokens: 3, agents: [{name: left}, {name: right}, {name: speaker}]}
+plan: {problems: 16, group_size: 8, radius_nats_per_message: 0.01}
+"""
+
+
+def train(stages: int, problems: int, *, cross_fit: bool) -> list[tuple[float, float]]:
+    """(own surrogate, surrogate on new problems) of every kept update."""
+    workshop = build(loads(TEAM, "optimism", [f"learner.cross_fit={str(cross_fit).lower()}"]))
+    plan, arena, team = workshop.plan, workshop.arena, workshop.current_team()
+    train_split, found = workshop.task.problems("train"), []
+
+    def batch(team, chosen, *names):
+        return play(arena, team, [train_split[i] for i in chosen], plan.group_size, seed=seed_of(0, *names))
+
+    for stage in range(stages):
+        order = generator(0, "problems", stage).permutation(len(train_split))
+        own_problems, new_problems = order[:problems], order[problems:]
+
+        def teach(agent: str, lesson: Lesson, stage: int = stage, new_problems=new_problems) -> Update:
+            learner = workshop.engine.learner(agent)
+            before, other = learner.snapshot(), batch(workshop.current_team(), new_problems, "new", stage, agent)
+            update = update_agent(
+                learner,
+                lesson,
+                region=plan.region,
+                objective=plan.objective,
+                radii=plan.radii,
+                optimisation=workshop.optimisation,
+                gamma=plan.gamma,
+                a_clip=plan.a_clip,
+                eps_norm=plan.eps_norm,
+                normalise=plan.normalise,
+                seed=seed_of(0, "update", stage, agent),
+            )
+            if update.report.accepted:
+                after = learner.snapshot()
+                learner.restore(before)
+                learner.begin(other.of(agent))
+                learner.restore(after)
+                advantages = group_advantages(other.returns_PG(1.0), a_clip=plan.a_clip, eps_norm=plan.eps_norm)
+                own = advantages.values_PG.reshape(-1)[other.of(agent).episode_M]
+                found.append((update.report.surrogate, surrogate_gain(learner.measure().log_ratio_M, own)))
+                learner.end()
+            return update
+
+        def collect(team, step: int, stage: int = stage, own_problems=own_problems):
+            return batch(team, own_problems, "own", stage, step)
+
+        slots = schedule(plan.order, team.trainable, generator(0, "order", stage))
+        for step in run_stage(team, plan, collect, teach, slots):
+            team = step.team
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--stages", type=int, default=40)
+    parser.add_argument("--problems", type=int, default=16)
+    asked = parser.parse_args()
+    print("| judged by | kept updates | surrogate reported | on new problems | of them below zero |")
+    print("|---|---|---|---|---|")
+    for cross_fit, name in ((False, "its own batch"), (True, "the other half (cross_fit)")):
+        own, new = np.array(train(asked.stages, asked.problems, cross_fit=cross_fit)).T
+        line = f"| {name} | {len(own)} of {3 * asked.stages} | {own.mean():.4f} | {new.mean():.4f} ± "
+        print(f"{line}{new.std(ddof=1) / len(new) ** 0.5:.4f} | {100 * (new < 0).mean():.0f} % |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
