@@ -12,8 +12,9 @@ import torch
 from small import World
 from teamtr.algorithm import run_stage, schedule
 from teamtr.presets import PRESETS, Order, Resample
-from teamtr.randomness import generator
+from teamtr.randomness import generator, seed_of
 from teamtr.rollout import StaleBatch, StaleWeights, play, stale_agents
+from teamtr.theory.intervals import bootstrap_upper
 from teamtr.theory.weights import effective_sample_share, normalised_weights
 
 
@@ -195,11 +196,11 @@ def test_reused_episodes_are_weighed_in_advantages_surrogate_and_kl():
     given = {}
 
     def watched(agent, lesson):
-        given[agent] = (lesson, world.teach(agent, lesson))
-        return given[agent][1]
+        given[agent] = (lesson, world.engine.learner(agent).snapshot(), world.teach(agent, lesson))
+        return given[agent][2]
 
     steps = list(run_stage(world.team, world.plan, world.collect, watched, slots_of(world)))
-    lesson, update = given["y"]
+    lesson, before, update = given["y"]
     weights_E = lesson.weights_E
     assert np.ptp(weights_E) > 0.1
     weights_PG, returns_PG = weights_E.reshape(3, 16), lesson.returns_PG
@@ -209,8 +210,15 @@ def test_reused_episodes_are_weighed_in_advantages_surrogate_and_kl():
     np.testing.assert_allclose(lesson.advantages.values_PG, np.clip(expected_PG, -3, 3))
     np.testing.assert_allclose(lesson.advantages_M, (np.clip(expected_PG, -3, 3) * weights_PG).ravel())
     learner = world.engine.learner("y")
-    learner.begin(lesson.batch)  # the KL back to the old weights stands in for any other
-    log_ratio_M = update.log_ratio_M
+    after = learner.snapshot()
+    learner.restore(before)
+    learner.begin(lesson.batch)
+    learner.restore(after)
+    full_M, log_ratio_M = learner.measure().full_M, update.log_ratio_M
+    assert update.report.kl_full == pytest.approx((weights_E * full_M).sum() / weights_E.sum())
+    bound = partial(bootstrap_upper, full_M, lesson.batch.cluster_M, confidence=0.95)
+    rng = generator(seed_of(0, "y"), "bootstrap")
+    assert update.report.kl_upper == pytest.approx(bound(weights_M=weights_E[lesson.batch.episode_M], rng=rng))
     assert update.report.surrogate == pytest.approx((np.expm1(log_ratio_M) * lesson.advantages_M).mean())
     assert update.report.kl_k1 == pytest.approx(-(weights_E * log_ratio_M).sum() / weights_E.sum())
     assert update.report.kl_k1 != pytest.approx(-log_ratio_M.mean(), rel=1e-3)

@@ -299,7 +299,7 @@ ROLES = """
 name: roles
 task: {name: roles}
 team: {model: tabular, max_tokens: 2, agents: [{name: a1}, {name: a2}, {name: a3}]}
-plan: {stages: 2, problems: 16, group_size: 16, radius_nats_per_message: 0.1}
+plan: {stages: 3, problems: 16, group_size: 16, radius_nats_per_message: 0.1}
 learner: {learning_rate: 0.1}
 eval: {every: 0}
 """
@@ -322,7 +322,7 @@ def test_probes_of_a_plan_that_reuses_rollouts_play_their_own(tmp_path):
     records = train(ROLES, tmp_path / "run", "plan.preset=naive_sequential", "diagnostics.every=1")
     plain = train(ROLES, tmp_path / "plain", "plan.preset=naive_sequential")
     probed = [r for r in updates(records) if r["probe"] and r["step"] > 0]
-    assert len(probed) >= 4
+    assert len(probed) >= 3
     assert all(r["probe"]["gap"]["estimate"] != 0.0 for r in probed)
     assert all(r["probe"]["fresh"] != r["surrogate"] for r in probed)
     for ours, theirs in zip(updates(records), updates(plain), strict=True):
