@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from teamtr.presets import Radii
+from teamtr.presets import Objective, Radii
 from teamtr.theory.advantages import Advantages
 from teamtr.types import AgentBatch, Floats
 
@@ -35,6 +35,7 @@ class Lesson:
     """What one agent learns from: its messages, and the advantages and weights of the episodes they stand in.
 
     ``fresh``: the team as it is wrote them. ``aside_M`` marks messages that are not learnt from, whole problems each.
+    ``filter_cut``: no step is made from messages that were cut at the token limit (``presets.Overlong``).
     """
 
     batch: AgentBatch
@@ -43,6 +44,7 @@ class Lesson:
     weights_E: Floats | None = None
     fresh: bool = True
     aside_M: NDArray[np.bool_] | None = None
+    filter_cut: bool = False
 
     def set_aside(self, share: float, rng: np.random.Generator) -> Lesson:
         """The same lesson with a share of its problems set aside, two at least; nothing where none would be left to
@@ -90,3 +92,11 @@ class Lesson:
     def informative_M(self) -> NDArray[np.bool_]:
         """The messages that there is something to learn from."""
         return np.asarray(self.advantages.informative_P[self.batch.problem_M] & self.taught_M)
+
+    def climbed_M(self, objective: Objective) -> NDArray[np.bool_]:
+        """The messages that steps are made of: those of groups with a signal; with a reference policy those of all
+        groups with finite rewards, for each of them pulls towards it."""
+        climbed_M = self.informative_M
+        if objective.has_reference:
+            climbed_M = ~self.advantages.non_finite_P[self.batch.problem_M] & self.taught_M
+        return climbed_M & ~self.batch.cut_M if self.filter_cut else climbed_M

@@ -121,7 +121,7 @@ def update_agent(
     )
 
     # 1. skip what cannot teach
-    if skip := _cannot_teach(lesson):
+    if skip := _cannot_teach(lesson, objective):
         outcome, reason = skip
         return Update(replace(base, outcome=outcome, reason=reason), np.zeros(len(lesson.batch)))
 
@@ -129,7 +129,7 @@ def update_agent(
     try:
         # 2. freeze the old policy, measure the floor
         with clock.phase("score"):
-            logp_M = learner.begin(lesson.batch)
+            logp_M = learner.begin(lesson.batch, reference=objective.has_reference)
             if not np.isfinite(logp_M).all():
                 reason = f"{int((~np.isfinite(logp_M)).sum())} messages have a non-finite log-probability"
                 return Update(replace(base, outcome="skipped_non_finite", reason=reason), np.zeros(len(lesson.batch)))
@@ -182,7 +182,7 @@ def update_agent(
 # -- 1 -------------------------------------------------------------------------------------------------------
 
 
-def _cannot_teach(lesson: Lesson) -> tuple[Outcome, str] | None:
+def _cannot_teach(lesson: Lesson, objective: Objective) -> tuple[Outcome, str] | None:
     advantages = lesson.advantages
     if len(lesson.batch) == 0:
         return "skipped_silent", "the agent never spoke in this batch"
@@ -190,9 +190,10 @@ def _cannot_teach(lesson: Lesson) -> tuple[Outcome, str] | None:
         return "skipped_non_finite", "every group holds a reward that is not finite"
     if not np.isfinite(lesson.advantages_M).all():
         return "skipped_non_finite", "an episode weight is not finite"
-    if not lesson.informative_M.any():
+    if not lesson.climbed_M(objective).any():
         aside = "" if lesson.aside_M is None else ", or was set aside"
-        return "skipped_no_signal", f"every group it spoke in had equal rewards{aside}"
+        cut = ", or only messages of it that were cut" if lesson.filter_cut and lesson.batch.cut_M.any() else ""
+        return "skipped_no_signal", f"every group it spoke in had equal rewards{aside}{cut}"
     return None
 
 
@@ -250,9 +251,9 @@ def _climb(
     radius: float,
     seed: int,
 ) -> _Climb:
-    """Epochs of minibatches over the messages of informative groups."""
+    """Epochs of minibatches over the messages that there is something to learn from."""
     advantages_M = lesson.advantages_M
-    useful = np.flatnonzero(lesson.informative_M)
+    useful = np.flatnonzero(lesson.climbed_M(objective))
     total = optimisation.epochs * min(optimisation.minibatches, len(useful))
     scale, steps, broken, clip_rates = learner.state.step_scale, 0, 0, [0.0]
     for epoch in range(optimisation.epochs):
@@ -337,6 +338,7 @@ def _distances(kept: Kept, lesson: Lesson, gamma: float) -> dict[str, Any]:
         "kl_k3": float(d.k3_M.mean()),
         "kl_discounted": discounted * episodes / kept.look.episodes,
         "kl_per_token": per_token(d.full_M, batch.lengths_M[rows]),
+        "kl_reference": None if d.reference_M is None else per_token(d.reference_M, batch.lengths_M[rows]),
         "surrogate": kept.gain,
     }
 
