@@ -425,3 +425,25 @@ def test_what_cannot_be_swapped(run, newcomer, aligned, tmp_path):
     (tmp_path / "other" / "team.yaml").write_text(TEAM)
     with pytest.raises(Refused, match="holds a run already"):
         list(swap(run, Request("speaker", str(newcomer)), tmp_path / "other"))
+
+
+# -- a plan with a reference policy ---------------------------------------------------------------------------
+
+
+def test_after_a_swap_everyone_has_the_reference_of_its_own_beginning(newcomer, tmp_path):
+    """The kept agents that of the old run, though their built-in base had been made from the examples of all three; the
+    new one its own model."""
+    old = train(tmp_path / "old", "plan.preset=grpo")
+    out = tmp_path / "out"
+    list(swap(old, Request("speaker", str(newcomer), mode="direct", train="full", **QUICK), out))
+    before, after = (RunFolder.read(folder).checkpoints.latest().progress["references"] for folder in (old, out))
+    assert set(before) == set(after) == {"left", "right", "speaker"}
+    assert (after["left"], after["right"]) == (before["left"], before["right"])
+    began = build(load_team_file(out / "team.yaml")).engine
+    assert after["speaker"] == began.learner("speaker").version() != before["speaker"]
+    records = list(runs.train(load_team_file(out / "team.yaml"), out))
+    updates = [r for r in records if r["kind"] == "update"]
+    assert [r["agent"] for r in updates] == ["left", "right", "speaker"]
+    assert all(r["kl_reference"] is not None for r in updates if r["outcome"] == "accepted")
+    moved = {r["agent"]: r["kl_reference"] for r in updates}
+    assert moved["left"] > 0, "it was trained before the swap, and is measured from where it began"
