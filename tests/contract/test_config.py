@@ -186,6 +186,10 @@ def check_marked(marked: str, message: str) -> None:
             "plan: {radius_nats_per_message: 0.1, «radius_nats_per_token»: 0.1}",
             "plan.radius_nats_per_message and plan.radius_nats_per_token exclude each other; give one",
         ),
+        (
+            "plan: {«dynamic_sampling_limit»: 3}",
+            "plan.dynamic_sampling_limit limits nothing: set plan.dynamic_sampling: true, or leave it out",
+        ),
         # a field that cannot be read is one mistake, not two
         ("tiny: {width: 66, heads: «x»}", 'tiny.heads must be a whole number, got "x"'),
         # YAML itself

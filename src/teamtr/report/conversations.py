@@ -74,9 +74,12 @@ def mean_length(batch: RolloutBatch) -> float:
 
 
 def advantages_PG(batch: RolloutBatch, plan: Plan | None, limits: Mapping[str, int]) -> Floats | None:
-    """The advantages that training used; None when the plan is not known. ``limits``: most tokens of a message, by
-    agent."""
+    """The advantages that training used; None when the plan is not known, or an agent that it may have punished.
+    ``limits``: most tokens of a message, by agent."""
     if plan is None:
+        return None
+    spoken = {turn.agent for episode in batch.episodes for turn in episode.turns}
+    if plan.overlong.punishes and not spoken <= set(limits):
         return None
     returns_PG = trained_returns_PG(batch, plan, limits)
     found = group_advantages(returns_PG, a_clip=plan.a_clip, eps_norm=plan.eps_norm, normalise=plan.normalise)
