@@ -45,9 +45,11 @@ def make_policy(kind: str, *, seed: int = 0, temperature: float = 1.0):
     return policy
 
 
-def make_learner(kind: str, *, micro_batch: int = 8, seed: int = 0, temperature: float = 1.0) -> PolicyLearner:
+def make_learner(
+    kind: str, *, micro_batch: int = 8, seed: int = 0, temperature: float = 1.0, keep_initial: bool = False
+) -> PolicyLearner:
     policy = make_policy(kind, seed=seed, temperature=temperature)
-    return PolicyLearner("agent", policy, STATE, micro_batch=micro_batch)
+    return PolicyLearner("agent", policy, STATE, micro_batch=micro_batch, keep_initial=keep_initial)
 
 
 def make_batch(

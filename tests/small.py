@@ -73,7 +73,11 @@ class World:
         self.engine = LocalEngine(
             {
                 n: PolicyLearner(
-                    n, TabularPolicy(6, end_ids=frozenset({0, 1}), rows=256, spread=0.3, seed=k), state, micro_batch=64
+                    n,
+                    TabularPolicy(6, end_ids=frozenset({0, 1}), rows=256, spread=0.3, seed=k),
+                    state,
+                    micro_batch=64,
+                    keep_initial=plan.objective.has_reference,
                 )
                 for k, n in enumerate(names)
             }

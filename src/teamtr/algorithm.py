@@ -13,7 +13,7 @@ import numpy as np
 
 from teamtr.lesson import Lesson
 from teamtr.presets import Order, Plan
-from teamtr.rollout import require_fresh
+from teamtr.rollout import require_fresh, trained_returns_PG
 from teamtr.team import Team
 from teamtr.theory.advantages import group_advantages
 from teamtr.theory.allocation import update_order
@@ -73,7 +73,7 @@ def run_stage(
         assert batch is not None, "a stage that goes on in the middle needs the batch it held"
         if slot.opens:
             require_fresh(batch, team, plan)
-        returns_PG = batch.returns_PG(plan.gamma)  # line 6
+        returns_PG = trained_returns_PG(batch, plan, team.limits)  # line 6
         weights_E = None
         if plan.resample.importance_weighted and batch.log_weights_E is not None:
             weights_E = normalised_weights(batch.log_weights_E)
@@ -85,7 +85,8 @@ def run_stage(
             weights_PG=None if weights_E is None else weights_E.reshape(returns_PG.shape),
         )
         fresh = batch.team_version == team.version
-        lesson = Lesson(batch.of(slot.agent), advantages, returns_PG, weights_E, fresh)
+        own = batch.of(slot.agent)
+        lesson = Lesson(own, advantages, returns_PG, weights_E, fresh, filter_cut=plan.overlong.filter)
         update = teach(slot.agent, lesson)  # line 7: until the KL is within the radius
         team = team.replace(slot.agent, update.report.version_after)  # line 8
         if plan.resample.may_be_stale:

@@ -87,7 +87,7 @@ def build(team_file: TeamFile, *, taught: bool = True) -> Workshop:
     """Load models, check templates, and put the team together.
 
     ``taught=False``: built-in models are not taught the form of messages, where their weights are loaded from a commit
-    afterwards, or do not matter.
+    afterwards, or do not matter. What a reference policy is made of is only right when they are.
     """
     _use_few_threads(team_file)
     task = build_task(team_file)
@@ -103,6 +103,7 @@ def build(team_file: TeamFile, *, taught: bool = True) -> Workshop:
             micro_batch=settings.micro_batch,
             betas=settings.betas,
             max_grad_norm=settings.max_grad_norm,
+            keep_initial=plan.objective.has_reference and not agent.frozen,
         )
         for agent in team_file.team.agents
     }

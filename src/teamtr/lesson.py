@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from teamtr.presets import Radii
+from teamtr.presets import Objective, Radii
 from teamtr.theory.advantages import Advantages
 from teamtr.types import AgentBatch, Floats
 
@@ -49,6 +49,7 @@ class Lesson:
     """What one agent learns from: its messages, and the advantages and weights of the episodes they stand in.
 
     ``fresh``: the team as it is wrote them. ``aside_M`` marks messages that are not learnt from, whole problems each.
+    ``filter_cut``: no step is made from messages that were cut at the token limit (``presets.Overlong``).
     """
 
     batch: AgentBatch
@@ -57,6 +58,7 @@ class Lesson:
     weights_E: Floats | None = None
     fresh: bool = True
     aside_M: NDArray[np.bool_] | None = None
+    filter_cut: bool = False
 
     def set_aside(self, share: float, rng: np.random.Generator) -> Lesson:
         """The same lesson with a share of its problems set aside, two at least; nothing where none would be left to
@@ -81,7 +83,7 @@ class Lesson:
         batch = replace(self.batch.rows(rows), episode_M=episode_M, problem_M=problem_M)
         return Lesson(batch, advantages, self.returns_PG[problems], fresh=self.fresh), rows
 
-    def legs(self, *, cross_fit: bool, rng: np.random.Generator) -> tuple[Leg, ...]:
+    def legs(self, objective: Objective, *, cross_fit: bool, rng: np.random.Generator) -> tuple[Leg, ...]:
         """All at once; or, cross-fitted, two halves of the problems, each judged by the other.
 
         Steps look good on the problems that they were made from. Cross-fitted, the update climbs on one half first and
@@ -89,15 +91,16 @@ class Lesson:
         no step is judged by its own. The KL grows with the square of the way, so the first half of it may use a quarter
         of the radius.
         """
+        climbed_M = self.climbed_M(objective)
         if not cross_fit:
-            return (Leg(self.informative_M, self.taught_M),)
+            return (Leg(climbed_M, self.taught_M),)
         clusters = np.unique(self.batch.cluster_M[self.taught_M])
         first_M = np.isin(self.batch.cluster_M, rng.permutation(clusters)[: (len(clusters) + 1) // 2])
         halves = (first_M & self.taught_M, ~first_M & self.taught_M)
         useful = [
-            (train_M & self.informative_M, judge_M)
+            (train_M & climbed_M, judge_M)
             for train_M, judge_M in (halves, halves[::-1])
-            if (train_M & self.informative_M).any() and judge_M.any()
+            if (train_M & climbed_M).any() and judge_M.any()
         ]
         return tuple(Leg(*parts, k == 0, ((k + 1) / len(useful)) ** 2) for k, parts in enumerate(useful))
 
@@ -138,3 +141,11 @@ class Lesson:
     def informative_M(self) -> NDArray[np.bool_]:
         """The messages that there is something to learn from."""
         return np.asarray(self.advantages.informative_P[self.batch.problem_M] & self.taught_M)
+
+    def climbed_M(self, objective: Objective) -> NDArray[np.bool_]:
+        """The messages that steps are made of: those of groups with a signal; with a reference policy those of all
+        groups with finite rewards, for each of them pulls towards it."""
+        climbed_M = self.informative_M
+        if objective.has_reference:
+            climbed_M = ~self.advantages.non_finite_P[self.batch.problem_M] & self.taught_M
+        return climbed_M & ~self.batch.cut_M if self.filter_cut else climbed_M

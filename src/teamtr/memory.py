@@ -394,7 +394,7 @@ def rehearse(workshop: Workshop) -> dict[str, Any]:
         before = learner.snapshot()
         try:
             with _old_policy_of_the_rest(workshop, learner, lengths[name], len(batch)):
-                learner.begin(batch)
+                learner.begin(batch, reference=workshop.plan.objective.has_reference)
                 step, ones = np.arange(rows.trained), np.ones(rows.trained)
                 learner.step(step, ones, workshop.plan.objective, beta=1.0, learning_rate=0.0)
                 learner.measure()

@@ -74,8 +74,12 @@ class Learner(Protocol):
         """A hash of everything that ``save`` writes: weights, optimizer, state."""
         ...
 
-    def begin(self, batch: AgentBatch) -> Floats:
-        """Freeze the policy on this batch; returns log p(message) under it, one per message."""
+    def begin(self, batch: AgentBatch, *, reference: bool = False) -> Floats:
+        """Freeze the policy on this batch; returns log p(message) under it, one per message.
+
+        ``reference``: score the batch also under the policy that the learner began with, which steps with
+        ``objective.reference_kl`` need. Weights end as they were, to the bit.
+        """
         ...
 
     def token_logprobs(self) -> list[Floats]:
@@ -91,8 +95,8 @@ class Learner(Protocol):
         beta: float,
         learning_rate: float,
     ) -> StepStats:
-        """One optimizer step on these rows of the batch: maximise surrogate - beta * KL. Never applies a
-        non-finite loss or gradient."""
+        """One optimizer step on these rows of the batch: maximise surrogate - beta * KL(old || new) -
+        objective.reference_kl * KL(new || reference). Never applies a non-finite loss or gradient."""
         ...
 
     def measure(self, rows: NDArray[np.int64] | None = None) -> Divergence:

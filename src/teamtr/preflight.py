@@ -20,6 +20,7 @@ from teamtr.randomness import generator, seed_of
 from teamtr.rollout import Arena, play
 from teamtr.team import team_answer
 from teamtr.theory.advantages import group_advantages
+from teamtr.theory.overlong import cache_tokens
 from teamtr.types import Problem, Turn
 from teamtr.update import VERIFIABLE_SHARE, noise_floor
 
@@ -177,8 +178,9 @@ def _spoken(arena: Arena, reply: str) -> list[Turn]:
 
 
 def _too_short(workshop: Workshop, golds: list[list[Turn]]) -> list[str]:
-    """A warning for each agent that answers and may not write as much as the shortest of these."""
+    """A warning for each agent that answers and may not write as much as the shortest of these unpunished."""
     rule, order = workshop.arena.answer, workshop.arena.router.order
+    cache = workshop.plan.overlong.cache
     answering = {"last": order[-1:], "majority": order}.get(rule, (rule,))
     warnings = []
     for agent in workshop.team:
@@ -187,6 +189,12 @@ def _too_short(workshop: Workshop, golds: list[list[Turn]]) -> list[str]:
             warnings.append(
                 f"agent {agent.name!r} may write {agent.max_tokens} tokens, but the shortest of {len(golds)} right "
                 f"answers takes {needed}: raise max_tokens"
+            )
+        elif agent.name in answering and needed > agent.max_tokens - cache_tokens(agent.max_tokens, cache):
+            warnings.append(
+                f"agent {agent.name!r}: the shortest of {len(golds)} right answers takes {needed} of "
+                f"{agent.max_tokens} tokens and is punished for its length: raise max_tokens, or lower "
+                "plan.overlong_cache"
             )
     return warnings
 

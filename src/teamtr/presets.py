@@ -14,12 +14,19 @@ class Objective:
     ``ratio``: "message" is the paper's product over tokens; "token" clips each token's ratio (PPO, GRPO, DAPO);
     "length_normalised" is the geometric mean over the message's tokens.
     ``average_over``: "messages" weighs every message alike; "tokens" every token (DAPO).
+    ``reference_kl``: weight of KL(new || reference) per token, where the reference is the policy that the run began
+    with (GRPO, arXiv 2402.03300); 0 has no reference.
     """
 
     ratio: Literal["message", "token", "length_normalised"] = "message"
     clip_low: float = 0.2
     clip_high: float = 0.2
     average_over: Literal["messages", "tokens"] = "messages"
+    reference_kl: float = 0.0
+
+    @property
+    def has_reference(self) -> bool:
+        return self.reference_kl > 0.0
 
 
 @dataclass(frozen=True)
@@ -79,6 +86,32 @@ class Order:
 
 
 @dataclass(frozen=True)
+class Overlong:
+    """What happens to messages near or at their token limit (DAPO, arXiv 2503.14476, section 3.4).
+
+    ``filter``: no step is made from a message that was cut at the limit; its episode still counts for its group.
+    ``cache``: an episode is punished for its worst message, by up to 1 over the last ``cache`` of the limit and by 1
+    where it was cut; 0 punishes nothing.
+    """
+
+    filter: bool = False
+    cache: float = 0.0
+
+    @property
+    def punishes(self) -> bool:
+        return self.cache > 0.0
+
+
+@dataclass(frozen=True)
+class DynamicSampling:
+    """Put new problems in the place of groups without signal until every group has one, or all problems were tried
+    (DAPO, arXiv 2503.14476, section 3.2). ``limit``: rounds of that at most; 0 sets no limit."""
+
+    on: bool = False
+    limit: int = 0
+
+
+@dataclass(frozen=True)
 class Plan:
     """The settings of the algorithm: everything that Algorithm 1 and its ablations can vary."""
 
@@ -92,7 +125,12 @@ class Plan:
     region: Region = field(default_factory=Region)
     objective: Objective = field(default_factory=Objective)
     order: Order = field(default_factory=Order)
-    dynamic_sampling_rounds: int = 0  # DAPO: how often to redraw problems whose groups carry no signal
+    overlong: Overlong = field(default_factory=Overlong)
+    dynamic_sampling: DynamicSampling = field(default_factory=DynamicSampling)
+
+    def return_range(self, reward_range: float | None) -> float | None:
+        """Largest minus smallest return that is trained on, when rewards have this range: a punishment adds 1."""
+        return reward_range if reward_range is None or not self.overlong.punishes else reward_range + 1.0
 
     @property
     def reuses_rollouts(self) -> bool:
@@ -101,7 +139,6 @@ class Plan:
 
 
 TEAMTR = Plan()
-_TOKEN_CLIP = Objective(ratio="token")
 
 PRESETS: dict[str, Plan] = {
     "teamtr": TEAMTR,
@@ -123,12 +160,19 @@ PRESETS: dict[str, Plan] = {
     "no_normalisation": replace(TEAMTR, normalise=False),
     "no_clipping": replace(TEAMTR, a_clip=math.inf),
     # single agents: a team of one with another objective
-    "grpo": replace(TEAMTR, objective=_TOKEN_CLIP, region=Region(gate=False, beta=0.0, adapt_beta=False)),
-    "dapo": replace(
+    "grpo": replace(  # arXiv 2402.03300
         TEAMTR,
+        a_clip=math.inf,
+        objective=Objective(ratio="token", reference_kl=0.04),
+        region=Region(gate=False, beta=0.0, adapt_beta=False),
+    ),
+    "dapo": replace(  # arXiv 2503.14476
+        TEAMTR,
+        a_clip=math.inf,
         objective=Objective(ratio="token", clip_low=0.2, clip_high=0.28, average_over="tokens"),
         region=Region(gate=False, beta=0.0, adapt_beta=False),
-        dynamic_sampling_rounds=3,
+        overlong=Overlong(filter=True, cache=0.2),
+        dynamic_sampling=DynamicSampling(on=True),
     ),
 }
 """Every named plan. ``joint`` and ``naive_sequential`` differ in name more than in mathematics: with separate

@@ -31,7 +31,7 @@ from teamtr.lesson import Lesson
 from teamtr.memory import before_training, peak_gb
 from teamtr.preflight import doubts, measure_floors, require_visible, self_test
 from teamtr.randomness import generator, seed_of
-from teamtr.rollout import Ledger, collect, play
+from teamtr.rollout import Collected, Ledger, collect, play, punishments_PG, trained_returns_PG
 from teamtr.stage import shared_radii, stage_report
 from teamtr.store import (
     Commit,
@@ -80,9 +80,10 @@ def train(team_file: TeamFile, folder: Path | str, *, stop: Callable[[], bool] =
     with RunFolder.open(folder, keep_commits=team_file.store.keep_checkpoints) as run:
         commit = run.checkpoints.latest()
         claim(run, team_file, commit)
+        taught = commit is None or team_file.plan.plan().objective.has_reference  # else a commit holds all that matters
         try:
             yield from follow(
-                _Driver(run, build(team_file, taught=commit is None), stop).go(commit),
+                _Driver(run, build(team_file, taught=taught), stop).go(commit),
                 team_file.trackers,
                 run.path,
                 name=team_file.name,
@@ -109,6 +110,7 @@ class _Driver:
         self.fingerprints: dict[str, str] = {}
         self.exact: float | None = None
         self.measured: Record | None = None
+        self.redrawn: Record | None = None
         self.probed: Record | None = None
         self.memory: Record | None = None
 
@@ -140,23 +142,25 @@ class _Driver:
         gains = {name: record["surrogate"] for name, record in past.items()}
         slots = schedule(plan.order, self.team.trainable, generator(self.seed, "order", stage), gains)
         self._share_out_radii(past)
-        problems = self._draw(stage, 0, self.workshop.team_file.plan.problems)
+        problems, others = self._draw(stage, self.workshop.team_file.plan.problems)
         held = self._held_batch(slots)
         if self._probing and self.position.done == 0:
             write_episodes(self.run.episodes / probe_name(stage), self._rollouts_for_probes("start"))
 
         def gather(team: Team, step: int) -> RolloutBatch:
             ledger = Ledger()
-            batch = collect(
+            collected = collect(
                 self.workshop.arena,
                 team,
                 problems,
                 plan.group_size,
                 seed=lambda r: seed_of(self.seed, "rollout", stage, step, r),
-                redraw=lambda r, n: self._draw(stage, r, n),
-                rounds=plan.dynamic_sampling_rounds,
+                reserve=others if plan.dynamic_sampling.on else (),
+                limit=plan.dynamic_sampling.limit,
                 ledger=ledger,
             )
+            batch = collected.batch
+            self.redrawn = _told(collected) if plan.dynamic_sampling.on else None
             self.account.sampled(ledger)
             self._measure(batch)
             name = batch_name(stage, step)
@@ -189,7 +193,7 @@ class _Driver:
         if self.workshop.plan.radii.allocation == "equal" or any(name not in past for name in names):
             return
         turns = {name: router.turns_of(name) for name in names}
-        shared = shared_radii(self.workshop.plan.radii, past, turns, self.workshop.task.reward_range or 1.0)
+        shared = shared_radii(self.workshop.plan.radii, past, turns, self._return_range or 1.0)
         for name, radius in shared.items():
             learner = self.workshop.engine.learner(name)
             learner.state = replace(learner.state, radius_nats=radius)
@@ -227,13 +231,17 @@ class _Driver:
             normalise=plan.normalise,
             seed=seed_of(self.seed, "update", self.position.stage, agent),
             aside_seed=seed_of(self.seed, "aside", self.position.stage),
-            stakes=Stakes(router.turns_of(agent), router.horizon, self.workshop.task.reward_range),
+            stakes=Stakes(router.turns_of(agent), router.horizon, self._return_range),
         )
         self.account.updated(agent, update.report.tokens, update.report.seconds)
         self.probed = None
         if before is not None and update.report.outcome.startswith("accepted"):
             self.probed = self._probe(agent, before, lesson, fresh)
         return update
+
+    @property
+    def _return_range(self) -> float | None:
+        return self.workshop.plan.return_range(self.workshop.task.reward_range)
 
     # -- probes -----------------------------------------------------------------------------------------------
 
@@ -247,7 +255,7 @@ class _Driver:
     def _rollouts_for_probes(self, name: str) -> RolloutBatch:
         """The stage's problems played by the team as it is, for probes alone: no update learns from them."""
         stage, plan = self.position.stage, self.workshop.plan
-        problems = self._draw(stage, 0, self.workshop.team_file.plan.problems)
+        problems, _ = self._draw(stage, self.workshop.team_file.plan.problems)
         ledger = Ledger()
         seed = seed_of(self.seed, "probe rollout", stage, name)
         batch = play(self.workshop.arena, self.team, problems, plan.group_size, seed=seed, ledger=ledger)
@@ -256,7 +264,7 @@ class _Driver:
 
     def _for_probe(self, agent: str, batch: RolloutBatch) -> Rollouts:
         plan = self.workshop.plan
-        returns_PG = batch.returns_PG(plan.gamma)
+        returns_PG = trained_returns_PG(batch, plan, self.team.limits)
         advantages = group_advantages(returns_PG, a_clip=plan.a_clip, eps_norm=plan.eps_norm, normalise=plan.normalise)
         return Rollouts(batch.of(agent), advantages)
 
@@ -286,23 +294,24 @@ class _Driver:
             "seconds": seconds["probe"],
         }
 
-    def _draw(self, stage: int, round: int, count: int) -> list[Problem]:
-        """The stage's problems: without replacement as far as the split goes."""
+    def _draw(self, stage: int, count: int) -> tuple[list[Problem], list[Problem]]:
+        """The stage's problems, without replacement as far as the split goes, and all others in random order."""
         problems = self.workshop.task.problems("train")
-        rng = generator(self.seed, "problems", stage, round)
+        rng = generator(self.seed, "problems", stage, 0)
         repeats = -(-count // len(problems))
-        order = np.concatenate([rng.permutation(len(problems)) for _ in range(repeats)])[:count]
-        return [problems[i] for i in order]
+        order = np.concatenate([rng.permutation(len(problems)) for _ in range(repeats)])
+        drawn = [problems[i] for i in order]
+        return drawn[:count], drawn[count : len(problems)]
 
     # -- what updates were worth ------------------------------------------------------------------------------
 
     def _measure(self, batch: RolloutBatch) -> None:
         """A fresh batch of the same problems measures what the update before it gained."""
-        returns_PG = batch.returns_PG(self.workshop.plan.gamma)
+        returns_PG = trained_returns_PG(batch, self.workshop.plan, self.team.limits)
         before = self.position.returns
         self.measured = None
         plan = self.workshop.plan
-        comparable = not plan.reuses_rollouts and plan.dynamic_sampling_rounds == 0 and len(returns_PG) > 1
+        comparable = not plan.reuses_rollouts and not plan.dynamic_sampling.on and len(returns_PG) > 1
         if before is not None and comparable and np.isfinite(before).all() and np.isfinite(returns_PG).all():
             gain = measured_gain(before, returns_PG)
             self.measured = {"update": self.position.number, **asdict(gain)}
@@ -340,6 +349,8 @@ class _Driver:
             "step": step.index,
             **asdict(step.report),
             "reward": float(rewards[np.isfinite(rewards)].mean()) if np.isfinite(rewards).any() else float("nan"),
+            "punishment": self._mean_punishment(step.batch),
+            "dynamic_sampling": self.redrawn,
             "grader_failures": dict(getattr(self.workshop.task, "failures", {})),
             "protocol_breaches": self.workshop.breaches(),
             "success": float(np.mean([e.verdict.right for e in step.batch.episodes])),
@@ -352,8 +363,13 @@ class _Driver:
         }
         self._save(record, updated=step.report.agent)
         self.run.log.append(record)
-        self.measured = None
+        self.measured = self.redrawn = None
         return record
+
+    def _mean_punishment(self, batch: RolloutBatch) -> float | None:
+        """What overlong messages took from the batch's returns; None where the plan punishes none."""
+        plan = self.workshop.plan
+        return float(punishments_PG(batch, plan, self.team.limits).mean()) if plan.overlong.punishes else None
 
     def _save(self, record: Record | None, updated: str | None) -> None:
         learners = self.workshop.engine.learners
@@ -364,6 +380,7 @@ class _Driver:
             "account": asdict(self.account),
             "versions": self.team.versions,
             "precisions": {name: learner.policy.precision for name, learner in learners.items()},
+            "references": references(self.workshop),
         }
         self.run.checkpoints.commit(
             self.position.number,
@@ -414,6 +431,11 @@ class _Driver:
         progress = dict(commit.progress)
         if self.team.versions != progress.pop("versions"):
             raise StoreError(f"the weights in {self.run.path} are not those that commit {commit.number} names")
+        if progress.pop("references", {}) != references(self.workshop):
+            raise StoreError(
+                f"the models that the run in {self.run.path} began with are not those that its team file gives now, "
+                "and plan.reference_kl needs them: put the old models back, or begin another run"
+            )
         self.account = Account(**progress.pop("account"))
         for name, precision in progress.pop("precisions").items():  # what "auto" settled on when the run began
             self.workshop.engine.learner(name).policy.precision = precision
@@ -447,6 +469,16 @@ class _Driver:
         }
         self.run.log.append(record)
         yield record
+
+
+def references(workshop: Workshop) -> dict[str, str]:
+    """The version of every reference policy, by agent."""
+    versions = {name: learner.initial_version for name, learner in workshop.engine.learners.items()}
+    return {name: version for name, version in versions.items() if version is not None}
+
+
+def _told(collected: Collected) -> Record:
+    return {"rounds": collected.rounds, "without_signal": collected.without_signal, "ended": collected.ended}
 
 
 def evaluate_team(

@@ -154,7 +154,8 @@ class AgentBatch:
 
     ``prompts[m]`` and ``messages[m]`` are token ids of any length; padding, if any, is the engine's affair.
     ``episode_M``, ``problem_M`` and ``turn_M`` say where each message came from; ``cluster_M`` is equal for messages
-    of one problem also when it stands in the batch more than once (by default ``problem_M``).
+    of one problem also when it stands in the batch more than once (by default ``problem_M``). ``cut_M`` marks messages
+    that ended at the token limit (by default none).
     """
 
     agent: str
@@ -165,10 +166,13 @@ class AgentBatch:
     problem_M: NDArray[np.int64]
     turn_M: NDArray[np.int64]
     cluster_M: NDArray[np.int64] = None  # type: ignore[assignment]
+    cut_M: NDArray[np.bool_] = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
         if self.cluster_M is None:
             object.__setattr__(self, "cluster_M", self.problem_M)
+        if self.cut_M is None:
+            object.__setattr__(self, "cut_M", np.zeros(len(self.messages), dtype=np.bool_))
 
     def __len__(self) -> int:
         return len(self.messages)
@@ -188,6 +192,7 @@ class AgentBatch:
             problem_M=self.problem_M[index],
             turn_M=self.turn_M[index],
             cluster_M=self.cluster_M[index],
+            cut_M=self.cut_M[index],
         )
 
 
@@ -220,7 +225,12 @@ class RolloutBatch:
 
     def returns_PG(self, gamma: float) -> Floats:
         """Discounted return of each episode; the reward arrives with the last turn."""
-        flat = [e.reward * gamma ** max(len(e.turns) - 1, 0) for e in self.episodes]
+        rewards_E = np.array([e.reward for e in self.episodes], dtype=np.float64)
+        return rewards_E.reshape(len(self.problems), self.group_size) * self.discounts_PG(gamma)
+
+    def discounts_PG(self, gamma: float) -> Floats:
+        """Of what arrives with each episode's last turn."""
+        flat = [gamma ** max(len(e.turns) - 1, 0) for e in self.episodes]
         return np.array(flat, dtype=np.float64).reshape(len(self.problems), self.group_size)
 
     def reweighted(self, update: AgentBatch, log_ratio_M: Floats) -> RolloutBatch:
@@ -248,6 +258,7 @@ class RolloutBatch:
             problem_M=np.array([e // self.group_size for e, _, _ in found], dtype=np.int64),
             turn_M=np.array([t for _, t, _ in found], dtype=np.int64),
             cluster_M=np.array([cluster_P[e // self.group_size] for e, _, _ in found], dtype=np.int64),
+            cut_M=np.array([turn.finish == "length" for _, _, turn in found], dtype=np.bool_),
         )
 
 
@@ -284,12 +295,14 @@ class Divergence:
 
     ``full_M`` is exact given the prefixes (app:impl); ``k1_M`` is the paper's estimate (eq:emp_tok_kl);
     ``k3_M`` its non-negative variant; ``log_ratio_M`` is log new(m) - log cur(m), so ``k1_M == -log_ratio_M``.
+    ``reference_M`` estimates KL(new || reference) by the same variant, where the batch was scored under the reference.
     """
 
     full_M: Floats
     k1_M: Floats
     k3_M: Floats
     log_ratio_M: Floats
+    reference_M: Floats | None = None
 
     def finite(self) -> bool:
         return bool(np.isfinite(self.full_M).all() and np.isfinite(self.log_ratio_M).all())
@@ -297,13 +310,15 @@ class Divergence:
 
 @dataclass(frozen=True)
 class StepStats:
-    """One optimizer step. ``applied`` is False when a non-finite loss or gradient was thrown away."""
+    """One optimizer step. ``applied`` is False when a non-finite loss or gradient was thrown away. ``kl_reference`` is
+    the mean that ``Objective.reference_kl`` weighs, None without a reference."""
 
     applied: bool
     surrogate: float
     kl_full: float
     grad_norm: float
     ratio_clip_rate: float
+    kl_reference: float | None = None
 
 
 @dataclass(frozen=True)
@@ -330,8 +345,9 @@ class Certificate:
 class UpdateReport:
     """One update of one agent: the policy that was kept, never the one that was tried.
 
-    All KLs run from the policy before to the policy after. ``radius``, ``kl_upper``, ``kl_rejected`` and
-    ``noise_floor`` are in nats per ``unit``; ``kl_per_token`` per token; the others per message.
+    All KLs run from the policy before to the policy after, but ``kl_reference`` from the policy after to the one that
+    the run began with. ``radius``, ``kl_upper``, ``kl_rejected`` and ``noise_floor`` are in nats per ``unit``;
+    ``kl_per_token`` and ``kl_reference`` per token; the others per message.
     """
 
     agent: str
@@ -345,6 +361,7 @@ class UpdateReport:
     kl_k3: float = 0.0
     kl_discounted: float = 0.0
     kl_per_token: float = 0.0
+    kl_reference: float | None = None  # by k3 on the batch's messages; None without a reference
     kl_rejected: float | None = None  # the upper bound of the first candidate, when it was outside
     noise_floor: float | None = None
     surrogate: float = 0.0

@@ -121,10 +121,10 @@ def update_agent(
         version_after=version,
     )
 
-    legs = lesson.legs(cross_fit=optimisation.cross_fit, rng=generator(seed, "halves"))
+    legs = lesson.legs(objective, cross_fit=optimisation.cross_fit, rng=generator(seed, "halves"))
 
     # 1. skip what cannot teach
-    if skip := _cannot_teach(lesson, legs):
+    if skip := _cannot_teach(lesson, legs, objective):
         outcome, reason = skip
         return Update(replace(base, outcome=outcome, reason=reason), np.zeros(len(lesson.batch)))
 
@@ -132,7 +132,7 @@ def update_agent(
     try:
         # 2. freeze the old policy, measure the floor
         with clock.phase("score"):
-            logp_M = learner.begin(lesson.batch)
+            logp_M = learner.begin(lesson.batch, reference=objective.has_reference)
             if not np.isfinite(logp_M).all():
                 reason = f"{int((~np.isfinite(logp_M)).sum())} messages have a non-finite log-probability"
                 return Update(replace(base, outcome="skipped_non_finite", reason=reason), np.zeros(len(lesson.batch)))
@@ -196,7 +196,7 @@ def update_agent(
 # -- 1 -------------------------------------------------------------------------------------------------------
 
 
-def _cannot_teach(lesson: Lesson, legs: Sequence[Leg]) -> tuple[Outcome, str] | None:
+def _cannot_teach(lesson: Lesson, legs: Sequence[Leg], objective: Objective) -> tuple[Outcome, str] | None:
     advantages = lesson.advantages
     if len(lesson.batch) == 0:
         return "skipped_silent", "the agent never spoke in this batch"
@@ -204,9 +204,10 @@ def _cannot_teach(lesson: Lesson, legs: Sequence[Leg]) -> tuple[Outcome, str] | 
         return "skipped_non_finite", "every group holds a reward that is not finite"
     if not np.isfinite(lesson.advantages_M).all():
         return "skipped_non_finite", "an episode weight is not finite"
-    if not lesson.informative_M.any():
+    if not lesson.climbed_M(objective).any():
         aside = "" if lesson.aside_M is None else ", or was set aside"
-        return "skipped_no_signal", f"every group it spoke in had equal rewards{aside}"
+        cut = ", or only messages of it that were cut" if lesson.filter_cut and lesson.batch.cut_M.any() else ""
+        return "skipped_no_signal", f"every group it spoke in had equal rewards{aside}{cut}"
     if not legs:
         return "skipped_no_signal", "the agent spoke in one problem only: no other can judge what it learns from it"
     return None
@@ -374,6 +375,7 @@ def _distances(kept: Kept, lesson: Lesson, gamma: float) -> dict[str, Any]:
         "kl_k3": lesson.mean(d.k3_M, rows),
         "kl_discounted": discounted * episodes / kept.look.episodes,
         "kl_per_token": per_token(d.full_M, batch.lengths_M[rows], weights_M),
+        "kl_reference": None if d.reference_M is None else per_token(d.reference_M, batch.lengths_M[rows], weights_M),
         "surrogate": kept.gain,
     }
 

@@ -11,7 +11,7 @@ import torch
 
 from small import World
 from teamtr.algorithm import run_stage, schedule
-from teamtr.presets import PRESETS, Order, Resample
+from teamtr.presets import PRESETS, DynamicSampling, Order, Overlong, Region, Resample
 from teamtr.randomness import generator, seed_of
 from teamtr.rollout import StaleBatch, StaleWeights, play, stale_agents
 from teamtr.theory.intervals import bootstrap_upper
@@ -67,8 +67,16 @@ def test_presets_are_what_they_say():
     assert p["no_clipping"].a_clip == float("inf")
     assert (p["dapo"].objective.clip_low, p["dapo"].objective.clip_high) == (0.2, 0.28)
     assert p["dapo"].objective.average_over == "tokens"
-    assert p["dapo"].dynamic_sampling_rounds > 0
-    assert p["grpo"].objective.ratio == "token"
+    assert p["dapo"].overlong == Overlong(filter=True, cache=0.2)
+    assert p["dapo"].dynamic_sampling == DynamicSampling(on=True, limit=0)
+    assert (p["grpo"].objective.clip_low, p["grpo"].objective.clip_high) == (0.2, 0.2)
+    assert p["grpo"].objective.average_over == "messages"
+    assert (p["grpo"].objective.reference_kl, p["dapo"].objective.reference_kl) == (0.04, 0.0)
+    for name in ("grpo", "dapo"):
+        assert p[name].objective.ratio == "token"
+        assert p[name].normalise
+        assert p[name].a_clip == float("inf")
+        assert p[name].region == Region(gate=False, beta=0.0, adapt_beta=False)
 
 
 def test_orders():

@@ -33,7 +33,7 @@ from teamtr.config import (
     schema_keys,
 )
 from teamtr.config.reference import PRESET_KEYS, preset_differences
-from teamtr.presets import PRESETS, Objective, Order, Radii, Region, Resample
+from teamtr.presets import PRESETS, DynamicSampling, Objective, Order, Overlong, Radii, Region, Resample
 
 BASE = """\
 name: trial
@@ -185,6 +185,10 @@ def check_marked(marked: str, message: str) -> None:
         (
             "plan: {radius_nats_per_message: 0.1, «radius_nats_per_token»: 0.1}",
             "plan.radius_nats_per_message and plan.radius_nats_per_token exclude each other; give one",
+        ),
+        (
+            "plan: {«dynamic_sampling_limit»: 3}",
+            "plan.dynamic_sampling_limit limits nothing: set plan.dynamic_sampling: true, or leave it out",
         ),
         # a field that cannot be read is one mistake, not two
         ("tiny: {width: 66, heads: «x»}", 'tiny.heads must be a whole number, got "x"'),
@@ -661,7 +665,10 @@ def test_plan_changes_what_is_given_and_nothing_else() -> None:
         beta=0.5,
         normalise=False,
         adapt_radius=True,
-        dynamic_sampling_rounds=0,
+        reference_kl=0.01,
+        overlong_filter=False,
+        overlong_cache=0.5,
+        dynamic_sampling_limit=4,
     ).plan()
     assert plan == replace(
         PRESETS["dapo"],
@@ -669,12 +676,13 @@ def test_plan_changes_what_is_given_and_nothing_else() -> None:
         radii=Radii(nats=0.002, per_token=True, adapt=True),
         gamma=0.9,
         a_clip=math.inf,
-        objective=Objective(ratio="token", clip_low=0.1, clip_high=0.1, average_over="tokens"),
+        objective=Objective(ratio="token", clip_low=0.1, clip_high=0.1, average_over="tokens", reference_kl=0.01),
         order=Order("random"),
         resample=Resample(every=2),
         region=Region(gate=False, beta=0.5, adapt_beta=False),
         normalise=False,
-        dynamic_sampling_rounds=0,
+        overlong=Overlong(filter=False, cache=0.5),
+        dynamic_sampling=DynamicSampling(on=True, limit=4),
     )
     assert PlanConfig(preset="dapo", clip_high=0.5).plan().objective.clip_low == 0.2
     assert PlanConfig(preset="adaptive_radius", radius_nats_per_message=0.3).plan().radii == Radii(0.3, adapt=True)

@@ -191,12 +191,12 @@ def test_move_interpolates_and_kl_falls_with_the_square(kind):
 @pytest.mark.parametrize("average_over", ["messages", "tokens"])
 def test_micro_batch_1x8_equals_8x1(kind, ratio, average_over):
     """Gradient accumulation is exact: eight messages one at a time or all at once give the same weights."""
-    objective = Objective(ratio=ratio, average_over=average_over)
+    objective = Objective(ratio=ratio, average_over=average_over, reference_kl=0.5)
     weights = []
     for micro_batch in (1, 8):
-        learner = make_learner(kind, micro_batch=micro_batch)
+        learner = make_learner(kind, micro_batch=micro_batch, keep_initial=True)
         batch = make_batch(make_learner(kind), problems=4)
-        learner.begin(batch)
+        learner.begin(batch, reference=True)
         learner.perturb(0.1, seed=4)  # at the frozen weights themselves the KL has no gradient
         advantages = np.array([1.0, -1.0, 0.5, -0.5, 2.0, -2.0, 0.1, -0.1])
         gradients = _gradient(learner, batch, advantages, objective, beta=2.0)
@@ -211,6 +211,100 @@ def _gradient(learner, batch, advantages, objective, beta=0.3) -> dict[str, torc
     learner.max_grad_norm = 1e9
     learner.step(all_rows(batch), advantages, objective, beta=beta, learning_rate=0.0)
     return {k: v for k, v in learner.snapshot().moments.items() if k.startswith("first.")}
+
+
+def drifted(kind, **options):
+    """A learner that has left the policy it began with, and messages that the new policy wrote."""
+    learner = make_learner(kind, keep_initial=True, **options)
+    learner.perturb(0.2, seed=11)
+    return learner, make_batch(learner, problems=8)
+
+
+REFERENCE = Objective(ratio="token", reference_kl=0.04)
+
+
+@pytest.mark.parametrize("average_over", ["messages", "tokens"])
+def test_the_kl_to_the_initial_policy_is_what_a_fresh_learner_says(kind, average_over):
+    """By hand, from token log-probabilities of the drifted learner and of one that never moved."""
+    learner, batch = drifted(kind)
+    learner.begin(batch, reference=True)
+    new = learner.token_logprobs()
+    fresh = make_learner(kind)
+    fresh.begin(batch)
+    tokens = [np.exp(r - n) - (r - n) - 1 for r, n in zip(fresh.token_logprobs(), new, strict=True)]
+    expected = np.mean([t.mean() for t in tokens]) if average_over == "messages" else np.concatenate(tokens).mean()
+    objective = Objective(ratio="token", average_over=average_over, reference_kl=0.04)
+    stats = learner.step(all_rows(batch), np.zeros(len(batch)), objective, beta=0.0, learning_rate=0.0)
+    assert expected > 1e-3
+    assert stats.kl_reference == pytest.approx(expected, rel=1e-3 if kind != "tabular" else 1e-9)
+    np.testing.assert_allclose(learner.measure().reference_M, [t.sum() for t in tokens], rtol=2e-3, atol=1e-5)
+
+
+def test_scoring_the_initial_policy_leaves_no_trace(kind):
+    learner, batch = drifted(kind)
+    learner.begin(batch)
+    learner.step(all_rows(batch), np.linspace(-1, 1, len(batch)), Objective(), beta=0.1, learning_rate=1e-2)
+    learner.end()
+    before, version, fingerprint = learner.snapshot(), learner.version(), learner.fingerprint()
+    plain = learner.begin(batch)
+    with_reference = learner.begin(batch, reference=True)
+    np.testing.assert_array_equal(plain, with_reference)
+    learner._touched()
+    assert (learner.version(), learner.fingerprint()) == (version, fingerprint)
+    for name, value in learner.snapshot().parameters.items():
+        assert torch.equal(value, before.parameters[name])
+    learner.end()
+    learner.begin(batch)
+    assert learner.measure().reference_M is None, "the next batch has no reference unless it asks for one"
+
+
+def test_an_unmoved_policy_has_no_kl_to_its_beginning(kind):
+    learner = make_learner(kind, keep_initial=True)
+    batch = make_batch(learner)
+    learner.begin(batch, reference=True)
+    assert not learner.measure().reference_M.any()
+
+
+def test_the_kl_to_the_initial_policy_pulls_a_drifted_policy_back(kind):
+    """Without any advantage, steps go home; without the penalty they go nowhere."""
+    learner, batch = drifted(kind)
+    learner.begin(batch, reference=True)
+    away = learner.measure().reference_M.sum()
+    still = Objective(ratio="token")
+    version = learner.version()
+    learner.step(all_rows(batch), np.zeros(len(batch)), still, beta=0.0, learning_rate=1e-3)
+    assert learner.version() == version
+    for _ in range(10):
+        learner.step(all_rows(batch), np.zeros(len(batch)), REFERENCE, beta=0.0, learning_rate=3e-3)
+    assert learner.measure().reference_M.sum() < 0.8 * away
+
+
+def test_the_slope_of_a_step_is_that_of_the_kl_to_the_initial_policy(kind):
+    """Along the line from the beginning to the drifted weights, by differences."""
+    learner = make_learner(kind, micro_batch=3, keep_initial=True)
+    start = learner.snapshot()
+    learner.perturb(0.2, seed=11)
+    end = learner.snapshot()
+    batch = make_batch(learner, problems=8)
+    learner.begin(batch, reference=True)
+    first = _gradient(learner, batch, np.zeros(len(batch)), REFERENCE, beta=0.0)
+    along = [(first[f"first.{k}"] * (p - start.parameters[k])).sum() for k, p in end.parameters.items()]
+    slope = float(sum(along)) / 0.1
+    kl = []
+    for fraction in (0.98, 1.02):
+        learner.move(start, end, fraction)
+        kl.append((learner.measure().reference_M / batch.lengths_M).mean())
+    assert slope == pytest.approx(REFERENCE.reference_kl * (kl[1] - kl[0]) / (1.02 - 0.98), rel=2e-2)
+
+
+def test_a_reference_that_nobody_kept_is_an_error(kind):
+    learner = make_learner(kind)
+    batch = make_batch(learner)
+    with pytest.raises(RuntimeError, match="keep_initial"):
+        learner.begin(batch, reference=True)
+    learner.begin(batch)
+    with pytest.raises(RuntimeError, match="reference=True"):
+        learner.step(all_rows(batch), np.zeros(len(batch)), REFERENCE, beta=0.0, learning_rate=0.0)
 
 
 def test_the_penalty_is_beta_times_the_mean_kl_of_a_message(kind):

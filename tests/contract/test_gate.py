@@ -209,7 +209,7 @@ def many_problems(world: World, seed: int, count: int = 8):
 def test_halves_judge_each_other_and_every_problem_is_learned_from():
     world = World()
     lesson = many_problems(world, 0).set_aside(0.25, np.random.default_rng(0))
-    first, second = lesson.legs(cross_fit=True, rng=np.random.default_rng(0))
+    first, second = lesson.legs(world.plan.objective, cross_fit=True, rng=np.random.default_rng(0))
     assert not (first.train_M & first.judge_M).any()
     assert not (second.train_M & second.judge_M).any()
     assert ((first.train_M | second.train_M) == lesson.informative_M).all()
@@ -219,7 +219,7 @@ def test_halves_judge_each_other_and_every_problem_is_learned_from():
         assert not trained & set(lesson.batch.cluster_M[leg.judge_M]), "whole problems"
     assert (first.opens, second.opens) == (True, False)
     assert (first.radius_share, second.radius_share) == (0.25, 1.0), "half the way has a quarter of the KL"
-    (whole,) = lesson.legs(cross_fit=False, rng=np.random.default_rng(0))
+    (whole,) = lesson.legs(world.plan.objective, cross_fit=False, rng=np.random.default_rng(0))
     assert (whole.train_M == lesson.informative_M).all()
     assert (whole.judge_M == lesson.taught_M).all()
     assert (whole.opens, whole.radius_share) == (True, 1.0)

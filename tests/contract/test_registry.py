@@ -17,6 +17,7 @@ from teamtr.account import Account
 from teamtr.build import build, build_task
 from teamtr.config import TASK_NAMES, ConfigError, load_team_file, loads
 from teamtr.errors import Misuse, Refused
+from teamtr.presets import Overlong
 from teamtr.rollout import play
 from teamtr.tasks import Benchmark, WrongAnswer, benchmark
 from teamtr.tasks.endpoint import EndpointPlayer
@@ -277,6 +278,15 @@ def test_too_few_tokens_for_any_answer_is_a_warning(small: Any) -> None:
 
     [warning] = preflight.self_test(with_task(small, Wordy()))
     assert "agent 'a' may write 8 tokens" in warning
+
+
+def test_right_answers_that_would_be_punished_for_their_length_are_a_warning(small: Any) -> None:
+    strict = replace(small, plan=replace(small.plan, overlong=Overlong(cache=1.0)))
+    [warning] = preflight.self_test(with_task(strict, _Sums()))
+    assert "of 8 tokens and is punished for its length" in warning
+    assert "plan.overlong_cache" in warning
+    mild = replace(small, plan=replace(small.plan, overlong=Overlong(cache=0.2)))
+    assert preflight.self_test(with_task(mild, _Sums())) == []
 
 
 # -- the document ---------------------------------------------------------------------------------------------

@@ -32,11 +32,13 @@ from teamtr.cli import app
 from teamtr.cli.demo import _write_report
 from teamtr.demo import DemoResult
 from teamtr.errors import Misuse
+from teamtr.presets import PRESETS
 from teamtr.report import build_report, compare_page, compare_runs, comparison_text, report_page, report_text
-from teamtr.report.conversations import choose_batches, choose_groups, evenly
+from teamtr.report.conversations import advantages_PG, choose_batches, choose_groups, evenly
 from teamtr.report.page import embedded_json
 from teamtr.report.reading import BatchFile, read_run
 from teamtr.report.summary import summarise
+from teamtr.rollout import trained_returns_PG
 from teamtr.store import Log
 from teamtr.text import visible
 from teamtr.theory.advantages import group_advantages
@@ -160,6 +162,26 @@ def test_conversations_hold_advantages_siblings_and_the_environment(tmp_path):
     assert first["said"][0]["environment"]
     assert first["said"][1]["ids"] == batch.episodes[0].turns[0].token_ids.tolist()
     assert first["said"][1]["logprobs"] == pytest.approx(batch.episodes[0].turns[0].sampler_logprobs, abs=1e-3)
+
+
+def test_conversations_hold_the_advantages_of_punished_returns(tmp_path):
+    """As DAPO trains on them; an agent whose limit nobody knows leaves them out."""
+    batch = made_batch(AGENTS)
+    first, *others = batch.episodes
+    cut = replace(first, turns=(replace(first.turns[0], finish="length"), *first.turns[1:]))
+    batch = replace(batch, episodes=(cut, *others))
+    plan, short = PRESETS["dapo"], dict.fromkeys(AGENTS, 16)
+    assert not np.array_equal(trained_returns_PG(batch, plan, short), batch.returns_PG(1.0))
+    shown = advantages_PG(batch, plan, short)
+    wanted = group_advantages(trained_returns_PG(batch, plan, short), a_clip=np.inf, eps_norm=1e-6).values_PG
+    np.testing.assert_array_equal(shown, wanted)
+    assert advantages_PG(batch, plan, {}) is None
+    assert advantages_PG(batch, PRESETS["teamtr"], {}) is not None
+    run = made_run(tmp_path / "run", batches=[batch], batch_stages=1, preset="dapo")
+    held = build_report(run).conversations["stage-0000-step-00.jsonl.gz"]
+    limits = read_run(run).limits
+    wanted = advantages_PG(batch, plan, limits)
+    assert [e["advantage"] for e in held["episodes"]] == pytest.approx(wanted.ravel().tolist(), abs=1e-4)
 
 
 def test_kl_by_token_comes_with_its_conversation(tmp_path):

@@ -437,7 +437,7 @@ def test_a_swap_begins_its_stage_with_nothing_carried_over(newcomer, tmp_path):
     for _ in swap(source, Request("speaker", str(newcomer), train="full", mode="direct", **QUICK), tmp_path / "new"):
         pass
     progress = RunFolder.read(tmp_path / "new").checkpoints.latest().progress
-    kept = {"stage", "done", "number", "account", "versions", "precisions"}
+    kept = {"stage", "done", "number", "account", "versions", "precisions", "references"}
     assert {key: value for key, value in progress.items() if key not in kept and value is not None} == {}
 
 
@@ -454,3 +454,25 @@ def test_a_swap_weighs_rewards_as_the_plan_does(run, newcomer, tmp_path, monkeyp
     for _ in swap(source, Request("speaker", str(newcomer), train="full", max_steps=10, **QUICK), tmp_path / "new"):
         pass
     assert asked == [False]
+
+
+# -- a plan with a reference policy ---------------------------------------------------------------------------
+
+
+def test_after_a_swap_everyone_has_the_reference_of_its_own_beginning(newcomer, tmp_path):
+    """The kept agents that of the old run, though their built-in base had been made from the examples of all three; the
+    new one its own model."""
+    old = train(tmp_path / "old", "plan.preset=grpo")
+    out = tmp_path / "out"
+    list(swap(old, Request("speaker", str(newcomer), mode="direct", train="full", **QUICK), out))
+    before, after = (RunFolder.read(folder).checkpoints.latest().progress["references"] for folder in (old, out))
+    assert set(before) == set(after) == {"left", "right", "speaker"}
+    assert (after["left"], after["right"]) == (before["left"], before["right"])
+    began = build(load_team_file(out / "team.yaml")).engine
+    assert after["speaker"] == began.learner("speaker").version() != before["speaker"]
+    records = list(runs.train(load_team_file(out / "team.yaml"), out))
+    updates = [r for r in records if r["kind"] == "update"]
+    assert [r["agent"] for r in updates] == ["left", "right", "speaker"]
+    assert all(r["kl_reference"] is not None for r in updates if r["outcome"] == "accepted")
+    moved = {r["agent"]: r["kl_reference"] for r in updates}
+    assert moved["left"] > 0, "it was trained before the swap, and is measured from where it began"

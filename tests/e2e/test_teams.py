@@ -8,12 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from teamtr import run
 from teamtr.build import _use_few_threads, build
 from teamtr.config import loads
 from teamtr.errors import Misuse
-from teamtr.store import RunFolder
+from teamtr.randomness import generator
+from teamtr.rollout import has_signal_P, punishments_PG, trained_returns_PG
+from teamtr.store import RunFolder, StoreError, batch_name, read_episodes
 from teamtr.stored import StoredRun
 
 SMALL = "tiny: {layers: 1, width: 32, heads: 2, warmup_steps: 40, warmup_learning_rate: 1e-2}\n"
@@ -129,8 +132,6 @@ def test_a_team_of_different_sizes_and_tokenizers(tmp_path):
     assert len(records) == 6
     assert all(np.isfinite(r["kl_full"]) for r in records)
     batch_file = sorted((tmp_path / "run" / "episodes").iterdir())[0]
-    from teamtr.store import read_episodes
-
     episode = read_episodes(batch_file).episodes[0]
     by_agent = {t.agent: t for t in episode.turns}
     assert len(by_agent["speaker"].context_ids) < len(by_agent["left"].text + by_agent["right"].text) + 20
@@ -198,11 +199,15 @@ eval: {{every: 0}}
 
 def test_dapo_redraws_problems_without_signal(tmp_path):
     text = "name: dapo\n" + SMALL + CODE % "tiny" + PLAN
-    small = ("task.symbols=ABCD", "tiny.warmup_steps=60", "plan.problems=8", "plan.group_size=2")
+    small = ("task.symbols=ABCD", "tiny.warmup_steps=60", "plan.problems=4", "plan.group_size=2")
     plain = updates(train(text, tmp_path / "plain", "plan.preset=grpo", *small))
     dapo = updates(train(text, tmp_path / "dapo", "plan.preset=dapo", *small))
     assert sum(r["groups_without_signal"] for r in dapo) < sum(r["groups_without_signal"] for r in plain)
     assert dapo[-1]["episodes_total"] > plain[-1]["episodes_total"]
+    exhausted = ("task.symbols=AB", "plan.problems=8", "plan.group_size=2", "plan.stages=1")
+    (first, *_) = updates(train(text, tmp_path / "exhausted", "plan.preset=dapo", *exhausted))
+    assert first["dynamic_sampling"]["ended"] == "all_tried", "two problems, and a batch of eight has them all"
+    assert (first["dynamic_sampling"]["rounds"], first["episodes_total"]) == (0, 16)
 
 
 @pytest.mark.slow
@@ -343,3 +348,96 @@ def test_a_cross_fitted_run_learns_and_stays_inside(tmp_path):
         loads(ROLES, "team", ["learner.cross_fit=true", "plan.preset=grpo"])
     with pytest.raises(Misuse, match="must be 4 or more"):
         loads(ROLES, "team", ["learner.cross_fit=true", "plan.problems=3"])
+
+
+# -- GRPO and DAPO, as their papers have them ------------------------------------------------------------------
+
+
+def test_grpo_logs_how_far_it_is_from_where_it_began(tmp_path):
+    text = "name: grpo\n" + SMALL + CODE % "tiny" + PLAN
+    settings = ("plan.stages=3", "plan.problems=4", "plan.group_size=8")
+    found = updates(train(text, tmp_path / "run", "plan.preset=grpo", *settings))
+    assert all(r["kl_reference"] > 0 for r in found if r["steps"] and r["version_after"] != r["version_before"])
+    free = updates(train(text, tmp_path / "free", "plan.preset=grpo", "plan.reference_kl=0", *settings))
+    assert all(r["kl_reference"] is None for r in free)
+    assert found[-1]["version_after"] != free[-1]["version_after"]
+    held = updates(train(text, tmp_path / "held", "plan.preset=grpo", "plan.reference_kl=20", *settings))
+    assert np.mean([r["kl_reference"] for r in held[-3:]]) < np.mean([r["kl_reference"] for r in found[-3:]])
+
+
+def test_a_reference_that_changed_on_disk_is_refused(tmp_path):
+    words = word_model(tmp_path / "words", width=32)
+    text = "name: grpo\n" + CODE % words + PLAN
+    overrides = ("team.train=full", "plan.preset=grpo")
+    records = run.train(loads(text, "team", overrides), tmp_path / "run", stop=lambda: True)
+    assert list(records)[-1]["kind"] == "stopped"
+    model = tmp_path / "words" / "model.safetensors"
+    weights = load_file(model)
+    save_file({k: v + 0.01 for k, v in weights.items()}, model, {"format": "pt"})
+    with pytest.raises(StoreError, match=r"plan\.reference_kl needs them"):
+        train(text, tmp_path / "run", *overrides)
+    train(text, tmp_path / "free", *overrides, "plan.reference_kl=0")
+
+
+def test_dapo_logs_the_task_s_own_reward_and_its_punishment_beside(tmp_path):
+    text = "name: dapo\n" + SMALL + CODE % "tiny" + PLAN
+    settings = ("plan.preset=dapo", "plan.overlong_cache=0.5", "plan.dynamic_sampling=false", "plan.group_size=8")
+    found = updates(train(text, tmp_path / "run", *settings))
+    plan = loads(text, "team", settings).plan.plan()
+    limits = {"left": 2, "right": 2, "speaker": 3}
+    returns = []
+    for r in found:
+        batch = read_episodes(tmp_path / "run" / "episodes" / batch_name(r["stage"], r["step"]))
+        assert r["reward"] == np.mean([e.reward for e in batch.episodes])
+        assert r["success"] == np.mean([e.verdict.right for e in batch.episodes])
+        assert r["punishment"] == punishments_PG(batch, plan, limits).mean() < 0
+        assert r["dynamic_sampling"] is None
+        returns.append(trained_returns_PG(batch, plan, limits))
+    # what is measured is the return that was trained, as what is certified
+    for before, after, r in zip(returns, returns[1:], found[1:], strict=False):
+        if r["step"] > 0:
+            assert r["measured_before"]["estimate"] == pytest.approx((after - before).mean())
+    plain = updates(train(text, tmp_path / "plain", *settings, "plan.overlong_cache=0"))
+    assert all(r["punishment"] is None for r in plain)
+
+
+def test_certificates_know_that_punished_returns_have_a_wider_range(tmp_path, monkeypatch):
+    text = "name: dapo\n" + CODE % "tabular" + PLAN
+    stakes = []
+    update_agent = run.update_agent
+
+    def look(*args, **options):
+        stakes.append(options["stakes"].reward_range)
+        return update_agent(*args, **options)
+
+    monkeypatch.setattr(run, "update_agent", look)
+    for cache, wanted in (("0.2", 2.0), ("0", 1.0)):
+        stakes.clear()
+        train(text, tmp_path / cache, "plan.preset=dapo", f"plan.overlong_cache={cache}", "plan.stages=1")
+        assert set(stakes) == {wanted}
+
+
+def test_redrawn_problems_are_the_rest_of_the_stage_s_order(tmp_path):
+    """Round 0 is what any plan plays; the log says how the search for signals ended."""
+    text = "name: dapo\n" + CODE % "tabular" + PLAN
+    settings = ("task.symbols=ABCDE", "plan.group_size=2", "plan.problems=3", "plan.stages=2")
+    workshop = build(loads(text, "team", settings))
+    problems = workshop.task.problems("train")
+    plain = updates(train(text, tmp_path / "plain", *settings))
+    for r in plain:
+        batch = read_episodes(tmp_path / "plain" / "episodes" / batch_name(r["stage"], r["step"]))
+        order = generator(0, "problems", r["stage"], 0).permutation(len(problems))
+        assert [p.id for p in batch.problems] == [problems[i].id for i in order[:3]]
+        assert r["dynamic_sampling"] is None
+    for limit in (0, 2):
+        folder = tmp_path / f"limit-{limit}"
+        found = updates(train(text, folder, *settings, "plan.preset=dapo", f"plan.dynamic_sampling_limit={limit}"))
+        for r in found:
+            batch = read_episodes(folder / "episodes" / batch_name(r["stage"], r["step"]))
+            told = r["dynamic_sampling"]
+            assert told["without_signal"] == (~has_signal_P(batch)).sum()
+            assert told["ended"] in (("signal", "all_tried") if limit == 0 else ("signal", "all_tried", "limit"))
+            assert (told["without_signal"] == 0) == (told["ended"] == "signal")
+            assert told["ended"] != "limit" or told["rounds"] == limit
+            assert len({p.id for p in batch.problems}) == 3
+        assert max(r["dynamic_sampling"]["rounds"] for r in found) > 3 or limit

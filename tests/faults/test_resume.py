@@ -113,10 +113,13 @@ def test_killed_in_the_middle_of_a_stage_that_reuses_its_batch(preset, tmp_path)
         ("team.train=lora", "team.lora.rank=2", "plan.stages=2"),
         ("plan.order=largest_gain", "plan.allocate=gain"),
         ("plan.order=largest_gain", "plan.allocate=certified"),
+        ("plan.preset=grpo",),
+        ("plan.preset=grpo", "team.train=lora", "team.lora.rank=2", "plan.stages=2"),
+        ("plan.preset=dapo",),
     ],
 )
 def test_killed_where_more_than_weights_must_come_back(tmp_path, overrides):
-    """A frozen base that is not stored; orders and radii that depend on the past."""
+    """A frozen base or an initial policy that is not stored; orders and radii that depend on the past."""
     finish(tmp_path / "whole", overrides=overrides)
     for number in (1, 4):
         start(tmp_path / "run", overrides=overrides, die=("after_commit", number)).join(120)

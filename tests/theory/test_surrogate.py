@@ -17,6 +17,7 @@ from teamtr.theory.surrogate import (
     LOG_RATIO_BOUND,
     clipped_surrogate,
     message_log_ratio,
+    reference_kl,
     surrogate_denominator,
     surrogate_gain,
 )
@@ -307,3 +308,55 @@ def test_surrogate_gain_of_runaway_and_broken_ratios() -> None:
         surrogate_gain([0.0], [1.0, 2.0])
     with pytest.raises(ValueError, match="one weight per message"):
         surrogate_gain([0.0], [1.0], [1.0, 2.0])
+
+
+# ---------------------------------------------------------------- the KL to a reference policy
+
+
+def test_reference_kl_by_hand() -> None:
+    """ref / new = (2, 1/2) and (1/4): each token r - log r - 1; the second message is padded with garbage."""
+    ratio_MT = f64([[2.0, 0.5], [0.25, 1.0]])
+    mask_MT = torch.tensor([[True, True], [True, False]])
+    logp_new_MT = f64([[-1.0, -2.0], [-1.5, math.nan]])
+    logp_ref_MT = logp_new_MT + ratio_MT.log()
+    first = [2.0 - math.log(2.0) - 1.0, 0.5 + math.log(2.0) - 1.0]
+    second = 0.25 + math.log(4.0) - 1.0
+    by_tokens = reference_kl(logp_new_MT, logp_ref_MT, mask_MT, "tokens")
+    assert float(by_tokens) == pytest.approx(sum(first) + second, rel=1e-14)
+    by_messages = reference_kl(logp_new_MT, logp_ref_MT, mask_MT, "messages")
+    assert float(by_messages) == pytest.approx(sum(first) / 2 + second, rel=1e-14)
+    assert float(reference_kl(logp_new_MT, logp_new_MT, mask_MT, "messages")) == 0.0
+
+
+@pytest.mark.parametrize("average_over", ["messages", "tokens"])
+def test_reference_kl_gradient_agrees_with_finite_differences(average_over: Any) -> None:
+    logp_new_MT, logp_ref_MT, mask_MT, _, _ = random_batch(messages=4, tokens=3)
+    logp_new_MT.requires_grad_()
+    assert torch.autograd.gradcheck(lambda new: reference_kl(new, logp_ref_MT, mask_MT, average_over), logp_new_MT)
+    reference_kl(logp_new_MT, logp_ref_MT, mask_MT, average_over).backward()
+    assert logp_new_MT.grad is not None
+    assert not logp_new_MT.grad[~mask_MT].any(), "padding has no gradient"
+    # 1 - ref / new, by hand: a token that new likes more than ref is pushed down
+    pushed = torch.where(mask_MT, logp_new_MT > logp_ref_MT, False)
+    assert (logp_new_MT.grad[pushed] > 0).all()
+
+
+def test_reference_kl_is_unbiased_under_the_new_policy() -> None:
+    """By enumeration of the vocabulary: sum of new(v) times the estimate at v is KL(new || ref)."""
+    generator = torch.Generator().manual_seed(6)
+    logp_new_V = torch.randn(7, generator=generator, dtype=torch.float64).log_softmax(-1)
+    logp_ref_V = torch.randn(7, generator=generator, dtype=torch.float64).log_softmax(-1)
+    one = torch.ones(1, 1, dtype=torch.bool)
+    pairs = zip(logp_new_V, logp_ref_V, strict=True)
+    found = [float(reference_kl(a[None, None], b[None, None], one, "tokens")) for a, b in pairs]
+    expected = float((logp_new_V.exp() * (logp_new_V - logp_ref_V)).sum())
+    assert float((logp_new_V.exp() * f64(found)).sum()) == pytest.approx(expected, rel=1e-12)
+    other_way = float((logp_ref_V.exp() * (logp_ref_V - logp_new_V)).sum())
+    assert abs(expected - other_way) > 0.05, "the two directions must be told apart"
+
+
+def test_reference_kl_of_runaway_and_broken_tokens() -> None:
+    one = torch.ones(1, 1, dtype=torch.bool)
+    far = reference_kl(f64([[-1e4]]), f64([[0.0]]), one, "tokens")
+    assert float(far) == pytest.approx(math.expm1(LOG_RATIO_BOUND) - LOG_RATIO_BOUND)
+    assert math.isnan(float(reference_kl(f64([[-math.inf]]), f64([[0.0]]), one, "tokens")))

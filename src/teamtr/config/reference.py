@@ -47,6 +47,7 @@ PRESET_KEYS: dict[str, Callable[[Plan], Any]] = {
     "clip_high": lambda plan: plan.objective.clip_high,
     "ratio": lambda plan: plan.objective.ratio,
     "average_over": lambda plan: plan.objective.average_over,
+    "reference_kl": lambda plan: plan.objective.reference_kl,
     "order": lambda plan: plan.order.kind,
     "resample_every": lambda plan: plan.resample.every,
     "importance_weighted": lambda plan: plan.resample.importance_weighted,
@@ -55,7 +56,9 @@ PRESET_KEYS: dict[str, Callable[[Plan], Any]] = {
     "adapt_beta": lambda plan: plan.region.adapt_beta,
     "allocate": lambda plan: plan.radii.allocation,
     "adapt_radius": lambda plan: plan.radii.adapt,
-    "dynamic_sampling_rounds": lambda plan: plan.dynamic_sampling_rounds,
+    "overlong_filter": lambda plan: plan.overlong.filter,
+    "overlong_cache": lambda plan: plan.overlong.cache,
+    "dynamic_sampling": lambda plan: plan.dynamic_sampling.on,
 }
 """The keys of ``plan`` that a preset decides, and what they are in one."""
 

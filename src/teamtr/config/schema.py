@@ -20,7 +20,7 @@ from teamtr.config.paths import BUILT_IN_MODELS, Anchor
 from teamtr.config.section import Section, key, unset
 from teamtr.config.tasks import CodeTask, DataTask, OwnTask, RolesTask, SumsTask, Task
 from teamtr.config.texts import ANSWER_WORDS, AgentName, Device, Preset, RunName
-from teamtr.config.values import Above0, Count, Decay, Flag, From0, NonEmpty, Positive
+from teamtr.config.values import Above0, Count, Decay, Flag, From0, NonEmpty, Positive, UpTo1
 from teamtr.presets import PRESETS, Order, Plan
 
 Train = Literal["full", "lora"]
@@ -182,6 +182,9 @@ class PlanConfig(Section):
     clip_high: Above0 | None = unset("The same upwards only.")
     ratio: Literal["message", "token", "length_normalised"] | None = unset("What the likelihood ratio is taken over.")
     average_over: Literal["messages", "tokens"] | None = unset("What the objective averages over.")
+    reference_kl: From0 | None = unset(
+        "Weight of the KL per token from the new policy to the one that the run began with, as in GRPO; 0 has none."
+    )
     order: Literal["fixed", "reverse", "random", "largest_gain", "together"] | None = unset(
         "Who is updated when; fixed is as listed."
     )
@@ -194,7 +197,16 @@ class PlanConfig(Section):
         "How a stage's radii are shared out: equally, by each agent's last gain, or for the best certified bound."
     )
     adapt_radius: Flag | None = unset("Move each agent's radius towards the KL it really uses.")
-    dynamic_sampling_rounds: Count | None = unset("How often to redraw problems whose groups carry no signal.")
+    overlong_filter: Flag | None = unset("Make no step from messages that were cut at max_tokens, as in DAPO.")
+    overlong_cache: UpTo1 | None = unset(
+        "The last share of max_tokens, in which a message takes up to 1 from its episode's reward; cut, it takes 1, as "
+        "in DAPO. The worst message counts; 0 takes nothing."
+    )
+    dynamic_sampling: Flag | None = unset(
+        "Put new problems in the place of groups with equal rewards, until every group has a signal or all problems "
+        "were tried, as in DAPO."
+    )
+    dynamic_sampling_limit: Count = key(0, "Most rounds of that for one batch; 0 sets no limit.")
 
     def _settle(self) -> None:
         """Write out the preset's radius when none is given."""
@@ -207,6 +219,9 @@ class PlanConfig(Section):
         if self.radius_nats_per_message is not None and self.radius_nats_per_token is not None:
             message = "plan.radius_nats_per_message and plan.radius_nats_per_token exclude each other; give one"
             yield Refusal(("plan", "radius_nats_per_token"), message, at_key=True)
+        if self.dynamic_sampling_limit and not self.plan().dynamic_sampling.on:
+            message = "plan.dynamic_sampling_limit limits nothing: set plan.dynamic_sampling: true, or leave it out"
+            yield Refusal(("plan", "dynamic_sampling_limit"), message, at_key=True)
         if self.allocate not in (None, "equal") and self.plan().reuses_rollouts:
             message = (
                 f"plan.allocate: {self.allocate} goes by certificates, and a plan that reuses rollouts has none for "
@@ -237,9 +252,13 @@ class PlanConfig(Section):
                 clip_low=self.clip,
                 clip_high=clip_high,
                 average_over=self.average_over,
+                reference_kl=self.reference_kl,
             ),
             order=Order(self.order) if self.order else None,
-            dynamic_sampling_rounds=self.dynamic_sampling_rounds,
+            overlong=_changed(preset.overlong, filter=self.overlong_filter, cache=self.overlong_cache),
+            dynamic_sampling=_changed(
+                preset.dynamic_sampling, on=self.dynamic_sampling, limit=self.dynamic_sampling_limit
+            ),
         )
 
 

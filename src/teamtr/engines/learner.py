@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -27,7 +27,7 @@ from teamtr.engines.scoring import score_tokens, token_logp
 from teamtr.errors import Misuse
 from teamtr.presets import Objective
 from teamtr.theory.kl import kl_k3, per_message_sum
-from teamtr.theory.surrogate import clipped_surrogate, surrogate_denominator
+from teamtr.theory.surrogate import clipped_surrogate, reference_kl, surrogate_denominator
 from teamtr.types import AgentBatch, AgentState, Divergence, Floats, Ids, StepStats, TokenShift
 
 Result = TypeVar("Result")
@@ -58,12 +58,14 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Reference:
-    """A frozen policy on one batch: features per message token, its head, and its token log-probabilities."""
+    """A frozen policy on one batch: features per message token, its head, and its token log-probabilities. ``initial``
+    are those of the policy that the learner began with, where they were asked for."""
 
     batch: AgentBatch
     features: list[Tensor]
     head: Head
     logp: list[Tensor]
+    initial: list[Tensor] | None = None
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,11 @@ class _Scored:
 
 
 class PolicyLearner:
-    """Adam on a policy, with the frozen reference that ratios and KLs are measured against."""
+    """Adam on a policy, with the frozen reference that ratios and KLs are measured against.
+
+    ``keep_initial``: keep a copy of the trainable parameters as they are now, off the card, for objectives with a
+    ``reference_kl``.
+    """
 
     def __init__(
         self,
@@ -87,6 +93,7 @@ class PolicyLearner:
         micro_batch: int = 64,
         betas: tuple[float, float] = (0.9, 0.99),
         max_grad_norm: float = 1.0,
+        keep_initial: bool = False,
     ) -> None:
         self.agent = agent
         self.policy = policy
@@ -101,6 +108,12 @@ class PolicyLearner:
         self._clean_steps = 0
         self._reference: Reference | None = None
         self._version: str | None = None
+        self._initial: dict[str, Tensor] | None = None
+        self.initial_version: str | None = None
+        """A hash of the policy that ``keep_initial`` kept; None without one."""
+        if keep_initial:
+            self._initial = {name: p.detach().to("cpu", copy=True) for name, p in policy.parameters().items()}
+            self.initial_version = self.version()
 
     # -- identity ---------------------------------------------------------------------------------------------
 
@@ -123,9 +136,25 @@ class PolicyLearner:
 
     # -- the frozen policy ------------------------------------------------------------------------------------
 
-    def begin(self, batch: AgentBatch) -> Floats:
-        self.follow(self.freeze(batch))
+    def begin(self, batch: AgentBatch, *, reference: bool = False) -> Floats:
+        initial = self._under_initial(batch) if reference else None  # first: then one policy's features are held
+        self.follow(replace(self.freeze(batch), initial=initial))
         return np.array([x.sum() for x in self.token_logprobs()])
+
+    @torch.no_grad()
+    def _under_initial(self, batch: AgentBatch) -> list[Tensor]:
+        """Token log-probabilities of the policy that the learner began with; the present one is put back to the bit."""
+        if self._initial is None:
+            raise RuntimeError("this learner was made without keep_initial: it has no reference policy")
+        parameters = self.policy.parameters()
+        present = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+        try:
+            for name, parameter in parameters.items():
+                parameter.copy_(self._initial[name])
+            return self.freeze(batch).logp
+        finally:
+            for name, parameter in parameters.items():
+                parameter.copy_(present[name])
 
     def follow(self, reference: Reference) -> None:
         """Measure from this policy on: the learner's own as it was, or another's (app:align)."""
@@ -198,6 +227,9 @@ class PolicyLearner:
         """Gradients of the whole step, micro-batch by micro-batch, the longest messages first: a step that does not
         fit into memory fails at once."""
         reference = self._require()
+        initial = reference.initial if objective.has_reference else None
+        if objective.has_reference and initial is None:
+            raise RuntimeError("call begin(batch, reference=True) first: the objective has a KL to the initial policy")
         denominator = surrogate_denominator(reference.batch.lengths_M[rows], objective.average_over)
         position = {int(row): k for k, row in enumerate(rows)}
 
@@ -209,8 +241,14 @@ class PolicyLearner:
             advantages = send(own, logp_new_MT.device).to(logp_new_MT.dtype)
             gain = clipped_surrogate(logp_new_MT, logp_cur_MT, mask_MT, advantages, objective)
             kl_sum = scored.kl_N.sum()
-            sums = torch.stack([x.detach().double() for x in (gain.total, kl_sum, gain.clipped, gain.ratios)])
-            return Part(beta * kl_sum / len(rows) - gain.total / denominator, sums)
+            loss = beta * kl_sum / len(rows) - gain.total / denominator
+            counted = [gain.total, kl_sum, gain.clipped, gain.ratios]
+            if initial is not None:
+                logp_ref_MT, _ = _pad(torch.cat([initial[i] for i in part]), scored.lengths)
+                drift = reference_kl(logp_new_MT, logp_ref_MT, mask_MT, objective.average_over)
+                loss = loss + objective.reference_kl * drift / denominator
+                counted.append(drift)
+            return Part(loss, torch.stack([x.detach().double() for x in counted]))
 
         found = gather(
             self._micro_batches(reference.batch, rows),
@@ -219,11 +257,12 @@ class PolicyLearner:
             self._scale(),
             self.policy.computing,
         )
-        total, kl_total, clipped, ratios = found.sums
+        total, kl_total, clipped, ratios, *drift = found.sums
         if found.finite and found.scale < self._scale():
             self._loss_scale, self._clean_steps = found.scale, 0
         clip_rate = clipped / ratios if ratios else 0.0
-        return StepStats(found.finite, total / denominator, kl_total / len(rows), found.norm, clip_rate)
+        kl_reference = drift[0] / denominator if drift else None
+        return StepStats(found.finite, total / denominator, kl_total / len(rows), found.norm, clip_rate, kl_reference)
 
     def _scale(self) -> float:
         """Of the loss, in float16."""
@@ -287,11 +326,16 @@ class PolicyLearner:
         kl_N, cur_N, new_N = self._fitting(lambda: self._measure(reference, chosen))
         lengths_M = reference.batch.lengths_M[chosen]
         ratio_M = per_message_sum(new_N - cur_N, lengths_M)
+        reference_M = None
+        if reference.initial is not None:
+            initial_N = torch.cat([reference.initial[i] for i in chosen]).double().cpu().numpy()
+            reference_M = per_message_sum(kl_k3(new_N, initial_N), lengths_M)
         return Divergence(
             full_M=per_message_sum(kl_N, lengths_M),
             k1_M=-ratio_M,
             k3_M=per_message_sum(kl_k3(cur_N, new_N), lengths_M),
             log_ratio_M=ratio_M,
+            reference_M=reference_M,
         )
 
     @torch.no_grad()

@@ -14,6 +14,7 @@ import numpy as np
 from teamtr.diagnostics.probes import TokenKls
 from teamtr.presets import Plan
 from teamtr.report.reading import BatchFile
+from teamtr.rollout.shaping import trained_returns_PG
 from teamtr.theory.advantages import group_advantages
 from teamtr.types import Episode, Floats, RolloutBatch, conversation
 
@@ -72,13 +73,16 @@ def mean_length(batch: RolloutBatch) -> float:
     return (sampled + heard / 4) / max(len(batch.episodes), 1)
 
 
-def advantages_PG(batch: RolloutBatch, plan: Plan | None) -> Floats | None:
-    """The advantages that training used; None when the plan is not known."""
+def advantages_PG(batch: RolloutBatch, plan: Plan | None, limits: Mapping[str, int]) -> Floats | None:
+    """The advantages that training used; None when the plan is not known, or an agent that it may have punished.
+    ``limits``: most tokens of a message, by agent."""
     if plan is None:
         return None
-    found = group_advantages(
-        batch.returns_PG(plan.gamma), a_clip=plan.a_clip, eps_norm=plan.eps_norm, normalise=plan.normalise
-    )
+    spoken = {turn.agent for episode in batch.episodes for turn in episode.turns}
+    if plan.overlong.punishes and not spoken <= set(limits):
+        return None
+    returns_PG = trained_returns_PG(batch, plan, limits)
+    found = group_advantages(returns_PG, a_clip=plan.a_clip, eps_norm=plan.eps_norm, normalise=plan.normalise)
     return found.values_PG
 
 
@@ -87,12 +91,13 @@ def batch_payload(
     batch: RolloutBatch,
     groups: Sequence[int],
     plan: Plan | None,
+    limits: Mapping[str, int],
     spell: Spell,
     kls: TokenKls | None = None,
 ) -> dict[str, Any]:
     """These groups as plain values, for a page. ``kls``: of tokens that the update of this batch was probed on."""
     known = kls or {}
-    values_PG = advantages_PG(batch, plan)
+    values_PG = advantages_PG(batch, plan, limits)
     size = batch.group_size
     episodes = [
         {

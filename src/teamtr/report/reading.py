@@ -116,6 +116,12 @@ class Reading:
         return None if self.team_file is None else self.team_file.plan.plan()
 
     @property
+    def limits(self) -> Mapping[str, int]:
+        """Most tokens of a message, by agent."""
+        agents = () if self.team_file is None else self.team_file.team.agents
+        return {agent.name: agent.max_tokens for agent in agents}
+
+    @property
     def account(self) -> Mapping[str, Any]:
         return mapping(self.progress, "account")
 

@@ -117,7 +117,7 @@ class Library:
         reading, batch = read_run(path), read_episodes(file.path)
         kls = token_kls(reading.updates).get((file.stage, file.step), {})
         groups = choose_groups(batch, MOST_EPISODES, probed=[episode for episode, _ in kls])
-        return batch_payload(file, batch, groups, reading.plan, speller(reading), kls)
+        return batch_payload(file, batch, groups, reading.plan, reading.limits, speller(reading), kls)
 
 
 class LiveServer(ThreadingHTTPServer):

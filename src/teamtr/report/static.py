@@ -110,5 +110,5 @@ def _conversations(
         kls = probed.get((file.stage, file.step), {})
         groups = choose_groups(batch, min(most_episodes, room), followed, [episode for episode, _ in kls])
         followed = followed or [batch.problems[p].id for p in groups]
-        held[file.name] = batch_payload(file, batch, groups, reading.plan, spell, kls)
+        held[file.name] = batch_payload(file, batch, groups, reading.plan, reading.limits, spell, kls)
     return held

@@ -1,14 +1,27 @@
-"""A batch for an update: episodes of the stage's problems, with problems that teach nothing redrawn on request."""
+"""A batch for an update: episodes of the stage's problems, and of others in the place of those that teach nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from teamtr.rollout.play import Arena, Ledger, play
 from teamtr.team import Team
 from teamtr.types import Problem, RolloutBatch
+
+
+@dataclass(frozen=True)
+class Collected:
+    """A batch, after so many ``rounds`` of redrawing. ``ended``: every group has a signal, all problems were tried, or
+    the limit of rounds was reached."""
+
+    batch: RolloutBatch
+    rounds: int
+    without_signal: int
+    ended: Literal["signal", "all_tried", "limit"]
 
 
 def has_signal_P(batch: RolloutBatch) -> np.ndarray:
@@ -24,23 +37,31 @@ def collect(
     group_size: int,
     *,
     seed: Callable[[int], int],
-    redraw: Callable[[int, int], Sequence[Problem]],
-    rounds: int = 0,
+    reserve: Sequence[Problem] = (),
+    limit: int = 0,
     ledger: Ledger | None = None,
-) -> RolloutBatch:
-    """Play the problems; for up to ``rounds`` times put new problems in the place of groups without signal.
+) -> Collected:
+    """Play the problems; put those of the ``reserve``, in its order and each once, in the place of groups without
+    signal until every group has one: DAPO's dynamic sampling (arXiv 2503.14476).
 
-    ``seed(r)`` names round r's randomness, ``redraw(r, n)`` gives n other problems. Rounds are DAPO's dynamic
-    sampling; with 0 the batch is what was played.
+    It ends early when the reserve is used up, or after ``limit`` rounds (0: no limit); the batch is then taken as it
+    is. ``seed(r)`` names round r's randomness. A group of equal rewards of the task has no signal, however long its
+    messages are.
     """
     batch = play(arena, team, problems, group_size, seed=seed(0), ledger=ledger)
-    for r in range(1, rounds + 1):
+    rounds, left = 0, list(reserve)
+    while True:
         empty = np.flatnonzero(~has_signal_P(batch))
         if len(empty) == 0:
-            break
-        fresh = play(arena, team, redraw(r, len(empty)), group_size, seed=seed(r), ledger=ledger)
-        batch = _replace_groups(batch, fresh, empty)
-    return batch
+            return Collected(batch, rounds, 0, "signal")
+        if not left:
+            return Collected(batch, rounds, len(empty), "all_tried")
+        if rounds == limit > 0:
+            return Collected(batch, rounds, len(empty), "limit")
+        rounds += 1
+        others, left = left[: len(empty)], left[len(empty) :]
+        fresh = play(arena, team, others, group_size, seed=seed(rounds), ledger=ledger)
+        batch = _replace_groups(batch, fresh, empty[: len(others)])
 
 
 def _replace_groups(batch: RolloutBatch, fresh: RolloutBatch, where: np.ndarray) -> RolloutBatch:

@@ -78,15 +78,17 @@ def new_team_file(team_file: TeamFile, request: Request, *, next_stage: int, mod
 
     Adapters of kept agents on the built-in model stand on a base that is made from the examples of all the agents that
     share it. With one of them gone it would come out otherwise, so it is written to ``models`` and named from there.
+    The same holds for what whole models began with, where the plan has a KL to it.
     """
     agent_of(team_file, request.agent)
     model = _absolute(request.model)
     train = request.train or ("full" if model in BUILT_IN_MODELS else "lora")
+    has_reference = team_file.plan.plan().objective.has_reference
     agents = []
     for config in team_file.team.agents:
         if config.name == request.agent:
             agents.append(config.model_copy(update={"model": model, "train": train}))
-        elif config.model == "tiny" and config.train == "lora":
+        elif config.model == "tiny" and (config.train == "lora" or has_reference):
             agents.append(config.model_copy(update={"model": _keep_base(team_file, config.name, models)}))
         else:
             agents.append(config)

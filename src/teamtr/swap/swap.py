@@ -34,7 +34,7 @@ from teamtr.preflight import measure_floors, require_visible
 from teamtr.protocol.tokenizers import compare_tokenizers
 from teamtr.randomness import seed_of
 from teamtr.rollout import Ledger
-from teamtr.run import Record, evaluate_team
+from teamtr.run import Record, evaluate_team, references
 from teamtr.store import Checkpoints, Commit, Log, RunFolder, read_episodes, write_atomic, write_episodes
 from teamtr.store.atomic import discard_folder, make_folder, remove_leftovers
 from teamtr.store.log import decode, encode
@@ -363,6 +363,7 @@ class _Swap:
             "account": asdict(self.account),
             "versions": self._new_team().versions,
             "precisions": {name: learner.policy.precision for name, learner in learners.items()},
+            "references": references(self.new),
         }
         self.target.checkpoints.commit(
             number,

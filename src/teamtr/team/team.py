@@ -53,6 +53,11 @@ class Team:
         return {a.name: a.version for a in self.agents}
 
     @property
+    def limits(self) -> dict[str, int]:
+        """Most tokens of a message, by agent."""
+        return {a.name: a.max_tokens for a in self.agents}
+
+    @property
     def version(self) -> str:
         """A hash of every agent's version: two teams with the same version write from the same law."""
         text = "\n".join(f"{a.name}={a.version}" for a in sorted(self.agents, key=lambda a: a.name))

@@ -102,6 +102,20 @@ def clipped_surrogate(
     )
 
 
+def reference_kl(
+    logp_new_MT: Tensor, logp_ref_MT: Tensor, mask_MT: Tensor, average_over: Literal["messages", "tokens"]
+) -> Tensor:
+    """GRPO's penalty (arXiv 2402.03300, eq. 3 and 4) as a sum, to be divided by ``surrogate_denominator``.
+
+    exp(d) - d - 1 with d = log ref - log new of each token: unbiased for KL(new || ref) under samples from new, never
+    negative beyond rounding, and 0 for equal policies. ``average_over`` as in ``clipped_surrogate``: "messages" takes
+    the mean over a message's tokens first. d is held within ``LOG_RATIO_BOUND``.
+    """
+    d_MT = _bounded(_token_log_ratio(logp_ref_MT, logp_new_MT, mask_MT))
+    kl_M = (torch.expm1(d_MT) - d_MT).sum(dim=-1)
+    return (kl_M if average_over == "tokens" else kl_M / mask_MT.sum(dim=-1).clamp(min=1)).sum()
+
+
 def surrogate_denominator(lengths_M: ArrayLike, average_over: Literal["messages", "tokens"]) -> float:
     """What ``clipped_surrogate`` divides by, from message lengths alone.
 

@@ -31,6 +31,7 @@ METRICS = (
     Metric("train/stage", "update", ("stage",), "the stage of the update"),
     Metric("train/reward", "update", ("reward",), "mean reward of the batch that the update learnt from"),
     Metric("train/success", "update", ("success",), "share of its episodes that were right"),
+    Metric("train/punishment", "update", ("punishment",), "what overlong messages took from its mean return"),
     Metric(
         "train/exact_success", "update", ("exact_after",), "success without sampling noise, where it can be computed"
     ),
@@ -41,6 +42,7 @@ METRICS = (
     _agent("kl_upper", "its upper confidence bound, what the gate looks at, nats per unit of the radius"),
     _agent("kl_k1", "the paper's sampled estimate of it, nats per message"),
     _agent("kl_k3", "its non-negative variant, nats per message"),
+    _agent("kl_reference", "KL from the kept policy to the one that the run began with, nats per token"),
     _agent("kl_rejected", "upper bound of the first candidate, when it was outside the region"),
     _agent("radius", "the radius"),
     _agent("noise_floor", "KL that rounding alone produces"),

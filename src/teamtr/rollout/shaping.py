@@ -1,0 +1,35 @@
+"""The returns that a plan trains on: the task's rewards, and what the plan adds to them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from teamtr.presets import Plan
+from teamtr.theory.overlong import soft_punishment
+from teamtr.types import Episode, Floats, RolloutBatch
+
+
+def punishments_PG(batch: RolloutBatch, plan: Plan, limits: Mapping[str, int]) -> Floats:
+    """What each episode's length adds to its reward: that of its worst message. For one agent with one turn exactly
+    DAPO's (arXiv 2503.14476). ``limits``: most tokens of a message, by agent."""
+    flat = [_punishment(episode, plan.overlong.cache, limits) for episode in batch.episodes]
+    return np.array(flat, dtype=np.float64).reshape(len(batch.problems), batch.group_size)
+
+
+def trained_returns_PG(batch: RolloutBatch, plan: Plan, limits: Mapping[str, int]) -> Floats:
+    """Discounted return of each episode with its punishment, which arrives with the reward. Advantages, certificates
+    and measured gains are all of these; their range is ``Plan.return_range``."""
+    returns_PG = batch.returns_PG(plan.gamma)
+    if not plan.overlong.punishes:
+        return returns_PG
+    return returns_PG + punishments_PG(batch, plan, limits) * batch.discounts_PG(plan.gamma)
+
+
+def _punishment(episode: Episode, cache: float, limits: Mapping[str, int]) -> float:
+    if cache == 0.0 or not episode.turns:
+        return 0.0
+    lengths = [len(turn.token_ids) for turn in episode.turns]
+    cut = [turn.finish == "length" for turn in episode.turns]
+    return float(soft_punishment(lengths, [limits[turn.agent] for turn in episode.turns], cut, cache).min())
