@@ -45,8 +45,6 @@ def looks_at(lesson: Lesson, judge_M: NDArray[np.bool_], share: float, seed: int
     batch = lesson.batch
     everything = Look(np.arange(len(batch)), problems * group)
     wanted = max(int(np.ceil(share * group)), -(-FEWEST // problems))
-    if wanted >= group:
-        return (everything,)
     rng = generator(seed, "gate")
     chosen_PG = rng.permuted(np.tile(np.arange(group) < wanted, (problems, 1)), axis=1)
     rows = np.flatnonzero(chosen_PG.reshape(-1)[batch.episode_M])

@@ -90,6 +90,8 @@ def test_orders():
     }  # fmt: skip
     by_gain = schedule(Order("largest_gain"), names, rng, {"a": 0.1, "b": -1.0, "c": 0.3})
     assert [s.agent for s in by_gain] == ["c", "a", "b"]
+    unknown = schedule(Order("largest_gain"), names, rng, {"a": 0.5, "b": -0.5})
+    assert [s.agent for s in unknown] == ["a", "c", "b"], "who has no update yet counts as having gained nothing"
     assert [(s.step, s.opens) for s in schedule(Order("together"), names, rng)] == [(0, True), (0, False), (0, False)]
 
 
@@ -127,6 +129,46 @@ def test_joint_equals_naive_sequential_bit_for_bit():
     fresh = World()
     stage(fresh)
     assert fresh.engine.version("y") != in_turn.engine.version("y"), "fresh rollouts must make a difference"
+
+
+def test_a_lesson_knows_whether_the_present_team_wrote_it():
+    for name, fresh in (("teamtr", [True, True]), ("naive_sequential", [True, False]), ("joint", [True, False])):
+        world, given = World(plan=PRESETS[name]), []
+
+        def watched(agent, lesson, world=world, given=given):
+            given.append(lesson.fresh)
+            return world.teach(agent, lesson)
+
+        steps = list(run_stage(world.team, world.plan, world.collect, watched, slots_of(world)))
+        assert given == fresh
+        carried = [step.batch.log_weights_E is not None for step in steps]
+        assert carried == [name == "naive_sequential"] * 2, "only a batch that is used again is carried on"
+
+
+def test_a_stage_takes_advantages_as_the_plan_says():
+    plan = replace(PRESETS["no_normalisation"], a_clip=0.3)
+    world, given = World(plan=plan), []
+
+    def watched(agent, lesson):
+        given.append(lesson)
+        return world.teach(agent, lesson)
+
+    list(run_stage(world.team, plan, world.collect, watched, slots_of(world)))
+    for lesson in given:
+        centred_PG = lesson.returns_PG - lesson.returns_PG.mean(axis=1, keepdims=True)
+        np.testing.assert_allclose(lesson.advantages.values_PG, np.clip(centred_PG, -0.3, 0.3), atol=1e-15)
+
+
+def test_a_stage_that_lost_its_batch_does_not_go_on():
+    world = World(plan=PRESETS["naive_sequential"])
+    with pytest.raises(AssertionError, match="needs the batch it held"):
+        stage(world, done=1)
+
+    def half_measured(agent, lesson):
+        return replace(world.teach(agent, lesson), log_ratio_M=None)
+
+    with pytest.raises(AssertionError, match="measures every message"):
+        list(run_stage(world.team, world.plan, world.collect, half_measured, slots_of(world)))
 
 
 def test_a_stage_goes_on_in_the_middle():

@@ -123,6 +123,45 @@ def test_a_radius_per_token_takes_nothing_from_the_caution_of_the_kl():
         assert logged == pytest.approx(expected)
 
 
+def test_a_certificate_takes_the_confidence_and_the_size_of_the_group(monkeypatch):
+    asked = []
+
+    def watched(values_M, *args, confidence, **named):
+        asked.append(confidence)
+        return bootstrap_upper(values_M, *args, confidence=confidence, **named)
+
+    monkeypatch.setattr("teamtr.update.bootstrap_upper", watched)
+    world = World()
+    lesson = world.lesson("x", play(world.arena, world.team, SameLetter().problems("train")[:2], 4, seed=3))
+    optimisation = replace(world.optimisation, confidence=0.8)
+    report = world.teach("x", lesson, stakes=ONCE, optimisation=optimisation).report
+    assert asked == [0.8]
+    (_, papers) = report.certificates  # two problems are enough for an interval
+    upper = -papers.terms["occupancy"] / (np.sqrt(2) * 0.5 * 4 * np.sqrt(3))  # A_max = sqrt(G - 1) below the clip of 3
+    assert 2 * upper**2 == pytest.approx(report.kl_upper)
+
+
+def test_aside_problems_are_drawn_by_their_own_seed_or_the_updates(monkeypatch):
+    found = {}
+    for aside_seed in (None, 7, 8):
+        world = World()
+        problems = [replace(p, id=f"{p.id}{k}") for p in SameLetter().problems("train") for k in range(8)]
+        lesson = world.lesson("x", play(world.arena, world.team, problems, 4, seed=0))
+        optimisation = replace(world.optimisation, certify_share=0.5)
+        trained = set()
+        learner = world.engine.learner("x")
+        step = learner.step
+
+        def watched(rows, *args, lesson=lesson, step=step, trained=trained, **named):
+            trained.update(lesson.batch.problem_M[rows].tolist())
+            return step(rows, *args, **named)
+
+        monkeypatch.setattr(learner, "step", watched)
+        world.teach("x", lesson, stakes=ONCE, optimisation=optimisation, aside_seed=aside_seed)
+        found[aside_seed] = frozenset(trained)
+    assert len(set(found.values())) == 3
+
+
 def test_no_certificate_without_a_range_or_without_a_step():
     world = World()
     lesson = world.lesson("x", world.collect(world.team, 0))

@@ -145,6 +145,7 @@ def test_steps_that_change_nothing_are_not_accepted(monkeypatch, share):
     monkeypatch.setattr(learner, "measure", rounded)
     report = world.teach("x", lesson, optimisation=replace(world.optimisation, gate_share=share)).report
     assert (report.outcome, report.reason) == ("restored", "the steps changed nothing")
+    assert report.backtracks == 0
 
 
 def test_outside_by_both_looks_backs_off():
@@ -196,6 +197,54 @@ def test_a_gain_that_few_messages_show_by_luck_is_looked_at_twice(monkeypatch):
     report = world.teach("x", lesson, optimisation=replace(world.optimisation, max_backtracks=0)).report
     assert report.outcome == "restored"
     assert "surrogate -" in report.reason
+
+
+def test_a_step_inside_that_gains_nothing_is_halved_and_then_restored(monkeypatch):
+    """Shortening by the square law would go nowhere: the KL is fine, the surrogate is not."""
+    world = World()
+    lesson = world.lesson("x", world.collect(world.team, 0))
+    learner = world.engine.learner("x")
+    measure, move, fractions = learner.measure, learner.move, []
+
+    def losing(rows=None):
+        found = measure(rows)
+        chosen = slice(None) if rows is None else rows
+        return replace(found, full_M=0 * found.full_M + 1e-6, log_ratio_M=-1e-3 * np.sign(lesson.advantages_M[chosen]))
+
+    def watched(start, end, fraction):
+        fractions.append(fraction)
+        move(start, end, fraction)
+
+    monkeypatch.setattr(learner, "measure", losing)
+    monkeypatch.setattr(learner, "move", watched)
+    report = world.teach("x", lesson, optimisation=replace(world.optimisation, max_backtracks=2)).report
+    assert report.outcome == "restored"
+    assert fractions == [0.5, 0.25, 0.125]
+    assert (report.backtracks, report.kl_rejected) == (2, None), "it never was outside"
+
+
+def test_a_step_outside_goes_back_by_the_square_law(monkeypatch):
+    """To nine tenths of the radius by the bound that was seen; the first bound is what was rejected."""
+    world = World(learning_rate=0.3)
+    lesson = world.lesson("x", world.collect(world.team, 0))
+    learner = world.engine.learner("x")
+    optimisation = Optimisation(learning_rate=0.3, epochs=1, minibatches=16)
+    move, fractions = learner.move, []
+    monkeypatch.setattr(learner, "move", lambda *args: (fractions.append(args[2]), move(*args)))
+    report = world.teach("x", lesson, optimisation=optimisation).report
+    assert report.kl_rejected > report.radius
+    first = np.sqrt(0.9 * report.radius / report.kl_rejected)
+    assert fractions[-report.backtracks] == pytest.approx(first)
+    assert report.fraction == fractions[-1] <= first
+
+
+def test_a_first_look_without_a_judge_is_not_taken():
+    lesson = wide_lesson(World())
+    some, _ = looks_at(lesson, lesson.taught_M, 0.25, seed=0)
+    elsewhere = ~np.isin(np.arange(len(lesson.batch)), some.rows)
+    assert len(looks_at(lesson, elsewhere, 0.25, seed=0)) == 1
+    small = World().lesson("x", World().collect(World().team, 0))
+    assert len(looks_at(small, small.taught_M, 0.25, seed=0)) == 1, "48 episodes are fewer than a first look takes"
 
 
 # -- judged by problems that a step was not made from ------------------------------------------------------------
@@ -262,6 +311,21 @@ def test_a_cross_fitted_surrogate_is_what_new_problems_say():
         optimism[cross_fit], errors[cross_fit] = np.mean(found), np.std(found, ddof=1) / np.sqrt(len(found))
     assert optimism[False] > 5 * errors[False]
     assert abs(optimism[True]) < 0.3 * optimism[False]
+
+
+def test_two_kept_halves_add_up(monkeypatch):
+    world = World(radius=0.05)
+    tried = []
+    monkeypatch.setattr("teamtr.update.gate", lambda *args, **named: (tried.append(gate(*args, **named)), tried[-1])[1])
+    optimisation = replace(world.optimisation, cross_fit=True)
+    report = world.teach("x", many_problems(world, 3), optimisation=optimisation).report
+    first, second = tried
+    assert first.accepted
+    assert second.accepted
+    assert report.surrogate == first.gain + second.gain
+    assert report.backtracks == first.backtracks + second.backtracks
+    assert (report.kl_upper, report.messages_measured) == (second.upper, len(second.look.rows))
+    assert report.steps == 16
 
 
 def test_a_second_half_that_loses_leaves_what_the_first_gained(monkeypatch):

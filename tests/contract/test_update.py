@@ -10,7 +10,8 @@ import torch
 
 from small import World
 from teamtr.lesson import Optimisation
-from teamtr.presets import Region
+from teamtr.presets import PRESETS, Region
+from teamtr.theory.zeta import zeta_norm
 from teamtr.types import Divergence
 
 
@@ -261,3 +262,226 @@ def test_steps_fill_the_radius_after_a_few_updates():
         reports = [world.teach("x", world.lesson("x", _current(world, k)), seed=k).report for k in range(16)]
         assert np.mean([r.kl_upper / r.radius for r in reports[-6:]]) > 0.4, rate
         assert all(r.kl_upper <= r.radius for r in reports)
+
+
+# -- the steps ---------------------------------------------------------------------------------------------------
+
+
+def watch_steps(monkeypatch, learner, look):
+    """Calls ``look(k)`` before the k-th optimizer step of this learner."""
+    step, count = learner.step, []
+
+    def watched(*args, **named):
+        look(len(count))
+        count.append(1)
+        return step(*args, **named)
+
+    monkeypatch.setattr(learner, "step", watched)
+    return count
+
+
+def test_the_first_step_is_shortened_to_its_share_of_the_radius(monkeypatch):
+    """KL grows with the square of the step, so that one look at the first one is enough."""
+    world = World(learning_rate=5.0)
+    lesson = world.lesson("x", world.collect(world.team, 0))
+    learner = world.engine.learner("x")
+    after_first = []
+    watch_steps(monkeypatch, learner, lambda k: after_first.append(learner.measure().full_M.mean()) if k == 1 else None)
+    world.teach("x", lesson, optimisation=Optimisation(learning_rate=5.0, epochs=1, minibatches=4))
+    assert 0.2 * 0.01 / 4 < after_first[0] < 3 * 0.01 / 4, "a quarter of the radius for the first of four steps"
+
+
+def test_a_first_step_into_nowhere_is_taken_back(monkeypatch):
+    world = World()
+    lesson = world.lesson("x", world.collect(world.team, 0))
+    learner = world.engine.learner("x")
+    before, seen = weights(world), []
+    step = learner.step
+
+    def explode_once(*args, **named):
+        seen.append(weights(world)["logits"])
+        stats = step(*args, **named)
+        if len(seen) == 1:
+            with torch.no_grad():
+                learner.policy.logits.fill_(float("nan"))
+            learner._touched()
+        return stats
+
+    monkeypatch.setattr(learner, "step", explode_once)
+    report = world.teach("x", lesson).report
+    assert torch.equal(seen[1], before["logits"])
+    assert report.accepted
+    assert learner.state.step_scale <= 0.1 * 2, "a tenth, times two at most for what it left unused"
+
+
+@pytest.mark.parametrize(("gate", "outside", "passes"), [(True, True, 1), (True, False, 6), (False, True, 6)])
+def test_steps_end_when_they_have_left_the_region(monkeypatch, gate, outside, passes):
+    world = World(learning_rate=1e-4)
+    lesson = world.lesson("x", world.collect(world.team, 0))
+    learner = world.engine.learner("x")
+    count = watch_steps(monkeypatch, learner, lambda _: None)
+    measure = learner.measure
+
+    def far(rows=None):
+        found = measure(rows)
+        return replace(found, full_M=found.full_M + (1.0 if outside and len(count) > 1 else 0.0))
+
+    monkeypatch.setattr(learner, "measure", far)
+    optimisation = Optimisation(learning_rate=1e-4, epochs=6, minibatches=4)
+    report = world.teach("x", lesson, optimisation=optimisation, region=replace(world.plan.region, gate=gate)).report
+    assert report.steps == len(count) == 4 * passes
+
+
+def test_steps_thrown_away_are_counted(monkeypatch):
+    world = World()
+    learner = world.engine.learner("x")
+    step, calls = learner.step, []
+
+    def sometimes(*args, **named):
+        stats = step(*args, **named)
+        stats = replace(stats, applied=len(calls) > 2, ratio_clip_rate=0.1 * len(calls))
+        calls.append(stats.ratio_clip_rate)
+        return stats
+
+    monkeypatch.setattr(learner, "step", sometimes)
+    report = world.teach("x", world.lesson("x", world.collect(world.team, 0))).report
+    assert report.accepted
+    assert report.reason == "3 non-finite steps thrown away"
+    assert report.ratio_clip_rate == pytest.approx(0.35), "the mean of 0, 0.1, ... 0.7"
+
+
+# -- steering ----------------------------------------------------------------------------------------------------
+
+
+def test_what_explodes_halves_the_step_and_leaves_beta(monkeypatch):
+    world = World()
+    lesson = world.lesson("x", world.collect(world.team, 0))
+    learner = world.engine.learner("x")
+    measure = learner.measure
+    monkeypatch.setattr(
+        learner, "measure", lambda rows=None: replace(measure(rows), full_M=measure(rows).full_M * np.nan)
+    )
+    world.teach("x", lesson)
+    assert (learner.state.step_scale, learner.state.beta) == (0.1 * 0.5, 0.1), "a first step into nowhere, then half"
+
+
+def test_only_what_is_adaptive_adapts():
+    world = World(learning_rate=1e-6)
+    lesson = world.lesson("x", world.collect(world.team, 0))
+    learner = world.engine.learner("x")
+    world.teach("x", lesson, region=Region(gate=False, beta=0.1, adapt_beta=False))
+    assert (learner.state.beta, learner.state.step_scale, learner.state.radius_nats) == (0.1, 1.0, 0.01)
+    world.teach("x", lesson, region=Region(gate=False, beta=0.1, adapt_beta=True))
+    assert (learner.state.beta, learner.state.step_scale) == (0.05, 1.0), "without a gate the learning rate is the step"
+    world.teach("x", lesson)
+    assert (learner.state.radius_nats, learner.state.updates) == (0.01, 3)
+
+
+def test_a_restored_update_leaves_an_adaptive_radius():
+    world = World(learning_rate=0.3)
+    lesson = world.lesson("x", world.collect(world.team, 0))
+    optimisation = Optimisation(learning_rate=0.3, epochs=1, minibatches=16, max_backtracks=0)
+    update = world.teach("x", lesson, optimisation=optimisation, radii=replace(world.plan.radii, adapt=True))
+    assert update.report.outcome == "restored"
+    assert world.engine.learner("x").state.radius_nats == 0.01
+
+
+def test_with_a_gate_the_step_is_steered_by_the_bound():
+    """It aims for four fifths of the radius by its upper bound, which is what must be inside."""
+    world = World(learning_rate=0.02)
+    lesson = world.lesson("x", world.collect(world.team, 0))
+    report = world.teach("x", lesson).report
+    assert (report.backtracks, report.kl_rejected) == (0, None)
+    assert report.kl_upper > 1.05 * report.kl_full
+    scale = world.engine.learner("x").state.step_scale
+    assert scale == pytest.approx(min(2.0, np.sqrt(0.8 * 0.01 / report.kl_upper)), rel=1e-9)
+
+
+# -- the report --------------------------------------------------------------------------------------------------
+
+
+def test_a_report_by_hand():
+    """Clip rates, zeta, distances and the mismatch from the two policies' own log-probabilities."""
+    world = World(radius=0.3, learning_rate=0.5)
+    batch = world.collect(world.team, 0)
+    lesson = world.lesson("x", batch)
+    learner = world.engine.learner("x")
+    sampled = tuple(logprobs + np.float32(0.25) for logprobs in lesson.batch.sampler_logprobs)
+    lesson = replace(lesson, batch=replace(lesson.batch, sampler_logprobs=sampled))
+    update = world.teach("x", lesson, normalise=False)
+    report, ratio_M = update.report, np.exp(update.log_ratio_M)
+    clipped_M = np.clip(ratio_M, 0.8, 1.2)
+    assert np.abs(ratio_M - clipped_M).max() > 0.05
+    assert report.zeta_ratio == pytest.approx((np.abs(lesson.advantages_M) * np.abs(ratio_M - clipped_M)).mean())
+    assert report.zeta_norm == zeta_norm(lesson.returns_PG, a_clip=3.0, eps_norm=1e-6, normalise=False)
+    assert report.zeta_norm != zeta_norm(lesson.returns_PG, a_clip=3.0, eps_norm=1e-6)
+    assert report.mismatch_sampler == pytest.approx(0.25, abs=1e-5)
+    assert report.mismatch_median == pytest.approx(0.25, abs=1e-5)
+    assert report.mismatch_largest == pytest.approx(0.25, abs=1e-5)
+    lengths = lesson.batch.lengths_M
+    assert report.mismatch_per_message == pytest.approx(0.25 * np.median(lengths), abs=1e-4)
+    assert report.kl_discounted == pytest.approx(report.kl_full), "one message in every episode, no discount"
+    assert report.kl_per_token < report.kl_full
+    assert report.kl_k1 == pytest.approx(-update.log_ratio_M.mean())
+    assert 0.0 < sum(report.seconds.values()) < 60.0
+    assert learner.tokens == report.tokens
+
+
+def test_a_restored_report_says_that_nothing_was_kept(monkeypatch):
+    world = World()
+    lesson = world.lesson("x", world.collect(world.team, 0))
+    learner = world.engine.learner("x")
+    measure = learner.measure
+    monkeypatch.setattr(learner, "measure", lambda rows=None: replace(measure(rows), full_M=measure(rows).full_M + 1.0))
+    report = world.teach("x", lesson, optimisation=replace(world.optimisation, max_backtracks=1)).report
+    assert report.outcome == "restored"
+    assert (report.fraction, report.backtracks, report.kl_discounted, report.kl_per_token) == (0.0, 1, 0.0, 0.0)
+    assert report.reason.startswith("upper KL bound")
+    assert report.kl_rejected > 1.0
+    assert report.noise_floor == pytest.approx(1.0)
+
+
+def test_a_discounted_kl_of_some_episodes_stands_for_all():
+    world = World(plan=replace(PRESETS["teamtr"], gamma=0.5))
+    lesson = world.lesson("y", world.collect(world.team, 0, group=64))
+    report = world.teach("y", lesson, optimisation=replace(world.optimisation, gate_share=0.4)).report
+    assert report.messages_measured == 3 * 26
+    assert report.kl_discounted == pytest.approx(0.5 * 0.5 * report.kl_full), "(1 - gamma) gamma^1 of every message"
+
+
+def test_why_an_agent_was_skipped(monkeypatch):
+    world = World()
+    batch = world.collect(world.team, 0)
+    lesson = world.lesson("x", batch)
+    wild = replace(lesson, weights_E=np.where(np.arange(48) == 5, np.inf, 1.0))
+    report = world.teach("x", wild).report
+    assert (report.outcome, report.reason) == ("skipped_non_finite", "an episode weight is not finite")
+    flat = World(reward=lambda k, value: 0.5)
+    equal = flat.lesson("x", flat.collect(flat.team, 0))
+    told = "every group it spoke in had equal rewards"
+    assert flat.teach("x", equal).report.reason == told
+    aside = replace(equal, aside_M=np.arange(48) < 16)
+    assert flat.teach("x", aside).report.reason == f"{told}, or was set aside"
+    cut = replace(equal, filter_cut=True, batch=replace(equal.batch, cut_M=np.arange(48) < 1))
+    assert flat.teach("x", cut).report.reason == f"{told}, or only messages of it that were cut"
+    whole = replace(equal, filter_cut=True, batch=replace(equal.batch, cut_M=np.zeros(48, dtype=bool)))
+    assert flat.teach("x", whole).report.reason == told
+    learner = world.engine.learner("x")
+    monkeypatch.setattr(learner, "begin", lambda batch, **_: np.where(np.arange(48) < 2, np.nan, -1.0))
+    assert world.teach("x", lesson).report.reason == "2 messages have a non-finite log-probability"
+
+
+def test_the_noise_floor_is_that_of_changed_weights(monkeypatch):
+    """Scoring the same weights again shows nothing: they are moved a little first."""
+    world = World()
+    lesson = world.lesson("x", world.collect(world.team, 0))
+    learner = world.engine.learner("x")
+    perturb, asked = learner.perturb, []
+
+    def more(relative, seed):
+        asked.append(relative)
+        perturb(1e5 * relative, seed)
+
+    monkeypatch.setattr(learner, "perturb", more)
+    assert world.teach("x", lesson).report.noise_floor > 1e-6
+    assert asked == [1e-6]
