@@ -223,6 +223,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--only", help="modules, by comma", default=",".join(LOOP))
     parser.add_argument("--limit", type=int, help="so many faults, drawn at random")
+    parser.add_argument("--again", type=Path, help="only what lived then: a file that --out wrote")
     parser.add_argument("--quick", action="store_true", help="do not try what lived against the slower tests")
     parser.add_argument("--out", type=Path, help="write what lived as JSON")
     asked = parser.parse_args()
@@ -238,6 +239,9 @@ def main() -> None:
         if os.waitstatus_to_exitcode(os.waitpid(start(None, tests), 0)[1]) != 0:
             sys.exit(f"the tests fail without any fault: python -m pytest {' '.join(tests)}")
     chosen = [fault for name in asked.only.split(",") for fault in faults(name)]
+    if asked.again is not None:
+        then = {(f["module"], f["line"], f["what"]) for f in json.loads(asked.again.read_text())}
+        chosen = [fault for fault in chosen if (fault.module, fault.line, fault.what) in then]
     if asked.limit is not None:
         chosen = random.Random(0).sample(chosen, min(asked.limit, len(chosen)))
     started = time.monotonic()

@@ -82,7 +82,6 @@ class Kept:
     fraction: float
     backtracks: int
     reached: float  # KL of the candidate before any backing off, as it steers the next update: see ``gate``
-    rejected_upper: float | None
 
 
 @dataclass(frozen=True)
@@ -121,9 +120,9 @@ def gate(
     all_at_once = region.adapt_beta and not region.gate
     looks = looks_at(lesson, judge_M, 1.0 if all_at_once else optimisation.gate_share, seed)
     if not moved:
-        return _undone(learner, lesson, start, looks[-1], "the steps changed nothing", 0, 0.0, None)
+        return _undone(learner, lesson, start, looks[-1], "the steps changed nothing", 0, 0.0)
     doubts = (1.0,) if len(looks) == 1 else (FIRST_DOUBT, 1.0 - FIRST_DOUBT)
-    fraction, reached, rejected, reason = 1.0, 0.0, None, ""
+    fraction, reached, reason = 1.0, 0.0, ""
     for attempt in range(optimisation.max_backtracks + 1):
         for look, doubt in zip(looks, doubts, strict=True):
             confidence = 1.0 - doubt * (1.0 - optimisation.confidence)
@@ -134,15 +133,11 @@ def gate(
         if attempt == 0:
             reached = seen.upper if region.gate else seen.used
         if inside or (seen.divergence.finite() and not region.gate):
-            return Kept(
-                True, "", look, seen.divergence, seen.upper, seen.used, seen.gain, fraction, attempt, reached, rejected
-            )
-        if attempt == 0 and not seen.upper <= radius:
-            rejected = seen.upper
+            return Kept(True, "", look, seen.divergence, seen.upper, seen.used, seen.gain, fraction, attempt, reached)
         reason = f"upper KL bound {seen.upper:.3g} against radius {radius:.3g}, surrogate {seen.gain:.3g}"
         fraction *= backoff_fraction(seen.upper, radius) if seen.upper > radius else 0.5
         learner.move(start.parameters, tried, fraction)
-    return _undone(learner, lesson, start, looks[-1], reason, attempt, reached, rejected)
+    return _undone(learner, lesson, start, looks[-1], reason, attempt, reached)
 
 
 def _undone(
@@ -153,11 +148,10 @@ def _undone(
     reason: str,
     attempt: int,
     reached: float,
-    rejected: float | None,
 ) -> Kept:
     learner.restore(start.parameters)
     unchanged = Divergence(*(np.zeros(len(lesson.batch)) for _ in range(4)))
-    return Kept(False, reason, look, unchanged, 0.0, 0.0, 0.0, 0.0, attempt, reached, rejected)
+    return Kept(False, reason, look, unchanged, 0.0, 0.0, 0.0, 0.0, attempt, reached)
 
 
 def see(

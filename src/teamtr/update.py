@@ -156,7 +156,7 @@ def update_agent(
             state = learner.state = _steer(state, climb, tried, region, allowed)
             climbs.append(climb)
             tries.append(tried)
-        kept = _whole(tries, radius)
+        kept = _whole(tries)
         learner.state = _settle(state, kept, radii, radius)
         report = replace(
             base,
@@ -172,7 +172,7 @@ def update_agent(
             steps=sum(climb.steps for climb in climbs),
             backtracks=kept.backtracks,
             fraction=kept.fraction,
-            kl_rejected=kept.rejected_upper,
+            kl_rejected=_rejected(tries, radius),
             version_after=learner.version(),
             **_outcome(kept, climbs, floor, radius, region),
             **_distances(kept, lesson, gamma),
@@ -324,17 +324,21 @@ def _standing(learner: Learner, lesson: Lesson) -> Start:
     return Start(learner.snapshot(), gain_by_message(learner.measure().log_ratio_M, lesson.advantages_M))
 
 
-def _whole(tries: Sequence[Kept], radius: float) -> Kept:
+def _whole(tries: Sequence[Kept]) -> Kept:
     """What came of all legs: the last that was kept says where the policy stands, and each what it gained."""
     last = next((tried for tried in reversed(tries) if tried.accepted), tries[-1])
-    outside = [upper for tried in tries if (upper := tried.rejected_upper) is not None and not upper <= radius]
     return replace(
         last,
         gain=sum(tried.gain for tried in tries),
         fraction=float(np.mean([tried.fraction for tried in tries])),
         backtracks=sum(tried.backtracks for tried in tries),
-        rejected_upper=outside[0] if outside else None,
     )
+
+
+def _rejected(tries: Sequence[Kept], radius: float) -> float | None:
+    """The bound of the first candidate that was outside the update's radius and did not stay."""
+    refused = (tried.reached for tried in tries if tried.backtracks or not tried.accepted)
+    return next((upper for upper in refused if not upper <= radius), None)
 
 
 def _steer(state: AgentState, climb: _Climb, kept: Kept, region: Region, radius: float) -> AgentState:

@@ -349,7 +349,7 @@ def test_a_second_half_that_loses_leaves_what_the_first_gained(monkeypatch):
     assert update.report.surrogate == kept.gain
     assert update.report.kl_upper == kept.upper <= 0.25 * 0.05
     assert update.report.fraction == kept.fraction / 2
-    assert undone.rejected_upper < update.report.radius
+    assert undone.reached < update.report.radius
     assert update.report.kl_rejected is None, "neither leg left the radius of the whole update"
     assert update.report.version_after == learner.version() != update.report.version_before
 
@@ -381,3 +381,52 @@ def test_without_a_gate_beta_is_steered_by_the_kl_itself(monkeypatch):
     assert report.kl_full < report.kl_upper
     world.teach("x", lesson, seed=1)
     assert len(steered) == 2
+
+
+# -- what an update is given -----------------------------------------------------------------------------------------
+
+
+def test_kls_are_charged_in_the_unit_of_the_radius():
+    world = World()
+    lesson = wide_lesson(world)
+    kl_M, lengths_M = np.arange(len(lesson.batch), dtype=float), lesson.batch.lengths_M
+    assert len(set(lengths_M)) > 1
+    per_token = replace(world.plan.radii, per_token=True)
+    rows = np.array([3, 50, 120])
+    np.testing.assert_array_equal(lesson.charged_M(kl_M, world.plan.radii), kl_M)
+    np.testing.assert_allclose(lesson.charged_M(kl_M, per_token), kl_M / lengths_M)
+    np.testing.assert_allclose(lesson.charged_M(kl_M[rows], per_token, rows), kl_M[rows] / lengths_M[rows])
+
+
+def test_means_are_weighted_where_another_team_wrote():
+    lesson = wide_lesson(World())
+    values_M, rows = np.arange(3.0 * GROUP), np.array([0, 1])
+    assert lesson.mean(values_M) == values_M.mean()
+    assert lesson.mean(values_M[rows], rows) == 0.5
+    weights_E = np.where(np.arange(3 * GROUP) == 0, 3.0, 1.0)
+    weighed = replace(lesson, weights_E=weights_E)
+    assert weighed.mean(values_M[rows], rows) == pytest.approx(1 / 4), "three parts of 0 and one of 1"
+    assert weighed.mean(values_M) == pytest.approx((weights_E * values_M).sum() / weights_E.sum())
+    nowhere = replace(lesson, weights_E=np.where(np.arange(3 * GROUP) < 2, 0.0, 1.0))
+    assert nowhere.mean(values_M[rows], rows) == np.inf, "the present team never says any of these"
+
+
+def test_what_is_set_aside_is_numbered_anew():
+    lesson = wide_lesson(World())
+    aside, rows = replace(lesson, aside_M=lesson.batch.problem_M != 1).aside()
+    assert sorted(set(aside.batch.problem_M)) == [0, 1]
+    assert (aside.batch.problem_M == (lesson.batch.problem_M[rows] == 2)).all()
+    assert (aside.batch.episode_M == np.arange(2 * GROUP)).all()
+    assert aside.fresh
+    assert not replace(lesson, aside_M=lesson.batch.problem_M != 1, fresh=False).aside()[0].fresh
+
+
+def test_cut_messages_are_not_climbed_on_where_the_plan_says_so():
+    world = World()
+    lesson = wide_lesson(world)
+    cut_M = np.arange(len(lesson.batch)) % 5 == 0
+    marked = replace(lesson, batch=replace(lesson.batch, cut_M=cut_M))
+    objective = world.plan.objective
+    np.testing.assert_array_equal(marked.climbed_M(objective), lesson.informative_M)
+    filtered = replace(marked, filter_cut=True)
+    np.testing.assert_array_equal(filtered.climbed_M(objective), lesson.informative_M & ~cut_M)
