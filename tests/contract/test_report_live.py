@@ -39,7 +39,7 @@ def serving(*folders: Path):
 
 
 def get(server: LiveServer, path: str, method: str = "GET", host: str | None = None) -> tuple[int, bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
     try:
         connection.putrequest(method, path, skip_host=True)
         connection.putheader("Host", host or f"127.0.0.1:{server.server_port}")

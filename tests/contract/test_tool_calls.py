@@ -5,11 +5,11 @@ from __future__ import annotations
 import builtins
 import json
 import random
-import time
 
 import numpy as np
 import pytest
 
+from growth import assert_linear
 from teamtr.engines.torch.tokenizer import character_tokenizer
 from teamtr.protocol import ChatCodec, ProtocolError, Sharing, check_thinking
 from teamtr.protocol.calls import MOST_CALLS, ToolCall
@@ -281,12 +281,11 @@ def test_two_hundred_hostile_strings(monkeypatch):
      "<think>", "</think>", "a(x=", "<tool_call>[</tool_call>", '"', "\\", "<", "a(x=1),"],
 )  # fmt: skip
 def test_time_is_linear(unit):
-    """Two hundred thousand characters of it: what is quadratic here takes minutes."""
-    text = unit * (200_000 // len(unit))
-    started = time.process_time()
-    Sharing(think="strip", tools="canonical")(text)
-    normalise_calls(f"a(x={text}")
-    assert time.process_time() - started < 5.0
+    def read(text):
+        Sharing(think="strip", tools="canonical")(text)
+        normalise_calls(f"a(x={text}")
+
+    assert_linear(read, lambda n: unit * (n // len(unit)), 200_000)
 
 
 # -- reasoning tags -------------------------------------------------------------------------------------------
