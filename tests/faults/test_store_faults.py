@@ -525,7 +525,7 @@ def test_killed_at_random_moments_the_newest_commit_is_whole_and_never_older(tmp
     for _ in range(10):
         child = in_child(train)
         try:
-            deadline = time.monotonic() + 30
+            deadline = time.monotonic() + 120
             while max(RunFolder(tmp_path).checkpoints.numbers(), default=-1) <= reached:
                 assert time.monotonic() < deadline
                 time.sleep(0.001)
