@@ -13,6 +13,8 @@ from teamtr.stage import stage_report
 from teamtr.theory.certificates import by_own_turn, surrogate_by_problem, turn_aware_certificate
 from teamtr.update import Stakes, certify
 
+pytestmark = pytest.mark.long
+
 ONCE = Stakes(turns=1, horizon=2, reward_range=1.0)
 
 

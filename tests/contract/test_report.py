@@ -57,6 +57,7 @@ def invoke(*arguments: object, code: int = 0):
     return result
 
 
+@pytest.mark.long
 def test_looking_at_a_run_loads_no_torch(run, tmp_path):
     """It takes seconds, and a run can be looked at where none is installed."""
     code = (
@@ -297,6 +298,7 @@ def test_markdown_is_escaped(run):
     assert "left\\|" in text
 
 
+@pytest.mark.long
 def test_a_big_run_stays_small_and_quick(tmp_path):
     """40 stages x 3 agents x 512 episodes, messages of 60 tokens, every update probed."""
     batch = made_batch(AGENTS, problems=32, group=16, tokens=60)

@@ -78,6 +78,7 @@ def test_other_machines_are_let_in_only_when_told():
         assert server.server_address[0] == "0.0.0.0"
 
 
+@pytest.mark.long
 def test_path_tricks_reach_nothing(tmp_path):
     """200 of them, as a run's key and as a batch's name; beside the runs lies a secret."""
     secret = tmp_path / "secret"

@@ -24,6 +24,8 @@ from teamtr.swap import Request, swap
 from teamtr.swap.probes import Probes, joined, make_probes, problems_held_out, problems_to_train, split_rows
 from teamtr.swap.strings import DIFFICULT, context_strings
 
+pytestmark = pytest.mark.long
+
 TEAM = """\
 name: small
 task: {name: code, symbols: ABC, held_out: 0.3, skill: 0.9}

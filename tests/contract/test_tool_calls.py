@@ -275,6 +275,7 @@ def test_two_hundred_hostile_strings(monkeypatch):
     assert 10 < sum(outcomes) < len(outcomes) - 100, "both kinds are there"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "unit",
     ["<tool_call>", "</tool_call>", "<tool_call>{", '<tool_call>{"a":"', "```", "```python\n", "```json\n{", "[", "{",

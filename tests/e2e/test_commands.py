@@ -22,6 +22,8 @@ from teamtr.cli import app
 from teamtr.cli.common import emit
 from teamtr.store import RunFolder
 
+pytestmark = pytest.mark.long
+
 TEAM = """\
 name: small
 task: {name: code, symbols: AB, held_out: 0.5, skill: 0.8}

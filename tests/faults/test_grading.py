@@ -146,6 +146,7 @@ def worker_pid(pool: WorkerPool, index: int = 0) -> int:
     return process.pid
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("word", "kind", "message"),
     [
@@ -170,6 +171,7 @@ def test_one_bad_completion_among_sixteen(tmp_path: Path, rewards: Path, word: s
     task.close()
 
 
+@pytest.mark.long
 def test_several_bad_completions_each_get_their_own_verdict(tmp_path: Path, rewards: Path) -> None:
     task = task_of(tmp_path, rewards, "by_word", workers=2)
     words = ["exit", "1", "raise", "0", "sleep", "nan", "-2.5", "1", "exit"]
@@ -213,6 +215,7 @@ def test_a_wrong_number_of_rewards_that_no_item_explains_is_an_error(tmp_path: P
     task.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("function", "message"),
     [
@@ -260,6 +263,7 @@ def test_a_reward_sees_its_columns(tmp_path: Path, rewards: Path) -> None:
     lenient.close()
 
 
+@pytest.mark.long
 def test_a_pattern_that_backtracks_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kill, killed = _Worker.kill, []
     monkeypatch.setattr(_Worker, "kill", lambda worker: killed.append(worker) or kill(worker))
@@ -369,6 +373,7 @@ def test_a_fork_of_the_owner_does_not_end_its_workers(pool: WorkerPool) -> None:
     assert live_members_of_groups({worker_pid(pool)})
 
 
+@pytest.mark.long
 def test_a_grader_that_does_not_load_is_an_error_and_no_verdict(tmp_path: Path) -> None:
     broken = tmp_path / "broken.py"
     slow = tmp_path / "slow.py"

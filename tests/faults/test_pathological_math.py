@@ -21,6 +21,8 @@ from teamtr.grading import GraderError, Result, WorkerPool
 from teamtr.grading.math import RULES, MathGrader
 from teamtr.grading.math_statement import stated_answer
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[2]
 
 

@@ -12,6 +12,8 @@ from pathlib import Path
 import killing
 import pytest
 
+pytestmark = pytest.mark.long
+
 UPDATES = 9
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["killing", "transformers.models.qwen3.modeling_qwen3", "teamtr.run"])

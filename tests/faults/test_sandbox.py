@@ -165,6 +165,7 @@ def test_there_are_enough_hostile_programs() -> None:
     assert len(hostile.HOSTILE) >= 60
 
 
+@pytest.mark.long
 @linux
 @pytest.mark.parametrize("mode", ["all walls", "no namespaces", "no call filter"])
 def test_hostile_programs_change_nothing_learn_nothing_and_earn_nothing(outside: Outside, mode: str) -> None:
@@ -175,6 +176,7 @@ def test_hostile_programs_change_nothing_learn_nothing_and_earn_nothing(outside:
     run_hostile(outside, hostile.HOSTILE, MODES[mode])
 
 
+@pytest.mark.long
 @linux
 def test_limits_alone_stop_all_but_what_needs_neither_descriptor_nor_process(outside: Outside) -> None:
     if os.geteuid() != 0:

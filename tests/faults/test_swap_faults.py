@@ -25,6 +25,8 @@ from teamtr.engines.torch.loading import quieten
 from teamtr.store import Log, RunFolder, atomic
 from teamtr.swap import Request, swap
 
+pytestmark = pytest.mark.long
+
 TEAM = """\
 name: small
 task: {name: code, symbols: AB, held_out: 0.5, skill: 0.9}

@@ -252,6 +252,7 @@ def test_a_package_that_is_not_there_is_told_with_its_remedy(tmp_path: Path, mon
     assert (state["failures"], state["dropped"]) == (1, 5), "switched off at once: trying again is of no use"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("where", ["open", "send", "close"])
 def test_one_that_hangs_neither_blocks_nor_keeps_the_run_from_ending(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gate: threading.Event, where: str
@@ -337,6 +338,7 @@ def test_a_damaged_state_is_a_fresh_one(tmp_path: Path, text: bytes) -> None:
     assert feeding.State.read(tmp_path / "wandb.json") == feeding.State()
 
 
+@pytest.mark.long
 def test_the_same_bits_with_trackers_good_and_bad_and_after_a_resume(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gate: threading.Event
 ) -> None:

@@ -93,6 +93,7 @@ def test_own_rows(game: type[ArBench]) -> None:
     assert_gold_is_right_and_wrong_is_not(task, list(task.problems("test")))
 
 
+@pytest.mark.long
 @needs_data
 @pytest.mark.parametrize("game", GAMES)
 def test_every_row_of_the_benchmark(game: type[ArBench]) -> None:
@@ -225,6 +226,7 @@ def brute_force(secret: str, guess: str) -> tuple[int, int]:
     return right, wrong
 
 
+@pytest.mark.long
 def test_feedback_is_exact() -> None:
     rng = np.random.default_rng(0)
     every_guess = [f"{n:04d}" for n in range(10_000)]  # a guess may repeat digits, the secret does not

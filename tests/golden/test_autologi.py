@@ -265,6 +265,7 @@ def test_a_literal_cannot_exhaust_the_reader(text_of: Callable[[int], str]) -> N
     assert_linear(read, text_of, LONGEST)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "text_of",
     [
@@ -281,6 +282,7 @@ def test_a_long_reply_is_read_in_linear_time(task: AutoLogi, text_of: Callable[[
     assert_linear(task.extract, text_of, 400_000)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("check", "constraints", "kind"),
     [
@@ -418,6 +420,7 @@ def test_the_benchmarks_own_verifiers(task: AutoLogi, examples: dict[str, Any], 
     assert kinds(task, task.problem(row), shown) == plainly(row["code"], [example["inputs_example"]]) * 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("lang", ["en", "cn"])
 def test_the_benchmarks_own_constraints_and_enumeration(task: AutoLogi, examples: dict[str, Any], lang: str) -> None:
     """Five constraints on the order of seven things, tried in all orders."""

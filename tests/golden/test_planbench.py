@@ -221,6 +221,7 @@ def compare_with_unified_planning(problems: int, blocks: int) -> None:
     assert 0.15 < np.mean(ours) < 0.6  # both verdicts are put to the test
 
 
+@pytest.mark.long
 def test_the_validator_agrees_with_unified_planning() -> None:
     compare_with_unified_planning(problems=6, blocks=5)
 
@@ -416,6 +417,7 @@ def test_a_training_prompt_shows_no_held_out_problem() -> None:
 # Hostile text
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "text_of",
     [
@@ -467,6 +469,7 @@ def test_gold_is_right_and_wrong_is_wrong_on_worlds_of_our_own() -> None:
     check([Row("", a_row(lang, 3 + k % 13, seed=k)) for lang in LANGUAGES.values() for k in range(40)])
 
 
+@pytest.mark.long
 @needs_data
 @pytest.mark.parametrize("name", ROWS)
 def test_gold_is_right_and_wrong_is_wrong_for_every_row(name: str) -> None:

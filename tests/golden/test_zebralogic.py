@@ -135,6 +135,7 @@ def test_equal_tables_are_one_vote() -> None:
 # Hostile text
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "text_of",
     [
@@ -240,6 +241,7 @@ def test_gold_is_right_and_wrong_is_wrong_on_streets_of_our_own() -> None:
     check(TASK, [Row("", street(h, a, seed)) for h, a in sizes for seed in range(3)])
 
 
+@pytest.mark.long
 @needs_data
 def test_gold_is_right_and_wrong_is_wrong_for_every_row() -> None:
     rows = list(read_rows(DATA / "zebralogic_grid_1000.jsonl"))

@@ -449,6 +449,7 @@ TABLE: dict[str, Callable[[Runs], Iterator[Row]]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", TABLE)
 def test_against_the_exact_value(name, runs):
     rows = list(TABLE[name](runs))
