@@ -17,7 +17,6 @@ from teamtr.grading import WorkerPool
 from teamtr.grading.gym import EVALUATED, EVALUATED_OF_THE_QUESTION, calls_nothing, is_bit_arithmetic, is_expression
 from teamtr.tasks.gym import UNUSABLE, Gym
 
-
 pytestmark = [
     pytest.mark.long,
     pytest.mark.skipif(

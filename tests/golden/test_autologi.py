@@ -252,6 +252,7 @@ def test_literals_are_read_as_python_reads_them(text: str) -> None:
         lambda n: "1_" * (n // 2),
         lambda n: "0x" + "f" * (n - 2),
         lambda n: "[" + "1," * n + "]",
+        lambda n: "[" + "1," * (n // 2 - 1),
     ],
 )
 def test_a_literal_cannot_exhaust_the_reader(text_of: Callable[[int], str]) -> None:
