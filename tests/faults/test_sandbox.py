@@ -520,16 +520,16 @@ def test_no_process_is_left_when_the_owner_is_killed(without: tuple[str, ...]) -
         print("ready", flush=True)
         box.run([Program("def f():\\n    while True: pass", "f", [[]])], Limits(seconds=1000))
     """
-    owner = subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(script)], stdout=subprocess.PIPE, text=True
-    )
-    assert owner.stdout is not None
-    assert owner.stdout.readline() == "ready\n"
-    expected = 2 if without else 3
-    assert in_the_end(lambda: len(jailed() - others) == expected), "server, process around its namespace, job"
-    started = jailed() - others
-    owner.send_signal(signal.SIGKILL)
-    owner.communicate(timeout=60)
+    command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(script)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as owner:
+        try:
+            assert owner.stdout is not None
+            assert owner.stdout.readline() == "ready\n"
+            expected = 2 if without else 3
+            assert in_the_end(lambda: len(jailed() - others) == expected), "server, process around its namespace, job"
+            started = jailed() - others
+        finally:
+            owner.send_signal(signal.SIGKILL)
     assert gone(started)
 
 
