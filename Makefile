@@ -1,13 +1,15 @@
 # make setup    an environment in .venv with everything the project needs
 # make demo     the first five minutes: three tiny models learn to pass on a code
-# make test     the tests (minutes);  make test-slow  the long ones as well;  make test-gpu  those that need a card
+# make test-fast  the quick tests of every module, for while one works: a minute
+# make test     all tests but those marked slow: minutes, and part of make check
+# make test-slow  those as well;  make test-gpu  the ones that need a card
 # make docs     the documentation site, in build/site
 # make check    style, types, import directions, tests: what a change must pass
 PYTHON ?= python3
 BIN := .venv/bin
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: setup demo test test-slow test-gpu docs lint check clean
+.PHONY: setup demo test-fast test test-slow test-gpu docs lint check clean
 setup: .venv/.ready
 
 .venv/.ready: pyproject.toml constraints.txt
@@ -20,11 +22,17 @@ setup: .venv/.ready
 demo: setup
 	$(BIN)/teamtr demo
 
+# A worker takes work from another that has more left. One thread each: they share the cores.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
+
+test-fast: setup
+	$(PYTEST) -m "not slow and not long"
+
 test: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
+	$(PYTEST)
 
 test-slow: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile -m "slow or not slow"
+	$(PYTEST) -m "slow or not slow"
 
 test-gpu: setup
 	$(BIN)/python -m pytest tests/gpu

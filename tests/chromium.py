@@ -54,7 +54,7 @@ class Page:
             message["sessionId"] = self._session
         os.write(self._write, json.dumps(message).encode() + b"\0")
         while True:
-            answer = self._receive(30.0)
+            answer = self._receive(60.0)
             if answer.get("id") == self._next:
                 if "error" in answer:
                     raise RuntimeError(f"{method}: {answer['error']}")
@@ -106,7 +106,7 @@ class Page:
             raise RuntimeError(str(answer["exceptionDetails"].get("exception", {}).get("description")))
         return answer["result"].get("value")
 
-    def wait(self, expression: str, seconds: float = 20.0) -> None:
+    def wait(self, expression: str, seconds: float = 60.0) -> None:
         end = time.monotonic() + seconds
         while not self.js(expression):
             if time.monotonic() > end:
@@ -144,7 +144,7 @@ def chromium(executable: str, profile: Path) -> Iterator[Page]:
     finally:
         os.close(to_write)  # its end of the pipe closed is the browser's sign to leave
         try:
-            process.wait(10)
+            process.wait(60)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from types import SimpleNamespace
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -12,7 +13,9 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
+from taught import remember_teaching
 from teamtr.engines.learner import PolicyLearner
 from teamtr.engines.tabular import TabularPolicy
 from teamtr.engines.torch.lean import slim
@@ -21,6 +24,10 @@ from teamtr.engines.torch.policy import TransformerPolicy
 from teamtr.types import AgentBatch, AgentState
 
 torch.set_num_threads(1)
+
+# How long an example takes says something about the machine, and nothing about the code.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 STATE = AgentState(beta=0.1, step_scale=1.0, radius_nats=0.01)
 SMALL = TinyShape(layers=1, width=16, heads=2)
@@ -72,6 +79,15 @@ def make_batch(
         problem_M=np.arange(count) // group,
         turn_M=np.zeros(count, dtype=np.int64),
     )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def taught(tmp_path_factory) -> Path:
+    """Where bases that were taught are kept, for all workers of this session."""
+    own = tmp_path_factory.getbasetemp()
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "taught"
+    remember_teaching(folder)
+    return folder
 
 
 @pytest.fixture(params=["tabular", "full", "lora"])

@@ -41,6 +41,7 @@ def test_every_agent_learns_from_the_intermediate_team():
     assert steps[1].team.versions == {n: world.engine.version(n) for n in ("x", "y")}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", sorted(PRESETS))
 def test_every_preset_runs(name):
     world = World(plan=PRESETS[name])
@@ -283,6 +284,7 @@ def test_effective_sample_share_by_hand():
     assert effective_sample_share(np.array([900.0, 0.0, 0.0, 0.0])) == pytest.approx(0.25)
 
 
+@pytest.mark.long
 def test_training_improves_the_team():
     """Thirty stages of the whole loop on the tabular world: the reward rises from chance."""
     world = World(radius=0.02)

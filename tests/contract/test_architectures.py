@@ -22,6 +22,8 @@ from teamtr.engines.torch.serving.room import ServingRoom
 from teamtr.engines.torch.serving.server import Server
 from teamtr.errors import Misuse
 
+pytestmark = pytest.mark.long
+
 CPU = torch.device("cpu")
 COMMON = {"vocab_size": 100, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 LAYERS = 4

@@ -16,6 +16,8 @@ from teamtr.theory.certificates import by_own_turn, surrogate_by_problem, turn_a
 from teamtr.theory.intervals import bootstrap_upper
 from teamtr.update import Stakes, certify
 
+pytestmark = pytest.mark.long
+
 ONCE = Stakes(turns=1, horizon=2, reward_range=1.0)
 
 

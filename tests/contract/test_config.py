@@ -703,6 +703,7 @@ _values = st.recursive(
 )
 
 
+@pytest.mark.long
 @settings(max_examples=40, deadline=None)
 @given(
     prompt=_texts,
@@ -819,6 +820,7 @@ TASK_OF = {
 ODD_VALUES = ("", "-1", "x", "[[1]]", "{a: {b: 1}}", ".nan")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("key", schema_keys(), ids=lambda key: f"{key.key} {key.when}")
 def test_listed_keys_exist_and_odd_values_give_a_message(key: SchemaKey) -> None:
     """What help lists can be set, and whatever it is set to, the worst that comes is a ConfigError."""

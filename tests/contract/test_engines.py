@@ -187,6 +187,7 @@ def test_move_interpolates_and_kl_falls_with_the_square(kind):
     assert learner.version() == make_learner(kind).version()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ratio", ["message", "token", "length_normalised"])
 @pytest.mark.parametrize("average_over", ["messages", "tokens"])
 def test_micro_batch_1x8_equals_8x1(kind, ratio, average_over):

@@ -431,6 +431,7 @@ def puzzle_team(monkeypatch: pytest.MonkeyPatch):
     return loads(TEAM, "interactive")
 
 
+@pytest.mark.long
 def test_a_resumed_run_of_an_interactive_task_ends_with_the_same_bits(puzzle_team: Any, tmp_path: Path):
     list(run.train(puzzle_team, tmp_path / "whole"))
     whole = result(tmp_path / "whole")

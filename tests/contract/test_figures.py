@@ -229,6 +229,7 @@ def test_every_figure_has_panels_with_labels_and_says_what_is_good(runs: list[Ru
             assert all(series.x for series in shown.series)
 
 
+@pytest.mark.long
 def test_figures_are_drawn_with_axes_caption_and_their_numbers(runs: list[Run], tmp_path: Path) -> None:
     """One of each kind of drawing: bands, steps, error bars with a diagonal, bars with names, a logarithm."""
     out = tmp_path / "figures"
@@ -252,6 +253,7 @@ def test_figures_are_drawn_with_axes_caption_and_their_numbers(runs: list[Run], 
         assert f"]({figure.name}.svg)" in text
 
 
+@pytest.mark.long
 def test_the_same_numbers_give_the_same_bytes_and_names_are_no_formulas(tmp_path: Path) -> None:
     runs = read_runs([made_run(tmp_path / "a$b$ <i>&'\"\\alpha_{")])
     drawing = DRAW["learning-curves"](runs)

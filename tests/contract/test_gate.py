@@ -76,6 +76,7 @@ def test_a_doubtful_first_look_is_followed_by_one_at_all_messages(monkeypatch):
     assert looked[-2:] == [3 * 22, 3 * GROUP]
 
 
+@pytest.mark.long
 def test_two_looks_are_hardly_easier_to_pass_than_one():
     """Mean KLs at the radius, problems and messages unequal: how often a gate accepts what it should just refuse."""
     rng = np.random.default_rng(0)

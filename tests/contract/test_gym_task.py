@@ -17,10 +17,13 @@ from teamtr.grading import WorkerPool
 from teamtr.grading.gym import EVALUATED, EVALUATED_OF_THE_QUESTION, calls_nothing, is_bit_arithmetic, is_expression
 from teamtr.tasks.gym import UNUSABLE, Gym
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("reasoning_gym") is None,
-    reason="reasoning-gym is not installed: pip install 'teamtr[gym]'",
-)
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(
+        importlib.util.find_spec("reasoning_gym") is None,
+        reason="reasoning-gym is not installed: pip install 'teamtr[gym]'",
+    ),
+]
 
 SMALL_SUMS = {"min_terms": 2, "max_terms": 2, "max_digits": 1}
 

@@ -13,6 +13,8 @@ from teamtr.engines.torch.rotation import Rotation
 from teamtr.engines.torch.scoring import fused_score
 from teamtr.engines.torch.serving.sharing import Together, most_members
 
+pytestmark = pytest.mark.long
+
 triton = pytest.importorskip("triton", reason="triton is not installed (Linux only)")
 
 CARD = ("cuda", 90, 32)

@@ -70,6 +70,7 @@ def out_of_memory_at(learner: PolicyLearner, monkeypatch, place: str, times: set
     return passes
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("place", ["forward", "backward"])
 @pytest.mark.parametrize("scaling", [False, True], ids=["fp32", "as fp16"])
 @pytest.mark.parametrize("kind", ["tabular", "full", "lora"])

@@ -65,6 +65,7 @@ def parameter_bytes(policy) -> int:
     return sum(p.numel() * 4 for name, p in policy.causal_lm.named_parameters() if "lora_" not in name)
 
 
+@pytest.mark.long
 def test_weights_of_three_whole_models_and_of_three_adapters():
     full, lora = workshop("full"), workshop("lora")
     one = parameter_bytes(full.engine.learner("left").policy)
@@ -92,6 +93,7 @@ def test_longest_contexts_grow_with_what_was_said_before():
     assert found["left"].message == 4
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("player", ["{agent: judge, max_tokens: 30}", "{model: tiny, max_tokens: 30}"])
 @pytest.mark.parametrize("history", ["transcript", "chat"])
 def test_nobody_reads_more_than_is_planned_where_an_environment_speaks(player, history, tmp_path, monkeypatch):
@@ -140,6 +142,7 @@ def test_activations_are_measured_and_grow_with_the_layers():
     assert one > 10 * 32 * 4, "more than ten hidden states"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("precision", "packs"), [("fp32", True), ("fp16", True), ("fp32", False)])
 @pytest.mark.parametrize("shared", [0, 40])
 def test_what_is_planned_for_a_step_is_what_autograd_keeps(shared, precision, packs):
@@ -158,6 +161,7 @@ def test_what_is_planned_for_a_step_is_what_autograd_keeps(shared, precision, pa
     assert planned == pytest.approx(measured, rel=0.15)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -187,6 +191,7 @@ def test_no_run_computes_more_messages_at_once_than_are_planned(overrides, monke
     assert 0 < computed[True] <= rows.trained
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("problems", "group", "rows"), [(2, 2, Rows(32, 1)), (5, 3, Rows(32, 4)), (128, 2, Rows(64, 64))]
 )
@@ -209,6 +214,7 @@ def test_weights_in_half_precision_are_no_activations():
     assert 0.3 * exact < half < exact
 
 
+@pytest.mark.long
 def test_a_run_logs_the_peak_of_each_stage_beside_the_plan_also_when_it_goes_on(monkeypatch, tmp_path, capsys):
     planned = {"planned_gb": 1.0, "micro_batch": {}, "peak_gb": 0.5}
     monkeypatch.setattr(run, "before_training", lambda workshop: planned)
@@ -283,6 +289,7 @@ def test_the_plan_knows_how_much_memory_pages_may_take():
     )
 
 
+@pytest.mark.long
 def test_an_evaluation_larger_than_a_batch_is_planned_and_reserved():
     """It would otherwise grow the pages in the middle of a run, after the longest step has been tried without them."""
     text = TEAM.format(train="lora", engine="paged")
@@ -296,6 +303,7 @@ def test_an_evaluation_larger_than_a_batch_is_planned_and_reserved():
     assert policy.serving.server_of(policy.causal_lm).books is before, "no page was added"
 
 
+@pytest.mark.long
 def test_the_check_before_a_run_is_planned(monkeypatch):
     """It plays more episodes than a small batch has."""
     small = build(loads(TEAM.format(train="lora", engine="paged"), "plan.yaml", ["eval.every=0"]))
@@ -338,6 +346,7 @@ def test_pages_that_do_not_fit_are_an_error_with_a_remedy(monkeypatch):
         rehearse(built)
 
 
+@pytest.mark.long
 def test_a_team_of_models_of_two_sizes_is_planned_rehearsed_and_trained_on_pages(tmp_path):
     """A copy and pages for each architecture; two agents share one of them."""
     for name, width in (("small", 16), ("large", 32)):

@@ -113,6 +113,7 @@ def dotted(node: ast.AST, names: dict[str, str]) -> str | None:
     return ".".join([names.get(node.id, node.id), *parts]) if isinstance(node, ast.Name) else None
 
 
+@pytest.mark.long
 def test_no_module_executes_text_or_unpickles() -> None:
     files = sorted(SOURCE.rglob("*.py"))
     assert len(files) > 80
@@ -197,6 +198,7 @@ def test_a_planted_violation_in_a_real_module_is_caught() -> None:
         assert violations(text + "\n\ndef grade(reply):\n    return eval(reply)\n") != []
 
 
+@pytest.mark.long
 def test_nobody_imports_the_jail() -> None:
     """Neither in its source, nor when every module that the training process can import is imported."""
     for file in SOURCE.rglob("*.py"):

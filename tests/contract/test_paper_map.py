@@ -84,6 +84,7 @@ def test_every_function_named_exists() -> None:
     assert not missing, "PAPER.md names functions that do not exist:\n" + "\n".join(missing)
 
 
+@pytest.mark.long
 def test_every_test_named_exists() -> None:
     named = TEST.findall(MAP.read_text(encoding="utf-8"))
     assert named, "PAPER.md names no test: the pattern or the page is broken"

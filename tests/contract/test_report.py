@@ -59,6 +59,7 @@ def invoke(*arguments: object, code: int = 0):
     return result
 
 
+@pytest.mark.long
 def test_looking_at_a_run_loads_no_torch(run, tmp_path):
     """It takes seconds, and a run can be looked at where none is installed."""
     code = (
@@ -319,6 +320,7 @@ def test_markdown_is_escaped(run):
     assert "left\\|" in text
 
 
+@pytest.mark.long
 def test_a_big_run_stays_small_and_quick(tmp_path):
     """40 stages x 3 agents x 512 episodes, messages of 60 tokens, every update probed."""
     batch = made_batch(AGENTS, problems=32, group=16, tokens=60)
@@ -326,10 +328,10 @@ def test_a_big_run_stays_small_and_quick(tmp_path):
     probe = probe_record(64, tokens=60)
     records = Log(run / "log.jsonl").read()
     write_log(run, [{**r, "probe": probe} if r["kind"] == "update" else r for r in records])
-    started = time.perf_counter()
+    started = time.process_time()
     report = build_report(run)
     page = report_page(report)
-    assert time.perf_counter() - started < 60.0
+    assert time.process_time() - started < 60.0
     assert len(page) < 15e6
     assert report.data["sample"]["stored_batches"] == 120
     assert report.data["sample"]["episodes"] == 18 * 128

@@ -39,7 +39,7 @@ def serving(*folders: Path):
 
 
 def get(server: LiveServer, path: str, method: str = "GET", host: str | None = None) -> tuple[int, bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
     try:
         connection.putrequest(method, path, skip_host=True)
         connection.putheader("Host", host or f"127.0.0.1:{server.server_port}")
@@ -78,6 +78,7 @@ def test_other_machines_are_let_in_only_when_told():
         assert server.server_address[0] == "0.0.0.0"
 
 
+@pytest.mark.long
 def test_path_tricks_reach_nothing(tmp_path):
     """200 of them, as a run's key and as a batch's name; beside the runs lies a secret."""
     secret = tmp_path / "secret"

@@ -64,6 +64,7 @@ def assert_same(plain, paged) -> None:
         np.testing.assert_allclose(a.logprobs, b.logprobs, atol=2e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("tokens", [1, 2, 20])
 @pytest.mark.parametrize(
     "drawing", [Drawing(1.0), Drawing(0.7, top_p=0.8), Drawing(1.3, top_k=3), Drawing(0.0)], ids=str
@@ -129,6 +130,7 @@ def test_an_agents_own_words_are_found_when_the_context_only_grew(policy):
     assert_same(policy.sample(grown, max_tokens=6, seed=4, temperature=1.0), paged)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("history", ["transcript", "chat"])
 def test_in_play_an_agent_finds_what_it_read_and_in_a_chat_what_it_said(history, monkeypatch):
     """A transcript tells an agent's own words anew, as a line; a chat has them where they were said."""
@@ -183,6 +185,7 @@ def two_agents(kind: str) -> LocalEngine:
     return LocalEngine({name: PolicyLearner(name, policy, STATE) for name, policy in policies.items()})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["full", "lora"])
 def test_an_update_is_sampled_from_at_once_and_leaves_the_other_agents_pages(kind):
     engine, prompts = two_agents(kind), some_prompts(10)
@@ -236,6 +239,7 @@ def test_rows_that_ended_leave_and_the_others_close_ranks(policy, monkeypatch):
     assert len({*sizes}) > 3, "too few sizes to see anything"
 
 
+@pytest.mark.long
 def test_rows_that_read_pages_together_have_these_pages(policy, monkeypatch):
     """At every step, while rows come and leave: members of a cluster begin with the same pages, all of them written,
     and no row has two clusters."""
@@ -332,6 +336,7 @@ def test_clusters_go_on_without_the_rows_that_left():
     assert remaining(found, [False, True, False, True, True, False]) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("length", [56, 120])
 def test_a_row_that_has_said_all_it_may_writes_to_nobodys_page(policy, length, monkeypatch):
     """Its next place would be behind its last page, which the table is just wide enough for. It stays while others
@@ -445,6 +450,7 @@ def test_a_rows_noise_does_not_depend_on_its_company():
 # -- books of pages -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("fts"), st.integers(0, 3), st.integers(1, 40)), max_size=40))
 def test_books_never_hand_out_a_page_twice(steps):
@@ -476,6 +482,7 @@ def test_books_never_hand_out_a_page_twice(steps):
 # -- kernels --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed (Linux only)")
 def test_kernels_compute_what_the_reference_computes():
     """In triton's interpreter, in a process of its own: the switch must be set before triton is imported."""
@@ -511,6 +518,7 @@ def test_siblings_are_joined_and_compute_what_they_computed_alone():
     assert not layer.self_attn.k_proj(x).any()
 
 
+@pytest.mark.long
 def test_joined_siblings_are_one_graph_for_the_compiler():
     model, _ = tiny_model(TinyShape(layers=2, width=32, heads=4), seed=0)
     join_siblings(model)
@@ -519,6 +527,7 @@ def test_joined_siblings_are_one_graph_for_the_compiler():
     assert explained.graph_break_count == 0
 
 
+@pytest.mark.long
 def test_joined_attention_is_one_graph_for_the_compiler(policy):
     copy = SamplingCopy(policy.causal_lm, torch.float32, CPU)
     server = Server(copy, pool_bytes=1 << 24, graphs=False)

@@ -150,6 +150,7 @@ def a_batch(reward: float = 1.0, logprob: float = -0.1) -> RolloutBatch:
 # --- episodes -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @settings(max_examples=40, deadline=None)
 @given(batch=batches())
 def test_any_batch_comes_back_to_the_bit(tmp_path_factory: pytest.TempPathFactory, batch: RolloutBatch) -> None:
@@ -655,6 +656,7 @@ def executing_loads(source: str) -> list[str]:
     return found
 
 
+@pytest.mark.long
 def test_no_source_reads_or_writes_pickles() -> None:
     planted = "import pickle\nfrom dill import load\ntorch.load(f)\nnumpy.load(f, allow_pickle=True)\ntorch.zeros(1)"
     assert sorted(executing_loads(planted)) == ["allow_pickle=True", "dill", "pickle", "torch.load"]

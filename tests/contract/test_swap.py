@@ -26,6 +26,8 @@ from teamtr.swap.probes import Probes, joined, make_probes, problems_held_out, p
 from teamtr.swap.strings import DIFFICULT, context_strings
 from teamtr.theory.advantages import group_advantages
 
+pytestmark = pytest.mark.long
+
 TEAM = """\
 name: small
 task: {name: code, symbols: ABC, held_out: 0.3, skill: 0.9}

@@ -61,6 +61,7 @@ def pupil_of(exact: bool, width: int = 16) -> tuple[Pupil, Probes]:
     return pupil, probes
 
 
+@pytest.mark.long
 def test_a_pupil_is_measured_from_its_teacher():
     """The KL and the ratio of two different models, against the two heads side by side."""
     pupil, probes = pupil_of(exact=True, width=24)
@@ -104,6 +105,7 @@ def looked(folder: Path, looks: int | None = None, settings: Alignment = HARD) -
     return found, pupil.student.version()
 
 
+@pytest.mark.long
 def test_an_alignment_that_is_dropped_at_every_look_ends_with_the_same_bits(tmp_path):
     """Over both trials, and with more probes."""
     whole, weights = looked(tmp_path / "whole")
@@ -119,6 +121,7 @@ def test_an_alignment_that_is_dropped_at_every_look_ends_with_the_same_bits(tmp_
     assert again == weights
 
 
+@pytest.mark.long
 def test_what_is_told_is_of_the_look_that_is_installed(tmp_path):
     """The best look comes before the doubling here: its probes are told, and the curve ends with it."""
     pupil, store, settings = pupil_with_more(), Checkpoints(tmp_path), replace(HARD, seed=1)
@@ -139,6 +142,7 @@ def test_no_more_steps_than_asked_for(tmp_path, most, steps):
     assert [look.step for look in looks] == steps
 
 
+@pytest.mark.long
 def test_what_was_stored_is_not_read_at_every_look(tmp_path, monkeypatch):
     """Only an alignment that goes on with another's reads weights back to prove them whole, and only once each."""
     verified: list[Path] = []

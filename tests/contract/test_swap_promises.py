@@ -22,6 +22,8 @@ from teamtr.swap.request import new_team_file
 from teamtr.swap.swap import _Swap
 from teamtr.types import Problem
 
+pytestmark = pytest.mark.long
+
 SMALLER = (
     "tiny.width=16", "tiny.warmup_steps=60", "plan.problems=2", "learner.minibatches=1", "eval.samples=16",
 )  # fmt: skip

@@ -5,14 +5,14 @@ from __future__ import annotations
 import builtins
 import json
 import random
-import time
 
 import numpy as np
 import pytest
 
+from growth import assert_linear
 from teamtr.engines.torch.tokenizer import character_tokenizer
 from teamtr.protocol import ChatCodec, ProtocolError, Sharing, check_thinking
-from teamtr.protocol.calls import MOST_CALLS, ToolCall
+from teamtr.protocol.calls import MOST_CALLS, MOST_CHARACTERS, ToolCall
 from teamtr.protocol.sharing import THINKS_ALOUD
 from teamtr.protocol.thinking import thinks, without_thinking
 from teamtr.protocol.tools import normalise_calls
@@ -275,18 +275,20 @@ def test_two_hundred_hostile_strings(monkeypatch):
     assert 10 < sum(outcomes) < len(outcomes) - 100, "both kinds are there"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "unit",
     ["<tool_call>", "</tool_call>", "<tool_call>{", '<tool_call>{"a":"', "```", "```python\n", "```json\n{", "[", "{",
      "<think>", "</think>", "a(x=", "<tool_call>[</tool_call>", '"', "\\", "<", "a(x=1),"],
 )  # fmt: skip
 def test_time_is_linear(unit):
-    """Two hundred thousand characters of it: what is quadratic here takes minutes."""
-    text = unit * (200_000 // len(unit))
-    started = time.process_time()
-    Sharing(think="strip", tools="canonical")(text)
-    normalise_calls(f"a(x={text}")
-    assert time.process_time() - started < 5.0
+    def read(text):
+        Sharing(think="strip", tools="canonical")(text)
+        normalise_calls(f"a(x={text}")
+
+    # A quarter of it is still longer than a call may be: beyond that, a text is looked through twice.
+    assert 280_000 // 4 > MOST_CHARACTERS
+    assert_linear(read, lambda n: unit * (n // len(unit)), 280_000)
 
 
 # -- reasoning tags -------------------------------------------------------------------------------------------

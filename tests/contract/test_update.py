@@ -49,6 +49,7 @@ def test_the_reported_kl_is_that_of_the_weights_that_stayed():
     assert -learner.measure().log_ratio_M.mean() == report.kl_k1
 
 
+@pytest.mark.long
 def test_twenty_updates_with_learning_rate_zero_change_nothing():
     world = World(learning_rate=0.0)
     before = {n: weights(world, n) for n in world.team.names}
@@ -255,6 +256,7 @@ def test_beta_and_radius_are_steered():
     assert state.updates == 1
 
 
+@pytest.mark.long
 def test_steps_fill_the_radius_after_a_few_updates():
     """Whatever the learning rate, the scale settles so that updates use most of their radius."""
     for rate in (1e-4, 1e-1):

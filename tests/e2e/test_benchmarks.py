@@ -14,6 +14,8 @@ from teamtr.config import loads
 from teamtr.engines.torch.loading import TinyShape, tiny_model
 from teamtr.figures.paint import svg_text
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[2]
 
 

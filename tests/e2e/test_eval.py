@@ -53,6 +53,7 @@ def sums(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return team_file(tmp_path, "{name: math500, path: rows.jsonl}")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [*NAMES, "gym:chain_sum"])
 def test_every_benchmark_is_evaluated_offline(name: str, tmp_path: Path) -> None:
     split = "train" if name in ("deepscaler", "dapo") else "test"

@@ -57,6 +57,7 @@ def own_id(row: dict[str, Any]) -> Any:
     return next(row[key] for key in ("id", "instance_id", "idx", "index") if key in row)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_replies_are_graded_by_id_and_by_their_own_fields(name: str, tmp_path: Path) -> None:
     known = answers(name)
@@ -70,6 +71,7 @@ def test_replies_are_graded_by_id_and_by_their_own_fields(name: str, tmp_path: P
     ]
 
 
+@pytest.mark.long
 def test_questions_of_the_gym_are_graded_by_fields_and_by_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("teamtr.tasks.gym.SIZES", {"train": 4, "test": 4})
     task = benchmark("gym:chain_sum")
@@ -180,6 +182,7 @@ def test_planbench_agrees_with_its_golden_file_of_two_domains(tmp_path: Path) ->
     assert [row["verdict"] == "right" for row in gpt] == [row["llm_correct"] for row in gpt]
 
 
+@pytest.mark.long
 @needs_data
 def test_the_mirror_agrees_with_the_labelled_pairs(tmp_path: Path) -> None:
     pairs = golden("math500/golden_deepscaler_grader_pairs.jsonl")

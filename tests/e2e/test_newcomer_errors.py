@@ -136,6 +136,7 @@ def remove(*forms: str) -> Callable[[Path], None]:
     return change
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -376,6 +377,7 @@ def test_a_model_without_an_end_token_could_never_stop(tmp_path: Path) -> None:
     assert said.startswith("error: neither the model nor its tokenizer declares an end token")
 
 
+@pytest.mark.long
 def test_what_a_model_cannot_be_trusted_with_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A warning of the library, without the place in the code that gave it, and once for all agents of a model."""
 
@@ -391,6 +393,7 @@ def test_what_a_model_cannot_be_trusted_with_is_one_line(tmp_path: Path, monkeyp
     assert "policy.py" not in said
 
 
+@pytest.mark.long
 def test_a_window_shorter_than_the_contexts_is_told_once_however_many_agents_have_it(tmp_path: Path) -> None:
     """Contexts of several lengths, two models of one kind: the plain path and padding in one line each."""
     tokenizer = character_tokenizer()
@@ -438,6 +441,7 @@ def test_a_data_file_and_a_column_that_are_not_there_name_what_is(tmp_path: Path
     assert "no column 'text'; found ['answer', 'q']: set task.question to one of them" in said
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", [["check"], ["plan"], ["train"], ["eval", "--team"]])
 def test_a_mistake_in_a_team_file_is_told_before_torch_is_loaded(command: list[str], tmp_path: Path) -> None:
     """Which takes seconds."""

@@ -18,6 +18,8 @@ from teamtr.store import RunFolder
 from teamtr.stored import StoredRun
 from teamtr.swap import run_strings
 
+pytestmark = pytest.mark.long
+
 TEAM = """\
 name: small
 task: {name: code, symbols: AB, held_out: 0.5, skill: 0.9}

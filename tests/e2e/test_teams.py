@@ -19,6 +19,8 @@ from teamtr.rollout import has_signal_P, punishments_PG, trained_returns_PG
 from teamtr.store import RunFolder, StoreError, batch_name, read_episodes
 from teamtr.stored import StoredRun
 
+pytestmark = pytest.mark.long
+
 SMALL = "tiny: {layers: 1, width: 32, heads: 2, warmup_steps: 40, warmup_learning_rate: 1e-2}\n"
 PLAN = """
 plan: {stages: 2, problems: 2, group_size: 4, radius_nats_per_message: 0.05}

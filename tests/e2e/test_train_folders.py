@@ -12,6 +12,8 @@ from teamtr import build
 from teamtr.cli import app
 from teamtr.store import RunFolder
 
+pytestmark = pytest.mark.long
+
 TEAM = """\
 name: small
 task: {name: code, symbols: AB, held_out: 0.5, skill: 0.9}

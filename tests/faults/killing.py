@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from taught import remember_teaching
 from teamtr import run
 from teamtr.config import TeamFile, loads
 from teamtr.engines.learner import PolicyLearner
@@ -35,9 +36,18 @@ def team_file(*overrides: str) -> TeamFile:
     return loads(TEAM, "small", overrides)
 
 
-def train(folder: str, overrides: tuple[str, ...] = (), die: tuple[str, int] | None = None, sabotage: str = "") -> None:
-    """Train to the end, or until the moment given: ("after_commit", n), ("after_log", n) or ("before_commit", n)."""
+def train(
+    folder: str,
+    taught: str | None = None,
+    overrides: tuple[str, ...] = (),
+    die: tuple[str, int] | None = None,
+    sabotage: str = "",
+) -> None:
+    """Train to the end, or until the moment given: ("after_commit", n), ("after_log", n) or ("before_commit", n).
+    The base is taught, or read from where taught ones are kept."""
     torch.set_num_threads(1)
+    if taught is not None:
+        remember_teaching(Path(taught))
     moment, at = die or ("", 0)
     if moment:
         _arm(moment, at)

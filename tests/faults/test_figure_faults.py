@@ -29,6 +29,7 @@ def panel(drawing: Drawing, title: str) -> Panel:
 NAMES = ("a\x01b", "_base", "w" * 100, "a\u202eb", "=1+1", "@SUM(A1)", "b\udcff", "c\uffff", "a\nb")
 
 
+@pytest.mark.long
 def test_names_of_folders_cannot_harm_a_figure_or_a_table(tmp_path: Path) -> None:
     gallery = hang(
         read_runs([made_run(tmp_path / name) for name in NAMES]), tmp_path / "out", ["learning-curves", "accounting"]

@@ -21,11 +21,12 @@ from teamtr import run
 from teamtr.config import loads
 from teamtr.errors import TeamTRError
 from teamtr.grading import GraderError, Result, WorkerPool
+from teamtr.grading.pool import _Worker
 from teamtr.preflight import self_test
 from teamtr.tasks import DataTask
 from teamtr.types import Verdict
 
-ALLOWED_S = 0.6  # long enough for an honest grader on a busy machine
+ALLOWED_S = 1.0  # long enough for an honest grader on a busy machine
 
 REWARDS = """
     import os, subprocess, sys, time
@@ -85,12 +86,15 @@ REWARDS = """
     def level_only(prompts, completions, level):
         return [l / 10 for l in level]
 
+    armed = []
+
     def remembers(prompts, completions):
         if "arm" in completions:
             import threading
-            threading.Timer(0.2, os._exit, [9]).start()
-        if "wait" in completions:
-            time.sleep(0.4)
+            armed.append(threading.Timer(0.2, os._exit, [9]))
+            armed[0].start()
+        if "wait" in completions and armed:
+            time.sleep(50)
         return [1.0] * len(completions)
 """
 
@@ -142,10 +146,11 @@ def worker_pid(pool: WorkerPool, index: int = 0) -> int:
     return process.pid
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("word", "kind", "message"),
     [
-        ("loop", "timeout", f"no answer within {ALLOWED_S} s"),
+        ("loop", "timeout", f"no answer within {ALLOWED_S:g} s"),
         ("exit", "crash", "the worker exited with status 7"),
         ("quit", "crash", "SystemExit: 3 (rewards.py:"),
         ("raise", "crash", "KeyError: 'no such thing' (rewards.py:"),
@@ -166,6 +171,7 @@ def test_one_bad_completion_among_sixteen(tmp_path: Path, rewards: Path, word: s
     task.close()
 
 
+@pytest.mark.long
 def test_several_bad_completions_each_get_their_own_verdict(tmp_path: Path, rewards: Path) -> None:
     task = task_of(tmp_path, rewards, "by_word", workers=2)
     words = ["exit", "1", "raise", "0", "sleep", "nan", "-2.5", "1", "exit"]
@@ -209,11 +215,12 @@ def test_a_wrong_number_of_rewards_that_no_item_explains_is_an_error(tmp_path: P
     task.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("function", "message"),
     [
         ("raises", "RuntimeError: out of paper .rewards.py:"),
-        ("hangs", f"no answer within {ALLOWED_S} s"),
+        ("hangs", f"no answer within {ALLOWED_S:g} s"),
         ("not_a_number", "the reward is nan"),
         ("always_one", "always_one returned 1 rewards for 3 completions"),
     ],
@@ -256,14 +263,15 @@ def test_a_reward_sees_its_columns(tmp_path: Path, rewards: Path) -> None:
     lenient.close()
 
 
-def test_a_pattern_that_backtracks_for_ever(tmp_path: Path) -> None:
+@pytest.mark.long
+def test_a_pattern_that_backtracks_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kill, killed = _Worker.kill, []
+    monkeypatch.setattr(_Worker, "kill", lambda worker: killed.append(worker) or kill(worker))
     data = tmp_path / "data.jsonl"
     data.write_text('{"question": "q", "answer": "aa"}\n')
     task = DataTask(data, held_out=0, grader="regex", pattern=r"^((?:a+)+)$", seconds_per_item=ALLOWED_S)
-    started = time.monotonic()
     verdicts = graded(task, ["aa", "a" * 60 + "!", "AA", "b", "a" * 50 + "?", "aa"])
-    # It answers text by text, so each bad one costs its own time and no search.
-    assert time.monotonic() - started < 4
+    assert len(killed) == 2, "it answers text by text, so each bad one costs its own time and no search"
     assert verdicts == [
         Verdict("right", 1.0, "aa"),
         Verdict("timeout", 0.0),
@@ -278,7 +286,7 @@ def test_a_pattern_that_backtracks_for_ever(tmp_path: Path) -> None:
 def test_a_late_death_is_not_blamed_on_the_next_item(rewards: Path) -> None:
     """One item leaves a thread behind that ends the process while the next one is being graded."""
     setup = {"path": str(rewards), "function": "remembers", "columns": []}
-    with WorkerPool(seconds_per_item=5.0) as pool:
+    with WorkerPool(seconds_per_item=60.0) as pool:
         assert pool.submit("reward", [{"prompt": "", "completion": "arm", "columns": {}}], setup) == [Result("ok", 1.0)]
         first = worker_pid(pool)
         assert pool.submit("reward", [{"prompt": "", "completion": "wait", "columns": {}}], setup) == [
@@ -296,12 +304,12 @@ def test_no_process_is_left(rewards: Path) -> None:
     assert len(live_members_of_groups(groups)) == 2, "the check sees what is there"
     results = pool.submit("reward", [{"prompt": "", "completion": w, "columns": {}} for w in ("children", "1")], setup)
     assert [r.kind for r in results] == ["timeout", "ok"]
-    assert gone_within(late, 1.0), "the late worker took its child along"
+    assert gone(late), "the late worker took its child along"
     pool.submit("reward", [{"prompt": "", "completion": "1", "columns": {}}] * 2, setup)
     groups |= {worker_pid(pool, 0), worker_pid(pool, 1)}
     pool.close()
     pool.close()
-    assert all(gone_within(group, 1.0) for group in groups)
+    assert all(gone(group) for group in groups)
     with pytest.raises(RuntimeError, match="closed"):
         pool.submit("regex", [{"text": ""}], {"pattern": "(x)"})
 
@@ -324,8 +332,9 @@ def start_parent(rewards: Path, then: str, seconds: float) -> tuple[subprocess.P
     return parent, int(parent.stdout.readline())
 
 
-def gone_within(group: int, seconds: float) -> bool:
-    deadline = time.monotonic() + seconds
+def gone(group: int) -> bool:
+    """Now, or as soon as a busy machine comes to it; what is never killed is still there after a minute."""
+    deadline = time.monotonic() + 60
     while live_members_of_groups({group}):
         if time.monotonic() > deadline:
             os.killpg(group, signal.SIGKILL)  # the test has failed; the machine need not suffer for it
@@ -337,8 +346,8 @@ def gone_within(group: int, seconds: float) -> bool:
 @pytest.mark.parametrize("then", ["pass", "raise SystemExit(4)", "1 / 0"])
 def test_no_process_is_left_when_the_owner_exits_without_closing(rewards: Path, then: str) -> None:
     parent, group = start_parent(rewards, then, seconds=60)
-    parent.communicate(timeout=20)
-    assert gone_within(group, 1.0)
+    parent.communicate(timeout=60)
+    assert gone(group)
 
 
 @pytest.mark.parametrize("word", [None, "loop"])
@@ -346,13 +355,12 @@ def test_no_process_is_left_when_the_owner_is_killed(rewards: Path, word: str | 
     """Idle, the worker sees the channel close; busy in an endless loop, the kernel's alarm ends it."""
     item: dict[str, Any] = {"prompt": "", "completion": word, "columns": {}}
     then = "__import__('time').sleep(1000)" if word is None else f'pool.submit("reward", [{item!r}], setup)'
-    program_seconds = 0.5
-    parent, group = start_parent(rewards, then, seconds=program_seconds)
+    parent, group = start_parent(rewards, then, seconds=0.5)
     time.sleep(0.2)
     assert live_members_of_groups({group})
     parent.send_signal(signal.SIGKILL)
-    parent.communicate(timeout=20)
-    assert gone_within(group, 2 * program_seconds + 1 + 2)
+    parent.communicate(timeout=60)
+    assert gone(group)
 
 
 def test_a_fork_of_the_owner_does_not_end_its_workers(pool: WorkerPool) -> None:
@@ -365,6 +373,7 @@ def test_a_fork_of_the_owner_does_not_end_its_workers(pool: WorkerPool) -> None:
     assert live_members_of_groups({worker_pid(pool)})
 
 
+@pytest.mark.long
 def test_a_grader_that_does_not_load_is_an_error_and_no_verdict(tmp_path: Path) -> None:
     broken = tmp_path / "broken.py"
     slow = tmp_path / "slow.py"
@@ -372,10 +381,10 @@ def test_a_grader_that_does_not_load_is_an_error_and_no_verdict(tmp_path: Path) 
     broken.write_text("import teamtr_has_no_such_module\n")
     slow.write_text("import time\ntime.sleep(1000)\n")
     dying.write_text("import os\nos._exit(5)\n")
-    with WorkerPool(seconds_to_load=1.0) as pool:
+    with WorkerPool(seconds_to_load=2.0) as pool:
         for path, complaint in (
             (broken, r"did not load: ModuleNotFoundError.*\(broken\.py:1\)"),
-            (slow, "did not load within 1 s"),
+            (slow, "did not load within 2 s"),
             (dying, "exited with status 5 on loading"),
         ):
             with pytest.raises(GraderError, match=complaint):

@@ -16,9 +16,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from growth import assert_linear
 from teamtr.grading import GraderError, Result, WorkerPool
 from teamtr.grading.math import RULES, MathGrader
 from teamtr.grading.math_statement import stated_answer
+
+pytestmark = pytest.mark.long
 
 ROOT = Path(__file__).parents[2]
 
@@ -49,6 +52,14 @@ GRADERS = """
             for item in items:
                 print("noise" * item["bytes"])
                 yield "x" * item["bytes"]
+        return grade
+
+    def born():
+        import sys
+        at_birth = set(sys.modules)
+        def grade(items):
+            for item in items:
+                yield [item["module"] in at_birth, os.getpid(), os.getppid()]
         return grade
 
     def preloaded():
@@ -94,8 +105,9 @@ def alive(pids: set[int]) -> set[int]:
     return living
 
 
-def gone_within(pids: set[int], seconds: float) -> bool:
-    deadline = time.monotonic() + seconds
+def gone(pids: set[int]) -> bool:
+    """Now, or as soon as a busy machine comes to it; what is never killed is still there after a minute."""
+    deadline = time.monotonic() + 60
     while alive(pids) and time.monotonic() < deadline:
         time.sleep(0.02)
     return not alive(pids)
@@ -113,21 +125,19 @@ def test_a_thousand_answers_with_five_in_a_hundred_pathological(name: str, count
     bad = [place for place in range(count) if clean[place] != mixed[place]]
     assert len(bad) == count // 20
     before = descendants(os.getpid())
-    with MathGrader(RULES[name]) as grader:
-        started = time.monotonic()
+    with MathGrader(RULES[name], seconds_per_item=10) as grader:
         verdicts = grader.grade(mixed)
-        spent = time.monotonic() - started
         workers = descendants(os.getpid()) - before
         assert len(workers) >= 2, "the check sees what is there"
         assert sum(grader.counts.values()) == len(verdicts) == count, "every verdict is counted"
         assert grader.counts == Counter(verdict.kind for verdict in verdicts)
-        alone = MathGrader(RULES[name])
+        assert not grader.failures, "what is pathological is seen to be: nobody waits for it or has to be killed"
+        alone = MathGrader(RULES[name], seconds_per_item=10)
         expected = alone.grade([pair for place, pair in enumerate(clean) if place not in bad])
         alone.close()
         assert [v for place, v in enumerate(verdicts) if place not in bad] == expected, "the honest get their due"
     assert not any(verdicts[place].right for place in bad)
-    assert gone_within(workers, 2.0), "no process is left"
-    assert spent < 30
+    assert gone(workers), "no process is left"
 
 
 @pytest.mark.parametrize(
@@ -163,11 +173,10 @@ def test_each_kind_of_pathology_is_bounded(name: str, truth: str) -> None:
         "$" * 1_000_000,
         "\x00\ud800" * 1000,
     ]
-    with MathGrader(RULES[name], workers=2, seconds_per_item=0.7) as grader:
+    with MathGrader(RULES[name], workers=2, seconds_per_item=3) as grader:
         grader.grade([(r"\boxed{x\cdot x}", "x^2")])
-        started = time.monotonic()
         verdicts = grader.grade([(reply, truth) for reply in replies])
-        assert time.monotonic() - started < 10
+        assert sum(grader.failures.values()) <= 1, "one of them is killed for being late, the others never begin"
         assert not any(verdict.right for verdict in verdicts)
         assert grader.grade([(r"\boxed{x\cdot x}", "x^2")])[0].right, "it still works"
 
@@ -176,13 +185,11 @@ def test_what_hangs_in_the_mirror_is_killed_and_counted() -> None:
     """sympy takes for ever over this one, and nothing that can be seen beforehand says so."""
     endless = r"\boxed{(x+y)^9*(x+y+1)^9*(x+y+2)^9*(x-y+3)^9*(x-y)^9*(x+3y)^9*(2x+y)^9*(x+5y+1)^9}"
     replies = [r"\boxed{x\cdot x}", endless, r"\boxed{x^2}", r"\boxed{x}"]
-    with MathGrader(RULES["deepscaler"], seconds_per_item=0.5, workers=1) as grader:
-        started = time.monotonic()
+    with MathGrader(RULES["deepscaler"], seconds_per_item=2, workers=1) as grader:
         kinds = [verdict.kind for verdict in grader.grade([(reply, "x^2") for reply in replies])]
-        assert time.monotonic() - started < 6
         assert kinds == ["right", "timeout", "right", "wrong"]
         assert grader.counts == {"right": 2, "timeout": 1, "wrong": 1}
-        assert grader.failures == {"no answer within 0.5 s": 1}
+        assert grader.failures == {"no answer within 2 s": 1}
 
 
 @given(st.text(max_size=300))
@@ -214,25 +221,26 @@ def test_no_latex_makes_a_comparison_raise_and_every_answer_is_itself(given_text
     assert judge(given_text, given_text) is True
 
 
-def test_a_megabyte_of_text_costs_milliseconds() -> None:
-    started = time.monotonic()
-    for _ in range(20):
-        assert stated_answer("word " * 200_000 + r"\boxed{7}") == "7"
-    assert time.monotonic() - started < 2
+def test_an_answer_after_a_megabyte_of_text_is_found_in_linear_time() -> None:
+    assert stated_answer("word " * 200_000 + r"\boxed{7}") == "7"
+    assert_linear(stated_answer, lambda n: "word " * (n // 5) + r"\boxed{7}", 1_000_000)
 
 
 # The pool: preloaded, forked, bounded
 
 
-def test_a_killed_worker_is_replaced_at_once(graders: str) -> None:
-    with WorkerPool(seconds_per_item=0.2, preload=["sympy"]) as pool:
-        fine = {"seconds": 0}
+def test_a_killed_worker_is_replaced_by_a_fork_that_has_everything_loaded(graders: str) -> None:
+    with WorkerPool(seconds_per_item=1, preload=["sympy"]) as pool:
+        fine, late = {"seconds": 0}, {"seconds": 60}
         pool.submit(f"{graders}:sleepy", [fine])
-        started = time.monotonic()
-        results = pool.submit(f"{graders}:sleepy", [fine, {"seconds": 60}, fine] * 5)
-        spent = time.monotonic() - started
-    assert [r.kind for r in results] == ["ok", "timeout", "ok"] * 5
-    assert spent - 5 * 0.2 < 1.0, "five replacements, each with sympy loaded, take less than two imports of it"
+        nursery = pool._nursery.pid
+        results = pool.submit(f"{graders}:sleepy", [fine, late, fine] * 3)
+        assert [r.kind for r in results] == ["ok", "timeout", "ok"] * 3
+        for _ in range(2):
+            (result,) = pool.submit(f"{graders}:born", [{"module": "sympy"}])
+            at_birth, _, parent = result.value
+            assert (at_birth, parent) == (True, nursery), "sympy, which takes a second to import, came with the fork"
+            assert pool.submit(f"{graders}:sleepy", [late])[0].kind == "timeout"
 
 
 def test_what_is_preloaded_is_there_from_birth(graders: str) -> None:
@@ -267,7 +275,7 @@ def test_a_nursery_that_dies_is_replaced(graders: str) -> None:
         (first,) = pool.submit(f"{graders}:preloaded", [{"module": "os"}])
         assert pool._nursery.pid is not None
         os.kill(pool._nursery.pid, signal.SIGKILL)
-        time.sleep(0.1)
+        assert gone({pool._nursery.pid})
         assert pool.submit(f"{graders}:preloaded", [{"module": "os"}])[0].value[1] == first.value[1], (
             "its child lives on"
         )
@@ -277,7 +285,7 @@ def test_a_nursery_that_dies_is_replaced(graders: str) -> None:
         assert second.value[1] != first.value[1]
         assert second.value[2] == pool._nursery.pid
         family = {pool._nursery.pid, second.value[1]}
-    assert gone_within(family, 2.0)
+    assert gone(family)
 
 
 def test_no_process_is_left_when_the_owner_is_killed_while_sympy_works() -> None:
@@ -298,5 +306,5 @@ def test_no_process_is_left_when_the_owner_is_killed_while_sympy_works() -> None
     time.sleep(0.3)
     assert len(alive(family)) == len(family) >= 2
     owner.send_signal(signal.SIGKILL)
-    owner.communicate(timeout=10)
-    assert gone_within(family, 3.0)
+    owner.communicate(timeout=60)
+    assert gone(family)

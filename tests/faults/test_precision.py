@@ -9,6 +9,8 @@ from teamtr.build import build
 from teamtr.config import loads
 from teamtr.engines.torch.policy import TransformerPolicy
 
+pytestmark = pytest.mark.long
+
 TEAM = """
 name: small
 task: {name: code, symbols: AB, held_out: 0.5, skill: 0.8}

@@ -12,20 +12,26 @@ from pathlib import Path
 import killing
 import pytest
 
+pytestmark = pytest.mark.long
+
 UPDATES = 9
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["killing", "transformers.models.qwen3.modeling_qwen3", "teamtr.run"])
 
 
-def start(folder: Path, **options):
-    process = CONTEXT.Process(target=killing.train, args=(str(folder),), kwargs=options)
+LONG = 600
+"""Seconds that no run takes, also not on a busy machine, unless it hangs."""
+
+
+def start(folder: Path, taught: Path | None = None, **options):
+    process = CONTEXT.Process(target=killing.train, args=(str(folder), taught and str(taught)), kwargs=options)
     process.start()
     return process
 
 
-def finish(folder: Path, **options) -> None:
-    process = start(folder, **options)
-    process.join(120)
+def finish(folder: Path, taught: Path | None = None, **options) -> None:
+    process = start(folder, taught, **options)
+    process.join(LONG)
     assert process.exitcode == 0, f"the run ended with {process.exitcode}"
 
 
@@ -59,20 +65,20 @@ def test_two_undisturbed_runs_are_the_same(undisturbed, tmp_path):
     assert_same(tmp_path / "run", undisturbed[0])
 
 
-def test_killed_at_every_boundary(undisturbed, tmp_path):
+def test_killed_at_every_boundary(undisturbed, taught, tmp_path):
     """Before a commit, between the commit and its log line, and after the log line, of every update."""
     for moments in (("before_commit", "after_commit"), ("after_log",)):
         folder = tmp_path / moments[0]
         for number in range(1, UPDATES + 1):
             for moment in moments:
-                process = start(folder, die=(moment, number))
-                process.join(120)
+                process = start(folder, taught, die=(moment, number))
+                process.join(LONG)
                 assert process.exitcode == -signal.SIGKILL, (moment, number)
-        finish(folder)
+        finish(folder, taught)
         assert_same(folder, undisturbed[0])
 
 
-def test_killed_at_25_random_moments(undisturbed, tmp_path):
+def test_killed_at_25_random_moments(undisturbed, taught, tmp_path):
     expected, seconds = undisturbed
     rng = random.Random(7)
     kills, number = 0, 0
@@ -81,7 +87,7 @@ def test_killed_at_25_random_moments(undisturbed, tmp_path):
         number += 1
         finished = False
         while kills < 25 and not finished:
-            process = start(folder)
+            process = start(folder, taught)
             process.join(rng.uniform(0.05, 0.6 * seconds))
             if process.is_alive():
                 os.kill(process.pid, signal.SIGKILL)
@@ -91,19 +97,19 @@ def test_killed_at_25_random_moments(undisturbed, tmp_path):
                 assert process.exitcode == 0
                 finished = True
         if not finished:
-            finish(folder)
+            finish(folder, taught)
         assert_same(folder, expected)
 
 
 @pytest.mark.parametrize(
     "preset", ["naive_sequential", "resample_every_2", "importance_weighted", "joint", "random_order"]
 )
-def test_killed_in_the_middle_of_a_stage_that_reuses_its_batch(preset, tmp_path):
+def test_killed_in_the_middle_of_a_stage_that_reuses_its_batch(preset, taught, tmp_path):
     overrides = (f"plan.preset={preset}",)
-    finish(tmp_path / "whole", overrides=overrides)
+    finish(tmp_path / "whole", taught, overrides=overrides)
     for number in (2, 4, 8):
-        start(tmp_path / "run", overrides=overrides, die=("after_commit", number)).join(120)
-    finish(tmp_path / "run", overrides=overrides)
+        start(tmp_path / "run", taught, overrides=overrides, die=("after_commit", number)).join(LONG)
+    finish(tmp_path / "run", taught, overrides=overrides)
     assert_same(tmp_path / "run", killing.result(tmp_path / "whole"))
 
 
@@ -119,18 +125,19 @@ def test_killed_in_the_middle_of_a_stage_that_reuses_its_batch(preset, tmp_path)
     ],
 )
 def test_killed_where_more_than_weights_must_come_back(tmp_path, overrides):
-    """A frozen base or an initial policy that is not stored; orders and radii that depend on the past."""
+    """A frozen base or an initial policy that is not stored, and is taught again; orders and radii that depend on the
+    past."""
     finish(tmp_path / "whole", overrides=overrides)
     for number in (1, 4):
-        start(tmp_path / "run", overrides=overrides, die=("after_commit", number)).join(120)
+        start(tmp_path / "run", overrides=overrides, die=("after_commit", number)).join(LONG)
     finish(tmp_path / "run", overrides=overrides)
     assert_same(tmp_path / "run", killing.result(tmp_path / "whole"))
 
 
 @pytest.mark.parametrize("sabotage", ["optimizer", "weights"])
-def test_negative_control_a_resume_that_loses_state_is_seen(undisturbed, tmp_path, sabotage):
-    start(tmp_path / "run", die=("after_log", 4)).join(120)
-    finish(tmp_path / "run", sabotage=sabotage)
+def test_negative_control_a_resume_that_loses_state_is_seen(undisturbed, taught, tmp_path, sabotage):
+    start(tmp_path / "run", taught, die=("after_log", 4)).join(LONG)
+    finish(tmp_path / "run", taught, sabotage=sabotage)
     assert killing.result(tmp_path / "run")["files"] != undisturbed[0]["files"]
     with pytest.raises(AssertionError):
         assert_same(tmp_path / "run", undisturbed[0])
@@ -141,19 +148,19 @@ def test_negative_control_another_seed_is_seen(undisturbed, tmp_path):
     assert killing.result(tmp_path / "run")["files"] != undisturbed[0]["files"]
 
 
-def test_a_damaged_newest_checkpoint_is_passed_over(undisturbed, tmp_path):
+def test_a_damaged_newest_checkpoint_is_passed_over(undisturbed, taught, tmp_path):
     """A flipped byte in the newest weights: the run goes back one update, says so, and ends the same."""
     folder = tmp_path / "run"
     changed = [r for r in undisturbed[0]["records"] if r["kind"] == "update" and r["outcome"] == "accepted"]
     report = changed[len(changed) // 2]
-    start(folder, die=("after_log", report["update"])).join(120)
+    start(folder, taught, die=("after_log", report["update"])).join(LONG)
     store = killing.RunFolder.read(folder)
     commit = store.checkpoints.latest()
     weights = store.checkpoints.folder_of(commit, report["agent"]) / "model.safetensors"
     damaged = bytearray(weights.read_bytes())
     damaged[-5] ^= 1
     weights.write_bytes(bytes(damaged))
-    finish(folder)
+    finish(folder, taught)
     resumed = [r for r in store.log.read() if r["kind"] == "resume"]
     assert "passed over" in resumed[0]["skipped"][0]
     assert_same(folder, undisturbed[0])

@@ -25,6 +25,8 @@ from teamtr.engines.torch.loading import quieten
 from teamtr.store import Log, RunFolder, atomic
 from teamtr.swap import Request, swap
 
+pytestmark = pytest.mark.long
+
 TEAM = """\
 name: small
 task: {name: code, symbols: AB, held_out: 0.5, skill: 0.9}
@@ -120,7 +122,7 @@ def at_removing_looks() -> None:
 def attempt(run: Path, model: Path, out: Path, death: Death | None = None, **options: Any) -> int | None:
     process = CONTEXT.Process(target=child, args=(str(run), str(model), str(out), death, options))
     process.start()
-    process.join(120)
+    process.join(600)  # which no swap takes, also not on a busy machine, unless it hangs
     return process.exitcode
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -80,21 +81,23 @@ class Hanging(Quiet):
 
     def __init__(self, where: str, gate: threading.Event) -> None:
         super().__init__()
-        self.where, self.gate = where, gate
+        self.where, self.gate, self.came_back = where, gate, False
+
+    def _at(self, where: str) -> None:
+        if where == self.where:
+            self.gate.wait(60)
+            self.came_back = True
 
     def open(self, run: sinks.Tracked) -> str:
-        if self.where == "open":
-            self.gate.wait(60)
+        self._at("open")
         return super().open(run)
 
     def send(self, step: int, seconds: float, values: dict[str, float]) -> None:
-        if self.where == "send":
-            self.gate.wait(60)
+        self._at("send")
         super().send(step, seconds, values)
 
     def close(self) -> None:
-        if self.where == "close":
-            self.gate.wait(60)
+        self._at("close")
 
 
 @pytest.fixture
@@ -121,9 +124,13 @@ def updates(count: int) -> list[dict[str, Any]]:
     return [update_record(k + 1, k, 0, "left") for k in range(count)]
 
 
-def follow(folder: Path, records: list[dict[str, Any]], names: tuple[str, ...] = ("wandb",)) -> tuple[list[str], dict]:
-    out = list(following.follow(iter(records), names, folder, name="x", settings={}, history=lambda: [START]))
-    assert [r for r in out if r["kind"] != "tracker"] == records
+def follow(
+    folder: Path, records: Iterable[dict[str, Any]], names: tuple[str, ...] = ("wandb",)
+) -> tuple[list[str], dict]:
+    seen: list[dict[str, Any]] = []
+    passing = (seen.append(record) or record for record in records)
+    out = list(following.follow(passing, names, folder, name="x", settings={}, history=lambda: [START]))
+    assert [r for r in out if r["kind"] != "tracker"] == seen
     told = [r["text"] for r in out if r["kind"] == "tracker"]
     path = folder / "trackers" / "wandb.json"
     return told, json.loads(path.read_text()) if path.exists() else {}
@@ -245,6 +252,7 @@ def test_a_package_that_is_not_there_is_told_with_its_remedy(tmp_path: Path, mon
     assert (state["failures"], state["dropped"]) == (1, 5), "switched off at once: trying again is of no use"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("where", ["open", "send", "close"])
 def test_one_that_hangs_neither_blocks_nor_keeps_the_run_from_ending(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gate: threading.Event, where: str
@@ -252,11 +260,10 @@ def test_one_that_hangs_neither_blocks_nor_keeps_the_run_from_ending(
     """Not the other trackers either, which get all the time there is."""
     monkeypatch.setattr(following, "CLOSE_SECONDS", 2.0)  # the other one closes in it, also on a busy machine
     monkeypatch.setattr(feeding, "MOST_WAITING", 10)
-    use(monkeypatch, Hanging(where, gate))
+    hanging = use(monkeypatch, Hanging(where, gate))
     other = use(monkeypatch, Quiet(), "mlflow")
-    begun = time.monotonic()
     told, _ = follow(tmp_path, [START, *updates(100)], ("wandb", "mlflow"))
-    assert time.monotonic() - begun < 20.0
+    assert not hanging.came_back, "nobody waited for it"
     assert "tracker wandb did not close in time and is left alone; the log has everything" in told
     if where != "close":
         slow = "tracker wandb is too slow: records are left out of it from here on (the log has them)"
@@ -281,9 +288,17 @@ def test_a_machine_without_threads_to_spare(tmp_path: Path, monkeypatch: pytest.
 def test_a_slow_one_drops_and_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feeding, "MOST_WAITING", 5)
     sink = use(monkeypatch, Quiet())
-    send = sink.send
-    sink.send = lambda *a: (time.sleep(0.01), send(*a))
-    told, state = follow(tmp_path, [START, *updates(50)])
+    send, allowed = sink.send, threading.Semaphore(0)
+    sink.send = lambda *a: (allowed.acquire(), send(*a))
+
+    def told_while_it_takes_one_record_in_five() -> Any:
+        for number, record in enumerate([START, *updates(50)]):
+            yield record
+            if number % 5 == 0:
+                allowed.release()
+        allowed.release(50)
+
+    told, state = follow(tmp_path, told_while_it_takes_one_record_in_five())
     assert 5 <= len(sink.sent) < 50
     assert state["dropped"] == 50 - len(sink.sent)
     assert told[-1] == f"tracker wandb: failures 0, records left out {state['dropped']}"
@@ -323,11 +338,12 @@ def test_a_damaged_state_is_a_fresh_one(tmp_path: Path, text: bytes) -> None:
     assert feeding.State.read(tmp_path / "wandb.json") == feeding.State()
 
 
+@pytest.mark.long
 def test_the_same_bits_with_trackers_good_and_bad_and_after_a_resume(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gate: threading.Event
 ) -> None:
     """Also: a resumed run may change its trackers, and one that went on has every update once."""
-    monkeypatch.setattr(following, "CLOSE_SECONDS", 0.3)
+    monkeypatch.setattr(following, "CLOSE_SECONDS", 2.0)
     for _ in run.train(loads(TEAM), tmp_path / "without"):
         pass
     good = use(monkeypatch, Quiet(), "tensorboard")

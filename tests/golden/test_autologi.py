@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
 import os
 import re
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import combinations, permutations
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from growth import assert_linear
 from teamtr.errors import Misuse
 from teamtr.grading.literal import DEEPEST, LONGEST, read_literal, write_literal
 from teamtr.tasks.autologi import AutoLogi, stated_in
@@ -238,38 +239,51 @@ def test_literals_are_read_as_python_reads_them(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
+    "text_of",
     [
-        "(" * LONGEST,
-        "[" * (DEEPEST + 1) + "]" * (DEEPEST + 1),
-        "-" * (LONGEST - 1) + "1",
-        "1" + "+1" * (LONGEST // 2 - 1),
-        "'a'" + "[0]" * (LONGEST // 3 - 1),
-        "not " * (LONGEST // 4 - 1) + "1",
-        "set()" + "()" * (LONGEST // 2 - 3),
-        '"""' + "\\" * (LONGEST - 3),
-        "1_" * (LONGEST // 2),
-        "0x" + "f" * (LONGEST - 2),
-        "[" + "1," * LONGEST + "]",
+        lambda n: "(" * n,
+        lambda n: "[" * (DEEPEST + 1) + "]" * (DEEPEST + 1),
+        lambda n: "-" * (n - 1) + "1",
+        lambda n: "1" + "+1" * (n // 2 - 1),
+        lambda n: "'a'" + "[0]" * (n // 3 - 1),
+        lambda n: "not " * (n // 4 - 1) + "1",
+        lambda n: "set()" + "()" * (n // 2 - 3),
+        lambda n: '"""' + "\\" * (n - 3),
+        lambda n: "1_" * (n // 2),
+        lambda n: "0x" + "f" * (n - 2),
+        lambda n: "[" + "1," * n + "]",
+        lambda n: "[" + "1," * (n // 2 - 1),
     ],
 )
-def test_a_literal_cannot_exhaust_the_reader(text: str) -> None:
-    start = time.monotonic()
+def test_a_literal_cannot_exhaust_the_reader(text_of: Callable[[int], str]) -> None:
     with pytest.raises(ValueError):
-        read_literal(text)
-    assert time.monotonic() - start < 1.0
+        read_literal(text_of(LONGEST))
+
+    def read(text: str) -> None:
+        with contextlib.suppress(ValueError):
+            read_literal(text)
+
+    assert_linear(read, text_of, LONGEST)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
-    "text",
-    ["```\n" * 100_000, "{" * 500_000, "[" * 500_000, "}" * 500_000, "```" + " " * 500_000, "{" * 9 + "[" * 500_000],
+    "text_of",
+    [
+        lambda n: "```\n" * (n // 4),
+        lambda n: "{" * n,
+        lambda n: "[" * n,
+        lambda n: "}" * n,
+        lambda n: "```" + " " * n,
+        lambda n: "{" * 9 + "[" * n,
+    ],
 )
-def test_a_long_reply_is_read_in_no_time(task: AutoLogi, text: str) -> None:
-    start = time.monotonic()
-    assert task.extract(text) is None
-    assert time.monotonic() - start < 2.0
+def test_a_long_reply_is_read_in_linear_time(task: AutoLogi, text_of: Callable[[int], str]) -> None:
+    assert task.extract(text_of(500_000)) is None
+    assert_linear(task.extract, text_of, 400_000)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("check", "constraints", "kind"),
     [
@@ -407,6 +421,7 @@ def test_the_benchmarks_own_verifiers(task: AutoLogi, examples: dict[str, Any], 
     assert kinds(task, task.problem(row), shown) == plainly(row["code"], [example["inputs_example"]]) * 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("lang", ["en", "cn"])
 def test_the_benchmarks_own_constraints_and_enumeration(task: AutoLogi, examples: dict[str, Any], lang: str) -> None:
     """Five constraints on the order of seven things, tried in all orders."""

@@ -50,6 +50,7 @@ def test_every_labelled_solution(grader: str) -> None:
     task.close()
 
 
+@pytest.mark.long
 @needs_data
 @pytest.mark.parametrize(
     ("file", "count", "grader"),

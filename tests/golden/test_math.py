@@ -51,6 +51,7 @@ def ours() -> Iterator[MathGrader]:
 # The golden files
 
 
+@pytest.mark.long
 @needs_data
 def test_the_mirror_agrees_with_every_labelled_pair(mirror: MathGrader) -> None:
     pairs = rows("math500/golden_deepscaler_grader_pairs.jsonl")
@@ -151,6 +152,7 @@ def test_every_row_of_math500() -> None:
     check_every_row(task, problems)
 
 
+@pytest.mark.long
 @needs_data
 @pytest.mark.parametrize("file", ["deepscaler_aime_component", "deepscaler_math_component", "dsr_sub_1209"])
 def test_some_rows_of_deepscaler(file: str, tmp_path: Path) -> None:
@@ -208,6 +210,7 @@ def test_every_row_of_dapo_by_its_own_rule() -> None:
 # Overlap
 
 
+@pytest.mark.long
 @needs_data
 def test_six_problems_of_deepscaler_are_in_math500_and_are_left_out() -> None:
     task = DeepScaleR(DATA / "deepscaler/deepscaler_aime_component.jsonl", against=EVALUATION)
@@ -218,6 +221,7 @@ def test_six_problems_of_deepscaler_are_in_math500_and_are_left_out() -> None:
     assert not asked & {folded(problem.columns["problem"]) for problem in task.problems("train")}
 
 
+@pytest.mark.long
 @needs_data
 def test_seven_problems_of_dapo_are_in_math500() -> None:
     asked = {folded(row["problem"]) for row in rows("math500/math500.jsonl")}

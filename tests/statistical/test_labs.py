@@ -44,6 +44,7 @@ LABELS = {
 }
 
 
+@pytest.mark.long
 def test_every_statement_of_these_sections_is_checked_without_a_violation() -> None:
     report = verify(200, seed=3, checks=[*point_checks.CHECKS, *geometry_checks.CHECKS])
     assert report.violations == 0
@@ -152,6 +153,7 @@ SABOTAGE: list[tuple[str, Check, Any, str, Callable[..., Any], str]] = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("check", "module", "name", "wrong", "label"), [s[1:] for s in SABOTAGE], ids=[s[0] for s in SABOTAGE]
 )
@@ -216,6 +218,7 @@ def roles_report() -> roles.RolesReport:
     return roles.roles((2, 3, 5, 8, 12), seeds=48)
 
 
+@pytest.mark.long
 def test_fresh_teams_divide_their_roles_and_stale_ones_fail_more_the_more_they_are(
     roles_report: roles.RolesReport,
 ) -> None:
@@ -225,6 +228,7 @@ def test_fresh_teams_divide_their_roles_and_stale_ones_fail_more_the_more_they_a
     assert min(roles_report.stale_lowered) > 0.1
 
 
+@pytest.mark.long
 def test_a_known_table_of_stale_success_is_what_eight_teams_give() -> None:
     """The known means are of eight teams (docs/log.md, "What was fitted in the lab"). Success is two-peaked, so a
     deviation will not do: means of eight are redrawn from 160 teams, and each known one must lie between their 0.5 and
@@ -238,6 +242,7 @@ def test_a_known_table_of_stale_success_is_what_eight_teams_give() -> None:
     assert min(report.fresh) > 0.999
 
 
+@pytest.mark.long
 def test_the_drift_grows_with_n_and_the_record_is_json(roles_report: roles.RolesReport) -> None:
     record = json.loads(json.dumps(roles_report.as_record(), allow_nan=False))
     assert record["n"] == [2, 3, 5, 8, 12]
@@ -352,6 +357,7 @@ def test_the_reference_exponents_of_the_docstring() -> None:
     assert fitted(range(4, 9)) == pytest.approx(2.22, abs=0.005)
 
 
+@pytest.mark.long
 def test_a_small_scaling_report() -> None:
     families = [f for f in scaling.FAMILIES if f.name in ("separate_tasks", "visible_roles")]
     report = scaling.scaling(families, teams=4, stages=1)
@@ -374,6 +380,7 @@ def tightness_report() -> tightness.TightnessReport:
     return tightness.tightness(150)
 
 
+@pytest.mark.long
 def test_ours_certifies_more_than_half_of_the_improving_steps_and_the_paper_none(
     tightness_report: tightness.TightnessReport,
 ) -> None:
@@ -408,6 +415,7 @@ def test_without_its_penalty_the_certificate_is_violated() -> None:
 # -- figures ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_every_lab_draws_its_figure(
     tmp_path: Path, roles_report: roles.RolesReport, tightness_report: tightness.TightnessReport
 ) -> None:
@@ -426,6 +434,7 @@ def test_every_lab_draws_its_figure(
         assert len(data) > 10_000
 
 
+@pytest.mark.long
 def test_matplotlib_is_imported_only_to_draw() -> None:
     code = "import sys, teamtr.lab.figures; print('matplotlib' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -67,6 +67,7 @@ CASES = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("total", [0.003, 0.05, 2.0])
 def test_against_brute_force(case: dict[str, object], total: float) -> None:
@@ -99,6 +100,7 @@ def test_against_brute_force(case: dict[str, object], total: float) -> None:
     assert bound(feasible) <= got.bound + 1e-10
 
 
+@pytest.mark.long
 def test_kkt_and_the_price_of_the_budget() -> None:
     rng = np.random.default_rng(1)
     for _ in range(200):

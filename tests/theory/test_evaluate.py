@@ -109,6 +109,7 @@ def test_bootstrap_interval_is_that_of_the_binomial_it_resamples() -> None:
     assert found == again
 
 
+@pytest.mark.long
 def test_bootstrap_interval_covers_at_its_confidence() -> None:
     """Problems of beta-distributed difficulty, K = 4 samples each: the interval of avg@4 holds the true mean."""
     rng = np.random.default_rng(7)

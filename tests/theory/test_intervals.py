@@ -40,6 +40,7 @@ def test_measured_gain_by_hand() -> None:
         measured_gain([[0.0], [1.0]], [[0.0], [1.0]], method="bernstein")
 
 
+@pytest.mark.long
 def test_measured_intervals_cover() -> None:
     """64 problems of unequal difficulty, 8 episodes before and after: 95 % intervals hold in about 95 % of batches."""
     draw = rng(5)
@@ -122,6 +123,7 @@ def test_bootstrap_is_never_below_the_mean_nor_above_the_worst(rows: list[tuple[
     assert kl_M.mean() <= upper <= kl_M.max() * (1 + 1e-12) + 1e-300
 
 
+@pytest.mark.long
 def test_bootstrap_covers_the_true_mean_when_problems_are_resampled() -> None:
     """400 batches of 60 problems x 4 messages that share their problem's luck: 95 % within three standard errors.
 
