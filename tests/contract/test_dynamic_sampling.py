@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from small import World
-from teamtr.rollout import Collected, collect, has_signal_P
+from teamtr.rollout import Collected, Ledger, collect, has_signal_P
 from teamtr.types import Problem, Verdict
 
 PROBLEMS = [Problem(id=f"p{k}", prompt=chr(97 + k)) for k in range(20)]
@@ -107,3 +107,13 @@ def test_rewards_that_are_not_finite_are_no_signal():
     batch = replace(found.batch, episodes=(broken, *found.batch.episodes[1:]))
     assert has_signal_P(batch).tolist() == [False, True]
     assert np.isfinite(found.batch.returns_PG(1.0)).all()
+
+
+def test_every_round_is_on_the_bill():
+    world, ledger = World(), Ledger()
+    arena = replace(world.arena, task=Scripted({"p0", "p9"}))
+    settings = {"seed": lambda r: 100 + r, "reserve": PROBLEMS[2:], "ledger": ledger}
+    found = collect(arena, world.team, PROBLEMS[:2], GROUP, **settings)
+    assert found.rounds == 8, "no limit unless one is set"
+    assert ledger.episodes == GROUP * (2 + 8)
+    assert sum(ledger.sampled_tokens.values()) > 0
