@@ -275,6 +275,7 @@ def test_halves_judge_each_other_and_every_problem_is_learned_from():
     assert (whole.opens, whole.radius_share) == (True, 1.0)
 
 
+@pytest.mark.long
 def test_rewards_that_nothing_earns_are_seldom_kept_when_others_judge():
     """A coin decides the reward. On its own batch every step gains; on the other half it is as likely to lose."""
     kept = {}
@@ -291,6 +292,7 @@ def test_rewards_that_nothing_earns_are_seldom_kept_when_others_judge():
     assert kept[True] < 27
 
 
+@pytest.mark.long
 def test_a_cross_fitted_surrogate_is_what_new_problems_say():
     """The surrogate that is reported, less that of the same step on a new batch of the old team: near zero on average
     when cross-fitted, well above it when the step judges itself."""
