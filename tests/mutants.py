@@ -80,15 +80,21 @@ _OPPOSITE: dict[type, type] = {
 class Fault:
     module: str
     line: int
+    text: str
+    """The line as it stands, by which a fault is known again when others have moved."""
     what: str
     source: str
+
+    @property
+    def record(self) -> dict[str, Any]:
+        return {"module": self.module, "line": self.line, "text": self.text, "what": self.what}
 
 
 def faults(name: str) -> Iterator[Fault]:
     """Every fault of one module, as the whole of its source."""
     module = LOOP[name]
     path = ROOT / "src" / Path(*module.split(".")).with_suffix(".py")
-    tree = ast.parse(path.read_text())
+    tree, lines = ast.parse(path.read_text()), path.read_text().splitlines()
     decorating = {id(n) for d in ast.walk(tree) for own in getattr(d, "decorator_list", ()) for n in ast.walk(own)}
     for number, node in enumerate(ast.walk(tree)):
         if id(node) in decorating:
@@ -101,7 +107,8 @@ def faults(name: str) -> Iterator[Fault]:
                 source = ast.unparse(ast.fix_missing_locations(mutant))
             except ValueError:
                 continue
-            yield Fault(module, getattr(node, "lineno", 0), what, source)
+            line = getattr(node, "lineno", 1)
+            yield Fault(module, line, lines[line - 1].strip(), what, source)
 
 
 def _changes(node: ast.AST) -> Iterator[tuple[str, Callable[[Any], object]]]:
@@ -133,7 +140,7 @@ def _changes(node: ast.AST) -> Iterator[tuple[str, Callable[[Any], object]]]:
             if isinstance(statement, ast.AugAssign | ast.Raise | ast.Assert | ast.Break | ast.Continue) or (
                 isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call)
             ):
-                words = f"line {statement.lineno} skipped: {ast.unparse(statement)[:50]}"
+                words = f"skipped: {ast.unparse(statement)[:60]}"
                 yield words, lambda n, k=k: n.body.__setitem__(k, ast.Pass())
 
 
@@ -240,8 +247,8 @@ def main() -> None:
             sys.exit(f"the tests fail without any fault: python -m pytest {' '.join(tests)}")
     chosen = [fault for name in asked.only.split(",") for fault in faults(name)]
     if asked.again is not None:
-        then = {(f["module"], f["line"], f["what"]) for f in json.loads(asked.again.read_text())}
-        chosen = [fault for fault in chosen if (fault.module, fault.line, fault.what) in then]
+        then = {(f["module"], f["text"], f["what"]) for f in json.loads(asked.again.read_text())}
+        chosen = [fault for fault in chosen if (fault.module, fault.text, fault.what) in then]
     if asked.limit is not None:
         chosen = random.Random(0).sample(chosen, min(asked.limit, len(chosen)))
     started = time.monotonic()
@@ -251,9 +258,7 @@ def main() -> None:
         late += later
         print(f"{len(lived)} lived", flush=True)
     if asked.out is not None:
-        asked.out.write_text(
-            json.dumps([{"module": f.module, "line": f.line, "what": f.what} for f in lived], indent=1)
-        )
+        asked.out.write_text(json.dumps([fault.record for fault in lived], indent=1))
     for name in asked.only.split(","):
         own = [f for f in chosen if f.module == LOOP[name]]
         print(f"{name}: {sum(f.module == LOOP[name] for f in lived)} of {len(own)} lived")

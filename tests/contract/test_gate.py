@@ -313,7 +313,7 @@ def test_a_cross_fitted_surrogate_is_what_new_problems_say():
             found.append(report.surrogate - fair)
         optimism[cross_fit], errors[cross_fit] = np.mean(found), np.std(found, ddof=1) / np.sqrt(len(found))
     assert optimism[False] > 5 * errors[False]
-    assert abs(optimism[True]) < 0.3 * optimism[False]
+    assert abs(optimism[True]) < 0.5 * optimism[False], "what remains is that only liked steps are kept"
 
 
 def test_two_kept_halves_add_up(monkeypatch):
