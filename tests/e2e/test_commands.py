@@ -22,8 +22,6 @@ from teamtr.cli import app
 from teamtr.cli.common import emit
 from teamtr.store import RunFolder
 
-pytestmark = pytest.mark.long
-
 TEAM = """\
 name: small
 task: {name: code, symbols: AB, held_out: 0.5, skill: 0.8}
@@ -75,6 +73,7 @@ def last_json(result) -> dict:
     return json.loads(result.stdout.strip().splitlines()[-1])
 
 
+@pytest.mark.long
 def test_train_then_eval_then_train_again(team_file, tmp_path):
     folder = tmp_path / "run"
     first = last_json(invoke("train", team_file, "--out", folder, "--json"))
@@ -101,6 +100,7 @@ def test_train_then_eval_then_train_again(team_file, tmp_path):
     assert len(store.checkpoints.numbers()) == 2
 
 
+@pytest.mark.long
 def test_the_log_accounts_for_every_agent_and_phase(team_file, tmp_path):
     folder = tmp_path / "run"
     invoke("train", team_file, "--out", folder)
@@ -133,6 +133,7 @@ def test_training_tells_what_goes_on(finished):
     assert lines[-1] == f"run folder: {folder}; next: teamtr report {folder}"
 
 
+@pytest.mark.long
 def test_fewer_stages_than_are_done_are_refused(finished, team_file, tmp_path):
     from teamtr.config import load_team_file
     from teamtr.run import train
@@ -274,6 +275,7 @@ def test_a_misspelt_hub_id_is_told_at_once(team_file, monkeypatch):
     assert "the hub does not know it" in invoke("compat", "tiny", "SmolLm/nonesuch", code=2).stderr
 
 
+@pytest.mark.long
 def test_another_team_file_is_refused(team_file, tmp_path):
     folder = tmp_path / "run"
     invoke("train", team_file, "--out", folder)
@@ -282,12 +284,14 @@ def test_another_team_file_is_refused(team_file, tmp_path):
     assert "other settings" in result.stderr
 
 
+@pytest.mark.long
 def test_a_run_that_never_began_binds_nobody(team_file, tmp_path):
     """A first try with a wrong model leaves a folder; the corrected command may use it."""
     invoke("train", team_file, "team.model=./nowhere", "--out", tmp_path / "run", code=2)
     invoke("train", team_file, "plan.stages=1", "--out", tmp_path / "run")
 
 
+@pytest.mark.long
 def test_deleting_the_episodes_does_not_stop_a_run_that_samples_anew(team_file, tmp_path):
     import shutil
 
@@ -328,6 +332,7 @@ def test_a_missing_model_is_named(team_file):
     assert "no such folder" in result.stderr
 
 
+@pytest.mark.long
 def test_check_measures_the_floor(team_file):
     found = last_json(invoke("check", team_file, "--json"))
     assert found["ok"]
@@ -335,6 +340,7 @@ def test_check_measures_the_floor(team_file):
     assert all(f["noise_floor"] < 1e-8 for f in found["floors"]), "float32 sees a radius of 0.05"
 
 
+@pytest.mark.long
 def test_a_radius_that_drowns_in_rounding_is_refused(team_file, tmp_path, monkeypatch):
     """Scoring as coarse as bf16 makes a large model's: the floor is measured, named, and training does not start."""
     from teamtr.engines.torch.policy import TransformerPolicy
@@ -372,6 +378,7 @@ def test_json_has_no_word_for_nan(capsys):
     assert json.loads(capsys.readouterr().out) == {"a": None, "b": [1.0, None], "c": {"d": 2}}
 
 
+@pytest.mark.long
 def test_probes_are_logged_and_change_nothing(team_file, tmp_path):
     logs = {}
     for every in (0, 1):
@@ -413,6 +420,7 @@ def test_help_teaches(command):
     assert len(text.splitlines()) > 8
 
 
+@pytest.mark.long
 def test_demo_json_has_the_promised_line(tmp_path):
     result = invoke("demo", "--task", "roles", "--agents", 2, "--stages", 2, "--compare", "naive_sequential", "--json")
     line = last_json(result)
@@ -424,6 +432,7 @@ def test_demo_json_has_the_promised_line(tmp_path):
     assert line["compare"]["tokens"] < line["tokens"], "stale rollouts are sampled once a stage"
 
 
+@pytest.mark.long
 def test_lab_verify_ends_with_the_promised_line(tmp_path):
     line = last_json(invoke("lab", "verify", "--teams", 100, "--json", "--figure", tmp_path / "v.png"))
     assert line["teams"] == 100
@@ -434,6 +443,7 @@ def test_lab_verify_ends_with_the_promised_line(tmp_path):
     assert (tmp_path / "v.png").stat().st_size > 10_000
 
 
+@pytest.mark.long
 def test_lab_roles_and_tightness(tmp_path):
     line = last_json(invoke("lab", "roles", "--largest", 4, "--json", "--figure", tmp_path / "r.png"))
     assert line["n"] == [2, 3, 4]
@@ -463,6 +473,7 @@ def wait_for_updates(folder: Path, count: int, seconds: float = 300.0) -> None:
     raise AssertionError("the run never got that far")
 
 
+@pytest.mark.long
 def test_ctrl_c_once_saves_and_the_same_command_goes_on(team_file, tmp_path):
     folder = tmp_path / "run"
     process = run_cli("train", team_file, "plan.stages=400", "--out", folder, "--json")
@@ -481,6 +492,7 @@ def test_ctrl_c_once_saves_and_the_same_command_goes_on(team_file, tmp_path):
     assert again["updates"] == 3 * finish
 
 
+@pytest.mark.long
 def test_ctrl_c_while_the_tiny_base_is_taught_stops_at_once(team_file, tmp_path):
     folder = tmp_path / "run"
     process = run_cli("train", team_file, "tiny.warmup_steps=100000", "--out", folder, "--json")
@@ -498,6 +510,7 @@ def test_ctrl_c_while_the_tiny_base_is_taught_stops_at_once(team_file, tmp_path)
     assert list(contents(folder)) == ["team.yaml"], "which binds nobody before there is a checkpoint"
 
 
+@pytest.mark.long
 def test_ctrl_c_twice_stops_at_once_and_stays_resumable(team_file, tmp_path):
     folder = tmp_path / "run"
     process = run_cli("train", team_file, "plan.stages=400", "plan.problems=64", "--out", folder)
@@ -515,6 +528,7 @@ def test_ctrl_c_twice_stops_at_once_and_stays_resumable(team_file, tmp_path):
     assert again["updates"] == 3 * stages
 
 
+@pytest.mark.long
 def test_what_was_asked_for_is_on_stdout_and_with_json_the_record_alone(team_file, tmp_path):
     """So that `teamtr eval run > file` keeps the figures; progress and warnings stay on stderr."""
     invoke("train", team_file, "--out", tmp_path / "run")

@@ -18,8 +18,6 @@ from teamtr.store import RunFolder
 from teamtr.stored import StoredRun
 from teamtr.swap import run_strings
 
-pytestmark = pytest.mark.long
-
 TEAM = """\
 name: small
 task: {name: code, symbols: AB, held_out: 0.5, skill: 0.9}
@@ -154,6 +152,7 @@ def test_compat(exported, run, tmp_path):
     assert "no tokenizer could be loaded" in invoke("compat", "tiny", tmp_path, code=2).stderr
 
 
+@pytest.mark.long
 def test_swap_then_train_then_export(exported, run, tmp_path):
     model, out = exported[0] / "left", tmp_path / "out"
     options = (
@@ -183,6 +182,7 @@ def test_swap_then_train_then_export(exported, run, tmp_path):
     assert re.search(r"updates of this agent, since the run began \| [012] kept of 2 \|", cards["left"])
 
 
+@pytest.mark.long
 def test_without_out_the_new_run_is_beside_the_old_one(run, monkeypatch):
     """Also for one that stands in it."""
     monkeypatch.chdir(run)
@@ -212,6 +212,7 @@ def test_swap_looks_at_what_was_asked_before_anything_takes_time(run, tmp_path, 
     assert sorted(str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*")) == ["mine", "mine/file"]
 
 
+@pytest.mark.long
 def test_a_swap_that_never_began_binds_nobody(run, tmp_path):
     """A folder that holds no model is found out late; the corrected command may use the same folder."""
     (tmp_path / "empty").mkdir()

@@ -87,13 +87,24 @@ class EndpointPlayer:
             return []
         seeds = [seed_of(seed, "prompt", i) % 2**31 for i in range(len(prompts))]
         stopped = threading.Event()
+        errors: list[BaseException] = []
+
+        def answer_one(prompt: ChatMessages, seed: int) -> str:
+            if stopped.is_set():
+                raise EndpointError(f"{self._url} was not asked: another request had failed")
+            try:
+                return self._answer_one(prompt, seed, stopped)
+            except BaseException as error:  # told here: whoever waits for us may be slow to wake up
+                errors.append(error)
+                stopped.set()
+                raise
+
         executor = ThreadPoolExecutor(max_workers=min(self.concurrency, len(prompts)))
         try:
-            futures = [executor.submit(self._answer_one, p, s, stopped) for p, s in zip(prompts, seeds, strict=True)]
+            futures = [executor.submit(answer_one, p, s) for p, s in zip(prompts, seeds, strict=True)]
             wait(futures, return_when=FIRST_EXCEPTION)
-            for future in futures:
-                if future.done() and (error := future.exception()) is not None:
-                    raise error
+            if errors:
+                raise errors[0]
             return [future.result() for future in futures]
         finally:
             stopped.set()
