@@ -100,7 +100,11 @@ def test_probes_are_drawn_where_the_log_has_them(page, tmp_path):
     assert texts(page, "#shift h3")[:2] == ["Inside the region", "Beyond the region"]
     assert "5.5 radii" in texts(page, "#shift td")  # the step made three times as long
     titles = texts(page, "#staleness h3")
-    assert titles[:2] == ["Stale gap of each probed update", "What the stage's first rollouts are still worth"]
+    assert titles[:3] == [
+        "Stale gap of each probed update",
+        "Δ stale of each probed stage",
+        "What the stage's first rollouts are still worth",
+    ]
     assert "by importance weights" in texts(page, "#staleness td")
     assert "50 % of 9" in texts(page, "#region td")  # one of the two draws of each share flips
     assert page.problems == []
