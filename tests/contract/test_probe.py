@@ -70,7 +70,7 @@ def test_without_staleness_the_gap_is_noise_and_an_own_batch_is_optimistic():
     world = World(radius=0.05, learning_rate=0.3)
     gaps, holds, optimism = [], [], []
     problems = [replace(p, id=f"{p.id}{k}") for p in world.arena.task.problems("train") for k in range(5)]
-    for k in range(60):
+    for k in range(40):
         learner = world.engine.learner("x")
         own, fresh, stale = (play(world.arena, world.team, problems, 8, seed=seed_of(k, part)) for part in range(3))
         before = learner.snapshot()
@@ -83,9 +83,9 @@ def test_without_staleness_the_gap_is_noise_and_an_own_batch_is_optimistic():
             optimism.append(update.report.surrogate - probe.stale)
         learner.restore(before)
     error = np.std(gaps, ddof=1) / np.sqrt(len(gaps))
-    assert len(gaps) > 50
+    assert len(gaps) > 30
     assert abs(np.mean(gaps)) < 4 * error
-    assert np.mean(holds) > 0.85
+    assert np.mean(holds) > 0.8
     assert np.mean(optimism) > 10 * error, "what used to be logged as the gap"
 
 

@@ -21,7 +21,10 @@ from teamtr.report.serve import Library, LiveServer
 from teamtr.store import Log
 
 AGENTS = ("left", "right", "speaker")
-pytestmark = pytest.mark.skipif(find_chromium() is None, reason="no Chromium here: install one to test the pages")
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(find_chromium() is None, reason="no Chromium here: install one to test the pages"),
+]
 
 
 @pytest.fixture(scope="module")
