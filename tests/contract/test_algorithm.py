@@ -267,6 +267,11 @@ def test_reused_episodes_are_weighed_in_advantages_surrogate_and_kl():
     learner.restore(after)
     full_M, log_ratio_M = learner.measure().full_M, update.log_ratio_M
     assert update.report.kl_full == pytest.approx((weights_E * full_M).sum() / weights_E.sum())
+    per_token_M = full_M / lesson.batch.lengths_M
+    assert update.report.kl_per_token == pytest.approx((weights_E * per_token_M).sum() / weights_E.sum())
+    assert update.report.kl_discounted == pytest.approx((weights_E * full_M).mean()), (
+        "no discount: the KL of an episode"
+    )
     bound = partial(bootstrap_upper, full_M, lesson.batch.cluster_M, confidence=0.95)
     rng = generator(seed_of(0, "y"), "bootstrap")
     assert update.report.kl_upper == pytest.approx(bound(weights_M=weights_E[lesson.batch.episode_M], rng=rng))
