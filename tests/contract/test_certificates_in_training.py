@@ -145,7 +145,7 @@ def test_a_certificate_takes_the_confidence_and_the_size_of_the_group(monkeypatc
 
 def test_aside_problems_are_drawn_by_their_own_seed_or_the_updates(monkeypatch):
     found = {}
-    for aside_seed in (None, 7, 8):
+    for seed, aside_seed in ((0, None), (1, None), (0, 7), (0, 8)):
         world = World()
         problems = [replace(p, id=f"{p.id}{k}") for p in SameLetter().problems("train") for k in range(8)]
         lesson = world.lesson("x", play(world.arena, world.team, problems, 4, seed=0))
@@ -159,9 +159,9 @@ def test_aside_problems_are_drawn_by_their_own_seed_or_the_updates(monkeypatch):
             return step(rows, *args, **named)
 
         monkeypatch.setattr(learner, "step", watched)
-        world.teach("x", lesson, stakes=ONCE, optimisation=optimisation, aside_seed=aside_seed)
-        found[aside_seed] = frozenset(trained)
-    assert len(set(found.values())) == 3
+        world.teach("x", lesson, seed=seed, stakes=ONCE, optimisation=optimisation, aside_seed=aside_seed)
+        found[seed, aside_seed] = frozenset(trained)
+    assert len(set(found.values())) == 4
 
 
 def test_no_certificate_without_a_range_or_without_a_step():

@@ -42,7 +42,9 @@ def test_a_first_look_takes_equally_many_whole_episodes_of_every_problem():
 def test_what_the_first_look_settles_is_not_looked_at_again():
     world = World()
     lesson = wide_lesson(world)
-    report = world.teach("x", lesson, optimisation=replace(world.optimisation, gate_share=0.4)).report
+    update = world.teach("x", lesson, optimisation=replace(world.optimisation, gate_share=0.4))
+    report = update.report
+    assert update.log_ratio_M is None, "some messages were not measured"
     assert report.outcome == "accepted"
     assert report.messages == 3 * GROUP
     assert report.messages_measured == 3 * 26
