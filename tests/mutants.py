@@ -44,6 +44,7 @@ TESTS = [
     "tests/contract/test_dynamic_sampling.py",
     "tests/contract/test_certificates_in_training.py",
     "tests/contract/test_environment.py",
+    "tests/contract/test_play.py",
 ]
 """What every fault is tried against, the quickest first."""
 MORE_TESTS = [

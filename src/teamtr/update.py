@@ -344,7 +344,7 @@ def _rejected(tries: Sequence[Kept], radius: float) -> float | None:
 def _steer(state: AgentState, climb: _Climb, kept: Kept, region: Region, radius: float) -> AgentState:
     """Beta and step scale for this agent's next leg or update."""
     finite = np.isfinite(kept.reached)
-    scale = adapt_step_scale(climb.step_scale, kept.reached, FILL * radius) if finite else climb.step_scale * 0.5
+    scale = adapt_step_scale(climb.step_scale, kept.reached, FILL * radius)
     beta = adapt_beta(state.beta, kept.reached, radius) if region.adapt_beta and finite else state.beta
     return replace(state, beta=beta, step_scale=scale if region.gate else state.step_scale)
 
