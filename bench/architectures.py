@@ -23,10 +23,10 @@ import transformers
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from common import report, so_far
-from teamtr.engines.torch.lean import slim
+from teamtr.engines.paged.pool import ServingRoom
+from teamtr.engines.torch.fused_lora import slim
 from teamtr.engines.torch.loading import share_base
 from teamtr.engines.torch.policy import TransformerPolicy
-from teamtr.engines.torch.serving.room import ServingRoom
 from teamtr.errors import Misuse
 
 TOKENS = {"vocab_size": 100, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}

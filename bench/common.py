@@ -139,10 +139,10 @@ def adapted_team(
     from teamtr.config import LoraConfig
     from teamtr.engines.learner import PolicyLearner
     from teamtr.engines.local import LocalEngine
-    from teamtr.engines.torch.lean import slim
+    from teamtr.engines.paged.pool import ServingRoom
+    from teamtr.engines.torch.fused_lora import slim
     from teamtr.engines.torch.loading import share_base
     from teamtr.engines.torch.policy import TransformerPolicy
-    from teamtr.engines.torch.serving.room import ServingRoom
     from teamtr.types import AgentState
 
     pages = int(pages_gb * 2**30) if pages_gb else None

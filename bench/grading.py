@@ -17,7 +17,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from teamtr.grading.math import RULES, MathGrader
+from teamtr.grading.math.rules import RULES, MathGrader
 
 PATHOLOGICAL = (
     r"\boxed{9^{9^{9^{9}}}}",

@@ -58,8 +58,8 @@ def measure(folder: Path, agents: int) -> dict[str, float]:
     """Train one stage of a team of this many adapters in this process."""
     import torch
 
-    from teamtr import run
     from teamtr.config import loads
+    from teamtr.session import train as run
 
     torch.set_num_threads(1)
     names = ", ".join(f"{{name: a{k}}}" for k in range(agents))

@@ -66,10 +66,10 @@ def team_text(case: dict[str, Any], model: Path) -> str:
 
 def one(name: str) -> dict[str, Any]:
     """One case, in this process."""
-    from teamtr import run
-    from teamtr.build import build
     from teamtr.config import loads
-    from teamtr.memory import plan_memory
+    from teamtr.session import train as run
+    from teamtr.session.build import build
+    from teamtr.session.memory import plan_memory
 
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "model"

@@ -33,9 +33,9 @@ from common import (
     so_far,
     wait,
 )
+from teamtr.engines.paged.sampler import Server
+from teamtr.engines.paged.weights import SamplingCopy
 from teamtr.engines.policy import Drawing, uniforms
-from teamtr.engines.torch.serving.copy import SamplingCopy
-from teamtr.engines.torch.serving.server import Server
 
 TEMPERATURE = 0.8
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}

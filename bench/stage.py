@@ -28,10 +28,10 @@ import torch
 import update as update_bench
 from common import SHAPES, adapted_team, make_batch, make_model, peak_gb, random_prompts, report, seconds, so_far
 from rollout import DTYPES, generate
-from teamtr.lesson import Lesson, Optimisation
 from teamtr.presets import PRESETS
 from teamtr.theory.advantages import group_advantages
-from teamtr.update import update_agent
+from teamtr.training.batch import Lesson, Optimisation
+from teamtr.training.update import update_agent
 from trl_step import as_stage, grpo_step
 
 PARTS = ("ours", "rivals", "memory")

@@ -22,11 +22,11 @@ import torch
 import teamtr.engines.learner as learner_module
 from common import SHAPES, adapted_team, device, make_batch, make_model, matrix_rate, peak_gb, report, seconds, so_far
 from teamtr.engines.scoring import token_logp
-from teamtr.lesson import Lesson, Optimisation
 from teamtr.presets import PRESETS
 from teamtr.theory.advantages import group_advantages
+from teamtr.training.batch import Lesson, Optimisation
+from teamtr.training.update import update_agent
 from teamtr.types import AgentBatch, UpdateReport
-from teamtr.update import update_agent
 
 GROUP = 8
 HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}

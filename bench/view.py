@@ -36,7 +36,7 @@ import numpy as np
 from common import report
 from teamtr.config import loads
 from teamtr.config.recipe import recipe_text
-from teamtr.run import train
+from teamtr.session.train import train
 
 TARGET = 1.02
 ORDER = (False, True, True, False)

@@ -25,16 +25,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from teamtr import run as runs
+from teamtr.chat import ChatCodec, render
+from teamtr.chat.tool_calls import ToolCall
 from teamtr.config import load_team_file, loads
 from teamtr.engines.torch.loading import TinyShape, teach_form, tiny_model
-from teamtr.protocol import ChatCodec, render
-from teamtr.protocol.calls import ToolCall
 from teamtr.randomness import generator, seed_of
+from teamtr.session import train as runs
 from teamtr.store import RunFolder
 from teamtr.swap import Request, swap
 from teamtr.tasks import CodeExchange
-from teamtr.tasks.code import FormatExample
+from teamtr.tasks.games.code_exchange import FormatExample
 from teamtr.types import Ids, Problem
 
 AGENT = "left"

@@ -4,8 +4,8 @@
 
 Problems and messages are unequal by log-normal factors of the deviations given. For every size: the share of batches
 whose 95 % bound is at least the true mean, and the median bound, for the plain quantile of the bootstrap and for ours;
-then how often a gate of one look and of two (``teamtr.gate``: a quarter of the episodes first, at least 64) accept a KL
-that is exactly at the radius, and should in 5 of 100.
+then how often a gate of one look and of two (``training/gate.py``: a quarter of the episodes first, at least 64)
+accept a KL that is exactly at the radius, and should in 5 of 100.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from teamtr.gate import FEWEST, FIRST_DOUBT
 from teamtr.theory.intervals import bootstrap_upper
+from teamtr.training.gate import FEWEST, FIRST_DOUBT
 
 CASES = ((8, 0.5, 0.5), (8, 0.5, 1.0), (16, 0.5, 1.0), (32, 0.5, 0.5), (32, 0.5, 1.0), (32, 1.0, 1.0), (64, 0.5, 1.0))
 GROUP = 8

@@ -13,15 +13,15 @@ import argparse
 
 import numpy as np
 
-from teamtr.algorithm import run_stage, schedule
-from teamtr.build import build
 from teamtr.config import loads
-from teamtr.lesson import Lesson
 from teamtr.randomness import generator, seed_of
 from teamtr.rollout import play
+from teamtr.session.build import build
 from teamtr.theory.advantages import group_advantages
 from teamtr.theory.surrogate import surrogate_gain
-from teamtr.update import Update, update_agent
+from teamtr.training.algorithm import run_stage, schedule
+from teamtr.training.batch import Lesson
+from teamtr.training.update import Update, update_agent
 
 TEAM = """\
 name: optimism

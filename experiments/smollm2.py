@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from teamtr.figures.drawing import Drawing, Panel, Series
-from teamtr.figures.paint import svg_text
+from teamtr.analysis.figures.drawing import Drawing, Panel, Series
+from teamtr.analysis.figures.paint import svg_text
 
 AGENTS = 3
 SETTINGS = ("sampling.memory_gb=2", "store.episodes=false")

@@ -116,9 +116,9 @@ def chance(name: str, answers: list[str]) -> float:
 
 
 def measure(model: str, rows: Path, *, prompts: str, alone: bool, a: argparse.Namespace) -> list[dict[str, Any]]:
-    from teamtr.build import build
     from teamtr.config import loads
-    from teamtr.evaluate import evaluate
+    from teamtr.evaluation.evaluate import evaluate
+    from teamtr.session.build import build
 
     text = json.dumps(team_file(model, rows, prompts=prompts, alone=alone))
     workshop = build(loads(text, overrides=a.set))

@@ -22,15 +22,15 @@ from typing import Any, Literal
 
 import torch
 
-from teamtr import run as runs
-from teamtr.build import build
+from teamtr.chat import ChatCodec, render
 from teamtr.config import load_team_file, loads, recipe_text
 from teamtr.engines.torch.loading import load_pretrained, teach_form
-from teamtr.protocol import ChatCodec, render
+from teamtr.session import train as runs
+from teamtr.session.build import build
 from teamtr.store import RunFolder
 from teamtr.swap import Request, swap
 from teamtr.swap.request import Mode
-from teamtr.tasks.sums import Sums
+from teamtr.tasks.games.sums import Sums
 
 MODES: tuple[Mode, ...] = ("aligned", "direct", "reset")
 NAMES = {"aligned": "aligned (Stage-0)", "direct": "direct", "reset": "train anew"}

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, settings
 from taught import remember_teaching
 from teamtr.engines.learner import PolicyLearner
 from teamtr.engines.tabular import TabularPolicy
-from teamtr.engines.torch.lean import slim
+from teamtr.engines.torch.fused_lora import slim
 from teamtr.engines.torch.loading import TinyShape, share_base, tiny_model
 from teamtr.engines.torch.policy import TransformerPolicy
 from teamtr.types import AgentBatch, AgentState

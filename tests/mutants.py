@@ -27,14 +27,14 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 LOOP = {
-    "algorithm": "teamtr.algorithm",
-    "lesson": "teamtr.lesson",
-    "update": "teamtr.update",
-    "gate": "teamtr.gate",
+    "algorithm": "teamtr.training.algorithm",
+    "lesson": "teamtr.training.batch",
+    "update": "teamtr.training.update",
+    "gate": "teamtr.training.gate",
     "play": "teamtr.rollout.play",
     "collect": "teamtr.rollout.collect",
     "shaping": "teamtr.rollout.shaping",
-    "fresh": "teamtr.rollout.fresh",
+    "fresh": "teamtr.rollout.staleness",
 }
 TESTS = [
     "tests/contract/test_algorithm.py",

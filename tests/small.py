@@ -9,14 +9,14 @@ import numpy as np
 from teamtr.engines.learner import PolicyLearner
 from teamtr.engines.local import LocalEngine
 from teamtr.engines.tabular import TabularPolicy
-from teamtr.lesson import Lesson, Optimisation
 from teamtr.presets import PRESETS, Plan
 from teamtr.randomness import seed_of
 from teamtr.rollout import Arena, play
 from teamtr.team import Agent, Router, Team
 from teamtr.theory.advantages import group_advantages
+from teamtr.training.batch import Lesson, Optimisation
+from teamtr.training.update import Update, update_agent
 from teamtr.types import AgentState, Ids, Problem, RolloutBatch, Verdict
-from teamtr.update import Update, update_agent
 
 LETTERS = "..abcd"  # ids 0 and 1 end a message
 

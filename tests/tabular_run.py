@@ -14,14 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from teamtr.build import build
+from teamtr.chat import render
 from teamtr.config import dump, loads
 from teamtr.engines.learner import PolicyLearner
 from teamtr.engines.local import LocalEngine
 from teamtr.engines.tabular import TabularPolicy
-from teamtr.protocol import render
 from teamtr.rollout import Arena
-from teamtr.run import _Driver
+from teamtr.session.build import build
+from teamtr.session.train import _Driver
 from teamtr.store import Log, RunFolder, batch_name, read_episodes
 from teamtr.team import Agent, Router, Team
 from teamtr.theory.tabular import EpisodicStep, EpisodicTeam, MessageSpace
@@ -210,7 +210,7 @@ def main() -> None:
     import sys
     import tempfile
 
-    from teamtr.diagnostics.tracking import certificate_tracking
+    from teamtr.analysis.diagnostics.tracking import certificate_tracking
 
     with tempfile.TemporaryDirectory() as folder:
         run = tabular_run(Path(folder) / "run", stages=10)

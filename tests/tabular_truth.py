@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from tabular_run import A_CLIP, NAMES, SEED, SPACE, TabularRun, histories
-from teamtr.diagnostics.probe import PROBED_MESSAGES
 from teamtr.randomness import generator
 from teamtr.theory.tabular import EpisodicStep, EpisodicTeam, kl
+from teamtr.training.probe import PROBED_MESSAGES
 from teamtr.types import Floats
 
 

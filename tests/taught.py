@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from teamtr import build
 from teamtr.engines.hashing import hash_tensors
 from teamtr.engines.torch.loading import teach_form
+from teamtr.session import build
 
 
 def remember_teaching(folder: Path) -> None:

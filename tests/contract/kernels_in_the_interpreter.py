@@ -11,16 +11,16 @@ import numpy as np
 import torch
 from torch.nn.functional import rms_norm, silu
 
+from teamtr.engines.paged import kernels, layout, reference, server, sharing
+from teamtr.engines.paged.weights import SamplingCopy
 from teamtr.engines.policy import Drawing, draw, uniforms
 from teamtr.engines.scoring import score_tokens
 from teamtr.engines.torch import fused
-from teamtr.engines.torch.lean import Slim, slim
+from teamtr.engines.torch.fused_lora import Slim, slim
 from teamtr.engines.torch.loading import TinyShape, share_base, tiny_model
 from teamtr.engines.torch.policy import TransformerPolicy
 from teamtr.engines.torch.rotation import Rotation
 from teamtr.engines.torch.scoring import fused_score
-from teamtr.engines.torch.serving import kernels, layout, reference, server, sharing
-from teamtr.engines.torch.serving.copy import SamplingCopy
 
 PAGE = kernels.PAGE
 SHAPES = ((4, 2, 16, [0, 1, 63, 64, 65, 130]), (9, 3, 64, [5, 200]), (6, 6, 24, [70, 3]))

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from small import World
-from teamtr.algorithm import run_stage, schedule
 from teamtr.presets import PRESETS, DynamicSampling, Order, Overlong, Region, Resample
 from teamtr.randomness import generator, seed_of
 from teamtr.rollout import StaleBatch, StaleWeights, play, stale_agents
 from teamtr.theory.intervals import bootstrap_upper
 from teamtr.theory.weights import effective_sample_share, normalised_weights
+from teamtr.training.algorithm import run_stage, schedule
 
 
 def stage(world: World, plan=None, *, done=0, batch=None, seed=0):

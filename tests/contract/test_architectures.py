@@ -11,15 +11,15 @@ import pytest
 import torch
 import transformers
 
+from teamtr.engines.paged.fused_linears import join_attention, join_siblings
+from teamtr.engines.paged.pool import ServingRoom
+from teamtr.engines.paged.sampler import Server
+from teamtr.engines.paged.weights import SamplingCopy
 from teamtr.engines.policy import Drawing, uniforms
 from teamtr.engines.torch.attention import Unsupported
-from teamtr.engines.torch.lean import slim
+from teamtr.engines.torch.fused_lora import slim
 from teamtr.engines.torch.loading import share_base
 from teamtr.engines.torch.policy import TransformerPolicy
-from teamtr.engines.torch.serving.copy import SamplingCopy
-from teamtr.engines.torch.serving.joining import join_attention, join_siblings
-from teamtr.engines.torch.serving.room import ServingRoom
-from teamtr.engines.torch.serving.server import Server
 from teamtr.errors import Misuse
 
 pytestmark = pytest.mark.long

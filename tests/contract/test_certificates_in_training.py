@@ -11,10 +11,10 @@ from small import SameLetter, World
 from teamtr.presets import PRESETS
 from teamtr.randomness import generator, seed_of
 from teamtr.rollout import play
-from teamtr.stage import stage_report
 from teamtr.theory.certificates import by_own_turn, surrogate_by_problem, turn_aware_certificate
 from teamtr.theory.intervals import bootstrap_upper
-from teamtr.update import Stakes, certify
+from teamtr.training.stage import stage_report
+from teamtr.training.update import Stakes, certify
 
 pytestmark = pytest.mark.long
 
@@ -132,7 +132,7 @@ def test_a_certificate_takes_the_confidence_and_the_size_of_the_group(monkeypatc
         asked.append(confidence)
         return bootstrap_upper(values_M, *args, confidence=confidence, **named)
 
-    monkeypatch.setattr("teamtr.update.bootstrap_upper", watched)
+    monkeypatch.setattr("teamtr.training.update.bootstrap_upper", watched)
     world = World()
     lesson = world.lesson("x", play(world.arena, world.team, SameLetter().problems("train")[:2], 4, seed=3))
     optimisation = replace(world.optimisation, confidence=0.8)

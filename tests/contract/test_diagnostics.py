@@ -9,20 +9,21 @@ import pytest
 from scipy import stats
 
 from made_run import gap_record, made_batch
-from teamtr.diagnostics.accounting import overhead, sampled_by_update, spent_by_agent
-from teamtr.diagnostics.contexts import FORMS, Heard, finest_repeating, heard_by, statement
-from teamtr.diagnostics.coordination import coordination
-from teamtr.diagnostics.degeneracy import weight_degeneracy
-from teamtr.diagnostics.drift import context_drift
-from teamtr.diagnostics.kl_reliability import kl_reliability
-from teamtr.diagnostics.order import order_of, order_sensitivity
-from teamtr.diagnostics.probes import probed, stale_gap_by_stage, token_kls
-from teamtr.diagnostics.records import number, whole
-from teamtr.diagnostics.stability import stability
-from teamtr.diagnostics.subsampling import subsample_reliability, subsampled_means
-from teamtr.diagnostics.tracking import certificate_tracking, gains, rank_correlation, stale_updates
-from teamtr.diagnostics.zeta import zeta_proxy
+from teamtr.analysis.diagnostics.accounting import overhead, sampled_by_update, spent_by_agent
+from teamtr.analysis.diagnostics.contexts import FORMS, Heard, finest_repeating, heard_by, statement
+from teamtr.analysis.diagnostics.coordination import coordination
+from teamtr.analysis.diagnostics.drift import context_drift
+from teamtr.analysis.diagnostics.kl_reliability import kl_reliability
+from teamtr.analysis.diagnostics.order import order_of, order_sensitivity
+from teamtr.analysis.diagnostics.probes import probed, stale_gap_by_stage, token_kls
+from teamtr.analysis.diagnostics.stability import stability
+from teamtr.analysis.diagnostics.subsampling import subsample_reliability
+from teamtr.analysis.diagnostics.tracking import certificate_tracking, gains, rank_correlation, stale_updates
+from teamtr.analysis.diagnostics.zeta import zeta_proxy
+from teamtr.records import number, whole
 from teamtr.team import Agent
+from teamtr.theory.weights import weight_degeneracy
+from teamtr.training.probe import subsampled_means
 
 
 def test_numbers_are_read_without_trust():

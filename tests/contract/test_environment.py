@@ -14,15 +14,16 @@ import numpy as np
 import pytest
 
 from faults.killing import result
-from teamtr import build, run
 from teamtr.config import loads
 from teamtr.errors import Misuse
 from teamtr.rollout import Arena, Ledger, play
+from teamtr.session import build
+from teamtr.session import train as run
 from teamtr.store import StoreError, read_episodes, write_episodes
-from teamtr.tasks.arbench_dc import DetectiveCases
-from teamtr.tasks.arbench_gn import GuessingNumbers
-from teamtr.tasks.arbench_sp import SituationPuzzles
-from teamtr.tasks.players import PolicyPlayer, ScriptedPlayer
+from teamtr.tasks.benchmarks.arbench.detective import DetectiveCases
+from teamtr.tasks.benchmarks.arbench.numbers import GuessingNumbers
+from teamtr.tasks.benchmarks.arbench.players import PolicyPlayer, ScriptedPlayer
+from teamtr.tasks.benchmarks.arbench.puzzles import SituationPuzzles
 from teamtr.team import Agent, Router, Team
 from teamtr.theory.certificates import by_own_turn
 from teamtr.types import Ids, Message, Problem, Reply, RolloutBatch, Sample, Situation, Verdict

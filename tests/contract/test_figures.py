@@ -14,11 +14,11 @@ import pytest
 from typer.testing import CliRunner
 
 from made_run import changed, eval_record, made_run, probed, swapped, update_record, write_log
+from teamtr.analysis.figures import FIGURES, Drawing, Lacking, Panel, Run, Series, hang, read_runs
+from teamtr.analysis.figures.catalogue import NOT_FROM_LOGS
+from teamtr.analysis.figures.paint import csv_text, svg_text
 from teamtr.cli import app
 from teamtr.errors import Misuse
-from teamtr.figures import FIGURES, Drawing, Lacking, Panel, Run, Series, hang, read_runs
-from teamtr.figures.catalogue import NOT_FROM_LOGS
-from teamtr.figures.paint import csv_text, svg_text
 
 ROOT = Path(__file__).parents[2]
 DRAW = {figure.name: figure.draw for figure in FIGURES}

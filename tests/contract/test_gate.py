@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from small import World
-from teamtr.gate import FEWEST, FIRST_DOUBT, gate, looks_at
-from teamtr.lesson import Optimisation
 from teamtr.presets import Region
 from teamtr.randomness import seed_of
 from teamtr.rollout import play
 from teamtr.theory.intervals import bootstrap_upper
+from teamtr.training.batch import Optimisation
+from teamtr.training.gate import FEWEST, FIRST_DOUBT, gate, looks_at
+from teamtr.training.update import Stakes, certify
 from teamtr.types import Divergence, StepStats
-from teamtr.update import Stakes, certify
 
 GROUP = 64
 STAKES = Stakes(turns=1, horizon=2, reward_range=1.0)
@@ -107,7 +107,7 @@ def test_two_looks_share_one_doubt(monkeypatch):
         asked.setdefault(len(values_M), set()).add(round(1.0 - confidence, 9))
         return np.inf
 
-    monkeypatch.setattr("teamtr.gate.bootstrap_upper", watched)
+    monkeypatch.setattr("teamtr.training.gate.bootstrap_upper", watched)
     world.teach("x", lesson)
     first, second = asked[3 * 22], asked[3 * GROUP]
     assert (first, second) == ({round(0.05 * FIRST_DOUBT, 9)}, {round(0.05 * (1.0 - FIRST_DOUBT), 9)})
@@ -166,7 +166,9 @@ def test_a_certificate_from_some_episodes_is_right_on_average(monkeypatch):
     rng = np.random.default_rng(0)
     ratio_M = rng.normal(scale=0.2, size=len(lesson.batch))
     kl_M = np.abs(ratio_M) / 100
-    monkeypatch.setattr("teamtr.update.bootstrap_upper", lambda kl_M, *_, **__: kl_M.mean())  # the same caution for all
+    monkeypatch.setattr(
+        "teamtr.training.update.bootstrap_upper", lambda kl_M, *_, **__: kl_M.mean()
+    )  # the same caution for all
 
     def terms(look=None):
         rows = slice(None) if look is None else look.rows
@@ -321,7 +323,9 @@ def test_a_cross_fitted_surrogate_is_what_new_problems_say():
 def test_two_kept_halves_add_up(monkeypatch):
     world = World(radius=0.05)
     tried = []
-    monkeypatch.setattr("teamtr.update.gate", lambda *args, **named: (tried.append(gate(*args, **named)), tried[-1])[1])
+    monkeypatch.setattr(
+        "teamtr.training.update.gate", lambda *args, **named: (tried.append(gate(*args, **named)), tried[-1])[1]
+    )
     optimisation = replace(world.optimisation, cross_fit=True)
     report = world.teach("x", many_problems(world, 3), optimisation=optimisation).report
     first, second = tried
@@ -344,7 +348,7 @@ def test_a_second_half_that_loses_leaves_what_the_first_gained(monkeypatch):
         after_first.append((learner.snapshot().parameters, kept))
         return kept
 
-    monkeypatch.setattr("teamtr.update.gate", one_only)
+    monkeypatch.setattr("teamtr.training.update.gate", one_only)
     optimisation = replace(world.optimisation, cross_fit=True)
     update = world.teach("x", many_problems(world, 0), optimisation=optimisation)
     (first, kept), (last, undone) = after_first
@@ -379,7 +383,7 @@ def test_without_a_gate_beta_is_steered_by_the_kl_itself(monkeypatch):
         steered.append(kl)
         return beta
 
-    monkeypatch.setattr("teamtr.update.adapt_beta", watched)
+    monkeypatch.setattr("teamtr.training.update.adapt_beta", watched)
     report = world.teach("x", lesson, region=Region(gate=False, adapt_beta=True)).report
     assert report.messages_measured == 3 * GROUP
     assert steered == [report.kl_full]

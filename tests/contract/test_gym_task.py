@@ -15,7 +15,7 @@ import pytest
 from teamtr.errors import Misuse
 from teamtr.grading import WorkerPool
 from teamtr.grading.gym import EVALUATED, EVALUATED_OF_THE_QUESTION, calls_nothing, is_bit_arithmetic, is_expression
-from teamtr.tasks.gym import UNUSABLE, Gym
+from teamtr.tasks.benchmarks.gym import UNUSABLE, Gym
 
 pytestmark = [
     pytest.mark.long,

@@ -9,9 +9,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from teamtr.engines.paged.work_split import Together, most_members
 from teamtr.engines.torch.rotation import Rotation
 from teamtr.engines.torch.scoring import fused_score
-from teamtr.engines.torch.serving.sharing import Together, most_members
 
 pytestmark = pytest.mark.long
 
@@ -67,7 +67,7 @@ def _type(value: object) -> str:
     ids=str,
 )
 def test_attention(compiled, heads, kv_heads, dim, dtype):
-    from teamtr.engines.torch.serving import kernels
+    from teamtr.engines.paged import kernels
 
     rows = 512
     pool = torch.zeros(2, 3, kv_heads, kernels.PAGE, dim, dtype=dtype)
@@ -90,7 +90,7 @@ def test_attention(compiled, heads, kv_heads, dim, dtype):
 
 
 def test_drawing(compiled):
-    from teamtr.engines.torch.serving import kernels
+    from teamtr.engines.paged import kernels
 
     kernels.draw_token(torch.zeros(4, 151_936), torch.zeros(4, dtype=torch.float64))
     assert compiled == ["_mass_kernel", "_pick_kernel"]
@@ -99,7 +99,7 @@ def test_drawing(compiled):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("width", "inner", "heads", "dim"), [(2048, 6144, 16, 128), (576, 1536, 9, 64)], ids=str)
 def test_what_lies_between_the_learners_products(compiled, width, inner, heads, dim, dtype):
-    from teamtr.engines.torch.fused import gated, norm, turned
+    from teamtr.engines.torch.fused_layers import gated, norm, turned
 
     residual = torch.zeros(8, width, requires_grad=True)
     norm(residual, torch.ones(width), 1e-6, dtype).sum().backward()

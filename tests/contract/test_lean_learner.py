@@ -15,8 +15,8 @@ from teamtr.engines.gradients import _Scaled
 from teamtr.engines.hashing import hash_tensors
 from teamtr.engines.learner import FIRST_LOSS_SCALE, PolicyLearner
 from teamtr.engines.torch.attention import Unsupported
+from teamtr.engines.torch.fused_lora import slim
 from teamtr.engines.torch.head import linear_head
-from teamtr.engines.torch.lean import slim
 from teamtr.engines.torch.loading import TinyShape, share_base, tiny_model
 from teamtr.engines.torch.policy import TransformerPolicy
 from teamtr.errors import Misuse

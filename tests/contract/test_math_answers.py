@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from teamtr.grading.math import RULES, deepscaler_answer
-from teamtr.grading.math_dapo import dapo_answer, dapo_normalise
-from teamtr.grading.math_latex import latex_to_text
-from teamtr.grading.math_same import same_answer
-from teamtr.grading.math_statement import last_boxed, stated_answer
-from teamtr.grading.math_text import quick_same
+from teamtr.grading.math.dapo import dapo_answer, dapo_normalise
+from teamtr.grading.math.latex import latex_to_text
+from teamtr.grading.math.rules import RULES, deepscaler_answer
+from teamtr.grading.math.same import same_answer
+from teamtr.grading.math.statement import last_boxed, stated_answer
+from teamtr.grading.math.text import quick_same
 
 # What a reply states
 

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from teamtr.errors import Misuse
-from teamtr.grading.math import RULES
-from teamtr.tasks.math import Aime24, Aime25, Dapo, DeepScaleR, Gsm8k, Math, Math500
-from teamtr.tasks.overlap import find_overlap, folded
-from teamtr.tasks.rows import DataError, read_rows
+from teamtr.grading.math.rules import RULES
+from teamtr.tasks.benchmarks.math import Aime24, Aime25, Dapo, DeepScaleR, Gsm8k, Math, Math500
+from teamtr.tasks.data.overlap import find_overlap, folded
+from teamtr.tasks.data.rows import DataError, read_rows
 
 SUMS = [{"problem": f"What is {k} + {k}?", "answer": str(2 * k)} for k in range(1, 41)]
 

@@ -9,18 +9,21 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from teamtr import preflight, run
-from teamtr.build import build
+from teamtr.cli.progress import TrainingScreen
 from teamtr.config import loads
 from teamtr.engines.local import LocalEngine
+from teamtr.engines.paged.blocks import Pool
+from teamtr.engines.paged.pool import ServingRoom
+from teamtr.engines.paged.sampler import PAGE
 from teamtr.engines.torch.attention import AttentionShape, Unsupported
 from teamtr.engines.torch.loading import TinyShape, tiny_model
 from teamtr.engines.torch.policy import TransformerPolicy
-from teamtr.engines.torch.serving.pages import Pool
-from teamtr.engines.torch.serving.room import ServingRoom
-from teamtr.engines.torch.serving.server import PAGE
 from teamtr.errors import Misuse
-from teamtr.memory import (
+from teamtr.rollout import play
+from teamtr.session import checks as preflight
+from teamtr.session import train as run
+from teamtr.session.build import build
+from teamtr.session.memory import (
     PLAYER,
     Item,
     Lengths,
@@ -35,8 +38,6 @@ from teamtr.memory import (
     plan_memory,
     rehearse,
 )
-from teamtr.rollout import play
-from teamtr.show import TrainingScreen
 
 TEAM = """
 name: plan
@@ -321,7 +322,7 @@ def test_a_rehearsal_holds_the_old_policy_of_a_whole_batch(agent, monkeypatch):
     built = build(loads(TEAM.format(train="lora", engine="plain"), "plan.yaml", ["learner.micro_batch=1"]))
     learner, held = built.engine.learner(agent), []
     monkeypatch.setattr(learner.policy, "device", SimpleNamespace(type="cuda"))
-    monkeypatch.setattr("teamtr.memory.torch.empty", lambda count, **options: held.append(count))
+    monkeypatch.setattr("teamtr.session.memory.torch.empty", lambda count, **options: held.append(count))
     with _old_policy_of_the_rest(built, learner, longest(built)[agent], 1):
         pass
     assert held == [3 * 4 * learner.policy.causal_lm.config.hidden_size * 4]
@@ -329,7 +330,7 @@ def test_a_rehearsal_holds_the_old_policy_of_a_whole_batch(agent, monkeypatch):
     def full(count, **options):
         raise torch.OutOfMemoryError
 
-    monkeypatch.setattr("teamtr.memory.torch.empty", full)
+    monkeypatch.setattr("teamtr.session.memory.torch.empty", full)
     refused = pytest.raises(Misuse, match=r"lower plan\.problems")
     with refused, _old_policy_of_the_rest(built, learner, longest(built)[agent], 1):
         pass
@@ -341,7 +342,7 @@ def test_pages_that_do_not_fit_are_an_error_with_a_remedy(monkeypatch):
     def full(*_, **__):
         raise torch.OutOfMemoryError("injected")
 
-    monkeypatch.setattr("teamtr.engines.torch.serving.server.Pool.__init__", full)
+    monkeypatch.setattr("teamtr.engines.paged.sampler.Pool.__init__", full)
     with pytest.raises(Misuse, match=r"keys and values do not fit .* lower sampling.memory_gb"):
         rehearse(built)
 

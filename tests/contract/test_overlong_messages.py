@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from small import World
-from teamtr.algorithm import run_stage, schedule
-from teamtr.lesson import Optimisation
 from teamtr.presets import PRESETS, DynamicSampling, Overlong
 from teamtr.randomness import generator
 from teamtr.rollout import punishments_PG, trained_returns_PG
 from teamtr.theory.advantages import group_advantages
+from teamtr.training.algorithm import run_stage, schedule
+from teamtr.training.batch import Optimisation
 from teamtr.types import Episode, Problem, RolloutBatch, Turn, Verdict
 
 DAPO = replace(PRESETS["dapo"], dynamic_sampling=DynamicSampling())

@@ -18,8 +18,8 @@ from teamtr.engines.learner import PolicyLearner
 from teamtr.engines.local import LocalEngine
 from teamtr.engines.tabular import TabularPolicy
 from teamtr.errors import Misuse, Refused
-from teamtr.tasks.endpoint import EndpointError, EndpointPlayer
-from teamtr.tasks.players import PolicyPlayer
+from teamtr.tasks.benchmarks.arbench.endpoint import EndpointError, EndpointPlayer
+from teamtr.tasks.benchmarks.arbench.players import PolicyPlayer
 from teamtr.types import AgentState
 
 

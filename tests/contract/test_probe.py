@@ -11,12 +11,11 @@ from test_learner_memory import away_from_the_card, put_on_a_card
 
 from conftest import make_batch, make_learner
 from small import World
-from teamtr.diagnostics.probe import STRETCH, Rollouts, log_ratios, stale_probe, token_shift
-from teamtr.diagnostics.subsampling import DRAWS
 from teamtr.randomness import seed_of
 from teamtr.rollout import play
 from teamtr.theory.advantages import group_advantages
 from teamtr.theory.intervals import mean_interval
+from teamtr.training.probe import DRAWS, STRETCH, Rollouts, log_ratios, stale_probe, token_shift
 
 
 def one_stage(world: World):
@@ -216,7 +215,7 @@ def test_only_whole_messages_are_logged_token_by_token(monkeypatch):
     learner = make_learner("tabular")
     batch = make_batch(learner)
     lengths = batch.lengths_M
-    monkeypatch.setattr("teamtr.diagnostics.probe.SHOWN_POSITIONS", int(lengths[:2].sum()))
+    monkeypatch.setattr("teamtr.training.probe.SHOWN_POSITIONS", int(lengths[:2].sum()))
     same = learner.snapshot()
     told = token_shift(learner, same, same, batch, np.random.default_rng(0)).sampled_kl
     assert [len(t.kl) for t in told.tokens] == lengths[:2].tolist()

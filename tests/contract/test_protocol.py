@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from teamtr.chat import ChatCodec, ProtocolError, check_template, render
 from teamtr.engines.torch.tokenizer import character_tokenizer
-from teamtr.protocol import ChatCodec, ProtocolError, check_template, render
 from teamtr.team import Agent, Router, Team, team_answer, visible
 from teamtr.types import Problem, Turn
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from teamtr.build import build
 from teamtr.config import loads
+from teamtr.session.build import build
 
 TEAM = """
 name: words

@@ -12,16 +12,17 @@ import numpy as np
 import pytest
 
 from own_rows import OWN, write_rows
-from teamtr import preflight, run
-from teamtr.account import Account
-from teamtr.build import build, build_task
 from teamtr.config import TASK_NAMES, ConfigError, load_team_file, loads
 from teamtr.errors import Misuse, Refused
 from teamtr.presets import Overlong
 from teamtr.rollout import play
+from teamtr.rollout.cost import Account
+from teamtr.session import checks as preflight
+from teamtr.session import train as run
+from teamtr.session.build import build, build_task
 from teamtr.tasks import Benchmark, WrongAnswer, benchmark
-from teamtr.tasks.endpoint import EndpointPlayer
-from teamtr.tasks.players import PolicyPlayer
+from teamtr.tasks.benchmarks.arbench.endpoint import EndpointPlayer
+from teamtr.tasks.benchmarks.arbench.players import PolicyPlayer
 from teamtr.tasks.registry import NAMES
 from teamtr.types import Verdict
 

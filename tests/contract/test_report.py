@@ -28,17 +28,17 @@ from made_run import (
     swap_record,
     write_log,
 )
+from teamtr.analysis.report import build_report, compare_page, compare_runs, comparison_text, report_page, report_text
+from teamtr.analysis.report.conversations import advantages_PG, choose_batches, choose_groups, evenly
+from teamtr.analysis.report.page import embedded_json
+from teamtr.analysis.report.reading import BatchFile, read_run
+from teamtr.analysis.report.summary import summarise
 from teamtr.cli import app
 from teamtr.cli.demo import _write_report
-from teamtr.demo import DemoResult
 from teamtr.errors import Misuse
 from teamtr.presets import PRESETS
-from teamtr.report import build_report, compare_page, compare_runs, comparison_text, report_page, report_text
-from teamtr.report.conversations import advantages_PG, choose_batches, choose_groups, evenly
-from teamtr.report.page import embedded_json
-from teamtr.report.reading import BatchFile, read_run
-from teamtr.report.summary import summarise
 from teamtr.rollout import trained_returns_PG
+from teamtr.session.demo import DemoResult
 from teamtr.store import Log
 from teamtr.text import visible
 from teamtr.theory.advantages import group_advantages
@@ -64,7 +64,7 @@ def test_looking_at_a_run_loads_no_torch(run, tmp_path):
     """It takes seconds, and a run can be looked at where none is installed."""
     code = (
         "import sys; sys.modules.update(torch=None, transformers=None, peft=None)\n"
-        "import teamtr.report.serve\n"
+        "import teamtr.analysis.report.serve\n"
         "from teamtr.cli import app\n"
         "app(sys.argv[1:], standalone_mode=False)"
     )
@@ -339,7 +339,7 @@ def test_a_big_run_stays_small_and_quick(tmp_path):
 
 def test_long_conversations_leave_room(tmp_path, monkeypatch):
     """300 tokens an episode, room for 18,000 in three batches: 20 episodes of each, in whole groups of four."""
-    monkeypatch.setattr("teamtr.report.static.MOST_TOKENS", 18_000)
+    monkeypatch.setattr("teamtr.analysis.report.static.MOST_TOKENS", 18_000)
     run = made_run(tmp_path / "run", stages=1, batches=[made_batch(AGENTS, problems=8, tokens=100)])
     assert build_report(run).data["sample"]["episodes"] == 60
 
@@ -420,7 +420,7 @@ def test_the_last_line_of_the_demo_names_the_report(tmp_path, monkeypatch):
         made_run(folder)
         return DemoResult(preset="teamtr", seed=0, radius=0.01)
 
-    monkeypatch.setattr("teamtr.demo.train_demo", trained)
+    monkeypatch.setattr("teamtr.session.demo.train_demo", trained)
     result = invoke("demo", "--task", "roles", "--out", tmp_path)
     target = tmp_path / "teamtr-demo.html"
     assert result.stderr.strip().splitlines()[-1] == f"report: {target}  (open it in a browser)"

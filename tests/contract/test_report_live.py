@@ -15,9 +15,9 @@ from urllib.parse import quote
 import pytest
 
 from made_run import made_run, update_record
+from teamtr.analysis.report.reading import LogTail, read_run
+from teamtr.analysis.report.serve import Library, LiveServer
 from teamtr.errors import Misuse
-from teamtr.report.reading import LogTail, read_run
-from teamtr.report.serve import Library, LiveServer
 from teamtr.store import Log
 
 
@@ -147,8 +147,8 @@ def test_the_live_page_follows_a_growing_log(tmp_path):
 
 def test_a_summary_that_takes_long_rests(run, monkeypatch):
     """The next one waits fifty times what this one took; a page that just opens gets what there is."""
-    monkeypatch.setattr("teamtr.report.serve.AT_ONCE", 0.0)
-    monkeypatch.setattr("teamtr.report.serve.REST", 1e9)
+    monkeypatch.setattr("teamtr.analysis.report.serve.AT_ONCE", 0.0)
+    monkeypatch.setattr("teamtr.analysis.report.serve.REST", 1e9)
     library = Library([run])
     (entry,) = library.names()
     first = library.summary(entry["key"], "")
@@ -156,7 +156,7 @@ def test_a_summary_that_takes_long_rests(run, monkeypatch):
     assert library.summary(entry["key"], first["stamp"]) == {"unchanged": True, "stamp": first["stamp"]}
     assert library.summary(entry["key"], "") == first
     later = time.monotonic() + 1e12
-    monkeypatch.setattr("teamtr.report.serve.time.monotonic", lambda: later)
+    monkeypatch.setattr("teamtr.analysis.report.serve.time.monotonic", lambda: later)
     assert len(library.summary(entry["key"], first["stamp"])["report"]["updates"]) == 10
 
 

@@ -16,25 +16,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import STATE, make_batch, make_policy
-from teamtr.build import build
 from teamtr.config import loads
 from teamtr.engines.learner import PolicyLearner
 from teamtr.engines.local import LocalEngine
+from teamtr.engines.paged.blocks import OutOfPages, Pages, Pool
+from teamtr.engines.paged.fused_linears import join_siblings
+from teamtr.engines.paged.layout import Decoding
+from teamtr.engines.paged.pool import ServingRoom
+from teamtr.engines.paged.sampler import PAGE, SIZES, Server
+from teamtr.engines.paged.weights import SamplingCopy
+from teamtr.engines.paged.work_split import clusters, most_members, remaining, shares, spared, splits
 from teamtr.engines.policy import Drawing, keep_likely, uniforms
 from teamtr.engines.torch.attention import AttentionShape, Unsupported, attending
 from teamtr.engines.torch.loading import TinyShape, tiny_model
 from teamtr.engines.torch.packing import common_beginning
 from teamtr.engines.torch.policy import TransformerPolicy
-from teamtr.engines.torch.serving.copy import SamplingCopy
-from teamtr.engines.torch.serving.joining import join_siblings
-from teamtr.engines.torch.serving.layout import Decoding
-from teamtr.engines.torch.serving.pages import OutOfPages, Pages, Pool
-from teamtr.engines.torch.serving.room import ServingRoom
-from teamtr.engines.torch.serving.server import PAGE, SIZES, Server
-from teamtr.engines.torch.serving.sharing import clusters, most_members, remaining, shares, spared, splits
 from teamtr.errors import Misuse
 from teamtr.presets import Objective
 from teamtr.rollout import play
+from teamtr.session.build import build
 
 CPU = torch.device("cpu")
 LENGTHS = (3, 63, 64, 65, 130)
@@ -223,7 +223,7 @@ def test_an_update_is_sampled_from_at_once_and_leaves_the_other_agents_pages(kin
 def test_rows_that_ended_leave_and_the_others_close_ranks(policy, monkeypatch):
     """Every step computes the smallest size that holds the rows still open at the last look."""
     rows, tokens, look = 40, 26, 4
-    monkeypatch.setattr("teamtr.engines.torch.serving.server.LOOK_EVERY", look)
+    monkeypatch.setattr("teamtr.engines.paged.sampler.LOOK_EVERY", look)
     prompts = some_prompts(rows)
     monkeypatch.setattr(policy, "end_ids", frozenset({*policy.end_ids, *range(5, 14)}))
     server = make_server(policy)
@@ -243,9 +243,9 @@ def test_rows_that_ended_leave_and_the_others_close_ranks(policy, monkeypatch):
 def test_rows_that_read_pages_together_have_these_pages(policy, monkeypatch):
     """At every step, while rows come and leave: members of a cluster begin with the same pages, all of them written,
     and no row has two clusters."""
-    monkeypatch.setattr("teamtr.engines.torch.serving.server.LOOK_EVERY", 4)
-    monkeypatch.setattr("teamtr.engines.torch.serving.sharing.SPLIT_TARGET", 1)
-    monkeypatch.setattr("teamtr.engines.torch.serving.sharing.WORTH_SPARING", 0)
+    monkeypatch.setattr("teamtr.engines.paged.sampler.LOOK_EVERY", 4)
+    monkeypatch.setattr("teamtr.engines.paged.work_split.SPLIT_TARGET", 1)
+    monkeypatch.setattr("teamtr.engines.paged.work_split.WORTH_SPARING", 0)
     monkeypatch.setattr(policy, "end_ids", frozenset({*policy.end_ids, *range(5, 14)}))
     rng = np.random.default_rng(0)
     begin = rng.integers(3, 30, size=PAGE)
@@ -322,8 +322,8 @@ def test_pages_are_read_together_where_it_spares_enough(spares, target, expected
     policy = TransformerPolicy(model, tokenizer)
     server, prompt = make_server(policy), some_prompts(5)[4]
     page = 2 * policy.causal_lm.config.num_key_value_heads * PAGE * policy.causal_lm.config.head_dim * 4
-    monkeypatch.setattr("teamtr.engines.torch.serving.sharing.SPLIT_TARGET", target)
-    monkeypatch.setattr("teamtr.engines.torch.serving.sharing.WORTH_SPARING", 14 * page + spares)
+    monkeypatch.setattr("teamtr.engines.paged.work_split.SPLIT_TARGET", target)
+    monkeypatch.setattr("teamtr.engines.paged.work_split.WORTH_SPARING", 14 * page + spares)
     step, together = server._step, []
     monkeypatch.setattr(server, "_step", lambda *a: together.append(server._reads_together(a[0])) or step(*a))
     server.sample("v", [prompt] * 8, uniforms(0, 8, 2), drawing=Drawing(), end_ids=frozenset())
@@ -342,7 +342,7 @@ def test_a_row_that_has_said_all_it_may_writes_to_nobodys_page(policy, length, m
     """Its next place would be behind its last page, which the table is just wide enough for. It stays while others
     that came later go on to the next look."""
     monkeypatch.setattr(policy, "end_ids", frozenset(range(5, 20)))
-    monkeypatch.setattr("teamtr.engines.torch.serving.server.LOOK_EVERY", 3)
+    monkeypatch.setattr("teamtr.engines.paged.sampler.LOOK_EVERY", 3)
     rng = np.random.default_rng(0)
     prompts = [rng.integers(3, 30, size=length).astype(np.int32) for _ in range(24)]
     tokens = 9  # a whole number of pages, and one more token that is drawn and never fed

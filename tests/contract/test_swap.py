@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 import torch
 
-from teamtr import run as runs
-from teamtr.build import build
+from teamtr.chat.tokenizers import compare_tokenizers
 from teamtr.config import load_team_file, loads
 from teamtr.engines.torch.loading import TinyShape, tiny_model
 from teamtr.engines.torch.tokenizer import character_tokenizer
 from teamtr.errors import Misuse, Refused
-from teamtr.protocol.tokenizers import compare_tokenizers
+from teamtr.session import train as runs
+from teamtr.session.build import build
+from teamtr.session.resume import StoredRun
 from teamtr.store import RunFolder, read_episodes
-from teamtr.stored import StoredRun
 from teamtr.swap import Request, swap
 from teamtr.swap.probes import Probes, joined, make_probes, problems_held_out, problems_to_train, split_rows
 from teamtr.swap.strings import DIFFICULT, context_strings

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from teamtr.protocol import ChatCodec, Sharing
+from teamtr.chat import ChatCodec, Sharing
 
 FILE = Path(__file__).resolve().parents[2] / "experiments" / "ablation.py"
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from test_swap import TEAM
 
-from teamtr import run as runs
-from teamtr.build import build
+from teamtr.chat.tokenizers import compare_tokenizers
 from teamtr.config import loads
-from teamtr.protocol.tokenizers import compare_tokenizers
+from teamtr.session import train as runs
+from teamtr.session.build import build
+from teamtr.session.resume import StoredRun
 from teamtr.store import Log, RunFolder, read_episodes
-from teamtr.stored import StoredRun
 from teamtr.swap import Request, probes, swap
 from teamtr.swap.checklist import check_protocol, warnings_of
 from teamtr.swap.probes import joined, play_probes

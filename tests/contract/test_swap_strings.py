@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from made_run import made_batch, made_run
+from teamtr.chat.tokenizers import adversarial, compare_tokenizers
 from teamtr.engines.torch.tokenizer import character_tokenizer
-from teamtr.protocol.tokenizers import adversarial, compare_tokenizers
 from teamtr.randomness import generator
 from teamtr.swap import compared_strings, run_strings
 from teamtr.swap.strings import DIFFICULT, FILES, spread

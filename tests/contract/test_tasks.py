@@ -21,7 +21,7 @@ from scipy.stats import chi2_contingency, chisquare
 from teamtr.errors import Misuse
 from teamtr.grading import GraderError, exact_match, last_number, number_match
 from teamtr.tasks import CodeExchange, DataTask, Roles
-from teamtr.tasks.data import DataError
+from teamtr.tasks.data.task import DataError
 from teamtr.types import Problem, Verdict
 
 
@@ -410,7 +410,7 @@ def test_data_warns_of_two_answers_and_of_leaks(tmp_path: Path) -> None:
 
 def test_tasks_load_without_torch() -> None:
     """A grader's worker and a data check must start fast."""
-    program = "import sys, teamtr.tasks, teamtr.evaluate; sys.exit('torch' in sys.modules)"
+    program = "import sys, teamtr.tasks, teamtr.evaluation.evaluate; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from growth import assert_linear
+from teamtr.chat import ChatCodec, ProtocolError, Sharing, check_thinking
+from teamtr.chat.message_filter import THINKS_ALOUD
+from teamtr.chat.thinking import thinks, without_thinking
+from teamtr.chat.tool_calls import MOST_CALLS, MOST_CHARACTERS, ToolCall
+from teamtr.chat.tools import normalise_calls
 from teamtr.engines.torch.tokenizer import character_tokenizer
-from teamtr.protocol import ChatCodec, ProtocolError, Sharing, check_thinking
-from teamtr.protocol.calls import MOST_CALLS, MOST_CHARACTERS, ToolCall
-from teamtr.protocol.sharing import THINKS_ALOUD
-from teamtr.protocol.thinking import thinks, without_thinking
-from teamtr.protocol.tools import normalise_calls
 
 CANONICAL = '{"name": "add", "arguments": {"a": 1, "b": [2, "x"]}}'
 WRITTEN = {"name": "add", "arguments": '{"a": 1, "b": [2, "x"]}'}

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from small import World
-from teamtr.lesson import Optimisation
 from teamtr.presets import PRESETS, Region
 from teamtr.theory.zeta import zeta_norm
+from teamtr.training.batch import Optimisation
 from teamtr.types import Divergence
 
 
@@ -236,7 +236,7 @@ def test_the_noise_floor_leaves_no_trace():
     world = World()
     batch = world.collect(world.team, 0)
     learner = world.engine.learner("x")
-    from teamtr.update import noise_floor
+    from teamtr.training.update import noise_floor
 
     before, fingerprint = learner.snapshot(), learner.fingerprint()
     learner.begin(batch.of("x"))

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from teamtr.analysis.figures.paint import svg_text
 from teamtr.config import loads
 from teamtr.engines.torch.loading import TinyShape, tiny_model
-from teamtr.figures.paint import svg_text
 
 pytestmark = pytest.mark.long
 

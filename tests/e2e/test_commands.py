@@ -136,7 +136,7 @@ def test_training_tells_what_goes_on(finished):
 @pytest.mark.long
 def test_fewer_stages_than_are_done_are_refused(finished, team_file, tmp_path):
     from teamtr.config import load_team_file
-    from teamtr.run import train
+    from teamtr.session.train import train
 
     folder, _ = finished
     before = contents(folder)
@@ -231,7 +231,7 @@ def test_a_comparison_is_plain_text_unless_markdown_is_asked_for(tmp_path):
 
 
 def test_an_interval_is_never_of_no_width():
-    from teamtr.evaluate import summarise
+    from teamtr.evaluation.evaluate import summarise
     from teamtr.text import share
     from teamtr.types import Verdict
 
@@ -360,7 +360,7 @@ def test_a_radius_that_drowns_in_rounding_is_refused(team_file, tmp_path, monkey
 
 
 def test_a_finer_precision_is_advised_where_there_is_one():
-    from teamtr.preflight import Floor, RadiusNotVisible, require_visible
+    from teamtr.session.checks import Floor, RadiusNotVisible, require_visible
 
     region = SimpleNamespace(plan=SimpleNamespace(region=SimpleNamespace(gate=True)))
     with pytest.raises(RadiusNotVisible, match=r"Set learner.precision to fp32 .* raise plan.radius_nats_per_token"):

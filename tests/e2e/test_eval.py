@@ -11,13 +11,13 @@ import pytest
 from typer.testing import CliRunner
 
 from own_rows import OWN, source, write_rows
-from teamtr import generations
-from teamtr.build import build
 from teamtr.cli import app
 from teamtr.cli.evaluate import _told
 from teamtr.config import load_team_file
-from teamtr.evaluate import summarise
-from teamtr.generations import Evaluation
+from teamtr.evaluation.evaluate import summarise
+from teamtr.session import evaluations as generations
+from teamtr.session.build import build
+from teamtr.session.evaluations import Evaluation
 from teamtr.store import read_episodes
 from teamtr.tasks.registry import NAMES
 from teamtr.types import Verdict
@@ -139,7 +139,7 @@ def test_other_problems_are_not_taken_for_the_same(sums: Path, tmp_path: Path) -
 def test_kept_replies_are_graded_again_without_sampling(
     sums: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from teamtr.tasks.math import Math
+    from teamtr.tasks.benchmarks.math import Math
 
     out = tmp_path / "evals"
     before = invoke("--team", sums, "--samples", 2, "--out", out)

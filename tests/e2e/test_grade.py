@@ -73,7 +73,7 @@ def test_replies_are_graded_by_id_and_by_their_own_fields(name: str, tmp_path: P
 
 @pytest.mark.long
 def test_questions_of_the_gym_are_graded_by_fields_and_by_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("teamtr.tasks.gym.SIZES", {"train": 4, "test": 4})
+    monkeypatch.setattr("teamtr.tasks.benchmarks.gym.SIZES", {"train": 4, "test": 4})
     task = benchmark("gym:chain_sum")
     problem = task.problems("test")[0]
     entry, gold = problem.columns["entry"], task.gold(problem)
@@ -135,7 +135,7 @@ def test_unknown_names_are_told_with_the_nearest(tmp_path: Path) -> None:
 
 
 def test_a_reward_that_is_no_number_is_null(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from teamtr.tasks.math import Math
+    from teamtr.tasks.benchmarks.math import Math
     from teamtr.types import Verdict
 
     monkeypatch.setattr(Math, "grade_replies", lambda self, replies: [Verdict("crash", math.nan) for _ in replies])

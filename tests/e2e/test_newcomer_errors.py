@@ -53,7 +53,7 @@ def team(folder: Path, task: str = "{name: sums}") -> Path:
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a newcomer stands; a page that is served after all ends at once, for the test to fail."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("teamtr.report.serve.LiveServer.serve_forever", lambda server, **settings: None)
+    monkeypatch.setattr("teamtr.analysis.report.serve.LiveServer.serve_forever", lambda server, **settings: None)
 
 
 # -- the command line ------------------------------------------------------------------------------------------

@@ -16,8 +16,8 @@ import pytest
 
 from chromium import Page, chromium, find_chromium
 from made_run import HOSTILE, made_batch, made_run, probe_record, swap_record, update_record, write_log
-from teamtr.report import build_report, compare_page, compare_runs, report_page
-from teamtr.report.serve import Library, LiveServer
+from teamtr.analysis.report import build_report, compare_page, compare_runs, report_page
+from teamtr.analysis.report.serve import Library, LiveServer
 from teamtr.store import Log
 
 AGENTS = ("left", "right", "speaker")

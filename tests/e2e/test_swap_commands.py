@@ -11,11 +11,11 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from teamtr import run as runs
 from teamtr.cli import app
 from teamtr.config import loads
+from teamtr.session import train as runs
+from teamtr.session.resume import StoredRun
 from teamtr.store import RunFolder
-from teamtr.stored import StoredRun
 from teamtr.swap import run_strings
 
 TEAM = """\
@@ -200,7 +200,7 @@ def test_swap_looks_at_what_was_asked_before_anything_takes_time(run, tmp_path, 
     def build(*_: object) -> None:
         raise AssertionError("too early")
 
-    monkeypatch.setattr("teamtr.run.build", build)
+    monkeypatch.setattr("teamtr.session.train.build", build)
     for agent, model, out, told in (
         ("nobody", "tiny", "x", "no agent 'nobody' in this run; it has left, right, speaker"),
         ("left", "./nowhere", "x", "there is no such folder"),

@@ -10,14 +10,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from teamtr import run
-from teamtr.build import _use_few_threads, build
 from teamtr.config import loads
 from teamtr.errors import Misuse
 from teamtr.randomness import generator
 from teamtr.rollout import has_signal_P, punishments_PG, trained_returns_PG
+from teamtr.session import train as run
+from teamtr.session.build import _use_few_threads, build
+from teamtr.session.resume import StoredRun
 from teamtr.store import RunFolder, StoreError, batch_name, read_episodes
-from teamtr.stored import StoredRun
 
 pytestmark = pytest.mark.long
 
@@ -215,7 +215,7 @@ def test_dapo_redraws_problems_without_signal(tmp_path):
 @pytest.mark.slow
 def test_the_demo_learns_on_three_seeds(tmp_path):
     """What the README promises: from at most 30 % to at least 85 %, mean of three seeds, nothing out of region."""
-    from teamtr.demo import demo_file, train_demo
+    from teamtr.session.demo import demo_file, train_demo
 
     results = [
         train_demo(

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from teamtr import build
 from teamtr.cli import app
+from teamtr.session import build
 from teamtr.store import RunFolder
 
 pytestmark = pytest.mark.long

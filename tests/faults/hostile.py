@@ -258,7 +258,7 @@ FORGERY = {
     """,
     "patched server": """
         for module in list(sys.modules.values()):
-            if "jail" in getattr(module, "__name__", ""):
+            if "sandbox" in getattr(module, "__name__", ""):
                 for name in list(vars(module)):
                     if callable(vars(module)[name]):
                         setattr(module, name, lambda *_, **__: True)

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from taught import remember_teaching
-from teamtr import run
 from teamtr.config import TeamFile, loads
 from teamtr.engines.learner import PolicyLearner
+from teamtr.session import train as run
 from teamtr.store import Checkpoints, Log, RunFolder
 
 TEAM = """

@@ -14,9 +14,9 @@ import pytest
 from typer.testing import CliRunner
 
 from made_run import changed, made_run, probed, swapped
+from teamtr.analysis.figures import FIGURES, Drawing, Panel, Run, Series, hang, read_runs
+from teamtr.analysis.figures.paint import svg_text
 from teamtr.cli import app
-from teamtr.figures import FIGURES, Drawing, Panel, Run, Series, hang, read_runs
-from teamtr.figures.paint import svg_text
 from teamtr.text import visible
 
 DRAW = {figure.name: figure.draw for figure in FIGURES}
@@ -127,7 +127,7 @@ def test_an_error_that_nobody_foresaw_costs_one_figure_only(tmp_path: Path, monk
         raise KeyError("what\x1b[2J")
 
     figures = tuple(replace(figure, draw=broken) if figure.name == "region" else figure for figure in FIGURES)
-    monkeypatch.setattr("teamtr.figures.gallery.FIGURES", figures)
+    monkeypatch.setattr("teamtr.analysis.figures.gallery.FIGURES", figures)
     arguments = ["figures", str(made_run(tmp_path / "run")), "--out", str(tmp_path / "out")]
     done = CliRunner().invoke(app, [*arguments, "--only", "region", "--only", "zeta"])
     assert done.exit_code == 0, done.output

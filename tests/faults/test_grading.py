@@ -17,12 +17,12 @@ from typing import Any
 
 import pytest
 
-from teamtr import run
 from teamtr.config import loads
 from teamtr.errors import TeamTRError
 from teamtr.grading import GraderError, Result, WorkerPool
-from teamtr.grading.pool import _Worker
-from teamtr.preflight import self_test
+from teamtr.grading.workers.pool import _Worker
+from teamtr.session import train as run
+from teamtr.session.checks import self_test
 from teamtr.tasks import DataTask
 from teamtr.types import Verdict
 

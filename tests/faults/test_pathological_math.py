@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from growth import assert_linear
 from teamtr.grading import GraderError, Result, WorkerPool
-from teamtr.grading.math import RULES, MathGrader
-from teamtr.grading.math_statement import stated_answer
+from teamtr.grading.math.rules import RULES, MathGrader
+from teamtr.grading.math.statement import stated_answer
 
 pytestmark = pytest.mark.long
 
@@ -211,9 +211,9 @@ LATEX = st.lists(st.sampled_from([" ", *PIECES.split()]), max_size=14).map("".jo
 @given(LATEX, LATEX)
 @settings(max_examples=150, deadline=None)
 def test_no_latex_makes_a_comparison_raise_and_every_answer_is_itself(given_text: str, truth: str) -> None:
-    from teamtr.grading.math_deepscaler import judge
-    from teamtr.grading.math_same import same_answer
-    from teamtr.grading.math_text import quick_same
+    from teamtr.grading.math.deepscaler import judge
+    from teamtr.grading.math.same import same_answer
+    from teamtr.grading.math.text import quick_same
 
     same_answer(given_text, truth)
     judge(given_text, truth)
@@ -292,7 +292,7 @@ def test_no_process_is_left_when_the_owner_is_killed_while_sympy_works() -> None
     program = textwrap.dedent(
         """
         import sys, threading
-        from teamtr.grading.math import RULES, MathGrader
+        from teamtr.grading.math.rules import RULES, MathGrader
         grader = MathGrader(RULES["deepscaler"], seconds_per_item=60)
         grader.grade([(r"\\\\boxed{x*x}", "x^2")])
         print(grader._pool._nursery.pid, *(w._process.pid for w in grader._pool._workers if w._process), flush=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from teamtr import preflight
-from teamtr.build import build
 from teamtr.config import loads
 from teamtr.engines.torch.policy import TransformerPolicy
+from teamtr.session import checks as preflight
+from teamtr.session.build import build
 
 pytestmark = pytest.mark.long
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from made_run import made_run, probe_record, update_record, write_log
-from teamtr.report import build_report, compare_runs, report_page, report_text
+from teamtr.analysis.report import build_report, compare_runs, report_page, report_text
 from teamtr.store import Log, StoreError
 
 

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.long
 
 UPDATES = 9
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["killing", "transformers.models.qwen3.modeling_qwen3", "teamtr.run"])
+CONTEXT.set_forkserver_preload(["killing", "transformers.models.qwen3.modeling_qwen3", "teamtr.session.train"])
 
 
 LONG = 600

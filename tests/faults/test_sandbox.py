@@ -25,8 +25,17 @@ import hostile
 import pytest
 
 from teamtr.grading import Result
-from teamtr.grading import sandbox as sandbox_module
-from teamtr.grading.sandbox import NAMESPACES, PRELOADED, WALLS, Limits, Program, Sandbox, Verification, same_json
+from teamtr.grading.sandbox import client as sandbox_module
+from teamtr.grading.sandbox.client import (
+    NAMESPACES,
+    PRELOADED,
+    WALLS,
+    Limits,
+    Program,
+    Sandbox,
+    Verification,
+    same_json,
+)
 
 SECRET = f"secret-{secrets.token_hex(16)}"
 HOSTILE_LIMITS = Limits(seconds=0.15, memory_bytes=256 << 20)
@@ -472,7 +481,7 @@ def in_user_namespace(script: str, *options: str) -> str:
 
 
 RUN_AND_TELL = """
-    from teamtr.grading.sandbox import Program, Sandbox
+    from teamtr.grading.sandbox.client import Program, Sandbox
     with Sandbox(without=WITHOUT) as box:
         missing = box.missing()
         honest, thief = box.run([
@@ -513,7 +522,7 @@ def test_no_process_is_left_when_the_owner_is_killed(without: tuple[str, ...]) -
     others = jailed()
     script = f"""
         from teamtr.grading import sandbox
-        from teamtr.grading.sandbox import Limits, Program, Sandbox
+        from teamtr.grading.sandbox.client import Limits, Program, Sandbox
         sandbox._BOOTSTRAP += {MARK!r}
         box = Sandbox(without={without!r})
         box.missing()

@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 import torch
 
-from teamtr import run as runs
-from teamtr.build import build
 from teamtr.config import loads
 from teamtr.engines.torch.loading import quieten
+from teamtr.session import train as runs
+from teamtr.session.build import build
 from teamtr.store import Log, RunFolder, atomic
 from teamtr.swap import Request, swap
 

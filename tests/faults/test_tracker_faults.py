@@ -13,8 +13,8 @@ import killing
 import pytest
 
 from made_run import update_record
-from teamtr import run
 from teamtr.config import loads
+from teamtr.session import train as run
 from teamtr.trackers import feed as feeding
 from teamtr.trackers import following, sinks
 

@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 
 from growth import assert_linear
 from teamtr.errors import Misuse
-from teamtr.tasks.arbench import ArBench
-from teamtr.tasks.arbench_dc import DetectiveCases, letter_in, question_in
-from teamtr.tasks.arbench_gn import GuessingNumbers, feedback, guess_in
-from teamtr.tasks.arbench_sp import SituationPuzzles, character_f1, word_in
-from teamtr.tasks.arbench_texts import texts_of
-from teamtr.tasks.players import ScriptedPlayer
+from teamtr.tasks.benchmarks.arbench.detective import DetectiveCases, letter_in, question_in
+from teamtr.tasks.benchmarks.arbench.numbers import GuessingNumbers, feedback, guess_in
+from teamtr.tasks.benchmarks.arbench.players import ScriptedPlayer
+from teamtr.tasks.benchmarks.arbench.puzzles import SituationPuzzles, character_f1, word_in
+from teamtr.tasks.benchmarks.arbench.task import ArBench
+from teamtr.tasks.benchmarks.arbench.texts import texts_of
 from teamtr.types import Problem, Reply, Situation
 
 ROOT = Path(__file__).parents[2]

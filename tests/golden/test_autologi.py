@@ -20,8 +20,8 @@ import pytest
 from growth import assert_linear
 from teamtr.errors import Misuse
 from teamtr.grading.literal import DEEPEST, LONGEST, read_literal, write_literal
-from teamtr.tasks.autologi import AutoLogi, stated_in
-from teamtr.tasks.rows import DataError, Row
+from teamtr.tasks.benchmarks.autologi import AutoLogi, stated_in
+from teamtr.tasks.data.rows import DataError, Row
 from teamtr.types import Problem
 
 DATA = Path(os.environ.get("TEAMTR_DATA", Path(__file__).parents[3] / "shared" / "data")) / "autologi"

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from teamtr.grading.math_gsm8k import gsm8k_answer
-from teamtr.tasks.math import Gsm8k
+from teamtr.grading.math.gsm8k import gsm8k_answer
+from teamtr.tasks.benchmarks.math import Gsm8k
 from teamtr.types import Problem
 
 ROOT = Path(__file__).parents[2]

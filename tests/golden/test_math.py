@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from teamtr.grading.math import RULES, MathGrader
-from teamtr.grading.math_deepscaler import mathd_normalise
-from teamtr.tasks.math import Aime24, Aime25, Dapo, DeepScaleR, Math, Math500
-from teamtr.tasks.overlap import folded
-from teamtr.tasks.rows import DataError, read_rows
+from teamtr.grading.math.deepscaler import mathd_normalise
+from teamtr.grading.math.rules import RULES, MathGrader
+from teamtr.tasks.benchmarks.math import Aime24, Aime25, Dapo, DeepScaleR, Math, Math500
+from teamtr.tasks.data.overlap import folded
+from teamtr.tasks.data.rows import DataError, read_rows
 from teamtr.types import Problem
 
 ROOT = Path(__file__).parents[2]

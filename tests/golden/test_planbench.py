@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from growth import assert_linear
 from teamtr.errors import Misuse
-from teamtr.tasks.blocks import (
+from teamtr.tasks.benchmarks.planbench.blocks import (
     BLOCKSWORLD,
     LANGUAGES,
     MYSTERY,
@@ -27,9 +27,18 @@ from teamtr.tasks.blocks import (
     tower_plan,
     zero_shot_prompt,
 )
-from teamtr.tasks.planbench import PlanBench
-from teamtr.tasks.rows import Row, read_rows
-from teamtr.tasks.strips import Atom, Domain, PddlError, Step, flaw, read_domain, read_problem, written
+from teamtr.tasks.benchmarks.planbench.strips import (
+    Atom,
+    Domain,
+    PddlError,
+    Step,
+    flaw,
+    read_domain,
+    read_problem,
+    written,
+)
+from teamtr.tasks.benchmarks.planbench.task import PlanBench
+from teamtr.tasks.data.rows import Row, read_rows
 from teamtr.types import Verdict
 
 ROOT = Path(__file__).parents[2]

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from growth import assert_linear
 from teamtr.errors import Misuse
-from teamtr.tasks.rows import Row, read_rows
-from teamtr.tasks.zebralogic import ZebraLogic, last_object, size_group, table_in
+from teamtr.tasks.benchmarks.zebralogic import ZebraLogic, last_object, size_group, table_in
+from teamtr.tasks.data.rows import Row, read_rows
 
 ROOT = Path(__file__).parents[2]
 DATA = Path(os.environ.get("TEAMTR_DATA", ROOT.parent / "shared" / "data")) / "zebralogic"

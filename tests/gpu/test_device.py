@@ -15,20 +15,20 @@ import numpy as np
 import pytest
 import torch
 
-from teamtr import run
-from teamtr.build import build
 from teamtr.config import loads
-from teamtr.diagnostics.probe import log_ratios, token_shift
 from teamtr.engines.learner import FIRST_LOSS_SCALE, PolicyLearner
+from teamtr.engines.paged.sampler import Server
+from teamtr.engines.paged.weights import SamplingCopy
 from teamtr.engines.policy import Drawing, uniforms
 from teamtr.engines.scoring import score_tokens
-from teamtr.engines.torch.lean import Slim, slim
+from teamtr.engines.torch.fused_lora import Slim, slim
 from teamtr.engines.torch.loading import TinyShape, share_base, tiny_model
 from teamtr.engines.torch.policy import TransformerPolicy
-from teamtr.engines.torch.serving.copy import SamplingCopy
-from teamtr.engines.torch.serving.server import Server
-from teamtr.memory import GB, plan_memory, rehearse
 from teamtr.presets import Objective
+from teamtr.session import train as run
+from teamtr.session.build import build
+from teamtr.session.memory import GB, plan_memory, rehearse
+from teamtr.training.probe import log_ratios, token_shift
 from teamtr.types import AgentBatch, AgentState
 
 CARD = torch.cuda.is_available()
@@ -124,7 +124,7 @@ def test_captured_eager_and_plain_say_the_same_from_the_same_noise(policy, drawi
 
 
 def test_groups_that_read_their_prompts_together_say_the_same(policy, monkeypatch):
-    monkeypatch.setattr("teamtr.engines.torch.serving.sharing.WORTH_SPARING", 0)
+    monkeypatch.setattr("teamtr.engines.paged.work_split.WORTH_SPARING", 0)
     prompts, drawing, used = some_prompts(300), Drawing(1.0), []
     copy = SamplingCopy(policy.causal_lm, torch.float32, DEVICE)
     copy.fill(policy.causal_lm, policy.adapter, version="v", base="b")
@@ -172,7 +172,7 @@ def test_compiled_decoding_says_the_same(policy):
 @pytest.mark.parametrize(("width", "heads", "dim"), [(2048, 16, 128), (576, 9, 64)])
 def test_what_lies_between_products_agrees_with_float64(width, heads, dim, dtype, error):
     """Both ways, rounded once: the largest error is a rounding of the largest element."""
-    from teamtr.engines.torch.fused import gated, norm, turned
+    from teamtr.engines.torch.fused_layers import gated, norm, turned
 
     def both_ways(work, *inputs: torch.Tensor) -> list[torch.Tensor]:
         leaves = [x.detach().requires_grad_() for x in inputs]

@@ -17,6 +17,7 @@ from teamtr.lab import figures, geometry_checks, point_checks, roles, scaling, t
 from teamtr.lab.checks import Check
 from teamtr.lab.verify import verify
 from teamtr.theory import allocation, concentration, geometry, information
+from teamtr.theory.power_law import PowerLaw, fit_power_law
 from teamtr.theory.tabular import EpisodicStep
 from teamtr.types import Floats
 
@@ -261,27 +262,25 @@ def test_the_drift_grows_with_n_and_the_record_is_json(roles_report: roles.Roles
 
 def test_power_laws_are_recovered_with_their_interval() -> None:
     rng, n = np.random.default_rng(0), (2, 3, 4, 6, 8)
-    exact = scaling.fit_power_law(n, np.array([[k**1.7] * 3 for k in n]), rng)
+    exact = fit_power_law(n, np.array([[k**1.7] * 3 for k in n]), rng)
     assert exact is not None
     assert exact.low == pytest.approx(1.7, rel=1e-12)
     assert exact.high == pytest.approx(1.7, rel=1e-12)
     covered = 0
     for _ in range(60):
-        noisy = scaling.fit_power_law(
-            n, np.array([k**1.7 * np.exp(0.3 * rng.standard_normal(20)) for k in n]), rng, 200
-        )
+        noisy = fit_power_law(n, np.array([k**1.7 * np.exp(0.3 * rng.standard_normal(20)) for k in n]), rng, 200)
         assert noisy is not None
         covered += noisy.low <= 1.7 <= noisy.high
     assert covered > 48  # 95 % nominal, a bootstrap of 20
-    assert scaling.fit_power_law((2, 3), np.array([[0.0, 0.0], [1.0, 1.0]]), rng) is None
+    assert fit_power_law((2, 3), np.array([[0.0, 0.0], [1.0, 1.0]]), rng) is None
 
 
 def test_verdicts_in_words() -> None:
-    law, means = scaling.PowerLaw(2.0, 1.8, 2.3), np.ones(3)
+    law, means = PowerLaw(2.0, 1.8, 2.3), np.ones(3)
     assert scaling.verdict(law, means, 2.2, (4, 8)).startswith("yes")
     assert "more slowly" in scaling.verdict(law, means, 2.5, (4, 8))
     assert "faster" in scaling.verdict(law, means, 1.5, (4, 8))
-    wide = scaling.PowerLaw(0.0, -0.9, 1.1)
+    wide = PowerLaw(0.0, -0.9, 1.1)
     assert scaling.verdict(wide, means, 1.0, (3, 5)).startswith("undecided")
     assert "zero for every n" in scaling.verdict(None, np.zeros(3), 2.0, (4, 8))
     assert "zero for some n" in scaling.verdict(None, np.array([0.0, 1.0]), 2.0, (4, 8))
@@ -347,9 +346,7 @@ def test_staleness_hides_in_the_states_or_in_the_advantages_by_the_order() -> No
 
 def test_the_reference_exponents_of_the_docstring() -> None:
     def fitted(n: range) -> float:
-        law = scaling.fit_power_law(
-            list(n), np.array([[k * (k - 1) / 2.0] * 2 for k in n]), np.random.default_rng(0), 5
-        )
+        law = fit_power_law(list(n), np.array([[k * (k - 1) / 2.0] * 2 for k in n]), np.random.default_rng(0), 5)
         assert law is not None
         return law.exponent
 

@@ -10,7 +10,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from teamtr.evaluate import (
+from teamtr.evaluation.evaluate import (
     Interval,
     avg_at_k,
     bootstrap_interval,

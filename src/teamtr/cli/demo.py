@@ -10,8 +10,8 @@ import typer
 from teamtr.cli.common import JsonFlag, Stop, app, emit, errors, fail, interruptible
 
 if TYPE_CHECKING:
-    from teamtr.demo import Watch
-    from teamtr.show import TrainingScreen
+    from teamtr.cli.progress import TrainingScreen
+    from teamtr.session.demo import Watch
 
 
 @app.command()
@@ -33,9 +33,9 @@ def demo(
     `teamtr demo` teaches three models to pass on a code of which two of them see half each.
     `teamtr demo --task roles --compare naive_sequential` shows what sampling anew after every update is worth.
     """
-    from teamtr.demo import conversations, demo_file, demo_folder, summary, train_demo
+    from teamtr.cli.progress import TrainingScreen, say
     from teamtr.presets import PRESETS
-    from teamtr.show import TrainingScreen, say
+    from teamtr.session.demo import conversations, demo_file, demo_folder, summary, train_demo
 
     if task not in ("code", "roles"):
         fail(f"--task is code or roles, not {task!r}", 2)
@@ -76,7 +76,7 @@ def _watched(screen: TrainingScreen, stop: Stop) -> Watch:
 
 def _write_report(folder: Path, target: Path) -> str:
     """The report of this run; says where it is, or why it is not there: a demo never fails because of it."""
-    from teamtr.report import build_report, report_page
+    from teamtr.analysis.report import build_report, report_page
 
     try:
         target.write_text(report_page(build_report(folder)))
@@ -86,7 +86,7 @@ def _write_report(folder: Path, target: Path) -> str:
 
 
 def _show_demo(results: dict[str, list[Any]], conversations: list[Any]) -> None:
-    from teamtr.show import percent, say, sparkline, table
+    from teamtr.cli.progress import percent, say, sparkline, table
 
     header = ("plan", "seed", "before", "after", "success over the run", "updates", "kept", "outside", "regressing")
     rows = [

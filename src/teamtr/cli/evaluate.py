@@ -11,8 +11,8 @@ import typer
 from teamtr.cli.common import JsonFlag, answer, app, emit, errors, read_team_file
 
 if TYPE_CHECKING:
-    from teamtr.build import Workshop
-    from teamtr.evaluate import EvalReport, Interval, Part, Scores
+    from teamtr.evaluation.evaluate import EvalReport, Interval, Part, Scores
+    from teamtr.session.build import Workshop
     from teamtr.team import Team
 
 
@@ -50,9 +50,9 @@ def evaluate(
         if changes and team is None:
             raise Misuse("--set changes a team file and goes with --team; a run is evaluated as it was trained")
         workshop, members, evals, stage, updates = _opened(run, team, changes or [])
-        from teamtr.generations import Evaluation
+        from teamtr.cli.progress import say
         from teamtr.rollout import Ledger
-        from teamtr.show import say
+        from teamtr.session.evaluations import Evaluation
 
         ledger = Ledger()
         evaluation = Evaluation.of(
@@ -86,12 +86,12 @@ def _opened(run: Path | None, team: Path | None, changes: list[str]) -> tuple[Wo
     """What plays, who plays it, where its evaluations are kept, and how far it is trained: stages, updates."""
     if team is not None:
         settings = read_team_file(team, changes)
-        from teamtr.build import build
+        from teamtr.session.build import build
 
         workshop = build(settings)
         return workshop, workshop.current_team(), Path("evals") / settings.name, 0, 0
     assert run is not None
-    from teamtr.stored import StoredRun
+    from teamtr.session.resume import StoredRun
 
     stored = StoredRun.read(run)
     workshop, members = stored.build()
@@ -99,14 +99,14 @@ def _opened(run: Path | None, team: Path | None, changes: list[str]) -> tuple[Wo
 
 
 def _say_progress(done: int, of: int, scores: Scores) -> None:
-    from teamtr.show import percent, say
+    from teamtr.cli.progress import percent, say
 
     verdicts = [verdict.right for row in scores.verdicts_PK for verdict in row]
     say(f"{done}/{of} problems; of the last {len(scores.verdicts_PK)}: {percent(sum(verdicts) / len(verdicts))} right")
 
 
 def _told(report: EvalReport) -> str:
-    from teamtr.show import percent, table
+    from teamtr.cli.progress import percent, table
 
     def row(name: str, value: float, interval: Interval | None = None) -> tuple[str, str, str]:
         between = f"{100 * interval[0]:.1f} to {100 * interval[1]:.1f}" if interval else ""

@@ -22,8 +22,8 @@ def figures(
     What a log does not hold is told with the setting that would log it, and the other figures are drawn. Exit code 1
     when none could be.
     """
-    from teamtr.figures import hang, read_runs
-    from teamtr.show import say
+    from teamtr.analysis.figures import hang, read_runs
+    from teamtr.cli.progress import say
 
     with errors():
         try:

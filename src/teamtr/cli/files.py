@@ -26,8 +26,8 @@ def check(
     """
     with errors():
         settings = read_team_file(team_file, overrides)
-        from teamtr.build import build
-        from teamtr.preflight import doubts, measure_floors, require_visible, self_test
+        from teamtr.session.build import build
+        from teamtr.session.checks import doubts, measure_floors, require_visible, self_test
         from teamtr.trackers import missing
 
         workshop = build(settings)
@@ -83,8 +83,8 @@ def init(
     as_json: JsonFlag = False,
 ) -> None:
     """Write a team file to start from. It never overwrites one unless told to."""
+    from teamtr.cli.progress import say
     from teamtr.config import recipe_text
-    from teamtr.show import say
 
     with errors():
         text = recipe_text(recipe)

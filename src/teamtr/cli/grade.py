@@ -28,7 +28,7 @@ def grade(
     A row that cannot be read, or names no problem, is an error with its line, and nothing is written; a reply that
     states no answer is `unparsed`.
     """
-    from teamtr.tasks.stored import grade_file
+    from teamtr.tasks.data.replies import grade_file
 
     with errors():
         graded = grade_file(task, responses, out, data=data or (), grader=grader)

@@ -24,7 +24,7 @@ Seed = Annotated[int, typer.Option(help="Of everything random.")]
 def _finish_lab(
     record: dict[str, Any], draw: Callable[..., Any], report: Any, figure: Path | None, as_json: bool
 ) -> None:
-    from teamtr.show import say
+    from teamtr.cli.progress import say
 
     if figure is not None:
         try:
@@ -44,9 +44,9 @@ def verify(
     as_json: JsonFlag = False,
 ) -> None:
     """Check every statement of the paper, and ours, on random teams solved exactly; exit code 1 on a violation."""
+    from teamtr.cli.progress import table
     from teamtr.lab import figures
     from teamtr.lab import verify as labs
-    from teamtr.show import table
 
     with errors():
         report = labs.verify(teams=teams, seed=seed)
@@ -82,9 +82,9 @@ def roles(
     as_json: JsonFlag = False,
 ) -> None:
     """Exactly one of n must volunteer, blind: exact updates from fresh and from stale occupancies."""
+    from teamtr.cli.progress import table
     from teamtr.lab import figures
     from teamtr.lab import roles as labs
-    from teamtr.show import table
 
     with errors():
         report = labs.roles(ns=range(2, largest + 1), seeds=seeds, stages=stages, radius=radius, seed=seed)
@@ -96,9 +96,9 @@ def roles(
 @lab.command()
 def scaling(seed: Seed = 0, figure: Figure = None, as_json: JsonFlag = False) -> None:
     """How stale gaps and drift grow with the number of agents, in several families of games, with fitted exponents."""
+    from teamtr.cli.progress import table
     from teamtr.lab import figures
     from teamtr.lab import scaling as labs
-    from teamtr.show import table
 
     with errors():
         report = labs.scaling(seed=seed)
@@ -128,9 +128,9 @@ def tightness(
     as_json: JsonFlag = False,
 ) -> None:
     """How often a certificate is positive for a step that truly improves: the paper's, and ours."""
+    from teamtr.cli.progress import percent, table
     from teamtr.lab import figures
     from teamtr.lab import tightness as labs
-    from teamtr.show import percent, table
 
     with errors():
         report = labs.tightness(teams=teams, seed=seed)

@@ -24,10 +24,10 @@ def plan(
     """
     with errors():
         settings = read_team_file(team_file, overrides)
-        from teamtr.build import build
-        from teamtr.memory import GB, plan_memory
-        from teamtr.memory import rehearse as try_it
-        from teamtr.show import table
+        from teamtr.cli.progress import table
+        from teamtr.session.build import build
+        from teamtr.session.memory import GB, plan_memory
+        from teamtr.session.memory import rehearse as try_it
 
         workshop = build(settings, taught=False)
         planned = plan_memory(workshop)

@@ -29,8 +29,8 @@ def report(
     It answers five questions: does it improve, is each update inside its region, would stale rollouts have fooled
     it, what do the agents say to each other, what did it cost. A run that is still training can be reported as well.
     """
-    from teamtr.report import build_report, plain, report_page, report_text
-    from teamtr.show import say
+    from teamtr.analysis.report import build_report, plain, report_page, report_text
+    from teamtr.cli.progress import say
     from teamtr.store import write_atomic
 
     if form not in FORMATS:
@@ -68,8 +68,8 @@ def view(
     It only reads, takes no lock, and loads what is looked at. Only this machine can reach it, and only who has the
     link.
     """
-    from teamtr.report.serve import Library, LiveServer
-    from teamtr.show import say
+    from teamtr.analysis.report.serve import Library, LiveServer
+    from teamtr.cli.progress import say
 
     folders = runs or [Path("runs")]
     with errors():
@@ -94,8 +94,8 @@ def compare(
     as_json: JsonFlag = False,
 ) -> None:
     """Compare runs on an axis of sampled tokens: final success with a paired interval, and the settings that differ."""
-    from teamtr.report import compare_page, compare_runs, comparison_tables, comparison_text, plain
-    from teamtr.show import say, table
+    from teamtr.analysis.report import compare_page, compare_runs, comparison_tables, comparison_text, plain
+    from teamtr.cli.progress import say, table
     from teamtr.store import write_atomic
 
     if form not in ("text", "md"):

@@ -60,7 +60,7 @@ def swap(
     folder = out or _beside(run, f"-swap-{agent}")
     last: dict[str, Any] = {}
     with errors():
-        from teamtr.show import say
+        from teamtr.cli.progress import say
         from teamtr.swap import Request
         from teamtr.swap import swap as swap_agent
 
@@ -165,7 +165,7 @@ def compat(
 
     Exit code 0: identical ids, so that an exact KL exists between the two; 3: not, and where.
     """
-    from teamtr.protocol.tokenizers import compare_tokenizers
+    from teamtr.chat.tokenizers import compare_tokenizers
     from teamtr.swap import compared_strings, load_tokenizer, run_strings
 
     with errors():
@@ -203,8 +203,8 @@ def export(
 ) -> None:
     """Write agents of a run as folders that plain transformers or PEFT loads, each with a model card."""
     with errors():
-        from teamtr.export import export as export_agents
-        from teamtr.show import say
+        from teamtr.cli.progress import say
+        from teamtr.session.export import export as export_agents
 
         written = export_agents(run, out, agent=agent, merge=merge)
     for each in written:

@@ -23,7 +23,7 @@ class BenchmarkTask(Task):
     """A benchmark and where its rows are."""
 
     option_names: ClassVar[tuple[str, ...]] = ("held_out",)
-    """The keys that are options of ``teamtr.tasks.benchmark``."""
+    """The keys that are options of ``teamtr.tasks.base``."""
 
     name: str
     path: NonEmpty | None = unset("A data file (relative to the team file) or a hub id, shared out by held_out.")

@@ -22,7 +22,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from teamtr.grading.worker import Grader, Item
+    from teamtr.grading.workers.worker import Grader, Item
 
 _FUNCTION = re.compile(r"(a?(sin|cos|tan)h?|sec|csc|cot|exp|log|ln|sqrt|Abs|Rational|pi)")
 

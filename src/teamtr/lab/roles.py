@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from teamtr.lab.scaling import PowerLaw, fit_power_law
 from teamtr.randomness import generator
+from teamtr.theory.power_law import PowerLaw, fit_power_law
 from teamtr.types import Floats
 
 LAST = 10

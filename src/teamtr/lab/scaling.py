@@ -28,6 +28,7 @@ import numpy as np
 from teamtr.randomness import generator
 from teamtr.theory.certificates import step_penalty, turn_aware_penalties
 from teamtr.theory.occupancy import stale_gap, tv_by_kl
+from teamtr.theory.power_law import PowerLaw, fit_power_law, slope
 from teamtr.theory.tabular import EpisodicStep, EpisodicTeam, Ints, MessageSpace, tv, update_episodic
 from teamtr.types import Floats
 
@@ -40,42 +41,6 @@ SpeakingOrder = Literal["forward", "reverse"]
 
 
 # -- power laws --------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class PowerLaw:
-    """value ~ n^exponent by least squares on logarithms, with a 95 % interval from redrawing the repetitions."""
-
-    exponent: float
-    low: float
-    high: float
-
-    def text(self) -> str:
-        return f"{self.exponent:.2f} [{self.low:.2f}, {self.high:.2f}]"
-
-
-def fit_power_law(n: Sequence[int], values_NR: Floats, rng: np.random.Generator, draws: int = 1000) -> PowerLaw | None:
-    """Fit the means over repetitions (R) against n; None when a mean is zero, which no power law is.
-
-    The repetitions of different n are independent, so each n redraws its own.
-    """
-    values = np.asarray(values_NR, dtype=np.float64)
-    if values.ndim != 2 or values.shape[0] != len(n) or len(n) < 2:
-        raise ValueError(f"fit_power_law: a row of repetitions for each of at least two n, got {values.shape}")
-    means = values.mean(axis=1)
-    if (means <= ZERO).any():
-        return None
-    picks = rng.integers(values.shape[1], size=(draws, *values.shape))
-    redrawn_DN = np.take_along_axis(values[None], picks, axis=2).mean(axis=2)
-    exponents = _slope(n, np.maximum(redrawn_DN, ZERO))
-    low, high = np.quantile(exponents, [0.025, 0.975])
-    return PowerLaw(float(_slope(n, means)), float(low), float(high))
-
-
-def _slope(n: Sequence[int], values_N: Floats) -> Floats:
-    x = np.log(np.asarray(n, dtype=np.float64))
-    x = x - x.mean()
-    return np.asarray((np.log(values_N) @ x) / (x @ x))
 
 
 # -- task families -------------------------------------------------------------------------------------------------
@@ -369,8 +334,8 @@ def _scale(
     tail_from = 2 if len(family.n) > 5 else 1
     larger = family.n[tail_from:]
     claimed = {
-        "stale": float(_slope(larger, np.array([k * (k - 1) / 2.0 for k in larger]))),
-        "fresh": float(_slope(larger, np.array(larger, dtype=np.float64))),
+        "stale": float(slope(larger, np.array([k * (k - 1) / 2.0 for k in larger]))),
+        "fresh": float(slope(larger, np.array(larger, dtype=np.float64))),
     }
     rng = generator(seed, "scaling", "bootstrap", family.name)
     every = {name: np.array(values) for name, values in (measured | bounds).items() if name not in UNFITTED}

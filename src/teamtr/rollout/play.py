@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from teamtr.chat import render
 from teamtr.errors import Misuse
 from teamtr.ports import Codec, Environment, Sampler, Task
-from teamtr.protocol import render
 from teamtr.randomness import seed_of
 from teamtr.team import Agent, Router, Team, team_answer, visible
 from teamtr.types import Episode, Problem, Reply, RolloutBatch, Situation, Turn, Verdict, conversation

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from teamtr.build import Workshop
-from teamtr.protocol import ChatCodec
-from teamtr.protocol.thinking import ThinkPolicy
-from teamtr.protocol.tokenizers import Compatibility
+from teamtr.chat import ChatCodec
+from teamtr.chat.thinking import ThinkPolicy
+from teamtr.chat.tokenizers import Compatibility
+from teamtr.session.build import Workshop
 from teamtr.types import RolloutBatch
 
 _TALK = (

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from teamtr.build import Workshop
+from teamtr.chat import render
 from teamtr.errors import Misuse
 from teamtr.ports import Codec
-from teamtr.protocol import render
 from teamtr.randomness import generator, seed_of
 from teamtr.rollout import play
+from teamtr.session.build import Workshop
 from teamtr.team import Agent, Team, visible
 from teamtr.types import AgentBatch, Ids, Message, Problem, RolloutBatch, Turn, conversation
 

@@ -9,14 +9,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from teamtr.chat.message_filter import ToolPolicy
+from teamtr.chat.systems import SystemPolicy
+from teamtr.chat.thinking import ThinkPolicy
 from teamtr.config import TeamFile, dump, loads
 from teamtr.config.paths import BUILT_IN_MODELS
 from teamtr.engines.torch.loading import hub_options
 from teamtr.errors import Misuse
-from teamtr.export import agent_of, base_model
-from teamtr.protocol.sharing import ToolPolicy
-from teamtr.protocol.systems import SystemPolicy
-from teamtr.protocol.thinking import ThinkPolicy
+from teamtr.session.export import agent_of, base_model
 from teamtr.store.atomic import make_folder, temporary_beside
 
 Mode = Literal["aligned", "direct", "reset"]

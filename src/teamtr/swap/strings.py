@@ -8,12 +8,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from teamtr.chat import render
+from teamtr.chat.tokenizers import adversarial
 from teamtr.config.paths import BUILT_IN_MODELS
 from teamtr.engines.torch.loading import hub_options
 from teamtr.engines.torch.tokenizer import character_tokenizer
 from teamtr.errors import Misuse
-from teamtr.protocol import render
-from teamtr.protocol.tokenizers import adversarial
 from teamtr.randomness import generator
 from teamtr.store import RunFolder, read_episodes
 from teamtr.types import RolloutBatch

@@ -24,21 +24,21 @@ from typing import Any
 import numpy as np
 import orjson
 
-from teamtr.account import Account
-from teamtr.build import Workshop, build
+from teamtr.chat.tokenizers import compare_tokenizers
 from teamtr.config import TeamFile, dump
 from teamtr.engines.learner import PolicyLearner
 from teamtr.errors import Misuse, Refused
-from teamtr.export import agent_of
-from teamtr.preflight import measure_floors, require_visible
-from teamtr.protocol.tokenizers import compare_tokenizers
 from teamtr.randomness import seed_of
 from teamtr.rollout import Ledger
-from teamtr.run import Record, evaluate_team, references
+from teamtr.rollout.cost import Account
+from teamtr.session.build import Workshop, build
+from teamtr.session.checks import measure_floors, require_visible
+from teamtr.session.export import agent_of
+from teamtr.session.resume import SWAP_REQUEST, StoredRun
+from teamtr.session.train import Record, evaluate_team, references
 from teamtr.store import Checkpoints, Commit, Log, RunFolder, read_episodes, write_atomic, write_episodes
 from teamtr.store.atomic import discard_folder, make_folder, remove_leftovers
 from teamtr.store.log import decode, encode
-from teamtr.stored import SWAP_REQUEST, StoredRun
 from teamtr.swap.align import Pupil, align
 from teamtr.swap.checklist import check_protocol, warnings_of
 from teamtr.swap.feasibility import achieved, surrogate, text_gap

@@ -23,18 +23,18 @@ from typing import Any
 
 from teamtr.errors import Misuse, TeamTRError
 from teamtr.ports import Task
-from teamtr.tasks.arbench import ArBench, rows_in
-from teamtr.tasks.arbench_dc import DetectiveCases
-from teamtr.tasks.arbench_gn import GuessingNumbers
-from teamtr.tasks.arbench_sp import SituationPuzzles
-from teamtr.tasks.autologi import AutoLogi
-from teamtr.tasks.benchmark import Benchmark
-from teamtr.tasks.gym import Gym
-from teamtr.tasks.math import Aime24, Aime25, Dapo, DeepScaleR, Gsm8k, Math, Math500
-from teamtr.tasks.planbench import PlanBench
-from teamtr.tasks.rows import DataError, Row, read_rows
-from teamtr.tasks.split import hold_out
-from teamtr.tasks.zebralogic import ZebraLogic
+from teamtr.tasks.base import Benchmark
+from teamtr.tasks.benchmarks.arbench.detective import DetectiveCases
+from teamtr.tasks.benchmarks.arbench.numbers import GuessingNumbers
+from teamtr.tasks.benchmarks.arbench.puzzles import SituationPuzzles
+from teamtr.tasks.benchmarks.arbench.task import ArBench, rows_in
+from teamtr.tasks.benchmarks.autologi import AutoLogi
+from teamtr.tasks.benchmarks.gym import Gym
+from teamtr.tasks.benchmarks.math import Aime24, Aime25, Dapo, DeepScaleR, Gsm8k, Math, Math500
+from teamtr.tasks.benchmarks.planbench.task import PlanBench
+from teamtr.tasks.benchmarks.zebralogic import ZebraLogic
+from teamtr.tasks.data.rows import DataError, Row, read_rows
+from teamtr.tasks.data.split import hold_out
 
 Source = str | Path
 Data = Source | Mapping[str, Source] | None

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from teamtr.diagnostics.records import mappings
+from teamtr.records import mappings
 
 
 @dataclass(frozen=True)

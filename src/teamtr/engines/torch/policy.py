@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from teamtr.engines.paged.pool import ServingRoom
 from teamtr.engines.policy import Drawing, Head, Policy, send, uniforms
 from teamtr.engines.torch.attention import (
     Mixing,
@@ -25,10 +26,9 @@ from teamtr.engines.torch.attention import (
     require_even_heads,
     text_config,
 )
+from teamtr.engines.torch.fused_lora import Slim
 from teamtr.engines.torch.head import linear_head
-from teamtr.engines.torch.lean import Slim
 from teamtr.engines.torch.packing import Spread, pack
-from teamtr.engines.torch.serving.room import ServingRoom
 from teamtr.errors import Misuse, first_line
 from teamtr.types import Ids, Sample
 

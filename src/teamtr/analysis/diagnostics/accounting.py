@@ -1,0 +1,58 @@
+"""What a run cost, and what sampling anew before every update adds to naive sequential training (tab:compute-lite)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from teamtr.records import Record, mapping, number, whole
+
+
+@dataclass(frozen=True)
+class Overhead:
+    """Naive sequential training samples once a stage: ``naive_tokens`` is what this run's first steps sampled.
+
+    ``naive_seconds`` scales the run's sampling time by the same share and leaves the rest; None where the time of
+    sampling is not known.
+    """
+
+    sampled_tokens: int
+    naive_tokens: int
+    seconds: float | None
+    naive_seconds: float | None
+
+    @property
+    def token_ratio(self) -> float | None:
+        return self.sampled_tokens / self.naive_tokens if self.naive_tokens else None
+
+    @property
+    def seconds_ratio(self) -> float | None:
+        return self.seconds / self.naive_seconds if self.seconds and self.naive_seconds else None
+
+
+def sampled_by_update(updates: Sequence[Record]) -> list[int]:
+    """Tokens sampled between each update and the one before it."""
+    totals = [whole(update, "sampled_tokens_total") or 0 for update in updates]
+    return [max(now - before, 0) for before, now in zip([0, *totals], totals, strict=False)]
+
+
+def overhead(updates: Sequence[Record], seconds: Mapping[str, Mapping[str, float]] | None = None) -> Overhead:
+    """``seconds``: by agent and phase, "sample" among them, as a commit's account holds them."""
+    increments = sampled_by_update(updates)
+    first = sum(n for update, n in zip(updates, increments, strict=True) if whole(update, "step") == 0)
+    total = sum(increments)
+    if not seconds or not total:
+        return Overhead(total, first, None, None)
+    sampling = sum(number(phases, "sample") or 0.0 for phases in seconds.values())
+    everything = sum(number(phases, phase) or 0.0 for phases in seconds.values() for phase in phases)
+    return Overhead(total, first, everything, everything - sampling * (1.0 - first / total))
+
+
+def spent_by_agent(updates: Sequence[Record], field: str) -> dict[str, dict[str, float]]:
+    """The sum of ``tokens`` or ``seconds`` of all updates, by agent and phase: what the log alone can tell."""
+    spent: dict[str, dict[str, float]] = {}
+    for update in updates:
+        phases = spent.setdefault(str(update.get("agent")), {})
+        for phase in mapping(update, field):
+            phases[phase] = phases.get(phase, 0.0) + (number(update[field], phase) or 0.0)
+    return spent

@@ -1,0 +1,66 @@
+"""Whether training is steady: the spread of improvements, and the updates that lowered the return."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from teamtr.analysis.diagnostics.tracking import gains
+from teamtr.records import Record, accepted, number, numbers, whole
+
+
+@dataclass(frozen=True)
+class Stability:
+    """``deviation`` is the paper's Stability (tab:ablation): the standard deviation of improvements of held-out success
+    from evaluation to evaluation, lower is better; None with fewer than two. With ``eval.every: 1`` these are the
+    paper's per-stage improvements. ``noise`` is the deviation that sampling K answers alone would show. ``judged``
+    updates have a known gain; of these ``regressing`` lowered it with their whole interval below zero (of 95 %
+    intervals, one in forty by chance)."""
+
+    stages: tuple[int, ...]
+    """Of the evaluation that ends each improvement."""
+    improvements: tuple[float, ...]
+    deviation: float | None
+    noise: float | None
+    worst: float | None
+    judged: int
+    regressing: int
+
+
+def stability(updates: Sequence[Record], evals: Sequence[Record]) -> Stability:
+    """Training batches of different stages hold different problems, whose difficulty would count as progress. The
+    evaluations of a run ask the same ones; those that differ from the one before in their problems are left out."""
+    pairs = [
+        (before, after)
+        for before, after in pairwise(record for record in evals if number(record, "avg_at_k") is not None)
+        if _asked(before) == _asked(after) and whole(after, "stage") != whole(before, "stage")
+    ]
+    improvements = tuple((number(b, "avg_at_k") or 0.0) - (number(a, "avg_at_k") or 0.0) for a, b in pairs)
+    variances = [_variance(a) + _variance(b) for a, b in pairs]
+    kept = {whole(update, "update") for update in updates if accepted(update)}
+    judged = [gain for update, gain in gains(updates).items() if update in kept]
+    return Stability(
+        stages=tuple(whole(after, "stage") or 0 for _, after in pairs),
+        improvements=improvements,
+        deviation=float(np.std(improvements, ddof=1)) if len(improvements) > 1 else None,
+        noise=float(np.sqrt(np.mean(variances))) if pairs and np.isfinite(variances).all() else None,
+        worst=min(improvements) if improvements else None,
+        judged=len(judged),
+        regressing=sum(gain.upper < -1e-9 for gain in judged),
+    )
+
+
+def _asked(record: Record) -> tuple[str, ...]:
+    ids = record.get("problem_ids")
+    return tuple(map(str, ids)) if isinstance(ids, list | tuple) else ()
+
+
+def _variance(record: Record) -> float:
+    """Of avg@K over new samples of the same problems: p (1 - p) / (K - 1) estimates one problem's without bias."""
+    success_P, samples = numbers(record.get("success_P")), whole(record, "samples")
+    if not success_P.size or samples is None or samples < 2:
+        return float("nan")
+    return float((success_P * (1.0 - success_P)).sum() / (samples - 1) / success_P.size**2)

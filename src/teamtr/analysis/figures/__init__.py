@@ -1,0 +1,11 @@
+"""Our version of the paper's figures, from run folders alone: what is plotted is a value first, then drawn and written.
+
+A figure is a function of runs that returns a ``Drawing``, or raises ``Lacking`` with what to set in the team file.
+"""
+
+from teamtr.analysis.figures.catalogue import FIGURES, Figure
+from teamtr.analysis.figures.drawing import Drawing, Lacking, Panel, Series
+from teamtr.analysis.figures.gallery import Gallery, hang
+from teamtr.analysis.figures.runs import Run, read_runs
+
+__all__ = ["FIGURES", "Drawing", "Figure", "Gallery", "Lacking", "Panel", "Run", "Series", "hang", "read_runs"]

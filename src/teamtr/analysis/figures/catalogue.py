@@ -1,0 +1,89 @@
+"""Every figure by name, with the labels of the paper it answers to and what it needs. docs/figures.md lists them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from teamtr.analysis.figures import cost, learning, region, staleness
+from teamtr.analysis.figures.drawing import Drawing
+from teamtr.analysis.figures.runs import Run
+
+
+@dataclass(frozen=True)
+class Figure:
+    """``paper`` names labels of the paper's source; ``needs`` says what the log must hold."""
+
+    name: str
+    title: str
+    paper: tuple[str, ...]
+    needs: str
+    draw: Callable[[Sequence[Run]], Drawing]
+
+
+FIGURES = (
+    Figure(
+        "learning-curves",
+        "Learning curves",
+        ("fig:training-curves",),
+        "evaluations (`eval.every`); several runs overlay, seeds of one team file become a band",
+        learning.learning_curves,
+    ),
+    Figure("region", "KL per update against the radius", ("fig:tr-cert",), "updates", region.region),
+    Figure(
+        "certificate",
+        "Certificate against measured gain",
+        ("fig:tr-cert",),
+        "a plan that samples anew before every update, a task whose range of rewards is known",
+        region.certificate,
+    ),
+    Figure(
+        "stale-gap", "Stale gap", ("fig:occ-gap", "tab:scaling"), "probes (`diagnostics.every`)", staleness.stale_gap
+    ),
+    Figure("weights", "Trajectory weights", ("tab:is-degeneracy",), "probes (`diagnostics.every`)", staleness.weights),
+    Figure(
+        "drift",
+        "Drift of conversations and contexts",
+        ("tab:scaling",),
+        "probes (`diagnostics.every`) or stored episodes (`store.episodes`)",
+        staleness.drift,
+    ),
+    Figure(
+        "token-shift", "Which tokens moved", ("fig:logit-vocab",), "probes (`diagnostics.every`)", region.token_shift
+    ),
+    Figure(
+        "kl-reliability",
+        "Sampled against exact KL",
+        ("tab:kl-reliability",),
+        "updates with a radius per message; probes for the subsamples",
+        region.kl_reliability,
+    ),
+    Figure("zeta", "Zeta proxies", ("tab:zeta-proxy",), "kept updates", region.zeta),
+    Figure(
+        "coordination",
+        "Coordination and stability",
+        ("tab:ablation",),
+        "evaluations (`eval.every`), two stages",
+        learning.coordination,
+    ),
+    Figure("order", "Order sensitivity", ("tab:ablation",), "runs of at least two `plan.order`", learning.order),
+    Figure(
+        "scaling", "Growth with the team", ("tab:scaling",), "runs of teams of at least two sizes", learning.scaling
+    ),
+    Figure(
+        "swap",
+        "Swap and recovery",
+        ("fig:plugin-upgrade", "tab:pnp-ablation"),
+        "runs made by `teamtr swap` and trained on",
+        learning.swap,
+    ),
+    Figure(
+        "accounting", "Tokens and time", ("tab:compute-lite", "tab:scale_control_compute"), "updates", cost.accounting
+    ),
+)
+NOT_FROM_LOGS = {
+    "fig:overview": "a drawing of landscapes; its inset, penalties against n, is `teamtr lab scaling --figure F`",
+    "tab:main-results": "a table of benchmarks: `teamtr eval RUN` for each, `teamtr compare RUN RUN` for differences",
+    "tab:app-exp-overview": "a list of experiments",
+}
+"""What the paper shows and no figure here does, and why."""

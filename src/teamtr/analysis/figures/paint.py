@@ -1,0 +1,146 @@
+"""A drawing as SVG, and its numbers as CSV. matplotlib is imported when something is painted."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import textwrap
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from teamtr.analysis.figures.drawing import Drawing, Panel, Series
+from teamtr.text import visible
+
+COLOURS = ("#2166ac", "#b2182b", "#1b7837", "#7b3294", "#e08214", "#01665e", "#7f7f7f", "#c51b7d")
+WIDTH, HEIGHT = 5.2, 3.9
+MOST_IN_A_LEGEND = 12
+# Text stays text, so that a figure can be searched and edited; labels are names of folders, never formulas.
+STYLE: Any = {"svg.fonttype": "none", "svg.hashsalt": "teamtr", "text.parse_math": False, "font.size": 8}
+
+
+def csv_text(drawing: Drawing) -> str:
+    """One line for each plotted number. A level across a panel has no x."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(("panel", "series", "x", "y", "low", "high"))
+    for panel, series, *numbers in drawing.rows():
+        values = ("" if n is None or math.isnan(n) else repr(float(n)) for n in numbers)
+        writer.writerow((_cell(panel), _cell(series), *values))
+    return out.getvalue()
+
+
+def _cell(text: str) -> str:
+    """On one line; a quote before what a spreadsheet would take for a formula."""
+    line = _line(text)
+    return f"'{line}" if line.startswith(("=", "+", "-", "@")) else line
+
+
+def _line(text: str) -> str:
+    """What a folder, a log or a model is called, on one line and with nothing in it that SVG cannot hold."""
+    return visible(" ".join(text.split()))
+
+
+def _cut(text: str, most: int) -> str:
+    line = _line(text)
+    return line if len(line) <= most else f"{line[: most - 1]}…"
+
+
+def svg_text(title: str, drawing: Drawing) -> str:
+    """The same bytes for the same numbers: no date, no random identifiers."""
+    import matplotlib
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(STYLE):
+        columns = len(drawing.panels)
+        told = textwrap.fill(_line(f"{drawing.caption} Good: {drawing.good}."), 88 * columns)
+        foot = 0.16 * (told.count("\n") + 1) + 0.1
+        height = HEIGHT + 0.14 * max(min(len(panel.series), MOST_IN_A_LEGEND) for panel in drawing.panels) + foot
+        figure = Figure(figsize=(WIDTH * columns, height))
+        FigureCanvasSVG(figure)
+        for axes, panel in zip(figure.subplots(1, columns, squeeze=False)[0], drawing.panels, strict=True):
+            _paint(axes, panel)
+        figure.suptitle(title, fontsize=10)
+        figure.text(0.01, 0.05 / height, told, fontsize=7.5, va="bottom")
+        figure.tight_layout(rect=(0.0, foot / height, 1.0, 1.0))
+        out = io.StringIO()
+        figure.savefig(out, format="svg", metadata={"Date": None, "Title": title})
+    return out.getvalue()
+
+
+def _paint(axes: Any, panel: Panel) -> None:
+    bars = [series for series in panel.series if series.kind == "bars"]
+    keys: list[tuple[str, Any]] = []
+    for k, series in enumerate(panel.series):
+        colour = COLOURS[k % len(COLOURS)]
+        if series.kind == "bars":
+            width = 0.8 / len(bars)
+            offset = width * (bars.index(series) - (len(bars) - 1) / 2)
+            drawn = axes.bar(np.array(series.x) + offset, series.y, width=width, color=colour, alpha=0.85)
+        else:
+            drawn = _curve(axes, series, colour)
+        keys.append((series.label, drawn))
+    for name, level in panel.levels:
+        drawn = axes.axhline(level, color="black", linewidth=0.8, linestyle="--")
+        if name:
+            keys.append((name, drawn))
+    if "y" in panel.logarithmic:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.yaxis.set_minor_formatter(lambda value, _: "")
+    if panel.diagonal:
+        ends = [*axes.get_xlim(), *axes.get_ylim()]
+        axes.plot(
+            [min(ends), max(ends)], [min(ends), max(ends)], color="black", linewidth=0.7, scalex=False, scaley=False
+        )
+    slanted = any(len(name) > 6 for name in panel.names)
+    if panel.names:
+        shown = range(0, len(panel.names), -(-len(panel.names) // 24))
+        names = [_cut(panel.names[k], 40) for k in shown]
+        axes.tick_params(axis="x", labelsize=6.5)
+        axes.set_xticks(list(shown), names, rotation=20 if slanted else 0, ha="right" if slanted else "center")
+    elif len(places := sorted({x for series in panel.series for x in series.x})) <= 8 and _whole(places):
+        axes.set_xticks(places)
+    axes.set_xlabel(panel.x_label)
+    axes.set_ylabel(panel.y_label)
+    axes.set_title(textwrap.fill(_line(panel.title), 60), fontsize=8)
+    axes.grid(alpha=0.25, linewidth=0.5)
+    if keys:
+        _legend(axes, keys, (0.5, -0.3 if slanted else -0.16))
+
+
+def _legend(axes: Any, keys: Sequence[tuple[str, Any]], below: tuple[float, float]) -> None:
+    left_out = max(len(keys) - MOST_IN_A_LEGEND, 0)
+    labels = [_cut(label, 80) for label, _ in keys[:MOST_IN_A_LEGEND]]
+    if left_out:
+        labels[-1] = f"… and {left_out + 1} more"
+    handles = [handle for _, handle in keys[:MOST_IN_A_LEGEND]]
+    places = [str(k) for k in range(len(labels))]
+    legend = axes.legend(handles, places, fontsize=6.5, loc="upper center", bbox_to_anchor=below)
+    for text, label in zip(legend.get_texts(), labels, strict=True):
+        text.set_text(label)  # afterwards: a label that begins with an underscore would be left out
+
+
+def _whole(values: Sequence[float]) -> bool:
+    return all(float(value).is_integer() for value in values)
+
+
+def _curve(axes: Any, series: Series, colour: str) -> Any:
+    """Draw it; what it returns stands for it in the legend."""
+    x, y = np.array(series.x), np.array(series.y)
+    low, high = series.low, series.high
+    if series.kind == "stairs":
+        (line,) = axes.step(x, y, where="post", color=colour)
+    elif series.kind == "points":
+        if low is not None and high is not None:
+            error = np.abs([y - np.array(low), np.array(high) - y])
+            axes.errorbar(x, y, yerr=error, fmt="none", ecolor=colour, alpha=0.3, linewidth=0.7)
+        (line,) = axes.plot(x, y, ".", color=colour, markersize=4)
+    else:
+        (line,) = axes.plot(x, y, ".-", color=colour, markersize=4, linewidth=1.2)
+        if low is not None and high is not None:
+            axes.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
+    return line

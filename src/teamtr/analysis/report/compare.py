@@ -1,0 +1,212 @@
+"""Comparing runs on an axis of sampled tokens; the first is what the others are compared with.
+
+The difference in final success is paired by problem wherever both runs played the same problems, because problems
+differ in difficulty far more than teams do. In this order of preference:
+
+1. the last evaluations, when the log holds the success of each held-out problem (``problem_ids``, ``success_P``);
+2. the last stage of which both runs stored a batch at step 0 with the same problems (training problems: said so);
+3. unpaired, from the two evaluations' own intervals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from teamtr.analysis.diagnostics.order import order_of, order_sensitivity
+from teamtr.analysis.diagnostics.stability import stability
+from teamtr.analysis.report.reading import Reading, read_run
+from teamtr.analysis.report.summary import eval_rows, run_facts, update_rows
+from teamtr.errors import Misuse
+from teamtr.evaluation.evaluate import alike_interval
+from teamtr.randomness import generator
+from teamtr.records import Record, number
+from teamtr.store import StoreError, read_episodes
+from teamtr.text import visible
+from teamtr.theory.intervals import mean_interval
+from teamtr.types import RolloutBatch
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Final success of run number ``run`` minus that of the first, as shares, with its 95 % interval."""
+
+    run: int
+    estimate: float
+    low: float
+    high: float
+    problems: int | None
+    basis: str
+
+
+def compare_runs(paths: Sequence[Path | str]) -> dict[str, Any]:
+    """Everything that a comparison shows, as plain values."""
+    if len(paths) < 2:
+        raise Misuse("compare needs at least two run folders: teamtr compare RUN RUN ...")
+    readings = [read_run(path) for path in paths]
+    names = labels(readings)
+    runs = [_run(label, reading) for label, reading in zip(names, readings, strict=True)]
+    alike = [not tasks_differ(readings[0], reading) for reading in readings]
+    differences = [
+        d for k in range(1, len(runs)) if alike[k] and (d := difference(readings[0], readings[k], k)) is not None
+    ]
+    finals: dict[str, list[float]] = {}
+    for run in runs:
+        if run["final"] is not None and all(alike):
+            finals.setdefault(run["order"], []).append(run["final"]["success"])
+    notes = [f"{label}: {note}" for label, r in zip(names, readings, strict=True) for note in r.notes]
+    notes += [
+        f"{names[k]} and {names[0]} have different tasks ({_task_in_words(readings[k])}; "
+        f"{_task_in_words(readings[0])}): their success cannot be compared, and no difference is given"
+        for k in range(1, len(runs))
+        if not alike[k]
+    ]
+    return {
+        "format": 1,
+        "runs": runs,
+        "differences": [asdict(d) for d in differences],
+        "settings": settings_that_differ(readings),
+        "order": asdict(order_sensitivity(finals)) if len(finals) > 1 else None,
+        "notes": notes,
+    }
+
+
+def tasks_differ(first: Reading, other: Reading) -> bool:
+    """Whether success means something else in the two: the tasks have other names, or read other data and have no
+    problems in common (a file may have moved). A team file that cannot be read differs from none."""
+    if first.team_file is None or other.team_file is None:
+        return False
+    if _task_name(first) != _task_name(other):
+        return True
+    if _sources(first) == _sources(other):
+        return False
+    return _paired_evals(first, other) is None and _paired_batches(first, other) is None
+
+
+def _task_name(reading: Reading) -> str:
+    """The name; of a person's own class, without the folder that it lies in."""
+    name = "unknown" if reading.team_file is None else reading.team_file.task.name
+    return name.rpartition("/")[2] if name.startswith("python:") else name
+
+
+def _sources(reading: Reading) -> list[str]:
+    task = None if reading.team_file is None else reading.team_file.task
+    return [source for key in ("path", "train", "test") if (source := getattr(task, key, None)) is not None]
+
+
+def _task_in_words(reading: Reading) -> str:
+    return " ".join([_task_name(reading), *_sources(reading)])
+
+
+def difference(first: Reading, other: Reading, run: int) -> Difference | None:
+    """Of the final success; None when one of the two was never evaluated and shares no stored problems."""
+    for pairs, basis in ((_paired_evals, "held-out problems"), (_paired_batches, "training problems of stage {stage}")):
+        found = pairs(first, other)
+        if found is not None:
+            values_P, stage = found
+            return _paired(values_P, run, basis.format(stage=stage))
+    return _unpaired(first.evals, other.evals, run)
+
+
+def _paired(values_P: np.ndarray, run: int, basis: str) -> Difference:
+    """Bootstrap over problems; where all differ alike it has nothing to resample, and the bound of ``alike_interval``
+    takes its place (differences of shares lie in [-1, 1])."""
+    measured = mean_interval(values_P, method="bootstrap", rng=generator(0, "compare", run))
+    low, high = measured.lower, measured.upper
+    if values_P.min() == values_P.max():
+        low, high = alike_interval(float(values_P[0]), len(values_P), measured.confidence, least=-1.0)
+    return Difference(run, measured.estimate, low, high, measured.problems, f"paired, {basis}")
+
+
+def _paired_evals(first: Reading, other: Reading) -> tuple[np.ndarray, int] | None:
+    sides = [_success_by_problem(reading.evals[-1]) for reading in (first, other) if reading.evals]
+    if len(sides) < 2:
+        return None
+    shared = [problem for problem in sides[0] if problem in sides[1]]
+    if len(shared) < 2:
+        return None
+    return np.array([sides[1][p] - sides[0][p] for p in shared]), 0
+
+
+def _success_by_problem(record: Record) -> dict[str, float]:
+    names, values = record.get("problem_ids"), record.get("success_P")
+    if not isinstance(names, list) or not isinstance(values, list) or len(names) != len(values):
+        return {}
+    pairs = [(str(name), number({"x": value}, "x")) for name, value in zip(names, values, strict=True)]
+    return {name: value for name, value in pairs if value is not None}
+
+
+def _paired_batches(first: Reading, other: Reading) -> tuple[np.ndarray, int] | None:
+    opening = [{b.stage: b for b in reading.batches if b.step == 0} for reading in (first, other)]
+    for stage in sorted(set(opening[0]) & set(opening[1]), reverse=True)[:1]:
+        try:
+            batches = [read_episodes(side[stage].path) for side in opening]
+        except StoreError:
+            return None
+        names = [[problem.id for problem in batch.problems] for batch in batches]
+        if names[0] == names[1] and len(names[0]) > 1:
+            return _success_P(batches[1]) - _success_P(batches[0]), stage
+    return None
+
+
+def _success_P(batch: RolloutBatch) -> np.ndarray:
+    rights = np.array([e.verdict.right for e in batch.episodes], dtype=np.float64)
+    return np.asarray(rights.reshape(len(batch.problems), -1).mean(axis=1))
+
+
+def _unpaired(first: Sequence[Record], other: Sequence[Record], run: int) -> Difference | None:
+    """Half-widths add in quadrature, as for independent estimates."""
+    rows = [eval_rows(evals)[-1] for evals in (first, other) if eval_rows(evals)]
+    if len(rows) < 2 or any(row["low"] is None for row in rows):
+        return None
+    (a, b), gain = rows, rows[1]["success"] - rows[0]["success"]
+    below = np.hypot(b["success"] - b["low"], a["high"] - a["success"])
+    above = np.hypot(b["high"] - b["success"], a["success"] - a["low"])
+    return Difference(run, gain, gain - float(below), gain + float(above), None, "not paired (evaluation intervals)")
+
+
+def settings_that_differ(readings: Sequence[Reading]) -> list[dict[str, Any]]:
+    """Each setting that is not the same in all runs, with its value in each (None: not there, or file not read)."""
+    flat = [_flatten({} if r.team_file is None else r.team_file.model_dump()) for r in readings]
+    keys = list(dict.fromkeys(key for settings in flat for key in settings))
+    rows = [{"key": key, "values": [settings.get(key) for settings in flat]} for key in keys]
+    return [row for row in rows if len(set(row["values"])) > 1]
+
+
+def _flatten(value: Any, path: str = "") -> dict[str, str]:
+    if isinstance(value, Mapping):
+        items: Any = value.items()
+    elif isinstance(value, list | tuple):
+        items = enumerate(value)
+    else:
+        return {path: str(value)}
+    return {k: v for key, item in items for k, v in _flatten(item, f"{path}.{key}" if path else str(key)).items()}
+
+
+def labels(readings: Sequence[Reading]) -> list[str]:
+    """Folder names, made safe to look at; numbered where two are the same."""
+    names = [visible(reading.folder.resolve().name) for reading in readings]
+    return [f"{name} ({k + 1})" if names.count(name) > 1 else name for k, name in enumerate(names)]
+
+
+def _run(label: str, reading: Reading) -> dict[str, Any]:
+    facts, updates, evals = run_facts(reading), update_rows(reading.updates), eval_rows(reading.records)
+    kept = [u for u in updates if u["outcome"].startswith("accepted")]
+    return {
+        "label": label,
+        "evals": evals,
+        "rewards": [(u["sampled_tokens_total"], u["reward"]) for u in updates],
+        "final": evals[-1] if evals else None,
+        "stages_done": facts["stages_done"],
+        "updates": len(updates),
+        "sampled_tokens": updates[-1]["sampled_tokens_total"] if updates else 0,
+        "seconds": facts["seconds"],
+        "kept": len(kept),
+        "outside": sum(u["outside"] for u in kept),
+        "stability": stability(reading.updates, reading.evals).deviation,
+        "order": order_of(reading.updates),
+    }

@@ -1,0 +1,212 @@
+"""Reading a run folder without trusting it: whatever is torn, missing or newer is noted, and the rest is shown.
+
+Nothing here takes the run's lock, verifies weights or writes, so that looking at a run never slows it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from teamtr.config import ConfigError, TeamFile, loads
+from teamtr.presets import Plan
+from teamtr.records import Record, mapping, of_kind
+from teamtr.store import NotARun, RunFolder
+from teamtr.store.log import decode
+
+KNOWN_KINDS = ("start", "resume", "update", "stage", "eval", "swap", "finished", "stopped")
+_BATCH = re.compile(r"stage-([0-9]{4,9})-step-([0-9]{2,9})\.jsonl\.gz")
+_COMMIT = re.compile(r"[0-9]{6,12}")
+
+
+@dataclass(frozen=True)
+class BatchFile:
+    """One stored batch: the conversations that the update at this step of this stage learnt from."""
+
+    name: str
+    stage: int
+    step: int
+    path: Path
+
+
+class LogTail:
+    """The records of a growing log, read from where the last look ended.
+
+    A resumed run cuts its log back by putting a new file in its place; then everything is read again. A last line
+    without its newline is still being written (or was torn): it waits in ``torn_bytes``.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.records: list[dict[str, Any]] = []
+        self.damaged: list[str] = []
+        self.missing = False
+        self.offset = 0
+        self.generation = 0
+        self.torn_bytes = 0
+        self._inode: int | None = None
+        self._lines = 0
+
+    def poll(self) -> bool:
+        """Read what is new; says whether anything was."""
+        try:
+            with open(self.path, "rb") as file:
+                status = os.fstat(file.fileno())
+                if status.st_ino != self._inode or status.st_size < self.offset:
+                    self._begin_again(status.st_ino)
+                file.seek(self.offset)
+                data = file.read()
+        except FileNotFoundError:
+            self.missing = True
+            return False
+        self.missing = False
+        end = data.rfind(b"\n") + 1
+        self.torn_bytes = len(data) - end
+        for line in data[:end].splitlines():
+            self._take(line)
+        self.offset += end
+        return end > 0
+
+    def _begin_again(self, inode: int) -> None:
+        self.records, self.damaged, self.offset, self._lines = [], [], 0, 0
+        self._inode = inode
+        self.generation += 1
+
+    def _take(self, line: bytes) -> None:
+        self._lines += 1
+        try:
+            record = decode(line)
+            if not isinstance(record, dict):
+                raise ValueError("not a JSON object")
+        except ValueError as error:
+            self.damaged.append(f"line {self._lines} of the log cannot be read and was left out ({error})")
+        else:
+            self.records.append(record)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What was found in a run folder. ``notes`` says, for a person, what is missing and what it hides."""
+
+    folder: Path
+    records: Sequence[Record]
+    team_text: str
+    team_file: TeamFile | None
+    progress: Mapping[str, Any]
+    agents: Mapping[str, str]
+    """The stored version of each agent in the newest commit."""
+    batches: Sequence[BatchFile]
+    notes: Sequence[str] = field(default_factory=tuple)
+
+    @property
+    def updates(self) -> list[Record]:
+        return of_kind(self.records, "update")
+
+    @property
+    def evals(self) -> list[Record]:
+        return of_kind(self.records, "eval")
+
+    @property
+    def plan(self) -> Plan | None:
+        return None if self.team_file is None else self.team_file.plan.plan()
+
+    @property
+    def limits(self) -> Mapping[str, int]:
+        """Most tokens of a message, by agent."""
+        agents = () if self.team_file is None else self.team_file.team.agents
+        return {agent.name: agent.max_tokens for agent in agents}
+
+    @property
+    def account(self) -> Mapping[str, Any]:
+        return mapping(self.progress, "account")
+
+
+def read_run(path: Path | str, tail: LogTail | None = None) -> Reading:
+    """The run in this folder; a folder that is no run at all is a StoreError. ``tail`` goes on where it was."""
+    folder = Path(path)
+    if not folder.is_dir():
+        raise NotARun(f"there is no run folder {folder}: check the path")
+    run = RunFolder(folder)
+    if not (run.log.path.is_file() or run.team_file.is_file() or run.checkpoints.folder.is_dir()):
+        raise NotARun(f"{folder} is not a run folder (no log.jsonl, team.yaml or checkpoints in it): check the path")
+    notes: list[str] = []
+    tail = tail or LogTail(run.log.path)
+    tail.poll()
+    notes += _log_notes(tail)
+    team_text, team_file = _read_team_file(run.team_file, notes)
+    progress, agents = _read_commit(run.checkpoints.folder / "commits", notes)
+    batches = list_batches(run.episodes)
+    if not batches:
+        notes.append("No episodes are stored (store.episodes is false, or they were removed): no conversations.")
+    return Reading(folder, tuple(tail.records), team_text, team_file, progress, agents, batches, tuple(notes))
+
+
+def list_batches(folder: Path) -> tuple[BatchFile, ...]:
+    """The stored batches in the order of time."""
+    try:
+        names = [entry.name for entry in os.scandir(folder) if entry.is_file(follow_symlinks=False)]
+    except FileNotFoundError:
+        return ()
+    found = [(match, name) for name in names if (match := _BATCH.fullmatch(name))]
+    batches = [BatchFile(name, int(match[1]), int(match[2]), folder / name) for match, name in found]
+    return tuple(sorted(batches, key=lambda batch: (batch.stage, batch.step)))
+
+
+def _log_notes(tail: LogTail) -> list[str]:
+    notes = [f"{what[0].upper()}{what[1:]}." for what in tail.damaged[:5]]
+    if len(tail.damaged) > 5:
+        notes.append(f"{len(tail.damaged) - 5} more lines of the log cannot be read.")
+    if tail.missing:
+        notes.append("There is no log.jsonl: nothing about updates and evaluations can be shown.")
+    if tail.torn_bytes:
+        notes.append(
+            f"The last line of the log is torn ({tail.torn_bytes} bytes): it is being written, or its writer was "
+            "killed. It is not shown; a resumed run writes it again."
+        )
+    unknown = sorted({str(r.get("kind")) for r in tail.records} - set(KNOWN_KINDS))
+    if unknown:
+        notes.append(f"Records of kinds that this version does not know are left out: {', '.join(unknown[:8])}.")
+    return notes
+
+
+@lru_cache(maxsize=64)
+def _parsed(text: str, name: str) -> TeamFile:
+    """A live page reads the same file every few seconds, and parsing takes longer than all the rest."""
+    return loads(text, name=name)
+
+
+def _read_team_file(path: Path, notes: list[str]) -> tuple[str, TeamFile | None]:
+    try:
+        text = path.read_text(errors="replace")
+    except OSError:
+        notes.append("There is no team.yaml: settings are unknown, and advantages are not shown.")
+        return "", None
+    try:
+        return text, _parsed(text, path.name)
+    except ConfigError as error:
+        first = str(error).splitlines()[0]
+        notes.append(f"The team file is not understood ({first}): it is shown as text, advantages are not shown.")
+        return text, None
+
+
+def _read_commit(folder: Path, notes: list[str]) -> tuple[Mapping[str, Any], Mapping[str, str]]:
+    """Progress and agents of the newest commit that can be read. Its weights are not verified: that takes long."""
+    try:
+        numbers = sorted(entry.name for entry in os.scandir(folder) if _COMMIT.fullmatch(entry.name))
+    except FileNotFoundError:
+        numbers = []
+    for number in reversed(numbers):
+        try:
+            body = decode((folder / number / "team.json").read_bytes())
+        except (OSError, ValueError):
+            notes.append(f"Checkpoint {int(number)} cannot be read.")
+            continue
+        if isinstance(body, dict):
+            return mapping(body, "progress"), mapping(body, "agents")
+    notes.append("No checkpoint can be read: tokens and seconds of sampling by agent are unknown.")
+    return {}, {}

@@ -1,0 +1,85 @@
+"""What stored episodes tell about staleness: how far contexts and returns moved since the stage began."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from teamtr.analysis.diagnostics.contexts import FORMS, Heard, finest_repeating, heard_by
+from teamtr.analysis.diagnostics.drift import Drift, context_drift
+from teamtr.analysis.report.reading import BatchFile
+from teamtr.randomness import generator
+from teamtr.team import Agent
+from teamtr.theory.intervals import Measured, measured_gain
+from teamtr.types import RolloutBatch
+
+
+@dataclass(frozen=True)
+class StaleStep:
+    """One update that had a batch of its own: what the batch of the stage's start would have shown it instead."""
+
+    stage: int
+    step: int
+    agent: str
+    drifts: Mapping[str, Drift]
+    """D_occ of the contexts in which this agent speaks, by their form; empty when it spoke in one batch only."""
+    moved: Measured | None
+    """The change of the mean return since the stage began, on the same problems."""
+
+    @property
+    def form(self) -> str | None:
+        """The finest form of contexts of which at least half repeat; None when none of them says anything."""
+        return finest_repeating([(form, drift.repeated) for form, drift in self.drifts.items()])
+
+    def as_record(self) -> dict[str, object]:
+        drifts = {
+            form: {**asdict(drift), "excess": drift.excess, "corrected": drift.corrected}
+            for form, drift in self.drifts.items()
+        }
+        return {**asdict(self), "drifts": drifts, "form": self.form, "drift": drifts.get(self.form or "")}
+
+
+def stale_steps(
+    files: Sequence[BatchFile],
+    batches: Mapping[str, RolloutBatch],
+    updated: Mapping[tuple[int, int], Agent],
+    gamma: float,
+) -> list[StaleStep]:
+    """Every batch of these that is not its stage's first, against that first. ``updated``: who was updated, by stage
+    and step."""
+    starts = {file.stage: batches[file.name] for file in files if file.step == 0 and file.name in batches}
+    found = []
+    for file in files:
+        agent = updated.get((file.stage, file.step))
+        if file.step == 0 or file.stage not in starts or file.name not in batches or agent is None:
+            continue
+        start, now = starts[file.stage], batches[file.name]
+        drifts = context_drifts(heard_by(agent, start), heard_by(agent, now), file.stage, file.step)
+        found.append(StaleStep(file.stage, file.step, agent.name, drifts, _moved(start, now, gamma)))
+    return found
+
+
+def context_drifts(before: Sequence[Heard], after: Sequence[Heard], stage: int, step: int) -> dict[str, Drift]:
+    """D_occ by every form of contexts, each beside what chance alone gives within a problem."""
+    if not before or not after:
+        return {}
+    strata = [heard.problem for heard in before], [heard.problem for heard in after]
+    return {
+        form: context_drift(
+            [reduce(heard) for heard in before],
+            [reduce(heard) for heard in after],
+            rng=generator(0, "drift", stage, step),
+            strata=strata,
+        )
+        for form, reduce in FORMS.items()
+    }
+
+
+def _moved(start: RolloutBatch, now: RolloutBatch, gamma: float) -> Measured | None:
+    same = [p.id for p in start.problems] == [p.id for p in now.problems]
+    before_PG, after_PG = start.returns_PG(gamma), now.returns_PG(gamma)
+    if not same or len(before_PG) < 2 or not (np.isfinite(before_PG).all() and np.isfinite(after_PG).all()):
+        return None
+    return measured_gain(before_PG, after_PG)

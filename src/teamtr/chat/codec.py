@@ -1,0 +1,121 @@
+"""Text to ids and back, through one model's own tokenizer and chat template."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from teamtr.chat.systems import SystemPolicy, with_system_policy
+from teamtr.errors import Misuse
+from teamtr.types import Ids
+
+CACHED = 20_000
+"""Prompts and messages remembered per tokenizer; short games repeat them all the time."""
+
+
+class ProtocolError(Misuse):
+    """The chat protocol of a model does not fit the team."""
+
+
+class ChatCodec:
+    """One tokenizer with its chat template.
+
+    Markers of the template (``<|im_end|>`` and the like) that turn up inside a message are broken by a space,
+    so that no agent can close another's turn by writing its end marker as text. ``sharing`` says what of a message
+    the team gets to see, ``system`` what becomes of an empty system prompt; by default, all of it, and it is sent.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        template_kwargs: Mapping[str, Any] | None = None,
+        *,
+        sharing: Callable[[str], str] | None = None,
+        system: SystemPolicy = "explicit",
+    ) -> None:
+        if not getattr(tokenizer, "chat_template", None):
+            raise ProtocolError(
+                f"the tokenizer of {getattr(tokenizer, 'name_or_path', '?')!r} has no chat template; "
+                "use an instruction-tuned model or set `chat_template` in its tokenizer folder"
+            )
+        self.tokenizer = tokenizer
+        self.template_kwargs = dict(template_kwargs or {})
+        self.sharing = sharing
+        self.system: SystemPolicy = system
+        self.fold_system = not self._accepts_system()
+        # Some markers are special without standing in the tokenizer's map of special tokens.
+        added = {i: str(t.content) for i, t in tokenizer.added_tokens_decoder.items() if t.special}
+        markers = {*tokenizer.all_special_tokens, *added.values()}
+        self._markers = sorted((s for s in markers if len(s) > 1), key=len, reverse=True)
+        self._special_ids = frozenset({*tokenizer.all_special_ids, *added})
+        self._prompts: dict[tuple[tuple[str, str], ...], Ids] = {}
+        self._texts: dict[bytes, str] = {}
+
+    def text(self, messages: Sequence[dict[str, str]], *, for_reply: bool = True) -> str:
+        """The rendered prompt as text."""
+        heard = with_system_policy(messages, self.system)
+        clean = [{"role": m["role"], "content": self._disarm(m["content"])} for m in heard]
+        if self.fold_system:
+            clean = _fold_system(clean)
+        return str(
+            self.tokenizer.apply_chat_template(
+                clean, tokenize=False, add_generation_prompt=for_reply, **self.template_kwargs
+            )
+        )
+
+    def encode(self, messages: Sequence[dict[str, str]]) -> Ids:
+        """Prompt ids. Rendering is a function of the text, so equal messages are rendered once."""
+        key = tuple((m["role"], m["content"]) for m in messages)
+        ids = self._prompts.get(key)
+        if ids is None:
+            if len(self._prompts) >= CACHED:
+                self._prompts.clear()
+            ids = np.array(self.tokenizer.encode(self.text(messages), add_special_tokens=False), dtype=np.int32)
+            self._prompts[key] = ids
+        return ids
+
+    def encode_message(self, text: str) -> Ids:
+        """A message as its author would have sampled it: the text and the end token."""
+        ids = self.tokenizer.encode(text, add_special_tokens=False)
+        return np.array([*ids, self.tokenizer.eos_token_id], dtype=np.int32)
+
+    def decode(self, token_ids: Ids) -> str:
+        """The text of a sampled message as the team sees it, without markers of the template."""
+        key = token_ids.tobytes()
+        text = self._texts.get(key)
+        if text is None:
+            if len(self._texts) >= CACHED:
+                self._texts.clear()
+            kept = [i for i in token_ids.tolist() if i not in self._special_ids]
+            text = str(self.tokenizer.decode(kept, skip_special_tokens=False))
+            text = self._texts[key] = text if self.sharing is None else self.sharing(text)
+        return text
+
+    def _disarm(self, text: str) -> str:
+        for marker in self._markers:
+            if marker in text:
+                text = text.replace(marker, f"{marker[0]} {marker[1:]}")
+        return text
+
+    def _accepts_system(self) -> bool:
+        probe = [{"role": "system", "content": "\u00a7sys\u00a7"}, {"role": "user", "content": "u"}]
+        try:
+            text = self.tokenizer.apply_chat_template(
+                probe, tokenize=False, add_generation_prompt=True, **self.template_kwargs
+            )
+        except Exception as error:  # templates raise what they like
+            if "system" in str(error).lower():
+                return False
+            raise ProtocolError(f"the chat template could not be rendered: {error}") from error
+        return "\u00a7sys\u00a7" in text
+
+
+def _fold_system(messages: list[dict[str, str]]) -> list[dict[str, str]]:
+    """For templates without a system role: the system prompt opens the first user message."""
+    system = "\n".join(m["content"] for m in messages if m["role"] == "system" and m["content"])
+    rest = [m for m in messages if m["role"] != "system"]
+    if system and rest:
+        rest[0] = {"role": rest[0]["role"], "content": f"{system}\n\n{rest[0]['content']}"}
+    return rest

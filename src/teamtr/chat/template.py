@@ -1,0 +1,97 @@
+"""Checks of a chat template, made once at start: nothing may be injected, nothing may change behind our back."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Literal
+
+from teamtr.chat.codec import ChatCodec, ProtocolError
+
+_PROBES = ("a", "two words", "line\nbreak", "  spaces  ", "1 + 2 = 3", "naïve Ünïcode ✓", "<b>{json: [1]}</b>")
+_SYSTEM = "You are one of several."
+
+
+@dataclass(frozen=True)
+class TemplateReport:
+    """What the check found. ``verbatim``: text arrives unchanged. ``stable``: appended messages leave what was
+    there as it was. ``injects``: text the template adds to an empty system prompt."""
+
+    verbatim: bool
+    stable: bool | None  # None: not looked at, no history goes through the template
+    system_role: Literal["own", "folded into the user message"]
+    injects: str
+
+
+def check_template(
+    codec: ChatCodec, style: Literal["transcript", "chat"], *, empty_system_prompt: bool = True
+) -> TemplateReport:
+    """Inspect the template and raise ProtocolError when this style cannot be used with it.
+
+    ``empty_system_prompt``: whether some agent has none, so that words a template puts in its place would be heard.
+    """
+    if "strftime_now" in str(codec.tokenizer.chat_template) and "date_string" not in codec.template_kwargs:
+        raise ProtocolError(
+            "the chat template writes today's date into every prompt, so that a run would change from day to day; "
+            "fix it with template_kwargs: {date_string: ...}"
+        )
+    report = TemplateReport(
+        verbatim=_verbatim(codec),
+        stable=_stable(codec) if style == "chat" else None,
+        system_role="folded into the user message" if codec.fold_system else "own",
+        injects=_injected(codec),
+    )
+    if not report.verbatim:
+        raise ProtocolError("the chat template changes the text of a user message; it cannot carry a shared context")
+    if report.injects and empty_system_prompt:
+        raise ProtocolError(
+            f"the chat template adds words of its own to an empty system prompt ({report.injects!r}); "
+            "give every agent an explicit system_prompt"
+        )
+    if style == "chat" and not report.stable:
+        raise ProtocolError(
+            "the chat template rewrites earlier messages when new ones are appended (as templates that strip "
+            "reasoning from past turns do), so a context would not be a function of the shared text; "
+            "use `history: transcript`, or `template_kwargs` that switch the rewriting off"
+        )
+    return report
+
+
+def _verbatim(codec: ChatCodec) -> bool:
+    """Text stands in the prompt as it is, between a prefix and a suffix that do not depend on it."""
+    around = set()
+    for probe in _PROBES:
+        marked = f"\u00a7{probe}\u00a7"  # found once, wherever the template's own words hold the probe's letters
+        text = codec.text([{"role": "system", "content": _SYSTEM}, {"role": "user", "content": marked}])
+        if text.count(marked) != 1:
+            return False
+        around.add(tuple(text.split(marked)))
+    return len(around) == 1
+
+
+def _stable(codec: ChatCodec) -> bool:
+    """The rendering of the first k messages is a prefix of the rendering of k + 1."""
+    talk = [
+        {"role": "system", "content": _SYSTEM},
+        {"role": "user", "content": "first"},
+        {"role": "assistant", "content": "<think>\nhm\n</think>\n\nanswer one"},
+        {"role": "user", "content": "second"},
+        {"role": "assistant", "content": "answer two"},
+        {"role": "user", "content": "third"},
+    ]
+    rendered = [codec.text(talk[: k + 1], for_reply=False) for k in range(1, len(talk))]
+    return all(later.startswith(earlier) and "hm" in later for earlier, later in itertools.pairwise(rendered[1:]))
+
+
+def _injected(codec: ChatCodec) -> str:
+    """Words that an empty system prompt turns into."""
+    empty = codec.text([{"role": "system", "content": ""}, {"role": "user", "content": "u"}])
+    marked = codec.text([{"role": "system", "content": "\u00a7"}, {"role": "user", "content": "u"}])
+    expected = marked.replace("\u00a7", "")
+    if _letters(empty) == _letters(expected) or len(empty) <= len(expected):
+        return ""
+    return empty.strip()[:120]
+
+
+def _letters(text: str) -> str:
+    return "".join(c for c in text if c.isalnum())

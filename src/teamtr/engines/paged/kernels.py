@@ -1,0 +1,452 @@
+"""Triton kernels of the sampler: attention over pages, and drawing a token from logits read once.
+
+Pages hold the keys and values of ``PAGE`` consecutive tokens: pool[layer, page, kv head, slot, dim]. A row's table
+lists its pages in order, so position p of a row lives in page table[p // PAGE], slot p % PAGE.
+
+The same attention in plain torch is in ``reference.py``, the same draw in ``engines.policy``; tests hold them together.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from teamtr.engines.paged.work_split import Together, shares, splits
+from teamtr.engines.torch.rotation import Rotation
+
+PAGE = 64
+"""Tokens in a page; also the tile that one attention step reads."""
+
+VOCABULARY_BLOCK = 2048
+
+
+@triton.jit
+def _rotated(
+    x, at, mask, d, cos_row, sin_row, weight, epsilon, NORM: tl.constexpr, DIM: tl.constexpr
+):  # fmt: skip
+    """Rows [R, BLOCK_D] that begin at ``at`` [R, 1], normed over a head and rotated, in float32. An element's partner
+    in the rotation is read a second time: it lies in another thread's register."""
+    half: tl.constexpr = DIM // 2
+    pair = tl.where(d < half, d + half, d - half)
+    own = tl.load(x + at + d[None, :], mask=mask, other=0.0).to(tl.float32)
+    other = tl.load(x + at + pair[None, :], mask=mask, other=0.0).to(tl.float32)
+    if NORM:
+        shrink = tl.rsqrt(tl.sum(own * own, 1) / DIM + epsilon)[:, None]
+        own = own * shrink * tl.load(weight + d, mask=d < DIM, other=0.0).to(tl.float32)[None, :]
+        other = other * shrink * tl.load(weight + pair, mask=d < DIM, other=0.0).to(tl.float32)[None, :]
+    return own * cos_row + tl.where(d < half, -1.0, 1.0)[None, :] * other * sin_row
+
+
+@triton.jit
+def _common_kernel(
+    query, key_pool, value_pool, table, member, pages, sums, sums_ml,
+    cos, sin, query_weight,
+    scale, epsilon,
+    query_row, query_head, table_row, angle_row,
+    MEMBERS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, PAGE: tl.constexpr,
+    KV_HEADS: tl.constexpr, QUERIES: tl.constexpr, SHARES: tl.constexpr, ROTATE: tl.constexpr, NORM: tl.constexpr,
+):  # fmt: skip
+    """One program: the query heads of one kv head of all rows of a cluster, over its share of the pages that they
+    begin with. A place without a cluster has no pages."""
+    cluster, head, share = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    count = tl.load(pages + cluster)
+    if count == 0:
+        return
+    t, d, s = tl.arange(0, QUERIES), tl.arange(0, BLOCK_D), tl.arange(0, PAGE)
+    row = tl.load(member + cluster * MEMBERS + t // GROUP, mask=t < MEMBERS * GROUP, other=-1).to(tl.int64)
+    in_t, in_d = row >= 0, d < DIM
+    mask = in_t[:, None] & in_d[None, :]
+    heads = head * GROUP + t % GROUP
+    at_q = row[:, None] * query_row + heads[:, None] * query_head
+    if ROTATE:
+        angle = row[:, None] * angle_row + d[None, :]
+        cos_td = tl.load(cos + angle, mask=mask, other=0.0).to(tl.float32)
+        sin_td = tl.load(sin + angle, mask=mask, other=0.0).to(tl.float32)
+        q = _rotated(query, at_q, mask, d, cos_td, sin_td, query_weight, epsilon, NORM, DIM).to(query.dtype.element_ty)
+    else:
+        q = tl.load(query + at_q + d[None, :], mask=mask, other=0.0)
+    best = tl.full([QUERIES], float("-inf"), tl.float32)
+    total = tl.zeros([QUERIES], tl.float32)
+    sum_d = tl.zeros([QUERIES, BLOCK_D], tl.float32)
+    page_stride = KV_HEADS * PAGE * DIM
+    any_row = tl.load(member + cluster * MEMBERS).to(tl.int64)
+    each = (count + SHARES - 1) // SHARES
+    for p in range(share * each, tl.minimum(count, share * each + each)):
+        page = tl.load(table + any_row * table_row + p).to(tl.int64)
+        tile = page * page_stride + head * PAGE * DIM + s[:, None] * DIM + d[None, :]
+        k = tl.load(key_pool + tile, mask=in_d[None, :], other=0.0)
+        score = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+        higher = tl.maximum(best, tl.max(score, 1))
+        shrink = tl.exp(best - higher)
+        weight = tl.exp(score - higher[:, None])
+        v = tl.load(value_pool + tile, mask=in_d[None, :], other=0.0)
+        sum_d = sum_d * shrink[:, None] + tl.dot(weight.to(v.dtype), v, input_precision="ieee")
+        total = total * shrink + tl.sum(weight, 1)
+        best = higher
+    at = (row * KV_HEADS * GROUP + heads) * SHARES + share
+    tl.store(sums + at[:, None] * DIM + d[None, :], sum_d, mask=mask)
+    tl.store(sums_ml + at * 2, best, mask=in_t)
+    tl.store(sums_ml + at * 2 + 1, total, mask=in_t)
+
+
+@triton.jit
+def _decode_kernel(
+    query, key, value, key_pool, value_pool, table, length, out, partial, partial_ml, first_page,
+    cos, sin, query_weight, key_weight,
+    scale, epsilon,
+    query_row, query_head, key_row, key_head, value_row, value_head, table_row, angle_row,
+    GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, PAGE: tl.constexpr, SPLITS: tl.constexpr,
+    KV_HEADS: tl.constexpr, BLOCK_G: tl.constexpr, ROTATE: tl.constexpr, NORM: tl.constexpr, SHARES: tl.constexpr,
+):  # fmt: skip
+    """One program: the query heads of one kv head of one row, over its share of the row's pages.
+
+    The present token's key and value come from registers; the first program also writes them to their page. With
+    SHARES, a row in a cluster goes on from what ``_common_kernel`` left in ``partial``, from its first own page on.
+    """
+    row, head, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
+    past = tl.load(length + row)
+    g, d, s = tl.arange(0, BLOCK_G), tl.arange(0, BLOCK_D), tl.arange(0, PAGE)
+    in_d = d < DIM
+    heads = head * GROUP + g
+    in_gd = (g < GROUP)[:, None] & in_d[None, :]
+    if ROTATE:
+        cos_d = tl.load(cos + row * angle_row + d, mask=in_d, other=0.0).to(tl.float32)[None, :]
+        sin_d = tl.load(sin + row * angle_row + d, mask=in_d, other=0.0).to(tl.float32)[None, :]
+        at_q = row * query_row + heads[:, None] * query_head
+        q = _rotated(query, at_q, in_gd, d, cos_d, sin_d, query_weight, epsilon, NORM, DIM).to(query.dtype.element_ty)
+        at_k = row * key_row + head * key_head + tl.zeros([1, 1], tl.int64)
+        k_row = _rotated(key, at_k, in_d[None, :], d, cos_d, sin_d, key_weight, epsilon, NORM, DIM)
+        k_new = tl.reshape(k_row, [BLOCK_D]).to(key.dtype.element_ty)
+    else:
+        q = tl.load(query + row * query_row + heads[:, None] * query_head + d[None, :], mask=in_gd, other=0.0)
+        k_new = tl.load(key + row * key_row + head * key_head + d, mask=in_d, other=0.0)
+    v_new = tl.load(value + row * value_row + head * value_head + d, mask=in_d, other=0.0)
+
+    page_stride = KV_HEADS * PAGE * DIM
+    best = tl.full([BLOCK_G], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_G], tl.float32)
+    sum_d = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
+    if split == 0:
+        here = tl.load(table + row * table_row + past // PAGE).to(tl.int64)
+        slot = here * page_stride + head * PAGE * DIM + (past % PAGE) * DIM + d
+        tl.store(key_pool + slot, k_new, mask=in_d)
+        tl.store(value_pool + slot, v_new, mask=in_d)
+        best = tl.sum(q.to(tl.float32) * k_new.to(tl.float32)[None, :], 1) * scale
+        total = tl.full([BLOCK_G], 1.0, tl.float32)
+        sum_d = tl.zeros([BLOCK_G, BLOCK_D], tl.float32) + v_new.to(tl.float32)[None, :]
+
+    first = 0
+    if SHARES:
+        tl.static_assert(SPLITS == 1)  # a second program would add what is common once more
+        first = tl.load(first_page + row)
+        if first > 0:
+            for share in tl.static_range(SHARES):
+                at_c = (row * KV_HEADS * GROUP + heads) * SHARES + share
+                common_best = tl.load(partial_ml + at_c * 2, mask=g < GROUP, other=float("-inf"))
+                common_total = tl.load(partial_ml + at_c * 2 + 1, mask=g < GROUP, other=0.0)
+                common_sum = tl.load(partial + at_c[:, None] * DIM + d[None, :], mask=in_gd, other=0.0)
+                highest = tl.maximum(best, common_best)
+                shrink_own, shrink_common = tl.exp(best - highest), tl.exp(common_best - highest)
+                sum_d = sum_d * shrink_own[:, None] + common_sum * shrink_common[:, None]
+                total = total * shrink_own + common_total * shrink_common
+                best = highest
+
+    pages = (past + PAGE - 1) // PAGE
+    each = (pages - first + SPLITS - 1) // SPLITS
+    for p in range(first + split * each, tl.minimum(pages, first + split * each + each)):
+        page = tl.load(table + row * table_row + p).to(tl.int64)
+        valid = p * PAGE + s < past
+        tile = page * page_stride + head * PAGE * DIM + s[:, None] * DIM + d[None, :]
+        k = tl.load(key_pool + tile, mask=valid[:, None] & in_d[None, :], other=0.0)
+        score = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+        score = tl.where(valid[None, :], score, float("-inf"))
+        higher = tl.maximum(best, tl.max(score, 1))
+        shrink = tl.exp(best - higher)
+        weight = tl.exp(score - higher[:, None])
+        v = tl.load(value_pool + tile, mask=valid[:, None] & in_d[None, :], other=0.0)
+        sum_d = sum_d * shrink[:, None] + tl.dot(weight.to(v.dtype), v, input_precision="ieee")
+        total = total * shrink + tl.sum(weight, 1)
+        best = higher
+
+    if SPLITS == 1:
+        tl.store(
+            out + (row * KV_HEADS * GROUP + heads[:, None]) * DIM + d[None, :],
+            (sum_d / total[:, None]).to(out.dtype.element_ty),
+            mask=in_gd,
+        )
+    else:
+        at = (row * KV_HEADS * GROUP + heads) * SPLITS + split
+        tl.store(partial + at[:, None] * DIM + d[None, :], sum_d, mask=in_gd)
+        tl.store(partial_ml + at * 2, best, mask=g < GROUP)
+        tl.store(partial_ml + at * 2 + 1, total, mask=g < GROUP)
+
+
+@triton.jit
+def _join_kernel(
+    partial, partial_ml, out,
+    DIM: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS: tl.constexpr,
+):  # fmt: skip
+    """Add up the shares of one query head of one row."""
+    at = tl.program_id(0).to(tl.int64)
+    s, d = tl.arange(0, SPLITS), tl.arange(0, BLOCK_D)
+    best = tl.load(partial_ml + (at * SPLITS + s) * 2)
+    total = tl.load(partial_ml + (at * SPLITS + s) * 2 + 1)
+    sums = tl.load(partial + (at * SPLITS + s)[:, None] * DIM + d[None, :], mask=(d < DIM)[None, :], other=0.0)
+    share = tl.exp(best - tl.max(best, 0))
+    joined = tl.sum(sums * share[:, None], 0) / tl.sum(total * share, 0)
+    tl.store(out + at * DIM + d, joined.to(out.dtype.element_ty), mask=d < DIM)
+
+
+@triton.jit
+def _prefill_kernel(
+    query, key_pool, value_pool, table, block_row, block_first, block_count, block_position, out,
+    scale,
+    query_token, query_head, table_row,
+    GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, PAGE: tl.constexpr, KV_HEADS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+):  # fmt: skip
+    """One program: one query head of up to BLOCK_M consecutive tokens of one row, over all pages before them."""
+    block, head = tl.program_id(0), tl.program_id(1)
+    row = tl.load(block_row + block).to(tl.int64)
+    first = tl.load(block_first + block).to(tl.int64)
+    count = tl.load(block_count + block)
+    position = tl.load(block_position + block)
+    m, d, s = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D), tl.arange(0, PAGE)
+    in_d, in_m = d < DIM, m < count
+    q = tl.load(
+        query + (first + m)[:, None] * query_token + head * query_head + d[None, :],
+        mask=in_m[:, None] & in_d[None, :], other=0.0,
+    )  # fmt: skip
+    best = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    sum_d = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    page_stride = KV_HEADS * PAGE * DIM
+    for p in range((position + count + PAGE - 1) // PAGE):
+        page = tl.load(table + row * table_row + p).to(tl.int64)
+        seen = (p * PAGE + s)[None, :] <= (position + m)[:, None]
+        written = p * PAGE + s < position + count
+        tile = page * page_stride + (head // GROUP) * PAGE * DIM + s[:, None] * DIM + d[None, :]
+        k = tl.load(key_pool + tile, mask=written[:, None] & in_d[None, :], other=0.0)
+        score = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+        score = tl.where(seen, score, float("-inf"))
+        higher = tl.maximum(best, tl.max(score, 1))
+        shrink = tl.exp(best - higher)
+        weight = tl.exp(score - higher[:, None])
+        v = tl.load(value_pool + tile, mask=written[:, None] & in_d[None, :], other=0.0)
+        sum_d = sum_d * shrink[:, None] + tl.dot(weight.to(v.dtype), v, input_precision="ieee")
+        total = total * shrink + tl.sum(weight, 1)
+        best = higher
+    tl.store(
+        out + ((first + m)[:, None] * KV_HEADS * GROUP + head) * DIM + d[None, :],
+        (sum_d / total[:, None]).to(out.dtype.element_ty),
+        mask=in_m[:, None] & in_d[None, :],
+    )
+
+
+def decode_attention(
+    query_NHD: Tensor, key_NKD: Tensor, value_NKD: Tensor, key_pool: Tensor, value_pool: Tensor,
+    table_NP: Tensor, length_N: Tensor, scale: float, rotation: Rotation | None = None,
+    together: Together | None = None,
+) -> Tensor:  # fmt: skip
+    """Attention of one new token per row over its ``length_N`` cached ones and itself, whose key and value it also
+    writes to their page. With ``rotation``, query and key come as the layer's products. Returns [N, H, D]."""
+    rows, heads, dim = query_NHD.shape
+    kv_heads = key_NKD.shape[1]
+    parts = splits(rows, kv_heads) if together is None else 1
+    common_parts = 0 if together is None else shares(rows, kv_heads)
+    out = torch.empty(rows, heads, dim, dtype=query_NHD.dtype, device=query_NHD.device)
+    partial = partial_ml = first_page = out
+    if (pieces := max(parts, common_parts)) > 1 or together is not None:
+        partial = torch.empty(rows, heads, pieces, dim, dtype=torch.float32, device=out.device)
+        partial_ml = torch.empty(rows, heads, pieces, 2, dtype=torch.float32, device=out.device)
+    block_d = max(16, triton.next_power_of_2(dim))
+    group = heads // kv_heads
+    cos, sin, query_weight, key_weight, epsilon, angle_row = _pointers(rotation, out)
+    kind: dict[str, Any] = {
+        "GROUP": group, "DIM": dim, "BLOCK_D": block_d, "PAGE": PAGE, "KV_HEADS": kv_heads,
+        "ROTATE": rotation is not None, "NORM": rotation is not None and rotation.query_weight_D is not None,
+    }  # fmt: skip
+    if together is not None:
+        member_CM, pages_C, first_page = together
+        members = member_CM.shape[1]
+        _common_kernel[(len(member_CM), kv_heads, common_parts)](
+            query_NHD, key_pool, value_pool, table_NP, member_CM, pages_C, partial, partial_ml,
+            cos, sin, query_weight,
+            scale, epsilon,
+            query_NHD.stride(0), query_NHD.stride(1), table_NP.stride(0), angle_row,
+            MEMBERS=members, QUERIES=max(16, triton.next_power_of_2(members * group)), SHARES=common_parts,
+            **kind, num_warps=4, num_stages=2,
+        )  # fmt: skip
+    _decode_kernel[(rows, kv_heads, parts)](
+        query_NHD, key_NKD, value_NKD, key_pool, value_pool, table_NP, length_N, out, partial, partial_ml, first_page,
+        cos, sin, query_weight, key_weight,
+        scale, epsilon,
+        query_NHD.stride(0), query_NHD.stride(1), key_NKD.stride(0), key_NKD.stride(1),
+        value_NKD.stride(0), value_NKD.stride(1), table_NP.stride(0), angle_row,
+        SPLITS=parts, BLOCK_G=max(16, triton.next_power_of_2(group)), SHARES=common_parts, **kind,
+        num_warps=4, num_stages=3 if together is None else 2,  # few pages are left: rather more programs at once
+    )  # fmt: skip
+    if parts > 1:
+        _join_kernel[(rows * heads,)](partial, partial_ml, out, DIM=dim, BLOCK_D=block_d, SPLITS=parts, num_warps=1)
+    return out
+
+
+def _pointers(rotation: Rotation | None, unused: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, float, int]:
+    """What a kernel is given of a rotation; a kernel that does not rotate never reads it."""
+    if rotation is None:
+        return unused, unused, unused, unused, 0.0, 0
+    assert rotation.cos_ND.stride() == rotation.sin_ND.stride()
+    weights = (rotation.query_weight_D, rotation.key_weight_D)
+    query_weight, key_weight = (unused if weight is None else weight for weight in weights)
+    return rotation.cos_ND, rotation.sin_ND, query_weight, key_weight, rotation.epsilon, rotation.cos_ND.stride(0)
+
+
+@triton.jit
+def _rotate_kernel(
+    query, key, value, key_pool, value_pool, page, slot, out,
+    cos, sin, query_weight, key_weight,
+    tokens, epsilon,
+    query_row, query_head, key_row, key_head, value_row, value_head, angle_row,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, PAGE: tl.constexpr,
+    BLOCK_T: tl.constexpr, NORM: tl.constexpr,
+):  # fmt: skip
+    """One program: one head of BLOCK_T tokens. Queries go to ``out``, keys and values to their pages."""
+    t = (tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)).to(tl.int64)
+    head, d = tl.program_id(1), tl.arange(0, BLOCK_D)
+    in_t, in_d = t < tokens, d < DIM
+    mask = in_t[:, None] & in_d[None, :]
+    cos_td = tl.load(cos + t[:, None] * angle_row + d[None, :], mask=mask, other=0.0).to(tl.float32)
+    sin_td = tl.load(sin + t[:, None] * angle_row + d[None, :], mask=mask, other=0.0).to(tl.float32)
+    if head < HEADS:
+        at = t[:, None] * query_row + head * query_head
+        q = _rotated(query, at, mask, d, cos_td, sin_td, query_weight, epsilon, NORM, DIM)
+        tl.store(out + (t[:, None] * HEADS + head) * DIM + d[None, :], q.to(out.dtype.element_ty), mask=mask)
+    else:
+        kv = head - HEADS
+        pages = tl.load(page + t, mask=in_t, other=0)
+        slots = tl.load(slot + t, mask=in_t, other=0)
+        there = ((pages * KV_HEADS + kv) * PAGE + slots)[:, None] * DIM + d[None, :]
+        at = t[:, None] * key_row + kv * key_head
+        k = _rotated(key, at, mask, d, cos_td, sin_td, key_weight, epsilon, NORM, DIM)
+        tl.store(key_pool + there, k.to(key_pool.dtype.element_ty), mask=mask)
+        v = tl.load(value + t[:, None] * value_row + kv * value_head + d[None, :], mask=mask, other=0.0)
+        tl.store(value_pool + there, v.to(value_pool.dtype.element_ty), mask=mask)
+
+
+BLOCK_T = 16
+
+
+def rotate_into_pages(
+    query_NHD: Tensor, key_NKD: Tensor, value_NKD: Tensor, rotation: Rotation, key_pool: Tensor, value_pool: Tensor,
+    page_N: Tensor, slot_N: Tensor,
+) -> Tensor:  # fmt: skip
+    """Norm and rotate queries and keys; keys and values go to their pages. Returns the queries."""
+    tokens, heads, dim = query_NHD.shape
+    kv_heads = key_NKD.shape[1]
+    out = torch.empty(tokens, heads, dim, dtype=query_NHD.dtype, device=query_NHD.device)
+    cos, sin, query_weight, key_weight, epsilon, angle_row = _pointers(rotation, out)
+    _rotate_kernel[(triton.cdiv(tokens, BLOCK_T), heads + kv_heads)](
+        query_NHD, key_NKD, value_NKD, key_pool, value_pool, page_N, slot_N, out,
+        cos, sin, query_weight, key_weight,
+        tokens, epsilon,
+        query_NHD.stride(0), query_NHD.stride(1), key_NKD.stride(0), key_NKD.stride(1),
+        value_NKD.stride(0), value_NKD.stride(1), angle_row,
+        HEADS=heads, KV_HEADS=kv_heads, DIM=dim, BLOCK_D=max(16, triton.next_power_of_2(dim)), PAGE=PAGE,
+        BLOCK_T=BLOCK_T, NORM=rotation.query_weight_D is not None, num_warps=4,
+    )  # fmt: skip
+    return out
+
+
+BLOCK_M = 64
+
+
+def prefill_attention(
+    query_NHD: Tensor, key_pool: Tensor, value_pool: Tensor, table_RP: Tensor, blocks: Tensor, scale: float
+) -> Tensor:
+    """Causal attention of packed tokens over pages that already hold them. ``blocks`` is int32 [4, blocks]: row,
+    first packed token, tokens (at most BLOCK_M), position of the first."""
+    tokens, heads, dim = query_NHD.shape
+    kv_heads = key_pool.shape[1]
+    out = torch.empty(tokens, heads, dim, dtype=query_NHD.dtype, device=query_NHD.device)
+    _prefill_kernel[(blocks.shape[1], heads)](
+        query_NHD, key_pool, value_pool, table_RP, blocks[0], blocks[1], blocks[2], blocks[3], out,
+        scale,
+        query_NHD.stride(0), query_NHD.stride(1), table_RP.stride(0),
+        GROUP=heads // kv_heads, DIM=dim, BLOCK_D=max(16, triton.next_power_of_2(dim)), PAGE=PAGE, KV_HEADS=kv_heads,
+        BLOCK_M=BLOCK_M, num_warps=4, num_stages=2,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _mass_kernel(logits, mass, vocabulary, blocks, inverse_temperature, BLOCK: tl.constexpr):
+    """Largest logit of one block of the vocabulary, and the sum of exponentials relative to it."""
+    row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    v = block * BLOCK + tl.arange(0, BLOCK)
+    x = (
+        tl.load(logits + row * vocabulary + v, mask=v < vocabulary, other=float("-inf")).to(tl.float32)
+        * inverse_temperature
+    )
+    best = tl.max(x, 0)
+    finite = tl.where(best > float("-inf"), best, 0.0)
+    total = tl.sum(tl.exp(x - finite).to(tl.float64), 0)
+    tl.store(mass + (row * blocks + block) * 2, best.to(tl.float64))
+    tl.store(mass + (row * blocks + block) * 2 + 1, total)
+
+
+@triton.jit
+def _pick_kernel(
+    logits, mass, uniform, chosen, logprob, vocabulary, blocks, inverse_temperature,
+    BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
+):  # fmt: skip
+    """Walk along the cumulative distribution to ``uniform``: first to the block, then inside it."""
+    row = tl.program_id(0).to(tl.int64)
+    b = tl.arange(0, BLOCKS)
+    best_b = tl.load(mass + (row * blocks + b) * 2, mask=b < blocks, other=float("-inf"))
+    sum_b = tl.load(mass + (row * blocks + b) * 2 + 1, mask=b < blocks, other=0.0)
+    best = tl.max(best_b, 0)
+    mass_b = sum_b * tl.exp(best_b - best)
+    best = best.to(tl.float32)
+    total = tl.sum(mass_b, 0)
+    target = tl.load(uniform + row) * total
+    before_b = tl.cumsum(mass_b, 0) - mass_b
+    reached = (before_b <= target) & (mass_b > 0)
+    block = tl.max(tl.where(reached, b, 0), 0)
+    left = target - tl.sum(tl.where(b == block, before_b, 0.0), 0)
+
+    v = tl.arange(0, BLOCK)
+    at = block * BLOCK + v
+    x = (
+        tl.load(logits + row * vocabulary + at, mask=at < vocabulary, other=float("-inf")).to(tl.float32)
+        * inverse_temperature
+    )
+    mass_v = tl.exp(x - best).to(tl.float64)
+    before_v = tl.cumsum(mass_v, 0) - mass_v
+    index = tl.max(tl.where((before_v <= left) & (mass_v > 0), v, 0), 0)
+    score = tl.sum(tl.where(v == index, x, 0.0), 0)
+    tl.store(chosen + row, (block * BLOCK + index).to(tl.int64))
+    tl.store(logprob + row, score - best - tl.log(total).to(tl.float32))
+
+
+def draw_token(logits_NV: Tensor, uniform_N: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+    """A token per row by inverting the cumulative distribution at ``uniform_N`` (float64), and its log-probability.
+    Reads the logits once; masses are added in float64."""
+    logits_NV = logits_NV.float().contiguous()
+    uniform_N = uniform_N.contiguous()  # a column of a noise table is not
+    rows, vocabulary = logits_NV.shape
+    blocks = triton.cdiv(vocabulary, VOCABULARY_BLOCK)
+    mass = torch.empty(rows, blocks, 2, dtype=torch.float64, device=logits_NV.device)
+    chosen = torch.empty(rows, dtype=torch.int64, device=logits_NV.device)
+    logprob = torch.empty(rows, dtype=torch.float32, device=logits_NV.device)
+    _mass_kernel[(rows, blocks)](
+        logits_NV, mass, vocabulary, blocks, 1.0 / temperature, BLOCK=VOCABULARY_BLOCK, num_warps=4
+    )
+    _pick_kernel[(rows,)](
+        logits_NV, mass, uniform_N, chosen, logprob, vocabulary, blocks, 1.0 / temperature,
+        BLOCK=VOCABULARY_BLOCK, BLOCKS=triton.next_power_of_2(blocks), num_warps=4,
+    )  # fmt: skip
+    return chosen, logprob

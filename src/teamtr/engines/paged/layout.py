@@ -1,0 +1,101 @@
+"""Who looks at whom while sampling: the new token of each row, or the new tokens of several prompts, over pages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from teamtr.engines.paged import reference
+from teamtr.engines.paged.blocks import Pool
+from teamtr.engines.paged.work_split import Together
+from teamtr.engines.torch.rotation import Rotation
+
+BLOCK = 64
+"""Query tokens that one program of the prefill kernel takes."""
+
+
+def _computing(device: torch.device) -> ModuleType:
+    if device.type != "cuda":
+        return reference
+    from teamtr.engines.paged import kernels
+
+    return kernels
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """One new token per row, behind ``length_N`` tokens in the row's pages."""
+
+    pool: Pool
+    table_NP: Tensor
+    length_N: Tensor
+    together: Together | None = None
+
+    longest = 0  # the prefill has looked at all pages of these rows
+
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, layer: int, scale: float, rotation: Rotation | None = None
+    ) -> Tensor:
+        keys, values = self.pool.keys[layer], self.pool.values[layer]
+        attention: Tensor = _computing(query.device).decode_attention(
+            query, key, value, keys, values, self.table_NP, self.length_N, scale, rotation, self.together
+        )
+        return attention
+
+
+@dataclass(frozen=True)
+class Prefilling:
+    """The tokens of several prompts from ``known`` on, end to end."""
+
+    pool: Pool
+    table_RP: Tensor
+    page_N: Tensor
+    slot_N: Tensor
+    position_N: Tensor
+    blocks: Tensor
+    last_R: Tensor
+    longest: int
+
+    @staticmethod
+    def of(pool: Pool, rows: Sequence[tuple[Sequence[int], int, int]], device: torch.device) -> Prefilling:
+        """``rows`` are (pages, tokens that they already hold, tokens of the whole prompt)."""
+        size = pool.books.size
+        width = max(len(pages) for pages, _, _ in rows)
+        table = torch.tensor([[*pages, *[0] * (width - len(pages))] for pages, _, _ in rows], dtype=torch.int32)
+        position = torch.cat([torch.arange(known, length) for _, known, length in rows])
+        row = torch.repeat_interleave(
+            torch.arange(len(rows)), torch.tensor([length - known for _, known, length in rows])
+        )
+        blocks, first, last = [], 0, []
+        for r, (_, known, length) in enumerate(rows):
+            for start in range(known, length, BLOCK):
+                blocks.append((r, first + start - known, min(BLOCK, length - start), start))
+            first += length - known
+            last.append(first - 1)
+        return Prefilling(
+            pool=pool,
+            table_RP=table.to(device),
+            page_N=table[row, position // size].long().to(device),
+            slot_N=(position % size).to(device),
+            position_N=position.to(device),
+            blocks=torch.tensor(blocks, dtype=torch.int32).T.contiguous().to(device),
+            last_R=torch.tensor(last).to(device),
+            longest=size * width,
+        )
+
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, layer: int, scale: float, rotation: Rotation | None = None
+    ) -> Tensor:
+        keys, values = self.pool.keys[layer], self.pool.values[layer]
+        computing = _computing(query.device)
+        if rotation is None:
+            keys[self.page_N, :, self.slot_N] = key.to(keys.dtype)
+            values[self.page_N, :, self.slot_N] = value.to(values.dtype)
+        else:
+            query = computing.rotate_into_pages(query, key, value, rotation, keys, values, self.page_N, self.slot_N)
+        attention: Tensor = computing.prefill_attention(query, keys, values, self.table_RP, self.blocks, scale)
+        return attention

@@ -1,0 +1,88 @@
+"""One server per architecture, made when it is first needed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+
+from teamtr.engines.paged.sampler import Server
+from teamtr.engines.paged.weights import SamplingCopy
+
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+COMPILE_FROM_PARAMETERS = 400_000_000
+"""Below this a step is short of work either way, and a run too short to repay the compiler."""
+SHARE_OF_FREE_MEMORY = 0.4
+
+
+@dataclass
+class ServingRoom:
+    """How to sample, and the servers that do it. Agents of one architecture share a server and its pages.
+
+    Args:
+        precision: of the sampling copy.
+        memory_bytes: most memory for pages of keys and values; None takes a share of what is free at first use.
+        compiled: whether decoding is compiled; None decides by the model's size.
+        fallback: the precision to go on in once logits were not finite; None where there is no other.
+    """
+
+    precision: str
+    device: torch.device
+    memory_bytes: int | None = None
+    compiled: bool | None = None
+    fallback: str | None = None
+    _servers: dict[str, Server] = field(default_factory=dict)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return DTYPES[self.precision]
+
+    def server_of(self, causal_lm: Any) -> Server:
+        key = architecture(causal_lm)
+        if key not in self._servers:
+            copy = SamplingCopy(causal_lm, self.dtype, self.device)
+            on_gpu = self.device.type == "cuda"
+            large = sum(p.numel() for p in copy.model.parameters()) >= COMPILE_FROM_PARAMETERS
+            self._servers[key] = Server(
+                copy,
+                pool_bytes=self.page_budget(causal_lm),
+                graphs=on_gpu,
+                compiled=on_gpu and (large if self.compiled is None else self.compiled),
+            )
+        return self._servers[key]
+
+    def fall_back(self) -> bool:
+        """From now on sample in the other precision; False where there is none. All servers are made anew."""
+        if self.fallback is None:
+            return False
+        self.precision, self.fallback = self.fallback, None
+        self._servers.clear()
+        return True
+
+    def page_budget(self, causal_lm: Any) -> int:
+        """Most memory for pages of this architecture: what its server has, or would have if it were made now."""
+        if server := self._servers.get(architecture(causal_lm)):
+            return server.pool_bytes
+        if self.memory_bytes is not None:
+            return self.memory_bytes
+        if self.device.type != "cuda":
+            return 1 << 30
+        free, _ = torch.cuda.mem_get_info(self.device)
+        idle = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+        return int(SHARE_OF_FREE_MEMORY * (free + idle))
+
+
+def has_kernels() -> bool:
+    """Whether the GPU kernels can be had: they need triton, which comes with torch's CUDA builds."""
+    return find_spec("triton") is not None
+
+
+def architecture(causal_lm: Any) -> str:
+    """What shapes the computation: the class and its config, but not where it came from or how attention runs."""
+    fields = causal_lm.config.to_dict()
+    for name in ("_name_or_path", "_attn_implementation", "dtype", "torch_dtype", "transformers_version"):
+        fields.pop(name, None)
+    return f"{type(causal_lm).__qualname__} {json.dumps(fields, sort_keys=True, default=str)}"

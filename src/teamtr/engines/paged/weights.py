@@ -1,0 +1,106 @@
+"""A plain copy of an architecture in sampling precision, filled in place with any agent's weights.
+
+Agents of one architecture share the copy: an adapter is merged into it when its agent speaks, a few milliseconds for
+a model of billions of weights. Captured graphs hold addresses, and those never change.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from teamtr.engines.paged.fused_linears import join_attention, join_siblings
+
+
+@dataclass(frozen=True)
+class Weight:
+    """One weight of an agent: a tensor, and what it is with an adapter, in float32."""
+
+    name: str
+    base: Tensor
+    merged: Callable[[], Tensor] | None = None
+
+
+def weights_of(causal_lm: nn.Module, adapter: str | None) -> Iterator[Weight]:
+    """The weights of a model of transformers, under the names that they have without adapters."""
+    adapted = {
+        _adapted_weight(module): module
+        for module in causal_lm.modules()
+        if adapter is not None and adapter in getattr(module, "lora_A", {})
+    }
+    for name, tensor in causal_lm.named_parameters():
+        if ".lora_A." in name or ".lora_B." in name:
+            continue
+        plain = re.sub(r"(\.base_layer)+\.", ".", name)
+        module = adapted.get(tensor)
+        yield Weight(plain, tensor, None if module is None else partial(_merged, module, tensor, str(adapter)))
+
+
+def _adapted_weight(module: Any) -> Tensor:
+    """The weight below an adapter: of a layer, or of experts, several of which are one parameter."""
+    found: Tensor = module.get_param() if hasattr(module, "get_param") else module.base_layer.weight
+    return found
+
+
+def _merged(module: Any, base: Tensor, adapter: str) -> Tensor:
+    if not isinstance(module.base_layer, nn.Linear):  # transposed weights, experts
+        added: Tensor = module.get_delta_weight(adapter)
+        return base.float() + added.float()
+    down, up = module.lora_A[adapter].weight, module.lora_B[adapter].weight
+    return torch.addmm(base.float(), up.float(), down.float(), alpha=module.scaling[adapter])
+
+
+class SamplingCopy:
+    """The model that samples. ``holds`` names the weights it was last filled with."""
+
+    def __init__(self, causal_lm: Any, dtype: torch.dtype, device: torch.device) -> None:
+        config = copy.deepcopy(causal_lm.config)
+        with torch.device(device):
+            self.model = type(causal_lm)._from_config(config, dtype=dtype)
+        self.model.eval().requires_grad_(False)
+        join_attention(self.model, join_siblings(self.model))
+        self.dtype = dtype
+        self.device = device
+        self.holds = ""
+        self._base = ""
+        self._merged: set[str] = set()
+        self._own = dict(self.model.named_parameters())
+        with torch.no_grad():
+            theirs = dict(causal_lm.named_buffers())
+            for name, buffer in self.model.named_buffers():
+                if name in theirs and theirs[name].shape == buffer.shape:
+                    buffer.copy_(theirs[name])
+
+    @torch.no_grad()
+    def fill(self, causal_lm: nn.Module, adapter: str | None, *, version: str, base: str) -> None:
+        """Take over an agent's weights. ``version`` names them; without a name they are taken over every time. ``base``
+        names what is below an adapter; it is copied only when new."""
+        if version and self.holds == version:
+            return
+        same_base = adapter is not None and base != "" and base == self._base
+        self.holds = ""
+        for weight in weights_of(causal_lm, adapter):
+            own = self._own[weight.name]
+            if weight.merged is not None:
+                own.copy_(weight.merged())
+                self._merged.add(weight.name)
+            elif not same_base or weight.name in self._merged:  # an agent before had an adapter where this one has none
+                own.copy_(weight.base)
+                self._merged.discard(weight.name)
+        self.holds, self._base = version, base
+
+    def logits(self, hidden_NH: Tensor) -> Tensor:
+        """float32 logits of the last hidden states; products are added in float32."""
+        layer = self.model.get_output_embeddings()
+        if hidden_NH.device.type == "cuda" and self.dtype != torch.float32:
+            logits_NV = torch.mm(hidden_NH, layer.weight.T, out_dtype=torch.float32)
+        else:
+            logits_NV = torch.nn.functional.linear(hidden_NH, layer.weight).float()
+        return logits_NV if layer.bias is None else logits_NV + layer.bias.float()

@@ -1,0 +1,52 @@
+"""The exact success of a blind role division, from the agents' own probabilities: no sampling noise.
+
+In a blind round the messages are independent given the problem, so with v_j the probability that agent j says "1"
+and s_j that it says "0", exactly one volunteers with probability sum_j v_j prod_{k != j} s_k.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from teamtr.chat import render
+from teamtr.ports import Codec, Learner
+from teamtr.team import Agent, Team
+from teamtr.types import AgentBatch, Floats, Ids, Problem
+
+
+def exactly_one(volunteers_A: Floats, abstains_A: Floats) -> float:
+    """P(exactly one says "1" and all others "0"), for independent agents."""
+    others_A = [np.prod(np.delete(abstains_A, j)) for j in range(len(abstains_A))]
+    return float(np.dot(volunteers_A, others_A))
+
+
+def role_success(
+    team: Team,
+    learners: Mapping[str, Learner],
+    codecs: Mapping[str, Codec],
+    problems: Sequence[Problem],
+    words: Mapping[str, tuple[Ids, Ids]],
+) -> float:
+    """Mean exact success over the problems; ``words[agent]`` are the token ids of "1" and of "0", end included."""
+    distinct = {problem.prompt: problem for problem in problems}
+    total = 0.0
+    for prompt, problem in distinct.items():
+        said = np.array([_word_probabilities(learners[a.name], codecs[a.name], a, problem, words) for a in team])
+        share = sum(p.prompt == prompt for p in problems) / len(problems)
+        total += share * exactly_one(said[:, 0], said[:, 1])
+    return total
+
+
+def _word_probabilities(
+    learner: Learner, codec: Codec, agent: Agent, problem: Problem, words: Mapping[str, tuple[Ids, Ids]]
+) -> Floats:
+    name, system_prompt = agent.name, agent.system_prompt
+    context = codec.encode(render(agent=name, system_prompt=system_prompt, problem=problem, history=[]))
+    one, zero = words[name]
+    blank = np.zeros(2, dtype=np.int64)
+    batch = AgentBatch(name, (context, context), (one, zero), (np.zeros(0, np.float32),) * 2, blank, blank, blank)
+    probabilities = np.exp(learner.begin(batch))
+    learner.end()
+    return np.asarray(probabilities)

@@ -1,0 +1,1 @@
+"""Grading answers to problems of mathematics."""

@@ -1,0 +1,282 @@
+r"""Whether two answers are the same, as mathematics and not as text: our own rule, run in a worker.
+
+Numbers and formulas are the same when they have the same value wherever they have one; tuples part by part between
+equal brackets; lists, sets, unions and both signs of a ``\pm`` in any order; equations up to a constant factor; an
+inequality is the interval that it describes; matrices entry by entry. A truth that is a plain number keeps the two
+rules of ``math_text``: an integer must be given as a number, a fraction reduced.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from fractions import Fraction
+from typing import Any
+
+import mpmath  # type: ignore[import-untyped]
+
+from teamtr.grading.math.parse import Node, parse
+from teamtr.grading.math.text import Numeral
+from teamtr.grading.math.tokens import UnreadableError
+from teamtr.grading.math.value import NoValueError, TooLargeError, coincide, digits, far_apart, is_constant, value
+
+_POINTS = 6  # at which two formulas with symbols are compared
+_POINTS_NEEDED = 3  # of them, so many must have a value
+_MOST_SIGNS = 5  # of \pm in one answer
+
+_COLLECTIONS = {"list", "set", "union"}
+
+
+def graders() -> Callable[[list[dict[str, Any]]], Iterator[bool]]:
+    """The worker's factory: a grader of items {"given": ..., "truth": ...}."""
+
+    def grade(items: list[dict[str, Any]]) -> Iterator[bool]:
+        for item in items:
+            yield same_answer(item["given"], item["truth"])
+
+    return grade
+
+
+def same_answer(given: str, truth: str) -> bool:
+    """Whether the answer given is the true one. What cannot be read is not."""
+    try:
+        return _same(_plain(parse(given)), _plain(parse(truth)))
+    except (UnreadableError, TooLargeError):
+        return False
+
+
+def _same(given: Node, truth: Node) -> bool:
+    given, truth = _alike(given, truth)
+    givens, truths = _members(given), _members(truth)
+    if len(truths) != 1 or len(givens) != 1:
+        return _same_in_any_order(givens, truths) and (given.kind == "union") == (truth.kind == "union")
+    given, truth = givens[0], truths[0]
+    if given.kind != truth.kind and "tuple" in (given.kind, truth.kind):
+        return False
+    if _infinity(truth) or _infinity(given):
+        return _infinity(truth) == _infinity(given)
+    match truth.kind:
+        case "text" | "based":
+            return (given.kind, given.name) == (truth.kind, truth.name)
+        case "set":
+            return given.kind == "set" and len(given.parts) == len(truth.parts)
+        case "tuple":
+            return given.name == truth.name and _same_in_order(given.parts, truth.parts)
+        case "matrix" | "row":
+            return given.kind == truth.kind and _same_in_order(given.parts, truth.parts)
+        case "relation":
+            return given.kind == "relation" and _same_relation(given, truth)
+    return _same_formula(given, truth)
+
+
+def _same_in_order(givens: Sequence[Node], truths: Sequence[Node]) -> bool:
+    return len(givens) == len(truths) and all(_same(g, t) for g, t in zip(givens, truths, strict=True))
+
+
+def _same_in_any_order(givens: Sequence[Node], truths: Sequence[Node]) -> bool:
+    left = list(givens)
+    if len(left) != len(truths):
+        return False
+    for truth in truths:
+        match = next((i for i, given in enumerate(left) if _same(given, truth)), None)
+        if match is None:
+            return False
+        left.pop(match)
+    return True
+
+
+# Shapes
+
+
+def _plain(tree: Node) -> Node:
+    """``x \\in S`` as S, an inequality of one symbol as an interval."""
+    if tree.kind in _COLLECTIONS:
+        parts = tuple(_plain(part) for part in tree.parts)
+        is_region = tree.kind == "list" and all(_is_interval(part) for part in parts)
+        return Node("union" if is_region else tree.kind, parts)
+    if tree.kind != "relation":
+        return tree
+    signs = tree.name.split()
+    if signs[-1] == "in":
+        return _plain(tree.parts[-1])
+    return _interval(tree, signs) or tree
+
+
+def _is_interval(tree: Node) -> bool:
+    return tree.kind == "tuple" and (tree.name in ("(]", "[)") or any(_infinity(part) for part in tree.parts))
+
+
+def _infinity(tree: Node) -> str:
+    """Its sign, where the tree is an infinity."""
+    match tree:
+        case Node("infinity"):
+            return "+"
+        case Node("neg", (Node("infinity"),)):
+            return "-"
+    return ""
+
+
+def _interval(tree: Node, signs: list[str]) -> Node | None:
+    """``a < x \\le b`` as ``(a, b]``, ``x > a`` as ``(a, \\infty)``."""
+    endless = Node("infinity")
+    match tree.parts, signs:
+        case [low, Node(kind="symbol"), high], ["<" | "<=" as left, "<" | "<=" as right]:
+            return Node("tuple", (low, high), ("(" if left == "<" else "[") + (")" if right == "<" else "]"))
+        case [high, Node(kind="symbol"), low], [">" | ">=" as right, ">" | ">=" as left]:
+            return Node("tuple", (low, high), ("(" if left == ">" else "[") + (")" if right == ">" else "]"))
+        case [Node(kind="symbol"), high], ["<" | "<=" as sign]:
+            return Node("tuple", (Node("neg", (endless,)), high), "()" if sign == "<" else "(]")
+        case [Node(kind="symbol"), low], [">" | ">=" as sign]:
+            return Node("tuple", (low, endless), "()" if sign == ">" else "[)")
+        case [low, Node(kind="symbol")], ["<" | "<=" as sign] if not _symbols(low):
+            return Node("tuple", (low, endless), "()" if sign == "<" else "[)")
+        case [high, Node(kind="symbol")], [">" | ">=" as sign] if not _symbols(high):
+            return Node("tuple", (Node("neg", (endless,)), high), "()" if sign == ">" else "(]")
+    return None
+
+
+def _alike(given: Node, truth: Node) -> tuple[Node, Node]:
+    """Where only one side names what it is (``x = 5``), or both do by different names, the values alone."""
+    if _is_equation(given) and not (_is_equation(truth) or truth.kind == "relation"):
+        return _value_named(given), truth
+    if _is_equation(truth) and not (_is_equation(given) or given.kind == "relation"):
+        return given, _value_named(truth)
+    return given, truth
+
+
+def _is_equation(tree: Node) -> bool:
+    if tree.kind == "list":  # x = 2, x = 3 or x = 2, 3
+        return any(_is_equation(part) for part in tree.parts)
+    return tree.kind == "relation" and set(tree.name.split()) == {"="}
+
+
+def _value_named(tree: Node) -> Node:
+    if tree.kind == "list":
+        return Node("list", tuple(_value_named(part) for part in tree.parts))
+    return tree.parts[-1] if _is_equation(tree) else tree
+
+
+def _members(tree: Node) -> list[Node]:
+    """The members of a list, set or union; both values of a ``\\pm``; else the tree itself."""
+    if tree.kind in _COLLECTIONS and tree.parts:
+        return [member for part in tree.parts for member in _members(part)]
+    if _count_signs(tree) > _MOST_SIGNS:
+        raise UnreadableError("too many signs")
+    if _count_signs(tree) and tree.kind not in ("relation", "tuple", "matrix"):
+        return [_with_sign(tree, "+"), _with_sign(tree, "-")]
+    return [tree]
+
+
+def _count_signs(tree: Node) -> int:
+    return (tree.kind == "pm") + sum(_count_signs(part) for part in tree.parts)
+
+
+def _with_sign(tree: Node, sign: str) -> Node:
+    parts = tuple(_with_sign(part, sign) for part in tree.parts)
+    if tree.kind == "pm":
+        return Node("+", (parts[0], parts[1] if sign == "+" else Node("neg", (parts[1],))))
+    return Node(tree.kind, parts, tree.name, tree.value)
+
+
+def _same_relation(given: Node, truth: Node) -> bool:
+    if given.name != truth.name or len(given.parts) != len(truth.parts):
+        return False
+    if _same_in_order(given.parts, truth.parts):
+        return True
+    return given.name == "=" and _proportional(_difference(given), _difference(truth))
+
+
+def _difference(equation: Node) -> Node:
+    left, right = equation.parts
+    return Node("+", (left, Node("neg", (right,))))
+
+
+# Formulas
+
+
+def _numeral(tree: Node) -> Numeral | None:
+    """The plain number that a tree writes, ``12\\frac{3}{5}`` and ``50%`` among them."""
+    match tree:
+        case Node("number"):
+            return Numeral(tree.value, "integer" if tree.value.denominator == 1 else "decimal")
+        case Node("neg", (inside,)):
+            number = _numeral(inside)
+            return None if number is None else Numeral(-number.value, number.form, number.reduced)
+        case Node("/", (Node("number", value=top), _), "%"):
+            return Numeral(top, "integer" if top.denominator == 1 else "decimal", percent=True)
+        case Node("/", (Node("number", value=top), Node("number", value=bottom))) if bottom:
+            whole = top.denominator == bottom.denominator == 1
+            reduced = whole and Fraction(top, bottom).denominator == bottom != 1
+            return Numeral(Fraction(top, bottom), "fraction", reduced)
+        case Node("+", (Node("number", value=whole_part), fraction), "mixed"):
+            number = _numeral(fraction)
+            return None if number is None else Numeral(whole_part + number.value, "fraction", number.reduced)
+    return None
+
+
+def _same_formula(given: Node, truth: Node) -> bool:
+    expected, said = _numeral(truth), _numeral(given)
+    if expected is not None:
+        if said is not None:
+            return said.answers(expected)
+        if expected.form == "integer":
+            return False
+    names = _symbols(given) | _symbols(truth)
+    return _agree(names, lambda symbols: (value(given, symbols), value(truth, symbols)))
+
+
+def _proportional(one: Node, other: Node) -> bool:
+    """Whether one is a constant times the other."""
+    names = _symbols(one) | _symbols(other)
+    if not names:
+        return False  # any two numbers are
+    at = _points(names)[0]
+    try:
+        first, second = value(one, at), value(other, at)
+    except (ArithmeticError, NoValueError, ValueError):
+        return False
+    if first == 0 or second == 0:
+        return False
+    return _agree(names, lambda symbols: (value(one, symbols) * second, value(other, symbols) * first))
+
+
+def _agree(names: set[str], both: Callable[[dict[str, Fraction]], tuple[Any, Any]]) -> bool:
+    """Whether the two values coincide wherever they exist."""
+    agreed = 0
+    for symbols in _points(names):
+        try:
+            with mpmath.workdps(60):
+                one, other = both(symbols)
+                if far_apart(one, other):
+                    return False
+                precision = 300 + max(digits(one), digits(other))
+            with mpmath.workdps(precision):
+                if not coincide(*both(symbols)):
+                    return False
+        except NoValueError:
+            return False
+        except TooLargeError:
+            if not names:
+                return False
+            continue
+        except (ArithmeticError, ValueError):  # no value at this point
+            continue
+        agreed += 1
+    return agreed >= (_POINTS_NEEDED if names else 1)
+
+
+def _symbols(tree: Node) -> set[str]:
+    own = {tree.name.casefold()} if tree.kind == "symbol" and not is_constant(tree.name) else set()
+    return own.union(*(_symbols(part) for part in tree.parts))
+
+
+def _points(names: set[str]) -> list[dict[str, Fraction]]:
+    """The same points for every grader: values of both signs, none of them special."""
+    rng = random.Random(20240229)
+    return [
+        {
+            name: Fraction(rng.choice((-1, 1)) * rng.randint(11, 97), rng.choice((7, 13, 17, 19)))
+            for name in sorted(names)
+        }
+        for _ in range(_POINTS if names else 1)
+    ]

@@ -1,0 +1,258 @@
+"""The walls around untrusted code, from the kernel's side; each may be missing on some machine, and then says why.
+
+Raised once, by the server (``raise_walls``):
+
+    user namespace      no right over anything outside; root becomes nobody
+    network namespace   not even a loopback device
+    process namespace   no process outside can be seen or signalled; when the server ends, all within ends
+    empty root          a file system without a single file (without namespaces: a removed folder, for root only)
+
+Raised around each job (``shut_in``):
+
+    plain user          root becomes nobody
+    limits              on any POSIX system, always: no new process or thread, no new descriptor (so that no file,
+                        socket or pipe can be opened), nothing written to a file, bounded memory and CPU time
+    call filter         on Linux: ``syscalls.py``
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import math
+import os
+import resource
+import signal
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from . import syscalls
+
+NOBODY = 65534
+
+NAMESPACES = ("user namespace", "network namespace", "process namespace")
+EMPTY_ROOT = "empty root"
+PLAIN_USER = "plain user"
+CALL_FILTER = "call filter"
+
+_CLONE_NEWNS, _CLONE_NEWUTS, _CLONE_NEWIPC = 0x00020000, 0x04000000, 0x08000000
+_CLONE_NEWUSER, _CLONE_NEWPID, _CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
+_MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REC, _MS_PRIVATE = 1, 2, 4, 8, 1 << 14, 1 << 18
+_MNT_DETACH = 2
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 4, 24, 38
+_CAPABILITY_VERSION_3 = 0x20080522
+_MOST_CAPABILITIES = 64
+
+_LINUX = sys.platform == "linux"
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class NoNamespacesError(OSError):
+    """The system gives none, or gave one that is of no use; this process cannot go back and must be replaced."""
+
+
+@dataclass(frozen=True)
+class Walls:
+    """``missing[name]`` says why there is no such wall; ``init`` is true in process 1 of a namespace of its own;
+    ``nobody`` when each job has yet to give up root."""
+
+    missing: dict[str, str]
+    init: bool
+    nobody: bool
+
+
+def raise_walls(without: dict[str, str]) -> Walls:
+    """Shut this process in as far as the system allows; returns in the process that is to serve.
+
+    ``without`` names walls to leave out, and why. With namespaces the caller stays outside for good: it waits for the
+    child in which this function returns, and ends with it. Raises NoNamespacesError.
+    """
+    missing = dict(without)
+    if _LINUX:
+        _call(_libc.prctl, _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    inside = not any(name in missing for name in NAMESPACES)
+    if inside:
+        _enter_namespaces()
+    _try(missing, EMPTY_ROOT, _mount_empty_root if inside else _chroot_to_nothing)
+    if inside:
+        _drop_capabilities()
+    if _LINUX:
+        _call(_libc.prctl, _PR_SET_DUMPABLE, 0, 0, 0, 0)  # no process of the same user may read our memory
+    is_root = os.geteuid() == 0
+    if is_root:
+        _try(missing, PLAIN_USER, _check_nobody)
+    _try(missing, CALL_FILTER, _check_call_filter)
+    return Walls(missing, init=inside, nobody=is_root and PLAIN_USER not in missing)
+
+
+def shut_in(walls: Walls, keep_fd: int, seconds: float, memory_bytes: int) -> None:
+    """Around one job, in its own process: afterwards only computing and writing to ``keep_fd`` are left."""
+    os.setsid()
+    os.closerange(3, keep_fd)
+    os.closerange(keep_fd + 1, 1024)
+    if walls.nobody:
+        _become_nobody()
+    if _LINUX:
+        _call(_libc.prctl, _PR_SET_DUMPABLE, 0, 0, 0, 0)
+        _call(_libc.prctl, _PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # last: a change of user clears it
+    _limit(resource.RLIMIT_CPU, math.ceil(seconds) + 1)
+    _limit(resource.RLIMIT_CORE, 0)
+    _limit(resource.RLIMIT_FSIZE, 0)
+    _limit(resource.RLIMIT_NPROC, 0)
+    _limit(resource.RLIMIT_NOFILE, 0)
+    if _LINUX:  # elsewhere the system does not enforce it
+        _limit(resource.RLIMIT_AS, memory_bytes)
+    if CALL_FILTER not in walls.missing:
+        syscalls.install(_libc)
+
+
+def _limit(kind: int, value: int) -> None:
+    hard = resource.getrlimit(kind)[1]
+    allowed = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    resource.setrlimit(kind, (allowed, allowed))
+
+
+def _enter_namespaces() -> None:
+    if not _LINUX:
+        raise NoNamespacesError(f"{sys.platform} has no namespaces")
+    try:
+        _unshare()
+        server = os.fork()  # the first process of the new namespace
+    except OSError as error:
+        raise NoNamespacesError(f"{error}") from None
+    if server:
+        os.closerange(0, 1024)  # the channel must not outlive the server
+        os.waitpid(server, 0)
+        os._exit(0)
+    _call(_libc.prctl, _PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def _unshare() -> None:
+    """New namespaces, in which we are nobody. Outside, root is nobody as well and others are themselves."""
+    us = os.getpid()
+    outside = [(os.geteuid(), os.getegid())]
+    if os.geteuid() == 0:
+        with contextlib.suppress(OSError):  # in a user namespace already, where groups may not be given up
+            os.setgroups([])
+        outside.insert(0, (NOBODY, NOBODY))
+    ready_read, ready_write = os.pipe()
+    helper = os.fork()
+    if helper == 0:  # stays outside: from within, nobody may say that we are another than we were
+        os.close(ready_write)
+        os._exit(0 if os.read(ready_read, 1) and any(_map_user(us, *ids) for ids in outside) else 1)
+    os.close(ready_read)
+    try:
+        namespaces = _CLONE_NEWUSER | _CLONE_NEWNS | _CLONE_NEWPID | _CLONE_NEWNET | _CLONE_NEWIPC | _CLONE_NEWUTS
+        _call(_libc.unshare, namespaces)
+        os.write(ready_write, b"!")
+    finally:
+        os.close(ready_write)
+        _, status = os.waitpid(helper, 0)
+    if status != 0:
+        raise OSError("the user namespace takes no user")
+    _become_nobody(groups=False)
+
+
+def _map_user(process: int, uid: int, gid: int) -> bool:
+    folder = f"/proc/{process}"
+    try:
+        for name, line in (
+            ("setgroups", "deny"),
+            ("gid_map", f"{NOBODY} {gid} 1"),
+            ("uid_map", f"{NOBODY} {uid} 1"),
+        ):
+            with open(f"{folder}/{name}", "w") as file:
+                file.write(line)
+    except OSError:
+        return False
+    return True
+
+
+def _become_nobody(*, groups: bool = True) -> None:
+    if groups:
+        os.setgroups([])
+    os.setresgid(NOBODY, NOBODY, NOBODY)
+    os.setresuid(NOBODY, NOBODY, NOBODY)
+
+
+def _mount_empty_root() -> None:
+    """Within a mount namespace: an empty, read-only file system in the place of everything."""
+    anywhere = b"/proc"
+    _call(_libc.mount, b"none", b"/", None, _MS_REC | _MS_PRIVATE, None)
+    flags = _MS_RDONLY | _MS_NOSUID | _MS_NODEV | _MS_NOEXEC
+    _call(_libc.mount, b"none", anywhere, b"tmpfs", flags, b"size=4k,mode=555")
+    os.chdir(anywhere)
+    _call(_libc.pivot_root, b".", b".")  # the old root now lies on top of the new one
+    _call(_libc.umount2, b".", _MNT_DETACH)
+    os.chdir("/")
+
+
+def _chroot_to_nothing() -> None:
+    """Without namespaces, for root: a directory that has been removed, so that not even it can be written to."""
+    folder = tempfile.mkdtemp()
+    os.chdir(folder)
+    os.rmdir(folder)
+    try:
+        os.chroot(".")
+    finally:
+        os.chdir("/")
+
+
+def _drop_capabilities() -> None:
+    for capability in range(_MOST_CAPABILITIES):
+        _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)  # those beyond the last are refused
+    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
+    _call(_libc.capset, header, (ctypes.c_uint32 * 6)())
+
+
+def _check_call_filter() -> None:
+    """It must refuse a call that never fails otherwise."""
+    syscalls.instructions()
+
+    def filtered() -> bool:
+        syscalls.install(_libc)
+        return bool(_libc.getsid(0) == -1)
+
+    if not _in_child(filtered):
+        raise OSError("the kernel takes no filter of system calls")
+
+
+def _check_nobody() -> None:
+    """In some containers root is the only user."""
+
+    def changed() -> bool:
+        _become_nobody()
+        return os.geteuid() == NOBODY
+
+    if not _in_child(changed):
+        raise OSError("root cannot become another user here")
+
+
+def _in_child(test: Callable[[], bool]) -> bool:
+    """What cannot be undone is tried in a process of its own."""
+    child = os.fork()
+    if child == 0:
+        passed = False
+        with contextlib.suppress(OSError):
+            passed = test()
+        os._exit(0 if passed else 1)
+    return os.waitpid(child, 0)[1] == 0
+
+
+def _try(missing: dict[str, str], name: str, build: Callable[[], None]) -> None:
+    if name in missing:
+        return
+    try:
+        build()
+    except OSError as error:
+        missing[name] = str(error)
+
+
+def _call(function: Callable[..., Any], *arguments: Any) -> None:
+    if function(*arguments) != 0:
+        number = ctypes.get_errno()
+        name = getattr(function, "__name__", "a call")
+        raise OSError(number, f"{name}: {os.strerror(number)}")

@@ -1,0 +1,205 @@
+"""Forks a process for each job, shuts it in, and tells what came of it. Started by ``grading/sandbox.py``.
+
+The channel is a socket on descriptor 0. A frame is eight bytes of length, then JSON::
+
+    <- {"sys_path": [...], "preload": [...], "without": {wall: why}}
+    -> {"missing": {wall: why}} | {"failed": why there are no namespaces}
+    <- {"seconds": s, "memory_bytes": b, "reply_bytes": b}, the job, a nonce       three frames
+    -> {"nonce": ..., "kind": "ok" | "timeout" | "crash", "message": ...}          and, when ok, what the job wrote
+
+The job's own process takes the job from the channel, before it is shut in and loses the channel. Only then does the
+server take the nonce. So the nonce is nowhere in the memory of a job, and neither is anything of the jobs before it:
+the server, of which it is a copy, has held no job, and has wiped the replies that it passed on unread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import importlib.machinery
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from . import program
+from .isolation import NoNamespacesError, Walls, raise_walls, shut_in
+
+HEADER_BYTES = 8
+TAKEN = b"\n"  # what a job's process writes when it has taken the job off the channel
+COULD_NOT_SHUT_IN = 90  # exit status
+
+
+class _LostError(Exception):
+    """The owner has gone, or a job's process died in the middle of taking its job: nothing to go on with."""
+
+
+@dataclass(frozen=True)
+class _End:
+    """How a job ended, and how much of the buffer it filled; that is its reply when it is ``ok``."""
+
+    kind: str
+    message: str = ""
+    filled: int = 0
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # process 1 must not have a handler that a job could call
+    channel = socket.socket(fileno=os.dup(0))
+    os.dup2(os.open(os.devnull, os.O_RDWR), 0)
+    with contextlib.suppress(_LostError):
+        hello = _receive(channel)
+        _preload(hello["sys_path"], hello["preload"])
+        try:
+            walls = raise_walls(hello["without"])
+        except NoNamespacesError as error:
+            _send(channel, {"failed": str(error)})
+            os._exit(0)
+        _send(channel, {"missing": walls.missing})
+        os.dup2(0, 2)  # only now: a server that cannot start must be able to say why
+        buffer = bytearray()
+        while True:
+            request = _receive(channel)
+            if len(buffer) <= request["reply_bytes"]:
+                buffer = bytearray(request["reply_bytes"] + 1)  # one more, to see that a reply is too long
+            _serve(channel, walls, memoryview(buffer), **request)
+    os._exit(0)
+
+
+def _preload(path: list[str], names: list[str]) -> None:
+    """Import all that a job may import: later there is no file to import from."""
+    sys.path[:] = path
+    for name in names:
+        importlib.import_module(name)
+    sys.path.clear()
+    sys.path_importer_cache.clear()
+    sys.meta_path.remove(importlib.machinery.PathFinder)
+    os.environ.clear()
+    gc.freeze()  # so that a collection in a job does not touch, and so copy, every page of ours
+
+
+def _serve(
+    channel: socket.socket,
+    walls: Walls,
+    buffer: memoryview,
+    seconds: float,
+    memory_bytes: int,
+    reply_bytes: int,
+) -> None:
+    reply_read, reply_write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        _do_job(channel, reply_write, walls, seconds, memory_bytes)
+    os.close(reply_write)
+    try:
+        if os.read(reply_read, len(TAKEN)) != TAKEN:
+            raise _LostError
+        nonce = _receive(channel)
+        end = _await(channel, reply_read, seconds, buffer[: reply_bytes + 1])
+    finally:
+        os.close(reply_read)
+        status = _end_all(child, walls)
+    if end.kind == "ok" and not end.filled:
+        end = _obituary(status)
+    _send(channel, {"nonce": nonce, "kind": end.kind, "message": end.message})
+    if end.kind == "ok":
+        _send_frame(channel, buffer[: end.filled])
+    buffer[: end.filled] = bytes(end.filled)
+
+
+def _do_job(channel: socket.socket, reply_fd: int, walls: Walls, seconds: float, memory_bytes: int) -> None:
+    """In the child: never returns."""
+    status = COULD_NOT_SHUT_IN
+    try:
+        job = _read_frame(channel)
+        os.write(reply_fd, TAKEN)
+        shut_in(walls, reply_fd, seconds, memory_bytes)
+        status = 0
+        program.run(job, reply_fd)
+    finally:
+        os._exit(status)
+
+
+def _await(channel: socket.socket, reply_fd: int, seconds: float, buffer: memoryview) -> _End:
+    """Take all that the job writes until it closes its pipe, unless it takes too long or writes too much."""
+    deadline = time.monotonic() + seconds
+    poll = select.poll()
+    poll.register(reply_fd, select.POLLIN)
+    poll.register(channel, select.POLLIN)  # before we answer, only the owner's end can come
+    filled = 0
+    while True:
+        ready = {fd for fd, _ in poll.poll(max(0.0, deadline - time.monotonic()) * 1000)}
+        if not ready:
+            return _End("timeout", f"no answer within {seconds:g} s", filled)
+        if channel.fileno() in ready:
+            raise _LostError
+        if filled == len(buffer):
+            return _End("crash", f"a reply of more than {len(buffer) - 1} bytes", filled)
+        count = os.readv(reply_fd, [buffer[filled:]])
+        if count == 0:
+            return _End("ok", filled=filled)
+        filled += count
+
+
+def _end_all(child: int, walls: Walls) -> int:
+    """Kill the job and all that it started; returns the job's exit status, negative for a signal."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        if walls.init:
+            os.kill(-1, signal.SIGKILL)  # everything in our namespace but ourselves
+        else:
+            os.kill(child, signal.SIGKILL)
+            os.killpg(child, signal.SIGKILL)
+    status = 0
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            ended, raw = os.wait()
+            if ended == child:
+                status = os.waitstatus_to_exitcode(raw)
+    return status
+
+
+def _obituary(status: int) -> _End:
+    if status == COULD_NOT_SHUT_IN:
+        return _End("crash", "could not be shut in, and so was not run")
+    if status == -signal.SIGXCPU:
+        return _End("timeout", "out of CPU time")
+    if status < 0:
+        return _End("crash", f"killed by signal {-status} ({signal.strsignal(-status)})")
+    return _End("crash", f"left with status {status} and no answer")
+
+
+def _send(channel: socket.socket, content: Any) -> None:
+    _send_frame(channel, json.dumps(content).encode())
+
+
+def _send_frame(channel: socket.socket, body: bytes | memoryview) -> None:
+    try:
+        channel.sendall(len(body).to_bytes(HEADER_BYTES, "big"))
+        channel.sendall(body)
+    except OSError:
+        raise _LostError from None
+
+
+def _receive(channel: socket.socket) -> Any:
+    return json.loads(_read_frame(channel))
+
+
+def _read_frame(channel: socket.socket) -> bytes:
+    return _read(channel, int.from_bytes(_read(channel, HEADER_BYTES), "big"))
+
+
+def _read(channel: socket.socket, count: int) -> bytes:
+    """Exactly so many bytes: what follows is not for this process, or not yet."""
+    taken = bytearray()
+    while len(taken) < count:
+        chunk = channel.recv(min(count - len(taken), 1 << 20))
+        if not chunk:
+            raise _LostError
+        taken += chunk
+    return bytes(taken)

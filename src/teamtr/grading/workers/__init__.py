@@ -1,0 +1,1 @@
+"""A pool of killable workers for whatever is not trusted to end."""

@@ -1,0 +1,83 @@
+"""Frames of JSON over a socket, under a deadline: how a pool speaks to processes that may never answer."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import socket
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from teamtr.grading.workers.worker import HEADER_BYTES, encode_frame
+
+
+class LateError(Exception):
+    """The other side did not answer before the deadline."""
+
+
+class DeadError(Exception):
+    """The other side closed the channel."""
+
+
+class TooMuchError(Exception):
+    """The other side announced a frame beyond the limit."""
+
+
+class Channel:
+    """One end of a socket. ``most_bytes`` bounds a received frame: an answer cannot fill our memory."""
+
+    def __init__(self, end: socket.socket, most_bytes: int) -> None:
+        end.setblocking(False)
+        self._end = end
+        self._most_bytes = most_bytes
+        self._received = bytearray()
+
+    def send(self, content: Any, deadline: float, *, descriptors: Sequence[int] = ()) -> None:
+        """``descriptors`` travel with the first byte."""
+        left = memoryview(encode_frame(content))
+        while left:
+            self._wait(select.POLLOUT, deadline)
+            try:
+                if descriptors:
+                    sent = socket.send_fds(self._end, [left], descriptors)
+                else:
+                    sent = self._end.send(left)
+            except BlockingIOError:
+                continue
+            except (BrokenPipeError, ConnectionResetError):
+                raise DeadError from None
+            left, descriptors = left[sent:], ()
+
+    def receive(self, deadline: float) -> Any:
+        length = int.from_bytes(self._read(HEADER_BYTES, deadline), "big")
+        if length > self._most_bytes:
+            raise TooMuchError
+        return json.loads(self._read(length, deadline))
+
+    def close(self) -> None:
+        self._end.close()
+
+    def _read(self, count: int, deadline: float) -> bytes:
+        while len(self._received) < count:
+            self._wait(select.POLLIN, deadline)
+            try:
+                chunk = os.read(self._end.fileno(), 1 << 16)
+            except BlockingIOError:
+                continue
+            except ConnectionResetError:
+                raise DeadError from None
+            if not chunk:
+                raise DeadError
+            self._received += chunk
+        taken = bytes(self._received[:count])
+        del self._received[:count]
+        return taken
+
+    def _wait(self, event: int, deadline: float) -> None:
+        poll = select.poll()  # unlike select.select, it takes descriptors above 1023
+        poll.register(self._end.fileno(), event)
+        left_s = deadline - time.monotonic()
+        if left_s <= 0 or not poll.poll(left_s * 1000):
+            raise LateError

@@ -1,0 +1,1 @@
+"""A run from a team file to its end: build, check, train, resume, evaluate, export."""

@@ -1,0 +1,301 @@
+"""Before training: can the radius be seen at all in the precision of scoring, and does the grader tell right from
+wrong?"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from teamtr.engines.learner import PolicyLearner
+from teamtr.engines.torch.policy import CHEAPEST_FIRST
+from teamtr.errors import Misuse, Refused
+from teamtr.presets import Radii
+from teamtr.randomness import generator, seed_of
+from teamtr.rollout import Arena, play
+from teamtr.session.build import Workshop
+from teamtr.team import team_answer
+from teamtr.theory.advantages import group_advantages
+from teamtr.theory.overlong import cache_tokens
+from teamtr.training.batch import Lesson
+from teamtr.training.update import VERIFIABLE_SHARE, noise_floor
+from teamtr.types import Problem, Turn
+
+KNOWN_PROBLEMS = 3
+FEW = 10
+LOOKED_AT = 256
+PROBLEMS = 8
+GROUP = 4
+EXACT = ("fp64", "fp32")
+PERTURBATIONS = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
+
+
+@dataclass(frozen=True)
+class Floor:
+    """The noise floor of one agent's scoring beside its radius, both in nats per ``unit``."""
+
+    agent: str
+    precision: str
+    messages: int
+    noise_floor: float
+    radius: float
+    unit: str = "message"
+
+    @property
+    def share(self) -> float:
+        return self.noise_floor / self.radius
+
+    @property
+    def visible(self) -> bool:
+        return self.share <= VERIFIABLE_SHARE
+
+    def __str__(self) -> str:
+        return (
+            f"{self.agent}: noise floor {self.noise_floor:.2g} nats per {self.unit} in {self.precision}, "
+            f"{self.share:.2g} of the radius {self.radius:.2g}"
+        )
+
+
+class RadiusNotVisible(Refused):
+    """Rounding moves the policy more than the trust region allows."""
+
+
+class GraderNotTrusted(Refused):
+    """Known answers do not come out as they must."""
+
+
+def self_test(workshop: Workshop) -> list[str]:
+    """Send answers known to be right and wrong the way of a real message: through the tokenizer of whoever speaks,
+    the team's answer rule, extraction and grader. Returns warnings; raises GraderNotTrusted when one comes out
+    otherwise. Where a task has no known answers (``gold`` and ``wrong``), its grader must at least not fail on all.
+    """
+    task, seed = workshop.task, workshop.team_file.seed
+    gold, wrong = getattr(task, "gold", None), getattr(task, "wrong", None)
+    problems = task.problems("train")
+    if not problems:
+        raise Misuse("the task has no problem to train on: lower task.held_out, or give task.train")
+    if gold is None or wrong is None:
+        _require_an_answer(workshop, problems)
+        return []
+    rng = generator(seed, "self-test")
+    picked = [problems[i] for i in rng.permutation(len(problems))[:KNOWN_PROBLEMS]]
+    known = [_Known(problem, "gold", gold(problem), True) for problem in picked]
+    known += [_Known(p, answer.kind, answer.reply, False) for p in picked for answer in wrong(p, rng)]
+    arena = workshop.arena
+    said = [_spoken(arena, each.reply) for each in known]
+    texts = [[turn.text for turn in turns] for turns in said]
+    extract = getattr(task, "extract", None)
+    answers = [team_answer(turns, arena.answer, extract) for turns in said]
+    verdicts = task.grade([(k.problem, answer, text) for k, answer, text in zip(known, answers, texts, strict=True)])
+    failed = [
+        f"  problem {each.problem.id}, {each.kind}: graded {verdict.kind}, read as {verdict.extracted!r}"
+        for each, verdict in zip(known, verdicts, strict=True)
+        if verdict.right != each.is_right
+    ]
+    failed += [
+        f"  problem {each.problem.id}, gold: no answer is found in it when votes are counted"
+        for each, answer in zip(known, answers, strict=True)
+        if each.is_right and extract is not None and extract(answer) is None
+    ]
+    if failed:
+        raise GraderNotTrusted(
+            "answers known to be right or wrong come out otherwise, so that rewards would mean nothing:\n"
+            + "\n".join(failed[:10])
+            + "\nIf only gold answers fail, the model's tokenizer may not be able to write them; else mend the task."
+        )
+    return _too_short(workshop, [turns for each, turns in zip(known, said, strict=True) if each.is_right])
+
+
+def doubts(workshop: Workshop) -> list[str]:
+    """What makes it unlikely that something is learnt, or that it can be seen."""
+    settings, task = workshop.team_file, workshop.task
+    problems, found = task.problems("train"), []
+    if len(problems) < settings.plan.problems:
+        wanted = settings.plan.problems
+        found.append(f"{len(problems)} problems to train on, and plan.problems is {wanted}: every batch has them all")
+    if settings.eval.every and 0 < (held_out := len(task.problems("test"))) < FEW:
+        found.append(f"{held_out} held-out problems: intervals over so few say little")
+    examples_of = getattr(task, "format_examples", None)
+    untaught = examples_of is None or not examples_of(generator(settings.seed, "form"), 1)
+    if untaught and settings.tiny.warmup_steps and any(agent.model == "tiny" for agent in settings.team.agents):
+        found.append(
+            "the built-in tiny model is not taught before training, for this task has no examples of messages: it "
+            "begins with random letters; take a pretrained model, or a task such as code to try things"
+        )
+    codecs = {id(tokenizer): codec for codec in workshop.arena.codecs.values() if (tokenizer := _tokenizer(codec))}
+    for codec in codecs.values():
+        unknown, looked_at = _tokenizer(codec).unk_token_id, problems[:LOOKED_AT]
+        strange = sum(unknown is not None and unknown in codec.encode_message(p.prompt) for p in looked_at)
+        if strange:
+            found.append(f"{strange} of {len(looked_at)} problems have characters that the tokenizer does not know")
+    return found
+
+
+def _tokenizer(codec: Any) -> Any:
+    return getattr(codec, "tokenizer", None)
+
+
+def _require_an_answer(workshop: Workshop, problems: Sequence[Problem]) -> None:
+    """A grader that may fail is sent a right answer where one is known, a number and a sentence; not all may fail."""
+    failures = getattr(workshop.task, "failures", None)
+    if failures is None:
+        return
+    before, known = Counter(failures), problems[0].answer
+    replies = ("" if known is None else str(known), "0", "I do not know.")
+    verdicts = workshop.task.grade([(problems[0], reply, [reply]) for reply in replies])
+    failed = Counter(failures) - before
+    failures.clear()
+    failures.update(before)
+    if all(verdict.kind in ("crash", "timeout") for verdict in verdicts):
+        raise GraderNotTrusted(
+            f"the grader failed on all {len(verdicts)} replies it was tried with, so that nothing could be learnt:\n"
+            + "\n".join(f"  {why}" for why in failed)
+            + "\nA grader gives a reward for any text, 0 where it cannot read it. If it is only slow, raise "
+            "task.seconds_per_item."
+        )
+
+
+@dataclass(frozen=True)
+class _Known:
+    problem: Problem
+    kind: str
+    reply: str
+    is_right: bool
+
+
+def _spoken(arena: Arena, reply: str) -> list[Turn]:
+    """The reply as every agent's message of one round, as its own tokenizer writes and reads it."""
+    turns = []
+    for name in arena.router.order:
+        codec = arena.codecs[name]
+        token_ids = codec.encode_message(reply)
+        nothing = np.zeros(0, np.int32), token_ids, np.zeros(len(token_ids), np.float32)
+        turns.append(Turn(name, 0, *nothing, "stop", "", codec.decode(token_ids)))
+    return turns
+
+
+def _too_short(workshop: Workshop, golds: list[list[Turn]]) -> list[str]:
+    """A warning for each agent that answers and may not write as much as the shortest of these unpunished."""
+    rule, order = workshop.arena.answer, workshop.arena.router.order
+    cache = workshop.plan.overlong.cache
+    answering = {"last": order[-1:], "majority": order}.get(rule, (rule,))
+    warnings = []
+    for agent in workshop.team:
+        needed = min((len(t.token_ids) for turns in golds for t in turns if t.agent == agent.name), default=0)
+        if agent.name in answering and needed > agent.max_tokens:
+            warnings.append(
+                f"agent {agent.name!r} may write {agent.max_tokens} tokens, but the shortest of {len(golds)} right "
+                f"answers takes {needed}: raise max_tokens"
+            )
+        elif agent.name in answering and needed > agent.max_tokens - cache_tokens(agent.max_tokens, cache):
+            warnings.append(
+                f"agent {agent.name!r}: the shortest of {len(golds)} right answers takes {needed} of "
+                f"{agent.max_tokens} tokens and is punished for its length: raise max_tokens, or lower "
+                "plan.overlong_cache"
+            )
+    return warnings
+
+
+def measure_floors(workshop: Workshop) -> list[Floor]:
+    """Play a few episodes and measure every trainable agent's floor on its own messages. Changes no weight.
+
+    With ``precision: auto`` an agent whose radius cannot be seen goes on to the next finer arithmetic.
+    """
+    problems = workshop.task.problems("train")
+    seed = workshop.team_file.seed
+    pick = generator(seed, "preflight").permutation(len(problems))[:PROBLEMS]
+    batch = play(
+        workshop.arena,
+        workshop.current_team(),
+        [problems[i] for i in pick],
+        GROUP,
+        seed=seed_of(seed, "preflight", "play"),
+    )
+    returns_PG = batch.returns_PG(workshop.plan.gamma)
+    advantages = group_advantages(returns_PG, a_clip=workshop.plan.a_clip, eps_norm=workshop.plan.eps_norm)
+    floors = []
+    for name in workshop.team.trainable:
+        learner = workshop.engine.learner(name)
+        lesson = Lesson(batch.of(name), advantages, returns_PG)
+        if len(lesson.batch) == 0:
+            continue
+        for precision in _finer(workshop, learner.policy.precision):
+            learner.policy.precision = precision
+            floor = Floor(
+                agent=name,
+                precision=precision,
+                messages=len(lesson.batch),
+                noise_floor=_floor(learner, lesson, workshop.plan.radii, seed=seed_of(seed, "preflight", name)),
+                radius=learner.state.radius_nats,
+                unit="token" if workshop.plan.radii.per_token else "message",
+            )
+            if floor.visible:
+                break
+        floors.append(floor)
+    return floors
+
+
+def _finer(workshop: Workshop, precision: str) -> tuple[str, ...]:
+    """This precision, and with ``auto`` all finer ones."""
+    if workshop.team_file.learner.precision != "auto" or precision not in CHEAPEST_FIRST:
+        return (precision,)
+    return CHEAPEST_FIRST[CHEAPEST_FIRST.index(precision) :]
+
+
+def _floor(learner: PolicyLearner, lesson: Lesson, radii: Radii, *, seed: int) -> float:
+    """The KL that rounding produces: after a negligible perturbation, and beyond it wherever float32 differs.
+
+    In low precision a negligible change can vanish altogether (an adapter's, beside a frozen base), which reads as a
+    floor of 0, while a step of the size of real ones is read wrongly. So perturbations of growing size are measured
+    in this precision and in float32, as long as their true KL is within the radius; the largest difference counts.
+    """
+    before = learner.snapshot()
+    learner.begin(lesson.batch)
+    floor = noise_floor(learner, lesson, before, radii, seed=seed)
+    learner.end()
+    if learner.policy.precision in EXACT:
+        return floor
+    for relative in PERTURBATIONS:
+        true = _perturbed_kl(learner, lesson, before, radii, relative, seed, precision="fp32")
+        if true > learner.state.radius_nats:
+            break
+        read = _perturbed_kl(learner, lesson, before, radii, relative, seed, precision=learner.policy.precision)
+        floor = max(floor, abs(read - true))
+    return floor
+
+
+def _perturbed_kl(
+    learner: PolicyLearner, lesson: Lesson, before: Any, radii: Radii, relative: float, seed: int, *, precision: str
+) -> float:
+    own = learner.policy.precision
+    learner.policy.precision = precision
+    try:
+        learner.begin(lesson.batch)
+        learner.perturb(relative, seed)
+        return float(lesson.charged_M(learner.measure().full_M, radii).mean())
+    finally:
+        learner.restore(before)
+        learner.end()
+        learner.policy.precision = own
+
+
+def require_visible(workshop: Workshop, floors: list[Floor]) -> None:
+    """Refuse a team whose radius drowns in rounding."""
+    blind = [f for f in floors if not f.visible]
+    if blind and workshop.plan.region.gate:
+        raise RadiusNotVisible(
+            "the trust region cannot be seen: rounding alone moves a message by more than a tenth of the radius.\n"
+            + "\n".join(f"  {f}" for f in blind)
+            + f"\n{_remedy(blind)}"
+        )
+
+
+def _remedy(blind: list[Floor]) -> str:
+    """A finer precision where there is one to set; else only the radius and the messages are left."""
+    others = f"raise plan.radius_nats_per_{blind[0].unit}, or shorten max_tokens."
+    if all(floor.precision in EXACT for floor in blind):
+        return f"Scoring is as fine as it gets: {others}"
+    return f"Set learner.precision to fp32 (or tf32 on a GPU), {others}"

@@ -1,0 +1,175 @@
+"""Evaluations that can be killed, resumed and graded again: their episodes are kept, chunk by chunk.
+
+    evals/test-k64-1f0c9a2b/                    one folder for each team, split, K and temperature
+      settings.json                             which
+      problems-00000-00008-77d0f3aa.jsonl.gz    the episodes of these problems, written when all were played
+      report.json                               the figures of the last evaluation
+
+A chunk's name holds a hash of its problems, so that other data are never taken for the same; and its randomness comes
+from its place, so that an evaluation that was killed ends with the same figures. A chunk that is there is not sampled
+again; ``regrade`` gives every answer to the grader once more.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from teamtr.errors import Misuse
+from teamtr.evaluation.evaluate import EvalReport, Scores, scores_of
+from teamtr.randomness import seed_of
+from teamtr.rollout import Arena, Ledger, play
+from teamtr.session.build import Workshop
+from teamtr.store import read_episodes, write_atomic, write_episodes
+from teamtr.store.log import encode
+from teamtr.team import Team, team_answer
+from teamtr.types import Problem, RolloutBatch
+
+EPISODES_PER_CHUNK = 512
+SAMPLES = 4
+"""K of tasks for which the paper names none."""
+
+Progress = Callable[[int, int, Scores], None]
+"""Called after each chunk with how many problems are done, of how many, and the chunk's scores."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One evaluation of a team: which problems, how often, and where its episodes are kept.
+
+    ``stage`` names the randomness beside the seed: a team is evaluated with the same after the same number of stages.
+    """
+
+    workshop: Workshop
+    team: Team
+    folder: Path
+    split: str
+    samples: int
+    temperature: float | None
+    stage: int
+    limit: int | None = None
+
+    @classmethod
+    def of(
+        cls,
+        workshop: Workshop,
+        team: Team,
+        evals: Path,
+        *,
+        stage: int,
+        split: str = "test",
+        limit: int | None = None,
+        samples: int | None = None,
+        temperature: float | None = None,
+    ) -> Evaluation:
+        """What is not given is as the team file says; what that leaves open, as the paper evaluates the task."""
+        settings = workshop.team_file.eval
+        usual: int = getattr(workshop.task, "samples", SAMPLES)
+        chosen = samples or settings.samples or usual
+        warmth = settings.temperature if temperature is None else temperature
+        made = cls(workshop, team, evals, split, chosen, warmth, stage, limit or settings.problems)
+        return replace(made, folder=evals / f"{split}-k{chosen}-{_digest(made.settings)}")
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What the episodes depend on besides the problems."""
+        return {
+            "team_version": self.team.version,
+            "team": self.workshop.team_file.team.model_dump(mode="json"),
+            "split": self.split,
+            "samples": self.samples,
+            "temperature": self.temperature,
+            "seed": self.seed,
+            "episodes_per_chunk": EPISODES_PER_CHUNK,
+        }
+
+    @property
+    def seed(self) -> int:
+        return seed_of(self.workshop.team_file.seed, "eval", self.split, self.stage)
+
+    def run(
+        self,
+        *,
+        regrade: bool = False,
+        ledger: Ledger | None = None,
+        progress: Progress = lambda done, of, scores: None,
+    ) -> EvalReport:
+        """Play what is not there yet, grade it, and report. With ``regrade`` nothing is played, all is graded anew."""
+        problems = self.workshop.task.problems(self.split)[: self.limit]
+        if not problems:
+            raise Misuse(f"the split {self.split!r} has no problems: choose another with --split")
+        arena, parts = self.workshop.arena, []
+        write_atomic(self.folder / "settings.json", encode(self.settings, "the settings") + b"\n")
+        for chunk in _chunks(problems, max(1, EPISODES_PER_CHUNK // self.samples)):
+            file = self.folder / chunk.file_name
+            if regrade:
+                batch = _graded_again(arena, self._stored(file), chunk.problems)
+                write_episodes(file, batch)
+            elif file.exists():
+                batch = replace(read_episodes(file), problems=tuple(chunk.problems))
+            else:
+                batch = self._played(chunk, ledger)
+                write_episodes(file, batch)
+            parts.append(scores_of(arena, batch))
+            progress(chunk.first + len(chunk.problems), len(problems), parts[-1])
+        report = Scores.together(parts).report(self.seed)
+        write_atomic(self.folder / "report.json", encode(report.as_record(), "the report") + b"\n")
+        return report
+
+    def _played(self, chunk: _Chunk, ledger: Ledger | None) -> RolloutBatch:
+        return play(
+            self.workshop.arena,
+            self.team,
+            chunk.problems,
+            self.samples,
+            seed=seed_of(self.seed, "chunk", chunk.first),
+            temperature=self.temperature,
+            ledger=ledger,
+        )
+
+    def _stored(self, file: Path) -> RolloutBatch:
+        if not file.exists():
+            raise Misuse(
+                f"{file.parent} holds no episodes of {file.stem.removesuffix('.jsonl')}, so that there is nothing to "
+                "grade again: evaluate first, with the same split, samples, temperature and limit"
+            )
+        return read_episodes(file)
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    first: int
+    problems: Sequence[Problem]
+
+    @property
+    def file_name(self) -> str:
+        asked = _digest([[problem.id, problem.prompt, problem.private] for problem in self.problems])
+        return f"problems-{self.first:05d}-{self.first + len(self.problems):05d}-{asked}.jsonl.gz"
+
+
+def _chunks(problems: Sequence[Problem], size: int) -> Iterator[_Chunk]:
+    for first in range(0, len(problems), size):
+        yield _Chunk(first, problems[first : first + size])
+
+
+def _graded_again(arena: Arena, batch: RolloutBatch, problems: Sequence[Problem]) -> RolloutBatch:
+    """The same episodes with the verdicts of today's grader, on the answers that today's extraction finds."""
+    extract = getattr(arena.task, "extract", None)
+    answers = [team_answer(episode.turns, arena.answer, extract) for episode in batch.episodes]
+    asked = [
+        (problems[e // batch.group_size], answer, [turn.text for turn in episode.turns])
+        for e, (episode, answer) in enumerate(zip(batch.episodes, answers, strict=True))
+    ]
+    episodes = [
+        replace(episode, answer=answer, verdict=verdict)
+        for episode, answer, verdict in zip(batch.episodes, answers, arena.task.grade(asked), strict=True)
+    ]
+    return replace(batch, problems=tuple(problems), episodes=tuple(episodes))
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:8]

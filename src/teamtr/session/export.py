@@ -1,0 +1,261 @@
+"""An agent of a run as a folder that plain transformers or PEFT loads, with a model card.
+
+A whole model leaves as a Hugging Face folder, an adapter as a PEFT folder (or merged into its base). Nothing of the
+training leaves with it: no optimizer, no steering state.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from teamtr.config import AgentConfig, TeamFile
+from teamtr.engines.torch.loading import load_pretrained, quieten
+from teamtr.errors import Misuse
+from teamtr.session.build import build
+from teamtr.session.resume import StoredRun
+from teamtr.store.atomic import make_folder, temporary_beside
+from teamtr.text import share
+
+OURS = ("optimizer.safetensors", "state.json", "manifest.json")
+"""What a checkpoint holds besides the model."""
+BASE = "base"
+"""Where the base of an exported adapter lies when it is nowhere else to be had."""
+
+Record = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written: ``form`` is "model", "adapter" or "merged"; ``base`` is what an adapter stands on."""
+
+    agent: str
+    folder: Path
+    form: str
+    base: str | None = None
+
+
+def export(run: Path | str, out: Path | str, *, agent: str | None = None, merge: bool = False) -> list[Exported]:
+    """Write one agent of the run's last commit to ``out``, or every agent to a folder of its name below ``out``.
+
+    ``out`` must not exist or be empty; it appears whole or not at all. ``merge`` adds an adapter into its base.
+    """
+    stored = StoredRun.read(run)
+    source, team_file, commit = stored.folder, stored.team_file, stored.commit
+    chosen = [agent_of(team_file, agent)] if agent is not None else list(team_file.team.agents)
+    target = Path(out)
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise Misuse(f"{target} exists and is not an empty folder; export into a new one")
+    quieten()
+    make_folder(target.parent)
+    temporary = temporary_beside(target)
+    records = source.log.read()
+    written = []
+    try:
+        for config in chosen:
+            inside = Path() if agent is not None else Path(config.name)
+            folder = temporary / inside
+            folder.mkdir(parents=True)
+            written.append(
+                _export_agent(
+                    team_file, config, source.checkpoints.folder_of(commit, config.name), folder, target / inside, merge
+                )
+            )
+            card = model_card(team_file, config, records, written[-1])
+            (folder / "README.md").write_text(card)
+        if target.exists():
+            target.rmdir()
+        os.rename(temporary, target)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    return written
+
+
+def agent_of(team_file: TeamFile, name: str) -> AgentConfig:
+    """The agent of this name, or a Misuse that says who there is."""
+    for config in team_file.team.agents:
+        if config.name == name:
+            return config
+    raise Misuse(f"no agent {name!r} in this run; it has {', '.join(team_file.team.names)}")
+
+
+def base_model(team_file: TeamFile, agent: str) -> tuple[Any, Any]:
+    """(model, tokenizer) that this agent started from: what an adapter stands on.
+
+    The built-in model is nowhere on disk: it is made again, from the same seed and examples.
+    """
+    config = agent_of(team_file, agent)
+    if config.model != "tiny":
+        return load_pretrained(config.model)
+    whole = tuple(a.model_copy(update={"train": "full"}) for a in team_file.team.agents if a.model == config.model)
+    rest = tuple(a.model_copy(update={"model": "tabular", "train": "full"}) for a in team_file.team.agents)
+    by_name = {a.name: a for a in (*rest, *whole)}
+    team = team_file.team.model_copy(update={"agents": tuple(by_name[n] for n in team_file.team.names)})
+    policy: Any = build(team_file.model_copy(update={"team": team})).engine.learner(agent).policy
+    return policy.model, policy.tokenizer
+
+
+def _export_agent(
+    team_file: TeamFile, config: AgentConfig, stored: Path, folder: Path, final: Path, merge: bool
+) -> Exported:
+    """Fill ``folder``, which will be called ``final``."""
+    if config.model == "tabular":
+        raise Misuse(f"agent {config.name!r} is a table, not a transformer; there is no other form to export it in")
+    if config.train == "full":
+        if merge:
+            raise Misuse(f"agent {config.name!r} is a whole model already; --merge is for adapters")
+        _copy(stored, folder)
+        return Exported(config.name, final, "model")
+    if merge:
+        from peft import PeftModel
+
+        model, tokenizer = base_model(team_file, config.name)
+        PeftModel.from_pretrained(model, stored).merge_and_unload().save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        return Exported(config.name, final, "merged", config.model)
+    _copy(stored, folder)
+    base = config.model
+    if config.model == "tiny":
+        model, tokenizer = base_model(team_file, config.name)
+        model.save_pretrained(folder / BASE)
+        tokenizer.save_pretrained(folder / BASE)
+        base = str((final / BASE).absolute())
+    settings = json.loads((folder / "adapter_config.json").read_text())
+    settings["base_model_name_or_path"] = base
+    (folder / "adapter_config.json").write_text(json.dumps(settings, indent=2) + "\n")
+    return Exported(config.name, final, "adapter", base)
+
+
+def _copy(stored: Path, folder: Path) -> None:
+    for file in stored.iterdir():
+        if file.name not in OURS:
+            shutil.copy2(file, folder / file.name)
+
+
+# -- the model card -------------------------------------------------------------------------------------------
+
+
+def model_card(team_file: TeamFile, config: AgentConfig, records: Sequence[Record], exported: Exported) -> str:
+    """Base, task, team, radius and figures from the log, as a README with the hub's header."""
+    plan = team_file.plan.plan()
+    unit = "token" if plan.radii.per_token else "message"
+    title = f"{config.name} of {team_file.name}"
+    base = config.model if config.model != "tiny" else "the built-in tiny model"
+    lines = [
+        *_header(config, exported),
+        f"# {title}",
+        "",
+        f"One agent of a team that was trained with TeamTR: `{config.name}` speaks in the order "
+        f"{' → '.join(f'`{name}`' for name in team_file.team.speaking_order)}.",
+        "",
+        "| | |",
+        "|---|---|",
+        f"| base | {base} ({'all weights trained' if config.train == 'full' else 'LoRA'}) |",
+        f"| form of this folder | {_FORMS[exported.form]} |",
+        f"| task | {team_file.task.name} |",
+        f"| team | {', '.join(f'{a.name} ({a.model}, {a.train})' for a in team_file.team.agents)} |",
+        f"| plan | {team_file.plan.preset}, seed {team_file.seed} |",
+        f"| radius | {plan.radii.nats:g} nats per {unit} |",
+        *_figures(config.name, records),
+        "",
+        "## Loading",
+        "",
+        "```python",
+        *_loading(exported),
+        "```",
+        "",
+        "The agent expects the team's chat protocol"
+        + (f" and this system prompt: {config.system_prompt!r}." if config.system_prompt else " and no system prompt.")
+        + " Alone, outside of its team, it was never measured.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+_FORMS = {
+    "model": "Hugging Face model",
+    "adapter": "PEFT adapter",
+    "merged": "Hugging Face model, the adapter merged into its base",
+}
+
+
+def _header(config: AgentConfig, exported: Exported) -> list[str]:
+    library = "peft" if exported.form == "adapter" else "transformers"
+    lines = ["---", f"library_name: {library}", "pipeline_tag: text-generation", "tags: [teamtr]"]
+    on_hub = config.model != "tiny" and not Path(config.model).is_absolute()
+    return [*lines, *([f"base_model: {json.dumps(config.model)}"] if on_hub else []), "---", ""]
+
+
+def _figures(agent: str, records: Sequence[Record]) -> list[str]:
+    """Rows of the card: what the log says of this agent's updates and of the team's success, since this agent is in it.
+
+    A log goes on over a swap. What stands before it was done by and to the model that was replaced; before a reset, by
+    and to the whole team of then.
+    """
+    place, began = _beginning(agent, records)
+    since = records[place:]
+    own = [r for r in since if r["kind"] == "update" and r["agent"] == agent]
+    kept = [r for r in own if r["outcome"].startswith("accepted")]
+    rows = [f"| updates of this agent, since {began} | {len(kept)} kept of {len(own)} |"]
+    if kept:
+        rows.append(f"| KL of the kept updates | mean {sum(r['kl_full'] for r in kept) / len(kept):.2g} nats |")
+    swaps = [r for r in records if r["kind"] == "swap" and r["agent"] == agent]
+    rows += [_swapped(r) for r in swaps[-1:]]
+    evals = [r for r in since if r["kind"] == "eval"]
+    for when, record in (("first", evals[0]), ("last", evals[-1])) if evals else ():
+        rows.append(
+            f"| held-out success of the team, {when} since {began} | "
+            f"{share(record['avg_at_k'], record['avg_interval'])}, {record['problems']} problems x "
+            f"{record['samples']}, after {record['updates']} updates |"
+        )
+    return rows
+
+
+def _beginning(agent: str, records: Sequence[Record]) -> tuple[int, str]:
+    """From which record on the log is about this agent's weights, and what happened there."""
+    for place, record in reversed(list(enumerate(records))):
+        if record["kind"] == "swap" and record["agent"] == agent:
+            return place + 1, f"it joined after {_stages(record)}"
+        if record["kind"] == "swap" and record["mode"] == "reset":
+            return place + 1, f"the team began anew after {_stages(record)}"
+    return 0, "the run began"
+
+
+def _stages(record: Record) -> str:
+    return "1 stage" if record["stage"] == 1 else f"{record['stage']} stages"
+
+
+def _swapped(record: Record) -> str:
+    success, intervals = record["success"], record["intervals"]
+    installed = "after" if "after" in success else "at_swap"
+    before, now = (share(success[when], intervals[when]) for when in ("before", installed))
+    return (
+        f"| swapped in | after {record['updates']} updates of the team, {record['mode']}; not certified; held-out "
+        f"success of the team {before} before, {now} as installed |"
+    )
+
+
+def _loading(exported: Exported) -> list[str]:
+    if exported.form != "adapter":
+        return [
+            "from transformers import AutoModelForCausalLM, AutoTokenizer",
+            "",
+            'model = AutoModelForCausalLM.from_pretrained("THIS_FOLDER")',
+            'tokenizer = AutoTokenizer.from_pretrained("THIS_FOLDER")',
+        ]
+    own_base = exported.base is not None and Path(exported.base).name == BASE and Path(exported.base).is_absolute()
+    base = f"THIS_FOLDER/{BASE}" if own_base else exported.base
+    return [
+        "from peft import PeftModel",
+        "from transformers import AutoModelForCausalLM, AutoTokenizer",
+        "",
+        f'base = AutoModelForCausalLM.from_pretrained("{base}")',
+        'model = PeftModel.from_pretrained(base, "THIS_FOLDER")',
+        'tokenizer = AutoTokenizer.from_pretrained("THIS_FOLDER")',
+    ]

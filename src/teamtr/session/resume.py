@@ -1,0 +1,118 @@
+"""A run on disk: what it was asked and how far it is, before anything is built of it; and whether it may go on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from teamtr.config import ConfigError, TeamFile, dump, loads
+from teamtr.errors import Misuse, Refused
+from teamtr.session.build import Workshop, build
+from teamtr.store import Commit, NotARun, RunFolder, StoreError, write_atomic
+from teamtr.team import Team
+
+MAY_CHANGE = (
+    "plan.stages",
+    "eval.every",
+    "eval.problems",
+    "eval.samples",
+    "eval.temperature",
+    "store.keep_checkpoints",
+    "learner.micro_batch",
+    "diagnostics.every",
+    "sampling.compiled",
+    "sampling.memory_gb",
+    "trackers",
+)
+"""Settings that a resumed run may change without becoming another run; of a list, all that it holds."""
+
+
+SWAP_REQUEST = Path("swap", "request.json")
+"""Where a swap writes down what was asked; ``team.yaml`` comes last, and until then no run is there to go on with."""
+
+
+class OtherRun(StoreError):
+    """The folder holds a run of another team file."""
+
+    exit_code = Refused.exit_code
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """A run on disk: its settings and its last commit, before anything is built of them."""
+
+    folder: RunFolder
+    team_file: TeamFile
+    commit: Commit
+
+    @classmethod
+    def read(cls, folder: Path | str) -> StoredRun:
+        """Without taking the run's lock. Raises NotARun where there is nothing to go on from."""
+        run = RunFolder.read(folder)
+        if not run.team_file.is_file():
+            raise NotARun(f"{folder} holds no whole run (no team.yaml in it): train or swap to its end first")
+        team_file = loads(run.team_file.read_text(), name=str(run.team_file))
+        commit = run.checkpoints.latest()
+        if commit is None:
+            raise NotARun(f"{folder} holds no checkpoint yet; train first")
+        return cls(run, team_file, commit)
+
+    def build(self) -> tuple[Workshop, Team]:
+        """The team of the commit."""
+        workshop = build(self.team_file, taught=False)
+        return workshop, workshop.load(lambda name: self.folder.checkpoints.folder_of(self.commit, name))
+
+
+def claim(run: RunFolder, team_file: TeamFile, commit: Commit | None) -> None:
+    """Write the resolved team file, or make sure that the one there is the same and asks for no less than was done."""
+    text = dump(team_file)
+    if (run.path / SWAP_REQUEST).exists() and not run.team_file.exists():
+        raise OtherRun(
+            f"{run.path} holds a swap that has not ended: the same `teamtr swap` command goes on with it; choose "
+            "another folder to train in"
+        )
+    if run.team_file.exists() and commit is not None:  # a run that never began binds nobody
+        try:
+            stored = loads(run.team_file.read_text(), name=str(run.team_file))
+        except ConfigError as error:
+            raise OtherRun(f"the team file stored in {run.path} cannot be read:\n{error}") from error
+        changed = _differences(stored.model_dump(), team_file.model_dump())
+        other = [key for key in changed if not any(f"{key}.".startswith(f"{free}.") for free in MAY_CHANGE)]
+        if other:
+            raise OtherRun(
+                f"{run.path} holds a run with other settings ({', '.join(other[:5])}"
+                f"{', …' if len(other) > 5 else ''}); choose another folder, or undo the change to go on with it"
+            )
+        _require_stages(run, team_file, commit)
+    write_atomic(run.team_file, text.encode())
+
+
+def _require_stages(run: RunFolder, team_file: TeamFile, commit: Commit) -> None:
+    """A plan cannot end before what is done: its last evaluation would be of a team that is further on."""
+    stage, updated = int(commit.progress["stage"]), int(commit.progress["done"])
+    begun = stage + (updated > 0)
+    if team_file.plan.stages >= begun:
+        return
+    each = sum(not agent.frozen for agent in team_file.team.agents)
+    whole = stage + (updated == each)
+    told = f"{whole} {'stage' if whole == 1 else 'stages'}"
+    if updated < each:
+        told += f" and {updated} of {each} updates of the next"
+    raise Misuse(
+        f"plan.stages is {team_file.plan.stages}, but the run in {run.path} has done {told}: "
+        f"set plan.stages to {begun} or more to go on with it, or choose a new folder"
+    )
+
+
+def _differences(a: Any, b: Any, path: str = "") -> Iterator[str]:
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        for key in sorted({*a, *b}):
+            yield from _differences(a.get(key), b.get(key), f"{path}.{key}" if path else str(key))
+    elif isinstance(a, list | tuple) and isinstance(b, list | tuple) and len(a) == len(b):
+        for k, (x, y) in enumerate(zip(a, b, strict=True)):
+            named = isinstance(x, Mapping) and isinstance(y, Mapping) and "name" in x and x["name"] == y.get("name")
+            yield from _differences(x, y, f"{path}.{x['name'] if named else k}")
+    elif a != b:
+        yield path

@@ -1,0 +1,522 @@
+"""From a team file to a finished run: builds, drives the loop, saves after every update, resumes.
+
+``train`` is a generator of records, the same that go into the log; whoever shows them decides how. A run that is
+killed at any moment and started again ends with the same bits on a CPU, because
+
+- every random number is named by (seed, purpose, stage, step), see ``randomness``;
+- a commit holds weights, optimizer moments, steering state and position, and is all or nothing;
+- the log is rewound to the last commit, and what was not committed is done again.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from teamtr.config import TeamFile
+from teamtr.evaluation.evaluate import PROBLEMS_IN_A_RUN, SAMPLES_IN_A_RUN, EvalReport, evaluate
+from teamtr.evaluation.exact import role_success
+from teamtr.randomness import generator, seed_of
+from teamtr.rollout import Collected, Ledger, collect, play, punishments_PG, trained_returns_PG
+from teamtr.rollout.cost import Account
+from teamtr.session.build import Workshop, build
+from teamtr.session.checks import doubts, measure_floors, require_visible, self_test
+from teamtr.session.memory import before_training, peak_gb
+from teamtr.session.resume import claim
+from teamtr.store import (
+    Commit,
+    RunFolder,
+    StoreError,
+    batch_name,
+    probe_name,
+    read_episodes,
+    write_episodes,
+)
+from teamtr.tasks import Roles
+from teamtr.team import Team
+from teamtr.theory.advantages import group_advantages
+from teamtr.theory.intervals import measured_gain
+from teamtr.trackers import follow
+from teamtr.training.algorithm import Slot, Step, run_stage, schedule
+from teamtr.training.batch import Lesson
+from teamtr.training.probe import Rollouts, log_ratios, stale_probe, token_shift
+from teamtr.training.stage import shared_radii, stage_report
+from teamtr.training.update import Stakes, Update, update_agent
+from teamtr.types import Problem, RolloutBatch
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class _Position:
+    """Where a run stands: ``done`` updates of ``stage`` are committed, ``number`` in all."""
+
+    number: int = 0
+    stage: int = 0
+    done: int = 0
+    batch: str | None = None
+    log_weights: Sequence[float] | None = None
+    carried: Sequence[float] | None = None
+    """Trajectory log-weights from the stage's first batch to the present team, while probes ask for them."""
+    returns: Sequence[Sequence[float]] | None = None
+    """Returns of the latest batch of this stage, to measure the next update's gain against."""
+
+
+def train(team_file: TeamFile, folder: Path | str, *, stop: Callable[[], bool] = lambda: False) -> Iterator[Record]:
+    """Train in this folder, or go on with the run that is there; yields every record of the log as it is made, and
+    what went wrong with the team file's trackers (kind "tracker", not in the log).
+
+    ``stop()`` is asked after every update; when it says yes, everything is saved and the generator ends. A run that
+    fails before it has begun leaves no folder behind, if there was none.
+    """
+    there = Path(folder).exists()
+    with RunFolder.open(folder, keep_commits=team_file.store.keep_checkpoints) as run:
+        commit = run.checkpoints.latest()
+        claim(run, team_file, commit)
+        taught = commit is None or team_file.plan.plan().objective.has_reference  # else a commit holds all that matters
+        try:
+            yield from follow(
+                _Driver(run, build(team_file, taught=taught), stop).go(commit),
+                team_file.trackers,
+                run.path,
+                name=team_file.name,
+                settings=team_file.model_dump(),
+                history=run.log.read,
+            )
+        except Exception:  # whatever it was is raised again; Ctrl-C keeps the folder, the same command goes on
+            if not there and run.checkpoints.latest() is None:
+                shutil.rmtree(run.path)  # the lock is ours until the block ends
+            raise
+
+
+class _Driver:
+    """Drives the loop of one run and keeps its books."""
+
+    def __init__(self, run: RunFolder, workshop: Workshop, stop: Callable[[], bool]) -> None:
+        self.run = run
+        self.workshop = workshop
+        self.stop = stop
+        self.seed = workshop.team_file.seed
+        self.account = Account()
+        self.team = workshop.current_team()
+        self.position = _Position()
+        self.fingerprints: dict[str, str] = {}
+        self.exact: float | None = None
+        self.measured: Record | None = None
+        self.redrawn: Record | None = None
+        self.probed: Record | None = None
+        self.memory: Record | None = None
+
+    def go(self, commit: Commit | None) -> Iterator[Record]:
+        """From this commit on; None begins."""
+        yield self._begin_or_resume(commit)
+        stages = self.workshop.team_file.plan.stages
+        while self.position.stage < stages:
+            if self.position.done == 0:
+                yield from self._evaluate_if_due()
+                if self.stop():
+                    yield {"kind": "stopped", **self._where()}
+                    return
+            for step in self._stage():
+                yield self._commit(step)
+                if self.stop():
+                    yield {"kind": "stopped", **self._where()}
+                    return
+            yield from self._close_stage()
+            self.position = _Position(number=self.position.number, stage=self.position.stage + 1)
+        yield from self._evaluate_if_due(last=True)
+        yield {"kind": "finished", **self._where(), "tokens": self.account.sampled_tokens}
+
+    # -- one stage --------------------------------------------------------------------------------------------
+
+    def _stage(self) -> Iterator[Step]:
+        stage, plan = self.position.stage, self.workshop.plan
+        past = self._last_updates()
+        gains = {name: record["surrogate"] for name, record in past.items()}
+        slots = schedule(plan.order, self.team.trainable, generator(self.seed, "order", stage), gains)
+        self._share_out_radii(past)
+        problems, others = self._draw(stage, self.workshop.team_file.plan.problems)
+        held = self._held_batch(slots)
+        if self._probing and self.position.done == 0:
+            write_episodes(self.run.episodes / probe_name(stage), self._rollouts_for_probes("start"))
+
+        def gather(team: Team, step: int) -> RolloutBatch:
+            ledger = Ledger()
+            collected = collect(
+                self.workshop.arena,
+                team,
+                problems,
+                plan.group_size,
+                seed=lambda r: seed_of(self.seed, "rollout", stage, step, r),
+                reserve=others if plan.dynamic_sampling.on else (),
+                limit=plan.dynamic_sampling.limit,
+                ledger=ledger,
+            )
+            batch = collected.batch
+            self.redrawn = _told(collected) if plan.dynamic_sampling.on else None
+            self.account.sampled(ledger)
+            self._measure(batch)
+            name = batch_name(stage, step)
+            if self.workshop.team_file.store.episodes or plan.reuses_rollouts:
+                write_episodes(self.run.episodes / name, batch)
+                self.position = replace(self.position, batch=name)
+            return batch
+
+        yield from run_stage(
+            self.team,
+            plan,
+            gather,
+            self._teach,
+            slots,
+            done=self.position.done,
+            batch=held,
+        )
+
+    def _last_updates(self) -> dict[str, Record]:
+        """Each agent's last update before this stage, from the log; empty where nothing depends on the past."""
+        plan = self.workshop.plan
+        if plan.order.kind != "largest_gain" and plan.radii.allocation == "equal":
+            return {}
+        past = [r for r in self.run.log.read() if r["kind"] == "update" and r["stage"] < self.position.stage]
+        return {record["agent"]: record for record in past}
+
+    def _share_out_radii(self, past: Mapping[str, Record]) -> None:
+        """This stage's radii, from what each agent's last update gained; as they are where one has none yet."""
+        names, router = self.team.trainable, self.workshop.arena.router
+        if self.workshop.plan.radii.allocation == "equal" or any(name not in past for name in names):
+            return
+        turns = {name: router.turns_of(name) for name in names}
+        shared = shared_radii(self.workshop.plan.radii, past, turns, self._return_range or 1.0)
+        for name, radius in shared.items():
+            learner = self.workshop.engine.learner(name)
+            learner.state = replace(learner.state, radius_nats=radius)
+
+    def _held_batch(self, slots: Sequence[Slot]) -> RolloutBatch | None:
+        """The batch that an interrupted stage goes on with; None when its next update samples anew."""
+        position = self.position
+        if position.batch is None or position.done >= len(slots):
+            return None
+        upcoming = slots[position.done]
+        if upcoming.opens and self.workshop.plan.resample.due(upcoming.step):
+            return None
+        held = read_episodes(self.run.episodes / position.batch)
+        weights = position.log_weights
+        return held if weights is None else replace(held, log_weights_E=np.array(weights))
+
+    def _teach(self, agent: str, lesson: Lesson) -> Update:
+        plan, router = self.workshop.plan, self.workshop.arena.router
+        learner = self.workshop.engine.learner(agent)
+        before = learner.snapshot() if self._probing else None
+        fresh = self._rollouts_for_probes(agent) if self._probing and self.position.done > 0 else None
+        optimisation = self.workshop.optimisation
+        if plan.reuses_rollouts:
+            optimisation = replace(optimisation, gate_share=1.0)  # it needs the ratios of all messages anyway
+        update = update_agent(
+            learner,
+            lesson,
+            region=plan.region,
+            objective=plan.objective,
+            radii=plan.radii,
+            optimisation=optimisation,
+            gamma=plan.gamma,
+            a_clip=plan.a_clip,
+            eps_norm=plan.eps_norm,
+            normalise=plan.normalise,
+            seed=seed_of(self.seed, "update", self.position.stage, agent),
+            aside_seed=seed_of(self.seed, "aside", self.position.stage),
+            stakes=Stakes(router.turns_of(agent), router.horizon, self._return_range),
+        )
+        self.account.updated(agent, update.report.tokens, update.report.seconds)
+        self.probed = None
+        if before is not None and update.report.outcome.startswith("accepted"):
+            self.probed = self._probe(agent, before, lesson, fresh)
+        return update
+
+    @property
+    def _return_range(self) -> float | None:
+        return self.workshop.plan.return_range(self.workshop.task.reward_range)
+
+    # -- probes -----------------------------------------------------------------------------------------------
+
+    @property
+    def _probing(self) -> bool:
+        """Whether this stage is probed: it is due, and was when it began."""
+        every, position = self.workshop.team_file.diagnostics.every, self.position
+        due = every > 0 and position.stage % every == 0
+        return due and (position.done == 0 or (self.run.episodes / probe_name(position.stage)).exists())
+
+    def _rollouts_for_probes(self, name: str) -> RolloutBatch:
+        """The stage's problems played by the team as it is, for probes alone: no update learns from them."""
+        stage, plan = self.position.stage, self.workshop.plan
+        problems, _ = self._draw(stage, self.workshop.team_file.plan.problems)
+        ledger = Ledger()
+        seed = seed_of(self.seed, "probe rollout", stage, name)
+        batch = play(self.workshop.arena, self.team, problems, plan.group_size, seed=seed, ledger=ledger)
+        self.account.probed(ledger)
+        return batch
+
+    def _for_probe(self, agent: str, batch: RolloutBatch) -> Rollouts:
+        plan = self.workshop.plan
+        returns_PG = trained_returns_PG(batch, plan, self.team.limits)
+        advantages = group_advantages(returns_PG, a_clip=plan.a_clip, eps_norm=plan.eps_norm, normalise=plan.normalise)
+        return Rollouts(batch.of(agent), advantages)
+
+    def _probe(self, agent: str, before: Any, lesson: Lesson, fresh: RolloutBatch | None) -> Record:
+        """What stale rollouts would have said of this update, and which tokens it moved. Changes nothing."""
+        started, learner = time.perf_counter(), self.workshop.engine.learner(agent)
+        spent, after = dict(learner.tokens), learner.snapshot()
+        stage = self.position.stage
+        stale = read_episodes(self.run.episodes / probe_name(stage))
+        carried = self.position.carried
+        carried_E = np.zeros(len(stale.episodes)) if carried is None else np.array(carried)
+        found = None
+        if fresh is not None:
+            now, then = self._for_probe(agent, fresh), self._for_probe(agent, stale)
+            found = stale_probe(learner, before, after, now, then, carried_E)
+        own = stale.of(agent)
+        if len(own):
+            ratio_M = log_ratios(learner, before, after, own)
+            carried_E += np.bincount(own.episode_M, weights=ratio_M, minlength=len(carried_E))
+        shift = token_shift(learner, before, after, lesson.batch, generator(self.seed, "probe", stage, agent))
+        self.position = replace(self.position, carried=carried_E.tolist())
+        seconds = {"probe": time.perf_counter() - started}
+        self.account.updated(agent, {k: learner.tokens[k] - spent[k] for k in spent}, seconds)
+        return {
+            **({} if found is None else asdict(found)),
+            "token_shift": {key: np.asarray(value).tolist() for key, value in asdict(shift).items()},
+            "seconds": seconds["probe"],
+        }
+
+    def _draw(self, stage: int, count: int) -> tuple[list[Problem], list[Problem]]:
+        """The stage's problems, without replacement as far as the split goes, and all others in random order."""
+        problems = self.workshop.task.problems("train")
+        rng = generator(self.seed, "problems", stage, 0)
+        repeats = -(-count // len(problems))
+        order = np.concatenate([rng.permutation(len(problems)) for _ in range(repeats)])
+        drawn = [problems[i] for i in order]
+        return drawn[:count], drawn[count : len(problems)]
+
+    # -- what updates were worth ------------------------------------------------------------------------------
+
+    def _measure(self, batch: RolloutBatch) -> None:
+        """A fresh batch of the same problems measures what the update before it gained."""
+        returns_PG = trained_returns_PG(batch, self.workshop.plan, self.team.limits)
+        before = self.position.returns
+        self.measured = None
+        plan = self.workshop.plan
+        comparable = not plan.reuses_rollouts and not plan.dynamic_sampling.on and len(returns_PG) > 1
+        if before is not None and comparable and np.isfinite(before).all() and np.isfinite(returns_PG).all():
+            gain = measured_gain(before, returns_PG)
+            self.measured = {"update": self.position.number, **asdict(gain)}
+        self.position = replace(self.position, returns=returns_PG.tolist())
+
+    def _close_stage(self) -> Iterator[Record]:
+        """The stage's report, from its updates in the log; once."""
+        stage, records = self.position.stage, self.run.log.read()
+        if any(r["kind"] == "stage" and r["stage"] == stage for r in records):
+            return
+        report = stage_report(stage, [r for r in records if r["kind"] == "update" and r["stage"] == stage])
+        memory = None if self.memory is None else {"planned_gb": self.memory["planned_gb"], "peak_gb": peak_gb()}
+        record = {"kind": "stage", **asdict(report), "updates": self.position.number, "memory": memory}
+        self.run.log.append(record)
+        (self.run.episodes / probe_name(stage)).unlink(missing_ok=True)
+        yield record
+
+    # -- books ------------------------------------------------------------------------------------------------
+
+    def _commit(self, step: Step) -> Record:
+        self.team = step.team
+        weights = step.batch.log_weights_E
+        self.position = replace(
+            self.position,
+            number=self.position.number + 1,
+            done=step.index + 1,
+            log_weights=None if weights is None else weights.tolist(),
+        )
+        rewards = np.array([e.reward for e in step.batch.episodes])
+        exact_before, self.exact = self.exact, exact_success(self.workshop, self.team)
+        record = {
+            "kind": "update",
+            "update": self.position.number,
+            "stage": self.position.stage,
+            "step": step.index,
+            **asdict(step.report),
+            "reward": float(rewards[np.isfinite(rewards)].mean()) if np.isfinite(rewards).any() else float("nan"),
+            "punishment": self._mean_punishment(step.batch),
+            "dynamic_sampling": self.redrawn,
+            "grader_failures": dict(getattr(self.workshop.task, "failures", {})),
+            "protocol_breaches": self.workshop.breaches(),
+            "success": float(np.mean([e.verdict.right for e in step.batch.episodes])),
+            "exact_success": None if self.exact is None else [exact_before, self.exact],
+            "measured_before": self.measured,
+            "probe": self.probed,
+            "episodes_total": self.account.episodes,
+            "sampled_tokens_total": self.account.sampled_tokens,
+            "time": time.time(),
+        }
+        self._save(record, updated=step.report.agent)
+        self.run.log.append(record)
+        self.measured = self.redrawn = None
+        return record
+
+    def _mean_punishment(self, batch: RolloutBatch) -> float | None:
+        """What overlong messages took from the batch's returns; None where the plan punishes none."""
+        plan = self.workshop.plan
+        return float(punishments_PG(batch, plan, self.team.limits).mean()) if plan.overlong.punishes else None
+
+    def _save(self, record: Record | None, updated: str | None) -> None:
+        learners = self.workshop.engine.learners
+        for name in learners if updated is None else [updated]:
+            self.fingerprints[name] = learners[name].fingerprint()
+        progress = {
+            **asdict(self.position),
+            "account": asdict(self.account),
+            "versions": self.team.versions,
+            "precisions": {name: learner.policy.precision for name, learner in learners.items()},
+            "references": references(self.workshop),
+        }
+        self.run.checkpoints.commit(
+            self.position.number,
+            self.fingerprints,
+            lambda name, folder: learners[name].save(folder),
+            progress,
+            record,
+        )
+
+    def _begin_or_resume(self, commit: Commit | None) -> Record:
+        if commit is None:
+            told = (*self_test(self.workshop), *doubts(self.workshop))
+            warnings = [*getattr(self.workshop.task, "warnings", ()), *told]
+            floors = measure_floors(self.workshop)
+            require_visible(self.workshop, floors)
+            self.memory = before_training(self.workshop)
+            self._save(None, updated=None)
+            self.run.log.rewind(lambda record: False)
+            record: Record = {
+                "kind": "start",
+                "floors": {f.agent: f.noise_floor for f in floors},
+                "warnings": warnings,
+            }
+        else:
+            self._resume(commit)
+            self.memory = before_training(self.workshop)  # the card, or after a swap the model, may be another
+            evals = [r["avg_at_k"] for r in self.run.log.read() if r["kind"] == "eval"]
+            record = {"kind": "resume", "skipped": list(commit.skipped), "evals": evals}
+        self.exact = exact_success(self.workshop, self.team)
+        learners = self.workshop.engine.learners
+        record |= {
+            **self._where(),
+            "name": self.workshop.team_file.name,
+            "stages": self.workshop.team_file.plan.stages,
+            "agents": list(self.workshop.team.names),
+            "trained_agents": len(self.workshop.team.trainable),
+            "samplers": {name: learner.policy.sampling_path for name, learner in learners.items()},
+            "precisions": {name: learner.policy.precision for name, learner in learners.items()},
+            "threads": torch.get_num_threads(),
+            "memory": self.memory,
+            "time": time.time(),
+        }
+        self.run.log.append(record)
+        return record
+
+    def _resume(self, commit: Commit) -> None:
+        self.team = self.workshop.load(lambda name: self.run.checkpoints.folder_of(commit, name))
+        progress = dict(commit.progress)
+        if self.team.versions != progress.pop("versions"):
+            raise StoreError(f"the weights in {self.run.path} are not those that commit {commit.number} names")
+        if progress.pop("references", {}) != references(self.workshop):
+            raise StoreError(
+                f"the models that the run in {self.run.path} began with are not those that its team file gives now, "
+                "and plan.reference_kl needs them: put the old models back, or begin another run"
+            )
+        self.account = Account(**progress.pop("account"))
+        for name, precision in progress.pop("precisions").items():  # what "auto" settled on when the run began
+            self.workshop.engine.learner(name).policy.precision = precision
+        self.position = _Position(**progress)
+        self.fingerprints = dict(commit.agents)
+        self.run.log.truncate_torn()
+        self.run.log.rewind(lambda r: r.get("update", r.get("updates", 0)) <= commit.number)
+        logged = max((r["update"] for r in self.run.log.read() if r["kind"] == "update"), default=0)
+        if commit.record is not None and logged < commit.number:
+            self.run.log.append(commit.record)
+
+    def _where(self) -> Record:
+        return {"stage": self.position.stage, "updates": self.position.number}
+
+    # -- evaluation -------------------------------------------------------------------------------------------
+
+    def _evaluate_if_due(self, *, last: bool = False) -> Iterator[Record]:
+        settings, stage = self.workshop.team_file.eval, self.position.stage
+        if settings.every == 0 or not (last or stage % settings.every == 0):
+            return
+        if any(r["kind"] == "eval" and r["stage"] == stage for r in self.run.log.read()):
+            return
+        started = time.perf_counter()
+        report, ledger = evaluate_team(self.workshop, self.team, stage=stage)
+        record = {
+            "kind": "eval",
+            **self._where(),
+            **report.as_record(),
+            "tokens": sum(ledger.sampled_tokens.values()),
+            "seconds": time.perf_counter() - started,
+        }
+        self.run.log.append(record)
+        yield record
+
+
+def references(workshop: Workshop) -> dict[str, str]:
+    """The version of every reference policy, by agent."""
+    versions = {name: learner.initial_version for name, learner in workshop.engine.learners.items()}
+    return {name: version for name, version in versions.items() if version is not None}
+
+
+def _told(collected: Collected) -> Record:
+    return {"rounds": collected.rounds, "without_signal": collected.without_signal, "ended": collected.ended}
+
+
+def evaluate_team(
+    workshop: Workshop,
+    team: Team,
+    *,
+    stage: int,
+    split: str = "test",
+    problems: int | None = None,
+    samples: int | None = None,
+    temperature: float | None = None,
+) -> tuple[EvalReport, Ledger]:
+    """Play held-out problems with the team file's evaluation settings, or those given."""
+    settings = workshop.team_file.eval
+    ledger = Ledger()
+    report = evaluate(
+        workshop.arena,
+        team,
+        workshop.task.problems(split)[: problems or settings.problems or PROBLEMS_IN_A_RUN],
+        samples or settings.samples or SAMPLES_IN_A_RUN,
+        seed=seed_of(workshop.team_file.seed, "eval", split, stage),
+        temperature=settings.temperature if temperature is None else temperature,
+        ledger=ledger,
+    )
+    return report, ledger
+
+
+def exact_success(workshop: Workshop, team: Team) -> float | None:
+    """The team's success without sampling noise, where the task has a closed form (roles); else None."""
+    task, router = workshop.task, workshop.arena.router
+    one_blind_round = router.rounds == 1 and sorted(router.order) == sorted(team.names)
+    if not isinstance(task, Roles) or not one_blind_round:
+        return None
+    if any(agent.sees != "blind" or agent.max_tokens < 2 for agent in team):
+        return None  # the closed form needs messages that are independent and end
+    codecs = workshop.arena.codecs
+    words = {
+        name: (codecs[name].encode_message(task.VOLUNTEER), codecs[name].encode_message(task.ABSTAIN))
+        for name in team.names
+    }
+    return role_success(team, workshop.engine.learners, codecs, task.problems("test"), words)

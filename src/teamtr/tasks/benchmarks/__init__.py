@@ -1,0 +1,1 @@
+"""Benchmarks by name, graded as their own evaluators do."""

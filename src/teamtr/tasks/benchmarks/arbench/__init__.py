@@ -1,0 +1,1 @@
+"""AR-Bench: three interactive games, and whoever plays their other roles."""

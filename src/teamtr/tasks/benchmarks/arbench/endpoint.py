@@ -1,0 +1,193 @@
+"""A player behind an OpenAI-compatible endpoint: ``POST {base_url}/chat/completions``, by the standard library alone.
+
+What may pass by itself (no connection, a timeout, 408, 409, 429 and every 5xx, an answer that is no JSON) is tried
+again a bounded number of times, ever more slowly; anything else is an error at once. The seed is sent along, but only
+the server knows whether it honours it: a run that is killed and resumed is the same to the bit only if it does.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import threading
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from typing import Any
+
+from teamtr.chat.render import ChatMessages
+from teamtr.errors import Misuse, TeamTRError
+from teamtr.randomness import seed_of
+
+PASSING = frozenset({408, 409, 429, *range(500, 600)})
+MAX_ANSWER_BYTES = 4 << 20
+FIRST_PAUSE_SECONDS = 1.0
+MAX_PAUSE_SECONDS = 60.0
+
+
+class EndpointError(TeamTRError):
+    """The endpoint gave no answer that could be used."""
+
+
+class _Passing(Exception):
+    """A failure that may pass by itself; ``pause`` is how long the server asks to wait."""
+
+    def __init__(self, message: str, pause: float | None = None) -> None:
+        super().__init__(message)
+        self.pause = pause
+
+
+@dataclass(frozen=True)
+class EndpointPlayer:
+    """A chat model at an address.
+
+    Args:
+        base_url: such as ``http://127.0.0.1:8000/v1``.
+        model: as the endpoint calls it.
+        key_variable: the environment variable that holds the key; None for an endpoint that asks for none.
+        max_tokens: of one answer.
+        temperature: of sampling; 0 is greedy.
+        timeout_seconds: for one whole request.
+        attempts: how often one prompt is tried before the run stops.
+        concurrency: requests under way at the same time.
+        sleep: how to wait between attempts.
+    """
+
+    base_url: str
+    model: str
+    key_variable: str | None = None
+    max_tokens: int = 128
+    temperature: float = 0.0
+    timeout_seconds: float = 120.0
+    attempts: int = 5
+    concurrency: int = 8
+    sleep: Callable[[float], None] = time.sleep
+    _key: str | None = field(init=False, repr=False, default=None)
+
+    def __post_init__(self) -> None:
+        address = urllib.parse.urlsplit(self.base_url)
+        if address.scheme not in ("http", "https") or not address.netloc:
+            raise Misuse(f"base_url must begin with http:// or https:// and name a host, got {self.base_url!r}")
+        if min(self.attempts, self.concurrency, self.max_tokens) < 1 or self.timeout_seconds <= 0:
+            raise Misuse("attempts, concurrency and max_tokens are at least 1, timeout_seconds above 0")
+        if self.key_variable is not None:
+            key = os.environ.get(self.key_variable)
+            if not key:
+                raise Misuse(f"the endpoint's key is looked for in {self.key_variable}, which is not set: export it")
+            object.__setattr__(self, "_key", key)
+
+    def answer(self, prompts: Sequence[ChatMessages], *, seed: int) -> list[str]:
+        """The answers in the order of the prompts. One that cannot be had stops all others: no new request is made."""
+        if not prompts:
+            return []
+        seeds = [seed_of(seed, "prompt", i) % 2**31 for i in range(len(prompts))]
+        stopped = threading.Event()
+        errors: list[BaseException] = []
+
+        def answer_one(prompt: ChatMessages, seed: int) -> str:
+            if stopped.is_set():
+                raise EndpointError(f"{self._url} was not asked: another request had failed")
+            try:
+                return self._answer_one(prompt, seed, stopped)
+            except BaseException as error:  # told here: whoever waits for us may be slow to wake up
+                errors.append(error)
+                stopped.set()
+                raise
+
+        executor = ThreadPoolExecutor(max_workers=min(self.concurrency, len(prompts)))
+        try:
+            futures = [executor.submit(answer_one, p, s) for p, s in zip(prompts, seeds, strict=True)]
+            wait(futures, return_when=FIRST_EXCEPTION)
+            if errors:
+                raise errors[0]
+            return [future.result() for future in futures]
+        finally:
+            stopped.set()
+            executor.shutdown(cancel_futures=True)
+
+    def _answer_one(self, prompt: ChatMessages, seed: int, stopped: threading.Event) -> str:
+        pause = FIRST_PAUSE_SECONDS
+        for attempt in range(1, self.attempts + 1):
+            try:
+                return self._request(prompt, seed)
+            except _Passing as failure:
+                if attempt == self.attempts or stopped.is_set():
+                    raise EndpointError(
+                        f"{self._url} gave no answer in {attempt} attempts; the last: {failure}. Check that the server "
+                        "is up and not overloaded, or lower concurrency"
+                    ) from failure
+                self.sleep(min(max(pause, failure.pause or 0.0), MAX_PAUSE_SECONDS))
+                pause *= 2
+        raise AssertionError("unreachable: at least one attempt")
+
+    @property
+    def _url(self) -> str:
+        return f"{self.base_url.rstrip('/')}/chat/completions"
+
+    def _request(self, prompt: ChatMessages, seed: int) -> str:
+        body = {
+            "model": self.model,
+            "messages": prompt,
+            "max_tokens": self.max_tokens,
+            "temperature": self.temperature,
+            "seed": seed,
+        }
+        headers = {"Content-Type": "application/json"}
+        if self._key is not None:
+            headers["Authorization"] = f"Bearer {self._key}"
+        request = urllib.request.Request(self._url, json.dumps(body).encode(), headers, method="POST")
+        deadline = time.monotonic() + self.timeout_seconds
+        try:
+            with _OPENER.open(request, timeout=self.timeout_seconds) as response:
+                return _content(_read(response, deadline))
+        except urllib.error.HTTPError as error:
+            with error:
+                message = f"status {error.code}: {error.read(300).decode(errors='replace').strip()}"
+                asked = error.headers.get("Retry-After", "")
+            if error.code in PASSING:
+                raise _Passing(message, float(asked) if asked.isdecimal() else None) from None
+            raise EndpointError(
+                f"{self._url} refused the request with {message}. Check base_url, model and key"
+            ) from None
+        except (OSError, http.client.HTTPException) as error:  # URLError and timeouts are OSErrors
+            raise _Passing(f"{type(error).__name__}: {error}") from None
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """A redirect would carry the key to another host, and turn a POST into a GET."""
+
+    def redirect_request(self, *_: Any, **__: Any) -> None:
+        return None
+
+
+_OPENER = urllib.request.build_opener(_NoRedirect)
+
+
+def _read(response: http.client.HTTPResponse, deadline: float) -> bytes:
+    """The body, within the time and size allowed; a socket's own timeout starts anew with every byte."""
+    parts, size = [], 0
+    while part := response.read1(1 << 16):
+        parts.append(part)
+        size += len(part)
+        if size > MAX_ANSWER_BYTES:
+            raise _Passing(f"an answer of more than {MAX_ANSWER_BYTES} bytes")
+        if time.monotonic() > deadline:
+            raise _Passing("timed out in the middle of an answer")
+    return b"".join(parts)
+
+
+def _content(body: bytes) -> str:
+    """The text of the first choice; a model that says nothing (null) says the empty text."""
+    try:
+        content = json.loads(body)["choices"][0]["message"]["content"]
+    except (ValueError, KeyError, IndexError, TypeError, RecursionError):
+        shown = body[:200].decode(errors="replace")
+        raise _Passing(f"not a chat completion: {shown!r}") from None
+    if content is not None and not isinstance(content, str):
+        raise _Passing(f"the content of the answer is no text: {str(content)[:200]!r}")
+    return content or ""

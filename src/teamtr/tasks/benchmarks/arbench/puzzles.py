@@ -1,0 +1,136 @@
+"""AR-Bench, situation puzzles: the story behind a strange situation, found by questions that a referee answers with
+Yes, No or Unknown."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from teamtr.chat.render import ChatMessages
+from teamtr.grading.thinking import after_thinking
+from teamtr.tasks.base import WrongAnswer
+from teamtr.tasks.benchmarks.arbench.players import Player
+from teamtr.tasks.benchmarks.arbench.task import ENVIRONMENT, ArBench, budget, row_id, text_in
+from teamtr.tasks.benchmarks.arbench.texts import Texts, fill
+from teamtr.types import Message, Problem, Reply, Situation, Verdict
+
+REFEREE = "referee"
+_ANSWERS = {"yes": "Yes", "no": "No", "unknown": "Unknown"}
+
+
+def character_f1(said: str, truth: str) -> float:
+    """F1 of the characters of two texts as bags, white space and case included: the benchmark's score.
+
+    It is graded and knows no order: a text of the same letters in another order has F1 1, and two unrelated stories
+    of the benchmark's length have about 0.85.
+    """
+    common = sum((Counter(said) & Counter(truth)).values())
+    if common == 0:
+        return 0.0
+    precision, recall = common / len(said), common / len(truth)
+    return 2 * precision * recall / (precision + recall)
+
+
+def story_in(text: str) -> str:
+    """What follows the thinking, without the marker that the benchmark's prompt asks for, and without differences of
+    white space."""
+    return " ".join(re.sub(r"^\s*(?:A|Answer):", "", after_thinking(text)).split())
+
+
+class SituationPuzzles(ArBench):
+    """``arbench:sp``. The reward is the benchmark's character F1 of the reply (after its thinking) against ``bottom``.
+
+    The benchmark has no threshold from which a story counts as found, and its score allows none: so "right" is the
+    true story word for word (up to white space and case), which shows that grading works; report the mean reward.
+    """
+
+    name = "arbench:sp"
+    kind: ClassVar[str] = "sp"
+
+    def problem(self, row: Mapping[str, Any], where: str = "") -> Problem:
+        """A row has ``surface`` (what is told) and ``bottom`` (the story)."""
+        surface, bottom = text_in(row, "surface", where), text_in(row, "bottom", where)
+        return Problem(
+            id=row_id(row, surface[:40]),
+            prompt=fill(self.texts["statement"], surface=surface),
+            answer=bottom,
+            columns={"surface": surface, **{key: row[key] for key in ("supernatural", "someone_dies") if key in row}},
+        )
+
+    @property
+    def environment(self) -> Referee:
+        return Referee(self.require_player(REFEREE), self.texts)
+
+    def grade_replies(self, replies: Sequence[tuple[Problem, str]]) -> list[Verdict]:
+        return [_verdict(problem.answer, text) for problem, text in replies]
+
+    def extract(self, text: str) -> str | None:
+        return story_in(text).casefold() or None
+
+    def gold(self, problem: Problem) -> str:
+        return str(problem.answer)
+
+    def wrong(self, problem: Problem, rng: np.random.Generator) -> list[WrongAnswer]:
+        story = str(problem.answer)
+        words = story.split()
+        place = int(rng.integers(len(words)))
+        return [
+            WrongAnswer("only what was told", str(problem.columns["surface"])),
+            WrongAnswer("half the story", " ".join(words[: len(words) // 2])),
+            WrongAnswer("one word missing", " ".join(words[:place] + words[place + 1 :])),
+            WrongAnswer("one word more", " ".join([*words[:place], "never", *words[place:]])),
+            WrongAnswer("told twice", f"{story} {story}"),
+            WrongAnswer("another story", "It was all a dream."),
+            WrongAnswer("empty", " "),
+        ]
+
+    def labels(self, problem: Problem) -> dict[str, str]:
+        flags = {key: value for key, value in problem.columns.items() if isinstance(value, bool)}
+        return {key: "yes" if value else "no" for key, value in flags.items()}
+
+
+@dataclass(frozen=True)
+class Referee:
+    """Answers questions with one of three words, whatever the player says: it cannot give the story away."""
+
+    player: Player
+    texts: Texts
+
+    def reply(self, situations: Sequence[Situation], *, seed: int) -> list[Reply]:
+        asked = [i for i, s in enumerate(situations) if s.acts and s.acts[-1].strip()]
+        said = self.player.answer([self._prompt(situations[i]) for i in asked], seed=seed) if asked else []
+        answers = dict(zip(asked, said, strict=True))
+        return [self._reply(s, word_in(answers[i]) if i in answers else None) for i, s in enumerate(situations)]
+
+    def _prompt(self, situation: Situation) -> ChatMessages:
+        surface, bottom = situation.problem.columns["surface"], situation.problem.answer
+        return [
+            {"role": "system", "content": fill(self.texts["player"], surface=surface, bottom=bottom)},
+            {"role": "user", "content": after_thinking(situation.acts[-1])},
+        ]
+
+    def _reply(self, situation: Situation, answer: str | None) -> Reply:
+        told = budget(self.texts, situation, surface=situation.problem.columns["surface"])
+        if not situation.acts:
+            return Reply((Message(ENVIRONMENT, told),))
+        if answer is None:
+            return Reply((Message(ENVIRONMENT, f"{self.texts['lost']}\n{told}"),))
+        return Reply((Message(REFEREE, answer), Message(ENVIRONMENT, told)))
+
+
+def word_in(text: str) -> str:
+    """The first Yes, No or Unknown in what the player said; Unknown when there is none."""
+    found = re.search(r"\b(?:yes|no|unknown)\b", text, re.IGNORECASE)
+    return _ANSWERS[found[0].lower()] if found else "Unknown"
+
+
+def _verdict(bottom: str, text: str) -> Verdict:
+    told, score = story_in(text), character_f1(after_thinking(text), bottom)
+    if not told:
+        return Verdict("unparsed", score)
+    return Verdict("right" if told.casefold() == story_in(bottom).casefold() else "wrong", score, told)

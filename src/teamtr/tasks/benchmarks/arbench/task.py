@@ -1,0 +1,129 @@
+"""AR-Bench: active reasoning. What is missing must be asked for, in up to 25 rounds; then comes a final answer.
+
+Three games: guessing numbers (``arbench:gn``), situation puzzles (``arbench:sp``) and detective cases
+(``arbench:dc``). A round of the team's router is a round of the game: what the team says in it (``team.answer``) goes
+to the environment, whose reply opens the next round and tells the rounds left. The router's last round is the final
+answer, so 25 rounds of the game are ``rounds: 26`` of the router; a message that asks nothing loses its round.
+
+Final answers are graded as the benchmark's own evaluators do, on the text of the last message alone, so that stored
+replies can be graded without playing.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from teamtr.errors import Misuse
+from teamtr.ports import Environment
+from teamtr.tasks.base import Benchmark
+from teamtr.tasks.benchmarks.arbench.players import Player
+from teamtr.tasks.benchmarks.arbench.texts import Texts, fill, texts_of
+from teamtr.tasks.data.rows import DataError, NoSuchData, Row, read_rows, shown
+from teamtr.types import Problem, Situation
+
+ENVIRONMENT = "environment"
+"""Who tells the budget, in every game."""
+ROUNDS = 25
+"""Of the benchmark; the router needs one more for the final answer."""
+
+
+class ArBench(Benchmark):
+    """What the three games share.
+
+    Args:
+        splits: the problems of each split.
+        player: who plays the referee or the suspects; may be put in place later (``player`` is an attribute), for it
+            may be an agent of the very team that plays.
+        prompts: the benchmark's prompts.json, to use its texts instead of ours.
+    """
+
+    kind: ClassVar[str]
+    samples: ClassVar[int] = 25
+
+    def __init__(
+        self,
+        splits: Mapping[str, Sequence[Problem]] | None = None,
+        *,
+        player: Player | None = None,
+        prompts: Path | str | None = None,
+    ) -> None:
+        super().__init__(splits)
+        self.player = player
+        self.texts: Texts = texts_of(self.kind, prompts)
+
+    @classmethod
+    def from_files(
+        cls, files: Mapping[str, Path | str], *, player: Player | None = None, prompts: Path | str | None = None
+    ) -> Self:
+        """The benchmark with a file for each split: jsonl, parquet, or a JSON list as the benchmark has it."""
+        empty = cls(player=player, prompts=prompts)
+        splits = {split: tuple(empty._problems_in(Path(file))) for split, file in files.items()}
+        return cls(splits, player=player, prompts=prompts)
+
+    @property
+    @abstractmethod
+    def environment(self) -> Environment:
+        """The other side of the game."""
+
+    def require_player(self, role: str) -> Player:
+        if self.player is None:
+            raise Misuse(f"{self.name} can be graded but not played: nobody plays the {role}; give it a player")
+        return self.player
+
+    def _problems_in(self, file: Path) -> Iterator[Problem]:
+        seen: Counter[str] = Counter()
+        for row in rows_in(file):
+            problem = self.problem(row.cells, row.where)
+            seen[problem.id] += 1
+            # The benchmark's own index is not unique in its own test file.
+            yield problem if seen[problem.id] == 1 else replace(problem, id=f"{problem.id}-{seen[problem.id]}")
+
+
+def rows_in(file: Path) -> Iterator[Row]:
+    """Rows of a file; of a JSON list, numbers and texts become the ``answer`` of a row, with their place as ``id``."""
+    if file.suffix.lower() != ".json":
+        yield from read_rows(file)
+        return
+    if not file.is_file():
+        raise NoSuchData(file)
+    try:
+        items = json.loads(file.read_text(encoding="utf-8-sig"))
+    except ValueError as error:
+        raise DataError(f"{file}: not JSON ({error})") from None
+    if not isinstance(items, list):
+        raise DataError(f"{file}: a .json file must be a list of rows, found {shown(items)}")
+    for place, item in enumerate(items):
+        cells = item if isinstance(item, dict) else {"id": place, "answer": item}
+        yield Row(f"{file}, item {place}", cells)
+
+
+def row_id(row: Mapping[str, Any], otherwise: str) -> str:
+    """The row's ``id``, else its ``index`` (as the benchmark calls it), else what is given."""
+    return str(row.get("id", row.get("index", otherwise)))
+
+
+def text_in(row: Mapping[str, Any], key: str, where: str) -> str:
+    value = row.get(key)
+    if not isinstance(value, str) or not value.strip():
+        raise unusable(where, f"{key!r} must be text, found {shown(value)}")
+    return value
+
+
+def unusable(where: str, complaint: str) -> DataError:
+    return DataError(f"{where}: {complaint}" if where else complaint)
+
+
+def budget(texts: Texts, situation: Situation, **fields: object) -> str:
+    """What the environment says of the rounds left, or how the final answer is asked for."""
+    left, turn = situation.rounds_left, len(situation.acts) + 1
+    if left == 0:
+        return fill(texts["final"], **fields)
+    if turn == 1:
+        return fill(texts["opening"], rounds=left, left=left, turn=turn, **fields)
+    return fill(texts["round"], left=left, turn=turn, **fields)

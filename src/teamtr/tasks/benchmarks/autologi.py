@@ -1,0 +1,317 @@
+"""AutoLogi: arrange things so that every constraint holds. Any arrangement that the puzzle's own code accepts is right.
+
+Read as the benchmark's own evaluator reads a reply: its last fenced block, else the last complete ``{...}``, else the
+last ``[...]``; ``//`` comments out, ``true`` and ``false`` as Python writes them, then a Python literal (so that sets
+can be told), else what follows the first ``=``, or JSON when there is none. Then ``inputs_check`` and every function of
+``constraint_list`` must call it true.
+
+The puzzle's code runs in a sandbox, on the answer as data. Where we differ, each time on rows that no reply could get
+right or that say nothing of the reply: what a verifier prints does not count against an answer; a value that is true
+without being plain data is not taken; replies are read from after their thinking on.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from teamtr.errors import Misuse
+from teamtr.grading.literal import LONGEST, read_literal, write_literal
+from teamtr.grading.sandbox.client import MIB, Limits, Program, Sandbox, Verification
+from teamtr.grading.thinking import after_thinking
+from teamtr.grading.workers.pool import Result
+from teamtr.tasks.base import Benchmark, WrongAnswer
+from teamtr.tasks.benchmarks.zebralogic import last_object
+from teamtr.tasks.data.rows import DataError, Row, shown
+from teamtr.tasks.data.split import digest, hold_out
+from teamtr.types import Problem, Verdict
+
+CHECKS = ("inputs_check", "constraint_list")
+TO_SEARCH = Limits(seconds=60.0, memory_bytes=4096 * MIB)
+"""For finding a solution among all arrangements, once per puzzle whose gold answer is asked for."""
+
+_FENCED = re.compile(r"```(?:\s*\w+)?\s*\n(.*?)```", re.DOTALL)
+_COMMENT = re.compile(r"//.*?\n")
+
+PROMPTS = {
+    "en": """\
+{question}
+
+Find an arrangement for which all of the following hold: {logi_constraints}
+
+Think step by step. End with your arrangement in a fenced block, as a Python literal called inputs, of this form:
+{input_format}
+
+An example of the form (it need not satisfy the constraints):
+```
+{example}
+```""",
+    "cn": """\
+{question}
+
+请找出一个满足以下全部条件的方案：{logi_constraints}
+
+请逐步思考。最后请在代码块中以 Python 字面量给出你的方案（称为 inputs），格式如下：
+{input_format}
+
+格式示例（不一定满足上述条件）：
+```
+{example}
+```""",
+}
+
+_SEARCH = """
+class _Enough(BaseException):
+    pass
+
+_seen = {}
+
+def verify_function(inputs, inputs_check, constraint_list):
+    allowed = bool(inputs_check(inputs))
+    holds = allowed and all(constraint(inputs) for constraint in constraint_list)
+    if allowed:
+        _seen.setdefault("right" if holds else "wrong", repr(inputs))
+        if len(_seen) == 2:
+            raise _Enough
+    return holds
+"""
+_REPORT = """
+def _search():
+    try:
+        count_valid_arrangements()
+    except _Enough:
+        pass
+    return _seen
+"""
+
+
+class AutoLogi(Benchmark):
+    """Rows hold ``code`` (``Inputs_Check_code``, ``Constraint_List_code`` and, to find gold answers with,
+    ``Traverse_code``), ``prompt`` or what it is made of (``question``, ``logi_constraints``, ``input_format``,
+    ``example``) and, if they like, ``idx``, ``lang`` (en, cn) and ``group_id``.
+
+    Args:
+        splits: the problems of each split.
+        seconds: what one verification may take. The benchmark's own limit is 20, of which starting Python is most.
+        workers: verifications at a time.
+    """
+
+    name: ClassVar[str] = "autologi"
+    samples: ClassVar[int] = 64
+
+    def __init__(
+        self,
+        splits: Mapping[str, Sequence[Problem]] | None = None,
+        *,
+        seconds: float = 5.0,
+        workers: int = 1,
+    ) -> None:
+        super().__init__(splits)
+        self._sandbox = Sandbox(workers, Limits(seconds))  # its processes start when first used
+        self._arrangements: dict[str, _Arrangements] = {}
+
+    @classmethod
+    def from_rows(cls, rows: Iterable[Row], *, held_out: float = 0.2, seconds: float = 5.0, workers: int = 1) -> Self:
+        """Splits ``train`` and ``test``: a share of the puzzles is held out, each with all that were made of it (the
+        same ``group_id``); with 1 all of them are the test, as the benchmark means them."""
+        reader = cls()
+        problems = [reader.problem(row.cells, row.where) for row in rows]
+        return cls(hold_out(problems, held_out, _family), seconds=seconds, workers=workers)
+
+    def problem(self, row: Mapping[str, Any], where: str = "") -> Problem:
+        try:
+            return _problem(row)
+        except _RowError as error:
+            raise DataError(f"{where}: {error}" if where else str(error)) from None
+
+    def grade_replies(self, replies: Sequence[tuple[Problem, str]]) -> list[Verdict]:
+        answers = [_answer_in(text) for _, text in replies]
+        jobs = [
+            Verification(_verifier(problem), write_literal(answer.value), CHECKS)
+            for (problem, _), answer in zip(replies, answers, strict=True)
+            if answer is not None
+        ]
+        results = iter(self._sandbox.verify(jobs))
+        return [Verdict("unparsed", 0.0) if a is None else self._verdict(a, next(results)) for a in answers]
+
+    def extract(self, text: str) -> str | None:
+        answer = _answer_in(text)
+        return None if answer is None else answer.text
+
+    def gold(self, problem: Problem) -> str:
+        return _reply(self._found(problem).right)
+
+    def wrong(self, problem: Problem, rng: np.random.Generator) -> list[WrongAnswer]:
+        found = self._found(problem)
+        stranger = f"nobody-{int(rng.integers(10**6))}"
+        answers = [
+            WrongAnswer("unknown names", _reply(write_literal(_renamed(read_literal(found.right), stranger)))),
+            WrongAnswer("another kind of thing", _reply(repr(stranger))),
+            WrongAnswer("cut off", _reply(found.right).rstrip("`\n")[:-1].replace("```", "")),
+            WrongAnswer("a program", _reply("print(True)")),
+            WrongAnswer("taken back", _reply(found.right) + "\n\nNo, that was wrong:\n" + _reply("[None]")),
+            WrongAnswer("no arrangement", "No arrangement satisfies all of them."),
+        ]
+        if found.wrong is not None:
+            answers.append(WrongAnswer("a constraint broken", _reply(found.wrong)))
+        return answers
+
+    def labels(self, problem: Problem) -> dict[str, str]:
+        return {"language": problem.columns["lang"]}
+
+    def close(self) -> None:
+        self._sandbox.close()
+
+    def _verdict(self, answer: _Answer, result: Result) -> Verdict:
+        if result.kind != "ok":
+            self.failures[result.kind] += 1
+            return Verdict(result.kind, 0.0, answer.text)
+        return Verdict("right", 1.0, answer.text) if result.value is True else Verdict("wrong", 0.0, answer.text)
+
+    def _found(self, problem: Problem) -> _Arrangements:
+        """A solution and, if there is one, an arrangement of the right form that is none: the first of each that the
+        puzzle's own enumeration comes by."""
+        code = problem.columns["code"]
+        if not code["Traverse_code"]:
+            raise Misuse(f"{self.name} {problem.id}: without 'Traverse_code' no gold answer can be found")
+        source = "\n".join((_verifier(problem), _SEARCH, code["Traverse_code"], _REPORT))
+        if source not in self._arrangements:
+            [result] = self._sandbox.run([Program(source, "_search", [[]])], TO_SEARCH)
+            self._arrangements[source] = _arrangements(result, f"{self.name} {problem.id}")
+        return self._arrangements[source]
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """What a reply states: the value, and the text that equal values share."""
+
+    value: Any
+    text: str
+
+
+@dataclass(frozen=True)
+class _Arrangements:
+    """Literals: one that holds, and one of the right form that does not, if there is any."""
+
+    right: str
+    wrong: str | None
+
+
+class _RowError(Misuse):
+    """A row that states no puzzle."""
+
+
+def _answer_in(text: str) -> _Answer | None:
+    """The arrangement that a reply states; None when it states none. Never raises, whatever the text."""
+    stated = stated_in(after_thinking(text))
+    if stated is None or len(stated) > LONGEST:
+        return None
+    try:
+        value = _read(_COMMENT.sub("", stated))
+        return _Answer(value, write_literal(value, sort_keys=True))
+    except (ValueError, RecursionError):
+        return None
+
+
+def stated_in(text: str) -> str | None:
+    """The last fenced block, else the last ``{...}`` inside no other, else the last ``[...]``; None without any."""
+    blocks = _FENCED.findall(text)
+    if blocks:
+        return str(blocks[-1])
+    braced = last_object(text)
+    return braced if braced is not None else _last_list(text)
+
+
+def _last_list(text: str) -> str | None:
+    """From an opening bracket to the next closing one. By hand: a pattern would look for that one again and again."""
+    last, end = None, 0
+    while (start := text.find("[", end)) >= 0 and (end := text.find("]", start) + 1) > 0:
+        last = text[start:end]
+    return last
+
+
+def _read(stated: str) -> Any:
+    try:
+        return read_literal(stated.replace("true", "True").replace("false", "False"))
+    except ValueError:
+        if "=" in stated:
+            return read_literal(stated.split("=", 1)[1].strip())
+        return json.loads(stated)
+
+
+def _problem(row: Mapping[str, Any]) -> Problem:
+    lang = str(row.get("lang", "en"))
+    prompt = row.get("prompt")
+    if not isinstance(prompt, str) or not prompt.strip():
+        prompt = _prompt(row, lang)
+    columns = {"code": _code(row.get("code")), "lang": lang, "group_id": row.get("group_id")}
+    return Problem(id=str(row.get("id", row.get("idx", digest(prompt)))), prompt=prompt, columns=columns)
+
+
+def _prompt(row: Mapping[str, Any], lang: str) -> str:
+    if lang not in PROMPTS:
+        raise _RowError(f"a row without a 'prompt' must have a 'lang' among {sorted(PROMPTS)}, found {shown(lang)}")
+    parts = {}
+    for name in ("question", "logi_constraints", "input_format", "example"):
+        part = row.get(name)
+        if part is None or not str(part).strip():
+            raise _RowError(f"a row needs a 'prompt', or all its parts; {name!r} is {shown(part)}")
+        parts[name] = part if isinstance(part, str) else repr(part)
+    return PROMPTS[lang].format(**parts)
+
+
+def _code(given: Any) -> dict[str, str]:
+    code = given if isinstance(given, Mapping) else {}
+    needed = ("Inputs_Check_code", "Constraint_List_code")
+    for name in needed:
+        if not isinstance(code.get(name), str):
+            raise _RowError(f"'code' must hold the verifier's source, {' and '.join(needed)}; found {shown(given)}")
+    traverse = code.get("Traverse_code")
+    return {**{name: code[name] for name in needed}, "Traverse_code": traverse if isinstance(traverse, str) else ""}
+
+
+def _verifier(problem: Problem) -> str:
+    code = problem.columns["code"]
+    return f"{code['Inputs_Check_code']}\n{code['Constraint_List_code']}"
+
+
+def _family(problem: Problem) -> str:
+    """What puzzles made of one another share."""
+    group = problem.columns["group_id"]
+    return problem.id if group is None else f"{problem.columns['lang']} {group}"
+
+
+def _arrangements(result: Result, where: str) -> _Arrangements:
+    if result.kind != "ok":
+        raise Misuse(f"{where}: its 'Traverse_code' ended in a {result.kind} ({result.message}): no gold answer")
+    [seen] = result.value
+    if not isinstance(seen, dict) or "right" not in seen:
+        raise Misuse(f"{where}: its 'Traverse_code' comes by no arrangement that holds: no gold answer")
+    try:
+        literals = {name: write_literal(read_literal(text)) for name, text in seen.items()}
+    except (ValueError, TypeError) as error:
+        raise Misuse(f"{where}: its 'Traverse_code' tries arrangements that no literal can tell ({error})") from None
+    return _Arrangements(literals["right"], literals.get("wrong"))
+
+
+def _reply(literal: str) -> str:
+    return f"By elimination:\n\n```\n{literal}\n```\n"
+
+
+def _renamed(value: Any, name: str) -> Any:
+    """The same shape with another name in the place of every value that stands for something."""
+    match value:
+        case dict():
+            return {key: _renamed(item, name) for key, item in value.items()}
+        case list():
+            return [_renamed(item, f"{name}-{place}") for place, item in enumerate(value)]
+        case tuple():
+            return tuple(_renamed(item, f"{name}-{place}") for place, item in enumerate(value))
+        case set():
+            return {f"{name}-{place}" for place in range(len(value))}
+    return name

@@ -1,0 +1,1 @@
+"""PlanBench: Blocksworld in words, and the judge of plans."""

@@ -1,0 +1,1 @@
+"""Your own data: rows, splits, overlap, stored replies."""

@@ -1,0 +1,222 @@
+"""Replies that are stored in a file, graded: ``teamtr grade``.
+
+A row has ``response``, the reply, and says which problem it answers: by ``id``, looked up in data files, or by the
+problem's own fields. It goes out as it came in, with ``verdict``, ``reward`` and ``extracted`` added.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import count, islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from teamtr.errors import Misuse
+from teamtr.store.atomic import explained, make_folder, sync_folder, temporary_beside
+from teamtr.tasks.base import Benchmark
+from teamtr.tasks.data.rows import DataError, Row, read_rows, shown
+from teamtr.tasks.registry import GYM, OWN, Source, benchmark, benchmark_rows, to_be_had
+from teamtr.types import Problem, Verdict
+
+RESPONSE = "response"
+ADDED = ("verdict", "reward", "extracted")
+ID_KEYS = ("id", "instance_id", "unique_id", "problem_id", "idx", "index")
+"""What a row may call its problem by, the first that is there."""
+ROWS_AT_A_TIME = 512
+
+
+@dataclass
+class Graded:
+    """What came of a file."""
+
+    rows: int = 0
+    verdicts: Counter[str] = field(default_factory=Counter)
+    reward: float = 0.0
+    """Sum of the finite rewards."""
+
+    @property
+    def accuracy(self) -> float:
+        return self.verdicts["right"] / self.rows
+
+    @property
+    def mean_reward(self) -> float:
+        return self.reward / self.rows
+
+    def add(self, verdict: Verdict) -> None:
+        self.rows += 1
+        self.verdicts[verdict.kind] += 1
+        self.reward += verdict.reward if math.isfinite(verdict.reward) else 0.0
+
+
+def grade_file(
+    name: str, responses: Path, out: Path, *, data: Sequence[Source] = (), grader: str | None = None
+) -> Graded:
+    """Grade every row of ``responses`` as this benchmark does and write it to ``out``, in the same order.
+
+    A row that cannot be used is an error that names its line, and then nothing is written.
+    """
+    task = benchmark(name, **({} if grader is None else {"grader": grader}))
+    try:
+        with to_be_had():
+            known = Known(task, data) if data else _brought_along(name, task)
+            rows = read_rows(responses)
+        graded = Graded()
+        make_folder(out.parent)
+        temporary = temporary_beside(out)
+        try:
+            with explained(out), open(temporary, "x", encoding="utf-8") as file:
+                for row, verdict in _graded(task, known, rows):
+                    file.write(json.dumps(_with_verdict(row, verdict)) + "\n")
+                    graded.add(verdict)
+                if not graded.rows:
+                    raise DataError(f"{responses}: there is no row to grade")
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, out)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        sync_folder(out.parent)
+        return graded
+    finally:
+        task.close()
+
+
+class _Named(NamedTuple):
+    problem: Problem
+    where: str
+
+
+class Known:
+    """The problems of data files, by what rows call them: their own id, or the id that the task makes of it.
+
+    In one file the second problem of a name is called NAME-2, as the tasks call it. The same name in two files is
+    told apart by what the row says of the problem's labels (``domain: mystery_blocksworld``), or else refused.
+    """
+
+    def __init__(self, task: Benchmark, data: Sequence[Source]) -> None:
+        self._task = task
+        self._files = ", ".join(map(str, data))
+        self._by_name: dict[str, list[_Named]] = {}
+        for source in data:
+            in_file: dict[str, _Named] = {}
+            for row in benchmark_rows(task.name, source):
+                problem = _stated(task, row.cells, row.where)
+                for name in dict.fromkeys((_name_in(row) or problem.id, problem.id)):
+                    in_file[_free(name, in_file)] = _Named(problem, row.where)
+            for name, named in in_file.items():
+                self._by_name.setdefault(name, []).append(named)
+
+    def decides(self, name: str) -> bool:
+        """Whether a row that names this problem is about one of these, whatever else it says."""
+        return bool(self._by_name)
+
+    def find(self, name: str, row: Row) -> Problem:
+        found = self._by_name.get(name, [])
+        if not found:
+            few = ", ".join(islice(self._by_name, 5))
+            raise DataError(f"{row.where}: no problem {name!r} in {self._files}, where they are called {few}, ...")
+        meant = found if len(found) == 1 else [named for named in found if self._fits(named.problem, row)]
+        if len(meant) != 1:
+            places = " and ".join(named.where for named in found[:2])
+            raise DataError(
+                f"{row.where}: {name!r} is the name of several problems ({places}): give one file with --data, or the "
+                "problem's own fields in the row"
+            )
+        return meant[0].problem
+
+    def _fits(self, problem: Problem, row: Row) -> bool:
+        labels = self._task.labels(problem)
+        return all(str(row.cells[key]) == value for key, value in labels.items() if key in row.cells)
+
+
+class _Questions(Known):
+    """Those that a family of reasoning-gym makes by itself, made when the first is asked for by its id. A row's own
+    fields go first: other settings make other questions of the same name."""
+
+    def __init__(self, task: Benchmark) -> None:
+        super().__init__(task, ())
+        self._files = f"the problems of {task.name}"
+
+    def decides(self, name: str) -> bool:
+        return False
+
+    def find(self, name: str, row: Row) -> Problem:
+        self._make()
+        return super().find(name, row)
+
+    def _make(self) -> None:
+        if not self._by_name:
+            for split in ("train", "test"):
+                with suppress(Misuse):  # it may have but one of them
+                    for problem in self._task.problems(split):
+                        self._by_name[problem.id] = [_Named(problem, self._files)]
+
+
+class _OwnProblems(_Questions):
+    """Those of a person's own class: an id of theirs decides, as that class may make a problem of any row."""
+
+    def decides(self, name: str) -> bool:
+        self._make()
+        return name in self._by_name
+
+
+def _brought_along(name: str, task: Benchmark) -> Known:
+    """The problems that a task has without data files."""
+    kinds = {GYM: _Questions, OWN: _OwnProblems}
+    return next((kind(task) for prefix, kind in kinds.items() if name.startswith(prefix)), None) or Known(task, ())
+
+
+def _stated(task: Benchmark, cells: Mapping[str, Any], where: str) -> Problem:
+    """The problem that a row states. Raises DataError, also where a person's own class looks no row over."""
+    try:
+        return task.problem(cells, where)
+    except Misuse:
+        raise
+    except Exception as error:
+        raise DataError(
+            f"{where}: {task.name} cannot make a problem of this row, which has {', '.join(cells) or 'no fields'} "
+            f"({type(error).__name__}: {error})"
+        ) from error
+
+
+def _name_in(row: Row) -> str | None:
+    return next((str(row.cells[key]) for key in ID_KEYS if row.cells.get(key) is not None), None)
+
+
+def _free(name: str, taken: Mapping[str, object]) -> str:
+    return next(other for n in count(1) if (other := name if n == 1 else f"{name}-{n}") not in taken)
+
+
+def _graded(task: Benchmark, known: Known, rows: Iterator[Row]) -> Iterator[tuple[Row, Verdict]]:
+    while chunk := list(islice(rows, ROWS_AT_A_TIME)):
+        asked = [_asked(task, known, row) for row in chunk]
+        yield from zip(chunk, task.grade_replies(asked), strict=True)
+
+
+def _asked(task: Benchmark, known: Known, row: Row) -> tuple[Problem, str]:
+    reply = row.cells.get(RESPONSE)
+    if not isinstance(reply, str):
+        raise DataError(f"{row.where}: {RESPONSE!r} must be the reply as text, found {shown(reply)}")
+    name = _name_in(row)
+    if name is not None and known.decides(name):
+        return known.find(name, row), reply
+    own = {key: value for key, value in row.cells.items() if key not in (RESPONSE, *ADDED)}
+    try:
+        return _stated(task, own, row.where), reply
+    except DataError as error:
+        if isinstance(known, _Questions) and name is not None:
+            return known.find(name, row), reply
+        advice = f"{error}; or give it an id, and the file with the problem as --data"
+        raise DataError(advice) from None
+
+
+def _with_verdict(row: Row, verdict: Verdict) -> dict[str, Any]:
+    reward = verdict.reward if math.isfinite(verdict.reward) else None
+    return {**row.cells, "verdict": verdict.kind, "reward": reward, "extracted": verdict.extracted}

@@ -1,0 +1,307 @@
+"""Your own data: questions and answers from jsonl or parquet, and five ways to grade.
+
+DataTask("sums.jsonl", grader="number")
+DataTask("sums.jsonl", grader="regex", pattern=r"#### (.+)")
+DataTask("sums.jsonl", grader="python:rewards.py:reward")       # f(prompts, completions, **columns) -> list[float]
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from teamtr.errors import Misuse
+from teamtr.grading import Result, WorkerPool, exact_match, last_number, normalise
+from teamtr.tasks.data.rows import DataError, Row, read_rows, shown
+from teamtr.tasks.data.split import digest, unit_hash
+from teamtr.tasks.games.code_exchange import FormatExample
+from teamtr.types import Problem, Verdict
+
+QUESTION_KEYS = ("prompt", "question", "problem")
+ANSWER_KEYS = ("answer", "solution", "target")
+GRADERS = ("exact", "number", "regex", "python:path/to/file.py:function")
+
+Graded = Sequence[tuple[Problem, str]]
+
+
+class DataTask:
+    """Problems from files, graded by rule or by your own function.
+
+    Args:
+        path: one file; ``held_out`` of its questions become the test split.
+        split_files: instead of ``path``, a file for each split: ``{"train": ..., "test": ...}``.
+        held_out: share of questions in the test split. A question's side depends on its text alone, so that it
+            keeps it when rows are added.
+        question: its column; by default the first of ``prompt``, ``question``, ``problem`` that is there.
+        answer: its column; by default the first of ``answer``, ``solution``, ``target``. May be absent from the
+            data when a Python reward grades.
+        private: for each agent named here, the column shown to it alone.
+        grader: ``exact`` (up to case and white space), ``number`` (the last number of the text), ``regex`` (the
+            group of ``pattern`` in its last match), or ``python:file.py:function``.
+        pattern: for ``regex``, with exactly one group.
+        threshold: the reward from which a Python reward's verdict is "right".
+        seconds_per_item, workers, memory_bytes: of the killable workers that run ``regex`` and ``python``.
+
+    Attributes:
+        warnings: what is odd in the data though usable, such as a question with two different answers.
+        failures: how often each message came from a grader that crashed, was late or gave a reward not finite.
+        agents: empty: any team can be given the questions.
+        reward_range: 1 for right or wrong; None for a Python reward, whose range nobody states.
+    """
+
+    agents: tuple[str, ...] = ()
+
+    def __init__(
+        self,
+        path: str | Path | None = None,
+        *,
+        split_files: Mapping[str, str | Path] | None = None,
+        held_out: float = 0.1,
+        question: str | None = None,
+        answer: str | None = None,
+        private: Mapping[str, str] | None = None,
+        grader: str = "exact",
+        pattern: str | None = None,
+        threshold: float = 1.0,
+        seconds_per_item: float = 5.0,
+        workers: int = 1,
+        memory_bytes: int | None = 4 << 30,
+    ) -> None:
+        self.failures: Counter[str] = Counter()
+        self.warnings: tuple[str, ...] = ()
+        self._threshold = threshold
+        self._is_number = grader == "number"
+        self.reward_range: float | None = None if grader.startswith("python:") else 1.0
+        self._private = dict(private or {})
+        self._pool = WorkerPool(workers, seconds_per_item, memory_bytes=memory_bytes)
+        self._splits = self._read(path, split_files, held_out, question, answer, needs_answer=":" not in grader)
+        self._check_duplicates()
+        self._grader = self._choose_grader(grader, pattern)
+
+    def problems(self, split: str) -> Sequence[Problem]:
+        if split not in self._splits:
+            raise Misuse(f"this data has no split {split!r}: use one of {sorted(self._splits)}")
+        return self._splits[split]
+
+    def grade(self, episodes: Sequence[tuple[Problem, str, Sequence[str]]]) -> list[Verdict]:
+        """Crashed and late graders earn 0 and are counted; a reward that is not a finite number stays ``nan``, so
+        that its group is left out of training."""
+        return self._grader([(problem, answer) for problem, answer, _ in episodes])
+
+    def extract(self, text: str) -> str | None:
+        """The answer in a message, in a form that votes can be counted in; None when it states none."""
+        if self._is_number:
+            number = last_number(text)
+            return None if number is None else str(number)
+        return normalise(text) or None
+
+    def format_examples(self, rng: np.random.Generator, count: int) -> list[FormatExample]:
+        """None: what form an answer to your question should have is not ours to invent."""
+        return []
+
+    def close(self) -> None:
+        """End the workers now rather than at exit."""
+        self._pool.close()
+
+    # Reading
+
+    def _read(
+        self,
+        path: str | Path | None,
+        split_files: Mapping[str, str | Path] | None,
+        held_out: float,
+        question: str | None,
+        answer: str | None,
+        needs_answer: bool,
+    ) -> dict[str, tuple[Problem, ...]]:
+        if (path is None) == (not split_files):
+            raise ValueError("give either one data file as path, or split_files with a file for each split")
+        seen: Counter[str] = Counter()
+        if split_files:
+            files = {split: Path(file) for split, file in split_files.items()}
+            return {
+                split: tuple(self._problems_in(file, question, answer, needs_answer, seen))
+                for split, file in files.items()
+            }
+        if not 0 <= held_out < 1:
+            raise ValueError(f"held_out is a share from 0 to below 1, got {held_out}")
+        assert path is not None
+        file = Path(path)
+        every = list(self._problems_in(file, question, answer, needs_answer, seen))
+        if held_out == 0:
+            return {"train": tuple(every)}
+        hashes = sorted({unit_hash(p.prompt) for p in every})
+        if len(hashes) < 2:
+            raise DataError(f"{file}: at least two different questions are needed, one to train on and one held out")
+        # In a small file all hashes may fall on one side: then the nearest question goes to the other.
+        limit = min(max(held_out, math.nextafter(hashes[0], 1.0)), hashes[-1])
+        return {
+            "train": tuple(p for p in every if unit_hash(p.prompt) >= limit),
+            "test": tuple(p for p in every if unit_hash(p.prompt) < limit),
+        }
+
+    def _problems_in(
+        self, file: Path, question: str | None, answer: str | None, needs_answer: bool, seen: Counter[str]
+    ) -> Iterator[Problem]:
+        rows = list(read_rows(file))
+        if not rows:
+            raise DataError(f"{file}: empty; it needs at least one row with a question and an answer")
+        question = _column(rows[0], question, "question", QUESTION_KEYS)
+        if needs_answer or answer is not None or any(key in rows[0].cells for key in ANSWER_KEYS):
+            answer = _column(rows[0], answer, "answer", ANSWER_KEYS)
+        for row in rows:
+            text = _cell(row, question)
+            if not isinstance(text, str) or not text.strip():
+                raise DataError(f"{row.where}: {question!r} must be text, found {shown(text)}")
+            right = None if answer is None else _cell(row, answer)
+            if needs_answer and not isinstance(right, str | int | float):
+                raise DataError(f"{row.where}: {answer!r} must be text or a number, found {shown(right)}")
+            if self._is_number and last_number(str(right)) is None:
+                raise DataError(f"{row.where}: grader 'number': no number in the answer {shown(right)}")
+            name = digest(text)
+            seen[name] += 1
+            yield Problem(
+                id=name if seen[name] == 1 else f"{name}-{seen[name]}",
+                prompt=text,
+                answer=right,
+                private={
+                    agent: str(value)
+                    for agent, column in self._private.items()
+                    if (value := _cell(row, column)) is not None
+                },
+                columns={key: value for key, value in row.cells.items() if key != question},
+            )
+
+    def _check_duplicates(self) -> None:
+        answers: dict[str, list[str]] = {}
+        sides: dict[str, set[str]] = {}
+        for split, problems in self._splits.items():
+            for problem in problems:
+                sides.setdefault(problem.prompt, set()).add(split)
+                said = answers.setdefault(problem.prompt, [])
+                if str(problem.answer) not in said:
+                    said.append(str(problem.answer))
+        for prompt, said in answers.items():
+            if len(said) > 1:
+                self.warnings += (f"one question, {len(said)} different answers {said}: {shown(prompt)}",)
+        for prompt, splits in sides.items():
+            if len(splits) > 1:
+                self.warnings += (f"one question in several splits {sorted(splits)}: {shown(prompt)}",)
+
+    # Grading
+
+    def _choose_grader(self, grader: str, pattern: str | None) -> Callable[[Graded], list[Verdict]]:
+        if (grader == "regex") != (pattern is not None):
+            raise ValueError(f"a pattern goes with grader 'regex' and only with it; got {grader!r} and {pattern!r}")
+        if grader == "exact":
+            return lambda graded: [_exact_verdict(str(problem.answer), text) for problem, text in graded]
+        if grader == "number":
+            return lambda graded: [_number_verdict(str(problem.answer), text) for problem, text in graded]
+        if pattern is not None:
+            _check_pattern(pattern)
+            return lambda graded: self._grade_by_pattern(pattern, graded)
+        if grader.startswith("python:"):
+            setup = self._reward_setup(grader)
+            return lambda graded: self._grade_by_reward(setup, graded)
+        raise ValueError(f"no grader {grader!r}: use one of {', '.join(GRADERS)}")
+
+    def _every(self) -> Iterator[Problem]:
+        return (problem for problems in self._splits.values() for problem in problems)
+
+    def _reward_setup(self, grader: str) -> dict[str, Any]:
+        file, _, function = grader.removeprefix("python:").rpartition(":")
+        if not file.endswith(".py") or not function.isidentifier():
+            raise Misuse(f"a Python reward is named python:path/to/file.py:function, got {grader!r}")
+        found = Path(file).resolve()
+        if not found.is_file():
+            raise Misuse(f"{grader!r}: there is no file {found}")
+        columns = sorted({key for problem in self._every() for key in problem.columns})
+        taken = sorted({"prompts", "completions"} & set(columns))
+        if taken:
+            raise DataError(f"a Python reward gets prompts and completions: rename the data's own column {taken[0]!r}")
+        setup = {"path": str(found), "function": function, "columns": columns}
+        self._pool.load("reward", setup)
+        return setup
+
+    def _grade_by_pattern(self, pattern: str, graded: Graded) -> list[Verdict]:
+        results = self._pool.submit("regex", [{"text": text} for _, text in graded], {"pattern": pattern})
+        return [
+            self._failed(result) or _group_verdict(str(problem.answer), result.value)
+            for (problem, _), result in zip(graded, results, strict=True)
+        ]
+
+    def _grade_by_reward(self, setup: Mapping[str, Any], graded: Graded) -> list[Verdict]:
+        items = [{"prompt": p.prompt, "completion": text, "columns": dict(p.columns)} for p, text in graded]
+        results = self._pool.submit("reward", items, setup)
+        return [self._failed(result) or self._reward_verdict(result.value) for result in results]
+
+    def _reward_verdict(self, reward: float) -> Verdict:
+        if not math.isfinite(reward):
+            self.failures[f"the reward is {reward}"] += 1
+            return Verdict("crash", math.nan)
+        return Verdict("right" if reward >= self._threshold else "wrong", reward)
+
+    def _failed(self, result: Result) -> Verdict | None:
+        if result.kind == "ok":
+            return None
+        self.failures[result.message] += 1
+        return Verdict(result.kind, 0.0)
+
+
+def _exact_verdict(answer: str, text: str) -> Verdict:
+    if not text.strip():
+        return Verdict("unparsed", 0.0)
+    return _verdict(exact_match(text, answer), normalise(text))
+
+
+def _number_verdict(answer: str, text: str) -> Verdict:
+    said, right = last_number(text), last_number(answer)
+    if said is None or right is None:
+        return Verdict("unparsed", 0.0)
+    return _verdict(said.same(right), str(said))
+
+
+def _group_verdict(answer: str, group: str | None) -> Verdict:
+    if group is None:
+        return Verdict("unparsed", 0.0)
+    return _verdict(exact_match(group, answer), normalise(group))
+
+
+def _verdict(right: bool, extracted: str) -> Verdict:
+    return Verdict("right", 1.0, extracted) if right else Verdict("wrong", 0.0, extracted)
+
+
+def _check_pattern(pattern: str) -> None:
+    try:
+        groups = re.compile(pattern).groups
+    except re.error as error:
+        raise ValueError(f"pattern {pattern!r} is not a regular expression: {error}") from None
+    if groups != 1:
+        raise ValueError(
+            f"pattern {pattern!r} has {groups} groups: put exactly one round what is the answer, (?:...) else"
+        )
+
+
+def _column(row: Row, given: str | None, role: str, usual: Sequence[str]) -> str:
+    """The column for this role: the one given, or the first usual one that the row has."""
+    found = sorted(row.cells)
+    if given is not None and given not in row.cells:
+        raise DataError(f"{row.where}: no column {given!r}; found {found}: set task.{role} to one of them")
+    for key in usual if given is None else (given,):
+        if key in row.cells:
+            return key
+    raise DataError(
+        f"{row.where}: no {role}: none of {list(usual)} among the columns {found}: set task.{role} to one of them"
+    )
+
+
+def _cell(row: Row, column: str) -> Any:
+    if column not in row.cells:
+        raise DataError(f"{row.where}: no {column!r}; found {sorted(row.cells)}: every row needs it")
+    return row.cells[column]
