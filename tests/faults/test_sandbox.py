@@ -521,7 +521,7 @@ def test_a_user_who_is_not_root(without: tuple[str, ...]) -> None:
 def test_no_process_is_left_when_the_owner_is_killed(without: tuple[str, ...]) -> None:
     others = jailed()
     script = f"""
-        from teamtr.grading import sandbox
+        from teamtr.grading.sandbox import client as sandbox
         from teamtr.grading.sandbox.client import Limits, Program, Sandbox
         sandbox._BOOTSTRAP += {MARK!r}
         box = Sandbox(without={without!r})
