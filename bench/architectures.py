@@ -23,11 +23,11 @@ import transformers
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from common import report, so_far
-from teamtr.engines.paged.pool import ServingRoom
+from teamtr.engines.paged.pool import SamplerPool
 from teamtr.engines.torch.fused_lora import slim
 from teamtr.engines.torch.loading import share_base
 from teamtr.engines.torch.policy import TransformerPolicy
-from teamtr.errors import Misuse
+from teamtr.errors import UserError
 
 TOKENS = {"vocab_size": 100, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 SHAPE = {
@@ -85,7 +85,7 @@ def tried(model: Any) -> dict[str, Any]:
     tokenizer = SimpleNamespace(eos_token_id=2)
     shared = share_base(model, {"agent": SimpleNamespace(rank=4, alpha=8.0, targets="all-linear")}, seed=0)
     slimmed = slim(shared)
-    room = ServingRoom("fp32", torch.device("cpu"), memory_bytes=1 << 24)
+    room = SamplerPool("fp32", torch.device("cpu"), memory_bytes=1 << 24)
     policy = TransformerPolicy(shared, tokenizer, adapter="agent", slim=slimmed, serving=room)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -115,7 +115,7 @@ def judged(kind: str, name: str) -> dict[str, Any]:
         return {"outcome": "not tried"}
     try:
         found = tried(model)
-    except Misuse as reason:
+    except UserError as reason:
         return {"outcome": "refused", "why": str(reason)}
     except Exception as error:
         return {"outcome": "failed", "why": f"{type(error).__name__}: {error}"}

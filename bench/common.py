@@ -139,14 +139,13 @@ def adapted_team(
     from teamtr.config import LoraConfig
     from teamtr.engines.learner import PolicyLearner
     from teamtr.engines.local import LocalEngine
-    from teamtr.engines.paged.pool import ServingRoom
+    from teamtr.engines.paged.pool import SamplerPool
     from teamtr.engines.torch.fused_lora import slim
     from teamtr.engines.torch.loading import share_base
     from teamtr.engines.torch.policy import TransformerPolicy
-    from teamtr.types import AgentState
 
     pages = int(pages_gb * 2**30) if pages_gb else None
-    room = ServingRoom(sampler, device(), pages, compiled) if sampler else None
+    room = SamplerPool(sampler, device(), pages, compiled) if sampler else None
     shared = share_base(model, {f"a{k}": LoraConfig() for k in range(agents)}, seed=0)
     slimmed = slim(shared)
     return LocalEngine(
@@ -157,7 +156,6 @@ def adapted_team(
                     shared, NoTokenizer(), adapter=f"a{k}", base_version="base", precision=precision,
                     temperature=1.0, serving=room, slim=slimmed,
                 ),
-                AgentState(beta=1.0, step_scale=1.0, radius_nats=0.05),
                 micro_batch=micro_batch,
             )
             for k in range(agents)

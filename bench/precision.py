@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from common import SHAPES, adapted_team, device, make_batch, make_model, report, seconds, so_far
-from teamtr.presets import Objective
+from teamtr.theory.objective import Objective
 
 PERTURBATIONS = (1e-5, 1e-3, 1e-2, 3e-2, 1e-1, 3e-1)
 MOST_TOKENS = 8192

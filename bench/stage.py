@@ -29,9 +29,9 @@ import update as update_bench
 from common import SHAPES, adapted_team, make_batch, make_model, peak_gb, random_prompts, report, seconds, so_far
 from rollout import DTYPES, generate
 from teamtr.presets import PRESETS
-from teamtr.theory.advantages import group_advantages
-from teamtr.training.batch import Lesson, Optimisation
+from teamtr.training.batch import Optimization, TrainingBatch
 from teamtr.training.update import update_agent
+from teamtr.types import AgentState
 from trl_step import as_stage, grpo_step
 
 PARTS = ("ours", "rivals", "memory")
@@ -69,13 +69,11 @@ def update(engine: Any, a: argparse.Namespace, agent: str, said: Said, seed: int
     """A whole update of this agent, on rewards by chance."""
     plan = PRESETS["teamtr"]
     returns = np.random.default_rng(seed).random((a.problems, a.group))
-    advantages = group_advantages(returns, a_clip=plan.a_clip, eps_norm=plan.eps_norm)
-    lesson = Lesson(make_batch(agent, *said[agent], a.group, episodes=returns.size), advantages, returns)
-    return update_agent(
-        engine.learner(agent), lesson, region=plan.region, objective=plan.objective, radii=plan.radii,
-        optimisation=Optimisation(learning_rate=1e-5, epochs=a.epochs, minibatches=4), gamma=1.0,
-        a_clip=plan.a_clip, eps_norm=plan.eps_norm, normalise=plan.normalise, seed=seed,
-    ).report  # fmt: skip
+    advantages = plan.advantage.estimate(returns)
+    data = TrainingBatch(make_batch(agent, *said[agent], a.group, episodes=returns.size), advantages, returns)
+    optimization = Optimization(learning_rate=1e-5, epochs=a.epochs, minibatches=4)
+    state = AgentState(beta=1.0, step_scale=1.0, radius_nats=0.05)
+    return update_agent(engine.learner(agent), data, plan, optimization, state, seed=seed).report
 
 
 def ours(a: argparse.Namespace) -> dict[str, Any]:

@@ -23,10 +23,9 @@ import teamtr.engines.learner as learner_module
 from common import SHAPES, adapted_team, device, make_batch, make_model, matrix_rate, peak_gb, report, seconds, so_far
 from teamtr.engines.scoring import token_logp
 from teamtr.presets import PRESETS
-from teamtr.theory.advantages import group_advantages
-from teamtr.training.batch import Lesson, Optimisation
+from teamtr.training.batch import Optimization, TrainingBatch
 from teamtr.training.update import update_agent
-from teamtr.types import AgentBatch, UpdateReport
+from teamtr.types import AgentBatch, AgentState, UpdateReport
 
 GROUP = 8
 HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -50,15 +49,13 @@ def ours(a: argparse.Namespace, batch: AgentBatch, advantages: np.ndarray) -> di
     steps = np.array_split(np.arange(len(batch)), a.steps)
     plan = PRESETS["teamtr"]
     returns = advantages.reshape(-1, GROUP)
-    lesson = Lesson(batch, group_advantages(returns, a_clip=plan.a_clip, eps_norm=plan.eps_norm), returns)
-    optimisation = Optimisation(learning_rate=1e-5, epochs=a.epochs, minibatches=a.steps, gate_share=a.gate_share)
+    data = TrainingBatch(batch, plan.advantage.estimate(returns), returns)
+    optimization = Optimization(learning_rate=1e-5, epochs=a.epochs, minibatches=a.steps, gate_share=a.gate_share)
+
+    state = AgentState(beta=1.0, step_scale=1.0, radius_nats=0.05)
 
     def update() -> UpdateReport:
-        return update_agent(
-            learner, lesson, region=plan.region, objective=plan.objective, radii=plan.radii,
-            optimisation=optimisation, gamma=1.0, a_clip=plan.a_clip, eps_norm=plan.eps_norm,
-            normalise=plan.normalise, seed=0,
-        ).report  # fmt: skip
+        return update_agent(learner, data, plan, optimization, state, seed=0).report
 
     def train() -> None:
         for rows in steps:

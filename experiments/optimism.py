@@ -17,10 +17,9 @@ from teamtr.config import loads
 from teamtr.randomness import generator, seed_of
 from teamtr.rollout import play
 from teamtr.session.build import build
-from teamtr.theory.advantages import group_advantages
-from teamtr.theory.surrogate import surrogate_gain
+from teamtr.theory.gain import surrogate_gain
 from teamtr.training.algorithm import run_stage, schedule
-from teamtr.training.batch import Lesson
+from teamtr.training.batch import TrainingBatch
 from teamtr.training.update import Update, update_agent
 
 TEAM = """\
@@ -34,49 +33,46 @@ plan: {problems: 16, group_size: 8, radius_nats_per_message: 0.01}
 
 def train(stages: int, problems: int, *, cross_fit: bool) -> list[tuple[float, float]]:
     """(own surrogate, surrogate on new problems) of every kept update."""
-    workshop = build(loads(TEAM, "optimism", [f"learner.cross_fit={str(cross_fit).lower()}"]))
-    plan, arena, team = workshop.plan, workshop.arena, workshop.current_team()
-    train_split, found = workshop.task.problems("train"), []
+    session = build(loads(TEAM, "optimism", [f"learner.cross_fit={str(cross_fit).lower()}"]))
+    plan, context, team = session.plan, session.context, session.current_team()
+    train_split, found = session.task.problems("train"), []
+    states = dict.fromkeys(team.names, plan.first_state())
 
     def batch(team, chosen, *names):
-        return play(arena, team, [train_split[i] for i in chosen], plan.group_size, seed=seed_of(0, *names))
+        return play(context, team, [train_split[i] for i in chosen], plan.group_size, seed=seed_of(0, *names))
 
     for stage in range(stages):
         order = generator(0, "problems", stage).permutation(len(train_split))
         own_problems, new_problems = order[:problems], order[problems:]
 
-        def teach(agent: str, lesson: Lesson, stage: int = stage, new_problems=new_problems) -> Update:
-            learner = workshop.engine.learner(agent)
-            before, other = learner.snapshot(), batch(workshop.current_team(), new_problems, "new", stage, agent)
-            update = update_agent(
+        def update(agent: str, data: TrainingBatch, stage: int = stage, new_problems=new_problems) -> Update:
+            learner = session.engine.learner(agent)
+            before, other = learner.snapshot(), batch(session.current_team(), new_problems, "new", stage, agent)
+            done = update_agent(
                 learner,
-                lesson,
-                region=plan.region,
-                objective=plan.objective,
-                radii=plan.radii,
-                optimisation=workshop.optimisation,
-                gamma=plan.gamma,
-                a_clip=plan.a_clip,
-                eps_norm=plan.eps_norm,
-                normalise=plan.normalise,
+                data,
+                plan,
+                session.optimization,
+                states[agent],
                 seed=seed_of(0, "update", stage, agent),
             )
-            if update.report.accepted:
+            states[agent] = done.state
+            if done.report.accepted:
                 after = learner.snapshot()
                 learner.restore(before)
                 learner.begin(other.of(agent))
                 learner.restore(after)
-                advantages = group_advantages(other.returns_PG(1.0), a_clip=plan.a_clip, eps_norm=plan.eps_norm)
+                advantages = plan.advantage.estimate(other.returns_PG(1.0))
                 own = advantages.values_PG.reshape(-1)[other.of(agent).episode_M]
-                found.append((update.report.surrogate, surrogate_gain(learner.measure().log_ratio_M, own)))
+                found.append((done.report.surrogate, surrogate_gain(learner.measure().log_ratio_M, own)))
                 learner.end()
-            return update
+            return done
 
         def collect(team, step: int, stage: int = stage, own_problems=own_problems):
             return batch(team, own_problems, "own", stage, step)
 
         slots = schedule(plan.order, team.trainable, generator(0, "order", stage))
-        for step in run_stage(team, plan, collect, teach, slots):
+        for step in run_stage(team, plan, collect, update, slots):
             team = step.team
     return found
 

@@ -121,14 +121,14 @@ def measure(model: str, rows: Path, *, prompts: str, alone: bool, a: argparse.Na
     from teamtr.session.build import build
 
     text = json.dumps(team_file(model, rows, prompts=prompts, alone=alone))
-    workshop = build(loads(text, overrides=a.set))
+    session = build(loads(text, overrides=a.set))
     # Examples that stand in the prompts are not asked.
-    problems = list(workshop.task.problems("test"))
+    problems = list(session.task.problems("test"))
     asked = [p for p in problems if p.prompt not in text.split('"system_prompt"', 1)[1]][: a.problems]
     found = []
     for temperature in (*a.temperatures, 0.0):
         samples = a.samples if temperature else 1
-        report = evaluate(workshop.arena, workshop.current_team(), asked, samples, seed=0, temperature=temperature)
+        report = evaluate(session.context, session.current_team(), asked, samples, seed=0, temperature=temperature)
         found.append(
             {
                 "task": rows.stem, "prompts": prompts, "who": "one" if alone else "team",

@@ -62,9 +62,9 @@ def tiny_newcomer(folder: Path, seed: int) -> None:
     if folder.exists():
         return
     overrides = [f"seed={1000 + seed}", "tiny.layers=2", "tiny.width=128"]
-    workshop = build(loads(recipe_text("code-exchange"), "code-exchange", overrides))
+    session = build(loads(recipe_text("code-exchange"), "code-exchange", overrides))
     folder.mkdir(parents=True)
-    workshop.engine.learner("speaker").policy.save_weights(folder)
+    session.engine.learner("speaker").policy.save_weights(folder)
 
 
 def pretrained_team(folder: Path, seed: int, model: Path, settings: Sequence[str]) -> None:

@@ -21,7 +21,7 @@ from teamtr.engines.tabular import TabularPolicy
 from teamtr.engines.torch.fused_lora import slim
 from teamtr.engines.torch.loading import TinyShape, share_base, tiny_model
 from teamtr.engines.torch.policy import TransformerPolicy
-from teamtr.types import AgentBatch, AgentState
+from teamtr.types import AgentBatch
 
 torch.set_num_threads(1)
 
@@ -29,7 +29,6 @@ torch.set_num_threads(1)
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
 
-STATE = AgentState(beta=0.1, step_scale=1.0, radius_nats=0.01)
 SMALL = TinyShape(layers=1, width=16, heads=2)
 LORA = SimpleNamespace(rank=4, alpha=8.0, targets="all-linear")
 
@@ -56,7 +55,7 @@ def make_learner(
     kind: str, *, micro_batch: int = 8, seed: int = 0, temperature: float = 1.0, keep_initial: bool = False
 ) -> PolicyLearner:
     policy = make_policy(kind, seed=seed, temperature=temperature)
-    return PolicyLearner("agent", policy, STATE, micro_batch=micro_batch, keep_initial=keep_initial)
+    return PolicyLearner("agent", policy, micro_batch=micro_batch, keep_initial=keep_initial)
 
 
 def make_batch(

@@ -28,7 +28,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 LOOP = {
     "algorithm": "teamtr.training.algorithm",
-    "lesson": "teamtr.training.batch",
+    "data": "teamtr.training.batch",
     "update": "teamtr.training.update",
     "gate": "teamtr.training.gate",
     "play": "teamtr.rollout.play",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -11,12 +12,11 @@ from teamtr.engines.local import LocalEngine
 from teamtr.engines.tabular import TabularPolicy
 from teamtr.presets import PRESETS, Plan
 from teamtr.randomness import seed_of
-from teamtr.rollout import Arena, play
+from teamtr.rollout import RolloutContext, play
 from teamtr.team import Agent, Router, Team
-from teamtr.theory.advantages import group_advantages
-from teamtr.training.batch import Lesson, Optimisation
+from teamtr.training.batch import Optimization, TrainingBatch
 from teamtr.training.update import Update, update_agent
-from teamtr.types import AgentState, Ids, Problem, RolloutBatch, Verdict
+from teamtr.types import Ids, Problem, RolloutBatch, Verdict
 
 LETTERS = "..abcd"  # ids 0 and 1 end a message
 
@@ -56,7 +56,7 @@ class SameLetter:
 
 
 class World:
-    """Engine, arena and team, and the two functions that the loop is handed."""
+    """Engine, context and team, and the two functions that the loop is handed."""
 
     def __init__(
         self,
@@ -68,47 +68,47 @@ class World:
         names: Sequence[str] = ("x", "y"),
         rounds: int = 1,
     ):
-        state = AgentState(beta=plan.region.beta, step_scale=1.0, radius_nats=radius)
+        plan = replace(plan, radii=replace(plan.radii, nats=radius))
         self.plan = plan
+        self.states = dict.fromkeys(names, plan.first_state())
         self.engine = LocalEngine(
             {
                 n: PolicyLearner(
                     n,
                     TabularPolicy(6, end_ids=frozenset({0, 1}), rows=256, spread=0.3, seed=k),
-                    state,
                     micro_batch=64,
                     keep_initial=plan.objective.has_reference,
                 )
                 for k, n in enumerate(names)
             }
         )
-        self.arena = Arena(
+        self.context = RolloutContext(
             self.engine, {n: LetterCodec() for n in names}, Router(tuple(names), rounds), SameLetter(reward)
         )
         self.team = Team(tuple(Agent(n, self.engine.version(n), max_tokens=3) for n in names))
-        self.optimisation = Optimisation(learning_rate=learning_rate)
+        self.optimization = Optimization(learning_rate=learning_rate)
         self.collected: list[tuple[str, int]] = []
 
     def collect(self, team: Team, step: int, *, group: int = 16, stage: int = 0) -> RolloutBatch:
         self.collected.append((team.version, step))
-        return play(self.arena, team, self.arena.task.problems("train"), group, seed=seed_of(1, stage, step))
+        return play(self.context, team, self.context.task.problems("train"), group, seed=seed_of(1, stage, step))
 
-    def lesson(self, agent: str, batch: RolloutBatch) -> Lesson:
+    def training_batch(self, agent: str, batch: RolloutBatch) -> TrainingBatch:
         returns_PG = batch.returns_PG(self.plan.gamma)
-        advantages = group_advantages(returns_PG, a_clip=self.plan.a_clip, eps_norm=self.plan.eps_norm)
-        return Lesson(batch.of(agent), advantages, returns_PG)
+        return TrainingBatch(batch.of(agent), self.plan.advantage.estimate(returns_PG), returns_PG)
 
-    def teach(self, agent: str, lesson: Lesson, *, seed: int = 0, **changes) -> Update:
-        plan = self.plan
-        settings = {
-            "region": plan.region,
-            "objective": plan.objective,
-            "radii": plan.radii,
-            "optimisation": self.optimisation,
-            "gamma": plan.gamma,
-            "a_clip": plan.a_clip,
-            "eps_norm": plan.eps_norm,
-            "normalise": plan.normalise,
-            "seed": seed_of(seed, agent),
-        }
-        return update_agent(self.engine.learner(agent), lesson, **{**settings, **changes})
+    def update(self, agent: str, data: TrainingBatch, *, seed: int = 0, **changes) -> Update:
+        """One update of the agent. ``changes`` are other values of the plan, or keywords of ``update_agent``."""
+        own = {name: changes.pop(name) for name in list(changes) if hasattr(self.plan, name)}
+        optimization = changes.pop("optimization", self.optimization)
+        update = update_agent(
+            self.engine.learner(agent),
+            data,
+            replace(self.plan, **own),
+            optimization,
+            self.states[agent],
+            seed=seed_of(seed, agent),
+            **changes,
+        )
+        self.states[agent] = update.state
+        return update

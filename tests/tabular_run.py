@@ -19,13 +19,13 @@ from teamtr.config import dump, loads
 from teamtr.engines.learner import PolicyLearner
 from teamtr.engines.local import LocalEngine
 from teamtr.engines.tabular import TabularPolicy
-from teamtr.rollout import Arena
+from teamtr.rollout import RolloutContext
 from teamtr.session.build import build
 from teamtr.session.train import _Driver
 from teamtr.store import Log, RunFolder, batch_name, read_episodes
 from teamtr.team import Agent, Router, Team
 from teamtr.theory.tabular import EpisodicStep, EpisodicTeam, MessageSpace
-from teamtr.types import AgentState, Floats, Ids, Problem, RolloutBatch, Verdict
+from teamtr.types import Floats, Ids, Problem, RolloutBatch, Verdict
 
 NAMES = ("a1", "a2", "a3")
 LETTERS = ".ab"  # id 0 ends a message
@@ -117,28 +117,25 @@ def tabular_run(folder: Path, *, preset: str = "teamtr", stages: int = 3, radius
     for name, value in settings.items():
         text = text.replace(name, str(value))
     team_file = loads(text, name="tabular")
-    workshop = build(team_file)
-    state = AgentState(beta=workshop.plan.region.beta, step_scale=1.0, radius_nats=workshop.plan.radii.nats)
+    session = build(team_file)
     engine = LocalEngine(
         {
-            name: PolicyLearner(
-                name, TabularPolicy(3, end_ids=frozenset({0}), spread=0.7, seed=k), state, micro_batch=4096
-            )
+            name: PolicyLearner(name, TabularPolicy(3, end_ids=frozenset({0}), spread=0.7, seed=k), micro_batch=4096)
             for k, name in enumerate(NAMES)
         }
     )
     task = Letters()
-    workshop = replace(
-        workshop,
+    session = replace(
+        session,
         task=task,
         engine=engine,
-        arena=Arena(engine, {name: LetterCodec() for name in NAMES}, Router(NAMES), task),
+        context=RolloutContext(engine, {name: LetterCodec() for name in NAMES}, Router(NAMES), task),
         team=Team(tuple(Agent(name, engine.version(name), max_tokens=2) for name in NAMES)),
     )
     logits = []
     with RunFolder.open(folder) as run:
         run.team_file.write_text(dump(team_file))
-        for record in _Driver(run, workshop, lambda: False).go(run.checkpoints.latest()):
+        for record in _Driver(run, session, lambda: False).go(run.checkpoints.latest()):
             if record["kind"] in ("start", "update"):
                 logits.append(_tables(engine))
     return TabularRun(folder, Log(folder / "log.jsonl").read(), logits)

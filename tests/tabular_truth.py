@@ -16,7 +16,7 @@ from teamtr.types import Floats
 
 
 @dataclass(frozen=True)
-class Seen:
+class GateCheck:
     """One update and the batch it learnt from, by the numbers of histories."""
 
     run: TabularRun
@@ -41,7 +41,7 @@ class Seen:
         return (new - old)[context, word]
 
     def advantages(self, step: int) -> tuple[Floats, Floats]:
-        """Group-normalised, before and after clipping, written out."""
+        """Group-normalized, before and after clipping, written out."""
         returns = self.run.batch(self.update["stage"], step).returns_PG(1.0)
         mean, variance = returns.mean(axis=1, keepdims=True), returns.var(axis=1, keepdims=True)
         raw = np.where(variance > 0, (returns - mean) / np.sqrt(variance + 1e-6), 0.0)
@@ -67,8 +67,8 @@ class Seen:
         return [(h, places[tokens[:u]], tokens[u]) for h, tokens in said for u in range(len(tokens))]
 
 
-def seen(run: TabularRun) -> list[Seen]:
-    return [Seen(run, update) for update in run.updates]
+def seen(run: TabularRun) -> list[GateCheck]:
+    return [GateCheck(run, update) for update in run.updates]
 
 
 def weights_of(start: EpisodicTeam, now: EpisodicTeam) -> tuple[Floats, Floats]:

@@ -9,7 +9,7 @@ class TeamTRError(Exception):
     exit_code = 1
 
 
-class Misuse(TeamTRError, ValueError):
+class UserError(TeamTRError, ValueError):
     """A team file, a model, a template or data that cannot be used as it is."""
 
     exit_code = 2

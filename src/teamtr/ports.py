@@ -13,10 +13,9 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from teamtr.presets import Objective
+from teamtr.theory.objective import Objective
 from teamtr.types import (
     AgentBatch,
-    AgentState,
     Divergence,
     Floats,
     Ids,
@@ -62,7 +61,6 @@ class Learner(Protocol):
     """Trains one agent. ``begin`` freezes the current policy on a batch; all later measures refer to it."""
 
     agent: str
-    state: AgentState
     tokens: dict[str, int]
     """Tokens scored without and with a gradient since the start: {"scored": n, "trained": n}."""
 
@@ -71,7 +69,7 @@ class Learner(Protocol):
         ...
 
     def fingerprint(self) -> str:
-        """A hash of everything that ``save`` writes: weights, optimizer, state."""
+        """A hash of everything that ``save`` writes: weights and optimizer."""
         ...
 
     def begin(self, batch: AgentBatch, *, reference: bool = False) -> Floats:
@@ -130,7 +128,7 @@ class Learner(Protocol):
         ...
 
     def save(self, folder: Path) -> None:
-        """Weights in Hugging Face form, optimizer state and ``state`` beside them; no pickle."""
+        """Weights in Hugging Face form, and the optimizer's state beside them; no pickle."""
         ...
 
     def load(self, folder: Path) -> None: ...

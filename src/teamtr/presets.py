@@ -6,27 +6,9 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-
-@dataclass(frozen=True)
-class Objective:
-    """The surrogate that an update climbs, eq:ppo_obj and its relatives, as a value that can travel.
-
-    ``ratio``: "message" is the paper's product over tokens; "token" clips each token's ratio (PPO, GRPO, DAPO);
-    "length_normalised" is the geometric mean over the message's tokens.
-    ``average_over``: "messages" weighs every message alike; "tokens" every token (DAPO).
-    ``reference_kl``: weight of KL(new || reference) per token, where the reference is the policy that the run began
-    with (GRPO, arXiv 2402.03300); 0 has no reference.
-    """
-
-    ratio: Literal["message", "token", "length_normalised"] = "message"
-    clip_low: float = 0.2
-    clip_high: float = 0.2
-    average_over: Literal["messages", "tokens"] = "messages"
-    reference_kl: float = 0.0
-
-    @property
-    def has_reference(self) -> bool:
-        return self.reference_kl > 0.0
+from teamtr.theory.estimators import AdvantageEstimator, GroupAdvantage
+from teamtr.theory.objective import Objective
+from teamtr.types import AgentState
 
 
 @dataclass(frozen=True)
@@ -117,9 +99,7 @@ class Plan:
 
     group_size: int = 8
     gamma: float = 1.0
-    normalise: bool = True
-    a_clip: float = 3.0
-    eps_norm: float = 1e-6
+    advantage: AdvantageEstimator = field(default_factory=GroupAdvantage)
     radii: Radii = field(default_factory=Radii)
     resample: Resample = field(default_factory=Resample)
     region: Region = field(default_factory=Region)
@@ -131,6 +111,10 @@ class Plan:
     def return_range(self, reward_range: float | None) -> float | None:
         """Largest minus smallest return that is trained on, when rewards have this range: a punishment adds 1."""
         return reward_range if reward_range is None or not self.overlong.punishes else reward_range + 1.0
+
+    def first_state(self) -> AgentState:
+        """What every agent's first update begins with."""
+        return AgentState(beta=self.region.beta, step_scale=1.0, radius_nats=self.radii.nats)
 
     @property
     def reuses_rollouts(self) -> bool:
@@ -157,18 +141,18 @@ PRESETS: dict[str, Plan] = {
     "reverse_order": replace(TEAMTR, order=Order("reverse")),
     "random_order": replace(TEAMTR, order=Order("random")),
     # advantage estimation (tab:ablation)
-    "no_normalisation": replace(TEAMTR, normalise=False),
-    "no_clipping": replace(TEAMTR, a_clip=math.inf),
+    "no_normalization": replace(TEAMTR, advantage=GroupAdvantage(normalize=False)),
+    "no_clipping": replace(TEAMTR, advantage=GroupAdvantage(clip=math.inf)),
     # single agents: a team of one with another objective
     "grpo": replace(  # arXiv 2402.03300
         TEAMTR,
-        a_clip=math.inf,
+        advantage=GroupAdvantage(clip=math.inf),
         objective=Objective(ratio="token", reference_kl=0.04),
         region=Region(gate=False, beta=0.0, adapt_beta=False),
     ),
     "dapo": replace(  # arXiv 2503.14476
         TEAMTR,
-        a_clip=math.inf,
+        advantage=GroupAdvantage(clip=math.inf),
         objective=Objective(ratio="token", clip_low=0.2, clip_high=0.28, average_over="tokens"),
         region=Region(gate=False, beta=0.0, adapt_beta=False),
         overlong=Overlong(filter=True, cache=0.2),
@@ -178,4 +162,4 @@ PRESETS: dict[str, Plan] = {
 """Every named plan. ``joint`` and ``naive_sequential`` differ in name more than in mathematics: with separate
 parameters and one batch, updating together or in turn gives the same weights (bit for bit, also in whole runs:
 tests/e2e/test_teams.py). ``no_clipping`` differs from ``teamtr`` only for groups of more than ten, as the team file's
-default of 16 is: a group-normalised advantage cannot exceed sqrt(G - 1)."""
+default of 16 is: a group-normalized advantage cannot exceed sqrt(G - 1)."""

@@ -323,7 +323,7 @@ class StepStats:
 
 @dataclass(frozen=True)
 class AgentState:
-    """What an agent carries from one update to the next, besides weights and optimizer moments."""
+    """How an agent's next update is steered: what it carries from one to the next besides weights and moments."""
 
     beta: float
     step_scale: float
@@ -387,7 +387,7 @@ class UpdateReport:
     mismatch_per_message: float | None = None  # median over messages of |log-probability of the whole message| apart
     certificates: tuple[Certificate, ...] = ()
     """What the kept step is worth at least: ours ("turn_aware", units of reward) and the paper's ("single_step", units
-    of the normalised advantage). Empty when nothing was kept or the range of rewards is not known."""
+    of the normalized advantage). Empty when nothing was kept or the range of rewards is not known."""
     version_before: str = ""
     version_after: str = ""
     tokens: Mapping[str, int] = field(default_factory=dict)

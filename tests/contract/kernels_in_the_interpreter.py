@@ -16,7 +16,7 @@ from teamtr.engines.paged.weights import SamplingCopy
 from teamtr.engines.policy import Drawing, draw, uniforms
 from teamtr.engines.scoring import score_tokens
 from teamtr.engines.torch import fused
-from teamtr.engines.torch.fused_lora import Slim, slim
+from teamtr.engines.torch.fused_lora import FusedLora, slim
 from teamtr.engines.torch.loading import TinyShape, share_base, tiny_model
 from teamtr.engines.torch.policy import TransformerPolicy
 from teamtr.engines.torch.rotation import Rotation
@@ -306,7 +306,7 @@ def fused_learner() -> None:
         setattr(fused, name, _counting(name, getattr(fused, name), calls))
     found = []
     for fuses in (False, True):
-        Slim.fuses = lambda *_, fuses=fuses: fuses
+        FusedLora.fuses = lambda *_, fuses=fuses: fuses
         features = policy.features(rows, messages)
         (features * torch.linspace(-1, 1, features.numel()).view_as(features)).sum().backward()
         found.append([features.detach(), *(p.grad.clone() for p in policy.parameters().values())])

@@ -13,15 +13,16 @@ from small import World
 from teamtr.presets import PRESETS, DynamicSampling, Order, Overlong, Region, Resample
 from teamtr.randomness import generator, seed_of
 from teamtr.rollout import StaleBatch, StaleWeights, play, stale_agents
+from teamtr.theory.estimators import GroupAdvantage
 from teamtr.theory.intervals import bootstrap_upper
-from teamtr.theory.weights import effective_sample_share, normalised_weights
+from teamtr.theory.weights import effective_sample_share, normalized_weights
 from teamtr.training.algorithm import run_stage, schedule
 
 
 def stage(world: World, plan=None, *, done=0, batch=None, seed=0):
     plan = plan or world.plan
     slots = slots_of(world, plan, seed)
-    teach = partial(world.teach, seed=seed)
+    teach = partial(world.update, seed=seed)
     return list(run_stage(world.team, plan, world.collect, teach, slots, done=done, batch=batch))
 
 
@@ -64,8 +65,8 @@ def test_presets_are_what_they_say():
     assert not p["kl_penalty_fixed"].region.adapt_beta
     assert p["kl_penalty_adaptive"].region.adapt_beta
     assert p["adaptive_radius"].radii.adapt
-    assert not p["no_normalisation"].normalise
-    assert p["no_clipping"].a_clip == float("inf")
+    assert not p["no_normalization"].advantage.normalize
+    assert p["no_clipping"].advantage.clip == float("inf")
     assert (p["dapo"].objective.clip_low, p["dapo"].objective.clip_high) == (0.2, 0.28)
     assert p["dapo"].objective.average_over == "tokens"
     assert p["dapo"].overlong == Overlong(filter=True, cache=0.2)
@@ -75,8 +76,8 @@ def test_presets_are_what_they_say():
     assert (p["grpo"].objective.reference_kl, p["dapo"].objective.reference_kl) == (0.04, 0.0)
     for name in ("grpo", "dapo"):
         assert p[name].objective.ratio == "token"
-        assert p[name].normalise
-        assert p[name].a_clip == float("inf")
+        assert p[name].advantage.normalize
+        assert p[name].advantage.clip == float("inf")
         assert p[name].region == Region(gate=False, beta=0.0, adapt_beta=False)
 
 
@@ -100,7 +101,7 @@ def test_a_stale_batch_is_an_error():
     """A collector that hands out the stage-start batch again is found out."""
     world = World()
     cached = world.collect(world.team, 0)
-    stages = run_stage(world.team, world.plan, lambda team, step: cached, world.teach, slots_of(world))
+    stages = run_stage(world.team, world.plan, lambda team, step: cached, world.update, slots_of(world))
     next(stages)
     with pytest.raises(StaleBatch, match="older weights of x"):
         next(stages)
@@ -118,7 +119,7 @@ def test_playing_with_other_weights_than_the_team_names_is_an_error():
     world = World()
     lying = world.team.replace("x", "0" * 32)
     with pytest.raises(StaleWeights, match="'x'"):
-        play(world.arena, lying, world.arena.task.problems("train"), 2, seed=0)
+        play(world.context, lying, world.context.task.problems("train"), 2, seed=0)
 
 
 def test_joint_equals_naive_sequential_bit_for_bit():
@@ -136,9 +137,9 @@ def test_a_lesson_knows_whether_the_present_team_wrote_it():
     for name, fresh in (("teamtr", [True, True]), ("naive_sequential", [True, False]), ("joint", [True, False])):
         world, given = World(plan=PRESETS[name]), []
 
-        def watched(agent, lesson, world=world, given=given):
-            given.append(lesson.fresh)
-            return world.teach(agent, lesson)
+        def watched(agent, data, world=world, given=given):
+            given.append(data.fresh)
+            return world.update(agent, data)
 
         steps = list(run_stage(world.team, world.plan, world.collect, watched, slots_of(world)))
         assert given == fresh
@@ -147,17 +148,17 @@ def test_a_lesson_knows_whether_the_present_team_wrote_it():
 
 
 def test_a_stage_takes_advantages_as_the_plan_says():
-    plan = replace(PRESETS["no_normalisation"], a_clip=0.3)
+    plan = replace(PRESETS["no_normalization"], advantage=GroupAdvantage(normalize=False, clip=0.3))
     world, given = World(plan=plan), []
 
-    def watched(agent, lesson):
-        given.append(lesson)
-        return world.teach(agent, lesson)
+    def watched(agent, data):
+        given.append(data)
+        return world.update(agent, data)
 
     list(run_stage(world.team, plan, world.collect, watched, slots_of(world)))
-    for lesson in given:
-        centred_PG = lesson.returns_PG - lesson.returns_PG.mean(axis=1, keepdims=True)
-        np.testing.assert_allclose(lesson.advantages.values_PG, np.clip(centred_PG, -0.3, 0.3), atol=1e-15)
+    for data in given:
+        centred_PG = data.returns_PG - data.returns_PG.mean(axis=1, keepdims=True)
+        np.testing.assert_allclose(data.advantages.values_PG, np.clip(centred_PG, -0.3, 0.3), atol=1e-15)
 
 
 def test_a_stage_that_lost_its_batch_does_not_go_on():
@@ -165,8 +166,8 @@ def test_a_stage_that_lost_its_batch_does_not_go_on():
     with pytest.raises(AssertionError, match="needs the batch it held"):
         stage(world, done=1)
 
-    def half_measured(agent, lesson):
-        return replace(world.teach(agent, lesson), log_ratio_M=None)
+    def half_measured(agent, data):
+        return replace(world.update(agent, data), log_ratio_M=None)
 
     with pytest.raises(AssertionError, match="measures every message"):
         list(run_stage(world.team, world.plan, world.collect, half_measured, slots_of(world)))
@@ -177,7 +178,7 @@ def test_a_stage_goes_on_in_the_middle():
         whole = World(plan=PRESETS[name])
         expected = stage(whole)
         world = World(plan=PRESETS[name])
-        (first, *_) = [next(iter(run_stage(world.team, world.plan, world.collect, world.teach, slots_of(world))))]
+        (first, *_) = [next(iter(run_stage(world.team, world.plan, world.collect, world.update, slots_of(world))))]
         world.team = first.team
         held = first.batch if name != "teamtr" else None
         rest = stage(world, done=1, batch=held)
@@ -207,7 +208,7 @@ def test_trajectory_weights_are_the_exact_likelihood_ratios():
             new = torch.log_softmax(learner.policy.logits.detach()[row], -1)[token]
             log_ratio += float(new - torch.log_softmax(old[row], -1)[token])
         assert batch.log_weights_E[e] == pytest.approx(log_ratio, abs=1e-12)
-    weights = normalised_weights(steps[1].batch.log_weights_E)
+    weights = normalized_weights(steps[1].batch.log_weights_E)
     assert weights.mean() == pytest.approx(1.0)
     assert 0 < effective_sample_share(batch.log_weights_E) <= 1
 
@@ -218,9 +219,9 @@ def test_weights_add_up_over_the_updates_before():
     old = {name: world.engine.learner(name).snapshot() for name in "xy"}
     given = {}
 
-    def watched(agent, lesson):
-        given[agent] = lesson
-        return world.teach(agent, lesson)
+    def watched(agent, data):
+        given[agent] = data
+        return world.update(agent, data)
 
     slots = slots_of(world)
     steps = list(run_stage(world.team, world.plan, world.collect, watched, slots))
@@ -238,44 +239,44 @@ def test_weights_add_up_over_the_updates_before():
         expected_E += np.bincount(own.episode_M, weights=ratio_M, minlength=len(expected_E))
     np.testing.assert_allclose(steps[1].batch.log_weights_E, expected_E, atol=1e-12)
     assert given["x"].weights_E is None
-    np.testing.assert_allclose(given["z"].weights_E, normalised_weights(expected_E))
+    np.testing.assert_allclose(given["z"].weights_E, normalized_weights(expected_E))
 
 
 def test_reused_episodes_are_weighed_in_advantages_surrogate_and_kl():
-    """Every average of a weighted lesson is one over the present team: baseline, surrogate, KL and its bound."""
+    """Every average of a weighted data is one over the present team: baseline, surrogate, KL and its bound."""
     world = World(plan=PRESETS["importance_weighted"], radius=0.5, learning_rate=0.5)
     given = {}
 
-    def watched(agent, lesson):
-        given[agent] = (lesson, world.engine.learner(agent).snapshot(), world.teach(agent, lesson))
+    def watched(agent, data):
+        given[agent] = (data, world.engine.learner(agent).snapshot(), world.update(agent, data))
         return given[agent][2]
 
     steps = list(run_stage(world.team, world.plan, world.collect, watched, slots_of(world)))
-    lesson, before, update = given["y"]
-    weights_E = lesson.weights_E
+    data, before, update = given["y"]
+    weights_E = data.weights_E
     assert np.ptp(weights_E) > 0.1
-    weights_PG, returns_PG = weights_E.reshape(3, 16), lesson.returns_PG
+    weights_PG, returns_PG = weights_E.reshape(3, 16), data.returns_PG
     mean_P = (weights_PG * returns_PG).sum(axis=1) / weights_PG.sum(axis=1)
     variance_P = (weights_PG * (returns_PG - mean_P[:, None]) ** 2).sum(axis=1) / weights_PG.sum(axis=1)
     expected_PG = (returns_PG - mean_P[:, None]) / np.sqrt(variance_P + 1e-6)[:, None]
-    np.testing.assert_allclose(lesson.advantages.values_PG, np.clip(expected_PG, -3, 3))
-    np.testing.assert_allclose(lesson.advantages_M, (np.clip(expected_PG, -3, 3) * weights_PG).ravel())
+    np.testing.assert_allclose(data.advantages.values_PG, np.clip(expected_PG, -3, 3))
+    np.testing.assert_allclose(data.advantages_M, (np.clip(expected_PG, -3, 3) * weights_PG).ravel())
     learner = world.engine.learner("y")
     after = learner.snapshot()
     learner.restore(before)
-    learner.begin(lesson.batch)
+    learner.begin(data.messages)
     learner.restore(after)
     full_M, log_ratio_M = learner.measure().full_M, update.log_ratio_M
     assert update.report.kl_full == pytest.approx((weights_E * full_M).sum() / weights_E.sum())
-    per_token_M = full_M / lesson.batch.lengths_M
+    per_token_M = full_M / data.messages.lengths_M
     assert update.report.kl_per_token == pytest.approx((weights_E * per_token_M).sum() / weights_E.sum())
     assert update.report.kl_discounted == pytest.approx((weights_E * full_M).mean()), (
         "no discount: the KL of an episode"
     )
-    bound = partial(bootstrap_upper, full_M, lesson.batch.cluster_M, confidence=0.95)
+    bound = partial(bootstrap_upper, full_M, data.messages.cluster_M, confidence=0.95)
     rng = generator(seed_of(0, "y"), "bootstrap")
-    assert update.report.kl_upper == pytest.approx(bound(weights_M=weights_E[lesson.batch.episode_M], rng=rng))
-    assert update.report.surrogate == pytest.approx((np.expm1(log_ratio_M) * lesson.advantages_M).mean())
+    assert update.report.kl_upper == pytest.approx(bound(weights_M=weights_E[data.messages.episode_M], rng=rng))
+    assert update.report.surrogate == pytest.approx((np.expm1(log_ratio_M) * data.advantages_M).mean())
     assert update.report.kl_k1 == pytest.approx(-(weights_E * log_ratio_M).sum() / weights_E.sum())
     assert update.report.kl_k1 != pytest.approx(-log_ratio_M.mean(), rel=1e-3)
     assert update.report.kl_upper <= update.report.radius
@@ -299,7 +300,7 @@ def test_training_improves_the_team():
             world.team,
             world.plan,
             partial(world.collect, stage=k),
-            partial(world.teach, seed=k),
+            partial(world.update, seed=k),
             slots_of(world, seed=k),
         )
         for step in plan_steps:

@@ -12,7 +12,7 @@ import torch
 import transformers
 
 from teamtr.engines.paged.fused_linears import join_attention, join_siblings
-from teamtr.engines.paged.pool import ServingRoom
+from teamtr.engines.paged.pool import SamplerPool
 from teamtr.engines.paged.sampler import Server
 from teamtr.engines.paged.weights import SamplingCopy
 from teamtr.engines.policy import Drawing, uniforms
@@ -20,7 +20,7 @@ from teamtr.engines.torch.attention import Unsupported
 from teamtr.engines.torch.fused_lora import slim
 from teamtr.engines.torch.loading import share_base
 from teamtr.engines.torch.policy import TransformerPolicy
-from teamtr.errors import Misuse
+from teamtr.errors import UserError
 
 pytestmark = pytest.mark.long
 
@@ -134,7 +134,7 @@ def alone(model: Any, prompt: np.ndarray, message: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_sampler_and_learner_agree_with_the_model_itself(kind):
     model = make_model(kind)
-    room = ServingRoom("fp32", CPU, memory_bytes=1 << 24)
+    room = SamplerPool("fp32", CPU, memory_bytes=1 << 24)
     policy = make_policy(model, serving=room)
     prompts = some_prompts()
     drawn = policy.sample(prompts, max_tokens=6, seed=1, temperature=1.0)
@@ -150,7 +150,7 @@ def test_what_an_architecture_has_is_said():
         TransformerPolicy(make_model("FalconH1"), SimpleNamespace(eos_token_id=2))
     with pytest.warns(UserWarning, match="BloomForCausalLM has an attention of its own, or layers without one: sampl"):
         TransformerPolicy(
-            make_model("Bloom"), SimpleNamespace(eos_token_id=2), serving=ServingRoom("fp32", CPU, memory_bytes=1 << 20)
+            make_model("Bloom"), SimpleNamespace(eos_token_id=2), serving=SamplerPool("fp32", CPU, memory_bytes=1 << 20)
         )
 
 
@@ -164,7 +164,7 @@ def test_angles_that_depend_on_the_longest_sequence_of_a_batch_are_refused():
     lengths = {"original_max_position_embeddings": 16, "max_position_embeddings": 64}
     policy = make_policy(make_model("Phi3", rope_parameters=rope, **lengths))
     assert len(policy.sample(some_prompts(), max_tokens=4, seed=1, temperature=1.0)) == 4
-    with pytest.raises(Misuse, match="need 17 tokens; beyond 16, Phi3ForCausalLM turns all positions of a batch"):
+    with pytest.raises(UserError, match="need 17 tokens; beyond 16, Phi3ForCausalLM turns all positions of a batch"):
         policy.sample(some_prompts(), max_tokens=5, seed=1, temperature=1.0)
 
 
@@ -254,7 +254,7 @@ def test_half_precision_has_the_gradient_of_float32_whatever_carries_the_adapter
         make_model(kind, **changes), {"agent": SimpleNamespace(rank=4, alpha=8.0, targets=targets)}, seed=0
     )
     slimmed = slim(shared)
-    assert bool(slimmed.strangers) == stranger
+    assert bool(slimmed.unfused) == stranger
     generator = torch.Generator().manual_seed(1)
     prompts, messages = some_prompts(), [np.array([4, 5, 9], dtype=np.int32)] * len(some_prompts())
     found = []
@@ -309,7 +309,7 @@ def test_agents_of_one_base_may_have_adapters_on_different_layers(precision):
 )
 def test_sampler_and_learner_agree_wherever_the_adapter_sits(make, targets, paged):
     shared = share_base(make(), {"agent": SimpleNamespace(rank=4, alpha=8.0, targets=targets)}, seed=0)
-    room = ServingRoom("fp32", CPU, memory_bytes=1 << 24) if paged else None
+    room = SamplerPool("fp32", CPU, memory_bytes=1 << 24) if paged else None
     policy = make_policy(shared, adapter="agent", slim=slim(shared), serving=room)
     prompts = some_prompts()
     before = policy.sample(prompts, max_tokens=6, seed=1, temperature=1.0)
@@ -329,7 +329,7 @@ def test_heads_that_the_config_does_not_tell_are_sampled_plainly():
     model.config.num_key_value_heads = 2
     with pytest.warns(UserWarning, match="GPT2LMHeadModel has heads that its config does not tell: sampling falls"):
         policy = TransformerPolicy(
-            model, SimpleNamespace(eos_token_id=2), serving=ServingRoom("fp32", CPU, memory_bytes=1 << 24)
+            model, SimpleNamespace(eos_token_id=2), serving=SamplerPool("fp32", CPU, memory_bytes=1 << 24)
         )
     assert policy.serving is None
     assert policy.packs
@@ -339,7 +339,9 @@ def test_a_model_that_does_not_run_with_its_adapters_says_so_and_what_to_do():
     shared = share_base(
         make_model("Phimoe", **EXPERTS), {"agent": SimpleNamespace(rank=4, alpha=8.0, targets="all-linear")}, seed=0
     )
-    with pytest.raises(Misuse, match=r"PhimoeForCausalLM does not run.*name attention and MLP layers in lora.targets"):
+    with pytest.raises(
+        UserError, match=r"PhimoeForCausalLM does not run.*name attention and MLP layers in lora.targets"
+    ):
         make_policy(shared, adapter="agent", slim=slim(shared))
     few = share_base(
         make_model("Phimoe", **EXPERTS), {"agent": SimpleNamespace(rank=4, alpha=8.0, targets=FEW)}, seed=0
@@ -350,7 +352,7 @@ def test_a_model_that_does_not_run_with_its_adapters_says_so_and_what_to_do():
 def test_a_model_that_reads_what_comes_later_is_refused():
     config = transformers.BertGenerationConfig(**{k: v for k, v in SHAPE.items() if "kv" not in k and "key" not in k})
     model = transformers.BertGenerationDecoder(config).eval()
-    with pytest.raises(Misuse, match=r"BertGenerationDecoder reads what comes later as well.*is_decoder: true"):
+    with pytest.raises(UserError, match=r"BertGenerationDecoder reads what comes later as well.*is_decoder: true"):
         make_policy(model)
     config.is_decoder = True
     assert make_policy(transformers.BertGenerationDecoder(config).eval()).packs
@@ -361,7 +363,7 @@ def test_agents_of_one_base_are_sampled_each_with_its_own_adapter_and_none_of_th
     chosen = {"all": "all-linear", "few": FEW}
     loras = {name: SimpleNamespace(rank=4, alpha=8.0, targets=targets) for name, targets in chosen.items()}
     shared = share_base(make_model("Llama"), loras, seed=0)
-    slimmed, room = slim(shared), ServingRoom("fp32", CPU, memory_bytes=1 << 24)
+    slimmed, room = slim(shared), SamplerPool("fp32", CPU, memory_bytes=1 << 24)
     policies = {
         name: make_policy(shared, adapter=name, slim=slimmed, serving=room, base_version="base") for name in chosen
     }

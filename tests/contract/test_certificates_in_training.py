@@ -14,16 +14,16 @@ from teamtr.rollout import play
 from teamtr.theory.certificates import by_own_turn, surrogate_by_problem, turn_aware_certificate
 from teamtr.theory.intervals import bootstrap_upper
 from teamtr.training.stage import stage_report
-from teamtr.training.update import Stakes, certify
+from teamtr.training.update import CertificateInputs, certify
 
 pytestmark = pytest.mark.long
 
-ONCE = Stakes(turns=1, horizon=2, reward_range=1.0)
+ONCE = CertificateInputs(turns=1, horizon=2, reward_range=1.0)
 
 
 def test_an_agent_that_speaks_once_pays_no_occupancy():
     world = World()
-    update = world.teach("x", world.lesson("x", world.collect(world.team, 0)), stakes=ONCE)
+    update = world.update("x", world.training_batch("x", world.collect(world.team, 0)), certificate_inputs=ONCE)
     ours, papers = update.report.certificates
     assert ours.kind == "turn_aware"
     assert ours.terms["occupancy"] == 0.0
@@ -35,12 +35,12 @@ def test_an_agent_that_speaks_once_pays_no_occupancy():
 
 def test_the_numbers_are_those_of_the_theory():
     world = World()
-    lesson = world.lesson("x", world.collect(world.team, 0))
-    update = world.teach("x", lesson, stakes=Stakes(turns=3, horizon=6, reward_range=2.0))
+    data = world.training_batch("x", world.collect(world.team, 0))
+    update = world.update("x", data, certificate_inputs=CertificateInputs(turns=3, horizon=6, reward_range=2.0))
     (ours, _) = update.report.certificates
-    per_problem = surrogate_by_problem(update.log_ratio_M, lesson.batch.episode_M, lesson.returns_PG)
+    per_problem = surrogate_by_problem(update.log_ratio_M, data.messages.episode_M, data.returns_PG)
     assert ours.terms["surrogate"] == pytest.approx(per_problem.mean())
-    kl_K = by_own_turn(np.full(len(lesson.batch), update.report.kl_upper), lesson.batch.episode_M, 48, 3)
+    kl_K = by_own_turn(np.full(len(data.messages), update.report.kl_upper), data.messages.episode_M, 48, 3)
     assert ours.terms["occupancy"] == pytest.approx(turn_aware_certificate(0.0, kl_K, 2.0).terms["occupancy"])
 
 
@@ -48,31 +48,33 @@ def test_the_numbers_are_those_of_the_theory():
 def test_with_a_discount_the_papers_bound_takes_the_discounted_kl(gamma):
     """D_tok = (1 - gamma) sum over turns of gamma^t KL, by hand from the messages of a real update in four turns."""
     world = World(plan=replace(PRESETS["teamtr"], gamma=gamma), rounds=2)
-    lesson = world.lesson("y", world.collect(world.team, 0))
+    data = world.training_batch("y", world.collect(world.team, 0))
     learner = world.engine.learner("y")
     before = learner.snapshot()
-    update = world.teach("y", lesson, stakes=Stakes(turns=2, horizon=4, reward_range=1.0))
+    update = world.update("y", data, certificate_inputs=CertificateInputs(turns=2, horizon=4, reward_range=1.0))
     after = learner.snapshot()
     learner.restore(before)
-    learner.begin(lesson.batch)
+    learner.begin(data.messages)
     learner.restore(after)
     kl_M = learner.measure().full_M
     caution = update.report.kl_upper / update.report.kl_full
-    assert sorted(set(lesson.batch.turn_M)) == [1, 3]
-    d_tok = (1 - gamma) * caution * (gamma**lesson.batch.turn_M * kl_M).sum() / 48
+    assert sorted(set(data.messages.turn_M)) == [1, 3]
+    d_tok = (1 - gamma) * caution * (gamma**data.messages.turn_M * kl_M).sum() / 48
     (_, papers) = update.report.certificates
     a_max = min(3.0, np.sqrt(15))
     expected = -np.sqrt(2) * gamma / (1 - gamma) ** 2 * a_max * np.sqrt(d_tok)
     assert papers.terms["occupancy"] == pytest.approx(expected, rel=1e-9)
     assert papers.terms["estimation"] == pytest.approx(-update.report.zeta / (1 - gamma))
-    assert papers.terms["surrogate"] == pytest.approx(update.report.surrogate * len(lesson.batch) / 48)
+    assert papers.terms["surrogate"] == pytest.approx(update.report.surrogate * len(data.messages) / 48)
 
 
 @pytest.mark.parametrize("horizon", [2, 6])
 def test_without_a_discount_the_papers_bound_takes_the_horizon(horizon):
     world = World()
-    lesson = world.lesson("x", world.collect(world.team, 0))
-    report = world.teach("x", lesson, stakes=Stakes(turns=1, horizon=horizon, reward_range=1.0)).report
+    data = world.training_batch("x", world.collect(world.team, 0))
+    report = world.update(
+        "x", data, certificate_inputs=CertificateInputs(turns=1, horizon=horizon, reward_range=1.0)
+    ).report
     (_, papers) = report.certificates
     # gamma = 1 - 1/H and D_tok = KL of an episode / H: sqrt(2) (1 - 1/H) H^2 A_max sqrt(KL / H)
     expected = -np.sqrt(2) * (1 - 1 / horizon) * horizon**2 * 3.0 * np.sqrt(report.kl_upper / horizon)
@@ -88,10 +90,10 @@ def test_certificates_hold_with_a_discount():
     problems = [replace(p, id=f"{p.id}{k}") for p in SameLetter().problems("train") for k in range(8)]
     for k in range(30):
         name = "xy"[k % 2]
-        lesson = world.lesson(name, play(world.arena, world.team, problems, 8, seed=k))
+        data = world.training_batch(name, play(world.context, world.team, problems, 8, seed=k))
         before = true_value(world)
-        optimisation = replace(world.optimisation, certify_share=0.5)
-        report = world.teach(name, lesson, seed=k, stakes=ONCE, optimisation=optimisation).report
+        optimization = replace(world.optimization, certify_share=0.5)
+        report = world.update(name, data, seed=k, certificate_inputs=ONCE, optimization=optimization).report
         gain = gamma * (true_value(world) - before)
         exceeded += bool(report.certificates and report.certificates[0].lower_bound > gain)
         positive += bool(report.certificates and report.certificates[0].lower_bound > 0)
@@ -102,22 +104,24 @@ def test_certificates_hold_with_a_discount():
 
 def test_a_radius_per_token_takes_nothing_from_the_caution_of_the_kl():
     """The gate's bound is then per token; the certificate's own stays the upper bound per message."""
-    lesson = World().lesson("x", World().collect(World().team, 0))
-    stakes = Stakes(turns=3, horizon=6, reward_range=2.0)
+    data = World().training_batch("x", World().collect(World().team, 0))
+    certificate_inputs = CertificateInputs(turns=3, horizon=6, reward_range=2.0)
     found = {}
     for per_token in (False, True):
         world = World(radius=0.01)
         learner = world.engine.learner("x")
         before = learner.snapshot()
-        report = world.teach("x", lesson, stakes=stakes, radii=replace(world.plan.radii, per_token=per_token)).report
+        report = world.update(
+            "x", data, certificate_inputs=certificate_inputs, radii=replace(world.plan.radii, per_token=per_token)
+        ).report
         after = learner.snapshot()
         learner.restore(before)
-        learner.begin(lesson.batch)
+        learner.begin(data.messages)
         learner.restore(after)
         full_M = learner.measure().full_M
         rng = generator(seed_of(0, "x"), "bootstrap")
-        upper = bootstrap_upper(full_M, lesson.batch.cluster_M, confidence=0.95, rng=rng)
-        kl_K = by_own_turn(full_M * upper / full_M.mean(), lesson.batch.episode_M, 48, 3)
+        upper = bootstrap_upper(full_M, data.messages.cluster_M, confidence=0.95, rng=rng)
+        kl_K = by_own_turn(full_M * upper / full_M.mean(), data.messages.episode_M, 48, 3)
         expected = turn_aware_certificate(0.0, kl_K, 2.0).terms["occupancy"]
         found[per_token] = (report.certificates[0].terms["occupancy"], expected)
         assert (report.unit, upper > full_M.mean()) == ("token" if per_token else "message", True)
@@ -134,9 +138,9 @@ def test_a_certificate_takes_the_confidence_and_the_size_of_the_group(monkeypatc
 
     monkeypatch.setattr("teamtr.training.update.bootstrap_upper", watched)
     world = World()
-    lesson = world.lesson("x", play(world.arena, world.team, SameLetter().problems("train")[:2], 4, seed=3))
-    optimisation = replace(world.optimisation, confidence=0.8)
-    report = world.teach("x", lesson, stakes=ONCE, optimisation=optimisation).report
+    data = world.training_batch("x", play(world.context, world.team, SameLetter().problems("train")[:2], 4, seed=3))
+    optimization = replace(world.optimization, confidence=0.8)
+    report = world.update("x", data, certificate_inputs=ONCE, optimization=optimization).report
     assert asked == [0.8]
     (_, papers) = report.certificates  # two problems are enough for an interval
     upper = -papers.terms["occupancy"] / (np.sqrt(2) * 0.5 * 4 * np.sqrt(3))  # A_max = sqrt(G - 1) below the clip of 3
@@ -145,32 +149,34 @@ def test_a_certificate_takes_the_confidence_and_the_size_of_the_group(monkeypatc
 
 def test_aside_problems_are_drawn_by_their_own_seed_or_the_updates(monkeypatch):
     found = {}
-    for seed, aside_seed in ((0, None), (1, None), (0, 7), (0, 8)):
+    for seed, holdout_seed in ((0, None), (1, None), (0, 7), (0, 8)):
         world = World()
         problems = [replace(p, id=f"{p.id}{k}") for p in SameLetter().problems("train") for k in range(8)]
-        lesson = world.lesson("x", play(world.arena, world.team, problems, 4, seed=0))
-        optimisation = replace(world.optimisation, certify_share=0.5)
+        data = world.training_batch("x", play(world.context, world.team, problems, 4, seed=0))
+        optimization = replace(world.optimization, certify_share=0.5)
         trained = set()
         learner = world.engine.learner("x")
         step = learner.step
 
-        def watched(rows, *args, lesson=lesson, step=step, trained=trained, **named):
-            trained.update(lesson.batch.problem_M[rows].tolist())
+        def watched(rows, *args, data=data, step=step, trained=trained, **named):
+            trained.update(data.messages.problem_M[rows].tolist())
             return step(rows, *args, **named)
 
         monkeypatch.setattr(learner, "step", watched)
-        world.teach("x", lesson, seed=seed, stakes=ONCE, optimisation=optimisation, aside_seed=aside_seed)
-        found[seed, aside_seed] = frozenset(trained)
+        world.update(
+            "x", data, seed=seed, certificate_inputs=ONCE, optimization=optimization, holdout_seed=holdout_seed
+        )
+        found[seed, holdout_seed] = frozenset(trained)
     assert len(set(found.values())) == 4
 
 
 def test_no_certificate_without_a_range_or_without_a_step():
     world = World()
-    lesson = world.lesson("x", world.collect(world.team, 0))
-    assert world.teach("x", lesson, stakes=Stakes(1, 2, None)).report.certificates == ()
+    data = world.training_batch("x", world.collect(world.team, 0))
+    assert world.update("x", data, certificate_inputs=CertificateInputs(1, 2, None)).report.certificates == ()
     still = World(learning_rate=0.0)
-    lesson = still.lesson("x", still.collect(still.team, 0))
-    assert still.teach("x", lesson, stakes=ONCE).report.certificates == ()
+    data = still.training_batch("x", still.collect(still.team, 0))
+    assert still.update("x", data, certificate_inputs=ONCE).report.certificates == ()
 
 
 def test_certified_gains_hold_on_episodes_the_step_was_not_made_from():
@@ -180,16 +186,16 @@ def test_certified_gains_hold_on_episodes_the_step_was_not_made_from():
     own = held_out = positive = 0
     for k in range(40):
         name = "xy"[k % 2]
-        learner, stakes = world.engine.learner(name), ONCE
-        lesson = world.lesson(name, world.collect(world.team, 0, stage=k))
-        other = world.lesson(name, world.collect(world.team, 1, stage=k))
+        learner, certificate_inputs = world.engine.learner(name), ONCE
+        data = world.training_batch(name, world.collect(world.team, 0, stage=k))
+        other = world.training_batch(name, world.collect(world.team, 1, stage=k))
         before, old = true_value(world), learner.snapshot()
-        report = world.teach(name, lesson, seed=k, stakes=stakes).report
+        report = world.update(name, data, seed=k, certificate_inputs=certificate_inputs).report
         gain, new = true_value(world) - before, learner.snapshot()
         learner.restore(old)
-        learner.begin(other.batch)
+        learner.begin(other.messages)
         learner.restore(new)
-        fair, _ = certify(learner.measure(), other, stakes, gamma=1.0, a_clip=world.plan.a_clip, zeta=report.zeta)
+        fair, _ = certify(learner.measure(), other, certificate_inputs, gamma=1.0, a_max=3.0, zeta=report.zeta)
         learner.end()
         own += report.certificates[0].lower_bound > gain
         held_out += fair.lower_bound > gain
@@ -205,10 +211,10 @@ def true_value(world: World) -> float:
     import torch
 
     total = 0.0
-    for problem in world.arena.task.problems("train"):
+    for problem in world.context.task.problems("train"):
         letter = "..abcd".index(problem.answer)
         x, y = (world.engine.learner(n).policy for n in ("x", "y"))
-        codec = world.arena.codecs["x"]
+        codec = world.context.codecs["x"]
         alone = codec.encode([{"content": problem.prompt}])
         first = torch.softmax(x.logits.detach()[x.row(alone, np.zeros(0, np.int32))], -1)
         total += 0.5 * float(first[letter])
@@ -269,10 +275,10 @@ def test_certificates_from_problems_set_aside_hold():
         world = World(radius=0.02)
         for k in range(40):
             name = "xy"[k % 2]
-            lesson = world.lesson(name, play(world.arena, world.team, problems, 8, seed=k))
+            data = world.training_batch(name, play(world.context, world.team, problems, 8, seed=k))
             before = true_value(world)
-            optimisation = replace(world.optimisation, certify_share=share)
-            report = world.teach(name, lesson, seed=k, stakes=ONCE, optimisation=optimisation).report
+            optimization = replace(world.optimization, certify_share=share)
+            report = world.update(name, data, seed=k, certificate_inputs=ONCE, optimization=optimization).report
             gain = true_value(world) - before
             assert report.groups_aside == (12 if share else 0)
             exceeded[share] += bool(report.certificates and report.certificates[0].lower_bound > gain)
@@ -286,25 +292,25 @@ def test_certificates_from_problems_set_aside_hold():
 def test_what_is_set_aside_is_neither_climbed_on_nor_split():
     world = World()
     batch = world.collect(world.team, 0)
-    lesson = world.lesson("x", batch)
-    cut = lesson.set_aside(0.3, np.random.default_rng(0))  # two at least: one gives no interval
-    aside, rows = cut.aside()
-    problems = np.unique(lesson.batch.problem_M[rows])
+    data = world.training_batch("x", batch)
+    cut = data.hold_out(0.3, np.random.default_rng(0))  # two at least: one gives no interval
+    aside, rows = cut.holdout()
+    problems = np.unique(data.messages.problem_M[rows])
     assert len(problems) == 2
     assert not cut.informative_M[rows].any()
-    assert aside.returns_PG.tolist() == lesson.returns_PG[problems].tolist()
-    assert aside.advantages_M.tolist() == lesson.advantages_M[rows].tolist()
-    assert aside.batch.episode_M.tolist() == list(range(32))
-    assert lesson.set_aside(0.99, np.random.default_rng(0)) is lesson, "something must be left to learn from"
+    assert aside.returns_PG.tolist() == data.returns_PG[problems].tolist()
+    assert aside.advantages_M.tolist() == data.advantages_M[rows].tolist()
+    assert aside.messages.episode_M.tolist() == list(range(32))
+    assert data.hold_out(0.99, np.random.default_rng(0)) is data, "something must be left to learn from"
 
 
 def test_nothing_is_set_aside_where_no_certificate_could_come_of_it():
     world = World()
-    optimisation = replace(world.optimisation, certify_share=0.5)
-    lesson = world.lesson("x", world.collect(world.team, 0))
+    optimization = replace(world.optimization, certify_share=0.5)
+    data = world.training_batch("x", world.collect(world.team, 0))
     no_range = replace(ONCE, reward_range=None)
-    assert world.teach("x", lesson, stakes=no_range, optimisation=optimisation).report.groups_aside == 0
-    assert world.teach("x", lesson, stakes=ONCE, optimisation=optimisation, seed=1).report.groups_aside == 2
+    assert world.update("x", data, certificate_inputs=no_range, optimization=optimization).report.groups_aside == 0
+    assert world.update("x", data, certificate_inputs=ONCE, optimization=optimization, seed=1).report.groups_aside == 2
 
 
 def test_agents_of_a_stage_set_the_same_problems_aside():
@@ -312,23 +318,23 @@ def test_agents_of_a_stage_set_the_same_problems_aside():
     seen = set()
     for name in "xy":
         world = World()
-        lesson = world.lesson(name, world.collect(world.team, 0))
-        optimisation = replace(world.optimisation, certify_share=0.5)
+        data = world.training_batch(name, world.collect(world.team, 0))
+        optimization = replace(world.optimization, certify_share=0.5)
         learner = world.engine.learner(name)
         step = learner.step
 
-        def watched(rows, *arguments, lesson=lesson, step=step, **named):
-            seen.update(lesson.batch.problem_M[rows].tolist())
+        def watched(rows, *arguments, data=data, step=step, **named):
+            seen.update(data.messages.problem_M[rows].tolist())
             return step(rows, *arguments, **named)
 
         learner.step = watched  # type: ignore[method-assign]
         for seed in range(3):
-            world.teach(name, lesson, seed=seed, stakes=ONCE, optimisation=optimisation, aside_seed=7)
+            world.update(name, data, seed=seed, certificate_inputs=ONCE, optimization=optimization, holdout_seed=7)
     assert len(seen) == 1, "one of three problems is climbed on, by both agents and whatever their own seed"
 
 
 def test_a_stale_batch_certifies_nothing():
     world = World()
-    lesson = world.lesson("x", world.collect(world.team, 0))
-    assert world.teach("x", replace(lesson, fresh=False), stakes=ONCE).report.certificates == ()
-    assert world.teach("x", lesson, stakes=ONCE, seed=1).report.certificates
+    data = world.training_batch("x", world.collect(world.team, 0))
+    assert world.update("x", replace(data, fresh=False), certificate_inputs=ONCE).report.certificates == ()
+    assert world.update("x", data, certificate_inputs=ONCE, seed=1).report.certificates

@@ -33,7 +33,9 @@ from teamtr.config import (
     schema_keys,
 )
 from teamtr.config.reference import PRESET_KEYS, preset_differences
-from teamtr.presets import PRESETS, DynamicSampling, Objective, Order, Overlong, Radii, Region, Resample
+from teamtr.presets import PRESETS, DynamicSampling, Order, Overlong, Radii, Region, Resample
+from teamtr.theory.estimators import GroupAdvantage
+from teamtr.theory.objective import Objective
 
 BASE = """\
 name: trial
@@ -663,7 +665,7 @@ def test_plan_changes_what_is_given_and_nothing_else() -> None:
         order="random",
         resample_every=2,
         beta=0.5,
-        normalise=False,
+        normalize=False,
         adapt_radius=True,
         reference_kl=0.01,
         overlong_filter=False,
@@ -675,12 +677,11 @@ def test_plan_changes_what_is_given_and_nothing_else() -> None:
         group_size=4,
         radii=Radii(nats=0.002, per_token=True, adapt=True),
         gamma=0.9,
-        a_clip=math.inf,
+        advantage=GroupAdvantage(normalize=False, clip=math.inf),
         objective=Objective(ratio="token", clip_low=0.1, clip_high=0.1, average_over="tokens", reference_kl=0.01),
         order=Order("random"),
         resample=Resample(every=2),
         region=Region(gate=False, beta=0.5, adapt_beta=False),
-        normalise=False,
         overlong=Overlong(filter=False, cache=0.5),
         dynamic_sampling=DynamicSampling(on=True, limit=4),
     )

@@ -34,9 +34,9 @@ class Scripted:
 
 def gathered(telling: set[str], count: int = 2, limit: int = 0, reserve=None) -> tuple[Collected, Scripted]:
     world, task = World(), Scripted(telling)
-    arena = replace(world.arena, task=task)
+    context = replace(world.context, task=task)
     found = collect(
-        arena,
+        context,
         world.team,
         PROBLEMS[:count],
         GROUP,
@@ -111,9 +111,9 @@ def test_rewards_that_are_not_finite_are_no_signal():
 
 def test_every_round_is_on_the_bill():
     world, ledger = World(), Ledger()
-    arena = replace(world.arena, task=Scripted({"p0", "p9"}))
+    context = replace(world.context, task=Scripted({"p0", "p9"}))
     settings = {"seed": lambda r: 100 + r, "reserve": PROBLEMS[2:], "ledger": ledger}
-    found = collect(arena, world.team, PROBLEMS[:2], GROUP, **settings)
+    found = collect(context, world.team, PROBLEMS[:2], GROUP, **settings)
     assert found.rounds == 8, "no limit unless one is set"
     assert ledger.episodes == GROUP * (2 + 8)
     assert sum(ledger.sampled_tokens.values()) > 0

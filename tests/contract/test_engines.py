@@ -10,7 +10,7 @@ from scipy import stats
 from conftest import make_batch, make_learner, make_policy
 from teamtr.engines.local import LocalEngine
 from teamtr.ports import Learner, Sampler
-from teamtr.presets import Objective
+from teamtr.theory.objective import Objective
 from teamtr.types import AgentBatch
 
 TOLERANCE = {"tabular": 1e-12, "full": 2e-5, "lora": 2e-5}
@@ -188,7 +188,7 @@ def test_move_interpolates_and_kl_falls_with_the_square(kind):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("ratio", ["message", "token", "length_normalised"])
+@pytest.mark.parametrize("ratio", ["message", "token", "length_normalized"])
 @pytest.mark.parametrize("average_over", ["messages", "tokens"])
 def test_micro_batch_1x8_equals_8x1(kind, ratio, average_over):
     """Gradient accumulation is exact: eight messages one at a time or all at once give the same weights."""
@@ -422,9 +422,9 @@ def test_adapters_on_embeddings_are_refused():
 
 
 def test_a_prompt_longer_than_the_model_is_refused():
-    from teamtr.errors import Misuse
+    from teamtr.errors import UserError
 
-    with pytest.raises(Misuse, match="positions"):
+    with pytest.raises(UserError, match="positions"):
         make_policy("full").sample([np.full(4095, 3, dtype=np.int32)], max_tokens=8, seed=0, temperature=1.0, top_p=1.0)
 
 
@@ -451,7 +451,7 @@ def test_adapters_of_one_base_do_not_touch_each_other():
 
     policy = make_policy("lora")
     other = TransformerPolicy(policy.model, policy.tokenizer, adapter="other")
-    learners = [PolicyLearner(p.adapter, p, make_learner("lora").state) for p in (policy, other)]
+    learners = [PolicyLearner(p.adapter, p) for p in (policy, other)]
     batch = make_batch(learners[0])
     before = [x.version() for x in learners]
     base_before = {k: p.clone() for k, p in policy.model.named_parameters() if "lora_" not in k}

@@ -15,8 +15,8 @@ import pytest
 
 from faults.killing import result
 from teamtr.config import loads
-from teamtr.errors import Misuse
-from teamtr.rollout import Arena, Ledger, play
+from teamtr.errors import UserError
+from teamtr.rollout import Ledger, RolloutContext, play
 from teamtr.session import build
 from teamtr.session import train as run
 from teamtr.store import StoreError, read_episodes, write_episodes
@@ -100,7 +100,7 @@ def world(task: Any, say: Callable[[str, str], str], order: Sequence[str] = ("x"
     names = tuple(dict.fromkeys(order))
     script = Script(say)
     blind = settings.pop("blind", ())
-    arena = Arena(
+    context = RolloutContext(
         script,
         {n: TextCodec() for n in names},
         Router(tuple(order), settings.pop("rounds", 5)),
@@ -108,8 +108,8 @@ def world(task: Any, say: Callable[[str, str], str], order: Sequence[str] = ("x"
         answer=settings.pop("answer", "last"),
     )
     team = Team(tuple(Agent(n, "v", sees="blind" if n in blind else "everything", max_tokens=99) for n in names))
-    batch = play(arena, team, task.problems("train"), settings.pop("group", 1), seed=1, **settings)
-    return batch, script, arena
+    batch = play(context, team, task.problems("train"), settings.pop("group", 1), seed=1, **settings)
+    return batch, script, context
 
 
 def one_up(agent: str, prompt: str) -> str:
@@ -153,7 +153,7 @@ def test_the_environment_speaks_before_every_round_and_may_end_an_episode():
 
 def test_one_call_per_tick_for_all_running_episodes_and_none_for_the_others():
     task = UpOrDown()
-    batch, _, arena = world(task, one_up, rounds=5, group=2)
+    batch, _, context = world(task, one_up, rounds=5, group=2)
     assert [len(call) for call in task.calls] == [6, 6, 6, 6, 4]  # 7 is guessed in the third round
     assert [s.rounds_left for call in task.calls for s in call[:1]] == [4, 3, 2, 1, 0]
     assert task.calls[2][2].acts == ("5", "6")
@@ -163,7 +163,7 @@ def test_one_call_per_tick_for_all_running_episodes_and_none_for_the_others():
     repeated, *_ = world(again, one_up, rounds=5, group=2)
     assert [e.messages for e in repeated.episodes] == [e.messages for e in batch.episodes]
     assert again.seeds == task.seeds
-    assert arena.router.horizon == 5
+    assert context.router.horizon == 5
 
 
 def test_a_single_round_is_the_final_answer():
@@ -193,7 +193,7 @@ def test_the_team_acts_by_its_answer_of_the_round(answer: str, act: str):
 
 
 def test_an_environment_that_speaks_in_an_agents_name_is_refused():
-    with pytest.raises(Misuse, match=r"'host'.*name of an agent"):
+    with pytest.raises(UserError, match=r"'host'.*name of an agent"):
         world(UpOrDown(), one_up, order=("host",))
 
 
@@ -208,7 +208,7 @@ def test_time_of_the_environment_is_booked():
 
 
 def test_agents_are_trained_on_their_own_words_only():
-    batch, _, arena = world(UpOrDown(), one_up, order=("x", "y"), rounds=6, group=2)
+    batch, _, context = world(UpOrDown(), one_up, order=("x", "y"), rounds=6, group=2)
     turns = [len(e.turns) for e in batch.episodes]
     assert turns == [12, 12, 6, 6, 8, 8], "episodes that are won end early"
     own = {name: batch.of(name) for name in ("x", "y")}
@@ -217,7 +217,7 @@ def test_agents_are_trained_on_their_own_words_only():
         assert {TextCodec().decode(m) for m in batch_of.messages} <= {"5", "6", "7", "8"}
         assert len(batch_of) == sum(t // 2 for t in turns)
         counts = Counter(batch_of.episode_M.tolist())
-        assert max(counts.values()) <= arena.router.turns_of(name) == 6
+        assert max(counts.values()) <= context.router.turns_of(name) == 6
         np.testing.assert_array_equal(batch_of.turn_M[:6] % 2, 0 if name == "x" else 1)
         for prompt, episode, turn in zip(batch_of.prompts, batch_of.episode_M, batch_of.turn_M, strict=True):
             assert TextCodec().decode(prompt).count("host:") == turn // 2 + 1, "the budget of this round is in sight"
@@ -227,13 +227,13 @@ def test_agents_are_trained_on_their_own_words_only():
 
 
 def test_returns_and_certificates_count_the_agents_turns():
-    batch, _, arena = world(UpOrDown(), one_up, order=("x", "y"), rounds=6, group=2)
+    batch, _, context = world(UpOrDown(), one_up, order=("x", "y"), rounds=6, group=2)
     won, lost = 0.9**5, 0.0  # the reward arrives with the sixth turn, however often the environment spoke
     np.testing.assert_allclose(batch.returns_PG(0.9), [[lost, lost], [won, won], [0.9**7, 0.9**7]], rtol=1e-15)
     x = batch.of("x")
-    share_K = by_own_turn(np.ones(len(x)), x.episode_M, len(batch.episodes), arena.router.turns_of("x"))
+    share_K = by_own_turn(np.ones(len(x)), x.episode_M, len(batch.episodes), context.router.turns_of("x"))
     np.testing.assert_allclose(share_K, [1, 1, 1, 2 / 3, 1 / 3, 1 / 3], err_msg="how many episodes have a k-th turn")
-    assert (arena.router.horizon, max(len(e.turns) for e in batch.episodes)) == (12, 12)
+    assert (context.router.horizon, max(len(e.turns) for e in batch.episodes)) == (12, 12)
 
 
 # -- store ----------------------------------------------------------------------------------------------------
@@ -327,7 +327,7 @@ def test_a_referee_answers_all_episodes_at_once_and_gives_nothing_away():
             return [f"{word}. He stood on his head." for word in ("Well, YES", "no", "who knows")][: len(prompts)]
 
     task = SituationPuzzles({"train": [SituationPuzzles().problem(PUZZLE)]})
-    with pytest.raises(Misuse, match="nobody plays the referee"):
+    with pytest.raises(UserError, match="nobody plays the referee"):
         world(task, lambda *_: "?")
     task.player = Talkative()
     batch, script, _ = world(
@@ -420,10 +420,10 @@ def puzzle_team(monkeypatch: pytest.MonkeyPatch):
         puzzles.alphabet = "abcd"
         return puzzles
 
-    def built(team_file: Any, **settings: Any) -> build.Workshop:
-        workshop = build.build(team_file, **settings)
-        workshop.task.player = PolicyPlayer(workshop.engine, "a3", workshop.arena.codecs["a3"], max_tokens=2)
-        return workshop
+    def built(team_file: Any, **settings: Any) -> build.Session:
+        session = build.build(team_file, **settings)
+        session.task.player = PolicyPlayer(session.engine, "a3", session.context.codecs["a3"], max_tokens=2)
+        return session
 
     # Roles asks for a turn of every agent, which the team file's schema checks and this task does not need.
     monkeypatch.setattr("teamtr.config.schema.RolesTask.refusals_of", lambda *_: iter(()))

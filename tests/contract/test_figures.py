@@ -18,7 +18,7 @@ from teamtr.analysis.figures import FIGURES, Drawing, Lacking, Panel, Run, Serie
 from teamtr.analysis.figures.catalogue import NOT_FROM_LOGS
 from teamtr.analysis.figures.paint import csv_text, svg_text
 from teamtr.cli import app
-from teamtr.errors import Misuse
+from teamtr.errors import UserError
 
 ROOT = Path(__file__).parents[2]
 DRAW = {figure.name: figure.draw for figure in FIGURES}
@@ -314,7 +314,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert wrong.exit_code == 2
     nowhere = CliRunner().invoke(app, ["figures", str(tmp_path / "no"), "--out", str(out)])
     assert nowhere.exit_code == 2
-    with pytest.raises(Misuse, match=r'did you mean "learning-curves"'):
+    with pytest.raises(UserError, match=r'did you mean "learning-curves"'):
         hang([], out, ["learning-curve"])
 
 

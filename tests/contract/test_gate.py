@@ -13,42 +13,42 @@ from teamtr.presets import Region
 from teamtr.randomness import seed_of
 from teamtr.rollout import play
 from teamtr.theory.intervals import bootstrap_upper
-from teamtr.training.batch import Optimisation
-from teamtr.training.gate import FEWEST, FIRST_DOUBT, gate, looks_at
-from teamtr.training.update import Stakes, certify
+from teamtr.training.batch import Optimization
+from teamtr.training.gate import FEWEST, FIRST_DOUBT, gate, subsamples_of
+from teamtr.training.update import CertificateInputs, certify
 from teamtr.types import Divergence, StepStats
 
 GROUP = 64
-STAKES = Stakes(turns=1, horizon=2, reward_range=1.0)
+STAKES = CertificateInputs(turns=1, horizon=2, reward_range=1.0)
 
 
 def wide_lesson(world: World, agent: str = "x"):
     """Three problems of 64 episodes."""
-    return world.lesson(agent, world.collect(world.team, 0, group=GROUP))
+    return world.training_batch(agent, world.collect(world.team, 0, group=GROUP))
 
 
 def test_a_first_look_takes_equally_many_whole_episodes_of_every_problem():
-    lesson = wide_lesson(World())
-    some, everything = looks_at(lesson, lesson.taught_M, 0.5, seed=0)
-    assert np.bincount(lesson.batch.problem_M[some.rows]).tolist() == [32, 32, 32]
+    data = wide_lesson(World())
+    some, everything = subsamples_of(data, data.train_M, 0.5, seed=0)
+    assert np.bincount(data.messages.problem_M[some.rows]).tolist() == [32, 32, 32]
     assert some.episodes == 96
     assert everything.rows.tolist() == list(range(3 * GROUP))
-    assert not np.array_equal(some.rows, looks_at(lesson, lesson.taught_M, 0.5, seed=1)[0].rows)
-    few, _ = looks_at(lesson, lesson.taught_M, 0.01, seed=0)
+    assert not np.array_equal(some.rows, subsamples_of(data, data.train_M, 0.5, seed=1)[0].rows)
+    few, _ = subsamples_of(data, data.train_M, 0.01, seed=0)
     assert FEWEST <= few.episodes < FEWEST + 3
-    assert len(looks_at(lesson, lesson.taught_M, 1.0, seed=0)) == 1
+    assert len(subsamples_of(data, data.train_M, 1.0, seed=0)) == 1
 
 
 def test_what_the_first_look_settles_is_not_looked_at_again():
     world = World()
-    lesson = wide_lesson(world)
-    update = world.teach("x", lesson, optimisation=replace(world.optimisation, gate_share=0.4))
+    data = wide_lesson(world)
+    update = world.update("x", data, optimization=replace(world.optimization, gate_share=0.4))
     report = update.report
     assert update.log_ratio_M is None, "some messages were not measured"
     assert report.outcome == "accepted"
     assert report.messages == 3 * GROUP
     assert report.messages_measured == 3 * 26
-    whole = World().teach("x", lesson, optimisation=replace(world.optimisation, gate_share=1.0))
+    whole = World().update("x", data, optimization=replace(world.optimization, gate_share=1.0))
     assert whole.report.messages_measured == 3 * GROUP
     assert report.tokens["scored"] < whole.report.tokens["scored"]
     assert whole.log_ratio_M is not None
@@ -60,7 +60,7 @@ def test_what_the_first_look_settles_is_not_looked_at_again():
 def test_a_doubtful_first_look_is_followed_by_one_at_all_messages(monkeypatch):
     """Some messages read too large, all of them do not: the second look decides."""
     world = World(radius=0.1)
-    lesson = wide_lesson(world)
+    data = wide_lesson(world)
     learner = world.engine.learner("x")
     measure, looked = learner.measure, []
 
@@ -71,7 +71,7 @@ def test_a_doubtful_first_look_is_followed_by_one_at_all_messages(monkeypatch):
         return found if many else replace(found, full_M=found.full_M + (1.0 if len(looked) > 3 else 0.0))
 
     monkeypatch.setattr(learner, "measure", doubtful)
-    report = world.teach("x", lesson).report
+    report = world.update("x", data).report
     assert report.outcome == "accepted"
     assert report.backtracks == 0
     assert report.messages_measured == 3 * GROUP
@@ -100,7 +100,7 @@ def test_two_looks_are_hardly_easier_to_pass_than_one():
 def test_two_looks_share_one_doubt(monkeypatch):
     """What both together may be wrong about is what one look may be: a twentieth."""
     world = World(radius=1e-5)
-    lesson = wide_lesson(world)
+    data = wide_lesson(world)
     asked = {}
 
     def watched(values_M, *_, confidence, **__):
@@ -108,11 +108,11 @@ def test_two_looks_share_one_doubt(monkeypatch):
         return np.inf
 
     monkeypatch.setattr("teamtr.training.gate.bootstrap_upper", watched)
-    world.teach("x", lesson)
+    world.update("x", data)
     first, second = asked[3 * 22], asked[3 * GROUP]
     assert (first, second) == ({round(0.05 * FIRST_DOUBT, 9)}, {round(0.05 * (1.0 - FIRST_DOUBT), 9)})
     asked.clear()
-    world.teach("x", lesson, optimisation=replace(world.optimisation, gate_share=1.0))
+    world.update("x", data, optimization=replace(world.optimization, gate_share=1.0))
     assert asked == {3 * GROUP: {0.05}}
 
 
@@ -136,25 +136,25 @@ def test_weighted_messages_are_bounded_by_their_weighted_mean():
 def test_steps_that_change_nothing_are_not_accepted(monkeypatch, share):
     """Also where measuring in another order shows a KL of rounding and a surrogate above zero."""
     world = World()
-    lesson = wide_lesson(world)
+    data = wide_lesson(world)
     learner = world.engine.learner("x")
     monkeypatch.setattr(learner, "step", lambda *_, **__: StepStats(True, 0.0, 0.0, 0.0, 0.0))
     measure = learner.measure
 
     def rounded(rows=None):
         found = measure(rows)
-        return replace(found, full_M=found.full_M + 1e-14, log_ratio_M=1e-9 * lesson.advantages_M[rows])
+        return replace(found, full_M=found.full_M + 1e-14, log_ratio_M=1e-9 * data.advantages_M[rows])
 
     monkeypatch.setattr(learner, "measure", rounded)
-    report = world.teach("x", lesson, optimisation=replace(world.optimisation, gate_share=share)).report
+    report = world.update("x", data, optimization=replace(world.optimization, gate_share=share)).report
     assert (report.outcome, report.reason) == ("restored", "the steps changed nothing")
     assert report.backtracks == 0
 
 
 def test_outside_by_both_looks_backs_off():
     world = World(learning_rate=3.0)
-    lesson = wide_lesson(world)
-    report = world.teach("x", lesson, optimisation=Optimisation(learning_rate=3.0, epochs=8)).report
+    data = wide_lesson(world)
+    report = world.update("x", data, optimization=Optimization(learning_rate=3.0, epochs=8)).report
     assert report.backtracks > 0
     assert report.kl_upper <= report.radius
 
@@ -162,21 +162,21 @@ def test_outside_by_both_looks_backs_off():
 def test_a_certificate_from_some_episodes_is_right_on_average(monkeypatch):
     """Over many draws of the first look, the terms of the certificate average to those of all messages."""
     world = World()
-    lesson = wide_lesson(world)
+    data = wide_lesson(world)
     rng = np.random.default_rng(0)
-    ratio_M = rng.normal(scale=0.2, size=len(lesson.batch))
+    ratio_M = rng.normal(scale=0.2, size=len(data.messages))
     kl_M = np.abs(ratio_M) / 100
     monkeypatch.setattr(
         "teamtr.training.update.bootstrap_upper", lambda kl_M, *_, **__: kl_M.mean()
     )  # the same caution for all
 
-    def terms(look=None):
-        rows = slice(None) if look is None else look.rows
+    def terms(subsample=None):
+        rows = slice(None) if subsample is None else subsample.rows
         seen = Divergence(kl_M[rows], -ratio_M[rows], kl_M[rows], ratio_M[rows])
-        ours, _ = certify(seen, lesson, replace(STAKES, turns=2), gamma=1.0, a_clip=3.0, zeta=0.0, look=look)
+        ours, _ = certify(seen, data, replace(STAKES, turns=2), gamma=1.0, a_max=3.0, zeta=0.0, subsample=subsample)
         return ours.terms
 
-    drawn = [terms(looks_at(lesson, lesson.taught_M, 0.25, seed)[0]) for seed in range(400)]
+    drawn = [terms(subsamples_of(data, data.train_M, 0.25, seed)[0]) for seed in range(400)]
     values = np.array([t["surrogate"] for t in drawn])
     assert abs(values.mean() - terms()["surrogate"]) < 4 * values.std() / 20
     assert np.mean([t["occupancy"] for t in drawn]) == pytest.approx(terms()["occupancy"], rel=0.05)
@@ -185,13 +185,13 @@ def test_a_certificate_from_some_episodes_is_right_on_average(monkeypatch):
 def test_a_gain_that_few_messages_show_by_luck_is_looked_at_twice(monkeypatch):
     """The surrogate of the first look is above zero and uncertain, that of all messages below: nothing is kept."""
     world = World(radius=0.1)
-    lesson = wide_lesson(world)
+    data = wide_lesson(world)
     learner = world.engine.learner("x")
     measure = learner.measure
-    some, _ = looks_at(lesson, lesson.taught_M, 0.25, seed_of(0, "x"))
-    lucky = np.isin(np.arange(len(lesson.batch)), some.rows[: len(some.rows) // 2 + 3])
-    signs_M = np.where(np.isin(np.arange(len(lesson.batch)), some.rows), np.where(lucky, 1.0, -1.0), -1.0)
-    gain_M = 1e-3 * signs_M * np.sign(lesson.advantages_M + 1e-12)
+    some, _ = subsamples_of(data, data.train_M, 0.25, seed_of(0, "x"))
+    lucky = np.isin(np.arange(len(data.messages)), some.rows[: len(some.rows) // 2 + 3])
+    signs_M = np.where(np.isin(np.arange(len(data.messages)), some.rows), np.where(lucky, 1.0, -1.0), -1.0)
+    gain_M = 1e-3 * signs_M * np.sign(data.advantages_M + 1e-12)
 
     def uncertain(rows=None):
         found = measure(rows)
@@ -199,7 +199,7 @@ def test_a_gain_that_few_messages_show_by_luck_is_looked_at_twice(monkeypatch):
         return replace(found, full_M=0 * found.full_M + 1e-6, log_ratio_M=gain_M[chosen])
 
     monkeypatch.setattr(learner, "measure", uncertain)
-    report = world.teach("x", lesson, optimisation=replace(world.optimisation, max_backtracks=0)).report
+    report = world.update("x", data, optimization=replace(world.optimization, max_backtracks=0)).report
     assert report.outcome == "restored"
     assert "surrogate -" in report.reason
 
@@ -207,14 +207,14 @@ def test_a_gain_that_few_messages_show_by_luck_is_looked_at_twice(monkeypatch):
 def test_a_step_inside_that_gains_nothing_is_halved_and_then_restored(monkeypatch):
     """Shortening by the square law would go nowhere: the KL is fine, the surrogate is not."""
     world = World()
-    lesson = world.lesson("x", world.collect(world.team, 0))
+    data = world.training_batch("x", world.collect(world.team, 0))
     learner = world.engine.learner("x")
     measure, move, fractions = learner.measure, learner.move, []
 
     def losing(rows=None):
         found = measure(rows)
         chosen = slice(None) if rows is None else rows
-        return replace(found, full_M=0 * found.full_M + 1e-6, log_ratio_M=-1e-3 * np.sign(lesson.advantages_M[chosen]))
+        return replace(found, full_M=0 * found.full_M + 1e-6, log_ratio_M=-1e-3 * np.sign(data.advantages_M[chosen]))
 
     def watched(start, end, fraction):
         fractions.append(fraction)
@@ -222,7 +222,7 @@ def test_a_step_inside_that_gains_nothing_is_halved_and_then_restored(monkeypatc
 
     monkeypatch.setattr(learner, "measure", losing)
     monkeypatch.setattr(learner, "move", watched)
-    report = world.teach("x", lesson, optimisation=replace(world.optimisation, max_backtracks=2)).report
+    report = world.update("x", data, optimization=replace(world.optimization, max_backtracks=2)).report
     assert report.outcome == "restored"
     assert fractions == [0.5, 0.25, 0.125]
     assert (report.backtracks, report.kl_rejected) == (2, None), "it never was outside"
@@ -231,12 +231,12 @@ def test_a_step_inside_that_gains_nothing_is_halved_and_then_restored(monkeypatc
 def test_a_step_outside_goes_back_by_the_square_law(monkeypatch):
     """To nine tenths of the radius by the bound that was seen; the first bound is what was rejected."""
     world = World(learning_rate=0.3)
-    lesson = world.lesson("x", world.collect(world.team, 0))
+    data = world.training_batch("x", world.collect(world.team, 0))
     learner = world.engine.learner("x")
-    optimisation = Optimisation(learning_rate=0.3, epochs=1, minibatches=16)
+    optimization = Optimization(learning_rate=0.3, epochs=1, minibatches=16)
     move, fractions = learner.move, []
     monkeypatch.setattr(learner, "move", lambda *args: (fractions.append(args[2]), move(*args)))
-    report = world.teach("x", lesson, optimisation=optimisation).report
+    report = world.update("x", data, optimization=optimization).report
     assert report.kl_rejected > report.radius
     first = np.sqrt(0.9 * report.radius / report.kl_rejected)
     assert fractions[-report.backtracks] == pytest.approx(first)
@@ -244,38 +244,38 @@ def test_a_step_outside_goes_back_by_the_square_law(monkeypatch):
 
 
 def test_a_first_look_without_a_judge_is_not_taken():
-    lesson = wide_lesson(World())
-    some, _ = looks_at(lesson, lesson.taught_M, 0.25, seed=0)
-    elsewhere = ~np.isin(np.arange(len(lesson.batch)), some.rows)
-    assert len(looks_at(lesson, elsewhere, 0.25, seed=0)) == 1
-    small = World().lesson("x", World().collect(World().team, 0))
-    assert len(looks_at(small, small.taught_M, 0.25, seed=0)) == 1, "48 episodes are fewer than a first look takes"
+    data = wide_lesson(World())
+    some, _ = subsamples_of(data, data.train_M, 0.25, seed=0)
+    elsewhere = ~np.isin(np.arange(len(data.messages)), some.rows)
+    assert len(subsamples_of(data, elsewhere, 0.25, seed=0)) == 1
+    small = World().training_batch("x", World().collect(World().team, 0))
+    assert len(subsamples_of(small, small.train_M, 0.25, seed=0)) == 1, "48 episodes are fewer than a first look takes"
 
 
 # -- judged by problems that a step was not made from ------------------------------------------------------------
 
 
 def many_problems(world: World, seed: int, count: int = 8):
-    problems = [replace(p, id=f"{p.id}{k}") for p in world.arena.task.problems("train") for k in range(count)]
-    return world.lesson("x", play(world.arena, world.team, problems, 8, seed=seed))
+    problems = [replace(p, id=f"{p.id}{k}") for p in world.context.task.problems("train") for k in range(count)]
+    return world.training_batch("x", play(world.context, world.team, problems, 8, seed=seed))
 
 
 def test_halves_judge_each_other_and_every_problem_is_learned_from():
     world = World()
-    lesson = many_problems(world, 0).set_aside(0.25, np.random.default_rng(0))
-    first, second = lesson.legs(world.plan.objective, cross_fit=True, rng=np.random.default_rng(0))
+    data = many_problems(world, 0).hold_out(0.25, np.random.default_rng(0))
+    first, second = data.folds(world.plan.objective, cross_fit=True, rng=np.random.default_rng(0))
     assert not (first.train_M & first.judge_M).any()
     assert not (second.train_M & second.judge_M).any()
-    assert ((first.train_M | second.train_M) == lesson.informative_M).all()
-    assert ((first.judge_M | second.judge_M) == lesson.taught_M).all(), "what is set aside judges nothing"
-    for leg in (first, second):
-        trained = set(lesson.batch.cluster_M[leg.train_M])
-        assert not trained & set(lesson.batch.cluster_M[leg.judge_M]), "whole problems"
+    assert ((first.train_M | second.train_M) == data.informative_M).all()
+    assert ((first.judge_M | second.judge_M) == data.train_M).all(), "what is set aside judges nothing"
+    for fold in (first, second):
+        trained = set(data.messages.cluster_M[fold.train_M])
+        assert not trained & set(data.messages.cluster_M[fold.judge_M]), "whole problems"
     assert (first.opens, second.opens) == (True, False)
     assert (first.radius_share, second.radius_share) == (0.25, 1.0), "half the way has a quarter of the KL"
-    (whole,) = lesson.legs(world.plan.objective, cross_fit=False, rng=np.random.default_rng(0))
-    assert (whole.train_M == lesson.informative_M).all()
-    assert (whole.judge_M == lesson.taught_M).all()
+    (whole,) = data.folds(world.plan.objective, cross_fit=False, rng=np.random.default_rng(0))
+    assert (whole.train_M == data.informative_M).all()
+    assert (whole.judge_M == data.train_M).all()
     assert (whole.opens, whole.radius_share) == (True, 1.0)
 
 
@@ -288,9 +288,9 @@ def test_rewards_that_nothing_earns_are_seldom_kept_when_others_judge():
         for k in range(20):
             coins = np.random.default_rng(k).integers(0, 2, 10_000)
             world = World(reward=lambda e, _, coins=coins: float(coins[e]))
-            optimisation = replace(world.optimisation, cross_fit=cross_fit)
-            kept[cross_fit] += world.teach(
-                "x", many_problems(world, k), seed=k, optimisation=optimisation
+            optimization = replace(world.optimization, cross_fit=cross_fit)
+            kept[cross_fit] += world.update(
+                "x", many_problems(world, k), seed=k, optimization=optimization
             ).report.accepted
     assert kept[False] == 20
     assert kept[True] < 17
@@ -306,12 +306,12 @@ def test_a_cross_fitted_surrogate_is_what_new_problems_say():
         for k in range(24):
             world = World(radius=0.05)
             learner = world.engine.learner("x")
-            lesson, other, before = many_problems(world, k), many_problems(world, 1000 + k), learner.snapshot()
-            optimisation = replace(world.optimisation, cross_fit=cross_fit)
-            report = world.teach("x", lesson, seed=k, optimisation=optimisation).report
+            data, other, before = many_problems(world, k), many_problems(world, 1000 + k), learner.snapshot()
+            optimization = replace(world.optimization, cross_fit=cross_fit)
+            report = world.update("x", data, seed=k, optimization=optimization).report
             after = learner.snapshot()
             learner.restore(before)
-            learner.begin(other.batch)
+            learner.begin(other.messages)
             learner.restore(after)
             fair = (np.expm1(learner.measure().log_ratio_M) * other.advantages_M).mean()
             found.append(report.surrogate - fair)
@@ -326,14 +326,14 @@ def test_two_kept_halves_add_up(monkeypatch):
     monkeypatch.setattr(
         "teamtr.training.update.gate", lambda *args, **named: (tried.append(gate(*args, **named)), tried[-1])[1]
     )
-    optimisation = replace(world.optimisation, cross_fit=True)
-    report = world.teach("x", many_problems(world, 3), optimisation=optimisation).report
+    optimization = replace(world.optimization, cross_fit=True)
+    report = world.update("x", many_problems(world, 3), optimization=optimization).report
     first, second = tried
     assert first.accepted
     assert second.accepted
     assert report.surrogate == first.gain + second.gain
     assert report.backtracks == first.backtracks + second.backtracks
-    assert (report.kl_upper, report.messages_measured) == (second.upper, len(second.look.rows))
+    assert (report.kl_upper, report.messages_measured) == (second.upper, len(second.subsample.rows))
     assert report.steps == 16
 
 
@@ -342,15 +342,15 @@ def test_a_second_half_that_loses_leaves_what_the_first_gained(monkeypatch):
     learner = world.engine.learner("x")
     after_first = []
 
-    def one_only(learner, lesson, start, judge_M, region, radii, optimisation, radius, seed, *, moved):
+    def one_only(learner, data, start, judge_M, plan, optimization, radius, seed, *, moved):
         allowed = 1e-30 if after_first else radius
-        kept = gate(learner, lesson, start, judge_M, region, radii, optimisation, allowed, seed, moved=moved)
+        kept = gate(learner, data, start, judge_M, plan, optimization, allowed, seed, moved=moved)
         after_first.append((learner.snapshot().parameters, kept))
         return kept
 
     monkeypatch.setattr("teamtr.training.update.gate", one_only)
-    optimisation = replace(world.optimisation, cross_fit=True)
-    update = world.teach("x", many_problems(world, 0), optimisation=optimisation)
+    optimization = replace(world.optimization, cross_fit=True)
+    update = world.update("x", many_problems(world, 0), optimization=optimization)
     (first, kept), (last, undone) = after_first
     assert (kept.accepted, undone.accepted) == (True, False)
     assert all(torch.equal(first[key], last[key]) for key in first)
@@ -359,14 +359,16 @@ def test_a_second_half_that_loses_leaves_what_the_first_gained(monkeypatch):
     assert update.report.kl_upper == kept.upper <= 0.25 * 0.05
     assert update.report.fraction == kept.fraction / 2
     assert undone.reached < update.report.radius
-    assert update.report.kl_rejected is None, "neither leg left the radius of the whole update"
+    assert update.report.kl_rejected is None, "neither fold left the radius of the whole update"
     assert update.report.version_after == learner.version() != update.report.version_before
 
 
 def test_one_problem_has_no_other_to_judge_it():
     world = World()
-    lesson = world.lesson("x", play(world.arena, world.team, world.arena.task.problems("train")[:1], 16, seed=0))
-    report = world.teach("x", lesson, optimisation=replace(world.optimisation, cross_fit=True)).report
+    data = world.training_batch(
+        "x", play(world.context, world.team, world.context.task.problems("train")[:1], 16, seed=0)
+    )
+    report = world.update("x", data, optimization=replace(world.optimization, cross_fit=True)).report
     assert (report.outcome, "one problem only" in report.reason) == ("skipped_no_signal", True)
 
 
@@ -376,7 +378,7 @@ def test_one_problem_has_no_other_to_judge_it():
 def test_without_a_gate_beta_is_steered_by_the_kl_itself(monkeypatch):
     """The mean over all messages: not a bound, and not of a quarter of the episodes."""
     world = World(learning_rate=0.2)
-    lesson = wide_lesson(world)
+    data = wide_lesson(world)
     steered = []
 
     def watched(beta, kl, target):
@@ -384,11 +386,11 @@ def test_without_a_gate_beta_is_steered_by_the_kl_itself(monkeypatch):
         return beta
 
     monkeypatch.setattr("teamtr.training.update.adapt_beta", watched)
-    report = world.teach("x", lesson, region=Region(gate=False, adapt_beta=True)).report
+    report = world.update("x", data, region=Region(gate=False, adapt_beta=True)).report
     assert report.messages_measured == 3 * GROUP
     assert steered == [report.kl_full]
     assert report.kl_full < report.kl_upper
-    world.teach("x", lesson, seed=1)
+    world.update("x", data, seed=1)
     assert len(steered) == 2
 
 
@@ -397,45 +399,45 @@ def test_without_a_gate_beta_is_steered_by_the_kl_itself(monkeypatch):
 
 def test_kls_are_charged_in_the_unit_of_the_radius():
     world = World()
-    lesson = wide_lesson(world)
-    kl_M, lengths_M = np.arange(len(lesson.batch), dtype=float), lesson.batch.lengths_M
+    data = wide_lesson(world)
+    kl_M, lengths_M = np.arange(len(data.messages), dtype=float), data.messages.lengths_M
     assert len(set(lengths_M)) > 1
     per_token = replace(world.plan.radii, per_token=True)
     rows = np.array([3, 50, 120])
-    np.testing.assert_array_equal(lesson.charged_M(kl_M, world.plan.radii), kl_M)
-    np.testing.assert_allclose(lesson.charged_M(kl_M, per_token), kl_M / lengths_M)
-    np.testing.assert_allclose(lesson.charged_M(kl_M[rows], per_token, rows), kl_M[rows] / lengths_M[rows])
+    np.testing.assert_array_equal(data.kl_in_radius_units(kl_M, world.plan.radii), kl_M)
+    np.testing.assert_allclose(data.kl_in_radius_units(kl_M, per_token), kl_M / lengths_M)
+    np.testing.assert_allclose(data.kl_in_radius_units(kl_M[rows], per_token, rows), kl_M[rows] / lengths_M[rows])
 
 
 def test_means_are_weighted_where_another_team_wrote():
-    lesson = wide_lesson(World())
+    data = wide_lesson(World())
     values_M, rows = np.arange(3.0 * GROUP), np.array([0, 1])
-    assert lesson.mean(values_M) == values_M.mean()
-    assert lesson.mean(values_M[rows], rows) == 0.5
+    assert data.mean(values_M) == values_M.mean()
+    assert data.mean(values_M[rows], rows) == 0.5
     weights_E = np.where(np.arange(3 * GROUP) == 0, 3.0, 1.0)
-    weighed = replace(lesson, weights_E=weights_E)
+    weighed = replace(data, weights_E=weights_E)
     assert weighed.mean(values_M[rows], rows) == pytest.approx(1 / 4), "three parts of 0 and one of 1"
     assert weighed.mean(values_M) == pytest.approx((weights_E * values_M).sum() / weights_E.sum())
-    nowhere = replace(lesson, weights_E=np.where(np.arange(3 * GROUP) < 2, 0.0, 1.0))
+    nowhere = replace(data, weights_E=np.where(np.arange(3 * GROUP) < 2, 0.0, 1.0))
     assert nowhere.mean(values_M[rows], rows) == np.inf, "the present team never says any of these"
 
 
 def test_what_is_set_aside_is_numbered_anew():
-    lesson = wide_lesson(World())
-    aside, rows = replace(lesson, aside_M=lesson.batch.problem_M != 1).aside()
-    assert sorted(set(aside.batch.problem_M)) == [0, 1]
-    assert (aside.batch.problem_M == (lesson.batch.problem_M[rows] == 2)).all()
-    assert (aside.batch.episode_M == np.arange(2 * GROUP)).all()
+    data = wide_lesson(World())
+    aside, rows = replace(data, holdout_M=data.messages.problem_M != 1).holdout()
+    assert sorted(set(aside.messages.problem_M)) == [0, 1]
+    assert (aside.messages.problem_M == (data.messages.problem_M[rows] == 2)).all()
+    assert (aside.messages.episode_M == np.arange(2 * GROUP)).all()
     assert aside.fresh
-    assert not replace(lesson, aside_M=lesson.batch.problem_M != 1, fresh=False).aside()[0].fresh
+    assert not replace(data, holdout_M=data.messages.problem_M != 1, fresh=False).holdout()[0].fresh
 
 
 def test_cut_messages_are_not_climbed_on_where_the_plan_says_so():
     world = World()
-    lesson = wide_lesson(world)
-    cut_M = np.arange(len(lesson.batch)) % 5 == 0
-    marked = replace(lesson, batch=replace(lesson.batch, cut_M=cut_M))
+    data = wide_lesson(world)
+    cut_M = np.arange(len(data.messages)) % 5 == 0
+    marked = replace(data, messages=replace(data.messages, cut_M=cut_M))
     objective = world.plan.objective
-    np.testing.assert_array_equal(marked.climbed_M(objective), lesson.informative_M)
+    np.testing.assert_array_equal(marked.gradient_M(objective), data.informative_M)
     filtered = replace(marked, filter_cut=True)
-    np.testing.assert_array_equal(filtered.climbed_M(objective), lesson.informative_M & ~cut_M)
+    np.testing.assert_array_equal(filtered.gradient_M(objective), data.informative_M & ~cut_M)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from teamtr.errors import Misuse
+from teamtr.errors import UserError
 from teamtr.grading import WorkerPool
 from teamtr.grading.gym import EVALUATED, EVALUATED_OF_THE_QUESTION, calls_nothing, is_bit_arithmetic, is_expression
 from teamtr.tasks.benchmarks.gym import UNUSABLE, Gym
@@ -111,7 +111,7 @@ def test_an_entry_of_reasoning_gym_is_a_row(sums: Gym) -> None:
     problem = sums.problem({"question": "2 + 2 =", "answer": "4", "metadata": {}})
     assert [v.kind for v in sums.grade_replies([(problem, "4"), (problem, "5")])] == ["right", "wrong"]
     assert sums.labels(problem) == {}
-    with pytest.raises(Misuse, match=r"^line 3: an entry needs 'question'"):
+    with pytest.raises(UserError, match=r"^line 3: an entry needs 'question'"):
         sums.problem({"question": 4}, where="line 3")
 
 
@@ -250,7 +250,7 @@ def test_every_family_that_evaluates_is_known() -> None:
     ],
 )
 def test_what_cannot_be_is_refused_with_what_can(family: str, settings: dict[str, Any], complaint: str) -> None:
-    with pytest.raises(Misuse) as error:
+    with pytest.raises(UserError) as error:
         Gym(family, **settings)
     assert complaint in str(error.value)
 

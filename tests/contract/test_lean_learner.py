@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from conftest import LORA, STATE, make_batch, make_learner, make_policy
+from conftest import LORA, make_batch, make_learner, make_policy
 from teamtr.engines.gradients import _Scaled
 from teamtr.engines.hashing import hash_tensors
 from teamtr.engines.learner import FIRST_LOSS_SCALE, PolicyLearner
@@ -19,8 +19,8 @@ from teamtr.engines.torch.fused_lora import slim
 from teamtr.engines.torch.head import linear_head
 from teamtr.engines.torch.loading import TinyShape, share_base, tiny_model
 from teamtr.engines.torch.policy import TransformerPolicy
-from teamtr.errors import Misuse
-from teamtr.presets import Objective
+from teamtr.errors import UserError
+from teamtr.theory.objective import Objective
 from teamtr.types import AgentBatch
 
 OBJECTIVE = Objective()
@@ -145,7 +145,7 @@ def test_a_window_shorter_than_the_rows_is_padded_inside_the_learner_too():
     )  # fmt: skip
     torch.manual_seed(0)
     policy = TransformerPolicy(MistralForCausalLM(config).eval(), SimpleNamespace(eos_token_id=1))
-    learner = PolicyLearner("agent", policy, STATE, micro_batch=2)
+    learner = PolicyLearner("agent", policy, micro_batch=2)
     rng = np.random.default_rng(0)
     ids = [rng.integers(2, 40, size=9).astype(np.int32) for _ in range(3)]
     batch = AgentBatch(
@@ -162,7 +162,7 @@ def test_a_window_shorter_than_the_rows_is_padded_inside_the_learner_too():
 
 
 def test_an_empty_prompt_is_refused():
-    with pytest.raises(Misuse, match="empty prompt"):
+    with pytest.raises(UserError, match="empty prompt"):
         make_policy("full").features([np.zeros(0, dtype=np.int32)], [np.array([4, 5], dtype=np.int32)])
 
 
@@ -288,7 +288,7 @@ def test_the_loss_scale_is_saved_and_restored(tmp_path):
     learner = make_learner("full")
     learner._loss_scale, learner._clean_steps = 128.0, 7
     learner.save(tmp_path)
-    other = PolicyLearner("agent", make_policy("full"), STATE)
+    other = PolicyLearner("agent", make_policy("full"))
     other.load(tmp_path)
     assert (other._loss_scale, other._clean_steps) == (128.0, 7)
     assert other.fingerprint() == learner.fingerprint()

@@ -9,7 +9,7 @@ from test_lean_learner import OBJECTIVE, advantages_for, assert_close, gradients
 
 from conftest import make_batch, make_learner
 from teamtr.engines.learner import PolicyLearner
-from teamtr.errors import Misuse
+from teamtr.errors import UserError
 from teamtr.types import AgentBatch
 
 
@@ -115,7 +115,7 @@ def test_a_step_broken_off_leaves_nothing_to_the_next(kind, monkeypatch):
     monkeypatch.setattr(learner.policy, "recompute_activations", lambda: False)
     out_of_memory_at(learner, monkeypatch, "forward", {3})
     learner.begin(batch)
-    with pytest.raises(Misuse, match="does not fit"):
+    with pytest.raises(UserError, match="does not fit"):
         learner.step(rows, advantages, OBJECTIVE, beta=0.5, learning_rate=1e-3)
     assert all(p.grad is None for p in learner.policy.parameters().values())
 
@@ -143,7 +143,7 @@ def test_a_single_message_that_does_not_fit_is_an_error_with_a_remedy(monkeypatc
 
     batch = make_batch(learner)
     monkeypatch.setattr(learner.policy, "features", never)
-    with pytest.raises(Misuse, match=r"does not fit .*max_tokens"):
+    with pytest.raises(UserError, match=r"does not fit .*max_tokens"):
         learner.begin(batch)
     assert recomputed, "activations are recomputed before giving up"
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from teamtr.errors import Misuse
+from teamtr.errors import UserError
 from teamtr.grading.math.rules import RULES
 from teamtr.tasks.benchmarks.math import Aime24, Aime25, Dapo, DeepScaleR, Gsm8k, Math, Math500
 from teamtr.tasks.data.overlap import find_overlap, folded
@@ -118,9 +118,9 @@ def test_settings_are_checked(tmp_path: Path) -> None:
         ({"path": path, "test": path}, "either one path, or train and test"),
         ({"path": path, "held_out": 1.5}, "held_out"),
     ]:
-        with pytest.raises(Misuse, match=complaint):
+        with pytest.raises(UserError, match=complaint):
             Math(**settings)  # type: ignore[arg-type]
-    with pytest.raises(Misuse, match=r"aime24 has no split 'train': use one of \['test'\]"):
+    with pytest.raises(UserError, match=r"aime24 has no split 'train': use one of \['test'\]"):
         Aime24(path).problems("train")
     with pytest.raises(DataError, match=r"line 1: no problem: none of .* is text among \['answer'\]"):
         Math(write(tmp_path / "b.jsonl", [{"answer": "1"}]))

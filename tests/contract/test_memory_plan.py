@@ -13,12 +13,12 @@ from teamtr.cli.progress import TrainingScreen
 from teamtr.config import loads
 from teamtr.engines.local import LocalEngine
 from teamtr.engines.paged.blocks import Pool
-from teamtr.engines.paged.pool import ServingRoom
+from teamtr.engines.paged.pool import SamplerPool
 from teamtr.engines.paged.sampler import PAGE
 from teamtr.engines.torch.attention import AttentionShape, Unsupported
 from teamtr.engines.torch.loading import TinyShape, tiny_model
 from teamtr.engines.torch.policy import TransformerPolicy
-from teamtr.errors import Misuse
+from teamtr.errors import UserError
 from teamtr.rollout import play
 from teamtr.session import checks as preflight
 from teamtr.session import train as run
@@ -54,7 +54,7 @@ sampling: {{engine: {engine}}}
 """
 
 
-def workshop(train: str = "full", engine: str = "plain"):
+def session(train: str = "full", engine: str = "plain"):
     return build(loads(TEAM.format(train=train, engine=engine), name="plan.yaml"))
 
 
@@ -68,7 +68,7 @@ def parameter_bytes(policy) -> int:
 
 @pytest.mark.long
 def test_weights_of_three_whole_models_and_of_three_adapters():
-    full, lora = workshop("full"), workshop("lora")
+    full, lora = session("full"), session("lora")
     one = parameter_bytes(full.engine.learner("left").policy)
     assert items(full)["weights"] == 3 * one
     assert items(lora)["weights"] == one, "the base is shared"
@@ -80,14 +80,14 @@ def test_weights_of_three_whole_models_and_of_three_adapters():
 
 
 def test_the_paged_engine_adds_a_copy_and_pages():
-    paged, plain = items(workshop(engine="paged")), items(workshop(engine="plain"))
-    assert paged["sampling copy"] == parameter_bytes(workshop().engine.learner("left").policy)
+    paged, plain = items(session(engine="paged")), items(session(engine="plain"))
+    assert paged["sampling copy"] == parameter_bytes(session().engine.learner("left").policy)
     assert "sampling copy" not in plain
     assert paged["keys and values"] > 0
 
 
 def test_longest_contexts_grow_with_what_was_said_before():
-    found = longest(workshop())
+    found = longest(session())
     assert found["right"].prompt >= found["left"].prompt + 4
     assert found["speaker"].prompt >= found["right"].prompt
     assert all(0 < lengths.shared < lengths.prompt for lengths in found.values()), "the template, and what comes first"
@@ -124,7 +124,7 @@ plan: {{problems: 2, group_size: 2}}
         return sample(self, agent, prompts, **options)
 
     monkeypatch.setattr(LocalEngine, "sample", noted)
-    play(built.arena, built.current_team(), built.task.problems("test"), 4, seed=0)
+    play(built.context, built.current_team(), built.task.problems("test"), 4, seed=0)
     assert len(read) == 3
     for name, tokens in read.items():
         assert tokens <= found[name].prompt
@@ -136,7 +136,7 @@ plan: {{problems: 2, group_size: 2}}
 
 
 def test_activations_are_measured_and_grow_with_the_layers():
-    one = activation_bytes_per_token(workshop().engine.learner("left"))
+    one = activation_bytes_per_token(session().engine.learner("left"))
     two_layers = TEAM.replace("layers: 1", "layers: 2").format(train="full", engine="plain")
     two = activation_bytes_per_token(build(loads(two_layers, name="plan.yaml")).engine.learner("left"))
     assert 1.6 * one < two < 2.4 * one
@@ -208,7 +208,7 @@ def test_a_small_batch_plans_for_the_steps_that_it_has(problems, group, rows):
 
 def test_weights_in_half_precision_are_no_activations():
     """Autograd keeps them for the backward pass, once, however long the text is."""
-    learner = workshop("lora").engine.learner("left")
+    learner = session("lora").engine.learner("left")
     exact = activation_bytes_per_token(learner)
     learner.policy.precision = "fp16"
     half = activation_bytes_per_token(learner)
@@ -218,7 +218,7 @@ def test_weights_in_half_precision_are_no_activations():
 @pytest.mark.long
 def test_a_run_logs_the_peak_of_each_stage_beside_the_plan_also_when_it_goes_on(monkeypatch, tmp_path, capsys):
     planned = {"planned_gb": 1.0, "micro_batch": {}, "peak_gb": 0.5}
-    monkeypatch.setattr(run, "before_training", lambda workshop: planned)
+    monkeypatch.setattr(run, "before_training", lambda session: planned)
     monkeypatch.setattr(run, "peak_gb", lambda: 2.0)
     text = TEAM.format(train="full", engine="plain")
     for stages, kind in ((2, "start"), (3, "resume")):
@@ -231,7 +231,7 @@ def test_a_run_logs_the_peak_of_each_stage_beside_the_plan_also_when_it_goes_on(
 
 
 def test_a_rehearsal_changes_nothing_and_finds_the_micro_batch_that_fits(monkeypatch):
-    built = workshop("lora")
+    built = session("lora")
     before = {name: learner.fingerprint() for name, learner in built.engine.learners.items()}
     policy = built.engine.learner("speaker").policy
     enough = policy.features
@@ -249,7 +249,7 @@ def test_a_rehearsal_changes_nothing_and_finds_the_micro_batch_that_fits(monkeyp
 
 def test_a_rehearsal_takes_the_memory_of_sampling_first(monkeypatch):
     """So that its peak is that of a stage: pages are there when the longest step is taken."""
-    built = workshop("lora", engine="paged")
+    built = session("lora", engine="paged")
     policy = built.engine.learner("speaker").policy
     pools = []
     enough = policy.features
@@ -266,20 +266,20 @@ def test_a_rehearsal_takes_the_memory_of_sampling_first(monkeypatch):
 
 
 def test_a_rehearsal_of_an_architecture_without_pages_falls_back_and_says_so(monkeypatch):
-    built = workshop("lora", engine="paged")
+    built = session("lora", engine="paged")
     policies = [learner.policy for learner in built.engine.learners.values()]
 
     def unsupported(self, causal_lm):
         raise Unsupported("attention with softcap")
 
-    monkeypatch.setattr(ServingRoom, "server_of", unsupported)
+    monkeypatch.setattr(SamplerPool, "server_of", unsupported)
     with pytest.warns(UserWarning, match="attention with softcap: sampling falls back"):
         rehearse(built)
     assert all(policy.serving is None for policy in policies)
 
 
 def test_the_plan_knows_how_much_memory_pages_may_take():
-    little = workshop(engine="paged")
+    little = session(engine="paged")
     policy = little.engine.learner("left").policy
     policy.serving.memory_bytes = 4096
     assert items(little)["keys and values"] == 4096
@@ -331,19 +331,19 @@ def test_a_rehearsal_holds_the_old_policy_of_a_whole_batch(agent, monkeypatch):
         raise torch.OutOfMemoryError
 
     monkeypatch.setattr("teamtr.session.memory.torch.empty", full)
-    refused = pytest.raises(Misuse, match=r"lower plan\.problems")
+    refused = pytest.raises(UserError, match=r"lower plan\.problems")
     with refused, _old_policy_of_the_rest(built, learner, longest(built)[agent], 1):
         pass
 
 
 def test_pages_that_do_not_fit_are_an_error_with_a_remedy(monkeypatch):
-    built = workshop("lora", engine="paged")
+    built = session("lora", engine="paged")
 
     def full(*_, **__):
         raise torch.OutOfMemoryError("injected")
 
     monkeypatch.setattr("teamtr.engines.paged.sampler.Pool.__init__", full)
-    with pytest.raises(Misuse, match=r"keys and values do not fit .* lower sampling.memory_gb"):
+    with pytest.raises(UserError, match=r"keys and values do not fit .* lower sampling.memory_gb"):
         rehearse(built)
 
 

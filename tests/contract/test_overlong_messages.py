@@ -13,11 +13,11 @@ from teamtr.randomness import generator
 from teamtr.rollout import punishments_PG, trained_returns_PG
 from teamtr.theory.advantages import group_advantages
 from teamtr.training.algorithm import run_stage, schedule
-from teamtr.training.batch import Optimisation
+from teamtr.training.batch import Optimization
 from teamtr.types import Episode, Problem, RolloutBatch, Turn, Verdict
 
 DAPO = replace(PRESETS["dapo"], dynamic_sampling=DynamicSampling())
-ONE_STEP = Optimisation(learning_rate=0.05, epochs=1, minibatches=1)
+ONE_STEP = Optimization(learning_rate=0.05, epochs=1, minibatches=1)
 
 
 def turn(agent: str, tokens: int, finish="stop") -> Turn:
@@ -79,21 +79,21 @@ def test_filtering_is_as_if_the_cut_messages_were_not_there():
     """The same weights as from a batch without them; and the mean is over the tokens that are left."""
     world = World(plan=DAPO)
     batch = world.collect(world.team, 0)
-    whole = world.lesson("x", batch)
-    kept = np.flatnonzero(~whole.batch.cut_M)
+    whole = world.training_batch("x", batch)
+    kept = np.flatnonzero(~whole.messages.cut_M)
     seen = []
-    for lesson in (replace(whole, filter_cut=True), replace(whole, batch=whole.batch.rows(kept)), whole):
+    for data in (replace(whole, filter_cut=True), replace(whole, messages=whole.messages.rows(kept)), whole):
         each = World(plan=DAPO)
         learner = each.engine.learner("x")
         step = learner.step
 
-        def look(rows, advantages_M, *args, _step=step, _lesson=lesson, **options):
+        def look(rows, advantages_M, *args, _step=step, _data=data, **options):
             stats = _step(rows, advantages_M, *args, **options)
-            seen.append((stats.surrogate, _lesson.batch.lengths_M[rows], advantages_M))
+            seen.append((stats.surrogate, _data.messages.lengths_M[rows], advantages_M))
             return stats
 
         learner.step = look
-        assert each.teach("x", lesson, optimisation=ONE_STEP).report.accepted
+        assert each.update("x", data, optimization=ONE_STEP).report.accepted
         seen[-1] = (*seen[-1], learner.snapshot().parameters["logits"].numpy())
     (masked, lengths, advantages, weights), (absent, *_, expected), (everything, *_, other) = seen
     np.testing.assert_allclose(weights, expected, atol=1e-12)
@@ -109,23 +109,23 @@ def test_the_loop_filters_when_the_plan_says_so():
         world = World(plan=plan)
         lessons = []
 
-        def teach(agent, lesson, _world=world, _lessons=lessons):
-            _lessons.append(lesson)
-            return _world.teach(agent, lesson)
+        def teach(agent, data, _world=world, _lessons=lessons):
+            _lessons.append(data)
+            return _world.update(agent, data)
 
         slots = schedule(plan.order, world.team.trainable, generator(0, "order"))
         list(run_stage(world.team, plan, world.collect, teach, slots))
-        for lesson in lessons:
-            climbed_M = lesson.climbed_M(plan.objective)
-            assert climbed_M.any()
-            assert climbed_M[lesson.batch.cut_M].any() == (not plan.overlong.filter)
+        for data in lessons:
+            gradient_M = data.gradient_M(plan.objective)
+            assert gradient_M.any()
+            assert gradient_M[data.messages.cut_M].any() == (not plan.overlong.filter)
 
 
 def test_an_agent_whose_messages_were_all_cut_is_skipped():
     world = World(plan=DAPO)
-    lesson = world.lesson("x", world.collect(world.team, 0))
-    all_cut = replace(lesson.batch, cut_M=np.ones(len(lesson.batch), dtype=bool))
-    report = world.teach("x", replace(lesson, batch=all_cut, filter_cut=True)).report
+    data = world.training_batch("x", world.collect(world.team, 0))
+    all_cut = replace(data.messages, cut_M=np.ones(len(data.messages), dtype=bool))
+    report = world.update("x", replace(data, messages=all_cut, filter_cut=True)).report
     assert report.outcome == "skipped_no_signal"
     assert "cut" in report.reason
 
@@ -134,16 +134,16 @@ def test_advantages_are_of_the_punished_returns():
     world = World(plan=DAPO)
     found = []
 
-    def teach(agent, lesson):
-        found.append(lesson)
-        return world.teach(agent, lesson)
+    def teach(agent, data):
+        found.append(data)
+        return world.update(agent, data)
 
     slots = schedule(DAPO.order, world.team.trainable, generator(0, "order"))
     step = next(iter(run_stage(world.team, DAPO, world.collect, teach, slots)))
     expected = step.batch.returns_PG(1.0) + punishments_PG(step.batch, DAPO, world.team.limits)
     assert not np.array_equal(expected, step.batch.returns_PG(1.0))
     np.testing.assert_array_equal(found[0].returns_PG, expected)
-    values = group_advantages(expected, a_clip=np.inf, eps_norm=DAPO.eps_norm).values_PG
+    values = group_advantages(expected, a_clip=np.inf, eps_norm=DAPO.advantage.eps).values_PG
     np.testing.assert_array_equal(found[0].advantages.values_PG, values)
 
 
@@ -157,16 +157,16 @@ def test_groups_without_signal_pull_towards_the_reference_and_only_there():
         learner = world.engine.learner("x")
         learner.perturb(0.5, seed=1)
         world.team = world.team.replace("x", learner.version())
-        lesson = world.lesson("x", world.collect(world.team, 0))
-        report = world.teach("x", lesson).report
+        data = world.training_batch("x", world.collect(world.team, 0))
+        report = world.update("x", data).report
         assert report.outcome == outcome
         if name == "grpo":
-            learner.begin(lesson.batch, reference=True)
-            after = (learner.measure().reference_M / lesson.batch.lengths_M).mean()
+            learner.begin(data.messages, reference=True)
+            after = (learner.measure().reference_M / data.messages.lengths_M).mean()
             assert report.kl_reference == pytest.approx(after, rel=1e-9), "of the policy that was kept"
             before = World(plan=PRESETS[name]).engine.learner("x")
             before.perturb(0.5, seed=1)
-            before.begin(lesson.batch, reference=True)
-            assert after < (before.measure().reference_M / lesson.batch.lengths_M).mean()
+            before.begin(data.messages, reference=True)
+            assert after < (before.measure().reference_M / data.messages.lengths_M).mean()
         else:
             assert report.kl_reference is None

@@ -1,4 +1,4 @@
-"""What a rollout hands on and books: temperature, history, seeds, tokens, seconds; and how a lesson is cut in parts."""
+"""What a rollout hands on and books: temperature, history, seeds, tokens, seconds; and how a data is cut in parts."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from small import World
-from teamtr.presets import Objective
 from teamtr.rollout import Ledger, collect, play
+from teamtr.theory.objective import Objective
 from teamtr.types import Sample
 
 
@@ -32,20 +32,20 @@ class Watched:
 
 def watched(world: World, **changes):
     engine = Watched(world.engine)
-    return engine, replace(world.arena, sampler=engine, **changes)
+    return engine, replace(world.context, sampler=engine, **changes)
 
 
 def test_the_sampler_gets_the_temperature_and_the_limit_that_were_asked_for():
     world = World()
-    engine, arena = watched(world)
-    play(arena, world.team, arena.task.problems("train"), 2, seed=1, temperature=0.25)
+    engine, context = watched(world)
+    play(context, world.team, context.task.problems("train"), 2, seed=1, temperature=0.25)
     assert [(c["name"], c["temperature"], c["max_tokens"]) for c in engine.calls] == [("x", 0.25, 3), ("y", 0.25, 3)]
 
 
 def test_no_two_turns_share_a_seed():
     world = World(rounds=3)
-    engine, arena = watched(world)
-    play(arena, world.team, arena.task.problems("train"), 2, seed=1)
+    engine, context = watched(world)
+    play(context, world.team, context.task.problems("train"), 2, seed=1)
     seeds = [c["seed"] for c in engine.calls]
     assert len(seeds) == 6
     assert len(set(seeds)) == 6
@@ -65,8 +65,14 @@ def test_history_is_told_in_the_style_of_the_team(style: str):
             told.append(list(messages))
             return self.codec.encode(messages)
 
-    codecs = {name: Listening(codec) for name, codec in world.arena.codecs.items()}
-    play(replace(world.arena, codecs=codecs, history=style), world.team, world.arena.task.problems("train"), 1, seed=1)
+    codecs = {name: Listening(codec) for name, codec in world.context.codecs.items()}
+    play(
+        replace(world.context, codecs=codecs, history=style),
+        world.team,
+        world.context.task.problems("train"),
+        1,
+        seed=1,
+    )
     roles = [m["role"] for m in told[-1] if m["role"] != "system"]
     assert roles == (["user"] if style == "transcript" else ["user", "assistant", "user"])
 
@@ -75,8 +81,8 @@ def test_every_token_and_every_second_is_booked(monkeypatch):
     ticks = count()
     monkeypatch.setattr("time.perf_counter", lambda: float(next(ticks)))
     world, ledger = World(rounds=2), Ledger()
-    engine, arena = watched(world)
-    play(arena, world.team, arena.task.problems("train"), 2, seed=1, ledger=ledger)
+    engine, context = watched(world)
+    play(context, world.team, context.task.problems("train"), 2, seed=1, ledger=ledger)
     for name in ("x", "y"):
         calls = [c for c in engine.calls if c["name"] == name]
         assert ledger.prompt_tokens[name] == sum(len(p) for c in calls for p in c["prompts"])
@@ -84,15 +90,15 @@ def test_every_token_and_every_second_is_booked(monkeypatch):
         assert ledger.seconds[name] == len(calls) == 2, "from one reading of the clock to the next, twice"
     assert (ledger.grading_seconds, ledger.environment_seconds) == (1.0, 0.0)
     assert ledger.episodes == 6
-    play(arena, world.team, arena.task.problems("train"), 2, seed=2, ledger=ledger)
+    play(context, world.team, context.task.problems("train"), 2, seed=2, ledger=ledger)
     assert (ledger.episodes, ledger.grading_seconds, ledger.seconds["x"]) == (12, 2.0, 4.0)
 
 
 def test_the_first_round_of_a_batch_and_its_redraws_have_seeds_of_their_own():
     world, rounds = World(reward=lambda k, value: 0.0), []
-    problems = world.arena.task.problems("train")
+    problems = world.context.task.problems("train")
     found = collect(
-        world.arena,
+        world.context,
         world.team,
         problems[:1],
         2,
@@ -104,31 +110,31 @@ def test_the_first_round_of_a_batch_and_its_redraws_have_seeds_of_their_own():
     assert rounds == [0, 1]
 
 
-# -- the parts of a lesson -----------------------------------------------------------------------------------
+# -- the parts of a data -----------------------------------------------------------------------------------
 
 
-def lesson_of(world: World, group: int = 4):
-    return world.lesson("x", world.collect(world.team, 0, group=group))
+def training_batch_of(world: World, group: int = 4):
+    return world.training_batch("x", world.collect(world.team, 0, group=group))
 
 
 def test_what_is_set_aside_is_never_climbed_on_not_even_towards_a_reference():
     world = World()
-    lesson = lesson_of(world)
-    first_M = lesson.batch.cluster_M == lesson.batch.cluster_M[0]
-    lesson = replace(lesson, aside_M=first_M)
+    data = training_batch_of(world)
+    first_M = data.messages.cluster_M == data.messages.cluster_M[0]
+    data = replace(data, holdout_M=first_M)
     assert first_M.any()
-    assert not (lesson.climbed_M(Objective(reference_kl=0.1)) & first_M).any()
-    assert not (lesson.climbed_M(Objective()) & first_M).any()
+    assert not (data.gradient_M(Objective(reference_kl=0.1)) & first_M).any()
+    assert not (data.gradient_M(Objective()) & first_M).any()
 
 
 @pytest.mark.parametrize(("problems", "first_half"), [(2, 1), (3, 2)])
 def test_cross_fitting_halves_the_problems(problems: int, first_half: int):
     world = World()
-    batch = play(world.arena, world.team, world.arena.task.problems("train")[:problems], 8, seed=3)
-    lesson = world.lesson("x", batch)
-    assert lesson.informative_M.all()
-    first, second = lesson.legs(Objective(), cross_fit=True, rng=np.random.default_rng(0))
-    assert len(np.unique(lesson.batch.cluster_M[first.train_M])) == first_half
+    batch = play(world.context, world.team, world.context.task.problems("train")[:problems], 8, seed=3)
+    data = world.training_batch("x", batch)
+    assert data.informative_M.all()
+    first, second = data.folds(Objective(), cross_fit=True, rng=np.random.default_rng(0))
+    assert len(np.unique(data.messages.cluster_M[first.train_M])) == first_half
     assert np.array_equal(first.train_M, second.judge_M)
     assert np.array_equal(first.judge_M, second.train_M)
     assert (first.opens, second.opens) == (True, False)
@@ -136,8 +142,8 @@ def test_cross_fitting_halves_the_problems(problems: int, first_half: int):
 
 
 def test_a_mean_under_small_weights_and_under_none():
-    lesson = lesson_of(World(), group=2)
-    values_M = np.arange(float(len(lesson.batch)))
-    tiny = replace(lesson, weights_E=np.full(lesson.returns_PG.size, 1e-3))
+    data = training_batch_of(World(), group=2)
+    values_M = np.arange(float(len(data.messages)))
+    tiny = replace(data, weights_E=np.full(data.returns_PG.size, 1e-3))
     assert tiny.mean(values_M) == pytest.approx(values_M.mean())
-    assert replace(lesson, weights_E=np.zeros(lesson.returns_PG.size)).mean(values_M) == np.inf
+    assert replace(data, weights_E=np.zeros(data.returns_PG.size)).mean(values_M) == np.inf

@@ -17,16 +17,14 @@ from small import LetterCodec
 from teamtr.engines.learner import PolicyLearner
 from teamtr.engines.local import LocalEngine
 from teamtr.engines.tabular import TabularPolicy
-from teamtr.errors import Misuse, Refused
+from teamtr.errors import Refused, UserError
 from teamtr.tasks.benchmarks.arbench.endpoint import EndpointError, EndpointPlayer
 from teamtr.tasks.benchmarks.arbench.players import PolicyPlayer
-from teamtr.types import AgentState
 
 
 def engine() -> LocalEngine:
-    state = AgentState(beta=0.1, step_scale=1.0, radius_nats=0.01)
     policy = TabularPolicy(6, end_ids=frozenset({0, 1}), rows=64, spread=1.0)
-    return LocalEngine({"judge": PolicyLearner("judge", policy, state, micro_batch=8)})
+    return LocalEngine({"judge": PolicyLearner("judge", policy, micro_batch=8)})
 
 
 CHATS = [[{"role": "user", "content": c}] for c in "abcdefgh"]
@@ -183,10 +181,10 @@ def test_a_server_that_hangs_or_is_not_there_ends_in_an_error(endpoint: FakeEndp
 
 def test_impossible_endpoints_are_refused_before_anything_is_asked(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("PLAYER_KEY", raising=False)
-    with pytest.raises(Misuse, match="PLAYER_KEY, which is not set"):
+    with pytest.raises(UserError, match="PLAYER_KEY, which is not set"):
         EndpointPlayer("http://localhost/v1", "m", key_variable="PLAYER_KEY")
     for url in ("localhost:8000/v1", "file:///etc/passwd", "http://"):
-        with pytest.raises(Misuse, match="base_url"):
+        with pytest.raises(UserError, match="base_url"):
             EndpointPlayer(url, "m")
-    with pytest.raises(Misuse, match="at least 1"):
+    with pytest.raises(UserError, match="at least 1"):
         EndpointPlayer("http://localhost/v1", "m", attempts=0)

@@ -13,7 +13,6 @@ from conftest import make_batch, make_learner
 from small import World
 from teamtr.randomness import seed_of
 from teamtr.rollout import play
-from teamtr.theory.advantages import group_advantages
 from teamtr.theory.intervals import mean_interval
 from teamtr.training.probe import DRAWS, STRETCH, Rollouts, log_ratios, stale_probe, token_shift
 
@@ -28,14 +27,14 @@ def one_stage(world: World):
             batch = world.collect(world.team, step)
         learner = world.engine.learner(name)
         before = learner.snapshot()
-        update = world.teach(name, world.lesson(name, batch))
+        update = world.update(name, world.training_batch(name, batch))
         world.team = world.team.replace(name, learner.version())
         seen.append((name, before, learner.snapshot(), update))
     return first, seen
 
 
 def rollouts(world: World, batch, name: str) -> Rollouts:
-    advantages = group_advantages(batch.returns_PG(1.0), a_clip=world.plan.a_clip, eps_norm=world.plan.eps_norm)
+    advantages = world.plan.advantage.estimate(batch.returns_PG(1.0))
     return Rollouts(batch.of(name), advantages)
 
 
@@ -68,12 +67,12 @@ def test_without_staleness_the_gap_is_noise_and_an_own_batch_is_optimistic():
     as often as they say. The surrogate on the batch that was climbed on is far above either."""
     world = World(radius=0.05, learning_rate=0.3)
     gaps, holds, optimism = [], [], []
-    problems = [replace(p, id=f"{p.id}{k}") for p in world.arena.task.problems("train") for k in range(5)]
+    problems = [replace(p, id=f"{p.id}{k}") for p in world.context.task.problems("train") for k in range(5)]
     for k in range(40):
         learner = world.engine.learner("x")
-        own, fresh, stale = (play(world.arena, world.team, problems, 8, seed=seed_of(k, part)) for part in range(3))
+        own, fresh, stale = (play(world.context, world.team, problems, 8, seed=seed_of(k, part)) for part in range(3))
         before = learner.snapshot()
-        update = world.teach("x", world.lesson("x", own), seed=k)
+        update = world.update("x", world.training_batch("x", own), seed=k)
         if update.report.accepted:
             both = (rollouts(world, batch, "x") for batch in (fresh, stale))
             probe = stale_probe(learner, before, learner.snapshot(), *both, np.zeros(len(stale.episodes)))

@@ -21,9 +21,9 @@ THOUGHT = "<think>2+2</think>4"
 
 def shared_text(text: str, *changes: str) -> tuple[str, dict[str, int]]:
     """What the team sees of a message, and the breaches counted."""
-    workshop = build(loads(TEAM, "team", changes))
-    codec = workshop.arena.codecs["a"]
-    return codec.decode(codec.encode_message(text)), workshop.breaches()
+    session = build(loads(TEAM, "team", changes))
+    codec = session.context.codecs["a"]
+    return codec.decode(codec.encode_message(text)), session.breaches()
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_tool_calls_are_left_alone_unless_asked_for():
 
 
 def test_agents_of_one_model_count_a_breach_once():
-    workshop = build(loads(TEAM, "team", ["team.protocol.think=forbid"]))
-    codec = workshop.arena.codecs["b"]
+    session = build(loads(TEAM, "team", ["team.protocol.think=forbid"]))
+    codec = session.context.codecs["b"]
     codec.decode(codec.encode_message(THOUGHT))
-    assert sum(workshop.breaches().values()) == 1
+    assert sum(session.breaches().values()) == 1

@@ -13,7 +13,7 @@ import pytest
 
 from own_rows import OWN, write_rows
 from teamtr.config import TASK_NAMES, ConfigError, load_team_file, loads
-from teamtr.errors import Misuse, Refused
+from teamtr.errors import Refused, UserError
 from teamtr.presets import Overlong
 from teamtr.rollout import play
 from teamtr.rollout.cost import Account
@@ -80,7 +80,7 @@ def test_every_benchmark_is_built_from_a_file_and_from_split_files(name: str, tm
     ],
 )
 def test_what_cannot_be_built_is_explained(name: str, data: Any, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(Misuse, match=re.escape(message)):
+    with pytest.raises(UserError, match=re.escape(message)):
         benchmark(name, data, **options)
 
 
@@ -156,11 +156,11 @@ def test_the_player_is_put_in_its_place(player: str, kind: type, tmp_path: Path)
         team_of(f"{{name: 'arbench:sp', path: '{file}', player: {player}}}", agents=REFEREE, rounds=2),
         overrides=["team.router.order=[a]"],
     )
-    workshop = build(team_file)
-    task: Any = workshop.task
+    session = build(team_file)
+    task: Any = session.task
     assert isinstance(task.player, kind)
     if kind is PolicyPlayer:
-        batch = play(workshop.arena, workshop.current_team(), task.problems("test")[:1], 1, seed=0)
+        batch = play(session.context, session.current_team(), task.problems("test")[:1], 1, seed=0)
         assert {m.author for m in batch.episodes[0].messages} >= {"referee", "environment", "a"}
 
 
@@ -242,8 +242,8 @@ def small() -> Any:
     return build(loads(team_of("{name: sums}")))
 
 
-def with_task(workshop: Any, task: Any, *, answer: str = "last") -> Any:
-    return replace(workshop, task=task, arena=replace(workshop.arena, task=task, answer=answer))
+def with_task(session: Any, task: Any, *, answer: str = "last") -> Any:
+    return replace(session, task=task, context=replace(session.context, task=task, answer=answer))
 
 
 @pytest.mark.parametrize("answer", ["last", "majority", "a"])
@@ -326,6 +326,6 @@ def test_the_documented_environment_is_played(examples: Path) -> None:
     assert [reply.messages[0].text for reply in told] == ["2 questions are left.", "t. 1 questions are left."]
     [last] = task.reply([Situation(problem, ("enots",), ((),), 1)], seed=0)
     assert last.ends
-    workshop = build(loads(team_of(f"{{name: 'python:{examples}:LetterByLetter'}}", rounds=3)))
-    batch = play(workshop.arena, workshop.current_team(), workshop.task.problems("train")[:1], 2, seed=0)
+    session = build(loads(team_of(f"{{name: 'python:{examples}:LetterByLetter'}}", rounds=3)))
+    batch = play(session.context, session.current_team(), session.task.problems("train")[:1], 2, seed=0)
     assert [len(episode.replies) for episode in batch.episodes] == [3, 3]

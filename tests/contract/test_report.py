@@ -35,7 +35,7 @@ from teamtr.analysis.report.reading import BatchFile, read_run
 from teamtr.analysis.report.summary import summarise
 from teamtr.cli import app
 from teamtr.cli.demo import _write_report
-from teamtr.errors import Misuse
+from teamtr.errors import UserError
 from teamtr.presets import PRESETS
 from teamtr.rollout import trained_returns_PG
 from teamtr.session.demo import DemoResult
@@ -379,7 +379,7 @@ def test_a_difference_falls_back_to_stored_problems_and_then_to_intervals(tmp_pa
 
 
 def test_comparing_needs_two_runs(run):
-    with pytest.raises(Misuse, match="two run folders"):
+    with pytest.raises(UserError, match="two run folders"):
         compare_runs([run])
 
 

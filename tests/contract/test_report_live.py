@@ -17,7 +17,7 @@ import pytest
 from made_run import made_run, update_record
 from teamtr.analysis.report.reading import LogTail, read_run
 from teamtr.analysis.report.serve import Library, LiveServer
-from teamtr.errors import Misuse
+from teamtr.errors import UserError
 from teamtr.store import Log
 
 
@@ -72,7 +72,7 @@ def test_a_foreign_host_header_is_refused(run):
 
 
 def test_other_machines_are_let_in_only_when_told():
-    with pytest.raises(Misuse, match="--allow-remote"):
+    with pytest.raises(UserError, match="--allow-remote"):
         LiveServer(Library([]), host="0.0.0.0")
     with LiveServer(Library([]), host="0.0.0.0", allow_remote=True) as server:
         assert server.server_address[0] == "0.0.0.0"

@@ -15,14 +15,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conftest import STATE, make_batch, make_policy
+from conftest import make_batch, make_policy
 from teamtr.config import loads
 from teamtr.engines.learner import PolicyLearner
 from teamtr.engines.local import LocalEngine
 from teamtr.engines.paged.blocks import OutOfPages, Pages, Pool
 from teamtr.engines.paged.fused_linears import join_siblings
 from teamtr.engines.paged.layout import Decoding
-from teamtr.engines.paged.pool import ServingRoom
+from teamtr.engines.paged.pool import SamplerPool
 from teamtr.engines.paged.sampler import PAGE, SIZES, Server
 from teamtr.engines.paged.weights import SamplingCopy
 from teamtr.engines.paged.work_split import clusters, most_members, remaining, shares, spared, splits
@@ -31,10 +31,10 @@ from teamtr.engines.torch.attention import AttentionShape, Unsupported, attendin
 from teamtr.engines.torch.loading import TinyShape, tiny_model
 from teamtr.engines.torch.packing import common_beginning
 from teamtr.engines.torch.policy import TransformerPolicy
-from teamtr.errors import Misuse
-from teamtr.presets import Objective
+from teamtr.errors import UserError
 from teamtr.rollout import play
 from teamtr.session.build import build
+from teamtr.theory.objective import Objective
 
 CPU = torch.device("cpu")
 LENGTHS = (3, 63, 64, 65, 130)
@@ -91,7 +91,7 @@ def test_rows_wait_for_pages_and_still_say_the_same(policy):
 
 def test_a_message_that_can_never_fit_is_refused_with_the_remedy(policy):
     server = make_server(policy, pool_bytes=1)
-    with pytest.raises(Misuse, match=r"sampling\.memory_gb"):
+    with pytest.raises(UserError, match=r"sampling\.memory_gb"):
         server.sample("v", some_prompts(1), uniforms(0, 1, 4), drawing=Drawing(), end_ids=policy.end_ids)
 
 
@@ -157,7 +157,7 @@ sampling: {{engine: paged}}
         return said
 
     monkeypatch.setattr(Server, "sample", noted)
-    play(built.arena, built.current_team(), built.task.problems("train")[:3], 1, seed=0)
+    play(built.context, built.current_team(), built.task.problems("train")[:3], 1, seed=0)
     (read, said, _), (read_again, _, found) = calls
     known = [np.concatenate([prompt, message[:-1]]) for prompt, message in zip(read, said, strict=True)]
     common = [common_beginning(a, b) for a, b in zip(known, read_again, strict=True)]
@@ -179,10 +179,10 @@ def two_agents(kind: str) -> LocalEngine:
         first.base_version = "base"
         other = TransformerPolicy(first.model, first.tokenizer, adapter="other", base_version="base", slim=first._slim)
         policies = {"a": first, "b": other}
-    room = ServingRoom("fp32", CPU, memory_bytes=1 << 26)
+    room = SamplerPool("fp32", CPU, memory_bytes=1 << 26)
     for policy in policies.values():
         policy.serving = room
-    return LocalEngine({name: PolicyLearner(name, policy, STATE) for name, policy in policies.items()})
+    return LocalEngine({name: PolicyLearner(name, policy) for name, policy in policies.items()})
 
 
 @pytest.mark.long
@@ -257,9 +257,9 @@ def test_rows_that_read_pages_together_have_these_pages(policy, monkeypatch):
     def checked(size: int, drawing: Drawing) -> None:
         if not server._reads_together(size):
             return step(size, drawing)
-        desk = server._desk
-        member, pages, first = (tensor.tolist() for tensor in desk.together.of(size))
-        table, position, alone = desk.table.tolist(), desk.position.tolist(), set(range(size))
+        buffers = server._desk
+        member, pages, first = (tensor.tolist() for tensor in buffers.together.of(size))
+        table, position, alone = buffers.table.tolist(), buffers.position.tolist(), set(range(size))
         for rows, count in zip(member, pages, strict=True):
             rows = [row for row in rows if row >= 0]
             assert len({tuple(table[row][:count]) for row in rows}) <= 1
@@ -358,7 +358,7 @@ def test_a_row_that_has_said_all_it_may_writes_to_nobodys_page(policy, length, m
 
 def test_adapters_of_one_base_share_the_copy_and_keep_apart():
     policy = make_policy("lora")
-    room = ServingRoom("fp32", CPU, memory_bytes=1 << 26)
+    room = SamplerPool("fp32", CPU, memory_bytes=1 << 26)
     server = room.server_of(policy.causal_lm)
     assert room.server_of(policy.causal_lm) is server
     prompts = some_prompts(4)
@@ -373,7 +373,7 @@ def test_adapters_of_one_base_share_the_copy_and_keep_apart():
 
 def test_weights_without_a_name_are_taken_over_every_time(monkeypatch):
     policy = make_policy("full")
-    monkeypatch.setattr(policy, "serving", ServingRoom("fp32", CPU, memory_bytes=1 << 26))
+    monkeypatch.setattr(policy, "serving", SamplerPool("fp32", CPU, memory_bytes=1 << 26))
     prompts = some_prompts(4)
     for _ in range(2):
         paged = policy.sample(prompts, max_tokens=6, seed=1, temperature=1.0)
@@ -403,7 +403,7 @@ def test_an_unsupported_architecture_falls_back_and_says_so_once(policy, monkeyp
 
 def test_logits_that_are_not_finite_are_sampled_anew_in_the_other_precision(monkeypatch):
     policy = make_policy("full")
-    room = ServingRoom("fp16", CPU, memory_bytes=1 << 26, fallback="fp32")
+    room = SamplerPool("fp16", CPU, memory_bytes=1 << 26, fallback="fp32")
     monkeypatch.setattr(policy, "serving", room)
     with torch.no_grad():  # beyond float16, well within float32: what follows is a norm
         policy.causal_lm.get_input_embeddings().weight.mul_(1e6)
@@ -416,13 +416,13 @@ def test_logits_that_are_not_finite_are_sampled_anew_in_the_other_precision(monk
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("room", [None, ServingRoom("fp32", CPU, memory_bytes=1 << 26)], ids=["plain", "paged"])
+@pytest.mark.parametrize("room", [None, SamplerPool("fp32", CPU, memory_bytes=1 << 26)], ids=["plain", "paged"])
 def test_broken_weights_are_an_error_and_no_message(room, temperature, monkeypatch):
     policy = make_policy("full")
     monkeypatch.setattr(policy, "serving", room)
     with torch.no_grad():
         next(iter(policy.causal_lm.parameters()))[:] = float("nan")
-    with pytest.raises(Misuse, match=r"not finite .*sampling\.precision"):
+    with pytest.raises(UserError, match=r"not finite .*sampling\.precision"):
         policy.sample(some_prompts(2), max_tokens=3, seed=0, temperature=temperature)
 
 

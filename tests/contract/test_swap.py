@@ -16,7 +16,7 @@ from teamtr.chat.tokenizers import compare_tokenizers
 from teamtr.config import load_team_file, loads
 from teamtr.engines.torch.loading import TinyShape, tiny_model
 from teamtr.engines.torch.tokenizer import character_tokenizer
-from teamtr.errors import Misuse, Refused
+from teamtr.errors import Refused, UserError
 from teamtr.session import train as runs
 from teamtr.session.build import build
 from teamtr.session.resume import StoredRun
@@ -61,9 +61,9 @@ def run(tmp_path_factory) -> Path:
 def newcomer(tmp_path_factory) -> Path:
     """A larger model with other first weights, taught the form of the task's messages."""
     folder = tmp_path_factory.mktemp("swap") / "newcomer"
-    workshop = build(loads(TEAM, "small", ["seed=7", "tiny.layers=2", "tiny.width=48", "tiny.warmup_steps=5"]))
+    session = build(loads(TEAM, "small", ["seed=7", "tiny.layers=2", "tiny.width=48", "tiny.warmup_steps=5"]))
     folder.mkdir()
-    workshop.engine.learner("speaker").policy.save_weights(folder)
+    session.engine.learner("speaker").policy.save_weights(folder)
     return folder
 
 
@@ -82,11 +82,11 @@ def fingerprint(folder: Path) -> dict[str, str]:
 
 
 def probes_of(out: Path, **changes) -> tuple[Probes, object]:
-    workshop, _ = StoredRun.read(out).build()
+    session, _ = StoredRun.read(out).build()
     settings = {"exact": True, "probes": 96, "held_out": 0.2, "seed": 0, **changes}
     return make_probes(
-        [read_episodes(out / "episodes" / PROBES)], workshop.team["speaker"], workshop, **settings
-    ), workshop
+        [read_episodes(out / "episodes" / PROBES)], session.team["speaker"], session, **settings
+    ), session
 
 
 # -- an aligned swap ------------------------------------------------------------------------------------------
@@ -327,7 +327,7 @@ def test_probes_are_states_in_which_the_agent_speaks(aligned):
 
 def test_more_probes_leave_what_is_held_out_alone(aligned):
     out, _ = aligned
-    probes, workshop = probes_of(out)
+    probes, session = probes_of(out)
     batch = read_episodes(out / "episodes" / PROBES)
     allowed = problems_to_train(batch, probes)
     held = {batch.problems[p].id for p in probes.old.problem_M[probes.held_out]}
@@ -336,7 +336,7 @@ def test_more_probes_leave_what_is_held_out_alone(aligned):
     more = joined([batch, batch])
     assert len(more.episodes) == 2 * len(batch.episodes)
     settings = {"exact": True, "probes": 96, "held_out": 0.2, "seed": 0}
-    grown = make_probes([batch, batch], workshop.team["speaker"], workshop, **settings)
+    grown = make_probes([batch, batch], session.team["speaker"], session, **settings)
     assert (grown.held_out == probes.held_out).all()
     assert grown.usual == probes.usual == len(probes.new)
     assert (grown.train[: len(probes.train)] == probes.train).all()
@@ -347,12 +347,12 @@ def test_more_probes_leave_what_is_held_out_alone(aligned):
 
 def test_more_probes_to_judge_by_are_all_held_out(aligned):
     out, _ = aligned
-    probes, workshop = probes_of(out)
+    probes, session = probes_of(out)
     batch = read_episodes(out / "episodes" / PROBES)
     judged = problems_held_out(batch, probes)
     assert {p.id for p in judged}.isdisjoint(p.id for p in problems_to_train(batch, probes))
     settings = {"exact": True, "probes": 96, "held_out": 0.2, "seed": 0}
-    grown = make_probes([batch, batch], workshop.team["speaker"], workshop, judges=[batch], **settings)
+    grown = make_probes([batch, batch], session.team["speaker"], session, judges=[batch], **settings)
     messages = len(batch.of("speaker"))
     assert len(grown.held_out) == len(probes.held_out) + messages
     assert (grown.held_out[-messages:] == np.arange(len(grown.new))[-messages:]).all()
@@ -361,8 +361,8 @@ def test_more_probes_to_judge_by_are_all_held_out(aligned):
 
 def test_probes_respelt(aligned):
     out, _ = aligned
-    probes, workshop = probes_of(out, exact=False)
-    codec = workshop.arena.codecs["speaker"]
+    probes, session = probes_of(out, exact=False)
+    codec = session.context.codecs["speaker"]
     for old, new in zip(probes.old.messages, probes.new.messages, strict=True):
         assert codec.decode(old) == codec.decode(new)
 
@@ -392,12 +392,12 @@ def test_neither_into_the_run_nor_around_it(run, newcomer, tmp_path):
     before, around = fingerprint(run), set(run.parent.iterdir())
     (tmp_path / "link").symlink_to(run)
     for out in (run, run / "inside", run / "checkpoints" / "deep", tmp_path / "link" / "inside", run.parent):
-        with pytest.raises(Misuse, match="another folder"):
+        with pytest.raises(UserError, match="another folder"):
             list(swap(run, Request("speaker", str(newcomer)), out))
     assert fingerprint(run) == before
     assert set(run.parent.iterdir()) == around
     neighbour = run.with_name(run.name + "2")
-    with pytest.raises(Misuse, match="no such folder"):
+    with pytest.raises(UserError, match="no such folder"):
         list(swap(run, Request("speaker", "./nowhere"), neighbour))
 
 
@@ -414,14 +414,14 @@ def test_neither_into_the_run_nor_around_it(run, newcomer, tmp_path):
     ],
 )
 def test_numbers_that_mean_nothing_are_refused(field, value):
-    with pytest.raises(Misuse, match=f"--{field.replace('_', '-')} "):
+    with pytest.raises(UserError, match=f"--{field.replace('_', '-')} "):
         Request("speaker", "tiny", **{field: value})
 
 
 def test_what_cannot_be_swapped(run, newcomer, aligned, tmp_path):
-    with pytest.raises(Misuse, match=r"no agent 'nobody'.*left, right, speaker"):
+    with pytest.raises(UserError, match=r"no agent 'nobody'.*left, right, speaker"):
         list(swap(run, Request("nobody", str(newcomer)), tmp_path / "a"))
-    with pytest.raises(Misuse, match="no such folder"):
+    with pytest.raises(UserError, match="no such folder"):
         list(swap(run, Request("speaker", "./nowhere"), tmp_path / "b"))
     with pytest.raises(Refused, match=r"another swap \(agent"):
         list(swap(run, Request("left", str(newcomer), train="full", **QUICK), aligned[0]))
@@ -448,10 +448,10 @@ def test_a_swap_weighs_rewards_as_the_plan_does(run, newcomer, tmp_path, monkeyp
     asked = []
 
     def watched(returns_PG, **settings):
-        asked.append(settings["normalise"])
+        asked.append(settings["normalize"])
         return group_advantages(returns_PG, **settings)
 
-    source = train(tmp_path / "plain", "plan.preset=no_normalisation")
+    source = train(tmp_path / "plain", "plan.preset=no_normalization")
     monkeypatch.setattr(sys.modules["teamtr.swap.swap"], "group_advantages", watched)
     for _ in swap(source, Request("speaker", str(newcomer), train="full", max_steps=10, **QUICK), tmp_path / "new"):
         pass

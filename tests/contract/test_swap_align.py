@@ -14,22 +14,20 @@ from teamtr.engines.learner import PolicyLearner
 from teamtr.engines.torch.loading import TinyShape, tiny_model
 from teamtr.engines.torch.policy import TransformerPolicy
 from teamtr.store import Checkpoints, checkpoint
-from teamtr.swap.align import Pupil, align
+from teamtr.swap.align import Student, align
 from teamtr.swap.feasibility import achieved, surrogate
 from teamtr.swap.probes import Probes
-from teamtr.swap.steering import Alignment, Look, Progress
+from teamtr.swap.steering import Alignment, ProbeCheck, Progress
 from teamtr.swap.teacher import fitted_head
 from teamtr.theory.kl import kl_cur_to_new
-from teamtr.types import AgentBatch, AgentState, Divergence
-
-STATE = AgentState(beta=1.0, step_scale=1.0, radius_nats=0.05)
+from teamtr.types import AgentBatch, Divergence
 
 
 def learner_of(seed: int, width: int = 16) -> PolicyLearner:
     model, tokenizer = tiny_model(TinyShape(layers=1, width=width, heads=2), seed=seed)
     with torch.no_grad():
         model.get_input_embeddings().weight.mul_(15.0)
-    return PolicyLearner("agent", TransformerPolicy(model, tokenizer), STATE, micro_batch=3)
+    return PolicyLearner("agent", TransformerPolicy(model, tokenizer), micro_batch=3)
 
 
 def drawn_batch(count: int) -> AgentBatch:
@@ -54,30 +52,30 @@ def made_probes(exact: bool) -> Probes:
     return Probes(batch, batch, exact, index[:4], index[4:], np.ones(6, dtype=np.int64), 6)
 
 
-def pupil_of(exact: bool, width: int = 16) -> tuple[Pupil, Probes]:
+def pupil_of(exact: bool, width: int = 16) -> tuple[Student, Probes]:
     probes = made_probes(exact)
-    pupil = Pupil(learner_of(1, width=width), learner_of(0), lambda _: probes)
-    pupil.attend(0)
-    return pupil, probes
+    student = Student(learner_of(1, width=width), learner_of(0), lambda _: probes)
+    student.use_probes(0)
+    return student, probes
 
 
 @pytest.mark.long
 def test_a_pupil_is_measured_from_its_teacher():
     """The KL and the ratio of two different models, against the two heads side by side."""
-    pupil, probes = pupil_of(exact=True, width=24)
-    found = pupil.student.measure()
+    student, probes = pupil_of(exact=True, width=24)
+    found = student.learner.measure()
     for m in range(len(probes.new)):
         with torch.no_grad():
             logits = [
                 learner.policy.head()(learner.policy.features([probes.old.prompts[m]], [probes.old.messages[m]]))
-                for learner in (pupil.teacher, pupil.student)
+                for learner in (student.teacher, student.learner)
             ]
         assert found.full_M[m] == pytest.approx(float(kl_cur_to_new(*logits).sum()), rel=1e-4)
-    before = pupil.charged(probes.train, per_token=False).mean()
+    before = student.charged(probes.train, per_token=False).mean()
     for _ in range(20):
-        pupil.step(probes.train, learning_rate=1e-2)
-    assert pupil.charged(probes.train, per_token=False).mean() < 0.3 * before
-    assert pupil.teacher.version() == learner_of(0).version(), "the teacher learns nothing"
+        student.step(probes.train, learning_rate=1e-2)
+    assert student.charged(probes.train, per_token=False).mean() < 0.3 * before
+    assert student.teacher.version() == learner_of(0).version(), "the teacher learns nothing"
 
 
 HARD = Alignment(
@@ -85,7 +83,7 @@ HARD = Alignment(
 )
 
 
-def pupil_with_more() -> Pupil:
+def pupil_with_more() -> Student:
     """Six probes, and as many more with every doubling; two of the first are held out."""
     first = made_probes(exact=True)
 
@@ -94,15 +92,15 @@ def pupil_with_more() -> Pupil:
         batch = drawn_batch(len(rows))
         return Probes(batch, batch, True, np.setdiff1d(rows, first.held_out), first.held_out, np.ones(len(rows)), 6)
 
-    return Pupil(learner_of(1), learner_of(0), after)
+    return Student(learner_of(1), learner_of(0), after)
 
 
-def looked(folder: Path, looks: int | None = None, settings: Alignment = HARD) -> tuple[list[Look], str]:
+def looked(folder: Path, looks: int | None = None, settings: Alignment = HARD) -> tuple[list[ProbeCheck], str]:
     """Looks of an alignment until it ends or is dropped, and the weights."""
-    pupil = pupil_with_more()
+    student = pupil_with_more()
     folder.mkdir(exist_ok=True)
-    found = list(itertools.islice(align(pupil, settings, Checkpoints(folder)), looks))
-    return found, pupil.student.version()
+    found = list(itertools.islice(align(student, settings, Checkpoints(folder)), looks))
+    return found, student.learner.version()
 
 
 @pytest.mark.long
@@ -112,7 +110,7 @@ def test_an_alignment_that_is_dropped_at_every_look_ends_with_the_same_bits(tmp_
     assert {look.trial for look in whole} == {0, 1}
     assert {look.doubled for look in whole} == {0, 1}
     assert len(whole) == 11
-    pieces: list[Look] = []
+    pieces: list[ProbeCheck] = []
     while len(pieces) < len(whole):
         pieces += looked(tmp_path / "dropped", 1)[0]
     assert pieces == whole
@@ -124,11 +122,11 @@ def test_an_alignment_that_is_dropped_at_every_look_ends_with_the_same_bits(tmp_
 @pytest.mark.long
 def test_what_is_told_is_of_the_look_that_is_installed(tmp_path):
     """The best look comes before the doubling here: its probes are told, and the curve ends with it."""
-    pupil, store, settings = pupil_with_more(), Checkpoints(tmp_path), replace(HARD, seed=1)
-    looks = list(align(pupil, settings, store))
+    student, store, settings = pupil_with_more(), Checkpoints(tmp_path), replace(HARD, seed=1)
+    looks = list(align(student, settings, store))
     best = min(looks, key=lambda look: look.mean)
     assert (best.doubled, looks[-1].doubled) == (0, 1), "nothing to confuse"
-    found = achieved(pupil, Progress.of(store.latest().progress), settings)
+    found = achieved(student, Progress.of(store.latest().progress), settings)
     assert (found["steps"], found["doubled"], found["probes"]) == (best.step, 0, 6)
     assert [look["step"] for look in found["curve"]] == list(range(0, best.step + 1, 2))
     assert found["curve"][-1]["upper"] == found["kl_upper"] == best.upper
@@ -155,8 +153,8 @@ def test_what_was_stored_is_not_read_at_every_look(tmp_path, monkeypatch):
 
 
 def test_without_shared_ids_the_loss_is_the_cross_entropy():
-    pupil, probes = pupil_of(exact=False)
-    found = pupil.student.measure()
+    student, probes = pupil_of(exact=False)
+    found = student.learner.measure()
     logp_M = learner_of(1).begin(probes.new)
     np.testing.assert_allclose(found.full_M, -logp_M, rtol=1e-5)
     np.testing.assert_allclose(found.log_ratio_M, logp_M, rtol=1e-5)

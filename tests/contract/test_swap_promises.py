@@ -53,9 +53,9 @@ def test_what_is_held_out_stays_so_when_probes_double(swapping, monkeypatch):
     played: list[tuple[frozenset[str], float | None]] = []
     play = probes.play
 
-    def watched(arena: Any, team: Any, problems: Sequence[Problem], group: int, **options: Any) -> Any:
+    def watched(context: Any, team: Any, problems: Sequence[Problem], group: int, **options: Any) -> Any:
         played.append((frozenset(problem.id for problem in problems), options["temperature"]))
-        return play(arena, team, problems, group, **options)
+        return play(context, team, problems, group, **options)
 
     monkeypatch.setattr(probes, "play", watched)
     batch = swapping._played("probes", swapping.old.task.problems("train"), 24)
@@ -115,20 +115,20 @@ def test_the_very_same_model_makes_no_shock_at_all(run, tmp_path, mode, times):
 
 def test_an_end_that_the_new_agent_does_not_know_leaves_no_exact_kl(run):
     """Models declare ends of their own beside their tokenizer's: the same ids on every string are not enough."""
-    workshop, team = StoredRun.read(run).build()
+    session, team = StoredRun.read(run).build()
     other = build(loads(TEAM, "small", [*SMALLER, "seed=3"]))
-    batch = play_probes(workshop, team, "speaker", workshop.task.problems("train"), 32, part="probes")
+    batch = play_probes(session, team, "speaker", session.task.problems("train"), 32, part="probes")
     ends = {
         int(t.token_ids[-1]) for e in batch.episodes for t in e.turns if t.agent == "speaker" and t.finish == "stop"
     }
     assert ends, "nobody stopped"
-    tokenizers = compare_tokenizers(*(w.arena.codecs["speaker"].tokenizer for w in (workshop, other)), ["AB", "C"])
+    tokenizers = compare_tokenizers(*(w.context.codecs["speaker"].tokenizer for w in (session, other)), ["AB", "C"])
     assert tokenizers.identical
-    known = check_protocol(workshop, other, "speaker", tokenizers, batch)
+    known = check_protocol(session, other, "speaker", tokenizers, batch)
     assert known.exact_kl
     assert not warnings_of(known)
     other.engine.learner("speaker").policy.end_ids = frozenset({max(ends) + 1})
-    unknown = check_protocol(workshop, other, "speaker", tokenizers, batch)
+    unknown = check_protocol(session, other, "speaker", tokenizers, batch)
     assert not unknown.exact_kl
     assert warnings_of(unknown) == [f"end of a message: the new agent does not stop at {sorted(ends)}"]
 

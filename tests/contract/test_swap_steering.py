@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from teamtr.swap.steering import Alignment, Look, Progress, decide, ended, next_look, path, rate_at, seen, within
+from teamtr.swap.steering import Alignment, ProbeCheck, Progress, decide, ended, next_look, path, rate_at, seen, within
 
 SETTINGS = Alignment(
     rates=(1.0, 3.0), radius=0.1, check_every=10, trial_looks=2, patience=2, halvings=1, doublings=1, max_steps=200
@@ -15,7 +15,7 @@ SETTINGS = Alignment(
 
 def start(upper: float = 4.0) -> Progress:
     fresh = Progress(SETTINGS.rates[0])
-    return seen(fresh, Look(0, 0, upper, upper, upper, 1.0), SETTINGS)
+    return seen(fresh, ProbeCheck(0, 0, upper, upper, upper, 1.0), SETTINGS)
 
 
 def after(progress: Progress, *uppers: float, train: float | None = None) -> tuple[Progress, list[str | None]]:
@@ -25,7 +25,7 @@ def after(progress: Progress, *uppers: float, train: float | None = None) -> tup
         progress, role = decide(progress, SETTINGS)
         roles.append(role)
         low = upper if train is None else train
-        look = Look(
+        look = ProbeCheck(
             progress.trial, progress.step + 10, upper, upper, low, progress.learning_rate, doubled=progress.doubled
         )
         progress = seen(progress, look, SETTINGS)
@@ -96,7 +96,7 @@ def test_a_rate_is_halved_as_often_as_said():
     progress, settings = descent(), replace(SETTINGS, halvings=3, max_steps=10**6)
     while not ended(progress, settings):
         progress, _ = decide(progress, settings)
-        stuck = Look(progress.trial, next_look(progress, settings), 0.6, 0.6, 0.6, progress.learning_rate)
+        stuck = ProbeCheck(progress.trial, next_look(progress, settings), 0.6, 0.6, 0.6, progress.learning_rate)
         progress = seen(progress, stuck, settings)
     rates = [look.learning_rate for look in progress.looks[5:]]
     assert rates == [3.0] * 3 + [1.5] * 2 + [0.75] * 2 + [0.375] * 2, "each of them has its patience"
@@ -107,19 +107,21 @@ NAN = float("nan")
 
 @pytest.mark.parametrize(("kl", "upper", "train_kl"), [(NAN, 0.05, 0.04), (0.04, NAN, 0.05), (0.04, 0.05, NAN)])
 def test_what_is_no_number_is_not_within_the_radius(kl, upper, train_kl):
-    assert within(Look(0, 10, 0.04, 0.05, 0.04, 1.0), SETTINGS)
-    assert not within(Look(0, 10, kl, upper, train_kl, 1.0), SETTINGS)
+    assert within(ProbeCheck(0, 10, 0.04, 0.05, 0.04, 1.0), SETTINGS)
+    assert not within(ProbeCheck(0, 10, kl, upper, train_kl, 1.0), SETTINGS)
 
 
 def test_looks_are_compared_by_the_mean_unless_one_is_within():
     progress = start()
     for kl, upper in ((2.0, 2.5), (0.05, 4.0), (0.06, 3.0), (0.07, 0.09), (0.01, 5.0)):
-        progress = seen(progress, Look(0, progress.step + 5, kl, upper, 0.01, 1.0), SETTINGS)
+        progress = seen(progress, ProbeCheck(0, progress.step + 5, kl, upper, 0.01, 1.0), SETTINGS)
     best = [seen(start(), look, SETTINGS).best for look in progress.looks[2:4]]
     assert best == [1, 1], "both are better than the start"
     assert progress.looks[progress.best].kl == 0.07, "the one that is within, though others have a lower mean"
     outside = replace(SETTINGS, radius=None)
-    assert seen(progress, Look(0, 50, 0.005, 9.0, 0.001, 1.0), outside).best == 6, "without a radius none is within"
+    assert seen(progress, ProbeCheck(0, 50, 0.005, 9.0, 0.001, 1.0), outside).best == 6, (
+        "without a radius none is within"
+    )
 
 
 def test_what_is_no_number_does_not_lead():

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chi2_contingency, chisquare
 
-from teamtr.errors import Misuse
+from teamtr.errors import UserError
 from teamtr.grading import GraderError, exact_match, last_number, number_match
 from teamtr.tasks import CodeExchange, DataTask, Roles
 from teamtr.tasks.data.task import DataError
@@ -392,7 +392,7 @@ def test_data_settings_are_checked(tmp_path: Path) -> None:
     refused("2 groups", grader="regex", pattern="(x)(y)")
     refused("not a regular expression", grader="regex", pattern="(x")
     refused(r"python:path/to/file\.py:function", grader="python:r.py")
-    refused("there is no file", Misuse, grader="python:absent.py:f")
+    refused("there is no file", UserError, grader="python:absent.py:f")
     refused(r"r\.py has no function 'g'; it has \['f'\]", GraderError, grader=f"python:{reward}:g")
     refused("missing a required argument: 'level'", GraderError, grader=f"python:{reward}:f")
 

@@ -10,8 +10,9 @@ import torch
 
 from small import World
 from teamtr.presets import PRESETS, Region
+from teamtr.theory.estimators import GroupAdvantage
 from teamtr.theory.zeta import zeta_norm
-from teamtr.training.batch import Optimisation
+from teamtr.training.batch import Optimization
 from teamtr.types import Divergence
 
 
@@ -21,9 +22,9 @@ def weights(world: World, agent: str = "x") -> dict[str, torch.Tensor]:
 
 def test_an_accepted_update_is_inside_and_reports_what_was_kept():
     world = World()
-    lesson = world.lesson("x", world.collect(world.team, 0))
+    data = world.training_batch("x", world.collect(world.team, 0))
     before = world.engine.version("x")
-    report = world.teach("x", lesson).report
+    report = world.update("x", data).report
     assert report.outcome == "accepted"
     assert 0 < report.kl_full <= report.kl_upper <= report.radius == 0.01
     assert report.surrogate > 0
@@ -37,13 +38,13 @@ def test_an_accepted_update_is_inside_and_reports_what_was_kept():
 def test_the_reported_kl_is_that_of_the_weights_that_stayed():
     """Freeze the old weights again and measure: the same number to the last digit."""
     world = World(learning_rate=3.0)  # far too large, so that the kept policy is not the tried one
-    lesson = world.lesson("x", world.collect(world.team, 0))
+    data = world.training_batch("x", world.collect(world.team, 0))
     learner = world.engine.learner("x")
     old = learner.snapshot()
-    report = world.teach("x", lesson, optimisation=Optimisation(learning_rate=3.0, epochs=8)).report
+    report = world.update("x", data, optimization=Optimization(learning_rate=3.0, epochs=8)).report
     kept = learner.snapshot()
     learner.restore(old)
-    learner.begin(lesson.batch)
+    learner.begin(data.messages)
     learner.restore(kept)
     assert learner.measure().full_M.mean() == report.kl_full
     assert -learner.measure().log_ratio_M.mean() == report.kl_k1
@@ -56,22 +57,22 @@ def test_twenty_updates_with_learning_rate_zero_change_nothing():
     for k in range(20):
         batch = world.collect(world.team, k)
         for name in world.team.names:
-            report = world.teach(name, world.lesson(name, batch), seed=k).report
+            report = world.update(name, world.training_batch(name, batch), seed=k).report
             assert (report.kl_full, report.kl_upper, report.kl_k1, report.kl_k3) == (0.0, 0.0, 0.0, 0.0)
             assert report.version_before == report.version_after
     for name, parameters in before.items():
         for key, value in parameters.items():
             assert torch.equal(value, weights(world, name)[key])
-    assert world.engine.learner("x").state.step_scale == 1.0, "nothing moved, so nothing may be rescaled"
+    assert world.states["x"].step_scale == 1.0, "nothing moved, so nothing may be rescaled"
 
 
 def test_a_step_far_too_long_is_scaled_then_backed_off():
     world = World(learning_rate=50.0)
-    lesson = world.lesson("x", world.collect(world.team, 0))
-    first = world.teach("x", lesson).report
+    data = world.training_batch("x", world.collect(world.team, 0))
+    first = world.update("x", data).report
     assert first.kl_upper <= first.radius
-    assert world.engine.learner("x").state.step_scale < 0.1, "the scale must be remembered"
-    later = [world.teach("x", world.lesson("x", _current(world, k)), seed=k).report for k in range(1, 8)]
+    assert world.states["x"].step_scale < 0.1, "the scale must be remembered"
+    later = [world.update("x", world.training_batch("x", _current(world, k)), seed=k).report for k in range(1, 8)]
     assert all(r.kl_upper <= r.radius for r in later)
     assert np.mean([r.backtracks for r in later]) <= 2
 
@@ -87,8 +88,8 @@ def test_back_off_lands_inside_after_one_or_two_tries():
     """Without the first-step fit (minibatches large, many epochs) the candidate is outside; the square law brings
     it back quickly, and the report says how far out the first candidate was."""
     world = World(learning_rate=0.3)
-    lesson = world.lesson("x", world.collect(world.team, 0))
-    report = world.teach("x", lesson, optimisation=Optimisation(learning_rate=0.3, epochs=1, minibatches=16)).report
+    data = world.training_batch("x", world.collect(world.team, 0))
+    report = world.update("x", data, optimization=Optimization(learning_rate=0.3, epochs=1, minibatches=16)).report
     assert report.kl_rejected is not None
     assert report.kl_rejected > report.radius
     assert 1 <= report.backtracks <= 3
@@ -98,11 +99,11 @@ def test_back_off_lands_inside_after_one_or_two_tries():
 
 def test_restore_is_bit_for_bit_when_nothing_is_left():
     world = World(learning_rate=0.3)
-    lesson = world.lesson("x", world.collect(world.team, 0))
+    data = world.training_batch("x", world.collect(world.team, 0))
     learner = world.engine.learner("x")
     before = learner.snapshot()
-    optimisation = Optimisation(learning_rate=0.3, epochs=1, minibatches=16, max_backtracks=0)
-    update = world.teach("x", lesson, optimisation=optimisation)
+    optimization = Optimization(learning_rate=0.3, epochs=1, minibatches=16, max_backtracks=0)
+    update = world.update("x", data, optimization=optimization)
     assert update.report.outcome == "restored"
     assert (update.report.kl_full, update.report.kl_upper, update.report.surrogate) == (0.0, 0.0, 0.0)
     assert update.report.kl_rejected > update.report.radius
@@ -112,13 +113,13 @@ def test_restore_is_bit_for_bit_when_nothing_is_left():
         assert torch.equal(value, after.parameters[key])
     for key, value in before.moments.items():
         assert torch.equal(value, after.moments[key])
-    assert learner.state.step_scale < before.state.step_scale, "the next try must be shorter"
+    assert update.state.step_scale < world.plan.first_state().step_scale, "the next try must be shorter"
 
 
 def test_without_a_gate_anything_finite_is_kept():
     world = World(learning_rate=0.5)
-    lesson = world.lesson("x", world.collect(world.team, 0))
-    report = world.teach("x", lesson, region=Region(gate=False, beta=0.0, adapt_beta=False)).report
+    data = world.training_batch("x", world.collect(world.team, 0))
+    report = world.update("x", data, region=Region(gate=False, beta=0.0, adapt_beta=False)).report
     assert report.outcome == "accepted"
     assert report.kl_upper > report.radius
 
@@ -126,8 +127,8 @@ def test_without_a_gate_anything_finite_is_kept():
 def test_a_silent_agent_is_skipped_and_says_so():
     world = World()
     batch = world.collect(world.team, 0)
-    empty = replace(world.lesson("x", batch), batch=batch.of("nobody"))
-    report = world.teach("x", empty).report
+    empty = replace(world.training_batch("x", batch), messages=batch.of("nobody"))
+    report = world.update("x", empty).report
     assert report.outcome == "skipped_silent"
     assert "never spoke" in report.reason
     assert report.version_before == report.version_after
@@ -135,13 +136,13 @@ def test_a_silent_agent_is_skipped_and_says_so():
 
 def test_groups_without_variance_are_counted_and_a_batch_of_only_those_is_skipped():
     world = World(reward=lambda k, value: 0.5)
-    report = world.teach("x", world.lesson("x", world.collect(world.team, 0))).report
+    report = world.update("x", world.training_batch("x", world.collect(world.team, 0))).report
     assert report.outcome == "skipped_no_signal"
     assert (report.groups, report.groups_without_signal) == (3, 3)
 
     world = World(reward=lambda k, value: 0.5 if k < 16 else value)  # the first group of 16 only
     before = weights(world)
-    report = world.teach("x", world.lesson("x", world.collect(world.team, 0))).report
+    report = world.update("x", world.training_batch("x", world.collect(world.team, 0))).report
     assert report.accepted
     assert (report.groups, report.groups_without_signal) == (3, 1)
     assert not torch.equal(before["logits"], weights(world)["logits"])
@@ -150,25 +151,25 @@ def test_groups_without_variance_are_counted_and_a_batch_of_only_those_is_skippe
 def test_a_non_finite_reward_takes_its_group_out():
     world = World(reward=lambda k, value: float("nan") if k == 3 else value)
     batch = world.collect(world.team, 0)
-    report = world.teach("x", world.lesson("x", batch)).report
+    report = world.update("x", world.training_batch("x", batch)).report
     assert report.accepted
     assert (report.groups, report.groups_non_finite) == (3, 1)
     assert torch.isfinite(weights(world)["logits"]).all()
     world = World(reward=lambda k, value: float("inf"))
-    report = world.teach("x", world.lesson("x", world.collect(world.team, 0))).report
+    report = world.update("x", world.training_batch("x", world.collect(world.team, 0))).report
     assert report.outcome == "skipped_non_finite"
 
 
 def test_a_non_finite_log_probability_never_reaches_the_weights():
     world = World()
-    lesson = world.lesson("x", world.collect(world.team, 0))
+    data = world.training_batch("x", world.collect(world.team, 0))
     learner = world.engine.learner("x")
-    row = learner.policy.row(lesson.batch.prompts[0], np.zeros(0, dtype=np.int32))
+    row = learner.policy.row(data.messages.prompts[0], np.zeros(0, dtype=np.int32))
     with torch.no_grad():
         learner.policy.logits[row, 2] = float("nan")
     learner._touched()
     before = learner.version()
-    report = world.teach("x", lesson).report
+    report = world.update("x", data).report
     assert report.outcome == "skipped_non_finite"
     assert learner.version() == before
 
@@ -176,7 +177,7 @@ def test_a_non_finite_log_probability_never_reaches_the_weights():
 def test_an_exploding_step_is_undone(monkeypatch):
     """A step that leaves nan in the weights is not kept: the gate finds nothing finite and restores."""
     world = World()
-    lesson = world.lesson("x", world.collect(world.team, 0))
+    data = world.training_batch("x", world.collect(world.team, 0))
     learner = world.engine.learner("x")
     before = learner.snapshot()
     step = type(learner).step
@@ -189,14 +190,14 @@ def test_an_exploding_step_is_undone(monkeypatch):
         return stats
 
     monkeypatch.setattr(type(learner), "step", explode)
-    report = world.teach("x", lesson).report
+    report = world.update("x", data).report
     assert report.outcome == "restored"
     assert torch.equal(before.parameters["logits"], weights(world)["logits"])
 
 
 def test_an_interrupt_in_the_middle_leaves_the_old_weights(monkeypatch):
     world = World()
-    lesson = world.lesson("x", world.collect(world.team, 0))
+    data = world.training_batch("x", world.collect(world.team, 0))
     learner = world.engine.learner("x")
     fingerprint = learner.fingerprint()
     calls = []
@@ -210,14 +211,14 @@ def test_an_interrupt_in_the_middle_leaves_the_old_weights(monkeypatch):
 
     monkeypatch.setattr(type(learner), "step", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        world.teach("x", lesson)
+        world.update("x", data)
     assert learner.fingerprint() == fingerprint
 
 
 def test_an_update_below_the_noise_is_reported_as_unverifiable(monkeypatch):
     """A scoring pass that rounds as coarsely as bf16: what it says of a tenth of the radius is noise."""
     world = World()
-    lesson = world.lesson("x", world.collect(world.team, 0))
+    data = world.training_batch("x", world.collect(world.team, 0))
     learner = world.engine.learner("x")
     measure = type(learner).measure
 
@@ -226,7 +227,7 @@ def test_an_update_below_the_noise_is_reported_as_unverifiable(monkeypatch):
         return Divergence(d.full_M + 0.002, d.k1_M, d.k3_M, d.log_ratio_M)
 
     monkeypatch.setattr(type(learner), "measure", coarse)
-    report = world.teach("x", lesson).report
+    report = world.update("x", data).report
     assert report.noise_floor == pytest.approx(0.002, rel=1e-3)
     assert report.outcome == "accepted_unverifiable"
     assert "noise floor" in report.reason
@@ -240,16 +241,16 @@ def test_the_noise_floor_leaves_no_trace():
 
     before, fingerprint = learner.snapshot(), learner.fingerprint()
     learner.begin(batch.of("x"))
-    floor = noise_floor(learner, world.lesson("x", batch), before, world.plan.radii, seed=0)
+    floor = noise_floor(learner, world.training_batch("x", batch), before, world.plan.radii, seed=0)
     assert 0 <= floor < 1e-10, "float64 has next to no floor"
     assert learner.fingerprint() == fingerprint
 
 
 def test_beta_and_radius_are_steered():
     world = World(learning_rate=1e-6)
-    lesson = world.lesson("x", world.collect(world.team, 0))
-    world.teach("x", lesson, radii=replace(world.plan.radii, adapt=True))
-    state = world.engine.learner("x").state
+    data = world.training_batch("x", world.collect(world.team, 0))
+    world.update("x", data, radii=replace(world.plan.radii, adapt=True))
+    state = world.states["x"]
     assert state.beta == 0.05, "far inside: halve the penalty"
     assert state.step_scale == 2.0, "far inside: longer steps"
     assert state.radius_nats == pytest.approx(0.02), "uses little of its radius: widen it"
@@ -261,7 +262,7 @@ def test_steps_fill_the_radius_after_a_few_updates():
     """Whatever the learning rate, the scale settles so that updates use most of their radius."""
     for rate in (1e-4, 1e-1):
         world = World(learning_rate=rate)
-        reports = [world.teach("x", world.lesson("x", _current(world, k)), seed=k).report for k in range(16)]
+        reports = [world.update("x", world.training_batch("x", _current(world, k)), seed=k).report for k in range(16)]
         assert np.mean([r.kl_upper / r.radius for r in reports[-6:]]) > 0.4, rate
         assert all(r.kl_upper <= r.radius for r in reports)
 
@@ -285,17 +286,17 @@ def watch_steps(monkeypatch, learner, look):
 def test_the_first_step_is_shortened_to_its_share_of_the_radius(monkeypatch):
     """KL grows with the square of the step, so that one look at the first one is enough."""
     world = World(learning_rate=5.0)
-    lesson = world.lesson("x", world.collect(world.team, 0))
+    data = world.training_batch("x", world.collect(world.team, 0))
     learner = world.engine.learner("x")
     after_first = []
     watch_steps(monkeypatch, learner, lambda k: after_first.append(learner.measure().full_M.mean()) if k == 1 else None)
-    world.teach("x", lesson, optimisation=Optimisation(learning_rate=5.0, epochs=1, minibatches=4))
+    world.update("x", data, optimization=Optimization(learning_rate=5.0, epochs=1, minibatches=4))
     assert 0.2 * 0.01 / 4 < after_first[0] < 3 * 0.01 / 4, "a quarter of the radius for the first of four steps"
 
 
 def test_a_first_step_into_nowhere_is_taken_back(monkeypatch):
     world = World()
-    lesson = world.lesson("x", world.collect(world.team, 0))
+    data = world.training_batch("x", world.collect(world.team, 0))
     learner = world.engine.learner("x")
     before, seen = weights(world), []
     step = learner.step
@@ -310,16 +311,16 @@ def test_a_first_step_into_nowhere_is_taken_back(monkeypatch):
         return stats
 
     monkeypatch.setattr(learner, "step", explode_once)
-    report = world.teach("x", lesson).report
+    report = world.update("x", data).report
     assert torch.equal(seen[1], before["logits"])
     assert report.accepted
-    assert learner.state.step_scale <= 0.1 * 2, "a tenth, times two at most for what it left unused"
+    assert world.states["x"].step_scale <= 0.1 * 2, "a tenth, times two at most for what it left unused"
 
 
 @pytest.mark.parametrize(("gate", "outside", "passes"), [(True, True, 1), (True, False, 6), (False, True, 6)])
 def test_steps_end_when_they_have_left_the_region(monkeypatch, gate, outside, passes):
     world = World(learning_rate=1e-4)
-    lesson = world.lesson("x", world.collect(world.team, 0))
+    data = world.training_batch("x", world.collect(world.team, 0))
     learner = world.engine.learner("x")
     count = watch_steps(monkeypatch, learner, lambda _: None)
     measure = learner.measure
@@ -329,8 +330,8 @@ def test_steps_end_when_they_have_left_the_region(monkeypatch, gate, outside, pa
         return replace(found, full_M=found.full_M + (1.0 if outside and len(count) > 1 else 0.0))
 
     monkeypatch.setattr(learner, "measure", far)
-    optimisation = Optimisation(learning_rate=1e-4, epochs=6, minibatches=4)
-    report = world.teach("x", lesson, optimisation=optimisation, region=replace(world.plan.region, gate=gate)).report
+    optimization = Optimization(learning_rate=1e-4, epochs=6, minibatches=4)
+    report = world.update("x", data, optimization=optimization, region=replace(world.plan.region, gate=gate)).report
     assert report.steps == len(count) == 4 * passes
 
 
@@ -346,7 +347,7 @@ def test_steps_thrown_away_are_counted(monkeypatch):
         return stats
 
     monkeypatch.setattr(learner, "step", sometimes)
-    report = world.teach("x", world.lesson("x", world.collect(world.team, 0))).report
+    report = world.update("x", world.training_batch("x", world.collect(world.team, 0))).report
     assert report.accepted
     assert report.reason == "3 non-finite steps thrown away"
     assert report.ratio_clip_rate == pytest.approx(0.35), "the mean of 0, 0.1, ... 0.7"
@@ -357,45 +358,48 @@ def test_steps_thrown_away_are_counted(monkeypatch):
 
 def test_what_explodes_halves_the_step_and_leaves_beta(monkeypatch):
     world = World()
-    lesson = world.lesson("x", world.collect(world.team, 0))
+    data = world.training_batch("x", world.collect(world.team, 0))
     learner = world.engine.learner("x")
     measure = learner.measure
     monkeypatch.setattr(
         learner, "measure", lambda rows=None: replace(measure(rows), full_M=measure(rows).full_M * np.nan)
     )
-    world.teach("x", lesson)
-    assert (learner.state.step_scale, learner.state.beta) == (0.1 * 0.5, 0.1), "a first step into nowhere, then half"
+    world.update("x", data)
+    assert (world.states["x"].step_scale, world.states["x"].beta) == (0.1 * 0.5, 0.1), (
+        "a first step into nowhere, then half"
+    )
 
 
 def test_only_what_is_adaptive_adapts():
     world = World(learning_rate=1e-6)
-    lesson = world.lesson("x", world.collect(world.team, 0))
-    learner = world.engine.learner("x")
-    world.teach("x", lesson, region=Region(gate=False, beta=0.1, adapt_beta=False))
-    assert (learner.state.beta, learner.state.step_scale, learner.state.radius_nats) == (0.1, 1.0, 0.01)
-    world.teach("x", lesson, region=Region(gate=False, beta=0.1, adapt_beta=True))
-    assert (learner.state.beta, learner.state.step_scale) == (0.05, 1.0), "without a gate the learning rate is the step"
-    world.teach("x", lesson)
-    assert (learner.state.radius_nats, learner.state.updates) == (0.01, 3)
+    data = world.training_batch("x", world.collect(world.team, 0))
+    world.update("x", data, region=Region(gate=False, beta=0.1, adapt_beta=False))
+    assert (world.states["x"].beta, world.states["x"].step_scale, world.states["x"].radius_nats) == (0.1, 1.0, 0.01)
+    world.update("x", data, region=Region(gate=False, beta=0.1, adapt_beta=True))
+    assert (world.states["x"].beta, world.states["x"].step_scale) == (0.05, 1.0), (
+        "without a gate the learning rate is the step"
+    )
+    world.update("x", data)
+    assert (world.states["x"].radius_nats, world.states["x"].updates) == (0.01, 3)
 
 
 def test_a_restored_update_leaves_an_adaptive_radius():
     world = World(learning_rate=0.3)
-    lesson = world.lesson("x", world.collect(world.team, 0))
-    optimisation = Optimisation(learning_rate=0.3, epochs=1, minibatches=16, max_backtracks=0)
-    update = world.teach("x", lesson, optimisation=optimisation, radii=replace(world.plan.radii, adapt=True))
+    data = world.training_batch("x", world.collect(world.team, 0))
+    optimization = Optimization(learning_rate=0.3, epochs=1, minibatches=16, max_backtracks=0)
+    update = world.update("x", data, optimization=optimization, radii=replace(world.plan.radii, adapt=True))
     assert update.report.outcome == "restored"
-    assert world.engine.learner("x").state.radius_nats == 0.01
+    assert world.states["x"].radius_nats == 0.01
 
 
 def test_with_a_gate_the_step_is_steered_by_the_bound():
     """It aims for four fifths of the radius by its upper bound, which is what must be inside."""
     world = World(learning_rate=0.02)
-    lesson = world.lesson("x", world.collect(world.team, 0))
-    report = world.teach("x", lesson).report
+    data = world.training_batch("x", world.collect(world.team, 0))
+    report = world.update("x", data).report
     assert (report.backtracks, report.kl_rejected) == (0, None)
     assert report.kl_upper > 1.05 * report.kl_full
-    scale = world.engine.learner("x").state.step_scale
+    scale = world.states["x"].step_scale
     assert scale == pytest.approx(min(2.0, np.sqrt(0.8 * 0.01 / report.kl_upper)), rel=1e-9)
 
 
@@ -406,21 +410,21 @@ def test_a_report_by_hand():
     """Clip rates, zeta, distances and the mismatch from the two policies' own log-probabilities."""
     world = World(radius=0.3, learning_rate=0.5)
     batch = world.collect(world.team, 0)
-    lesson = world.lesson("x", batch)
+    data = world.training_batch("x", batch)
     learner = world.engine.learner("x")
-    sampled = tuple(logprobs + np.float32(0.25) for logprobs in lesson.batch.sampler_logprobs)
-    lesson = replace(lesson, batch=replace(lesson.batch, sampler_logprobs=sampled))
-    update = world.teach("x", lesson, normalise=False)
+    sampled = tuple(logprobs + np.float32(0.25) for logprobs in data.messages.sampler_logprobs)
+    data = replace(data, messages=replace(data.messages, sampler_logprobs=sampled))
+    update = world.update("x", data, advantage=GroupAdvantage(normalize=False))
     report, ratio_M = update.report, np.exp(update.log_ratio_M)
     clipped_M = np.clip(ratio_M, 0.8, 1.2)
     assert np.abs(ratio_M - clipped_M).max() > 0.05
-    assert report.zeta_ratio == pytest.approx((np.abs(lesson.advantages_M) * np.abs(ratio_M - clipped_M)).mean())
-    assert report.zeta_norm == zeta_norm(lesson.returns_PG, a_clip=3.0, eps_norm=1e-6, normalise=False)
-    assert report.zeta_norm != zeta_norm(lesson.returns_PG, a_clip=3.0, eps_norm=1e-6)
+    assert report.zeta_ratio == pytest.approx((np.abs(data.advantages_M) * np.abs(ratio_M - clipped_M)).mean())
+    assert report.zeta_norm == zeta_norm(data.returns_PG, a_clip=3.0, eps_norm=1e-6, normalize=False)
+    assert report.zeta_norm != zeta_norm(data.returns_PG, a_clip=3.0, eps_norm=1e-6)
     assert report.mismatch_sampler == pytest.approx(0.25, abs=1e-5)
     assert report.mismatch_median == pytest.approx(0.25, abs=1e-5)
     assert report.mismatch_largest == pytest.approx(0.25, abs=1e-5)
-    lengths = lesson.batch.lengths_M
+    lengths = data.messages.lengths_M
     assert report.mismatch_per_message == pytest.approx(0.25 * np.median(lengths), abs=1e-4)
     assert report.kl_discounted == pytest.approx(report.kl_full), "one message in every episode, no discount"
     assert report.kl_per_token < report.kl_full
@@ -431,11 +435,11 @@ def test_a_report_by_hand():
 
 def test_a_restored_report_says_that_nothing_was_kept(monkeypatch):
     world = World()
-    lesson = world.lesson("x", world.collect(world.team, 0))
+    data = world.training_batch("x", world.collect(world.team, 0))
     learner = world.engine.learner("x")
     measure = learner.measure
     monkeypatch.setattr(learner, "measure", lambda rows=None: replace(measure(rows), full_M=measure(rows).full_M + 1.0))
-    report = world.teach("x", lesson, optimisation=replace(world.optimisation, max_backtracks=1)).report
+    report = world.update("x", data, optimization=replace(world.optimization, max_backtracks=1)).report
     assert report.outcome == "restored"
     assert (report.fraction, report.backtracks, report.kl_discounted, report.kl_per_token) == (0.0, 1, 0.0, 0.0)
     assert report.reason.startswith("upper KL bound")
@@ -445,8 +449,8 @@ def test_a_restored_report_says_that_nothing_was_kept(monkeypatch):
 
 def test_a_discounted_kl_of_some_episodes_stands_for_all():
     world = World(plan=replace(PRESETS["teamtr"], gamma=0.5))
-    lesson = world.lesson("y", world.collect(world.team, 0, group=64))
-    report = world.teach("y", lesson, optimisation=replace(world.optimisation, gate_share=0.4)).report
+    data = world.training_batch("y", world.collect(world.team, 0, group=64))
+    report = world.update("y", data, optimization=replace(world.optimization, gate_share=0.4)).report
     assert report.messages_measured == 3 * 26
     assert report.kl_discounted == pytest.approx(0.5 * 0.5 * report.kl_full), "(1 - gamma) gamma^1 of every message"
 
@@ -454,29 +458,29 @@ def test_a_discounted_kl_of_some_episodes_stands_for_all():
 def test_why_an_agent_was_skipped(monkeypatch):
     world = World()
     batch = world.collect(world.team, 0)
-    lesson = world.lesson("x", batch)
-    wild = replace(lesson, weights_E=np.where(np.arange(48) == 5, np.inf, 1.0))
-    report = world.teach("x", wild).report
+    data = world.training_batch("x", batch)
+    wild = replace(data, weights_E=np.where(np.arange(48) == 5, np.inf, 1.0))
+    report = world.update("x", wild).report
     assert (report.outcome, report.reason) == ("skipped_non_finite", "an episode weight is not finite")
     flat = World(reward=lambda k, value: 0.5)
-    equal = flat.lesson("x", flat.collect(flat.team, 0))
+    equal = flat.training_batch("x", flat.collect(flat.team, 0))
     told = "every group it spoke in had equal rewards"
-    assert flat.teach("x", equal).report.reason == told
-    aside = replace(equal, aside_M=np.arange(48) < 16)
-    assert flat.teach("x", aside).report.reason == f"{told}, or was set aside"
-    cut = replace(equal, filter_cut=True, batch=replace(equal.batch, cut_M=np.arange(48) < 1))
-    assert flat.teach("x", cut).report.reason == f"{told}, or only messages of it that were cut"
-    whole = replace(equal, filter_cut=True, batch=replace(equal.batch, cut_M=np.zeros(48, dtype=bool)))
-    assert flat.teach("x", whole).report.reason == told
+    assert flat.update("x", equal).report.reason == told
+    aside = replace(equal, holdout_M=np.arange(48) < 16)
+    assert flat.update("x", aside).report.reason == f"{told}, or was set aside"
+    cut = replace(equal, filter_cut=True, messages=replace(equal.messages, cut_M=np.arange(48) < 1))
+    assert flat.update("x", cut).report.reason == f"{told}, or only messages of it that were cut"
+    whole = replace(equal, filter_cut=True, messages=replace(equal.messages, cut_M=np.zeros(48, dtype=bool)))
+    assert flat.update("x", whole).report.reason == told
     learner = world.engine.learner("x")
     monkeypatch.setattr(learner, "begin", lambda batch, **_: np.where(np.arange(48) < 2, np.nan, -1.0))
-    assert world.teach("x", lesson).report.reason == "2 messages have a non-finite log-probability"
+    assert world.update("x", data).report.reason == "2 messages have a non-finite log-probability"
 
 
 def test_the_noise_floor_is_that_of_changed_weights(monkeypatch):
     """Scoring the same weights again shows nothing: they are moved a little first."""
     world = World()
-    lesson = world.lesson("x", world.collect(world.team, 0))
+    data = world.training_batch("x", world.collect(world.team, 0))
     learner = world.engine.learner("x")
     perturb, asked = learner.perturb, []
 
@@ -485,5 +489,5 @@ def test_the_noise_floor_is_that_of_changed_weights(monkeypatch):
         perturb(1e5 * relative, seed)
 
     monkeypatch.setattr(learner, "perturb", more)
-    assert world.teach("x", lesson).report.noise_floor > 1e-6
+    assert world.update("x", data).report.noise_floor > 1e-6
     assert asked == [1e-6]

@@ -76,12 +76,12 @@ def test_every_benchmark_is_evaluated_offline(name: str, tmp_path: Path) -> None
 def test_the_papers_k_is_the_default(tmp_path: Path) -> None:
     for name, samples in {"aime24": 64, "math500": 4, "planbench": 8, "zebralogic": 64, "gsm8k": 1}.items():
         write_rows(tmp_path, OWN[name])
-        workshop = build(load_team_file(team_file(tmp_path, f"{{name: {name}, test: rows.jsonl}}")))
-        made = Evaluation.of(workshop, workshop.current_team(), tmp_path, stage=0)
+        session = build(load_team_file(team_file(tmp_path, f"{{name: {name}, test: rows.jsonl}}")))
+        made = Evaluation.of(session, session.current_team(), tmp_path, stage=0)
         assert (made.samples, made.limit) == (samples, None)
     changed = load_team_file(tmp_path / "team.yaml", ["eval.samples=3", "eval.problems=2"])
-    workshop = build(changed)
-    made = Evaluation.of(workshop, workshop.current_team(), tmp_path, stage=0)
+    session = build(changed)
+    made = Evaluation.of(session, session.current_team(), tmp_path, stage=0)
     assert (made.samples, made.limit) == (3, 2)
 
 
@@ -104,11 +104,11 @@ def test_a_killed_evaluation_goes_on_to_the_same_figures(
     asked: list[int] = []
     real = generations.play
 
-    def counted(arena: Any, team: Any, problems: Any, *more: Any, **others: Any) -> Any:
+    def counted(context: Any, team: Any, problems: Any, *more: Any, **others: Any) -> Any:
         asked.append(len(problems))
         if len(asked) == 3:
             raise KeyboardInterrupt
-        return real(arena, team, problems, *more, **others)
+        return real(context, team, problems, *more, **others)
 
     monkeypatch.setattr(generations, "play", counted)
     invoke("--team", sums, "--samples", 2, "--out", tmp_path / "killed", code=130)

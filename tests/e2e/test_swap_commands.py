@@ -63,8 +63,8 @@ def exported(run, tmp_path_factory) -> tuple[Path, dict]:
 
 def logits_of(run: Path, agent: str) -> np.ndarray:
     """What the run's own policy computes."""
-    workshop, _ = StoredRun.read(run).build()
-    policy = workshop.engine.learner(agent).policy
+    session, _ = StoredRun.read(run).build()
+    policy = session.engine.learner(agent).policy
     with torch.no_grad():
         return policy.head()(policy._body(input_ids=IDS).last_hidden_state[0]).numpy()
 

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from teamtr.config import loads
-from teamtr.errors import Misuse
+from teamtr.errors import UserError
 from teamtr.randomness import generator
 from teamtr.rollout import has_signal_P, punishments_PG, trained_returns_PG
 from teamtr.session import train as run
@@ -90,8 +90,8 @@ def word_model(folder: Path, width: int) -> Path:
 def test_lora_agents_share_one_frozen_base(tmp_path):
     text = "name: lora\n" + SMALL + CODE % "tiny" + PLAN
     overrides = ("team.train=lora", "team.lora.rank=2", "plan.stages=3", "plan.problems=4", "plan.group_size=8")
-    workshop = build(loads(text, "team", overrides))
-    policies = [workshop.engine.learner(n).policy for n in workshop.team.names]
+    session = build(loads(text, "team", overrides))
+    policies = [session.engine.learner(n).policy for n in session.team.names]
     assert len({id(p.model) for p in policies}) == 1
     base = {k: v.clone() for k, v in policies[0].model.named_parameters() if "lora_" not in k}
 
@@ -115,11 +115,11 @@ def test_a_checkpoint_loads_in_plain_transformers(tmp_path):
     text = "name: plain\n" + SMALL + CODE % "tiny" + PLAN
     train(text, tmp_path / "run")
     stored = StoredRun.read(tmp_path / "run")
-    (workshop, _), commit = stored.build(), stored.commit
+    (session, _), commit = stored.build(), stored.commit
     folder = RunFolder.read(tmp_path / "run").checkpoints.folder_of(commit, "speaker")
     model = AutoModelForCausalLM.from_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    ours = workshop.engine.learner("speaker").policy
+    ours = session.engine.learner("speaker").policy
     ids = torch.tensor([tokenizer.encode("<user>left: A<bot>", add_special_tokens=False)])
     with torch.no_grad():
         expected = ours.model(input_ids=ids).logits
@@ -262,7 +262,7 @@ def test_radii_are_shared_out_by_what_agents_gained(tmp_path, kind):
 
 def test_radii_are_not_shared_out_by_certificates_that_are_not_issued():
     overrides = ("plan.preset=naive_sequential", "plan.allocate=gain")
-    with pytest.raises(Misuse, match="reuses rollouts"):
+    with pytest.raises(UserError, match="reuses rollouts"):
         loads("name: x\n" + SMALL + CODE % "tiny" + PLAN, "team", overrides)
 
 
@@ -346,9 +346,9 @@ def test_a_cross_fitted_run_learns_and_stays_inside(tmp_path):
     assert kept
     assert all(r["kl_upper"] <= r["radius"] for r in kept)
     assert all(r["surrogate"] > 0 for r in kept)
-    with pytest.raises(Misuse, match="has no gate"):
+    with pytest.raises(UserError, match="has no gate"):
         loads(ROLES, "team", ["learner.cross_fit=true", "plan.preset=grpo"])
-    with pytest.raises(Misuse, match="must be 4 or more"):
+    with pytest.raises(UserError, match="must be 4 or more"):
         loads(ROLES, "team", ["learner.cross_fit=true", "plan.problems=3"])
 
 
@@ -423,8 +423,8 @@ def test_redrawn_problems_are_the_rest_of_the_stage_s_order(tmp_path):
     """Round 0 is what any plan plays; the log says how the search for signals ended."""
     text = "name: dapo\n" + CODE % "tabular" + PLAN
     settings = ("task.symbols=ABCDE", "plan.group_size=2", "plan.problems=3", "plan.stages=2")
-    workshop = build(loads(text, "team", settings))
-    problems = workshop.task.problems("train")
+    session = build(loads(text, "team", settings))
+    problems = session.task.problems("train")
     plain = updates(train(text, tmp_path / "plain", *settings))
     for r in plain:
         batch = read_episodes(tmp_path / "plain" / "episodes" / batch_name(r["stage"], r["step"]))

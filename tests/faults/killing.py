@@ -102,7 +102,7 @@ def _ignore_weights() -> None:
     resume = run._Driver._resume
 
     def resume_blindly(self: Any, commit: Any) -> None:
-        versions = {name: self.workshop.engine.version(name) for name in self.workshop.team.names}
+        versions = {name: self.session.engine.version(name) for name in self.session.team.names}
         object.__setattr__(commit, "progress", {**commit.progress, "versions": versions})
         resume(self, commit)
 

@@ -85,8 +85,8 @@ def test_damaged_records_cost_a_figure_only_what_they_held(tmp_path: Path, wrong
     assert panel(sums, "cumulative").series[0].x == (1.0, 3.0)
     assert panel(sums, "cumulative").series[0].y == pytest.approx((0.02, 0.04))
     assert "run: 1 records of stages do not say which, and are left out of the sums" in sums.notes
-    assert panel(zeta, "normalisation").series[0].x == (1, 3, 4, 5, 6, 7, 8, 9)
-    assert "1 of 9 kept updates lack normalisation or their number" in zeta.notes[0]
+    assert panel(zeta, "normalization").series[0].x == (1, 3, 4, 5, 6, 7, 8, 9)
+    assert "1 of 9 kept updates lack normalization or their number" in zeta.notes[0]
     assert shift.panels[0].title.startswith("inside: run, update 3 (speaker)"), "the first whose rows can be read"
     assert len(shift.panels) == 1
 
@@ -107,7 +107,7 @@ def test_what_is_not_known_is_left_out_and_told_not_drawn_as_nothing(tmp_path: P
     runs = read_runs([changed(probed(swapped(tmp_path / "run", "direct")), change)])
     zeta = DRAW["zeta"](runs)
     assert panel(zeta, "clipped ratios").series[0].x == (1, 3, 4, 5, 6, 7, 8, 9)
-    assert len(panel(zeta, "normalisation").series[0].x) == 9
+    assert len(panel(zeta, "normalization").series[0].x) == 9
     assert zeta.notes[0].startswith("run: 1 of 9 kept updates lack clipped ratios")
     swap = DRAW["swap"](runs)
     assert [shown.title for shown in swap.panels] == ["recovery"]

@@ -245,9 +245,9 @@ def test_a_grader_that_always_fails_is_found_before_training(
 
 
 def test_a_grader_that_fails_on_some_replies_is_let_through(tmp_path: Path, rewards: Path) -> None:
-    workshop = SimpleNamespace(task=task_of(tmp_path, rewards, "by_word"), team_file=SimpleNamespace(seed=0))
-    assert self_test(workshop) == []
-    assert not workshop.task.failures, "what it was tried with does not count"
+    session = SimpleNamespace(task=task_of(tmp_path, rewards, "by_word"), team_file=SimpleNamespace(seed=0))
+    assert self_test(session) == []
+    assert not session.task.failures, "what it was tried with does not count"
 
 
 def test_a_reward_sees_its_columns(tmp_path: Path, rewards: Path) -> None:

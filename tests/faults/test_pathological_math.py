@@ -233,13 +233,13 @@ def test_a_killed_worker_is_replaced_by_a_fork_that_has_everything_loaded(grader
     with WorkerPool(seconds_per_item=1, preload=["sympy"]) as pool:
         fine, late = {"seconds": 0}, {"seconds": 60}
         pool.submit(f"{graders}:sleepy", [fine])
-        nursery = pool._nursery.pid
+        forkserver = pool._nursery.pid
         results = pool.submit(f"{graders}:sleepy", [fine, late, fine] * 3)
         assert [r.kind for r in results] == ["ok", "timeout", "ok"] * 3
         for _ in range(2):
             (result,) = pool.submit(f"{graders}:born", [{"module": "sympy"}])
             at_birth, _, parent = result.value
-            assert (at_birth, parent) == (True, nursery), "sympy, which takes a second to import, came with the fork"
+            assert (at_birth, parent) == (True, forkserver), "sympy, which takes a second to import, came with the fork"
             assert pool.submit(f"{graders}:sleepy", [late])[0].kind == "timeout"
 
 

@@ -26,12 +26,12 @@ learner: {precision: bf16}
 
 
 def test_float32_sees_the_radius_and_measuring_changes_nothing():
-    workshop = build(loads(TEAM, "team", ["learner.precision=fp32"]))
-    before = {name: learner.fingerprint() for name, learner in workshop.engine.learners.items()}
-    floors = preflight.measure_floors(workshop)
+    session = build(loads(TEAM, "team", ["learner.precision=fp32"]))
+    before = {name: learner.fingerprint() for name, learner in session.engine.learners.items()}
+    floors = preflight.measure_floors(session)
     assert all(floor.noise_floor < 1e-9 for floor in floors)
-    preflight.require_visible(workshop, floors)
-    assert before == {name: learner.fingerprint() for name, learner in workshop.engine.learners.items()}
+    preflight.require_visible(session, floors)
+    assert before == {name: learner.fingerprint() for name, learner in session.engine.learners.items()}
 
 
 def test_bf16_is_measurably_worse_than_fp32():
@@ -51,40 +51,40 @@ def test_a_dead_zone_is_not_a_perfect_instrument(monkeypatch):
         return hidden if self.precision == "fp32" else (hidden * 2).round() / 2
 
     monkeypatch.setattr(TransformerPolicy, "features", rounded)
-    workshop = build(loads(TEAM, "team"))
+    session = build(loads(TEAM, "team"))
     monkeypatch.setattr(preflight, "PERTURBATIONS", ())
-    floors = preflight.measure_floors(workshop)
+    floors = preflight.measure_floors(session)
     assert all(f.visible for f in floors), f"a negligible change must vanish here: {[str(f) for f in floors]}"
     monkeypatch.undo()
     monkeypatch.setattr(TransformerPolicy, "features", rounded)
-    floors = preflight.measure_floors(workshop)
+    floors = preflight.measure_floors(session)
     assert any(not f.visible for f in floors), [str(f) for f in floors]
     with pytest.raises(preflight.RadiusNotVisible, match=r"noise floor .* in bf16"):
-        preflight.require_visible(workshop, floors)
+        preflight.require_visible(session, floors)
 
 
 def test_without_a_gate_there_is_nothing_to_see():
-    workshop = build(loads(TEAM, "team", ["plan.preset=no_trust_region"]))
+    session = build(loads(TEAM, "team", ["plan.preset=no_trust_region"]))
     floor = preflight.Floor("left", "bf16", 1, noise_floor=1.0, radius=0.01)
-    preflight.require_visible(workshop, [floor])
+    preflight.require_visible(session, [floor])
 
 
 @pytest.mark.parametrize(("coarse", "settled"), [((), "fp16"), (("fp16",), "tf32"), (("fp16", "tf32"), "fp32")])
 def test_auto_takes_the_cheapest_arithmetic_that_sees_the_radius(monkeypatch, coarse, settled):
-    workshop = build(loads(TEAM, "team", ["learner.precision=auto"]))
-    for learner in workshop.engine.learners.values():
+    session = build(loads(TEAM, "team", ["learner.precision=auto"]))
+    for learner in session.engine.learners.values():
         learner.policy.precision = "fp16"  # where auto begins on a GPU
 
-    def floor(learner, lesson, radii, *, seed):
+    def floor(learner, data, radii, *, seed):
         return 1.0 if learner.policy.precision in coarse else 1e-6
 
     monkeypatch.setattr(preflight, "_floor", floor)
-    floors = preflight.measure_floors(workshop)
+    floors = preflight.measure_floors(session)
     assert {f.precision for f in floors} == {settled}
-    assert {learner.policy.precision for learner in workshop.engine.learners.values()} == {settled}
+    assert {learner.policy.precision for learner in session.engine.learners.values()} == {settled}
 
 
 def test_a_named_precision_is_never_exchanged_for_another(monkeypatch):
-    workshop = build(loads(TEAM, "team", ["learner.precision=fp16"]))
+    session = build(loads(TEAM, "team", ["learner.precision=fp16"]))
     monkeypatch.setattr(preflight, "_floor", lambda *_, **__: 1.0)
-    assert {f.precision for f in preflight.measure_floors(workshop)} == {"fp16"}
+    assert {f.precision for f in preflight.measure_floors(session)} == {"fp16"}

@@ -156,9 +156,9 @@ def world(tmp_path_factory) -> World:
     team_file = loads(TEAM, "small")
     for _ in runs.train(team_file, folder / "run"):
         pass
-    workshop = build(loads(TEAM, "small", ["seed=5", "tiny.layers=2"]))
+    session = build(loads(TEAM, "small", ["seed=5", "tiny.layers=2"]))
     (folder / "model").mkdir()
-    workshop.engine.learner("speaker").policy.save_weights(folder / "model")
+    session.engine.learner("speaker").policy.save_weights(folder / "model")
     unharmed = files(folder / "run")
     noting = partial(writing_down, folder / "whole", folder / "writes")
     assert attempt(folder / "run", folder / "model", folder / "whole", noting) == 0

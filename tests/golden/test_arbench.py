@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from growth import assert_linear
-from teamtr.errors import Misuse
+from teamtr.errors import UserError
 from teamtr.tasks.benchmarks.arbench.detective import DetectiveCases, letter_in, question_in
 from teamtr.tasks.benchmarks.arbench.numbers import GuessingNumbers, feedback, guess_in
 from teamtr.tasks.benchmarks.arbench.players import ScriptedPlayer
@@ -343,12 +343,12 @@ def test_the_benchmarks_own_texts(game: type[ArBench]) -> None:
 
 
 def test_other_prompts_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(Misuse, match="cannot read"):
+    with pytest.raises(UserError, match="cannot read"):
         texts_of("gn", tmp_path / "none.json")
     (tmp_path / "odd.json").write_text('{"gn": {"propose_template": 1}}')
-    with pytest.raises(Misuse, match=r"no text 'propose_template' under 'gn'"):
+    with pytest.raises(UserError, match=r"no text 'propose_template' under 'gn'"):
         texts_of("gn", tmp_path / "odd.json")
-    with pytest.raises(Misuse, match="under 'sp'"):
+    with pytest.raises(UserError, match="under 'sp'"):
         texts_of("sp", tmp_path / "odd.json")
 
 
@@ -378,7 +378,7 @@ def changed(**cells: Any) -> dict[str, Any]:
     ],
 )
 def test_unusable_rows_are_refused_with_their_place(game: type[ArBench], row: dict[str, Any], complaint: str) -> None:
-    with pytest.raises(Misuse, match=f"rows.jsonl, line 7: .*{complaint}"):
+    with pytest.raises(UserError, match=f"rows.jsonl, line 7: .*{complaint}"):
         game().problem(row, "rows.jsonl, line 7")
 
 
@@ -393,9 +393,9 @@ def test_files_and_their_mistakes(tmp_path: Path) -> None:
     stories = SituationPuzzles.from_files({"train": write("s.jsonl", rows)})
     assert [p.id for p in stories.problems("train")] == ["0", "1", "2", "0-2"]
     for text, complaint in (("{", "not JSON"), ("{}", "must be a list"), ('["1233"]', r"bad.json, item 0: .*'1233'")):
-        with pytest.raises(Misuse, match=complaint):
+        with pytest.raises(UserError, match=complaint):
             GuessingNumbers.from_files({"test": write("bad.json", text)})
     with pytest.raises(FileNotFoundError, match="no such data file"):
         GuessingNumbers.from_files({"test": tmp_path / "none.json"})
-    with pytest.raises(Misuse, match=r"nobody plays the suspects"):
+    with pytest.raises(UserError, match=r"nobody plays the suspects"):
         DetectiveCases().environment  # noqa: B018

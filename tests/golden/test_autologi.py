@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from growth import assert_linear
-from teamtr.errors import Misuse
+from teamtr.errors import UserError
 from teamtr.grading.literal import DEEPEST, LONGEST, read_literal, write_literal
 from teamtr.tasks.benchmarks.autologi import AutoLogi, stated_in
 from teamtr.tasks.data.rows import DataError, Row
@@ -316,7 +316,7 @@ def test_gold_that_cannot_be_found(task: AutoLogi) -> None:
         ("def count_valid_arrangements():\n    global _seen\n    _seen = 1", "comes by no arrangement"),
     ):
         problem = task.problem({**ROW, "code": {**ROW["code"], "Traverse_code": traverse}})
-        with pytest.raises(Misuse, match=complaint):
+        with pytest.raises(UserError, match=complaint):
             task.gold(problem)
 
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from growth import assert_linear
-from teamtr.errors import Misuse
+from teamtr.errors import UserError
 from teamtr.tasks.benchmarks.planbench.blocks import (
     BLOCKSWORLD,
     LANGUAGES,
@@ -369,9 +369,9 @@ def test_a_domain_of_ones_own() -> None:
     assert verdict(row, "(flash)\n(pass source a)\n(pass a b)").kind == "right"
     assert verdict(row, "(flash)\n(pass source a)").kind == "wrong"
     assert verdict(row, "flash, then pass source a, then pass a b").kind == "unparsed"
-    with pytest.raises(Misuse, match="has no reference plan"):
+    with pytest.raises(UserError, match="has no reference plan"):
         TASK.gold(TASK.problem(row))
-    with pytest.raises(Misuse, match="needs its prompt"):
+    with pytest.raises(UserError, match="needs its prompt"):
         TASK.problem(row | {"query": None})
 
 
@@ -390,7 +390,7 @@ def test_a_domain_of_ones_own() -> None:
     ],
 )
 def test_a_row_that_states_no_problem_is_refused(change: dict[str, Any], complaint: str) -> None:
-    with pytest.raises(Misuse, match=r"^here: ") as error:
+    with pytest.raises(UserError, match=r"^here: ") as error:
         TASK.problem(a_row(BLOCKSWORLD, 4, seed=0) | change, where="here")
     assert complaint in str(error.value)
 

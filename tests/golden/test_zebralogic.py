@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from growth import assert_linear
-from teamtr.errors import Misuse
+from teamtr.errors import UserError
 from teamtr.tasks.benchmarks.zebralogic import ZebraLogic, last_object, size_group, table_in
 from teamtr.tasks.data.rows import Row, read_rows
 
@@ -188,7 +188,7 @@ def test_the_prompt_shows_puzzle_and_form_or_is_the_rows_own(tmp_path: Path) -> 
     (tmp_path / "prompt.txt").write_text("<{puzzle}|{json_template}>", encoding="utf-8")
     assert ZebraLogic(template=tmp_path / "prompt.txt").problem(row).prompt.startswith("<Clues with")
     (tmp_path / "prompt.txt").write_text("{puzzle}", encoding="utf-8")
-    with pytest.raises(Misuse, match=r"must contain \{json_template\}"):
+    with pytest.raises(UserError, match=r"must contain \{json_template\}"):
         ZebraLogic(template=tmp_path / "prompt.txt")
 
 
@@ -204,7 +204,7 @@ def test_the_prompt_shows_puzzle_and_form_or_is_the_rows_own(tmp_path: Path) -> 
     ],
 )
 def test_a_row_that_states_no_puzzle_is_refused(change: dict[str, Any], complaint: str) -> None:
-    with pytest.raises(Misuse, match=r"^file, line 7: .*") as error:
+    with pytest.raises(UserError, match=r"^file, line 7: .*") as error:
         TASK.problem(street(2, 2) | change, where="file, line 7")
     assert complaint in str(error.value)
 

@@ -21,15 +21,15 @@ from teamtr.engines.paged.sampler import Server
 from teamtr.engines.paged.weights import SamplingCopy
 from teamtr.engines.policy import Drawing, uniforms
 from teamtr.engines.scoring import score_tokens
-from teamtr.engines.torch.fused_lora import Slim, slim
+from teamtr.engines.torch.fused_lora import FusedLora, slim
 from teamtr.engines.torch.loading import TinyShape, share_base, tiny_model
 from teamtr.engines.torch.policy import TransformerPolicy
-from teamtr.presets import Objective
 from teamtr.session import train as run
 from teamtr.session.build import build
 from teamtr.session.memory import GB, plan_memory, rehearse
+from teamtr.theory.objective import Objective
 from teamtr.training.probe import log_ratios, token_shift
-from teamtr.types import AgentBatch, AgentState
+from teamtr.types import AgentBatch
 
 CARD = torch.cuda.is_available()
 DEVICE = torch.device(os.environ.get("TEAMTR_TEST_DEVICE", "cuda"))
@@ -85,9 +85,7 @@ def make_batch(count: int = 32, tokens: int = 24, lengths: tuple[int, ...] = (40
 
 
 def make_learner(policy: TransformerPolicy, micro_batch: int = 8) -> PolicyLearner:
-    return PolicyLearner(
-        "agent", policy, AgentState(beta=0.1, step_scale=1.0, radius_nats=0.01), micro_batch=micro_batch
-    )
+    return PolicyLearner("agent", policy, micro_batch=micro_batch)
 
 
 def gradient_of(learner: PolicyLearner, batch: AgentBatch) -> torch.Tensor:
@@ -218,7 +216,7 @@ def test_what_lies_between_products_agrees_with_float64(width, heads, dim, dtype
 def test_fused_layers_have_the_gradient_of_torch(precision, monkeypatch):
     batch = make_batch()
     fused = gradient_of(make_learner(make_policy("lora", precision)), batch)
-    monkeypatch.setattr(Slim, "fuses", lambda *_: False)
+    monkeypatch.setattr(FusedLora, "fuses", lambda *_: False)
     plain = gradient_of(make_learner(make_policy("lora", precision)), batch)
     assert 0 < float((fused - plain).norm() / plain.norm()) < (0.01 if precision == "fp16" else 0.08)
 
@@ -338,7 +336,7 @@ def test_a_team_trains_and_resumes(tmp_path):
 def test_the_memory_plan_is_above_what_is_used():
     gc.collect()
     before = torch.cuda.memory_allocated()  # what other tests left
-    workshop = build(loads(TEAM))
-    planned = plan_memory(workshop).total
-    used = rehearse(workshop)["peak_gb"] * GB - before
+    session = build(loads(TEAM))
+    planned = plan_memory(session).total
+    used = rehearse(session)["peak_gb"] * GB - before
     assert used <= planned

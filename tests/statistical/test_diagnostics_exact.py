@@ -27,7 +27,7 @@ from tabular_run import (
     tabular_run,
     texts_of,
 )
-from tabular_truth import Seen, return_error, seen, variance, weights_of
+from tabular_truth import GateCheck, return_error, seen, variance, weights_of
 from teamtr.analysis.diagnostics.accounting import overhead
 from teamtr.analysis.diagnostics.coordination import coordination
 from teamtr.analysis.diagnostics.kl_reliability import kl_reliability
@@ -181,7 +181,7 @@ def stale_gap(runs: Runs) -> Iterator[Row]:
             yield same(f"Delta_stale of stage {stage}", gap.total, total[stage])
 
 
-def _moved(s: Seen, team: EpisodicTeam) -> Floats:
+def _moved(s: GateCheck, team: EpisodicTeam) -> Floats:
     """(w - 1) times the advantage in endless groups of this team's rollouts, by conversation."""
     law, rewards = team.visits[3][0], team.reward_BN[0]
     value = np.zeros(len(law))

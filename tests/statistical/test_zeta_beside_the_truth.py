@@ -12,18 +12,18 @@ SETTINGS = {"a_clip": 3.0, "eps_norm": 1e-6}
 
 
 def test_by_hand_for_groups_of_two():
-    """G = 2, p = 1/2, always right under the new policy, no normalisation. Given r = 1 the other return is 1 or 0 with
+    """G = 2, p = 1/2, always right under the new policy, no normalization. Given r = 1 the other return is 1 or 0 with
     1/2 each: expected estimate (0 + 1/2) / 2 = 1/4, true advantage 1/2, zeta 1/4 = half of the advantage."""
-    zeta = true_zeta_of_binary_rewards(0.5, 1.0, 2, a_clip=3.0, eps_norm=1e-12, normalise=False)
+    zeta = true_zeta_of_binary_rewards(0.5, 1.0, 2, a_clip=3.0, eps_norm=1e-12, normalize=False)
     assert zeta == pytest.approx(0.25)
-    # normalised, the estimate is 0 or (1 - 1/2) / (1/2) = 1, expected 1/2, and the true advantage 1/2: no gap at all
+    # normalized, the estimate is 0 or (1 - 1/2) / (1/2) = 1, expected 1/2, and the true advantage 1/2: no gap at all
     assert true_zeta_of_binary_rewards(0.5, 1.0, 2, a_clip=3.0, eps_norm=1e-12) == pytest.approx(0.0, abs=1e-6)
 
 
 @pytest.mark.parametrize("group", [2, 5, 16])
 def test_without_normalisation_only_the_shrinkage_is_left(group):
     """lem:shrinkage: the estimate is (1 - 1/G) of the advantage, so zeta = |p_new - p| / G."""
-    zeta = true_zeta_of_binary_rewards(0.3, 0.37, group, normalise=False, **SETTINGS)
+    zeta = true_zeta_of_binary_rewards(0.3, 0.37, group, normalize=False, **SETTINGS)
     assert zeta == pytest.approx(0.07 / group)
 
 
@@ -55,7 +55,7 @@ def test_what_the_proxy_sees_and_what_it_does_not():
         + zeta_ratio(advantages.values_PG.reshape(-1), log_ratio_M, clip_low=0.2, clip_high=0.2)
     )
     units = true_zeta_of_binary_rewards(p, new, group, **SETTINGS)
-    like_with_like = true_zeta_of_binary_rewards(p, new, group, normalise=False, **SETTINGS)
+    like_with_like = true_zeta_of_binary_rewards(p, new, group, normalize=False, **SETTINGS)
     assert like_with_like == pytest.approx(0.02 / 16)
     assert 100 * like_with_like < proxy
     assert like_with_like < units < proxy, (like_with_like, units, proxy)

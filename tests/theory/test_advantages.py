@@ -1,4 +1,4 @@
-"""Group-normalised advantages against hand arithmetic."""
+"""Group-normalized advantages against hand arithmetic."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_clipping_by_hand() -> None:
 
 def test_without_normalisation_only_the_mean_goes_and_clipping_stays() -> None:
     # mu = 3: deviations (-3, -2, 5)
-    got = group_advantages([[0.0, 1.0, 8.0]], a_clip=4.0, eps_norm=1e-6, normalise=False)
+    got = group_advantages([[0.0, 1.0, 8.0]], a_clip=4.0, eps_norm=1e-6, normalize=False)
     np.testing.assert_array_equal(got.raw_PG, [[-3.0, -2.0, 5.0]])
     np.testing.assert_array_equal(got.values_PG, [[-3.0, -2.0, 4.0]])
     assert got.clip_rate == 1 / 3
@@ -74,11 +74,11 @@ def test_infinite_clip_never_clips() -> None:
     assert got.clip_rate == 0.0
 
 
-@pytest.mark.parametrize("normalise", [True, False])
+@pytest.mark.parametrize("normalize", [True, False])
 @pytest.mark.parametrize("eps_norm", [0.0, 1e-6])
-def test_equal_returns_are_exactly_zero_and_finite(normalise: bool, eps_norm: float) -> None:
-    # the mean of seven times 0.1 is not 0.1 in binary: without care the difference, 1e-17, would be normalised
-    got = group_advantages([[0.1] * 7, [1.0] + [0.0] * 6], a_clip=3.0, eps_norm=eps_norm, normalise=normalise)
+def test_equal_returns_are_exactly_zero_and_finite(normalize: bool, eps_norm: float) -> None:
+    # the mean of seven times 0.1 is not 0.1 in binary: without care the difference, 1e-17, would be normalized
+    got = group_advantages([[0.1] * 7, [1.0] + [0.0] * 6], a_clip=3.0, eps_norm=eps_norm, normalize=normalize)
     assert (got.values_PG[0] == 0.0).all()
     assert (got.raw_PG[0] == 0.0).all()
     assert got.informative_P.tolist() == [False, True]
@@ -88,7 +88,7 @@ def test_equal_returns_are_exactly_zero_and_finite(normalise: bool, eps_norm: fl
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 1e308, 1e200])
 @pytest.mark.parametrize("everywhere", [False, True])
 def test_a_non_finite_group_is_silenced_and_counted_and_the_next_is_untouched(bad: float, everywhere: bool) -> None:
-    # 1e308 overflows in the sum, 1e200 in the square: the returns are finite, their normalised form is not
+    # 1e308 overflows in the sum, 1e200 in the square: the returns are finite, their normalized form is not
     first = [bad] * 4 if everywhere else [bad, -bad, 0.0, 1.0]
     got = group_advantages([first, [0.0, 0.0, 2.0, 2.0]], a_clip=3.0, eps_norm=0.0)
     finite_and_equal = everywhere and math.isfinite(bad)

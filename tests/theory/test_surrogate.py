@@ -12,19 +12,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from teamtr.presets import PRESETS, Objective
-from teamtr.theory.surrogate import (
-    LOG_RATIO_BOUND,
-    clipped_surrogate,
-    message_log_ratio,
-    reference_kl,
-    surrogate_denominator,
-    surrogate_gain,
-)
+from teamtr.presets import PRESETS
+from teamtr.theory.gain import LOG_RATIO_BOUND, surrogate_gain
+from teamtr.theory.objective import Objective
+from teamtr.theory.surrogate import clipped_surrogate, message_log_ratio, reference_kl, surrogate_denominator
 
 OBJECTIVES = [
     Objective(ratio=ratio, clip_low=0.2, clip_high=0.28, average_over=average_over)  # type: ignore[arg-type]
-    for ratio, average_over in itertools.product(("message", "token", "length_normalised"), ("messages", "tokens"))
+    for ratio, average_over in itertools.product(("message", "token", "length_normalized"), ("messages", "tokens"))
 ]
 BY_NAME: dict[str, Any] = {"ids": [f"{o.ratio}-{o.average_over}" for o in OBJECTIVES]}
 
@@ -65,8 +60,8 @@ def test_message_log_ratio_by_hand() -> None:
         #   by tokens: 3 * 1.1 - 1 * 0.8 = 2.5
         ("message", "tokens", 3 * 1.1 - 0.8, 4, 1, 2),
         # geometric mean: w = (1.1 ** (1/3), 0.5): the first is within, 1.0323
-        ("length_normalised", "messages", 1.1 ** (1 / 3) - 0.8, 2, 1, 2),
-        ("length_normalised", "tokens", 3 * 1.1 ** (1 / 3) - 0.8, 4, 1, 2),
+        ("length_normalized", "messages", 1.1 ** (1 / 3) - 0.8, 2, 1, 2),
+        ("length_normalized", "tokens", 3 * 1.1 ** (1 / 3) - 0.8, 4, 1, 2),
         # token: 1: min(2, 1.2) = 1.2, min(0.5, 0.8) = 0.5, 1.1 -> sum 2.8, mean 2.8/3;  2: min(-0.5, -0.8) = -0.8
         ("token", "messages", 2.8 / 3 - 0.8, 2, 3, 4),
         ("token", "tokens", 2.8 - 0.8, 4, 3, 4),
@@ -122,8 +117,8 @@ def test_clipping_is_pessimistic_and_only_where_the_ratio_has_gone_the_way_of_th
         # at new = cur every w is 1; A = (2, -1), lengths (3, 1)
         ("message", "messages", [[2.0, 2.0, 2.0], [-1.0, 0.0, 0.0]]),
         ("message", "tokens", [[6.0, 6.0, 6.0], [-1.0, 0.0, 0.0]]),
-        ("length_normalised", "messages", [[2 / 3, 2 / 3, 2 / 3], [-1.0, 0.0, 0.0]]),
-        ("length_normalised", "tokens", [[2.0, 2.0, 2.0], [-1.0, 0.0, 0.0]]),
+        ("length_normalized", "messages", [[2 / 3, 2 / 3, 2 / 3], [-1.0, 0.0, 0.0]]),
+        ("length_normalized", "tokens", [[2.0, 2.0, 2.0], [-1.0, 0.0, 0.0]]),
         ("token", "messages", [[2 / 3, 2 / 3, 2 / 3], [-1.0, 0.0, 0.0]]),
         ("token", "tokens", [[2.0, 2.0, 2.0], [-1.0, 0.0, 0.0]]),
     ],
@@ -148,7 +143,7 @@ def test_gradient_agrees_with_finite_differences(objective: Objective) -> None:
     log_ratio = {
         "message": log_ratio_MT.sum(-1),
         "token": log_ratio_MT[mask_MT],
-        "length_normalised": log_ratio_MT.sum(-1) / lengths_M,
+        "length_normalized": log_ratio_MT.sum(-1) / lengths_M,
     }[objective.ratio]
     edges = f64([math.log(0.8), math.log(1.28)])
     assert (log_ratio[:, None] - edges).abs().min() > 1e-3

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from teamtr.theory.advantages import group_advantages
-from teamtr.theory.surrogate import LOG_RATIO_BOUND
+from teamtr.theory.gain import LOG_RATIO_BOUND
 from teamtr.theory.zeta import zeta_clip, zeta_norm, zeta_ratio
 
 
@@ -77,7 +77,7 @@ def test_zeta_norm_by_hand(returns: list[float], a_clip: float, expected: float)
 
 def test_zeta_norm_without_normalisation_by_hand() -> None:
     # halves (3, 1) and (1, 1): |2 - 1| / 2
-    assert zeta_norm([[3.0, 1.0, 1.0, 1.0]], math.inf, 1e-6, normalise=False) == pytest.approx(0.5, rel=1e-15)
+    assert zeta_norm([[3.0, 1.0, 1.0, 1.0]], math.inf, 1e-6, normalize=False) == pytest.approx(0.5, rel=1e-15)
 
 
 def test_epsilon_counts_in_the_deviations_of_zeta_norm() -> None:
@@ -98,13 +98,13 @@ def test_zeta_norm_of_sparse_rewards_is_not_blown_up_by_a_constant_half() -> Non
 
 
 def test_zeta_norm_measures_the_error_of_the_group_mean() -> None:
-    """Without normalisation and for normal returns, exactly: (mu_even - mu_odd) / 2 is distributed like mu_G - mu,
+    """Without normalization and for normal returns, exactly: (mu_even - mu_odd) / 2 is distributed like mu_G - mu,
     so the expectation is E|mu_G - mu| = sigma sqrt(2 / (pi G))."""
     rng, group_size = np.random.default_rng(0), 8
     returns_PG = 5.0 + 2.0 * rng.standard_normal((20000, group_size))
     expected = 2.0 * math.sqrt(2.0 / (math.pi * group_size))
     deviation = 2.0 / math.sqrt(group_size) * math.sqrt(1.0 - 2.0 / math.pi)
-    got = zeta_norm(returns_PG, math.inf, 0.0, normalise=False)
+    got = zeta_norm(returns_PG, math.inf, 0.0, normalize=False)
     assert abs(got - expected) < 4 * deviation / math.sqrt(20000)
 
 

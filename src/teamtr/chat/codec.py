@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 
 from teamtr.chat.systems import SystemPolicy, with_system_policy
-from teamtr.errors import Misuse
+from teamtr.errors import UserError
 from teamtr.types import Ids
 
 CACHED = 20_000
 """Prompts and messages remembered per tokenizer; short games repeat them all the time."""
 
 
-class ProtocolError(Misuse):
+class ProtocolError(UserError):
     """The chat protocol of a model does not fit the team."""
 
 

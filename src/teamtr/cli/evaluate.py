@@ -12,7 +12,7 @@ from teamtr.cli.common import JsonFlag, answer, app, emit, errors, read_team_fil
 
 if TYPE_CHECKING:
     from teamtr.evaluation.evaluate import EvalReport, Interval, Part, Scores
-    from teamtr.session.build import Workshop
+    from teamtr.session.build import Session
     from teamtr.team import Team
 
 
@@ -43,20 +43,20 @@ def evaluate(
     them again without sampling.
     """
     with errors():
-        from teamtr.errors import Misuse
+        from teamtr.errors import UserError
 
         if (run is None) == (team is None):
-            raise Misuse("say what to evaluate: a run folder, or a team file with --team")
+            raise UserError("say what to evaluate: a run folder, or a team file with --team")
         if changes and team is None:
-            raise Misuse("--set changes a team file and goes with --team; a run is evaluated as it was trained")
-        workshop, members, evals, stage, updates = _opened(run, team, changes or [])
+            raise UserError("--set changes a team file and goes with --team; a run is evaluated as it was trained")
+        session, members, evals, stage, updates = _opened(run, team, changes or [])
         from teamtr.cli.progress import say
         from teamtr.rollout import Ledger
         from teamtr.session.evaluations import Evaluation
 
         ledger = Ledger()
         evaluation = Evaluation.of(
-            workshop,
+            session,
             members,
             out or evals,
             stage=stage,
@@ -76,26 +76,26 @@ def evaluate(
                 **report.as_record(),
                 "updates": updates,
                 "tokens": sum(ledger.sampled_tokens.values()),
-                "grader_failures": dict(getattr(workshop.task, "failures", {})),
+                "grader_failures": dict(getattr(session.task, "failures", {})),
                 "folder": str(evaluation.folder),
             }
         )
 
 
-def _opened(run: Path | None, team: Path | None, changes: list[str]) -> tuple[Workshop, Team, Path, int, int]:
+def _opened(run: Path | None, team: Path | None, changes: list[str]) -> tuple[Session, Team, Path, int, int]:
     """What plays, who plays it, where its evaluations are kept, and how far it is trained: stages, updates."""
     if team is not None:
         settings = read_team_file(team, changes)
         from teamtr.session.build import build
 
-        workshop = build(settings)
-        return workshop, workshop.current_team(), Path("evals") / settings.name, 0, 0
+        session = build(settings)
+        return session, session.current_team(), Path("evals") / settings.name, 0, 0
     assert run is not None
     from teamtr.session.resume import StoredRun
 
     stored = StoredRun.read(run)
-    workshop, members = stored.build()
-    return workshop, members, run / "evals", int(stored.commit.progress["stage"]), stored.commit.number
+    session, members = stored.build()
+    return session, members, run / "evals", int(stored.commit.progress["stage"]), stored.commit.number
 
 
 def _say_progress(done: int, of: int, scores: Scores) -> None:

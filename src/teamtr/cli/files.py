@@ -30,13 +30,13 @@ def check(
         from teamtr.session.checks import doubts, measure_floors, require_visible, self_test
         from teamtr.trackers import missing
 
-        workshop = build(settings)
-        told = [*self_test(workshop), *doubts(workshop), *filter(None, map(missing, workshop.team_file.trackers))]
-        floors = measure_floors(workshop)
-        require_visible(workshop, floors)
-    task = workshop.task
+        session = build(settings)
+        told = [*self_test(session), *doubts(session), *filter(None, map(missing, session.team_file.trackers))]
+        floors = measure_floors(session)
+        require_visible(session, floors)
+    task = session.task
     warnings = [*getattr(task, "warnings", ()), *told]
-    samplers = {name: learner.policy.sampling_path for name, learner in workshop.engine.learners.items()}
+    samplers = {name: learner.policy.sampling_path for name, learner in session.engine.learners.items()}
     lines = [
         f"{team_file}: fine",
         f"  problems: {len(task.problems('train'))} to train on, {len(task.problems('test'))} held out",

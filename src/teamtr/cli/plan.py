@@ -29,9 +29,9 @@ def plan(
         from teamtr.session.memory import GB, plan_memory
         from teamtr.session.memory import rehearse as try_it
 
-        workshop = build(settings, taught=False)
-        planned = plan_memory(workshop)
-        tried = try_it(workshop) if rehearse else None
+        session = build(settings, taught=False)
+        planned = plan_memory(session)
+        tried = try_it(session) if rehearse else None
     rows = [(item.what, f"{item.gb:.3g}", item.why) for item in planned.items]
     rows.append(("in all", f"{planned.total / GB:.3g}", "" if planned.available is None else "of what the card has:"))
     if planned.available is not None:

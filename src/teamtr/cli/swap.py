@@ -184,13 +184,13 @@ def compat(
 
 
 def _lines_of(file: Path) -> list[str]:
-    from teamtr.errors import Misuse
+    from teamtr.errors import UserError
 
     try:
         return [line for line in file.read_text(encoding="utf-8").split("\n") if line]
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", "not UTF-8")
-        raise Misuse(f"--strings {file} cannot be read ({why}): give a text file in UTF-8") from error
+        raise UserError(f"--strings {file} cannot be read ({why}): give a text file in UTF-8") from error
 
 
 @app.command()

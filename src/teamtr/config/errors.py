@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import Any
 
-from teamtr.errors import Misuse
+from teamtr.errors import UserError
 
 KeyPath = tuple[str | int, ...]
 """Where something stands in the data: ``("team", "agents", 0, "model")``."""
@@ -56,7 +56,7 @@ class Mistake:
     override: str | None = None
 
 
-class ConfigError(Misuse):
+class ConfigError(UserError):
     """Everything wrong with a team file called ``name`` that holds ``text``."""
 
     def __init__(self, name: str, text: str, mistakes: Iterable[Mistake]) -> None:

@@ -41,8 +41,8 @@ def reference() -> str:
 
 PRESET_KEYS: dict[str, Callable[[Plan], Any]] = {
     "radius_nats_per_message": lambda plan: plan.radii.nats,
-    "normalise": lambda plan: plan.normalise,
-    "a_clip": lambda plan: plan.a_clip,
+    "normalize": lambda plan: getattr(plan.advantage, "normalize", None),
+    "a_clip": lambda plan: getattr(plan.advantage, "clip", None),
     "clip": lambda plan: plan.objective.clip_low,
     "clip_high": lambda plan: plan.objective.clip_high,
     "ratio": lambda plan: plan.objective.ratio,

@@ -176,11 +176,11 @@ class PlanConfig(Section):
     radius_nats_per_message: Above0 | None = unset("KL allowed to one update, in nats per message.")
     radius_nats_per_token: Above0 | None = unset("The same in nats per token, instead of per message.")
     gamma: Annotated[float, Strict(), Gt(0), Le(1)] = key(1.0, "Discount per turn.")
-    normalise: Flag | None = unset("Divide advantages by the deviation of their group.")
+    normalize: Flag | None = unset("Divide advantages by the deviation of their group.")
     a_clip: Above0 | None = unset("Advantages are clipped to this size; .inf for no clipping.", allow_inf_nan=True)
     clip: Above0 | None = unset("How far from 1 the likelihood ratio counts, both ways.")
     clip_high: Above0 | None = unset("The same upwards only.")
-    ratio: Literal["message", "token", "length_normalised"] | None = unset("What the likelihood ratio is taken over.")
+    ratio: Literal["message", "token", "length_normalized"] | None = unset("What the likelihood ratio is taken over.")
     average_over: Literal["messages", "tokens"] | None = unset("What the objective averages over.")
     reference_kl: From0 | None = unset(
         "Weight of the KL per token from the new policy to the one that the run began with, as in GRPO; 0 has none."
@@ -239,8 +239,7 @@ class PlanConfig(Section):
             preset,
             group_size=self.group_size,
             gamma=self.gamma,
-            normalise=self.normalise,
-            a_clip=self.a_clip,
+            advantage=_changed(preset.advantage, normalize=self.normalize, clip=self.a_clip),
             radii=_changed(
                 preset.radii, nats=nats, per_token=per_token, adapt=self.adapt_radius, allocation=self.allocate
             ),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -24,11 +24,11 @@ from teamtr.engines.gradients import Part, gather
 from teamtr.engines.hashing import hash_tensors
 from teamtr.engines.policy import Head, Policy, send
 from teamtr.engines.scoring import score_tokens, token_logp
-from teamtr.errors import Misuse
-from teamtr.presets import Objective
+from teamtr.errors import UserError
 from teamtr.theory.kl import kl_k3, per_message_sum
+from teamtr.theory.objective import Objective
 from teamtr.theory.surrogate import clipped_surrogate, reference_kl, surrogate_denominator
-from teamtr.types import AgentBatch, AgentState, Divergence, Floats, Ids, StepStats, TokenShift
+from teamtr.types import AgentBatch, Divergence, Floats, Ids, StepStats, TokenShift
 
 Result = TypeVar("Result")
 
@@ -53,7 +53,6 @@ class Snapshot:
 
     parameters: dict[str, Tensor]
     moments: dict[str, Tensor]
-    state: AgentState
 
 
 @dataclass(frozen=True)
@@ -88,7 +87,6 @@ class PolicyLearner:
         self,
         agent: str,
         policy: Policy,
-        state: AgentState,
         *,
         micro_batch: int = 64,
         betas: tuple[float, float] = (0.9, 0.99),
@@ -97,7 +95,6 @@ class PolicyLearner:
     ) -> None:
         self.agent = agent
         self.policy = policy
-        self.state = state
         self.micro_batch = micro_batch
         self.max_grad_norm = max_grad_norm
         self.tokens = {"scored": 0, "trained": 0}
@@ -128,7 +125,7 @@ class PolicyLearner:
         digest.update(self.version().encode())
         digest.update(hash_tensors(self._moments).encode())
         counters = [float(x) for x in self._counters().values()]
-        digest.update(json.dumps([counters, asdict(self.state)]).encode())
+        digest.update(json.dumps(counters).encode())
         return digest.hexdigest()
 
     def _touched(self) -> None:
@@ -200,7 +197,7 @@ class PolicyLearner:
             raise RuntimeError("call begin(batch) first: nothing was frozen to measure against")
         return self._reference
 
-    # -- optimisation -----------------------------------------------------------------------------------------
+    # -- optimization -----------------------------------------------------------------------------------------
 
     def step(
         self,
@@ -285,7 +282,7 @@ class PolicyLearner:
                     raise
                 self._forget_gradients()
                 if self.micro_batch == 1 and not self.policy.recompute_activations():
-                    raise Misuse(
+                    raise UserError(
                         f"agent {self.agent!r}: a single message does not fit into the memory of "
                         f"{self.policy.device}; shorten max_tokens or the contexts, or use a smaller model"
                     ) from error
@@ -428,7 +425,6 @@ class PolicyLearner:
         return Snapshot(
             parameters={k: p.detach().clone() for k, p in self.policy.parameters().items()},
             moments={k: t.clone() for k, t in self._moments.items()} | self._counters(),
-            state=self.state,
         )
 
     @torch.no_grad()
@@ -437,7 +433,6 @@ class PolicyLearner:
             parameter.copy_(snapshot.parameters[name])
         # A snapshot taken while the moments were off the card is restored to where they are used.
         self._resume_counters({k: t.clone().to(self.policy.device) for k, t in snapshot.moments.items()})
-        self.state = snapshot.state
         self._touched()
 
     def _counters(self) -> dict[str, Tensor]:
@@ -480,13 +475,11 @@ class PolicyLearner:
         self.policy.save_weights(folder)
         moments = self.snapshot().moments
         save_file({k: t.contiguous().cpu() for k, t in moments.items()}, folder / "optimizer.safetensors")
-        (folder / "state.json").write_text(json.dumps(asdict(self.state), indent=1) + "\n")
 
     @torch.no_grad()
     def load(self, folder: Path) -> None:
         self.policy.load_weights(folder)
         self._resume_counters(load_file(folder / "optimizer.safetensors"))
-        self.state = AgentState(**json.loads((folder / "state.json").read_text()))
         self._touched()
 
 

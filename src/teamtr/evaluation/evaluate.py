@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from teamtr.randomness import generator, resampled_range
-from teamtr.rollout import Arena, Ledger, play
+from teamtr.rollout import Ledger, RolloutContext, play
 from teamtr.team import Team
 from teamtr.types import Floats, Problem, RolloutBatch, Verdict
 
@@ -267,23 +267,25 @@ class Scores:
         )
 
 
-def scores_of(arena: Arena, batch: RolloutBatch) -> Scores:
+def scores_of(context: RolloutContext, batch: RolloutBatch) -> Scores:
     """What a batch of graded episodes is worth, with what the task says of its problems and replies."""
-    labels: Callable[[Problem], Mapping[str, str]] = getattr(arena.task, "labels", lambda problem: {})
-    measures: Callable[[Problem, str], Mapping[str, float]] = getattr(arena.task, "measures", lambda problem, reply: {})
+    labels: Callable[[Problem], Mapping[str, str]] = getattr(context.task, "labels", lambda problem: {})
+    measures: Callable[[Problem, str], Mapping[str, float]] = getattr(
+        context.task, "measures", lambda problem, reply: {}
+    )
     size = batch.group_size
     rows = [batch.episodes[p * size : (p + 1) * size] for p in range(len(batch.problems))]
     return Scores(
         verdicts_PK=[[e.verdict for e in row] for row in rows],
         answers_PK=[[e.verdict.extracted or e.answer or None for e in row] for row in rows],
-        stated_PK=_stated(arena, batch),
+        stated_PK=_stated(context, batch),
         labels_P=[labels(problem) for problem in batch.problems],
         measures_PK=[[measures(p, e.answer) for e in row] for p, row in zip(batch.problems, rows, strict=True)],
     )
 
 
 def evaluate(
-    arena: Arena,
+    context: RolloutContext,
     team: Team,
     problems: Sequence[Problem],
     samples: int,
@@ -293,11 +295,11 @@ def evaluate(
     ledger: Ledger | None = None,
 ) -> EvalReport:
     """Let the team play K episodes of each problem and summarise them. Changes nothing."""
-    batch = play(arena, team, problems, samples, seed=seed, temperature=temperature, ledger=ledger)
-    return replace(scores_of(arena, batch).report(seed), problem_ids=tuple(p.id for p in problems))
+    batch = play(context, team, problems, samples, seed=seed, temperature=temperature, ledger=ledger)
+    return replace(scores_of(context, batch).report(seed), problem_ids=tuple(p.id for p in problems))
 
 
-def _stated(arena: Arena, batch: RolloutBatch) -> list[list[list[bool | None]]]:
+def _stated(context: RolloutContext, batch: RolloutBatch) -> list[list[list[bool | None]]]:
     """Whether each agent's last message, taken as the answer, would be right; None where it states none. What was the
     answer is graded already."""
     last = [{turn.agent: turn.text for turn in episode.turns} for episode in batch.episodes]
@@ -307,7 +309,7 @@ def _stated(arena: Arena, batch: RolloutBatch) -> list[list[list[bool | None]]]:
         for text in last[e].values()
         if text != episode.answer
     ]
-    verdicts = iter(arena.task.grade(others) if others else ())
+    verdicts = iter(context.task.grade(others) if others else ())
     stated = []
     for e, episode in enumerate(batch.episodes):
         own = [episode.verdict if text == episode.answer else next(verdicts) for text in last[e].values()]

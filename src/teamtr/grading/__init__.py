@@ -1,6 +1,6 @@
 """Graders: pure ones for strings, and a pool of killable workers for anything untrusted."""
 
-from teamtr.grading.answers import Number, exact_match, last_number, normalise, number_match
+from teamtr.grading.answers import Number, exact_match, last_number, normalize, number_match
 from teamtr.grading.workers.forkserver import GraderError
 from teamtr.grading.workers.pool import Result, WorkerPool
 
@@ -11,6 +11,6 @@ __all__ = [
     "WorkerPool",
     "exact_match",
     "last_number",
-    "normalise",
+    "normalize",
     "number_match",
 ]

@@ -47,14 +47,14 @@ class Number:
         return mine == theirs
 
 
-def normalise(text: str) -> str:
+def normalize(text: str) -> str:
     """Case folded, ends stripped, every run of white space one blank."""
     return " ".join(text.casefold().split())
 
 
 def exact_match(text: str, answer: str) -> bool:
     """The same text up to case and white space."""
-    return normalise(text) == normalise(answer)
+    return normalize(text) == normalize(answer)
 
 
 def last_number(text: str) -> Number | None:

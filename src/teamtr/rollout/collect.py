@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from teamtr.rollout.play import Arena, Ledger, play
+from teamtr.rollout.play import Ledger, RolloutContext, play
 from teamtr.team import Team
 from teamtr.types import Problem, RolloutBatch
 
@@ -31,7 +31,7 @@ def has_signal_P(batch: RolloutBatch) -> np.ndarray:
 
 
 def collect(
-    arena: Arena,
+    context: RolloutContext,
     team: Team,
     problems: Sequence[Problem],
     group_size: int,
@@ -48,7 +48,7 @@ def collect(
     is. ``seed(r)`` names round r's randomness. A group of equal rewards of the task has no signal, however long its
     messages are.
     """
-    batch = play(arena, team, problems, group_size, seed=seed(0), ledger=ledger)
+    batch = play(context, team, problems, group_size, seed=seed(0), ledger=ledger)
     rounds, left = 0, list(reserve)
     while True:
         empty = np.flatnonzero(~has_signal_P(batch))
@@ -60,7 +60,7 @@ def collect(
             return Collected(batch, rounds, len(empty), "limit")
         rounds += 1
         others, left = left[: len(empty)], left[len(empty) :]
-        fresh = play(arena, team, others, group_size, seed=seed(rounds), ledger=ledger)
+        fresh = play(context, team, others, group_size, seed=seed(rounds), ledger=ledger)
         batch = _replace_groups(batch, fresh, empty[: len(others)])
 
 

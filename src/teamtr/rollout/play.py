@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from teamtr.chat import render
-from teamtr.errors import Misuse
+from teamtr.errors import UserError
 from teamtr.ports import Codec, Environment, Sampler, Task
 from teamtr.randomness import seed_of
 from teamtr.team import Agent, Router, Team, team_answer, visible
@@ -37,7 +37,7 @@ class Ledger:
 
 
 @dataclass(frozen=True)
-class Arena:
+class RolloutContext:
     """Where a team plays: who computes, how text becomes tokens, who speaks when, and what is asked."""
 
     sampler: Sampler
@@ -53,7 +53,7 @@ class StaleWeights(RuntimeError):
 
 
 @dataclass
-class _Game:
+class EpisodeState:
     """An episode while it is played; ``acts`` and ``replies`` as in ``Situation``."""
 
     problem: Problem
@@ -68,7 +68,7 @@ class _Game:
 
 
 def play(
-    arena: Arena,
+    context: RolloutContext,
     team: Team,
     problems: Sequence[Problem],
     group_size: int,
@@ -79,107 +79,114 @@ def play(
 ) -> RolloutBatch:
     """G episodes of each problem under this team, graded. ``seed`` names the batch; turns derive theirs from it."""
     for agent in team:
-        live = arena.sampler.version(agent.name)
+        live = context.sampler.version(agent.name)
         if live != agent.version:
             raise StaleWeights(
                 f"agent {agent.name!r} would write with weights {live[:8]}, but the team says {agent.version[:8]}"
             )
     ledger = ledger or Ledger()
-    games = [_Game(problem) for problem in problems for _ in range(group_size)]
-    environment: Environment | None = getattr(arena.task, "environment", None)
+    states = [EpisodeState(problem) for problem in problems for _ in range(group_size)]
+    environment: Environment | None = getattr(context.task, "environment", None)
     tick = 0
     while True:
         if environment is not None:
-            _listen(arena, team, environment, games, seed_of(seed, "environment", tick), ledger)
-        speaking = _speakers(arena.router, games)
+            _step_environment(context, team, environment, states, seed_of(seed, "environment", tick), ledger)
+        speaking = _speakers(context.router, states)
         if not speaking:
             break
         for name, turns in speaking.items():
-            _speak(arena, team[name], turns, seed_of(seed, "turn", tick, name), temperature, ledger)
+            _speak(context, team[name], turns, seed_of(seed, "turn", tick, name), temperature, ledger)
         tick += 1
-    answers = [_said(arena, game.turns) for game in games]
+    answers = [_said(context, state.turns) for state in states]
     started = time.perf_counter()
-    verdicts = arena.task.grade(
-        [(game.problem, answer, [t.text for t in game.turns]) for game, answer in zip(games, answers, strict=True)]
+    verdicts = context.task.grade(
+        [(state.problem, answer, [t.text for t in state.turns]) for state, answer in zip(states, answers, strict=True)]
     )
     ledger.grading_seconds += time.perf_counter() - started
-    ledger.episodes += len(games)
+    ledger.episodes += len(states)
     return RolloutBatch(
         problems=tuple(problems),
-        episodes=_episodes(games, answers, verdicts, group_size, team.version),
+        episodes=_episodes(states, answers, verdicts, group_size, team.version),
         group_size=group_size,
     )
 
 
-def _said(arena: Arena, turns: Sequence[Turn]) -> str:
+def _said(context: RolloutContext, turns: Sequence[Turn]) -> str:
     """What the team says with these turns, by its rule."""
-    return team_answer(turns, arena.answer, getattr(arena.task, "extract", None))
+    return team_answer(turns, context.answer, getattr(context.task, "extract", None))
 
 
-def _listen(
-    arena: Arena, team: Team, environment: Environment, games: Sequence[_Game], seed: int, ledger: Ledger
+def _step_environment(
+    context: RolloutContext,
+    team: Team,
+    environment: Environment,
+    states: Sequence[EpisodeState],
+    seed: int,
+    ledger: Ledger,
 ) -> None:
     """One reply of the environment in all episodes in which a round is about to open."""
-    asked = [game for game in games if not game.ended and arena.router.opens_round(len(game.turns))]
+    asked = [state for state in states if not state.ended and context.router.opens_round(len(state.turns))]
     if not asked:
         return
     started = time.perf_counter()
-    for game in asked:
-        if game.turns:
-            done = game.turns[-1].round
-            game.acts.append(_said(arena, [turn for turn in game.turns if turn.round == done]))
+    for state in asked:
+        if state.turns:
+            done = state.turns[-1].round
+            state.acts.append(_said(context, [turn for turn in state.turns if turn.round == done]))
     situations = [
-        Situation(game.problem, tuple(game.acts), tuple(game.replies), arena.router.rounds - 1 - len(game.acts))
-        for game in asked
+        Situation(state.problem, tuple(state.acts), tuple(state.replies), context.router.rounds - 1 - len(state.acts))
+        for state in asked
     ]
-    for game, reply in zip(asked, environment.reply(situations, seed=seed), strict=True):
+    for state, reply in zip(asked, environment.reply(situations, seed=seed), strict=True):
         for message in reply.messages:
             if message.author in team.names:
-                raise Misuse(
-                    f"the environment of problem {game.problem.id!r} speaks as {message.author!r}, which is also the "
+                raise UserError(
+                    f"the environment of problem {state.problem.id!r} speaks as {message.author!r}, which is also the "
                     "name of an agent: call the agent otherwise, or it takes these words for its own"
                 )
-        game.replies.append(reply)
+        state.replies.append(reply)
     ledger.environment_seconds += time.perf_counter() - started
 
 
-def _speakers(router: Router, games: Sequence[_Game]) -> dict[str, list[tuple[_Game, int]]]:
+def _speakers(router: Router, states: Sequence[EpisodeState]) -> dict[str, list[tuple[EpisodeState, int]]]:
     """Who speaks now: agent -> [(episode, round)]; empty when all episodes are over."""
-    speaking: dict[str, list[tuple[_Game, int]]] = {}
-    for game in games:
-        upcoming = None if game.ended else router.next(len(game.turns))
+    speaking: dict[str, list[tuple[EpisodeState, int]]] = {}
+    for state in states:
+        upcoming = None if state.ended else router.next(len(state.turns))
         if upcoming is not None:
             round, name = upcoming
-            speaking.setdefault(name, []).append((game, round))
+            speaking.setdefault(name, []).append((state, round))
     return speaking
 
 
 def _speak(
-    arena: Arena,
+    context: RolloutContext,
     agent: Agent,
-    turns: Sequence[tuple[_Game, int]],
+    turns: Sequence[tuple[EpisodeState, int]],
     seed: int,
     temperature: float | None,
     ledger: Ledger,
 ) -> None:
     """One turn of one agent in all these episodes."""
-    codec = arena.codecs[agent.name]
+    codec = context.codecs[agent.name]
     started = time.perf_counter()
     prompts = [
         codec.encode(
             render(
                 agent=agent.name,
                 system_prompt=agent.system_prompt,
-                problem=game.problem,
-                history=[(m.author, m.text) for m in conversation(visible(game.turns, agent, round), game.replies)],
-                style=arena.history,
+                problem=state.problem,
+                history=[(m.author, m.text) for m in conversation(visible(state.turns, agent, round), state.replies)],
+                style=context.history,
             )
         )
-        for game, round in turns
+        for state, round in turns
     ]
-    samples = arena.sampler.sample(agent.name, prompts, max_tokens=agent.max_tokens, seed=seed, temperature=temperature)
-    for (game, round), prompt, sample in zip(turns, prompts, samples, strict=True):
-        game.turns.append(
+    samples = context.sampler.sample(
+        agent.name, prompts, max_tokens=agent.max_tokens, seed=seed, temperature=temperature
+    )
+    for (state, round), prompt, sample in zip(turns, prompts, samples, strict=True):
+        state.turns.append(
             Turn(
                 agent=agent.name,
                 round=round,
@@ -200,17 +207,21 @@ def _speak(
 
 
 def _episodes(
-    games: Sequence[_Game], answers: Sequence[str], verdicts: Sequence[Verdict], group_size: int, team_version: str
+    states: Sequence[EpisodeState],
+    answers: Sequence[str],
+    verdicts: Sequence[Verdict],
+    group_size: int,
+    team_version: str,
 ) -> tuple[Episode, ...]:
     return tuple(
         Episode(
-            problem_id=game.problem.id,
+            problem_id=state.problem.id,
             group_index=e % group_size,
-            turns=tuple(game.turns),
+            turns=tuple(state.turns),
             answer=answers[e],
             verdict=verdicts[e],
             team_version=team_version,
-            replies=tuple(game.replies),
+            replies=tuple(state.replies),
         )
-        for e, game in enumerate(games)
+        for e, state in enumerate(states)
     )

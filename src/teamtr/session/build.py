@@ -32,37 +32,37 @@ from teamtr.config.paths import BUILT_IN_MODELS
 from teamtr.engines.hashing import hash_tensors
 from teamtr.engines.learner import PolicyLearner
 from teamtr.engines.local import LocalEngine
-from teamtr.engines.paged.pool import ServingRoom, has_kernels
+from teamtr.engines.paged.pool import SamplerPool, has_kernels
 from teamtr.engines.policy import Policy
 from teamtr.engines.tabular import TabularPolicy
 from teamtr.engines.torch.fused_lora import slim
 from teamtr.engines.torch.loading import TinyShape, load_pretrained, quieten, share_base, teach_form, tiny_model
 from teamtr.engines.torch.policy import CHEAPEST_FIRST, Precision, TransformerPolicy
 from teamtr.engines.torch.tokenizer import character_tokenizer
-from teamtr.errors import Misuse
+from teamtr.errors import UserError
 from teamtr.ports import Task
 from teamtr.presets import Plan
 from teamtr.randomness import generator, seed_of
-from teamtr.rollout import Arena
+from teamtr.rollout import RolloutContext
 from teamtr.tasks.benchmarks.arbench.endpoint import EndpointPlayer
 from teamtr.tasks.benchmarks.arbench.players import Player, PolicyPlayer
 from teamtr.tasks.benchmarks.arbench.task import ArBench
 from teamtr.team import Agent, Router, Team
-from teamtr.training.batch import Optimisation
-from teamtr.types import AgentState, Ids
+from teamtr.training.batch import Optimization
+from teamtr.types import Ids
 
 
 @dataclass(frozen=True)
-class Workshop:
+class Session:
     """Everything a run needs, built."""
 
     team_file: TeamFile
     task: Task
     engine: LocalEngine
-    arena: Arena
+    context: RolloutContext
     team: Team
     plan: Plan
-    optimisation: Optimisation
+    optimization: Optimization
 
     def load(self, folder_of: Callable[[str], Path]) -> Team:
         """Put stored weights into every agent and return the team they make."""
@@ -72,7 +72,7 @@ class Workshop:
 
     def breaches(self) -> dict[str, int]:
         """How often messages broke the team's protocol so far, by reason; agents of one model share a codec."""
-        protocols = [c.sharing for c in self.arena.codecs.values() if isinstance(c, ChatCodec)]
+        protocols = [c.sharing for c in self.context.codecs.values() if isinstance(c, ChatCodec)]
         counters = {id(p): p.breaches for p in protocols if isinstance(p, Sharing)}
         return dict(sum(counters.values(), Counter[str]()))
 
@@ -83,7 +83,7 @@ class Workshop:
         return team
 
 
-def build(team_file: TeamFile, *, taught: bool = True) -> Workshop:
+def build(team_file: TeamFile, *, taught: bool = True) -> Session:
     """Load models, check templates, and put the team together.
 
     ``taught=False``: built-in models are not taught the form of messages, where their weights are loaded from a commit
@@ -93,13 +93,12 @@ def build(team_file: TeamFile, *, taught: bool = True) -> Workshop:
     task = build_task(team_file)
     plan = team_file.plan.plan()
     settings = team_file.learner
-    room = serving_room(team_file)
-    voices = _voices(team_file if taught else _without_teaching(team_file), task, room)
+    room = sampler_pool(team_file)
+    models = _agent_models(team_file if taught else _without_teaching(team_file), task, room)
     learners = {
         agent.name: PolicyLearner(
             agent.name,
-            voices[agent.name].policy,
-            AgentState(beta=plan.region.beta, step_scale=1.0, radius_nats=plan.radii.nats),
+            models[agent.name].policy,
             micro_batch=settings.micro_batch,
             betas=settings.betas,
             max_grad_norm=settings.max_grad_norm,
@@ -122,16 +121,16 @@ def build(team_file: TeamFile, *, taught: bool = True) -> Workshop:
         )
     )
     if isinstance(task, ArBench) and isinstance(team_file.task, ArBenchTask) and team_file.task.player is not None:
-        task.player = _player(team_file, team_file.task.player, task, engine, voices, room)
-    arena = Arena(
+        task.player = _player(team_file, team_file.task.player, task, engine, models, room)
+    context = RolloutContext(
         sampler=engine,
-        codecs={name: voice.codec for name, voice in voices.items()},
+        codecs={name: model.codec for name, model in models.items()},
         router=Router(team_file.team.speaking_order, team_file.team.router.rounds),
         task=task,
         answer=team_file.team.answer,
         history=team_file.team.history,
     )
-    optimisation = Optimisation(
+    optimization = Optimization(
         learning_rate=settings.learning_rate,
         epochs=settings.epochs,
         minibatches=settings.minibatches,
@@ -141,7 +140,7 @@ def build(team_file: TeamFile, *, taught: bool = True) -> Workshop:
         certify_share=settings.certify_share,
         cross_fit=settings.cross_fit,
     )
-    return Workshop(team_file, task, engine, arena, team, plan, optimisation)
+    return Session(team_file, task, engine, context, team, plan, optimization)
 
 
 def _without_teaching(team_file: TeamFile) -> TeamFile:
@@ -199,29 +198,29 @@ def device_of(team_file: TeamFile) -> torch.device:
     if team_file.device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if team_file.device.startswith("cuda") and not torch.cuda.is_available():
-        raise Misuse(f"device: {team_file.device} is asked for, but there is no CUDA device here; use auto or cpu")
+        raise UserError(f"device: {team_file.device} is asked for, but there is no CUDA device here; use auto or cpu")
     return torch.device(team_file.device)
 
 
-# -- voices: a policy and the codec it speaks through --------------------------------------------------------
+# -- models: a policy and the codec it speaks through --------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class _Voice:
+class AgentModel:
     policy: Policy
     codec: ChatCodec
 
 
-def _voices(team_file: TeamFile, task: Task, room: ServingRoom | None) -> dict[str, _Voice]:
-    """One voice per agent. Agents that name the same model share its codec, and its base when they train LoRA."""
+def _agent_models(team_file: TeamFile, task: Task, room: SamplerPool | None) -> dict[str, AgentModel]:
+    """One model per agent. Agents that name the same model share its codec, and its base when they train LoRA."""
     by_source: dict[str, list[AgentConfig]] = {}
     for agent in team_file.team.agents:
         by_source.setdefault(agent.model, []).append(agent)
-    voices: dict[str, _Voice] = {}
+    models: dict[str, AgentModel] = {}
     for source, agents in by_source.items():
-        make = _tabular_voices if source == "tabular" else _transformer_voices
-        voices.update(make(team_file, task, source, agents, room))
-    return voices
+        make = _tabular_models if source == "tabular" else _transformer_models
+        models.update(make(team_file, task, source, agents, room))
+    return models
 
 
 def _player(
@@ -229,8 +228,8 @@ def _player(
     settings: PlayerConfig,
     task: Task,
     engine: LocalEngine,
-    voices: Mapping[str, _Voice],
-    room: ServingRoom | None,
+    models: Mapping[str, AgentModel],
+    room: SamplerPool | None,
 ) -> Player:
     """Who plays the other roles: a model at an endpoint, an agent of this team, or a model of its own."""
     if settings.base_url is not None:
@@ -243,13 +242,12 @@ def _player(
         )
     name = settings.agent or "player"
     if settings.agent is not None:
-        voice = voices[name]
+        model = models[name]
     else:
         alone = AgentConfig(name=name, model=settings.model, train="full", lora=LoraConfig(), system_prompt="")
-        voice = _transformer_voices(team_file, task, str(settings.model), [alone], room)[name]
-        state = AgentState(beta=0.0, step_scale=1.0, radius_nats=1.0)
-        engine = LocalEngine({name: PolicyLearner(name, voice.policy, state)})
-    return PolicyPlayer(engine, name, voice.codec, settings.max_tokens, settings.temperature)
+        model = _transformer_models(team_file, task, str(settings.model), [alone], room)[name]
+        engine = LocalEngine({name: PolicyLearner(name, model.policy)})
+    return PolicyPlayer(engine, name, model.codec, settings.max_tokens, settings.temperature)
 
 
 def _codec(team_file: TeamFile, tokenizer: Any) -> ChatCodec:
@@ -262,16 +260,16 @@ def _codec(team_file: TeamFile, tokenizer: Any) -> ChatCodec:
     return codec
 
 
-def _tabular_voices(
-    team_file: TeamFile, task: Task, source: str, agents: Sequence[AgentConfig], room: ServingRoom | None
-) -> Mapping[str, _Voice]:
+def _tabular_models(
+    team_file: TeamFile, task: Task, source: str, agents: Sequence[AgentConfig], room: SamplerPool | None
+) -> Mapping[str, AgentModel]:
     tokenizer = character_tokenizer()
     codec = _codec(team_file, tokenizer)
     end = int(tokenizer.eos_token_id)
     alphabet = getattr(task, "alphabet", "")
     favoured = [end, *(tokenizer.encode(alphabet, add_special_tokens=False) if alphabet else range(len(tokenizer)))]
     return {
-        agent.name: _Voice(
+        agent.name: AgentModel(
             TabularPolicy(
                 len(tokenizer),
                 end_ids=frozenset({end}),
@@ -284,7 +282,7 @@ def _tabular_voices(
     }
 
 
-def serving_room(team_file: TeamFile) -> ServingRoom | None:
+def sampler_pool(team_file: TeamFile) -> SamplerPool | None:
     """Where the team's transformers sample; None for the plain path."""
     settings, device = team_file.sampling, device_of(team_file)
     on_gpu = device.type == "cuda"
@@ -294,7 +292,7 @@ def serving_room(team_file: TeamFile) -> ServingRoom | None:
     # that overflow it exist.
     by_device = ("fp16", "bf16") if on_gpu else ("fp32", None)
     precision, fallback = by_device if settings.precision == "auto" else (settings.precision, None)
-    return ServingRoom(
+    return SamplerPool(
         precision=precision,
         fallback=fallback,
         device=device,
@@ -303,9 +301,9 @@ def serving_room(team_file: TeamFile) -> ServingRoom | None:
     )
 
 
-def _transformer_voices(
-    team_file: TeamFile, task: Task, source: str, agents: Sequence[AgentConfig], room: ServingRoom | None
-) -> Mapping[str, _Voice]:
+def _transformer_models(
+    team_file: TeamFile, task: Task, source: str, agents: Sequence[AgentConfig], room: SamplerPool | None
+) -> Mapping[str, AgentModel]:
     quieten()
     device = device_of(team_file)
     if device.index is not None:
@@ -346,7 +344,7 @@ def _transformer_voices(
                 serving=room,
                 slim=slimmed,
             )
-    return {a.name: _Voice(policies[a.name], codec) for a in agents}
+    return {a.name: AgentModel(policies[a.name], codec) for a in agents}
 
 
 def _precision(team_file: TeamFile, device: torch.device) -> Precision:

@@ -12,15 +12,14 @@ import numpy as np
 
 from teamtr.engines.learner import PolicyLearner
 from teamtr.engines.torch.policy import CHEAPEST_FIRST
-from teamtr.errors import Misuse, Refused
+from teamtr.errors import Refused, UserError
 from teamtr.presets import Radii
 from teamtr.randomness import generator, seed_of
-from teamtr.rollout import Arena, play
-from teamtr.session.build import Workshop
+from teamtr.rollout import RolloutContext, play
+from teamtr.session.build import Session
 from teamtr.team import team_answer
-from teamtr.theory.advantages import group_advantages
 from teamtr.theory.overlong import cache_tokens
-from teamtr.training.batch import Lesson
+from teamtr.training.batch import TrainingBatch
 from teamtr.training.update import VERIFIABLE_SHARE, noise_floor
 from teamtr.types import Problem, Turn
 
@@ -67,28 +66,28 @@ class GraderNotTrusted(Refused):
     """Known answers do not come out as they must."""
 
 
-def self_test(workshop: Workshop) -> list[str]:
+def self_test(session: Session) -> list[str]:
     """Send answers known to be right and wrong the way of a real message: through the tokenizer of whoever speaks,
     the team's answer rule, extraction and grader. Returns warnings; raises GraderNotTrusted when one comes out
     otherwise. Where a task has no known answers (``gold`` and ``wrong``), its grader must at least not fail on all.
     """
-    task, seed = workshop.task, workshop.team_file.seed
+    task, seed = session.task, session.team_file.seed
     gold, wrong = getattr(task, "gold", None), getattr(task, "wrong", None)
     problems = task.problems("train")
     if not problems:
-        raise Misuse("the task has no problem to train on: lower task.held_out, or give task.train")
+        raise UserError("the task has no problem to train on: lower task.held_out, or give task.train")
     if gold is None or wrong is None:
-        _require_an_answer(workshop, problems)
+        _require_an_answer(session, problems)
         return []
     rng = generator(seed, "self-test")
     picked = [problems[i] for i in rng.permutation(len(problems))[:KNOWN_PROBLEMS]]
     known = [_Known(problem, "gold", gold(problem), True) for problem in picked]
     known += [_Known(p, answer.kind, answer.reply, False) for p in picked for answer in wrong(p, rng)]
-    arena = workshop.arena
-    said = [_spoken(arena, each.reply) for each in known]
+    context = session.context
+    said = [_spoken(context, each.reply) for each in known]
     texts = [[turn.text for turn in turns] for turns in said]
     extract = getattr(task, "extract", None)
-    answers = [team_answer(turns, arena.answer, extract) for turns in said]
+    answers = [team_answer(turns, context.answer, extract) for turns in said]
     verdicts = task.grade([(k.problem, answer, text) for k, answer, text in zip(known, answers, texts, strict=True)])
     failed = [
         f"  problem {each.problem.id}, {each.kind}: graded {verdict.kind}, read as {verdict.extracted!r}"
@@ -106,12 +105,12 @@ def self_test(workshop: Workshop) -> list[str]:
             + "\n".join(failed[:10])
             + "\nIf only gold answers fail, the model's tokenizer may not be able to write them; else mend the task."
         )
-    return _too_short(workshop, [turns for each, turns in zip(known, said, strict=True) if each.is_right])
+    return _too_short(session, [turns for each, turns in zip(known, said, strict=True) if each.is_right])
 
 
-def doubts(workshop: Workshop) -> list[str]:
+def doubts(session: Session) -> list[str]:
     """What makes it unlikely that something is learnt, or that it can be seen."""
-    settings, task = workshop.team_file, workshop.task
+    settings, task = session.team_file, session.task
     problems, found = task.problems("train"), []
     if len(problems) < settings.plan.problems:
         wanted = settings.plan.problems
@@ -125,7 +124,7 @@ def doubts(workshop: Workshop) -> list[str]:
             "the built-in tiny model is not taught before training, for this task has no examples of messages: it "
             "begins with random letters; take a pretrained model, or a task such as code to try things"
         )
-    codecs = {id(tokenizer): codec for codec in workshop.arena.codecs.values() if (tokenizer := _tokenizer(codec))}
+    codecs = {id(tokenizer): codec for codec in session.context.codecs.values() if (tokenizer := _tokenizer(codec))}
     for codec in codecs.values():
         unknown, looked_at = _tokenizer(codec).unk_token_id, problems[:LOOKED_AT]
         strange = sum(unknown is not None and unknown in codec.encode_message(p.prompt) for p in looked_at)
@@ -138,14 +137,14 @@ def _tokenizer(codec: Any) -> Any:
     return getattr(codec, "tokenizer", None)
 
 
-def _require_an_answer(workshop: Workshop, problems: Sequence[Problem]) -> None:
+def _require_an_answer(session: Session, problems: Sequence[Problem]) -> None:
     """A grader that may fail is sent a right answer where one is known, a number and a sentence; not all may fail."""
-    failures = getattr(workshop.task, "failures", None)
+    failures = getattr(session.task, "failures", None)
     if failures is None:
         return
     before, known = Counter(failures), problems[0].answer
     replies = ("" if known is None else str(known), "0", "I do not know.")
-    verdicts = workshop.task.grade([(problems[0], reply, [reply]) for reply in replies])
+    verdicts = session.task.grade([(problems[0], reply, [reply]) for reply in replies])
     failed = Counter(failures) - before
     failures.clear()
     failures.update(before)
@@ -166,24 +165,24 @@ class _Known:
     is_right: bool
 
 
-def _spoken(arena: Arena, reply: str) -> list[Turn]:
+def _spoken(context: RolloutContext, reply: str) -> list[Turn]:
     """The reply as every agent's message of one round, as its own tokenizer writes and reads it."""
     turns = []
-    for name in arena.router.order:
-        codec = arena.codecs[name]
+    for name in context.router.order:
+        codec = context.codecs[name]
         token_ids = codec.encode_message(reply)
         nothing = np.zeros(0, np.int32), token_ids, np.zeros(len(token_ids), np.float32)
         turns.append(Turn(name, 0, *nothing, "stop", "", codec.decode(token_ids)))
     return turns
 
 
-def _too_short(workshop: Workshop, golds: list[list[Turn]]) -> list[str]:
+def _too_short(session: Session, golds: list[list[Turn]]) -> list[str]:
     """A warning for each agent that answers and may not write as much as the shortest of these unpunished."""
-    rule, order = workshop.arena.answer, workshop.arena.router.order
-    cache = workshop.plan.overlong.cache
+    rule, order = session.context.answer, session.context.router.order
+    cache = session.plan.overlong.cache
     answering = {"last": order[-1:], "majority": order}.get(rule, (rule,))
     warnings = []
-    for agent in workshop.team:
+    for agent in session.team:
         needed = min((len(t.token_ids) for turns in golds for t in turns if t.agent == agent.name), default=0)
         if agent.name in answering and needed > agent.max_tokens:
             warnings.append(
@@ -199,38 +198,38 @@ def _too_short(workshop: Workshop, golds: list[list[Turn]]) -> list[str]:
     return warnings
 
 
-def measure_floors(workshop: Workshop) -> list[Floor]:
+def measure_floors(session: Session) -> list[Floor]:
     """Play a few episodes and measure every trainable agent's floor on its own messages. Changes no weight.
 
     With ``precision: auto`` an agent whose radius cannot be seen goes on to the next finer arithmetic.
     """
-    problems = workshop.task.problems("train")
-    seed = workshop.team_file.seed
+    problems = session.task.problems("train")
+    seed = session.team_file.seed
     pick = generator(seed, "preflight").permutation(len(problems))[:PROBLEMS]
     batch = play(
-        workshop.arena,
-        workshop.current_team(),
+        session.context,
+        session.current_team(),
         [problems[i] for i in pick],
         GROUP,
         seed=seed_of(seed, "preflight", "play"),
     )
-    returns_PG = batch.returns_PG(workshop.plan.gamma)
-    advantages = group_advantages(returns_PG, a_clip=workshop.plan.a_clip, eps_norm=workshop.plan.eps_norm)
+    returns_PG = batch.returns_PG(session.plan.gamma)
+    advantages = session.plan.advantage.estimate(returns_PG)
     floors = []
-    for name in workshop.team.trainable:
-        learner = workshop.engine.learner(name)
-        lesson = Lesson(batch.of(name), advantages, returns_PG)
-        if len(lesson.batch) == 0:
+    for name in session.team.trainable:
+        learner = session.engine.learner(name)
+        data = TrainingBatch(batch.of(name), advantages, returns_PG)
+        if len(data.messages) == 0:
             continue
-        for precision in _finer(workshop, learner.policy.precision):
+        for precision in _finer(session, learner.policy.precision):
             learner.policy.precision = precision
             floor = Floor(
                 agent=name,
                 precision=precision,
-                messages=len(lesson.batch),
-                noise_floor=_floor(learner, lesson, workshop.plan.radii, seed=seed_of(seed, "preflight", name)),
-                radius=learner.state.radius_nats,
-                unit="token" if workshop.plan.radii.per_token else "message",
+                messages=len(data.messages),
+                noise_floor=_floor(learner, data, session.plan.radii, seed=seed_of(seed, "preflight", name)),
+                radius=session.plan.radii.nats,
+                unit="token" if session.plan.radii.per_token else "message",
             )
             if floor.visible:
                 break
@@ -238,14 +237,14 @@ def measure_floors(workshop: Workshop) -> list[Floor]:
     return floors
 
 
-def _finer(workshop: Workshop, precision: str) -> tuple[str, ...]:
+def _finer(session: Session, precision: str) -> tuple[str, ...]:
     """This precision, and with ``auto`` all finer ones."""
-    if workshop.team_file.learner.precision != "auto" or precision not in CHEAPEST_FIRST:
+    if session.team_file.learner.precision != "auto" or precision not in CHEAPEST_FIRST:
         return (precision,)
     return CHEAPEST_FIRST[CHEAPEST_FIRST.index(precision) :]
 
 
-def _floor(learner: PolicyLearner, lesson: Lesson, radii: Radii, *, seed: int) -> float:
+def _floor(learner: PolicyLearner, data: TrainingBatch, radii: Radii, *, seed: int) -> float:
     """The KL that rounding produces: after a negligible perturbation, and beyond it wherever float32 differs.
 
     In low precision a negligible change can vanish altogether (an adapter's, beside a frozen base), which reads as a
@@ -253,39 +252,46 @@ def _floor(learner: PolicyLearner, lesson: Lesson, radii: Radii, *, seed: int) -
     in this precision and in float32, as long as their true KL is within the radius; the largest difference counts.
     """
     before = learner.snapshot()
-    learner.begin(lesson.batch)
-    floor = noise_floor(learner, lesson, before, radii, seed=seed)
+    learner.begin(data.messages)
+    floor = noise_floor(learner, data, before, radii, seed=seed)
     learner.end()
     if learner.policy.precision in EXACT:
         return floor
     for relative in PERTURBATIONS:
-        true = _perturbed_kl(learner, lesson, before, radii, relative, seed, precision="fp32")
-        if true > learner.state.radius_nats:
+        true = _perturbed_kl(learner, data, before, radii, relative, seed, precision="fp32")
+        if true > radii.nats:
             break
-        read = _perturbed_kl(learner, lesson, before, radii, relative, seed, precision=learner.policy.precision)
+        read = _perturbed_kl(learner, data, before, radii, relative, seed, precision=learner.policy.precision)
         floor = max(floor, abs(read - true))
     return floor
 
 
 def _perturbed_kl(
-    learner: PolicyLearner, lesson: Lesson, before: Any, radii: Radii, relative: float, seed: int, *, precision: str
+    learner: PolicyLearner,
+    data: TrainingBatch,
+    before: Any,
+    radii: Radii,
+    relative: float,
+    seed: int,
+    *,
+    precision: str,
 ) -> float:
     own = learner.policy.precision
     learner.policy.precision = precision
     try:
-        learner.begin(lesson.batch)
+        learner.begin(data.messages)
         learner.perturb(relative, seed)
-        return float(lesson.charged_M(learner.measure().full_M, radii).mean())
+        return float(data.kl_in_radius_units(learner.measure().full_M, radii).mean())
     finally:
         learner.restore(before)
         learner.end()
         learner.policy.precision = own
 
 
-def require_visible(workshop: Workshop, floors: list[Floor]) -> None:
+def require_visible(session: Session, floors: list[Floor]) -> None:
     """Refuse a team whose radius drowns in rounding."""
     blind = [f for f in floors if not f.visible]
-    if blind and workshop.plan.region.gate:
+    if blind and session.plan.region.gate:
         raise RadiusNotVisible(
             "the trust region cannot be seen: rounding alone moves a message by more than a tenth of the radius.\n"
             + "\n".join(f"  {f}" for f in blind)

@@ -19,11 +19,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from teamtr.errors import Misuse
+from teamtr.errors import UserError
 from teamtr.evaluation.evaluate import EvalReport, Scores, scores_of
 from teamtr.randomness import seed_of
-from teamtr.rollout import Arena, Ledger, play
-from teamtr.session.build import Workshop
+from teamtr.rollout import Ledger, RolloutContext, play
+from teamtr.session.build import Session
 from teamtr.store import read_episodes, write_atomic, write_episodes
 from teamtr.store.log import encode
 from teamtr.team import Team, team_answer
@@ -44,7 +44,7 @@ class Evaluation:
     ``stage`` names the randomness beside the seed: a team is evaluated with the same after the same number of stages.
     """
 
-    workshop: Workshop
+    session: Session
     team: Team
     folder: Path
     split: str
@@ -56,7 +56,7 @@ class Evaluation:
     @classmethod
     def of(
         cls,
-        workshop: Workshop,
+        session: Session,
         team: Team,
         evals: Path,
         *,
@@ -67,11 +67,11 @@ class Evaluation:
         temperature: float | None = None,
     ) -> Evaluation:
         """What is not given is as the team file says; what that leaves open, as the paper evaluates the task."""
-        settings = workshop.team_file.eval
-        usual: int = getattr(workshop.task, "samples", SAMPLES)
+        settings = session.team_file.eval
+        usual: int = getattr(session.task, "samples", SAMPLES)
         chosen = samples or settings.samples or usual
         warmth = settings.temperature if temperature is None else temperature
-        made = cls(workshop, team, evals, split, chosen, warmth, stage, limit or settings.problems)
+        made = cls(session, team, evals, split, chosen, warmth, stage, limit or settings.problems)
         return replace(made, folder=evals / f"{split}-k{chosen}-{_digest(made.settings)}")
 
     @property
@@ -79,7 +79,7 @@ class Evaluation:
         """What the episodes depend on besides the problems."""
         return {
             "team_version": self.team.version,
-            "team": self.workshop.team_file.team.model_dump(mode="json"),
+            "team": self.session.team_file.team.model_dump(mode="json"),
             "split": self.split,
             "samples": self.samples,
             "temperature": self.temperature,
@@ -89,7 +89,7 @@ class Evaluation:
 
     @property
     def seed(self) -> int:
-        return seed_of(self.workshop.team_file.seed, "eval", self.split, self.stage)
+        return seed_of(self.session.team_file.seed, "eval", self.split, self.stage)
 
     def run(
         self,
@@ -99,22 +99,22 @@ class Evaluation:
         progress: Progress = lambda done, of, scores: None,
     ) -> EvalReport:
         """Play what is not there yet, grade it, and report. With ``regrade`` nothing is played, all is graded anew."""
-        problems = self.workshop.task.problems(self.split)[: self.limit]
+        problems = self.session.task.problems(self.split)[: self.limit]
         if not problems:
-            raise Misuse(f"the split {self.split!r} has no problems: choose another with --split")
-        arena, parts = self.workshop.arena, []
+            raise UserError(f"the split {self.split!r} has no problems: choose another with --split")
+        context, parts = self.session.context, []
         write_atomic(self.folder / "settings.json", encode(self.settings, "the settings") + b"\n")
         for chunk in _chunks(problems, max(1, EPISODES_PER_CHUNK // self.samples)):
             file = self.folder / chunk.file_name
             if regrade:
-                batch = _graded_again(arena, self._stored(file), chunk.problems)
+                batch = _graded_again(context, self._stored(file), chunk.problems)
                 write_episodes(file, batch)
             elif file.exists():
                 batch = replace(read_episodes(file), problems=tuple(chunk.problems))
             else:
                 batch = self._played(chunk, ledger)
                 write_episodes(file, batch)
-            parts.append(scores_of(arena, batch))
+            parts.append(scores_of(context, batch))
             progress(chunk.first + len(chunk.problems), len(problems), parts[-1])
         report = Scores.together(parts).report(self.seed)
         write_atomic(self.folder / "report.json", encode(report.as_record(), "the report") + b"\n")
@@ -122,7 +122,7 @@ class Evaluation:
 
     def _played(self, chunk: _Chunk, ledger: Ledger | None) -> RolloutBatch:
         return play(
-            self.workshop.arena,
+            self.session.context,
             self.team,
             chunk.problems,
             self.samples,
@@ -133,7 +133,7 @@ class Evaluation:
 
     def _stored(self, file: Path) -> RolloutBatch:
         if not file.exists():
-            raise Misuse(
+            raise UserError(
                 f"{file.parent} holds no episodes of {file.stem.removesuffix('.jsonl')}, so that there is nothing to "
                 "grade again: evaluate first, with the same split, samples, temperature and limit"
             )
@@ -156,17 +156,17 @@ def _chunks(problems: Sequence[Problem], size: int) -> Iterator[_Chunk]:
         yield _Chunk(first, problems[first : first + size])
 
 
-def _graded_again(arena: Arena, batch: RolloutBatch, problems: Sequence[Problem]) -> RolloutBatch:
+def _graded_again(context: RolloutContext, batch: RolloutBatch, problems: Sequence[Problem]) -> RolloutBatch:
     """The same episodes with the verdicts of today's grader, on the answers that today's extraction finds."""
-    extract = getattr(arena.task, "extract", None)
-    answers = [team_answer(episode.turns, arena.answer, extract) for episode in batch.episodes]
+    extract = getattr(context.task, "extract", None)
+    answers = [team_answer(episode.turns, context.answer, extract) for episode in batch.episodes]
     asked = [
         (problems[e // batch.group_size], answer, [turn.text for turn in episode.turns])
         for e, (episode, answer) in enumerate(zip(batch.episodes, answers, strict=True))
     ]
     episodes = [
         replace(episode, answer=answer, verdict=verdict)
-        for episode, answer, verdict in zip(batch.episodes, answers, arena.task.grade(asked), strict=True)
+        for episode, answer, verdict in zip(batch.episodes, answers, context.task.grade(asked), strict=True)
     ]
     return replace(batch, problems=tuple(problems), episodes=tuple(episodes))
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from teamtr.config import AgentConfig, TeamFile
 from teamtr.engines.torch.loading import load_pretrained, quieten
-from teamtr.errors import Misuse
+from teamtr.errors import UserError
 from teamtr.session.build import build
 from teamtr.session.resume import StoredRun
 from teamtr.store.atomic import make_folder, temporary_beside
@@ -50,7 +50,7 @@ def export(run: Path | str, out: Path | str, *, agent: str | None = None, merge:
     chosen = [agent_of(team_file, agent)] if agent is not None else list(team_file.team.agents)
     target = Path(out)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise Misuse(f"{target} exists and is not an empty folder; export into a new one")
+        raise UserError(f"{target} exists and is not an empty folder; export into a new one")
     quieten()
     make_folder(target.parent)
     temporary = temporary_beside(target)
@@ -78,11 +78,11 @@ def export(run: Path | str, out: Path | str, *, agent: str | None = None, merge:
 
 
 def agent_of(team_file: TeamFile, name: str) -> AgentConfig:
-    """The agent of this name, or a Misuse that says who there is."""
+    """The agent of this name, or a UserError that says who there is."""
     for config in team_file.team.agents:
         if config.name == name:
             return config
-    raise Misuse(f"no agent {name!r} in this run; it has {', '.join(team_file.team.names)}")
+    raise UserError(f"no agent {name!r} in this run; it has {', '.join(team_file.team.names)}")
 
 
 def base_model(team_file: TeamFile, agent: str) -> tuple[Any, Any]:
@@ -106,10 +106,10 @@ def _export_agent(
 ) -> Exported:
     """Fill ``folder``, which will be called ``final``."""
     if config.model == "tabular":
-        raise Misuse(f"agent {config.name!r} is a table, not a transformer; there is no other form to export it in")
+        raise UserError(f"agent {config.name!r} is a table, not a transformer; there is no other form to export it in")
     if config.train == "full":
         if merge:
-            raise Misuse(f"agent {config.name!r} is a whole model already; --merge is for adapters")
+            raise UserError(f"agent {config.name!r} is a whole model already; --merge is for adapters")
         _copy(stored, folder)
         return Exported(config.name, final, "model")
     if merge:

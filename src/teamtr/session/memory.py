@@ -25,11 +25,11 @@ from teamtr.engines.paged.sampler import PAGE, SIZES
 from teamtr.engines.torch.attention import AttentionShape, Unsupported, text_config
 from teamtr.engines.torch.packing import common_beginning
 from teamtr.engines.torch.policy import TransformerPolicy
-from teamtr.errors import Misuse
+from teamtr.errors import UserError
 from teamtr.evaluation.evaluate import PROBLEMS_IN_A_RUN, SAMPLES_IN_A_RUN
 from teamtr.ports import Environment
 from teamtr.session import checks as preflight
-from teamtr.session.build import Workshop, device_of
+from teamtr.session.build import Session, device_of
 from teamtr.tasks.benchmarks.arbench.endpoint import EndpointPlayer
 from teamtr.tasks.benchmarks.arbench.players import PolicyPlayer
 from teamtr.team import Agent
@@ -103,19 +103,19 @@ class Lengths:
         return self.shared + rows * (self.whole - self.shared)
 
 
-def longest(workshop: Workshop) -> dict[str, Lengths]:
+def longest(session: Session) -> dict[str, Lengths]:
     """Of every agent: its longest first prompt among some problems, and all that may have been said before it; of a
     model that plays the other roles, as much as the longest of these."""
-    problems = (workshop.task.problems("train") or workshop.task.problems("test"))[:PROBLEMS_LOOKED_AT]
-    openings, player = _openings(workshop, problems), _player(workshop)
-    router, found = workshop.arena.router, {}
+    problems = (session.task.problems("train") or session.task.problems("test"))[:PROBLEMS_LOOKED_AT]
+    openings, player = _openings(session, problems), _player(session)
+    router, found = session.context.router, {}
     speakers = [name for _, name in filter(None, map(router.next, range(router.horizon)))]
-    said = [workshop.team[name].max_tokens + WORDS_OF_A_LINE for name in speakers]
-    for agent in workshop.team:
-        alone = [_prompt(workshop, agent, problem, []) for problem in problems]
+    said = [session.team[name].max_tokens + WORDS_OF_A_LINE for name in speakers]
+    for agent in session.team:
+        alone = [_prompt(session, agent, problem, []) for problem in problems]
         first, before = alone, 0
         if openings:
-            first = [_prompt(workshop, agent, *told) for told in zip(problems, openings, strict=True)]
+            first = [_prompt(session, agent, *told) for told in zip(problems, openings, strict=True)]
         if turns := [t for t, name in enumerate(speakers) if name == agent.name]:
             before = sum(said[: turns[-1]])
             if openings:  # every later reply as long as the opening, and what a player may say
@@ -125,64 +125,64 @@ def longest(workshop: Workshop) -> dict[str, Lengths]:
         shared = min(common_beginning(first[0], prompt) for prompt in first)
         found[agent.name] = Lengths(max(map(len, first)) + before, agent.max_tokens, shared)
     if isinstance(player, PolicyPlayer):
-        name, prompt = _player_name(workshop, player), max(one.prompt for one in found.values())
+        name, prompt = _player_name(session, player), max(one.prompt for one in found.values())
         message = max(player.max_tokens, found[name].message if name in found else 0)
         found[name] = Lengths(prompt, message)
     return found
 
 
-def _prompt(workshop: Workshop, agent: Agent, problem: Problem, history: History) -> Ids:
-    arena = workshop.arena
+def _prompt(session: Session, agent: Agent, problem: Problem, history: History) -> Ids:
+    context = session.context
     chat = render(
-        agent=agent.name, system_prompt=agent.system_prompt, problem=problem, history=history, style=arena.history
+        agent=agent.name, system_prompt=agent.system_prompt, problem=problem, history=history, style=context.history
     )
-    return arena.codecs[agent.name].encode(chat)
+    return context.codecs[agent.name].encode(chat)
 
 
-def _openings(workshop: Workshop, problems: Sequence[Problem]) -> list[History]:
+def _openings(session: Session, problems: Sequence[Problem]) -> list[History]:
     """What an interactive task's environment says before anyone speaks; nothing for other tasks."""
-    environment: Environment | None = getattr(workshop.task, "environment", None)
+    environment: Environment | None = getattr(session.task, "environment", None)
     if environment is None:
         return []
-    situations = [Situation(problem, (), (), workshop.arena.router.rounds - 1) for problem in problems]
+    situations = [Situation(problem, (), (), session.context.router.rounds - 1) for problem in problems]
     replies = environment.reply(situations, seed=0)
     return [[(message.author, message.text) for message in reply.messages] for reply in replies]
 
 
-def _player(workshop: Workshop) -> PolicyPlayer | EndpointPlayer | None:
-    player = getattr(workshop.task, "player", None)
+def _player(session: Session) -> PolicyPlayer | EndpointPlayer | None:
+    player = getattr(session.task, "player", None)
     return player if isinstance(player, (PolicyPlayer, EndpointPlayer)) else None
 
 
-def _player_name(workshop: Workshop, player: PolicyPlayer) -> str:
+def _player_name(session: Session, player: PolicyPlayer) -> str:
     """An agent of the team under its own name; a model beside the team under one that no agent can have."""
-    return player.agent if player.sampler is workshop.engine else PLAYER
+    return player.agent if player.sampler is session.engine else PLAYER
 
 
-def _speakers(workshop: Workshop) -> dict[str, PolicyLearner]:
+def _speakers(session: Session) -> dict[str, PolicyLearner]:
     """All that speak through transformers: the agents, and a model of its own that plays the other roles."""
-    found = dict(workshop.engine.learners)
-    player = _player(workshop)
+    found = dict(session.engine.learners)
+    player = _player(session)
     if isinstance(player, PolicyPlayer) and isinstance(player.sampler, LocalEngine):
-        found[_player_name(workshop, player)] = player.sampler.learner(player.agent)
+        found[_player_name(session, player)] = player.sampler.learner(player.agent)
     return {name: learner for name, learner in found.items() if isinstance(learner.policy, TransformerPolicy)}
 
 
-def plan_memory(workshop: Workshop) -> MemoryPlan:
+def plan_memory(session: Session) -> MemoryPlan:
     """The plan of a built team."""
-    transformers = _speakers(workshop)
+    transformers = _speakers(session)
     device = next((learner.policy.device for learner in transformers.values()), torch.device("cpu"))
     available = None
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         available = free + torch.cuda.memory_reserved(device)
-    lengths = longest(workshop)
-    items = [*_weights(transformers), *_pages(workshop, transformers, lengths)]
-    trained = [transformers[n] for n in workshop.team.trainable if n in transformers]
+    lengths = longest(session)
+    items = [*_weights(transformers), *_pages(session, transformers, lengths)]
+    trained = [transformers[n] for n in session.team.trainable if n in transformers]
     if trained:
         items += _largest(_optimizer(learner) for learner in trained)
-        items += _largest(_reference(workshop, learner, lengths[learner.agent]) for learner in trained)
-        items += _largest(_worst_step(workshop, learner, lengths[learner.agent]) for learner in trained)
+        items += _largest(_reference(session, learner, lengths[learner.agent]) for learner in trained)
+        items += _largest(_worst_step(session, learner, lengths[learner.agent]) for learner in trained)
     if device.type == "cuda":
         items.append(Item("libraries", WORKSPACES, "workspaces of matrix products"))
     return MemoryPlan(tuple(items), available)
@@ -207,9 +207,9 @@ def _weights(learners: Mapping[str, PolicyLearner]) -> Iterator[Item]:
         yield Item("base in half precision", sum(halves.values()), "for training adapters on it")
 
 
-def _pages(workshop: Workshop, learners: Mapping[str, PolicyLearner], lengths: Mapping[str, Lengths]) -> Iterator[Item]:
+def _pages(session: Session, learners: Mapping[str, PolicyLearner], lengths: Mapping[str, Lengths]) -> Iterator[Item]:
     """Sampling copies and keys and values, per architecture; nothing on the plain path but what its cache grows to."""
-    episodes = _rows_at_once(workshop)
+    episodes = _rows_at_once(session)
     by_server: dict[str, list[str]] = {}
     for name, learner in learners.items():
         by_server.setdefault(architecture(_policy(learner).causal_lm), []).append(name)
@@ -229,19 +229,19 @@ def _pages(workshop: Workshop, learners: Mapping[str, PolicyLearner], lengths: M
         yield Item("keys and values", taken, f"{wanted / GB:.2g} GB for a batch; the rest is found again later")
 
 
-def _rows_at_once(workshop: Workshop) -> int:
+def _rows_at_once(session: Session) -> int:
     """Most episodes that are played at once: a batch, the check before the run, or an evaluation during it."""
-    most = max(workshop.team_file.plan.problems * workshop.plan.group_size, _checked(workshop))
-    settings = workshop.team_file.eval
+    most = max(session.team_file.plan.problems * session.plan.group_size, _checked(session))
+    settings = session.team_file.eval
     if not settings.every:
         return most
-    problems = len(workshop.task.problems("test")[: settings.problems or PROBLEMS_IN_A_RUN])
+    problems = len(session.task.problems("test")[: settings.problems or PROBLEMS_IN_A_RUN])
     return max(most, problems * (settings.samples or SAMPLES_IN_A_RUN))
 
 
-def _checked(workshop: Workshop) -> int:
+def _checked(session: Session) -> int:
     """Episodes of the check before the run."""
-    return preflight.GROUP * min(preflight.PROBLEMS, len(workshop.task.problems("train")))
+    return preflight.GROUP * min(preflight.PROBLEMS, len(session.task.problems("train")))
 
 
 def _optimizer(learner: PolicyLearner) -> Item:
@@ -252,17 +252,17 @@ def _optimizer(learner: PolicyLearner) -> Item:
     return Item("gradients, moments, snapshots", times * trainable, f"of the agent being updated ({learner.agent})")
 
 
-def _reference(workshop: Workshop, learner: PolicyLearner, lengths: Lengths) -> Item:
+def _reference(session: Session, learner: PolicyLearner, lengths: Lengths) -> Item:
     """The old policy's last hidden states of every message token."""
-    messages = _messages(workshop, learner.agent)
+    messages = _messages(session, learner.agent)
     size = messages * _reference_bytes(learner, lengths)
     return Item("old policy", size, f"{messages} messages of {lengths.message} tokens")
 
 
-def _messages(workshop: Workshop, agent: str) -> int:
+def _messages(session: Session, agent: str) -> int:
     """That an update of this agent learns from, at most."""
-    episodes = workshop.team_file.plan.problems * workshop.plan.group_size
-    return episodes * workshop.arena.router.turns_of(agent)
+    episodes = session.team_file.plan.problems * session.plan.group_size
+    return episodes * session.context.router.turns_of(agent)
 
 
 def _reference_bytes(learner: PolicyLearner, lengths: Lengths) -> int:
@@ -279,15 +279,15 @@ class Rows:
     """With all that the way back needs."""
 
     @staticmethod
-    def of(workshop: Workshop, learner: PolicyLearner) -> Rows:
-        messages = max(1, _messages(workshop, learner.agent))
-        checked = _checked(workshop) * workshop.arena.router.turns_of(learner.agent)
-        step = -(-messages // min(workshop.team_file.learner.minibatches, messages))
+    def of(session: Session, learner: PolicyLearner) -> Rows:
+        messages = max(1, _messages(session, learner.agent))
+        checked = _checked(session) * session.context.router.turns_of(learner.agent)
+        step = -(-messages // min(session.team_file.learner.minibatches, messages))
         return Rows(min(learner.micro_batch, max(messages, checked)), min(learner.micro_batch, step))
 
 
-def _worst_step(workshop: Workshop, learner: PolicyLearner, lengths: Lengths) -> Item:
-    rows, config = Rows.of(workshop, learner), text_config(_policy(learner).causal_lm)
+def _worst_step(session: Session, learner: PolicyLearner, lengths: Lengths) -> Item:
+    rows, config = Rows.of(session, learner), text_config(_policy(learner).causal_lm)
     # Going back through a layer makes gradients of what it kept, and of what came in between.
     trained = (1 + 2 / config.num_hidden_layers) * kept_bytes(learner, lengths, rows.trained)
     # Without a way back, what one layer makes, and what the one before it gave.
@@ -361,11 +361,11 @@ def _largest(items: Iterator[Item]) -> list[Item]:
     return [max(items, key=lambda item: item.bytes)]
 
 
-def before_training(workshop: Workshop) -> dict[str, Any] | None:
+def before_training(session: Session) -> dict[str, Any] | None:
     """On a card, the plan beside what the longest step really took; the peak is then counted anew. None elsewhere."""
-    if device_of(workshop.team_file).type != "cuda":
+    if device_of(session.team_file).type != "cuda":
         return None
-    found = {"planned_gb": plan_memory(workshop).total / GB, **rehearse(workshop)}
+    found = {"planned_gb": plan_memory(session).total / GB, **rehearse(session)}
     torch.cuda.reset_peak_memory_stats()
     return found
 
@@ -375,50 +375,50 @@ def peak_gb() -> float | None:
     return torch.cuda.max_memory_allocated() / GB if torch.cuda.is_available() else None
 
 
-def rehearse(workshop: Workshop) -> dict[str, Any]:
+def rehearse(session: Session) -> dict[str, Any]:
     """Reserve what sampling takes, then score as much as is ever scored at once and take the longest step of every
     trainable agent, and undo it; returns the micro-batch that fits, and the peak.
 
     Running out of memory halves the micro-batch here and not in the middle of a run.
     """
-    lengths = longest(workshop)
+    lengths = longest(session)
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
-    episodes = _rows_at_once(workshop)
-    for name, learner in _speakers(workshop).items():
+    episodes = _rows_at_once(session)
+    for name, learner in _speakers(session).items():
         _policy(learner).reserve(episodes, lengths[name].prompt, lengths[name].message)
-    for name in workshop.team.trainable:
-        learner = workshop.engine.learner(name)
-        rows = Rows.of(workshop, learner)
+    for name in session.team.trainable:
+        learner = session.engine.learner(name)
+        rows = Rows.of(session, learner)
         batch = _longest_batch(name, lengths[name], rows.scored)
         before = learner.snapshot()
         try:
-            with _old_policy_of_the_rest(workshop, learner, lengths[name], len(batch)):
-                learner.begin(batch, reference=workshop.plan.objective.has_reference)
+            with _old_policy_of_the_rest(session, learner, lengths[name], len(batch)):
+                learner.begin(batch, reference=session.plan.objective.has_reference)
                 step, ones = np.arange(rows.trained), np.ones(rows.trained)
-                learner.step(step, ones, workshop.plan.objective, beta=1.0, learning_rate=0.0)
+                learner.step(step, ones, session.plan.objective, beta=1.0, learning_rate=0.0)
                 learner.measure()
         finally:
             learner.restore(before)
             learner.end()
     return {
-        "micro_batch": {name: workshop.engine.learner(name).micro_batch for name in workshop.team.trainable},
+        "micro_batch": {name: session.engine.learner(name).micro_batch for name in session.team.trainable},
         "peak_gb": peak_gb(),
     }
 
 
 @contextmanager
 def _old_policy_of_the_rest(
-    workshop: Workshop, learner: PolicyLearner, lengths: Lengths, rehearsed: int
+    session: Session, learner: PolicyLearner, lengths: Lengths, rehearsed: int
 ) -> Iterator[None]:
     """Within, as much of the card is taken as an update keeps of the messages that the rehearsal does not have."""
     held = None
     if isinstance(learner.policy, TransformerPolicy) and learner.policy.device.type != "cpu":
-        rest = max(0, _messages(workshop, learner.agent) - rehearsed) * _reference_bytes(learner, lengths)
+        rest = max(0, _messages(session, learner.agent) - rehearsed) * _reference_bytes(learner, lengths)
         try:
             held = torch.empty(rest, dtype=torch.uint8, device=learner.policy.device)
         except torch.OutOfMemoryError as error:
-            raise Misuse(
+            raise UserError(
                 f"what an update of {learner.agent} keeps of the policy before it, {rest / GB:.2g} GB, does not fit "
                 "beside weights and pages; lower plan.problems, plan.group_size, max_tokens or sampling.memory_gb"
             ) from error

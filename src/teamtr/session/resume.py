@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from teamtr.config import ConfigError, TeamFile, dump, loads
-from teamtr.errors import Misuse, Refused
-from teamtr.session.build import Workshop, build
+from teamtr.errors import Refused, UserError
+from teamtr.session.build import Session, build
 from teamtr.store import Commit, NotARun, RunFolder, StoreError, write_atomic
 from teamtr.team import Team
 
@@ -59,10 +59,10 @@ class StoredRun:
             raise NotARun(f"{folder} holds no checkpoint yet; train first")
         return cls(run, team_file, commit)
 
-    def build(self) -> tuple[Workshop, Team]:
+    def build(self) -> tuple[Session, Team]:
         """The team of the commit."""
-        workshop = build(self.team_file, taught=False)
-        return workshop, workshop.load(lambda name: self.folder.checkpoints.folder_of(self.commit, name))
+        session = build(self.team_file, taught=False)
+        return session, session.load(lambda name: self.folder.checkpoints.folder_of(self.commit, name))
 
 
 def claim(run: RunFolder, team_file: TeamFile, commit: Commit | None) -> None:
@@ -100,7 +100,7 @@ def _require_stages(run: RunFolder, team_file: TeamFile, commit: Commit) -> None
     told = f"{whole} {'stage' if whole == 1 else 'stages'}"
     if updated < each:
         told += f" and {updated} of {each} updates of the next"
-    raise Misuse(
+    raise UserError(
         f"plan.stages is {team_file.plan.stages}, but the run in {run.path} has done {told}: "
         f"set plan.stages to {begun} or more to go on with it, or choose a new folder"
     )

@@ -13,7 +13,8 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +27,11 @@ from teamtr.evaluation.exact import role_success
 from teamtr.randomness import generator, seed_of
 from teamtr.rollout import Collected, Ledger, collect, play, punishments_PG, trained_returns_PG
 from teamtr.rollout.cost import Account
-from teamtr.session.build import Workshop, build
+from teamtr.session.build import Session, build
 from teamtr.session.checks import doubts, measure_floors, require_visible, self_test
 from teamtr.session.memory import before_training, peak_gb
 from teamtr.session.resume import claim
+from teamtr.session.state import Position, RunState
 from teamtr.store import (
     Commit,
     RunFolder,
@@ -41,32 +43,16 @@ from teamtr.store import (
 )
 from teamtr.tasks import Roles
 from teamtr.team import Team
-from teamtr.theory.advantages import group_advantages
 from teamtr.theory.intervals import measured_gain
 from teamtr.trackers import follow
 from teamtr.training.algorithm import Slot, Step, run_stage, schedule
-from teamtr.training.batch import Lesson
+from teamtr.training.batch import TrainingBatch
 from teamtr.training.probe import Rollouts, log_ratios, stale_probe, token_shift
 from teamtr.training.stage import shared_radii, stage_report
-from teamtr.training.update import Stakes, Update, update_agent
+from teamtr.training.update import CertificateInputs, Update, update_agent
 from teamtr.types import Problem, RolloutBatch
 
 Record = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class _Position:
-    """Where a run stands: ``done`` updates of ``stage`` are committed, ``number`` in all."""
-
-    number: int = 0
-    stage: int = 0
-    done: int = 0
-    batch: str | None = None
-    log_weights: Sequence[float] | None = None
-    carried: Sequence[float] | None = None
-    """Trajectory log-weights from the stage's first batch to the present team, while probes ask for them."""
-    returns: Sequence[Sequence[float]] | None = None
-    """Returns of the latest batch of this stage, to measure the next update's gain against."""
 
 
 def train(team_file: TeamFile, folder: Path | str, *, stop: Callable[[], bool] = lambda: False) -> Iterator[Record]:
@@ -99,14 +85,15 @@ def train(team_file: TeamFile, folder: Path | str, *, stop: Callable[[], bool] =
 class _Driver:
     """Drives the loop of one run and keeps its books."""
 
-    def __init__(self, run: RunFolder, workshop: Workshop, stop: Callable[[], bool]) -> None:
+    def __init__(self, run: RunFolder, session: Session, stop: Callable[[], bool]) -> None:
         self.run = run
-        self.workshop = workshop
+        self.session = session
         self.stop = stop
-        self.seed = workshop.team_file.seed
+        self.seed = session.team_file.seed
         self.account = Account()
-        self.team = workshop.current_team()
-        self.position = _Position()
+        self.team = session.current_team()
+        self.position = Position()
+        self.states = dict.fromkeys(session.team.names, session.plan.first_state())
         self.fingerprints: dict[str, str] = {}
         self.exact: float | None = None
         self.measured: Record | None = None
@@ -117,7 +104,7 @@ class _Driver:
     def go(self, commit: Commit | None) -> Iterator[Record]:
         """From this commit on; None begins."""
         yield self._begin_or_resume(commit)
-        stages = self.workshop.team_file.plan.stages
+        stages = self.session.team_file.plan.stages
         while self.position.stage < stages:
             if self.position.done == 0:
                 yield from self._evaluate_if_due()
@@ -130,19 +117,19 @@ class _Driver:
                     yield {"kind": "stopped", **self._where()}
                     return
             yield from self._close_stage()
-            self.position = _Position(number=self.position.number, stage=self.position.stage + 1)
+            self.position = Position(number=self.position.number, stage=self.position.stage + 1)
         yield from self._evaluate_if_due(last=True)
         yield {"kind": "finished", **self._where(), "tokens": self.account.sampled_tokens}
 
     # -- one stage --------------------------------------------------------------------------------------------
 
     def _stage(self) -> Iterator[Step]:
-        stage, plan = self.position.stage, self.workshop.plan
+        stage, plan = self.position.stage, self.session.plan
         past = self._last_updates()
         gains = {name: record["surrogate"] for name, record in past.items()}
         slots = schedule(plan.order, self.team.trainable, generator(self.seed, "order", stage), gains)
         self._share_out_radii(past)
-        problems, others = self._draw(stage, self.workshop.team_file.plan.problems)
+        problems, others = self._draw(stage, self.session.team_file.plan.problems)
         held = self._held_batch(slots)
         if self._probing and self.position.done == 0:
             write_episodes(self.run.episodes / probe_name(stage), self._rollouts_for_probes("start"))
@@ -150,7 +137,7 @@ class _Driver:
         def gather(team: Team, step: int) -> RolloutBatch:
             ledger = Ledger()
             collected = collect(
-                self.workshop.arena,
+                self.session.context,
                 team,
                 problems,
                 plan.group_size,
@@ -164,7 +151,7 @@ class _Driver:
             self.account.sampled(ledger)
             self._measure(batch)
             name = batch_name(stage, step)
-            if self.workshop.team_file.store.episodes or plan.reuses_rollouts:
+            if self.session.team_file.store.episodes or plan.reuses_rollouts:
                 write_episodes(self.run.episodes / name, batch)
                 self.position = replace(self.position, batch=name)
             return batch
@@ -181,7 +168,7 @@ class _Driver:
 
     def _last_updates(self) -> dict[str, Record]:
         """Each agent's last update before this stage, from the log; empty where nothing depends on the past."""
-        plan = self.workshop.plan
+        plan = self.session.plan
         if plan.order.kind != "largest_gain" and plan.radii.allocation == "equal":
             return {}
         past = [r for r in self.run.log.read() if r["kind"] == "update" and r["stage"] < self.position.stage]
@@ -189,14 +176,13 @@ class _Driver:
 
     def _share_out_radii(self, past: Mapping[str, Record]) -> None:
         """This stage's radii, from what each agent's last update gained; as they are where one has none yet."""
-        names, router = self.team.trainable, self.workshop.arena.router
-        if self.workshop.plan.radii.allocation == "equal" or any(name not in past for name in names):
+        names, router = self.team.trainable, self.session.context.router
+        if self.session.plan.radii.allocation == "equal" or any(name not in past for name in names):
             return
         turns = {name: router.turns_of(name) for name in names}
-        shared = shared_radii(self.workshop.plan.radii, past, turns, self._return_range or 1.0)
+        shared = shared_radii(self.session.plan.radii, past, turns, self._return_range or 1.0)
         for name, radius in shared.items():
-            learner = self.workshop.engine.learner(name)
-            learner.state = replace(learner.state, radius_nats=radius)
+            self.states[name] = replace(self.states[name], radius_nats=radius)
 
     def _held_batch(self, slots: Sequence[Slot]) -> RolloutBatch | None:
         """The batch that an interrupted stage goes on with; None when its next update samples anew."""
@@ -204,73 +190,68 @@ class _Driver:
         if position.batch is None or position.done >= len(slots):
             return None
         upcoming = slots[position.done]
-        if upcoming.opens and self.workshop.plan.resample.due(upcoming.step):
+        if upcoming.opens and self.session.plan.resample.due(upcoming.step):
             return None
         held = read_episodes(self.run.episodes / position.batch)
         weights = position.log_weights
         return held if weights is None else replace(held, log_weights_E=np.array(weights))
 
-    def _teach(self, agent: str, lesson: Lesson) -> Update:
-        plan, router = self.workshop.plan, self.workshop.arena.router
-        learner = self.workshop.engine.learner(agent)
+    def _teach(self, agent: str, data: TrainingBatch) -> Update:
+        plan, router = self.session.plan, self.session.context.router
+        learner = self.session.engine.learner(agent)
         before = learner.snapshot() if self._probing else None
         fresh = self._rollouts_for_probes(agent) if self._probing and self.position.done > 0 else None
-        optimisation = self.workshop.optimisation
+        optimization = self.session.optimization
         if plan.reuses_rollouts:
-            optimisation = replace(optimisation, gate_share=1.0)  # it needs the ratios of all messages anyway
+            optimization = replace(optimization, gate_share=1.0)  # it needs the ratios of all messages anyway
         update = update_agent(
             learner,
-            lesson,
-            region=plan.region,
-            objective=plan.objective,
-            radii=plan.radii,
-            optimisation=optimisation,
-            gamma=plan.gamma,
-            a_clip=plan.a_clip,
-            eps_norm=plan.eps_norm,
-            normalise=plan.normalise,
+            data,
+            plan,
+            optimization,
+            self.states[agent],
             seed=seed_of(self.seed, "update", self.position.stage, agent),
-            aside_seed=seed_of(self.seed, "aside", self.position.stage),
-            stakes=Stakes(router.turns_of(agent), router.horizon, self._return_range),
+            holdout_seed=seed_of(self.seed, "aside", self.position.stage),
+            certificate_inputs=CertificateInputs(router.turns_of(agent), router.horizon, self._return_range),
         )
         self.account.updated(agent, update.report.tokens, update.report.seconds)
         self.probed = None
         if before is not None and update.report.outcome.startswith("accepted"):
-            self.probed = self._probe(agent, before, lesson, fresh)
+            self.probed = self._probe(agent, before, data, fresh)
         return update
 
     @property
     def _return_range(self) -> float | None:
-        return self.workshop.plan.return_range(self.workshop.task.reward_range)
+        return self.session.plan.return_range(self.session.task.reward_range)
 
     # -- probes -----------------------------------------------------------------------------------------------
 
     @property
     def _probing(self) -> bool:
         """Whether this stage is probed: it is due, and was when it began."""
-        every, position = self.workshop.team_file.diagnostics.every, self.position
+        every, position = self.session.team_file.diagnostics.every, self.position
         due = every > 0 and position.stage % every == 0
         return due and (position.done == 0 or (self.run.episodes / probe_name(position.stage)).exists())
 
     def _rollouts_for_probes(self, name: str) -> RolloutBatch:
         """The stage's problems played by the team as it is, for probes alone: no update learns from them."""
-        stage, plan = self.position.stage, self.workshop.plan
-        problems, _ = self._draw(stage, self.workshop.team_file.plan.problems)
+        stage, plan = self.position.stage, self.session.plan
+        problems, _ = self._draw(stage, self.session.team_file.plan.problems)
         ledger = Ledger()
         seed = seed_of(self.seed, "probe rollout", stage, name)
-        batch = play(self.workshop.arena, self.team, problems, plan.group_size, seed=seed, ledger=ledger)
+        batch = play(self.session.context, self.team, problems, plan.group_size, seed=seed, ledger=ledger)
         self.account.probed(ledger)
         return batch
 
     def _for_probe(self, agent: str, batch: RolloutBatch) -> Rollouts:
-        plan = self.workshop.plan
+        plan = self.session.plan
         returns_PG = trained_returns_PG(batch, plan, self.team.limits)
-        advantages = group_advantages(returns_PG, a_clip=plan.a_clip, eps_norm=plan.eps_norm, normalise=plan.normalise)
+        advantages = plan.advantage.estimate(returns_PG)
         return Rollouts(batch.of(agent), advantages)
 
-    def _probe(self, agent: str, before: Any, lesson: Lesson, fresh: RolloutBatch | None) -> Record:
+    def _probe(self, agent: str, before: Any, data: TrainingBatch, fresh: RolloutBatch | None) -> Record:
         """What stale rollouts would have said of this update, and which tokens it moved. Changes nothing."""
-        started, learner = time.perf_counter(), self.workshop.engine.learner(agent)
+        started, learner = time.perf_counter(), self.session.engine.learner(agent)
         spent, after = dict(learner.tokens), learner.snapshot()
         stage = self.position.stage
         stale = read_episodes(self.run.episodes / probe_name(stage))
@@ -284,7 +265,7 @@ class _Driver:
         if len(own):
             ratio_M = log_ratios(learner, before, after, own)
             carried_E += np.bincount(own.episode_M, weights=ratio_M, minlength=len(carried_E))
-        shift = token_shift(learner, before, after, lesson.batch, generator(self.seed, "probe", stage, agent))
+        shift = token_shift(learner, before, after, data.messages, generator(self.seed, "probe", stage, agent))
         self.position = replace(self.position, carried=carried_E.tolist())
         seconds = {"probe": time.perf_counter() - started}
         self.account.updated(agent, {k: learner.tokens[k] - spent[k] for k in spent}, seconds)
@@ -296,7 +277,7 @@ class _Driver:
 
     def _draw(self, stage: int, count: int) -> tuple[list[Problem], list[Problem]]:
         """The stage's problems, without replacement as far as the split goes, and all others in random order."""
-        problems = self.workshop.task.problems("train")
+        problems = self.session.task.problems("train")
         rng = generator(self.seed, "problems", stage, 0)
         repeats = -(-count // len(problems))
         order = np.concatenate([rng.permutation(len(problems)) for _ in range(repeats)])
@@ -307,10 +288,10 @@ class _Driver:
 
     def _measure(self, batch: RolloutBatch) -> None:
         """A fresh batch of the same problems measures what the update before it gained."""
-        returns_PG = trained_returns_PG(batch, self.workshop.plan, self.team.limits)
+        returns_PG = trained_returns_PG(batch, self.session.plan, self.team.limits)
         before = self.position.returns
         self.measured = None
-        plan = self.workshop.plan
+        plan = self.session.plan
         comparable = not plan.reuses_rollouts and not plan.dynamic_sampling.on and len(returns_PG) > 1
         if before is not None and comparable and np.isfinite(before).all() and np.isfinite(returns_PG).all():
             gain = measured_gain(before, returns_PG)
@@ -333,6 +314,7 @@ class _Driver:
 
     def _commit(self, step: Step) -> Record:
         self.team = step.team
+        self.states[step.report.agent] = step.update.state
         weights = step.batch.log_weights_E
         self.position = replace(
             self.position,
@@ -341,7 +323,7 @@ class _Driver:
             log_weights=None if weights is None else weights.tolist(),
         )
         rewards = np.array([e.reward for e in step.batch.episodes])
-        exact_before, self.exact = self.exact, exact_success(self.workshop, self.team)
+        exact_before, self.exact = self.exact, exact_success(self.session, self.team)
         record = {
             "kind": "update",
             "update": self.position.number,
@@ -351,8 +333,8 @@ class _Driver:
             "reward": float(rewards[np.isfinite(rewards)].mean()) if np.isfinite(rewards).any() else float("nan"),
             "punishment": self._mean_punishment(step.batch),
             "dynamic_sampling": self.redrawn,
-            "grader_failures": dict(getattr(self.workshop.task, "failures", {})),
-            "protocol_breaches": self.workshop.breaches(),
+            "grader_failures": dict(getattr(self.session.task, "failures", {})),
+            "protocol_breaches": self.session.breaches(),
             "success": float(np.mean([e.verdict.right for e in step.batch.episodes])),
             "exact_success": None if self.exact is None else [exact_before, self.exact],
             "measured_before": self.measured,
@@ -368,35 +350,36 @@ class _Driver:
 
     def _mean_punishment(self, batch: RolloutBatch) -> float | None:
         """What overlong messages took from the batch's returns; None where the plan punishes none."""
-        plan = self.workshop.plan
+        plan = self.session.plan
         return float(punishments_PG(batch, plan, self.team.limits).mean()) if plan.overlong.punishes else None
 
     def _save(self, record: Record | None, updated: str | None) -> None:
-        learners = self.workshop.engine.learners
+        learners = self.session.engine.learners
         for name in learners if updated is None else [updated]:
             self.fingerprints[name] = learners[name].fingerprint()
-        progress = {
-            **asdict(self.position),
-            "account": asdict(self.account),
-            "versions": self.team.versions,
-            "precisions": {name: learner.policy.precision for name, learner in learners.items()},
-            "references": references(self.workshop),
-        }
+        state = RunState(
+            self.position,
+            self.account,
+            self.states,
+            self.team.versions,
+            {name: learner.policy.precision for name, learner in learners.items()},
+            references(self.session),
+        )
         self.run.checkpoints.commit(
             self.position.number,
             self.fingerprints,
             lambda name, folder: learners[name].save(folder),
-            progress,
+            state.as_progress(),
             record,
         )
 
     def _begin_or_resume(self, commit: Commit | None) -> Record:
         if commit is None:
-            told = (*self_test(self.workshop), *doubts(self.workshop))
-            warnings = [*getattr(self.workshop.task, "warnings", ()), *told]
-            floors = measure_floors(self.workshop)
-            require_visible(self.workshop, floors)
-            self.memory = before_training(self.workshop)
+            told = (*self_test(self.session), *doubts(self.session))
+            warnings = [*getattr(self.session.task, "warnings", ()), *told]
+            floors = measure_floors(self.session)
+            require_visible(self.session, floors)
+            self.memory = before_training(self.session)
             self._save(None, updated=None)
             self.run.log.rewind(lambda record: False)
             record: Record = {
@@ -406,17 +389,17 @@ class _Driver:
             }
         else:
             self._resume(commit)
-            self.memory = before_training(self.workshop)  # the card, or after a swap the model, may be another
+            self.memory = before_training(self.session)  # the card, or after a swap the model, may be another
             evals = [r["avg_at_k"] for r in self.run.log.read() if r["kind"] == "eval"]
             record = {"kind": "resume", "skipped": list(commit.skipped), "evals": evals}
-        self.exact = exact_success(self.workshop, self.team)
-        learners = self.workshop.engine.learners
+        self.exact = exact_success(self.session, self.team)
+        learners = self.session.engine.learners
         record |= {
             **self._where(),
-            "name": self.workshop.team_file.name,
-            "stages": self.workshop.team_file.plan.stages,
-            "agents": list(self.workshop.team.names),
-            "trained_agents": len(self.workshop.team.trainable),
+            "name": self.session.team_file.name,
+            "stages": self.session.team_file.plan.stages,
+            "agents": list(self.session.team.names),
+            "trained_agents": len(self.session.team.trainable),
             "samplers": {name: learner.policy.sampling_path for name, learner in learners.items()},
             "precisions": {name: learner.policy.precision for name, learner in learners.items()},
             "threads": torch.get_num_threads(),
@@ -427,19 +410,19 @@ class _Driver:
         return record
 
     def _resume(self, commit: Commit) -> None:
-        self.team = self.workshop.load(lambda name: self.run.checkpoints.folder_of(commit, name))
-        progress = dict(commit.progress)
-        if self.team.versions != progress.pop("versions"):
+        folder_of = partial(self.run.checkpoints.folder_of, commit)
+        self.team = self.session.load(folder_of)
+        state = RunState.of(commit, folder_of)
+        if self.team.versions != state.versions:
             raise StoreError(f"the weights in {self.run.path} are not those that commit {commit.number} names")
-        if progress.pop("references", {}) != references(self.workshop):
+        if state.references != references(self.session):
             raise StoreError(
                 f"the models that the run in {self.run.path} began with are not those that its team file gives now, "
                 "and plan.reference_kl needs them: put the old models back, or begin another run"
             )
-        self.account = Account(**progress.pop("account"))
-        for name, precision in progress.pop("precisions").items():  # what "auto" settled on when the run began
-            self.workshop.engine.learner(name).policy.precision = precision
-        self.position = _Position(**progress)
+        self.account, self.position, self.states = state.account, state.position, dict(state.states)
+        for name, precision in state.precisions.items():  # what "auto" settled on when the run began
+            self.session.engine.learner(name).policy.precision = precision
         self.fingerprints = dict(commit.agents)
         self.run.log.truncate_torn()
         self.run.log.rewind(lambda r: r.get("update", r.get("updates", 0)) <= commit.number)
@@ -453,13 +436,13 @@ class _Driver:
     # -- evaluation -------------------------------------------------------------------------------------------
 
     def _evaluate_if_due(self, *, last: bool = False) -> Iterator[Record]:
-        settings, stage = self.workshop.team_file.eval, self.position.stage
+        settings, stage = self.session.team_file.eval, self.position.stage
         if settings.every == 0 or not (last or stage % settings.every == 0):
             return
         if any(r["kind"] == "eval" and r["stage"] == stage for r in self.run.log.read()):
             return
         started = time.perf_counter()
-        report, ledger = evaluate_team(self.workshop, self.team, stage=stage)
+        report, ledger = evaluate_team(self.session, self.team, stage=stage)
         record = {
             "kind": "eval",
             **self._where(),
@@ -471,9 +454,9 @@ class _Driver:
         yield record
 
 
-def references(workshop: Workshop) -> dict[str, str]:
+def references(session: Session) -> dict[str, str]:
     """The version of every reference policy, by agent."""
-    versions = {name: learner.initial_version for name, learner in workshop.engine.learners.items()}
+    versions = {name: learner.initial_version for name, learner in session.engine.learners.items()}
     return {name: version for name, version in versions.items() if version is not None}
 
 
@@ -482,7 +465,7 @@ def _told(collected: Collected) -> Record:
 
 
 def evaluate_team(
-    workshop: Workshop,
+    session: Session,
     team: Team,
     *,
     stage: int,
@@ -492,31 +475,31 @@ def evaluate_team(
     temperature: float | None = None,
 ) -> tuple[EvalReport, Ledger]:
     """Play held-out problems with the team file's evaluation settings, or those given."""
-    settings = workshop.team_file.eval
+    settings = session.team_file.eval
     ledger = Ledger()
     report = evaluate(
-        workshop.arena,
+        session.context,
         team,
-        workshop.task.problems(split)[: problems or settings.problems or PROBLEMS_IN_A_RUN],
+        session.task.problems(split)[: problems or settings.problems or PROBLEMS_IN_A_RUN],
         samples or settings.samples or SAMPLES_IN_A_RUN,
-        seed=seed_of(workshop.team_file.seed, "eval", split, stage),
+        seed=seed_of(session.team_file.seed, "eval", split, stage),
         temperature=settings.temperature if temperature is None else temperature,
         ledger=ledger,
     )
     return report, ledger
 
 
-def exact_success(workshop: Workshop, team: Team) -> float | None:
+def exact_success(session: Session, team: Team) -> float | None:
     """The team's success without sampling noise, where the task has a closed form (roles); else None."""
-    task, router = workshop.task, workshop.arena.router
+    task, router = session.task, session.context.router
     one_blind_round = router.rounds == 1 and sorted(router.order) == sorted(team.names)
     if not isinstance(task, Roles) or not one_blind_round:
         return None
     if any(agent.sees != "blind" or agent.max_tokens < 2 for agent in team):
         return None  # the closed form needs messages that are independent and end
-    codecs = workshop.arena.codecs
+    codecs = session.context.codecs
     words = {
         name: (codecs[name].encode_message(task.VOLUNTEER), codecs[name].encode_message(task.ABSTAIN))
         for name in team.names
     }
-    return role_success(team, workshop.engine.learners, codecs, task.problems("test"), words)
+    return role_success(team, session.engine.learners, codecs, task.problems("test"), words)

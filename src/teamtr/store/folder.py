@@ -13,7 +13,7 @@ from pathlib import Path
 
 import orjson
 
-from teamtr.errors import Misuse, Refused
+from teamtr.errors import Refused, UserError
 from teamtr.store.atomic import TEMPORARY, StoreError, explained, make_folder, remove_leftovers
 from teamtr.store.checkpoint import Checkpoints
 from teamtr.store.log import Log
@@ -41,7 +41,7 @@ class RunLocked(StoreError):
 class NotARun(StoreError):
     """The path that was given holds no run, or something that is none."""
 
-    exit_code = Misuse.exit_code
+    exit_code = UserError.exit_code
 
 
 @dataclass(frozen=True)

@@ -15,46 +15,46 @@ import numpy as np
 from numpy.typing import NDArray
 
 from teamtr.engines.learner import PolicyLearner
-from teamtr.presets import Objective
 from teamtr.randomness import generator
 from teamtr.store import Checkpoints, Commit
 from teamtr.swap.probes import Probes
-from teamtr.swap.steering import Alignment, Look, Progress, decide, ended, next_look, rate_at, seen
+from teamtr.swap.steering import Alignment, ProbeCheck, Progress, decide, ended, next_look, rate_at, seen
 from teamtr.swap.teacher import reference_of
 from teamtr.theory.intervals import bootstrap_upper
+from teamtr.theory.objective import Objective
 
 # With advantages of zero the surrogate is zero whatever its form; this one's ratio cannot overflow.
-_NO_REWARD = Objective(ratio="length_normalised")
+_NO_REWARD = Objective(ratio="length_normalized")
 
 
 @dataclass
-class Pupil:
+class Student:
     """The new agent beside the old one: it learns to follow the teacher on probes, of which more can be had.
 
-    ``student`` shares the policy of the team's own learner and has an optimizer to itself, so that training starts
+    ``learner`` shares the policy of the team's own learner and has an optimizer to itself, so that training starts
     afresh. ``probes_after(k)`` are the probes after k doublings.
     """
 
-    student: PolicyLearner
+    learner: PolicyLearner
     teacher: PolicyLearner
     probes_after: Callable[[int], Probes]
 
-    def attend(self, doubled: int) -> None:
+    def use_probes(self, doubled: int) -> None:
         """Take up the probes after this many doublings."""
         self.probes = self.probes_after(doubled)
-        self._reference = reference_of(self.teacher, self.student, self.probes)
-        self.student.follow(self._reference)
+        self._reference = reference_of(self.teacher, self.learner, self.probes)
+        self.learner.follow(self._reference)
 
     def load(self, folder: Path) -> None:
-        self.student.load(folder)
-        self.student.follow(self._reference)
+        self.learner.load(folder)
+        self.learner.follow(self._reference)
 
     def step(self, rows: NDArray[np.int64], learning_rate: float) -> None:
-        self.student.step(rows, np.zeros(len(rows)), _NO_REWARD, beta=1.0, learning_rate=learning_rate)
+        self.learner.step(rows, np.zeros(len(rows)), _NO_REWARD, beta=1.0, learning_rate=learning_rate)
 
     def charged(self, rows: NDArray[np.int64], *, per_token: bool) -> NDArray[np.float64]:
         """KL per probe, in the unit of the radius."""
-        kl_M = self.student.measure(rows).full_M
+        kl_M = self.learner.measure(rows).full_M
         return kl_M / self.probes.new.lengths_M[rows] if per_token else kl_M
 
     def bound(self, rows: NDArray[np.int64], settings: Alignment) -> tuple[float, float]:
@@ -69,18 +69,18 @@ class Pupil:
         return float(charged_M.mean()), upper
 
 
-def look(pupil: Pupil, progress: Progress, settings: Alignment, step: int) -> Look:
+def look(student: Student, progress: Progress, settings: Alignment, step: int) -> ProbeCheck:
     """Held-out probes, and beside them as many that were trained on, of the same kind."""
-    probes = pupil.probes
-    kl, upper = pupil.bound(probes.held_out, settings)
+    probes = student.probes
+    kl, upper = student.bound(probes.held_out, settings)
     usual = probes.train[probes.train < probes.usual]
     count = min(len(probes.held_out), len(usual))
     some = generator(settings.seed, "swap", "train look").choice(usual, size=count, replace=False)
-    train_kl = float(pupil.charged(some, per_token=settings.per_token).mean())
-    return Look(progress.trial, step, kl, upper, train_kl, progress.learning_rate, progress.doubled)
+    train_kl = float(student.charged(some, per_token=settings.per_token).mean())
+    return ProbeCheck(progress.trial, step, kl, upper, train_kl, progress.learning_rate, progress.doubled)
 
 
-def align(pupil: Pupil, settings: Alignment, store: Checkpoints) -> Iterator[Look]:
+def align(student: Student, settings: Alignment, store: Checkpoints) -> Iterator[ProbeCheck]:
     """Align until the upper bound on held-out probes is within the radius, or nothing more is gained.
 
     Every look is committed, so that a killed alignment goes on from its last one and ends with the same bits. At the
@@ -88,32 +88,32 @@ def align(pupil: Pupil, settings: Alignment, store: Checkpoints) -> Iterator[Loo
     """
     commit = store.latest()
     if commit is None:
-        pupil.attend(0)
+        student.use_probes(0)
         fresh = Progress(settings.rates[0])
-        progress = seen(fresh, look(pupil, fresh, settings, 0), settings)
-        commit = _commit(pupil.student, store, progress, {"start": pupil.student.fingerprint()})
+        progress = seen(fresh, look(student, fresh, settings, 0), settings)
+        commit = _commit(student.learner, store, progress, {"start": student.learner.fingerprint()})
         yield progress.last
     else:
         progress = Progress.of(commit.progress)
-        pupil.attend(progress.doubled)
-        pupil.load(store.folder_of(commit, "now"))
+        student.use_probes(progress.doubled)
+        student.load(store.folder_of(commit, "now"))
     while not ended(progress, settings):
         before = progress.doubled
         progress, role = decide(progress, settings)
         if progress.doubled > before:
-            pupil.attend(progress.doubled)
+            student.use_probes(progress.doubled)
         if role is not None:
-            pupil.load(store.folder_of(commit, role))
+            student.load(store.folder_of(commit, role))
         end = next_look(progress, settings)
         for step in range(progress.step, end):
-            pupil.step(_rows(pupil.probes, settings, step), rate_at(progress, step, settings))
-        progress = seen(progress, look(pupil, progress, settings, end), settings)
-        commit = _commit(pupil.student, store, progress, commit.agents)
+            student.step(_rows(student.probes, settings, step), rate_at(progress, step, settings))
+        progress = seen(progress, look(student, progress, settings, end), settings)
+        commit = _commit(student.learner, store, progress, commit.agents)
         yield progress.last
     best = progress.looks[progress.best]
     if best.doubled < progress.doubled:
-        pupil.attend(best.doubled)
-    pupil.load(store.folder_of(commit, "best"))
+        student.use_probes(best.doubled)
+    student.load(store.folder_of(commit, "best"))
 
 
 def _rows(probes: Probes, settings: Alignment, step: int) -> NDArray[np.int64]:

@@ -9,7 +9,7 @@ from typing import Any
 from teamtr.chat import ChatCodec
 from teamtr.chat.thinking import ThinkPolicy
 from teamtr.chat.tokenizers import Compatibility
-from teamtr.session.build import Workshop
+from teamtr.session.build import Session
 from teamtr.types import RolloutBatch
 
 _TALK = (
@@ -36,12 +36,10 @@ class Checklist:
         return asdict(self)
 
 
-def check_protocol(
-    old: Workshop, new: Workshop, agent: str, tokenizers: Compatibility, batch: RolloutBatch
-) -> Checklist:
+def check_protocol(old: Session, new: Session, agent: str, tokenizers: Compatibility, batch: RolloutBatch) -> Checklist:
     """Compare the two agents' protocols. Templates that cannot carry a shared context were refused when built."""
-    old_codec: Any = old.arena.codecs[agent]
-    new_codec: Any = new.arena.codecs[agent]
+    old_codec: Any = old.context.codecs[agent]
+    new_codec: Any = new.context.codecs[agent]
     ends = {int(t.token_ids[-1]) for e in batch.episodes for t in e.turns if t.agent == agent and t.finish == "stop"}
     new_ends = new.engine.learner(agent).policy.end_ids
     ends_known = ends <= new_ends

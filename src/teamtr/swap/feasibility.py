@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from teamtr.swap.align import Pupil
+from teamtr.swap.align import Student
 from teamtr.swap.steering import Alignment, Progress, path, within
 from teamtr.types import Divergence, Floats
 
 
-def achieved(pupil: Pupil, progress: Progress, settings: Alignment) -> dict[str, Any]:
-    """The best look, how it was come by, and every look there was. ``pupil`` is as ``align`` leaves it."""
-    probes, best = pupil.probes, progress.looks[progress.best]
+def achieved(student: Student, progress: Progress, settings: Alignment) -> dict[str, Any]:
+    """The best look, how it was come by, and every look there was. ``student`` is as ``align`` leaves it."""
+    probes, best = student.probes, progress.looks[progress.best]
     led = path(progress)
     return {
         "loss": "kl_old_to_new" if probes.exact else "cross_entropy",
@@ -52,9 +52,9 @@ class TextGap:
     nats_per_character: float
 
 
-def text_gap(pupil: Pupil) -> TextGap:
-    probes, rows = pupil.probes, pupil.probes.held_out
-    old_M = pupil.teacher.begin(probes.old.rows(rows))
-    pupil.teacher.end()
-    gap_M = old_M - pupil.student.measure(rows).log_ratio_M  # its reference is certain, so the ratio is log new(m)
+def text_gap(student: Student) -> TextGap:
+    probes, rows = student.probes, student.probes.held_out
+    old_M = student.teacher.begin(probes.old.rows(rows))
+    student.teacher.end()
+    gap_M = old_M - student.learner.measure(rows).log_ratio_M  # its reference is certain, so the ratio is log new(m)
     return TextGap(float(gap_M.mean()), float(gap_M.sum() / probes.characters_M[rows].sum()))

@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from teamtr.chat import render
-from teamtr.errors import Misuse
+from teamtr.errors import UserError
 from teamtr.ports import Codec
 from teamtr.randomness import generator, seed_of
 from teamtr.rollout import play
-from teamtr.session.build import Workshop
+from teamtr.session.build import Session
 from teamtr.team import Agent, Team, visible
 from teamtr.types import AgentBatch, Ids, Message, Problem, RolloutBatch, Turn, conversation
 
@@ -47,7 +47,7 @@ class Probes:
 
 
 def play_probes(
-    workshop: Workshop,
+    session: Session,
     team: Team,
     agent: str,
     problems: Sequence[Problem],
@@ -60,16 +60,16 @@ def play_probes(
 
     ``part`` names the batch: another one has other problems first, and other noise.
     """
-    seed = workshop.team_file.seed
-    turns = workshop.arena.router.turns_of(agent)
+    seed = session.team_file.seed
+    turns = session.context.router.turns_of(agent)
     if turns == 0:
-        raise Misuse(f"agent {agent!r} never speaks in team.router.order; there is nothing to align it on")
+        raise UserError(f"agent {agent!r} never speaks in team.router.order; there is nothing to align it on")
     wanted = -(-probes // (turns * GROUP))
     rng = generator(seed, "swap", "problems", agent, part)
     order = np.concatenate([rng.permutation(len(problems)) for _ in range(-(-wanted // len(problems)))])[:wanted]
     drawn = [problems[i] for i in order]
     noise = seed_of(seed, "swap", "probes", agent, part)
-    return play(workshop.arena, team, drawn, GROUP, seed=noise, temperature=temperature)
+    return play(session.context, team, drawn, GROUP, seed=noise, temperature=temperature)
 
 
 def split_rows(cluster_M: NDArray[np.int64], share: float, rng: np.random.Generator) -> NDArray[np.bool_]:
@@ -86,7 +86,7 @@ def split_rows(cluster_M: NDArray[np.int64], share: float, rng: np.random.Genera
 def make_probes(
     batches: Sequence[RolloutBatch],
     agent: Agent,
-    workshop: Workshop,
+    session: Session,
     *,
     exact: bool,
     probes: int,
@@ -94,21 +94,21 @@ def make_probes(
     seed: int,
     judges: Sequence[RolloutBatch] = (),
 ) -> Probes:
-    """Both agents' views of the messages; ``workshop`` is the one the new agent lives in.
+    """Both agents' views of the messages; ``session`` is the one the new agent lives in.
 
     Of the first batch's first ``probes`` messages a part is held out. Further batches are all trained on, ``judges``
     all held out: their problems are to be chosen among ``problems_to_train`` and ``problems_held_out``.
     """
     batch = joined([*batches, *judges])
     learnt = sum(len(b.of(agent.name)) for b in batches)
-    codec = workshop.arena.codecs[agent.name]
+    codec = session.context.codecs[agent.name]
     turns = list(_turns_of(batch, agent.name))
     messages = [turn.token_ids if exact else _respelt(codec, turn) for _, turn, _ in turns]
     first = len(batches[0].of(agent.name))
     spoken = [m for m, message in enumerate(messages) if len(message)]
     own = [m for m in spoken if m < first][:probes]
     if len(own) < 2:
-        raise Misuse(f"agent {agent.name!r} spoke {len(own)} times in the probes; raise --probes")
+        raise UserError(f"agent {agent.name!r} spoke {len(own)} times in the probes; raise --probes")
     rows = own + [m for m in spoken if m >= first]
     prompts = [
         codec.encode(
@@ -117,7 +117,7 @@ def make_probes(
                 system_prompt=agent.system_prompt,
                 problem=problem,
                 history=[(m.author, m.text) for m in heard],
-                style=workshop.arena.history,
+                style=session.context.history,
             )
         )
         for problem, heard in (_heard(batch, agent, *turns[m]) for m in rows)

@@ -15,7 +15,7 @@ from teamtr.chat.thinking import ThinkPolicy
 from teamtr.config import TeamFile, dump, loads
 from teamtr.config.paths import BUILT_IN_MODELS
 from teamtr.engines.torch.loading import hub_options
-from teamtr.errors import Misuse
+from teamtr.errors import UserError
 from teamtr.session.export import agent_of, base_model
 from teamtr.store.atomic import make_folder, temporary_beside
 
@@ -56,12 +56,12 @@ class Request:
     def __post_init__(self) -> None:
         rate = self.learning_rate
         if rate is not None and not (math.isfinite(rate) and rate > 0):
-            raise Misuse(f"--learning-rate is a finite number above 0, not {rate}; without it several are tried")
+            raise UserError(f"--learning-rate is a finite number above 0, not {rate}; without it several are tried")
         if not 0 < self.held_out < 1:
-            raise Misuse(f"--held-out is a share strictly between 0 and 1, not {self.held_out}")
+            raise UserError(f"--held-out is a share strictly between 0 and 1, not {self.held_out}")
         for name, least in _LEAST.items():
             if getattr(self, name) < least:
-                raise Misuse(f"--{name.replace('_', '-')} is at least {least}, not {getattr(self, name)}")
+                raise UserError(f"--{name.replace('_', '-')} is at least {least}, not {getattr(self, name)}")
 
     @property
     def protocol(self) -> dict[str, str]:
@@ -105,7 +105,7 @@ def new_team_file(team_file: TeamFile, request: Request, *, next_stage: int, mod
 
 
 def require_model(model: str) -> None:
-    """A Misuse when there is no such folder and the hub has no such model: found out before anything takes time."""
+    """A UserError when there is no such folder and the hub has no such model: found out before anything takes time."""
     if _absolute(model) == model and not Path(model).is_dir() and model not in BUILT_IN_MODELS:
         hub_options(model)
 
@@ -114,7 +114,7 @@ def _absolute(model: str) -> str:
     path = Path(model).expanduser()
     looks_like_path = model.startswith((".", "/", "~")) or path.is_dir()
     if looks_like_path and not path.is_dir():
-        raise Misuse(f"--with {model}: there is no such folder; give a folder, a hub id or tiny")
+        raise UserError(f"--with {model}: there is no such folder; give a folder, a hub id or tiny")
     return os.path.abspath(path) if looks_like_path else model
 
 

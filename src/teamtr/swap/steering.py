@@ -49,7 +49,7 @@ class Alignment:
 
 
 @dataclass(frozen=True)
-class Look:
+class ProbeCheck:
     """One look at the probes: mean KL (or cross-entropy) from old to new on held-out ones with its upper bound, and on
     as many of those trained on. ``step`` counts the steps behind these weights, ``trial`` is the rate's place."""
 
@@ -87,7 +87,7 @@ class Progress:
     """
 
     learning_rate: float
-    looks: tuple[Look, ...] = ()
+    looks: tuple[ProbeCheck, ...] = ()
     best: int = 0
     leader: int | None = None
     trial: int = 0
@@ -99,15 +99,15 @@ class Progress:
     doubled: int = 0
 
     @property
-    def last(self) -> Look:
+    def last(self) -> ProbeCheck:
         return self.looks[-1]
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> Progress:
-        return cls(**{**record, "looks": tuple(Look(**look) for look in record["looks"])})
+        return cls(**{**record, "looks": tuple(ProbeCheck(**look) for look in record["looks"])})
 
 
-def within(found: Look, settings: Alignment) -> bool:
+def within(found: ProbeCheck, settings: Alignment) -> bool:
     """Held-out probes by their upper bound, and those trained on by their mean."""
     return settings.radius is not None and found.worst <= settings.radius
 
@@ -127,7 +127,7 @@ def rate_at(progress: Progress, step: int, settings: Alignment) -> float:
     return progress.learning_rate * min(1.0, (step + 1) / settings.warmup)
 
 
-def seen(progress: Progress, look: Look, settings: Alignment) -> Progress:
+def seen(progress: Progress, look: ProbeCheck, settings: Alignment) -> Progress:
     """Add a look; it may be the best, and at a trial's end the one to go on from."""
     looks = (*progress.looks, look)
     better = not progress.looks or _height(look, settings) < _height(progress.looks[progress.best], settings)
@@ -156,13 +156,13 @@ def decide(progress: Progress, settings: Alignment) -> tuple[Progress, Role | No
     return replace(progress, learning_rate=progress.learning_rate / 2, halved=progress.halved + 1, idle=0), None
 
 
-def path(progress: Progress) -> list[Look]:
+def path(progress: Progress) -> list[ProbeCheck]:
     """The looks that lead to the best weights: the start, their own trial, and the descent from it down to them."""
     trial = progress.looks[progress.best].trial
     return [look for look in progress.looks[: progress.best + 1] if look.trial == trial or look.step == 0]
 
 
-def _height(look: Look, settings: Alignment) -> tuple[bool, float]:
+def _height(look: ProbeCheck, settings: Alignment) -> tuple[bool, float]:
     """Within the radius first, then by the mean."""
     return not within(look, settings), look.mean
 
@@ -176,7 +176,7 @@ def _doubles(progress: Progress, settings: Alignment) -> bool:
     return progress.last.train_kl < OVERFITTED * progress.last.kl and progress.doubled < settings.doublings
 
 
-def _trial_ends(look: Look, settings: Alignment) -> bool:
+def _trial_ends(look: ProbeCheck, settings: Alignment) -> bool:
     return look.step == settings.trial_looks * settings.check_every
 
 

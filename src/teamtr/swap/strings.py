@@ -13,7 +13,7 @@ from teamtr.chat.tokenizers import adversarial
 from teamtr.config.paths import BUILT_IN_MODELS
 from teamtr.engines.torch.loading import hub_options
 from teamtr.engines.torch.tokenizer import character_tokenizer
-from teamtr.errors import Misuse
+from teamtr.errors import UserError
 from teamtr.randomness import generator
 from teamtr.store import RunFolder, read_episodes
 from teamtr.types import RolloutBatch
@@ -40,7 +40,7 @@ def load_tokenizer(source: str) -> Any:
         return AutoTokenizer.from_pretrained(str(path) if path.exists() else source, **options)
     except (OSError, ValueError) as error:
         first_line = str(error).strip().splitlines()[0]
-        raise Misuse(
+        raise UserError(
             f"no tokenizer could be loaded from {source!r} ({first_line}); give a folder, a hub id or tiny"
         ) from error
 

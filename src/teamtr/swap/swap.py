@@ -17,7 +17,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,19 +29,19 @@ import orjson
 from teamtr.chat.tokenizers import compare_tokenizers
 from teamtr.config import TeamFile, dump
 from teamtr.engines.learner import PolicyLearner
-from teamtr.errors import Misuse, Refused
+from teamtr.errors import Refused, UserError
 from teamtr.randomness import seed_of
 from teamtr.rollout import Ledger
-from teamtr.rollout.cost import Account
-from teamtr.session.build import Workshop, build
+from teamtr.session.build import Session, build
 from teamtr.session.checks import measure_floors, require_visible
 from teamtr.session.export import agent_of
 from teamtr.session.resume import SWAP_REQUEST, StoredRun
+from teamtr.session.state import Position, RunState
 from teamtr.session.train import Record, evaluate_team, references
 from teamtr.store import Checkpoints, Commit, Log, RunFolder, read_episodes, write_atomic, write_episodes
 from teamtr.store.atomic import discard_folder, make_folder, remove_leftovers
 from teamtr.store.log import decode, encode
-from teamtr.swap.align import Pupil, align
+from teamtr.swap.align import Student, align
 from teamtr.swap.checklist import check_protocol, warnings_of
 from teamtr.swap.feasibility import achieved, surrogate, text_gap
 from teamtr.swap.probes import EXPLORING, Probes, make_probes, play_probes, problems_held_out, problems_to_train
@@ -47,7 +49,6 @@ from teamtr.swap.request import Request, new_team_file, require_model
 from teamtr.swap.steering import TRIED, Alignment, Progress
 from teamtr.swap.strings import compared_strings, context_strings
 from teamtr.team import Team
-from teamtr.theory.advantages import group_advantages
 from teamtr.types import AgentState, Problem, RolloutBatch
 
 JUDGED_DOUBLINGS = 3
@@ -78,7 +79,7 @@ def _require_apart(source: Path, target: Path) -> None:
     """Neither is inside the other: the old run is never touched, and two runs are never mixed."""
     if source == target or source in target.parents or target in source.parents:
         where = "inside" if source in target.parents else "around" if target in source.parents else "the same as"
-        raise Misuse(f"--out {target} is {where} the run {source}, which is never touched: choose another folder")
+        raise UserError(f"--out {target} is {where} the run {source}, which is never touched: choose another folder")
 
 
 def _require_no_run(target: RunFolder) -> None:
@@ -128,7 +129,7 @@ class _Swap:
     """One swap and its books."""
 
     def __init__(
-        self, source: Path, target: RunFolder, request: Request, old: Workshop, team: Team, commit: Commit
+        self, source: Path, target: RunFolder, request: Request, old: Session, team: Team, commit: Commit
     ) -> None:
         self.source = source
         self.target = target
@@ -141,7 +142,9 @@ class _Swap:
         remove_leftovers(self.folder, recursive=True)
         self.journal = Log(self.folder / "journal.jsonl")
         self.next_stage = int(commit.progress["stage"]) + (int(commit.progress["done"]) > 0)
-        self.account = Account(**orjson.loads(orjson.dumps(commit.progress["account"])))
+        self.stored = RunFolder.read(source).checkpoints
+        self.state = RunState.of(commit, partial(self.stored.folder_of, commit))
+        self.account = deepcopy(self.state.account)
         self.team_file: TeamFile = new_team_file(
             old.team_file, request, next_stage=self.next_stage, models=target.path / "models"
         )
@@ -153,15 +156,15 @@ class _Swap:
         request = self.request
         batch = self._played("probes", self.old.task.problems("train"), request.probes)
         strings = compared_strings(list(context_strings(batch)))
-        codecs: tuple[Any, Any] = (self.old.arena.codecs[request.agent], self.new.arena.codecs[request.agent])
+        codecs: tuple[Any, Any] = (self.old.context.codecs[request.agent], self.new.context.codecs[request.agent])
         tokenizers = compare_tokenizers(codecs[0].tokenizer, codecs[1].tokenizer, strings)
         checklist = check_protocol(self.old, self.new, request.agent, tokenizers, batch)
         yield {"kind": "protocol", **checklist.as_record(), "warnings": list(warnings_of(checklist))}
         floors = measure_floors(self.new)  # first of all: it settles the precision that alignment computes in
         require_visible(self.new, floors)
         evaluations = {}
-        for when, workshop, team in (("before", self.old, self.old_team), ("at_swap", self.new, self._new_team())):
-            evaluations[when] = self._evaluated(when, workshop, team)
+        for when, session, team in (("before", self.old, self.old_team), ("at_swap", self.new, self._new_team())):
+            evaluations[when] = self._evaluated(when, session, team)
             yield evaluations[when]
         aligned: Record = {}
         if request.mode == "aligned":
@@ -195,19 +198,18 @@ class _Swap:
 
     def _load_kept(self) -> None:
         """Every other agent as it was, unless the team is to be trained anew; all in the precision that was settled."""
-        stored = RunFolder.read(self.source).checkpoints
-        for name, precision in self.commit.progress["precisions"].items():
+        for name, precision in self.state.precisions.items():
             self.old.engine.learner(name).policy.precision = precision
             if name != self.request.agent and self.request.mode != "reset":
                 learner = self.new.engine.learner(name)
-                learner.load(stored.folder_of(self.commit, name))
+                learner.load(self.stored.folder_of(self.commit, name))
                 learner.policy.precision = precision
 
     def _new_team(self) -> Team:
         return self.new.current_team()
 
-    def _model(self, workshop: Workshop) -> str:
-        return next(a.model for a in workshop.team_file.team.agents if a.name == self.request.agent)
+    def _model(self, session: Session) -> str:
+        return next(a.model for a in session.team_file.team.agents if a.name == self.request.agent)
 
     def _played(
         self, part: str, problems: Sequence[Problem], probes: int, *, temperature: float | None = None
@@ -222,12 +224,12 @@ class _Swap:
         self.spent[part] = _spent(batch)
         return batch
 
-    def _evaluated(self, when: str, workshop: Workshop, team: Team) -> Record:
+    def _evaluated(self, when: str, session: Session, team: Team) -> Record:
         """Held-out success, from the journal when it was measured before. All three see the same problems and noise."""
 
         def measure() -> Record:
             report, ledger = evaluate_team(
-                workshop,
+                session,
                 team,
                 stage=self.next_stage,
                 problems=self.request.eval_problems,
@@ -250,24 +252,23 @@ class _Swap:
         """Distil; fills ``into`` with what it came to (app:diagnostics, plug-in feasibility)."""
         agent, settings = self.request.agent, self._alignment(exact)
         learner = self.new.engine.learner(agent)
-        student = PolicyLearner(
+        own = PolicyLearner(
             agent,
             learner.policy,
-            AgentState(beta=1.0, step_scale=1.0, radius_nats=self.new.plan.radii.nats),
             micro_batch=learner.micro_batch,
             betas=self.team_file.learner.betas,
             max_grad_norm=self.team_file.learner.max_grad_norm,
         )
-        pupil = Pupil(student, self.old.engine.learner(agent), lambda k: self._probes(batch, exact, k))
+        student = Student(own, self.old.engine.learner(agent), lambda k: self._probes(batch, exact, k))
         make_folder(self.folder / "align")
         store = Checkpoints(self.folder / "align")
-        for seen in align(pupil, settings, store):
+        for seen in align(student, settings, store):
             yield {"kind": "align", **asdict(seen), "radius": settings.radius}
         commit = store.latest()
         assert commit is not None
-        into.update(achieved(pupil, Progress.of(commit.progress), settings))
-        into.update(self._feasibility(pupil, batch, settings) if exact else self._other_spelling(pupil))
-        student.end()
+        into.update(achieved(student, Progress.of(commit.progress), settings))
+        into.update(self._feasibility(student, batch, settings) if exact else self._other_spelling(student))
+        own.end()
         learner.restore(learner.snapshot())  # the student wrote into the same policy: forget the version remembered
         learner.end()
 
@@ -314,28 +315,26 @@ class _Swap:
             judges=judges,
         )
 
-    def _feasibility(self, pupil: Pupil, batch: RolloutBatch, settings: Alignment) -> Record:
+    def _feasibility(self, student: Student, batch: RolloutBatch, settings: Alignment) -> Record:
         """The surrogate on held-out probes, and one look at conversations that steered nothing."""
-        plan, rows = self.new.plan, pupil.probes.held_out
-        rows = rows[rows < pupil.probes.usual]  # of the conversations played first, whose rewards these are
-        advantages = group_advantages(
-            batch.returns_PG(plan.gamma), a_clip=plan.a_clip, eps_norm=plan.eps_norm, normalise=plan.normalise
-        )
-        advantages_M = advantages.values_PG.reshape(-1)[pupil.probes.old.episode_M[rows]]
-        found = surrogate(pupil.student.measure(rows), advantages_M)
+        plan, rows = self.new.plan, student.probes.held_out
+        rows = rows[rows < student.probes.usual]  # of the conversations played first, whose rewards these are
+        advantages = plan.advantage.estimate(batch.returns_PG(plan.gamma))
+        advantages_M = advantages.values_PG.reshape(-1)[student.probes.old.episode_M[rows]]
+        found = surrogate(student.learner.measure(rows), advantages_M)
         unseen = self._played("unseen", self.old.task.problems("test"), max(2, len(rows)))
         probes = self._viewed([unseen], exact=True)
-        other = Pupil(pupil.student, pupil.teacher, lambda _: probes)
-        other.attend(0)
+        other = Student(student.learner, student.teacher, lambda _: probes)
+        other.use_probes(0)
         kl, upper = other.bound(np.arange(len(probes.new)), settings)
         return {"surrogate": found, "unseen": {"messages": len(probes.new), "kl": kl, "kl_upper": upper}}
 
-    def _other_spelling(self, pupil: Pupil) -> Record:
+    def _other_spelling(self, student: Student) -> Record:
         note = "the two spell differently: no exact KL exists, and no radius was applied"
-        room, longest = self.new.team[self.request.agent].max_tokens, int(pupil.probes.new.lengths_M.max())
+        room, longest = self.new.team[self.request.agent].max_tokens, int(student.probes.new.lengths_M.max())
         if longest > room:
             note += f"; the old agent's longest message takes {longest} of the new one's tokens, max_tokens is {room}"
-        return {"text_gap": asdict(text_gap(pupil)), "note": note}
+        return {"text_gap": asdict(text_gap(student)), "note": note}
 
     # -- the new run ------------------------------------------------------------------------------------------
 
@@ -352,27 +351,29 @@ class _Swap:
         for part in sorted(self.spent):
             self.account.sampled(self.spent[part])
         learners = self.new.engine.learners
-        progress = {
-            **self.commit.progress,
-            "stage": self.next_stage,
-            "done": 0,
-            "batch": None,
-            "log_weights": None,
-            "carried": None,
-            "returns": None,
-            "account": asdict(self.account),
-            "versions": self._new_team().versions,
-            "precisions": {name: learner.policy.precision for name, learner in learners.items()},
-            "references": references(self.new),
-        }
+        state = RunState(
+            Position(number=number, stage=self.next_stage),
+            self.account,
+            self._states(),
+            self._new_team().versions,
+            {name: learner.policy.precision for name, learner in learners.items()},
+            references(self.new),
+        )
         self.target.checkpoints.commit(
             number,
             {name: learner.fingerprint() for name, learner in learners.items()},
             lambda name, folder: learners[name].save(folder),
-            progress,
+            state.as_progress(),
         )
         write_atomic(self.target.team_file, dump(self.team_file).encode())
         _tidy(self.target)
+
+    def _states(self) -> dict[str, AgentState]:
+        """Agents that stay are steered on as they were; the new one, or all of a team trained anew, begin afresh."""
+        states = dict.fromkeys(self.new.team.names, self.new.plan.first_state())
+        if self.request.mode != "reset":
+            states |= {name: state for name, state in self.state.states.items() if name != self.request.agent}
+        return states
 
 
 def _spent(batch: RolloutBatch) -> Ledger:

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from teamtr.errors import Misuse
+from teamtr.errors import UserError
 from teamtr.tasks.games.code_exchange import FormatExample
 from teamtr.types import Problem, Verdict
 
@@ -51,7 +51,7 @@ class Benchmark(ABC):
 
     def problems(self, split: str) -> Sequence[Problem]:
         if split not in self._splits:
-            raise Misuse(f"{self.name} has no split {split!r}: use one of {sorted(self._splits)}")
+            raise UserError(f"{self.name} has no split {split!r}: use one of {sorted(self._splits)}")
         return self._splits[split]
 
     @abstractmethod

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from teamtr.errors import Misuse, TeamTRError
+from teamtr.errors import TeamTRError, UserError
 from teamtr.ports import Task
 from teamtr.tasks.base import Benchmark
 from teamtr.tasks.benchmarks.arbench.detective import DetectiveCases
@@ -52,22 +52,24 @@ NAMES = tuple(each.name for group in (_FROM_SOURCES, _FROM_ROWS, _FROM_FILES) fo
 
 
 def benchmark(name: str, data: Data = None, **options: Any) -> Benchmark:
-    """The benchmark of this name on this data. Raises Misuse, with the nearest name, where there is none.
+    """The benchmark of this name on this data. Raises UserError, with the nearest name, where there is none.
 
     ``python:FILE.py:CLASS`` is one of your own, which brings its own data.
     """
     if name.startswith((GYM, OWN)) and data is not None:
-        raise Misuse(f"{name} has problems of its own and reads no data: leave path, train and test out")
+        raise UserError(f"{name} has problems of its own and reads no data: leave path, train and test out")
     if name.startswith(GYM):
         return _called(name, Gym, name.removeprefix(GYM), **options)
     if name.startswith(OWN):
         own = own_task(name, **options)
         if not isinstance(own, Benchmark):
-            raise Misuse(f"{name} is no teamtr.tasks.Benchmark: it can be trained on, but not grade stored replies")
+            raise UserError(f"{name} is no teamtr.tasks.Benchmark: it can be trained on, but not grade stored replies")
         return own
     if name not in _MAKERS:
         near = difflib.get_close_matches(name, _MAKERS, n=1, cutoff=0.0)[0]
-        raise Misuse(f"there is no benchmark {name!r}; the nearest is {near!r}, of {', '.join(NAMES)} and {GYM}FAMILY")
+        raise UserError(
+            f"there is no benchmark {name!r}; the nearest is {near!r}, of {', '.join(NAMES)} and {GYM}FAMILY"
+        )
     with to_be_had():
         return _MAKERS[name](data, options)
 
@@ -91,7 +93,7 @@ def own_task(name: str, **options: Any) -> Task:
     file, _, attribute = name.removeprefix(OWN).rpartition(":")
     path = Path(file).resolve()
     if path.suffix != ".py" or not path.is_file():
-        raise Misuse(f"{name}: there is no file {path}: name a task python:FILE.py:CLASS")
+        raise UserError(f"{name}: there is no file {path}: name a task python:FILE.py:CLASS")
     spec = importlib.util.spec_from_file_location(f"teamtr_own_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None
@@ -101,15 +103,15 @@ def own_task(name: str, **options: Any) -> Task:
         spec.loader.exec_module(module)
     make = getattr(module, attribute, None)
     if make is None:
-        raise Misuse(f"{name}: {path} has no {attribute!r}")
+        raise UserError(f"{name}: {path} has no {attribute!r}")
     if not callable(make):
-        raise Misuse(f"{name}: {attribute!r} is {type(make).__name__}, neither a class nor a function")
+        raise UserError(f"{name}: {attribute!r} is {type(make).__name__}, neither a class nor a function")
     _check_options(name, make, options)
     with _own_code(name, path):
         task: Task = make(**options)
     missing = [part for part in ("problems", "grade", "reward_range") if not hasattr(task, part)]
     if missing:
-        raise Misuse(f"{name}: what it makes has no {missing[0]!r}; derive the class from teamtr.tasks.Benchmark")
+        raise UserError(f"{name}: what it makes has no {missing[0]!r}; derive the class from teamtr.tasks.Benchmark")
     return task
 
 
@@ -120,10 +122,10 @@ def _check_options(name: str, make: Callable[..., Any], options: Mapping[str, An
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
     unknown = [] if takes_any else sorted(options.keys() - named.keys())
     if unknown:
-        raise Misuse(f"{name} has no option {unknown[0]!r}; it has {', '.join(named) or 'none'}")
+        raise UserError(f"{name} has no option {unknown[0]!r}; it has {', '.join(named) or 'none'}")
     missing = [p.name for p in named.values() if p.default is p.empty and p.name not in options]
     if missing:
-        raise Misuse(f"{name} needs the option {missing[0]!r}: give it in task.options; it has {', '.join(named)}")
+        raise UserError(f"{name} needs the option {missing[0]!r}: give it in task.options; it has {', '.join(named)}")
 
 
 @contextmanager
@@ -138,13 +140,13 @@ def _own_code(name: str, path: Path) -> Iterator[None]:
         line = error.lineno if isinstance(error, SyntaxError) and error.filename == str(path) else (lines or [None])[-1]
         place = f"{path}, line {line}" if line else str(path)
         said = error.msg if isinstance(error, SyntaxError) else error
-        raise Misuse(f"{name}: its own code raised {type(error).__name__}: {said} ({place})") from error
+        raise UserError(f"{name}: its own code raised {type(error).__name__}: {said} ({place})") from error
 
 
 def _sources(name: str, data: Mapping[str, Source]) -> dict[str, Source]:
     other = sorted(data.keys() - {"train", "test"})
     if other or not data:
-        raise Misuse(f"{name}: the splits are train and test, got {', '.join(other) or 'none'}")
+        raise UserError(f"{name}: the splits are train and test, got {', '.join(other) or 'none'}")
     return dict(data)
 
 
@@ -198,7 +200,7 @@ _MAKERS: dict[str, Callable[[Data, dict[str, Any]], Benchmark]] = {
 def _refuse_held_out(name: str, data: Data, options: Mapping[str, Any]) -> None:
     if "held_out" in options:
         why = "there is no data" if data is None else "train and test are given apart"
-        raise Misuse(f"{name}: held_out is a share of one file, but {why}: leave it out")
+        raise UserError(f"{name}: held_out is a share of one file, but {why}: leave it out")
 
 
 def _called(name: str, make: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
@@ -206,5 +208,5 @@ def _called(name: str, make: Callable[..., Any], *arguments: Any, **options: Any
     known = [p.name for p in inspect.signature(make).parameters.values() if p.kind is p.KEYWORD_ONLY]
     unknown = sorted(options.keys() - set(known))
     if unknown:
-        raise Misuse(f"{name} has no option {unknown[0]!r}; it has {', '.join(known)}")
+        raise UserError(f"{name} has no option {unknown[0]!r}; it has {', '.join(known)}")
     return make(*arguments, **options)

@@ -2,7 +2,7 @@
 
 What training uses:
 
-advantages     returns to group-normalised, clipped advantages (eq:group_adv)
+advantages     returns to group-normalized, clipped advantages (eq:group_adv)
 surrogate      likelihood ratios and the clipped surrogate (eq:ppo_obj)
 kl             from the policy before an update to the one after: exact, sampled, discounted
 intervals      how sure a mean over problems is; the upper bound of a KL

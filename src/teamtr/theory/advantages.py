@@ -1,4 +1,4 @@
-"""Returns and group-normalised advantages, eq:group_adv and app:groupadv."""
+"""Returns and group-normalized advantages, eq:group_adv and app:groupadv."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ def group_advantages(
     *,
     a_clip: float,
     eps_norm: float,
-    normalise: bool = True,
+    normalize: bool = True,
     weights_PG: ArrayLike | None = None,
 ) -> Advantages:
-    """Group-normalised, clipped advantages, eq:group_adv: clip((R - mu) / sqrt(var + eps_norm), -a_clip, a_clip).
+    """Group-normalized, clipped advantages, eq:group_adv: clip((R - mu) / sqrt(var + eps_norm), -a_clip, a_clip).
 
-    ``var`` is the population variance of the group and ``eps_norm`` stands inside the root. Without ``normalise``
+    ``var`` is the population variance of the group and ``eps_norm`` stands inside the root. Without ``normalize``
     only the mean is subtracted, and the result is still clipped; ``a_clip`` may be inf.
 
     A group whose returns are all equal says nothing about which rollout was better: exact zeros, not informative.
     A group with a return that is not finite (or so large that its spread is not finite in double precision)
     could only poison the update: exact zeros, marked in ``non_finite_P``.
 
-    A normalised advantage never exceeds sqrt(G - 1) in size (Samuelson's inequality), so that for
+    A normalized advantage never exceeds sqrt(G - 1) in size (Samuelson's inequality), so that for
     G <= 1 + a_clip**2 clipping is idle: with a_clip = 3, up to G = 10.
 
     ``weights_PG`` are trajectory weights of rollouts that another team wrote (app:exp:isdeg): mean and variance of a
@@ -78,7 +78,7 @@ def group_advantages(
         shares_PG = weights / weights.mean(axis=1, keepdims=True)  # exactly 1 where all are 1
         centred_PG = returns - (shares_PG * returns).mean(axis=1, keepdims=True)
         deviation_P1 = np.sqrt((shares_PG * centred_PG**2).mean(axis=1, keepdims=True) + eps_norm)
-        raw_PG = centred_PG / deviation_P1 if normalise else centred_PG
+        raw_PG = centred_PG / deviation_P1 if normalize else centred_PG
     finite_PG = np.isfinite(returns) & np.isfinite(raw_PG) & np.isfinite(deviation_P1)
     # Equal returns and eps_norm = 0 give 0 / 0, which is no fault of the rewards.
     non_finite_P = np.where(equal_P, ~np.isfinite(returns[:, 0]), ~finite_PG.all(axis=1))

@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from teamtr.theory.concentration import empirical_correction
+from teamtr.theory.gain import bound_log_ratio
 from teamtr.theory.occupancy import change_of_measure, cumulative_shift, shift_by_kl, tv_by_kl
-from teamtr.theory.surrogate import bound_log_ratio
 from teamtr.types import Certificate, Floats
 
 

@@ -8,7 +8,7 @@ which resemble each other within a group. Two conditions that the paper leaves u
 - ``weight`` stands where the paper writes 1/(1 - gamma): the largest total discount that one agent's messages of one
   episode can carry. With at most K messages and gamma = 1 it is K, and the paper's form would be infinite.
 
-A KL radius in this module is the *normalised* one of eq:kltokdef: the discounted sum over an episode divided by
+A KL radius in this module is the *normalized* one of eq:kltokdef: the discounted sum over an episode divided by
 ``weight``. Functions take numbers or arrays and broadcast.
 """
 
@@ -55,7 +55,7 @@ def bernstein_width(
     logarithm pays for estimating V. Both sides at once: delta/2 for each, so log(4/delta).
 
     Smaller than Hoeffding's when V is well below B^2 and N large against log(1/delta): the first term is
-    Hoeffding's with sqrt(V) for B. A group-normalised advantage seldom comes near its clip, so that is the rule.
+    Hoeffding's with sqrt(V) for B. A group-normalized advantage seldom comes near its clip, so that is the rule.
     """
     variance, count, bound, delta = _floats(variance, count, bound, delta)
     _positive("bernstein_width", bound=bound)
@@ -90,7 +90,7 @@ def surrogate_range(a_clip: ArrayLike, eps_w: ArrayLike, weight: ArrayLike) -> F
 def ratio_clip_term(a_clip: ArrayLike, radius: ArrayLike, weight: ArrayLike) -> Floats:
     """weight * A_clip * sqrt(2 radius): what clipping ratios can hide inside the region (cor:clipbias-tr).
 
-    With turn weights c_t that add up to at most W and the normalised radius D = (1/W) E sum c_t KL_t, Pinsker and
+    With turn weights c_t that add up to at most W and the normalized radius D = (1/W) E sum c_t KL_t, Pinsker and
     Cauchy-Schwarz give E sum c_t A sqrt(2 KL_t) <= A sqrt(2 W E sum c_t KL_t) = A W sqrt(2 D). For c_t = gamma^t,
     W = 1/(1 - gamma), that is the paper's.
     """

@@ -11,16 +11,11 @@ from typing import Literal
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from torch import Tensor
 
-from teamtr.presets import Objective
-from teamtr.types import Floats
-
-LOG_RATIO_BOUND = 20.0
-"""Log-ratios are held within +-20 before ``exp``, so that one runaway message cannot overflow a batch in float32
-(exp(20) is 5e8). Beyond the bound the gradient is zero. No region of interest comes near: a ratio clip of 0.2 is
-0.18 in logs. It does not hide a fault: a log-ratio that is not finite becomes nan, for the caller to refuse."""
+from teamtr.theory.gain import LOG_RATIO_BOUND
+from teamtr.theory.objective import Objective
 
 
 @dataclass(frozen=True)
@@ -55,12 +50,12 @@ def clipped_surrogate(
     """The first term of eq:ppo_obj, min(w A, clip(w, 1 - clip_low, 1 + clip_high) A), as a sum to be maximised.
 
     ``objective.ratio`` says what w is: "message" the product of the message's token ratios (the paper),
-    "length_normalised" their geometric mean, "token" each token's own (PPO, GRPO, DAPO).
+    "length_normalized" their geometric mean, "token" each token's own (PPO, GRPO, DAPO).
     ``objective.average_over`` says how messages are weighed: "messages" all alike (with "token": the mean over a
     message's tokens first, as in GRPO), "tokens" by their number of tokens (DAPO).
 
     ``weights_M`` multiplies each message's term and does not enter the denominator: plain importance weighting
-    (app:exp:isdeg), unbiased, not self-normalised. A row without a real token is padding, and not counted.
+    (app:exp:isdeg), unbiased, not self-normalized. A row without a real token is padding, and not counted.
     """
     token_log_ratio_MT = _token_log_ratio(logp_new_MT, logp_cur_MT, mask_MT)
     lengths_M = mask_MT.sum(dim=-1)
@@ -72,7 +67,7 @@ def clipped_surrogate(
             log_ratio, advantages, counted = token_log_ratio_MT, advantages_M[:, None], mask_MT
         case "message":
             log_ratio, advantages, counted = token_log_ratio_MT.sum(dim=-1), advantages_M, spoken_M
-        case "length_normalised":
+        case "length_normalized":
             mean_M = token_log_ratio_MT.sum(dim=-1) / lengths_M.clamp(min=1)
             log_ratio, advantages, counted = mean_M, advantages_M, spoken_M
 
@@ -123,44 +118,6 @@ def surrogate_denominator(lengths_M: ArrayLike, average_over: Literal["messages"
     """
     lengths = np.asarray(lengths_M)
     return float(lengths.sum()) if average_over == "tokens" else float((lengths > 0).sum())
-
-
-def surrogate_gain(log_ratio_M: ArrayLike, advantages_M: ArrayLike, weights_M: ArrayLike | None = None) -> float:
-    """What an update gains by its own batch, unclipped: mean of (w - 1) A, in units of the advantage.
-
-    eq:surrogate is E[w A]. At w = 1 it is E[A], which is 0 in expectation (lem:centerapp), but not on a batch whose
-    advantages are clipped or whose episodes hold unequal numbers of messages. Subtracting it leaves the
-    expectation as it was and takes out the noise that has nothing to do with the step: no step, no gain, exactly.
-    Not finite when a log-ratio is not; otherwise log-ratios are held within ``LOG_RATIO_BOUND``.
-    """
-    log_ratio = np.asarray(log_ratio_M, dtype=np.float64)
-    advantages = np.asarray(advantages_M, dtype=np.float64)
-    if log_ratio.ndim != 1 or log_ratio.shape != advantages.shape:
-        raise ValueError(
-            f"surrogate_gain: one log-ratio and one advantage per message, got {log_ratio.shape} and {advantages.shape}"
-        )
-    if log_ratio.size == 0:
-        raise ValueError("surrogate_gain: no messages; skip the update of an agent that never spoke")
-    gain_M = gain_by_message(log_ratio, advantages)
-    if weights_M is not None:
-        weights = np.asarray(weights_M, dtype=np.float64)
-        if weights.shape != gain_M.shape:
-            raise ValueError(
-                f"surrogate_gain: one weight per message, got {weights.shape} for {gain_M.shape[0]} messages"
-            )
-        gain_M = gain_M * weights
-    return float(gain_M.mean())
-
-
-def gain_by_message(log_ratio_M: Floats, advantages_M: Floats) -> Floats:
-    """(w - 1) A of every message, unclipped."""
-    return np.asarray(np.expm1(bound_log_ratio(log_ratio_M)) * advantages_M)
-
-
-def bound_log_ratio(log_ratio_M: Floats | NDArray[np.floating]) -> Floats:
-    """Log-ratios held within ``LOG_RATIO_BOUND``; nan where one is not finite."""
-    bounded = np.clip(log_ratio_M, -LOG_RATIO_BOUND, LOG_RATIO_BOUND)
-    return np.where(np.isfinite(log_ratio_M), bounded, np.nan)
 
 
 def _bounded(log_ratio: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 from teamtr.types import Floats
 
 
-def normalised_weights(log_weights_E: Floats) -> Floats:
+def normalized_weights(log_weights_E: Floats) -> Floats:
     """exp(log w) with mean one. Computed relative to the largest, so that nothing overflows."""
     shifted_E = np.exp(log_weights_E - log_weights_E.max())
     return np.asarray(shifted_E / shifted_E.mean())
@@ -18,7 +18,7 @@ def normalised_weights(log_weights_E: Floats) -> Floats:
 
 def effective_sample_share(log_weights_E: Floats) -> float:
     """ESS / B = (sum w)^2 / (B sum w^2), one when all weights are equal, 1/B when one episode carries all."""
-    weights_E = normalised_weights(log_weights_E)
+    weights_E = normalized_weights(log_weights_E)
     return float(weights_E.sum() ** 2 / (len(weights_E) * (weights_E**2).sum()))
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from teamtr.theory.advantages import group_advantages
-from teamtr.theory.surrogate import bound_log_ratio
+from teamtr.theory.gain import bound_log_ratio
 from teamtr.types import Floats
 
 
@@ -39,7 +39,7 @@ def zeta_ratio(advantages_M: ArrayLike, log_ratio_M: ArrayLike, clip_low: float,
     return float((np.abs(advantages) * np.abs(ratio - np.clip(ratio, 1.0 - clip_low, 1.0 + clip_high))).mean())
 
 
-def zeta_norm(returns_PG: ArrayLike, a_clip: float, eps_norm: float, normalise: bool = True) -> float:
+def zeta_norm(returns_PG: ArrayLike, a_clip: float, eps_norm: float, normalize: bool = True) -> float:
     """How much the advantages owe to the luck of the group's own mean and deviation, by half-split (app:exp:zeta).
 
     Rollouts of a group are exchangeable, so its even and its odd positions are two independent halves. To first
@@ -53,10 +53,10 @@ def zeta_norm(returns_PG: ArrayLike, a_clip: float, eps_norm: float, normalise: 
     constant, and its own deviation, sqrt(eps_norm), would turn luck into thousands.
 
     Groups without signal and groups with returns that are not finite contribute 0. Below G = 4 a half holds a
-    single rollout and no deviation: only the mean's part is counted. Without ``normalise`` that is all there is.
+    single rollout and no deviation: only the mean's part is counted. Without ``normalize`` that is all there is.
     """
     returns = np.asarray(returns_PG, dtype=np.float64)
-    advantages = group_advantages(returns, a_clip=a_clip, eps_norm=eps_norm, normalise=normalise)
+    advantages = group_advantages(returns, a_clip=a_clip, eps_norm=eps_norm, normalize=normalize)
     informative = advantages.informative_P
     if not informative.any():
         return 0.0
@@ -64,7 +64,7 @@ def zeta_norm(returns_PG: ArrayLike, a_clip: float, eps_norm: float, normalise: 
     a_PG, returns = advantages.raw_PG[informative], returns[informative]
     even, odd = returns[:, 0::2], returns[:, 1::2]
     difference_PG = np.broadcast_to(even.mean(axis=1, keepdims=True) - odd.mean(axis=1, keepdims=True), a_PG.shape)
-    if normalise:
+    if normalize:
         if group_size >= 4:
             difference_PG = difference_PG + a_PG * (_deviation(even, eps_norm) - _deviation(odd, eps_norm))
         difference_PG = difference_PG / _deviation(returns, eps_norm)
@@ -80,7 +80,7 @@ def _deviation(returns_PG: Floats, eps_norm: float) -> Floats:
 
 
 def true_zeta_of_binary_rewards(
-    success_cur: float, success_new: float, group_size: int, *, a_clip: float, eps_norm: float, normalise: bool = True
+    success_cur: float, success_new: float, group_size: int, *, a_clip: float, eps_norm: float, normalize: bool = True
 ) -> float:
     """zeta_i of eq:bias itself, exactly, where it can be computed: one turn, right or wrong, the group estimator.
 
@@ -88,8 +88,8 @@ def true_zeta_of_binary_rewards(
     Binomial(k; G - 1, p), so the expected estimate of an episode with return r is a sum over k, and its true advantage
     is r - p. eq:bias averages the difference over the new policy, whose success is ``success_new``.
 
-    The paper compares the normalised estimate with the plain advantage, in other units: most of this zeta is the
-    factor 1 / sigma, none of which the proxies see. ``normalise=False`` compares like with like; what remains is the
+    The paper compares the normalized estimate with the plain advantage, in other units: most of this zeta is the
+    factor 1 / sigma, none of which the proxies see. ``normalize=False`` compares like with like; what remains is the
     shrinkage by 1 - 1/G (lem:shrinkage).
     """
     if not (0.0 <= success_cur <= 1.0 and 0.0 <= success_new <= 1.0) or group_size < 2:
@@ -104,7 +104,7 @@ def true_zeta_of_binary_rewards(
         for k in range(others + 1):
             chance = math.comb(others, k) * success_cur**k * (1.0 - success_cur) ** (others - k)
             returns_PG = np.array([[reward] + [1.0] * k + [0.0] * (others - k)])
-            advantages = group_advantages(returns_PG, a_clip=a_clip, eps_norm=eps_norm, normalise=normalise)
+            advantages = group_advantages(returns_PG, a_clip=a_clip, eps_norm=eps_norm, normalize=normalize)
             expected += chance * float(advantages.values_PG[0, 0])
         gap += share * (expected - (reward - success_cur))
     return abs(gap)

@@ -1,7 +1,7 @@
 """Algorithm 1 of the paper (alg:teamtr), to be read beside it.
 
 The loop knows no engine, no file and no screen. It is handed two functions, ``collect`` (episodes under the team
-as it is now) and ``teach`` (one agent's update), and yields what happened after every update.
+as it is now) and ``update`` (one agent's), and yields what happened after every update.
 """
 
 from __future__ import annotations
@@ -14,15 +14,14 @@ import numpy as np
 from teamtr.presets import Order, Plan
 from teamtr.rollout import require_fresh, trained_returns_PG
 from teamtr.team import Team
-from teamtr.theory.advantages import group_advantages
 from teamtr.theory.allocation import update_order
-from teamtr.theory.weights import normalised_weights
-from teamtr.training.batch import Lesson
+from teamtr.theory.weights import normalized_weights
+from teamtr.training.batch import TrainingBatch
 from teamtr.training.update import Update
 from teamtr.types import RolloutBatch, UpdateReport
 
 Collect = Callable[[Team, int], RolloutBatch]
-Teach = Callable[[str, Lesson], Update]
+UpdateAgent = Callable[[str, TrainingBatch], Update]
 
 
 @dataclass(frozen=True)
@@ -48,19 +47,23 @@ def schedule(
 
 @dataclass(frozen=True)
 class Step:
-    """One update: the intermediate team after it, its report, and the batch it learned from."""
+    """One update, the intermediate team after it, and the batch it learned from."""
 
     index: int
     team: Team
-    report: UpdateReport
+    update: Update
     batch: RolloutBatch
+
+    @property
+    def report(self) -> UpdateReport:
+        return self.update.report
 
 
 def run_stage(
     team: Team,
     plan: Plan,
     collect: Collect,
-    teach: Teach,
+    update: UpdateAgent,
     slots: Sequence[Slot],
     *,
     done: int = 0,
@@ -76,20 +79,15 @@ def run_stage(
         returns_PG = trained_returns_PG(batch, plan, team.limits)  # line 6
         weights_E = None
         if plan.resample.importance_weighted and batch.log_weights_E is not None:
-            weights_E = normalised_weights(batch.log_weights_E)
-        advantages = group_advantages(
-            returns_PG,
-            a_clip=plan.a_clip,
-            eps_norm=plan.eps_norm,
-            normalise=plan.normalise,
-            weights_PG=None if weights_E is None else weights_E.reshape(returns_PG.shape),
-        )
+            weights_E = normalized_weights(batch.log_weights_E)
+        weights_PG = None if weights_E is None else weights_E.reshape(returns_PG.shape)
+        advantages = plan.advantage.estimate(returns_PG, weights_PG)
         fresh = batch.team_version == team.version
         own = batch.of(slot.agent)
-        lesson = Lesson(own, advantages, returns_PG, weights_E, fresh, filter_cut=plan.overlong.filter)
-        update = teach(slot.agent, lesson)  # line 7: until the KL is within the radius
-        team = team.replace(slot.agent, update.report.version_after)  # line 8
+        data = TrainingBatch(own, advantages, returns_PG, weights_E, fresh, filter_cut=plan.overlong.filter)
+        done_update = update(slot.agent, data)  # line 7: until the KL is within the radius
+        team = team.replace(slot.agent, done_update.report.version_after)  # line 8
         if plan.resample.may_be_stale:
-            assert update.log_ratio_M is not None, "a plan that reuses rollouts measures every message"
-            batch = batch.reweighted(lesson.batch, update.log_ratio_M)
-        yield Step(index, team, update.report, batch)
+            assert done_update.log_ratio_M is not None, "a plan that reuses rollouts measures every message"
+            batch = batch.reweighted(data.messages, done_update.log_ratio_M)
+        yield Step(index, team, done_update, batch)

@@ -1,4 +1,4 @@
-"""What one update is given: the agent's messages with their advantages, and how to climb."""
+"""What one update is given: the agent's messages with their advantages, and how to optimized."""
 
 from __future__ import annotations
 
@@ -8,18 +8,20 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from teamtr.presets import Objective, Radii
+from teamtr.presets import Radii
 from teamtr.theory.advantages import Advantages
+from teamtr.theory.objective import Objective
 from teamtr.types import AgentBatch, Floats
 
 
 @dataclass(frozen=True)
-class Optimisation:
-    """How an update climbs. The radius sets the step's size; ``learning_rate`` only its starting guess.
+class Optimization:
+    """How an update parts. The radius sets the step's size; ``learning_rate`` only its starting guess.
 
     ``gate_share`` is the share of every problem's episodes that the gate looks at first; 1 is all of them at once.
     ``certify_share`` is the share of problems that are not climbed on, so that certificates from them hold.
-    ``cross_fit``: every problem is climbed on, and none judges the steps that were made from it (``Lesson.legs``).
+    ``cross_fit``: every problem is trained on, and none judges the steps that were made from it
+    (``TrainingBatch.folds``).
     """
 
     learning_rate: float = 1e-3
@@ -33,7 +35,7 @@ class Optimisation:
 
 
 @dataclass(frozen=True)
-class Leg:
+class Fold:
     """One part of an update: the messages that are climbed on, and those that judge whether it gains."""
 
     train_M: NDArray[np.bool_]
@@ -41,78 +43,78 @@ class Leg:
     opens: bool = True
     """Whether the update begins with it."""
     radius_share: float = 1.0
-    """How much of the radius the update may have used at the end of this leg."""
+    """How much of the radius the update may have used at the end of this fold."""
 
 
 @dataclass(frozen=True)
-class Lesson:
+class TrainingBatch:
     """What one agent learns from: its messages, and the advantages and weights of the episodes they stand in.
 
-    ``fresh``: the team as it is wrote them. ``aside_M`` marks messages that are not learnt from, whole problems each.
+    ``fresh``: the team as it is wrote them. ``holdout_M`` marks messages that are not learnt from, whole problems each.
     ``filter_cut``: no step is made from messages that were cut at the token limit (``presets.Overlong``).
     """
 
-    batch: AgentBatch
+    messages: AgentBatch
     advantages: Advantages
     returns_PG: Floats
     weights_E: Floats | None = None
     fresh: bool = True
-    aside_M: NDArray[np.bool_] | None = None
+    holdout_M: NDArray[np.bool_] | None = None
     filter_cut: bool = False
 
-    def set_aside(self, share: float, rng: np.random.Generator) -> Lesson:
-        """The same lesson with a share of its problems set aside, two at least; nothing where none would be left to
+    def hold_out(self, share: float, rng: np.random.Generator) -> TrainingBatch:
+        """The same batch with a share of its problems set aside, two at least; nothing where none would be left to
         learn from. A problem that stands in it twice goes as one."""
-        clusters = np.unique(self.batch.cluster_M)
+        clusters = np.unique(self.messages.cluster_M)
         count = max(math.ceil(share * len(clusters)), 2)
         if count >= len(clusters):
             return self
-        return replace(self, aside_M=np.isin(self.batch.cluster_M, rng.permutation(clusters)[:count]))
+        return replace(self, holdout_M=np.isin(self.messages.cluster_M, rng.permutation(clusters)[:count]))
 
-    def aside(self) -> tuple[Lesson, NDArray[np.int64]]:
-        """What was set aside, as a lesson of its own, and which messages of this one it holds."""
-        assert self.aside_M is not None
-        rows = np.flatnonzero(self.aside_M)
+    def holdout(self) -> tuple[TrainingBatch, NDArray[np.int64]]:
+        """What was set aside, as a batch of its own, and which messages of this one it holds."""
+        assert self.holdout_M is not None
+        rows = np.flatnonzero(self.holdout_M)
         group = self.returns_PG.shape[1]
-        problems, problem_M = np.unique(self.batch.problem_M[rows], return_inverse=True)
-        episode_M = problem_M * group + self.batch.episode_M[rows] % group
+        problems, problem_M = np.unique(self.messages.problem_M[rows], return_inverse=True)
+        episode_M = problem_M * group + self.messages.episode_M[rows] % group
         a = self.advantages
         advantages = Advantages(
             a.values_PG[problems], a.raw_PG[problems], a.clip_rate, a.informative_P[problems], a.non_finite_P[problems]
         )
-        batch = replace(self.batch.rows(rows), episode_M=episode_M, problem_M=problem_M)
-        return Lesson(batch, advantages, self.returns_PG[problems], fresh=self.fresh), rows
+        batch = replace(self.messages.rows(rows), episode_M=episode_M, problem_M=problem_M)
+        return TrainingBatch(batch, advantages, self.returns_PG[problems], fresh=self.fresh), rows
 
-    def legs(self, objective: Objective, *, cross_fit: bool, rng: np.random.Generator) -> tuple[Leg, ...]:
+    def folds(self, objective: Objective, *, cross_fit: bool, rng: np.random.Generator) -> tuple[Fold, ...]:
         """All at once; or, cross-fitted, two halves of the problems, each judged by the other.
 
-        Steps look good on the problems that they were made from. Cross-fitted, the update climbs on one half first and
+        Steps look good on the problems that they were made from. Cross-fitted, the update parts on one half first and
         asks the other whether that gained, then goes on with the halves exchanged: every problem is learned from and
         no step is judged by its own. The KL grows with the square of the way, so the first half of it may use a quarter
         of the radius.
         """
-        climbed_M = self.climbed_M(objective)
+        gradient_M = self.gradient_M(objective)
         if not cross_fit:
-            return (Leg(climbed_M, self.taught_M),)
-        clusters = np.unique(self.batch.cluster_M[self.taught_M])
-        first_M = np.isin(self.batch.cluster_M, rng.permutation(clusters)[: (len(clusters) + 1) // 2])
-        halves = (first_M & self.taught_M, ~first_M & self.taught_M)
+            return (Fold(gradient_M, self.train_M),)
+        clusters = np.unique(self.messages.cluster_M[self.train_M])
+        first_M = np.isin(self.messages.cluster_M, rng.permutation(clusters)[: (len(clusters) + 1) // 2])
+        halves = (first_M & self.train_M, ~first_M & self.train_M)
         useful = [
-            (train_M & climbed_M, judge_M)
+            (train_M & gradient_M, judge_M)
             for train_M, judge_M in (halves, halves[::-1])
-            if (train_M & climbed_M).any() and judge_M.any()
+            if (train_M & gradient_M).any() and judge_M.any()
         ]
-        return tuple(Leg(*parts, k == 0, ((k + 1) / len(useful)) ** 2) for k, parts in enumerate(useful))
+        return tuple(Fold(*parts, k == 0, ((k + 1) / len(useful)) ** 2) for k, parts in enumerate(useful))
 
     @property
-    def taught_M(self) -> NDArray[np.bool_]:
+    def train_M(self) -> NDArray[np.bool_]:
         """The messages that the update may look at for what they were worth."""
-        return np.ones(len(self.batch), dtype=np.bool_) if self.aside_M is None else ~self.aside_M
+        return np.ones(len(self.messages), dtype=np.bool_) if self.holdout_M is None else ~self.holdout_M
 
     @property
     def weights_M(self) -> Floats | None:
         """Importance weights of the messages' episodes; None where the present team wrote them."""
-        return None if self.weights_E is None else self.weights_E[self.batch.episode_M]
+        return None if self.weights_E is None else self.weights_E[self.messages.episode_M]
 
     def mean(self, values_M: Floats, rows: np.ndarray | None = None) -> float:
         """The mean over messages (those of ``rows``) under the team as it is: weighted where another wrote them."""
@@ -128,24 +130,24 @@ class Lesson:
         values_E = self.advantages.values_PG.reshape(-1)
         if self.weights_E is not None:
             values_E = values_E * self.weights_E
-        return np.asarray(values_E[self.batch.episode_M])
+        return np.asarray(values_E[self.messages.episode_M])
 
-    def charged_M(self, kl_M: Floats, radii: Radii, rows: np.ndarray | None = None) -> Floats:
+    def kl_in_radius_units(self, kl_M: Floats, radii: Radii, rows: np.ndarray | None = None) -> Floats:
         """Messages' KLs in the unit of the radius: per message, or divided by each one's tokens (lem:avgvssum)."""
         if not radii.per_token:
             return kl_M
-        lengths_M = self.batch.lengths_M
+        lengths_M = self.messages.lengths_M
         return np.asarray(kl_M / (lengths_M if rows is None else lengths_M[rows]))
 
     @property
     def informative_M(self) -> NDArray[np.bool_]:
         """The messages that there is something to learn from."""
-        return np.asarray(self.advantages.informative_P[self.batch.problem_M] & self.taught_M)
+        return np.asarray(self.advantages.informative_P[self.messages.problem_M] & self.train_M)
 
-    def climbed_M(self, objective: Objective) -> NDArray[np.bool_]:
+    def gradient_M(self, objective: Objective) -> NDArray[np.bool_]:
         """The messages that steps are made of: those of groups with a signal; with a reference policy those of all
         groups with finite rewards, for each of them pulls towards it."""
-        climbed_M = self.informative_M
+        gradient_M = self.informative_M
         if objective.has_reference:
-            climbed_M = ~self.advantages.non_finite_P[self.batch.problem_M] & self.taught_M
-        return climbed_M & ~self.batch.cut_M if self.filter_cut else climbed_M
+            gradient_M = ~self.advantages.non_finite_P[self.messages.problem_M] & self.train_M
+        return gradient_M & ~self.messages.cut_M if self.filter_cut else gradient_M

@@ -16,8 +16,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from teamtr.ports import Learner
 from teamtr.theory.advantages import Advantages
+from teamtr.theory.gain import gain_by_message
 from teamtr.theory.intervals import Measured, mean_interval
-from teamtr.theory.surrogate import gain_by_message
 from teamtr.theory.weights import Degeneracy, weight_degeneracy
 from teamtr.types import AgentBatch, Floats, TokenShift
 

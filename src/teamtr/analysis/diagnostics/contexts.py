@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
-from teamtr.grading.answers import last_number, normalise
+from teamtr.grading.answers import last_number, normalize
 from teamtr.team import Agent, visible
 from teamtr.types import RolloutBatch, conversation
 
@@ -51,9 +51,9 @@ def statement(text: str) -> str:
     """What a message states; empty when it states nothing that can be recognised."""
     boxed = _BOXED.findall(text)
     if boxed:
-        return normalise(boxed[-1])
+        return normalize(boxed[-1])
     if len(text) <= SHORT:
-        return normalise(text)
+        return normalize(text)
     number = last_number(text)
     return "" if number is None else str(number)
 

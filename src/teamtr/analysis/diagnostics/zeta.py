@@ -21,7 +21,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class ZetaProxy:
-    """The rows of the paper's table, in units of the normalised advantage: each part per update, their sum (``proxy``)
+    """The rows of the paper's table, in units of the normalized advantage: each part per update, their sum (``proxy``)
     per update and per stage, and the part of a stage's sum in what the paper's certificates of that stage subtract
     (None where none was logged)."""
 

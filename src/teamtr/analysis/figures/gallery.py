@@ -12,7 +12,7 @@ from teamtr.analysis.figures.drawing import Drawing, Lacking
 from teamtr.analysis.figures.paint import csv_text, svg_text
 from teamtr.analysis.figures.runs import Run
 from teamtr.config.errors import hint
-from teamtr.errors import Misuse
+from teamtr.errors import UserError
 from teamtr.store import write_atomic
 from teamtr.text import in_markdown, visible
 
@@ -41,7 +41,7 @@ def hang(runs: Sequence[Run], folder: Path, only: Sequence[str] = ()) -> Gallery
     known = {figure.name: figure for figure in FIGURES}
     unknown = [name for name in only if name not in known]
     if unknown:
-        raise Misuse(f"there is no figure {unknown[0]!r}{hint(unknown[0], known, 'there are')}")
+        raise UserError(f"there is no figure {unknown[0]!r}{hint(unknown[0], known, 'there are')}")
     drawn, lacking = [], []
     for figure in [known[name] for name in only] or FIGURES:
         try:

@@ -73,7 +73,7 @@ def certificate(runs: Sequence[Run]) -> Drawing:
             )
     remedy = "train with a plan that samples anew before every update, on a task whose range of rewards is known"
     need(cumulative or scatter, "no certificate has a measured gain beside it", remedy)
-    units = {"turn_aware": "certified lower bound (reward)", "single_step": "the paper's bound (normalised advantage)"}
+    units = {"turn_aware": "certified lower bound (reward)", "single_step": "the paper's bound (normalized advantage)"}
     panels = [Panel("cumulative", "stages done", "sum over stages (reward)", tuple(cumulative), (("", 0.0),))]
     stages = tuple(series for run in runs if (series := _by_stage(run)) is not None)
     panels.append(Panel("stages", units["turn_aware"], "measured gain (reward)", stages, (("", 0.0),), diagonal=True))
@@ -88,7 +88,7 @@ def certificate(runs: Sequence[Run]) -> Drawing:
         "every stage: its certificates against what was measured of the same updates, as the paper draws them; then "
         "every update: bound against gain with its 95 % interval, by kind of certificate. The last update of a stage "
         "is not measured. Bounds computed on a step's own batch are diagnostics, no guarantee; the paper's is in units "
-        "of the normalised advantage, so that only its order and sign can be compared.",
+        "of the normalized advantage, so that only its order and sign can be compared.",
         "points above the diagonal (no violation) with bounds above zero; about one violation in forty is chance",
         tuple(notes),
     )
@@ -182,7 +182,7 @@ def kl_reliability(runs: Sequence[Run]) -> Drawing:
 
 def zeta(runs: Sequence[Run]) -> Drawing:
     """tab:zeta-proxy: the three proxies of the estimation error, per update."""
-    titles = {"zeta_norm": "normalisation", "zeta_clip": "clipped advantages", "zeta_ratio": "clipped ratios"}
+    titles = {"zeta_norm": "normalization", "zeta_clip": "clipped advantages", "zeta_ratio": "clipped ratios"}
     parts: dict[str, list[Series]] = {part: [] for part in PARTS}
     notes = []
     for run in runs:
@@ -207,14 +207,14 @@ def zeta(runs: Sequence[Run]) -> Drawing:
         told.append(f"part of what the paper's stage bound subtracts {_three(found['penalty_share'])}")
         notes.append(f"{run.label}, mean, P50, P90: {'; '.join(told)}")
     panels = [
-        Panel(titles[part], "update", "zeta proxy (normalised advantage)", tuple(series))
+        Panel(titles[part], "update", "zeta proxy (normalized advantage)", tuple(series))
         for part, series in parts.items()
         if series
     ]
     need(panels, "no kept update is in the log", "train for at least one update")
     return Drawing(
         tuple(panels),
-        "Proxies of the estimation error zeta by its source: normalisation within a group, clipped advantages, clipped "
+        "Proxies of the estimation error zeta by its source: normalization within a group, clipped advantages, clipped "
         "ratios. The proxy is cautious, and says little about the true zeta.",
         "small beside the surrogate gain; clip and ratio near zero",
         tuple(notes),

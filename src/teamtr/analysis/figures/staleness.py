@@ -30,8 +30,8 @@ def stale_gap(runs: Sequence[Run]) -> Drawing:
     need(steps, "no update after a stage's first was probed", f"{PROBE} (logs before 0.2 hold no gap that counts)")
     return Drawing(
         (
-            Panel("gap of each update", "stage", "fresh less stale (normalised advantage)", tuple(steps), (("", 0.0),)),
-            Panel("Delta stale", "stage", "sum of the sizes of a stage's gaps (normalised advantage)", tuple(sums)),
+            Panel("gap of each update", "stage", "fresh less stale (normalized advantage)", tuple(steps), (("", 0.0),)),
+            Panel("Delta stale", "stage", "sum of the sizes of a stage's gaps (normalized advantage)", tuple(sums)),
         ),
         "Surrogate of the i-th update of a stage on new rollouts of the team before it, less that on rollouts of the "
         "team that began the stage, with 95 % intervals over problems. No update learned from either batch. Sizes add "

@@ -21,7 +21,7 @@ from teamtr.analysis.diagnostics.order import order_of, order_sensitivity
 from teamtr.analysis.diagnostics.stability import stability
 from teamtr.analysis.report.reading import Reading, read_run
 from teamtr.analysis.report.summary import eval_rows, run_facts, update_rows
-from teamtr.errors import Misuse
+from teamtr.errors import UserError
 from teamtr.evaluation.evaluate import alike_interval
 from teamtr.randomness import generator
 from teamtr.records import Record, number
@@ -46,7 +46,7 @@ class Difference:
 def compare_runs(paths: Sequence[Path | str]) -> dict[str, Any]:
     """Everything that a comparison shows, as plain values."""
     if len(paths) < 2:
-        raise Misuse("compare needs at least two run folders: teamtr compare RUN RUN ...")
+        raise UserError("compare needs at least two run folders: teamtr compare RUN RUN ...")
     readings = [read_run(path) for path in paths]
     names = labels(readings)
     runs = [_run(label, reading) for label, reading in zip(names, readings, strict=True)]

@@ -15,7 +15,6 @@ from teamtr.analysis.diagnostics.probes import TokenKls
 from teamtr.analysis.report.reading import BatchFile
 from teamtr.presets import Plan
 from teamtr.rollout.shaping import trained_returns_PG
-from teamtr.theory.advantages import group_advantages
 from teamtr.types import Episode, Floats, RolloutBatch, conversation
 
 Spell = Callable[[str, int], str | None]
@@ -82,7 +81,7 @@ def advantages_PG(batch: RolloutBatch, plan: Plan | None, limits: Mapping[str, i
     if plan.overlong.punishes and not spoken <= set(limits):
         return None
     returns_PG = trained_returns_PG(batch, plan, limits)
-    found = group_advantages(returns_PG, a_clip=plan.a_clip, eps_norm=plan.eps_norm, normalise=plan.normalise)
+    found = plan.advantage.estimate(returns_PG)
     return found.values_PG
 
 

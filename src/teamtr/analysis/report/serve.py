@@ -32,7 +32,7 @@ from teamtr.analysis.report.page import live_page, to_json
 from teamtr.analysis.report.reading import LogTail, list_batches, read_run
 from teamtr.analysis.report.spelling import speller
 from teamtr.analysis.report.summary import summarise
-from teamtr.errors import Misuse
+from teamtr.errors import UserError
 from teamtr.store import StoreError, read_episodes
 
 LOOPBACK = ("127.0.0.1", "localhost")
@@ -128,7 +128,7 @@ class LiveServer(ThreadingHTTPServer):
     def __init__(self, library: Library, *, host: str = "127.0.0.1", port: int = 0, allow_remote: bool = False) -> None:
         _require_address(host)
         if host not in LOOPBACK and not allow_remote:
-            raise Misuse(
+            raise UserError(
                 f"--host {host} would let other machines in: conversations are shown to whoever holds the link, over "
                 "plain HTTP. Add --allow-remote if that is what you want"
             )
@@ -139,7 +139,7 @@ class LiveServer(ThreadingHTTPServer):
         try:
             super().__init__((host, port), _Handler)
         except OSError as error:
-            raise Misuse(_why_not(host, port, error)) from error
+            raise UserError(_why_not(host, port, error)) from error
         self.link = f"http://{host}:{self.server_port}/{self.token}/"
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
@@ -229,7 +229,7 @@ def _require_address(host: str) -> None:
     try:
         socket.getaddrinfo(host, None, family=socket.AF_INET, flags=socket.AI_NUMERICHOST if is_number else 0)
     except (OSError, UnicodeError):
-        raise Misuse(f"--host {host!r} is no IPv4 address and no name of one: leave it out for 127.0.0.1") from None
+        raise UserError(f"--host {host!r} is no IPv4 address and no name of one: leave it out for 127.0.0.1") from None
 
 
 def _why_not(host: str, port: int, error: OSError) -> str:

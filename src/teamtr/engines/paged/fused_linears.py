@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from teamtr.engines.torch.anatomy import PRODUCTS, Anatomy, dissect
+from teamtr.engines.torch.anatomy import PRODUCTS, Anatomy, inspect_attention
 from teamtr.engines.torch.attention import require_plain, rotated_attention
 
 SIBLINGS = (PRODUCTS, ("gate_proj", "up_proj"))
@@ -81,7 +81,7 @@ class Siblings:
 def join_attention(model: Any, products: Mapping[nn.Module, Siblings]) -> int:
     """Let attention modules hand their joined product to attention as it is, with norm and rotation as a value.
     Returns how many do. Call it before the copy is filled: float16 has no room for large biases made larger."""
-    known = dissect(model)
+    known = inspect_attention(model)
     joined = [(known[module], product) for module, product in products.items() if module in known]
     for anatomy, product in joined:
         anatomy.module.forward = _joined_forward(anatomy, product)

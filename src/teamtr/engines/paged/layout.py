@@ -37,7 +37,7 @@ class Decoding:
 
     longest = 0  # the prefill has looked at all pages of these rows
 
-    def attend(
+    def use_probes(
         self, query: Tensor, key: Tensor, value: Tensor, layer: int, scale: float, rotation: Rotation | None = None
     ) -> Tensor:
         keys, values = self.pool.keys[layer], self.pool.values[layer]
@@ -87,7 +87,7 @@ class Prefilling:
             longest=size * width,
         )
 
-    def attend(
+    def use_probes(
         self, query: Tensor, key: Tensor, value: Tensor, layer: int, scale: float, rotation: Rotation | None = None
     ) -> Tensor:
         keys, values = self.pool.keys[layer], self.pool.values[layer]

@@ -19,7 +19,7 @@ SHARE_OF_FREE_MEMORY = 0.4
 
 
 @dataclass
-class ServingRoom:
+class SamplerPool:
     """How to sample, and the servers that do it. Agents of one architecture share a server and its pages.
 
     Args:

@@ -31,7 +31,7 @@ from teamtr.engines.paged.weights import SamplingCopy
 from teamtr.engines.paged.work_split import Cluster, Together, clusters, most_members, remaining, splits, worth_it
 from teamtr.engines.policy import Drawing
 from teamtr.engines.torch.attention import AttentionShape, Layout, attending, text_config
-from teamtr.errors import Misuse
+from teamtr.errors import UserError
 from teamtr.types import Ids, Sample
 
 PAGE = 64
@@ -43,7 +43,7 @@ LOOK_EVERY = 16
 
 
 @dataclass
-class _Seat:
+class _Sequence:
     """One row being written: its place in the call, its prompt and its pages."""
 
     row: int
@@ -52,8 +52,8 @@ class _Seat:
 
 
 @dataclass
-class _Desk:
-    """The tensors that captured graphs read and write; their addresses stay while the desk stands."""
+class DecodeBuffers:
+    """The tensors that captured graphs read and write; their addresses stay while the buffers stands."""
 
     rows: int
     tokens: int
@@ -77,22 +77,22 @@ class _Desk:
     memory: Any = None  # of the graphs, which share it; it goes with the last of them
 
     def __post_init__(self) -> None:
-        seats = SIZES[-1]
+        sequences = SIZES[-1]
 
         def make(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
             return torch.zeros(*shape, dtype=dtype, device=self.device)
 
-        self.token, self.step, self.row = make(seats), make(seats), make(seats)
-        self.position = make(seats, dtype=torch.int32)
-        self.alive = make(seats, dtype=torch.bool)
-        self.table = make(seats, self.width, dtype=torch.int32)
+        self.token, self.step, self.row = make(sequences), make(sequences), make(sequences)
+        self.position = make(sequences, dtype=torch.int32)
+        self.alive = make(sequences, dtype=torch.bool)
+        self.table = make(sequences, self.width, dtype=torch.int32)
         # One row more than asked for: rows without work write there.
         self.uniform = make(self.rows + 1, self.tokens, dtype=torch.float64)
         self.ids = make(self.rows + 1, self.tokens)
         self.logp = make(self.rows + 1, self.tokens, dtype=torch.float32)
         self.limit = make(1)
         self.ends = torch.full((64,), -1, device=self.device)
-        self.together = Together.none(seats, self.members, self.device)
+        self.together = Together.none(sequences, self.members, self.device)
 
     def fits(self, rows: int, tokens: int, width: int) -> bool:
         return rows <= self.rows and tokens <= self.tokens and width <= self.width
@@ -114,15 +114,15 @@ class _Desk:
         self.step[first:] = 0
         self.row[first:] = self.rows
 
-    def keep(self, seats: Sequence[int]) -> None:
-        """Only these seats stay, in this order."""
-        index = torch.tensor(seats, dtype=torch.int64, device=self.device)
+    def keep(self, sequences: Sequence[int]) -> None:
+        """Only these sequences stay, in this order."""
+        index = torch.tensor(sequences, dtype=torch.int64, device=self.device)
         for state in (self.token, self.position, self.step, self.row, self.alive, self.table):
-            state[: len(seats)] = state[index]
-        self.clear(len(seats))
+            state[: len(sequences)] = state[index]
+        self.clear(len(sequences))
 
     def record(self, here: slice, ids_N: Tensor, logp_N: Tensor) -> None:
-        """Write down these seats' tokens and move on. Seats without work write to the spare row."""
+        """Write down these sequences' tokens and move on. Seats without work write to the spare row."""
         alive_N, step_N = self.alive[here], self.step[here]
         target_N = torch.where(alive_N, self.row[here], self.rows)
         self.ids.index_put_((target_N, step_N), ids_N)
@@ -150,7 +150,7 @@ class Server:
         self.pool_bytes = pool_bytes
         self._graphs = graphs
         self._pool: Pool | None = None
-        self._desk: _Desk | None = None
+        self._desk: DecodeBuffers | None = None
         decoder = copy.model.get_decoder()
         self._decoder: Callable[..., Any] = torch.compile(decoder, dynamic=None) if compiled else decoder
         self._compiled = compiled
@@ -177,86 +177,88 @@ class Server:
         version = version or f"call {self._calls}"
         rows, tokens = uniform_BT.shape
         self.reserve([len(prompt) for prompt in prompts], tokens)
-        desk = self._require_desk()
-        desk.start(uniform_BT, end_ids)
+        buffers = self._require_desk()
+        buffers.start(uniform_BT, end_ids)
         lengths = np.zeros(rows, dtype=np.int64)
         waiting = deque(sorted(range(rows), key=lambda b: (len(prompts[b]), prompts[b].tobytes(), b)))
-        seats: list[_Seat] = []
-        while waiting or seats:
+        sequences: list[_Sequence] = []
+        while waiting or sequences:
             # 1. and 2.: admit, and take the first token from the prefill
-            fresh = self._admit(version, prompts, tokens, waiting, len(seats), drawing)
-            seats += fresh
+            fresh = self._admit(version, prompts, tokens, waiting, len(sequences), drawing)
+            sequences += fresh
             # 3. decode
             if fresh and tokens > 1:
-                self._share(seats)
-            steps = tokens - 1 if fresh else self._longest_wait(seats, tokens)
+                self._share(sequences)
+            steps = tokens - 1 if fresh else self._longest_wait(sequences, tokens)
             for _ in range(min(LOOK_EVERY, steps)):
-                self._replay(len(seats), drawing)
+                self._replay(len(sequences), drawing)
             # 4. close ranks
-            alive = desk.alive[: len(seats)].tolist()
+            alive = buffers.alive[: len(sequences)].tolist()
             if not all(alive):
-                self._leave(version, seats, alive, lengths)
-                self._put_clusters(remaining(desk.clusters, alive))
-                seats = [seat for seat, stays in zip(seats, alive, strict=True) if stays]
+                self._leave(version, sequences, alive, lengths)
+                self._put_clusters(remaining(buffers.clusters, alive))
+                sequences = [sequence for sequence, stays in zip(sequences, alive, strict=True) if stays]
         return self._samples(lengths, end_ids)
 
     # -- 1. and 2. --------------------------------------------------------------------------------------------
 
     def _admit(
         self, version: str, prompts: Sequence[Ids], tokens: int, waiting: deque[int], taken: int, drawing: Drawing
-    ) -> list[_Seat]:
+    ) -> list[_Sequence]:
         """Seat as many waiting rows as pages and sizes allow, prefilled and with their first token drawn."""
         pool, books = self._require_pool(), self._require_pool().books
-        seats: list[_Seat] = []
-        leader: dict[bytes, int] = {}  # prompt -> its first seat here
-        leads: list[int] = []  # for each seat, the seat whose hidden state it uses
+        sequences: list[_Sequence] = []
+        leader: dict[bytes, int] = {}  # prompt -> its first sequence here
+        leads: list[int] = []  # for each sequence, the sequence whose hidden state it uses
         known: list[int] = []  # tokens of each leader's prompt that pages already held
         copies: list[tuple[int, int]] = []
-        while waiting and taken + len(seats) < SIZES[-1]:
+        while waiting and taken + len(sequences) < SIZES[-1]:
             row = waiting[0]
             prompt = prompts[row]
             pages_in_all = books.needed(len(prompt) + max(tokens - 1, 1))
             full, key = len(prompt) // PAGE, prompt.tobytes()
             if key in leader:
-                held = books.share(seats[leader[key]].pages[:full])
+                held = books.share(sequences[leader[key]].pages[:full])
             else:
                 # At least the last token is computed: its hidden state is what the first token is drawn from.
                 held = books.find(version, prompt[: (len(prompt) - 1) // PAGE * PAGE])
-            if pages_in_all - len(held) > books.available and (taken or seats):
+            if pages_in_all - len(held) > books.available and (taken or sequences):
                 books.give_back(held)
                 break  # it will find room once others have left
             own = held + books.take(pages_in_all - len(held))
             if key not in leader:
-                leader[key] = len(seats)
+                leader[key] = len(sequences)
                 known.append(len(held) * PAGE)
                 # Named before they are computed: prompts that only begin alike share them in this very call. Whoever
                 # comes later is prefilled later, or in the same pass, where a layer writes all its keys first.
                 books.name(version, prompt[: full * PAGE], own)
             elif len(prompt) % PAGE:
-                copies.append((seats[leader[key]].pages[full], own[full]))
+                copies.append((sequences[leader[key]].pages[full], own[full]))
             leads.append(leader[key])
-            seats.append(_Seat(row, prompt, own))
+            sequences.append(_Sequence(row, prompt, own))
             waiting.popleft()
-        if not seats:
+        if not sequences:
             return []
         try:
-            hidden = self._prefill(seats, list(leader.values()), known)
+            hidden = self._prefill(sequences, list(leader.values()), known)
         except BaseException:
             self._pool = self._desk = None  # names of pages that were never written must not be found
             raise
         pool.copy([s for s, _ in copies], [t for _, t in copies])
-        self._seat(seats, taken, hidden, leads, list(leader.values()), drawing)
-        return seats
+        self._seat(sequences, taken, hidden, leads, list(leader.values()), drawing)
+        return sequences
 
-    def _prefill(self, seats: Sequence[_Seat], leaders: Sequence[int], known: Sequence[int]) -> Tensor:
+    def _prefill(self, sequences: Sequence[_Sequence], leaders: Sequence[int], known: Sequence[int]) -> Tensor:
         """Compute what no page holds; returns the last hidden state of each leader's prompt."""
         last: list[Tensor] = []
-        for part in _portions([len(seats[s].prompt) - k for s, k in zip(leaders, known, strict=True)]):
-            work = [(seats[leaders[i]], known[i]) for i in part]
+        for part in _portions([len(sequences[s].prompt) - k for s, k in zip(leaders, known, strict=True)]):
+            work = [(sequences[leaders[i]], known[i]) for i in part]
             layout = Prefilling.of(
-                self._require_pool(), [(seat.pages, k, len(seat.prompt)) for seat, k in work], self.copy.device
+                self._require_pool(),
+                [(sequence.pages, k, len(sequence.prompt)) for sequence, k in work],
+                self.copy.device,
             )
-            ids = torch.as_tensor(np.concatenate([seat.prompt[k:] for seat, k in work]), dtype=torch.int64)
+            ids = torch.as_tensor(np.concatenate([sequence.prompt[k:] for sequence, k in work]), dtype=torch.int64)
             last.append(self._hidden(layout, ids.to(self.copy.device), layout.position_N)[layout.last_R])
         return torch.cat(last)
 
@@ -272,36 +274,38 @@ class Server:
 
     def _seat(
         self,
-        seats: Sequence[_Seat],
+        sequences: Sequence[_Sequence],
         taken: int,
         hidden: Tensor,
         leads: Sequence[int],
         leaders: Sequence[int],
         drawing: Drawing,
     ) -> None:
-        desk = self._require_desk()
-        here = slice(taken, taken + len(seats))
+        buffers = self._require_desk()
+        here = slice(taken, taken + len(sequences))
         place = {leader: i for i, leader in enumerate(leaders)}
-        at = torch.tensor([place[lead] for lead in leads], device=desk.device)
-        table = np.full((len(seats), desk.width), SCRATCH, dtype=np.int32)
-        for i, seat in enumerate(seats):
-            table[i, : len(seat.pages)] = seat.pages
-        desk.table[here] = torch.as_tensor(table, device=desk.device)
-        desk.row[here] = torch.tensor([seat.row for seat in seats], device=desk.device)
-        desk.position[here] = torch.tensor([len(s.prompt) for s in seats], dtype=torch.int32, device=desk.device)
-        desk.step[here] = 0
-        desk.alive[here] = True
+        at = torch.tensor([place[lead] for lead in leads], device=buffers.device)
+        table = np.full((len(sequences), buffers.width), SCRATCH, dtype=np.int32)
+        for i, sequence in enumerate(sequences):
+            table[i, : len(sequence.pages)] = sequence.pages
+        buffers.table[here] = torch.as_tensor(table, device=buffers.device)
+        buffers.row[here] = torch.tensor([sequence.row for sequence in sequences], device=buffers.device)
+        buffers.position[here] = torch.tensor(
+            [len(s.prompt) for s in sequences], dtype=torch.int32, device=buffers.device
+        )
+        buffers.step[here] = 0
+        buffers.alive[here] = True
         logits = self.copy.logits(hidden)[at]
-        ids, logp = drawing(logits, desk.uniform[desk.row[here], 0])
-        desk.record(here, ids, logp)
+        ids, logp = drawing(logits, buffers.uniform[buffers.row[here], 0])
+        buffers.record(here, ids, logp)
 
     # -- 3. ---------------------------------------------------------------------------------------------------
 
-    def _longest_wait(self, seats: Sequence[_Seat], tokens: int) -> int:
-        return tokens - int(self._require_desk().step[: len(seats)].min())
+    def _longest_wait(self, sequences: Sequence[_Sequence], tokens: int) -> int:
+        return tokens - int(self._require_desk().step[: len(sequences)].min())
 
-    def _replay(self, seats: int, drawing: Drawing) -> None:
-        size = _size(seats)
+    def _replay(self, sequences: int, drawing: Drawing) -> None:
+        size = _size(sequences)
         if not self._graphs:
             self._step(size, drawing)
             return
@@ -311,40 +315,42 @@ class Server:
             graphs[key] = self._capture(size, drawing)
         graphs[key].replay()
 
-    def _share(self, seats: Sequence[_Seat]) -> None:
+    def _share(self, sequences: Sequence[_Sequence]) -> None:
         """Look for rows that begin with the same pages: whenever rows have come. When some leave, the rest go on."""
-        many = splits(_size(len(seats)), self._shape.kv_heads) == 1
-        self._put_clusters(clusters([seat.pages for seat in seats], self._require_desk().members) if many else [])
+        many = splits(_size(len(sequences)), self._shape.kv_heads) == 1
+        self._put_clusters(
+            clusters([sequence.pages for sequence in sequences], self._require_desk().members) if many else []
+        )
 
     def _put_clusters(self, found: list[Cluster]) -> None:
-        desk = self._require_desk()
+        buffers = self._require_desk()
         in_a_layer = Pool.bytes_per_page(self._shape, PAGE, self.copy.dtype) // self._shape.layers
         found = found if worth_it(found, in_a_layer) else []
-        if found or desk.clusters:
-            desk.together.put(found)
-        desk.clusters = found
+        if found or buffers.clusters:
+            buffers.together.put(found)
+        buffers.clusters = found
 
     def _reads_together(self, size: int) -> bool:
         """Not where a row has several programs: each would add what is common once more."""
         return bool(self._require_desk().clusters) and splits(size, self._shape.kv_heads) == 1
 
     def _step(self, size: int, drawing: Drawing) -> None:
-        """One token for the first ``size`` seats."""
-        desk = self._require_desk()
-        together = desk.together.of(size) if self._reads_together(size) else None
-        layout = Decoding(self._require_pool(), desk.table[:size], desk.position[:size], together)
-        hidden = self._hidden(layout, desk.token[:size], desk.position[:size].long())
-        uniform = desk.uniform[desk.row[:size], desk.step[:size]]
+        """One token for the first ``size`` sequences."""
+        buffers = self._require_desk()
+        together = buffers.together.of(size) if self._reads_together(size) else None
+        layout = Decoding(self._require_pool(), buffers.table[:size], buffers.position[:size], together)
+        hidden = self._hidden(layout, buffers.token[:size], buffers.position[:size].long())
+        uniform = buffers.uniform[buffers.row[:size], buffers.step[:size]]
         ids, logp = drawing(self.copy.logits(hidden), uniform)
-        desk.position[:size] += desk.alive[:size]
-        desk.record(slice(0, size), ids, logp)
+        buffers.position[:size] += buffers.alive[:size]
+        buffers.record(slice(0, size), ids, logp)
 
     def _capture(self, size: int, drawing: Drawing) -> Any:
-        """Capture a step. The warm-up runs with every seat asleep: it writes to pages what the real step will write
+        """Capture a step. The warm-up runs with every sequence asleep: it writes to pages what the real step will write
         there again, and moves nothing."""
-        desk = self._require_desk()
-        awake = desk.alive.clone()
-        desk.alive.fill_(False)
+        buffers = self._require_desk()
+        awake = buffers.alive.clone()
+        buffers.alive.fill_(False)
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -352,32 +358,34 @@ class Server:
                 self._step(size, drawing)
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        if desk.memory is None:
-            desk.memory = torch.cuda.graph_pool_handle()
-        with torch.cuda.graph(graph, pool=desk.memory):
+        if buffers.memory is None:
+            buffers.memory = torch.cuda.graph_pool_handle()
+        with torch.cuda.graph(graph, pool=buffers.memory):
             self._step(size, drawing)
-        desk.alive.copy_(awake)
+        buffers.alive.copy_(awake)
         return graph
 
     # -- 4. ---------------------------------------------------------------------------------------------------
 
-    def _leave(self, version: str, seats: Sequence[_Seat], alive: Sequence[bool], lengths: NDArray[np.int64]) -> None:
-        desk, books = self._require_desk(), self._require_pool().books
+    def _leave(
+        self, version: str, sequences: Sequence[_Sequence], alive: Sequence[bool], lengths: NDArray[np.int64]
+    ) -> None:
+        buffers, books = self._require_desk(), self._require_pool().books
         gone = [i for i, stays in enumerate(alive) if not stays]
-        written = desk.position[: len(seats)].tolist()
-        ids = desk.ids[torch.tensor([seats[i].row for i in gone], device=desk.device)].cpu().numpy()
+        written = buffers.position[: len(sequences)].tolist()
+        ids = buffers.ids[torch.tensor([sequences[i].row for i in gone], device=buffers.device)].cpu().numpy()
         for i, said in zip(gone, ids, strict=True):
-            seat = seats[i]
+            sequence = sequences[i]
             # The last token drawn was never fed, so it has no key and value.
-            fed = int(written[i]) - len(seat.prompt)
-            lengths[seat.row] = fed + 1
-            books.name(version, np.concatenate([seat.prompt, said[:fed].astype(np.int32)]), seat.pages)
-            books.give_back(seat.pages)
-        desk.keep([i for i, stays in enumerate(alive) if stays])
+            fed = int(written[i]) - len(sequence.prompt)
+            lengths[sequence.row] = fed + 1
+            books.name(version, np.concatenate([sequence.prompt, said[:fed].astype(np.int32)]), sequence.pages)
+            books.give_back(sequence.pages)
+        buffers.keep([i for i, stays in enumerate(alive) if stays])
 
     def _samples(self, lengths: NDArray[np.int64], end_ids: frozenset[int]) -> list[Sample]:
-        desk, rows = self._require_desk(), len(lengths)
-        ids, logp = desk.ids[:rows].cpu().numpy().astype(np.int32), desk.logp[:rows].cpu().numpy()
+        buffers, rows = self._require_desk(), len(lengths)
+        ids, logp = buffers.ids[:rows].cpu().numpy().astype(np.int32), buffers.logp[:rows].cpu().numpy()
         return [
             Sample(ids[b, :n].copy(), logp[b, :n].copy(), "stop" if int(ids[b, n - 1]) in end_ids else "length")
             for b, n in enumerate(lengths.tolist())
@@ -392,7 +400,7 @@ class Server:
         per_page = Pool.bytes_per_page(self._shape, PAGE, self.copy.dtype)
         affordable = self.pool_bytes // per_page
         if max(pages) + 1 > affordable:
-            raise Misuse(
+            raise UserError(
                 f"one message with its context needs {max(pages) + 1} pages of {per_page / 2**20:.1f} MB, more than "
                 f"the {self.pool_bytes / 2**30:.2g} GB set aside; raise sampling.memory_gb or shorten the messages"
             )
@@ -404,7 +412,7 @@ class Server:
             try:
                 self._pool = Pool(self._shape, count, PAGE, self.copy.dtype, self.copy.device)
             except torch.OutOfMemoryError as error:
-                raise Misuse(
+                raise UserError(
                     f"{count * per_page / 2**30:.2g} GB of keys and values do not fit into the memory that is free on "
                     f"{self.copy.device}; lower sampling.memory_gb or the number of episodes"
                 ) from error
@@ -412,7 +420,7 @@ class Server:
         width = max(pages) + 1
         if self._desk is None or not self._desk.fits(len(prompts), tokens, width):
             old, self._desk = self._desk, None
-            self._desk = _Desk(
+            self._desk = DecodeBuffers(
                 rows=_roomy(len(prompts), old.rows if old else 0),
                 tokens=_roomy(tokens, old.tokens if old else 0),
                 width=_roomy(width, old.width if old else 0),
@@ -424,7 +432,7 @@ class Server:
         assert self._pool is not None
         return self._pool
 
-    def _require_desk(self) -> _Desk:
+    def _require_desk(self) -> DecodeBuffers:
         assert self._desk is not None
         return self._desk
 

@@ -1,7 +1,7 @@
 """What attention modules do around attention: norms over a head, rotation, a last product.
 
-Whether a module is one that we know is decided by what it computes, not by its name: ``dissect`` lets the model run
-over a few tokens and compares what attention was given and what became of its answer.
+Whether a module is one that we know is decided by what it computes, not by its name: ``inspect_attention`` lets the
+model run over a few tokens and compares what attention was given and what became of its answer.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Anatomy:
 
 
 @torch.no_grad()
-def dissect(model: Any) -> dict[nn.Module, Anatomy]:
+def inspect_attention(model: Any) -> dict[nn.Module, Anatomy]:
     """The attention modules that are as we know them. Norms get other weights meanwhile, which tell them apart.
 
     Raises ``Mixing`` where the model has no attention, or one of its own, in some layer.

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, rms_norm, silu
 
-from teamtr.engines.torch.anatomy import PRODUCTS, Anatomy, dissect, epsilon_of
+from teamtr.engines.torch.anatomy import PRODUCTS, Anatomy, epsilon_of, inspect_attention
 from teamtr.engines.torch.attention import Unsupported, packed_now, require_plain
 
 
@@ -71,18 +71,18 @@ class _Adapted(torch.autograd.Function):
 
 
 @dataclass
-class Slim:
+class FusedLora:
     """What the slimmed layers of one shared base compute with now: which adapter, in which dtype.
 
     ``halves`` holds the base's weights in half precision, made when first asked for and kept: they never change.
-    ``strangers`` are weights of layers that we do not know, such as experts and other norms: with any of them, half
+    ``unfused`` are weights of layers that we do not know, such as experts and other norms: with any of them, half
     precision needs autocast.
     """
 
     adapter: str = ""
     dtype: torch.dtype = torch.float32
     linears: list[nn.Linear] = field(default_factory=list)
-    strangers: list[Tensor] = field(default_factory=list)
+    unfused: list[Tensor] = field(default_factory=list)
     halves: dict[tuple[int, torch.dtype], Tensor] = field(default_factory=dict)
 
     def fuses(self, x: Tensor) -> bool:
@@ -100,15 +100,15 @@ class Slim:
         return self.halves[key]
 
 
-def slim(shared: Any) -> Slim:
-    """Slim a PEFT model with LoRA adapters; what is not plain enough keeps its own forward."""
-    state = Slim()
+def slim(shared: Any) -> FusedLora:
+    """FusedLora a PEFT model with LoRA adapters; what is not plain enough keeps its own forward."""
+    state = FusedLora()
     causal_lm = shared.get_base_model()
     decoder = causal_lm.get_decoder()
     last_norm = getattr(decoder, "norm", None)
     rotary = getattr(decoder, "rotary_emb", None)
     try:
-        attention = dissect(causal_lm)
+        attention = inspect_attention(causal_lm)
     except Unsupported:
         attention = {}
     gates = [module for module in causal_lm.modules() if _is_gated(module)]
@@ -118,14 +118,14 @@ def slim(shared: Any) -> Slim:
         module.forward = _gated_forward(module, state)
     if rotary is not None:
         rotary.forward = _rotary_forward(rotary.forward, state)
-    strangers: dict[Tensor, None] = {}
+    unfused: dict[Tensor, None] = {}
     within = {part for module in decoder.modules() if hasattr(module, "lora_A") for part in module.modules()}
     for module in decoder.modules():
         if _is_plain_adapted(module):
             state.linears.append(module.base_layer)
             module.forward = _adapted_forward(module, state)
         elif hasattr(module, "lora_A"):
-            strangers |= dict.fromkeys(module.parameters())
+            unfused |= dict.fromkeys(module.parameters())
         elif module in within or isinstance(module, nn.Embedding):
             continue
         elif type(module) is nn.Linear:
@@ -136,8 +136,8 @@ def slim(shared: Any) -> Slim:
             if module is not last_norm:
                 module.forward = _norm_forward(module, state)
         elif not type(module).__name__.endswith("RMSNorm"):  # those compute in float32 and know what they are given
-            strangers |= dict.fromkeys(module.parameters(recurse=False))
-    state.strangers = list(strangers)
+            unfused |= dict.fromkeys(module.parameters(recurse=False))
+    state.unfused = list(unfused)
     return state
 
 
@@ -149,7 +149,7 @@ def _is_plain_adapted(module: Any) -> bool:
     return plain_dropout and not any(getattr(module, "use_dora", {}).values())
 
 
-def _adapted_forward(module: Any, state: Slim) -> Any:
+def _adapted_forward(module: Any, state: FusedLora) -> Any:
     read = _reading([module], state)
 
     def forward(x: Tensor, *_: Any, **__: Any) -> Tensor:
@@ -158,19 +158,19 @@ def _adapted_forward(module: Any, state: Slim) -> Any:
     return forward
 
 
-def _frozen_forward(module: nn.Linear, state: Slim) -> Any:
+def _frozen_forward(module: nn.Linear, state: FusedLora) -> Any:
     def forward(x: Tensor) -> Tensor:
         return _frozen(module, x, state)
 
     return forward
 
 
-def _frozen(layer: nn.Linear, x: Tensor, state: Slim) -> Tensor:
+def _frozen(layer: nn.Linear, x: Tensor, state: FusedLora) -> Tensor:
     weight = state.weight_of(layer)
     return linear(x.to(weight.dtype), weight, None if layer.bias is None else layer.bias.to(weight.dtype))
 
 
-def _reading(layers: list[Any], state: Slim) -> Callable[[Tensor], tuple[Tensor, ...]]:
+def _reading(layers: list[Any], state: FusedLora) -> Callable[[Tensor], tuple[Tensor, ...]]:
     """What layers that read the same input make of it; together where all are plain and carry the adapter."""
     plain = all(_is_plain_adapted(layer) for layer in layers)
 
@@ -192,7 +192,7 @@ def _reading(layers: list[Any], state: Slim) -> Callable[[Tensor], tuple[Tensor,
     return read
 
 
-def _norm_forward(module: Any, state: Slim) -> Any:
+def _norm_forward(module: Any, state: FusedLora) -> Any:
     epsilon = epsilon_of(module) or 0.0
 
     def forward(x: Tensor) -> Tensor:
@@ -205,7 +205,7 @@ def _norm_forward(module: Any, state: Slim) -> Any:
     return forward
 
 
-def _gated_forward(module: Any, state: Slim) -> Any:
+def _gated_forward(module: Any, state: FusedLora) -> Any:
     original, read = module.forward, _reading([module.gate_proj, module.up_proj], state)
 
     def forward(*args: Any, **named: Any) -> Any:
@@ -219,7 +219,7 @@ def _gated_forward(module: Any, state: Slim) -> Any:
     return forward
 
 
-def _attention_forward(anatomy: Anatomy, state: Slim) -> Any:
+def _attention_forward(anatomy: Anatomy, state: FusedLora) -> Any:
     module, original = anatomy.module, anatomy.module.forward
     read = _reading([getattr(module, name) for name in PRODUCTS], state)
     frozen = not any(norm.weight.requires_grad for norm in anatomy.norms)
@@ -236,13 +236,13 @@ def _attention_forward(anatomy: Anatomy, state: Slim) -> Any:
         of_query, of_key = anatomy.weights
         query = turned(query, cos, sin, of_query, anatomy.epsilon)
         key = turned(key, cos, sin, of_key, anatomy.epsilon)
-        attended = layout.attend(query, key, value, anatomy.layer, anatomy.scale)
+        attended = layout.use_probes(query, key, value, anatomy.layer, anatomy.scale)
         return module.o_proj(attended.flatten(1)[None]), None
 
     return forward
 
 
-def _rotary_forward(original: Any, state: Slim) -> Any:
+def _rotary_forward(original: Any, state: FusedLora) -> Any:
     """Angles are computed as ever; in half precision they are applied in half, as in a model loaded that way. Where
     they are something else than a cosine and a sine (complex numbers), they stay what they are."""
 

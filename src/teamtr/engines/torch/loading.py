@@ -15,7 +15,7 @@ import torch
 
 from teamtr.engines.torch.policy import belongs_to
 from teamtr.engines.torch.tokenizer import character_tokenizer
-from teamtr.errors import Misuse, first_line
+from teamtr.errors import UserError, first_line
 from teamtr.randomness import seed_of
 from teamtr.types import Ids
 
@@ -28,7 +28,7 @@ VOCABULARIES = ("tokenizer.json", "tekken.json", "*vocab*", "*.model", "*.tiktok
 log = logging.getLogger(__name__)
 
 
-class ModelError(Misuse):
+class ModelError(UserError):
     """A model could not be built; says which and what to do."""
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from teamtr.engines.paged.pool import ServingRoom
+from teamtr.engines.paged.pool import SamplerPool
 from teamtr.engines.policy import Drawing, Head, Policy, send, uniforms
 from teamtr.engines.torch.attention import (
     Mixing,
@@ -26,10 +26,10 @@ from teamtr.engines.torch.attention import (
     require_even_heads,
     text_config,
 )
-from teamtr.engines.torch.fused_lora import Slim
+from teamtr.engines.torch.fused_lora import FusedLora
 from teamtr.engines.torch.head import linear_head
 from teamtr.engines.torch.packing import Spread, pack
-from teamtr.errors import Misuse, first_line
+from teamtr.errors import UserError, first_line
 from teamtr.types import Ids, Sample
 
 Precision = Literal["fp32", "tf32", "fp16", "bf16"]
@@ -55,8 +55,8 @@ class TransformerPolicy(Policy):
         temperature: float = 1.0,
         precision: Precision = "fp32",
         base_version: str = "",
-        serving: ServingRoom | None = None,
-        slim: Slim | None = None,
+        serving: SamplerPool | None = None,
+        slim: FusedLora | None = None,
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
@@ -76,10 +76,10 @@ class TransformerPolicy(Policy):
         try:
             self._check_head()
             self._check_layouts()
-        except (Misuse, MemoryError, torch.OutOfMemoryError):
+        except (UserError, MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:  # of whatever architecture this is
-            raise Misuse(self._why_not(error)) from error
+            raise UserError(self._why_not(error)) from error
         self.precision = precision
 
     @property
@@ -92,7 +92,7 @@ class TransformerPolicy(Policy):
         """Memory of the base's weights kept in half precision beside the full ones, when training uses them."""
         if self._slim is None or self.precision not in _HALF:
             return 0
-        body = sum(2 * w.numel() for w in (*(layer.weight for layer in self._slim.linears), *self._slim.strangers))
+        body = sum(2 * w.numel() for w in (*(layer.weight for layer in self._slim.linears), *self._slim.unfused))
         return body + (2 * self.causal_lm.get_output_embeddings().weight.numel() if self.precision == "fp16" else 0)
 
     # -- weights ----------------------------------------------------------------------------------------------
@@ -163,7 +163,7 @@ class TransformerPolicy(Policy):
 
     def _body(self, layout: Packed | None = None, **inputs: Any) -> Any:
         """The decoder's output; with a layout, for tokens packed end to end."""
-        dtype = _HALF.get(self.precision) if self._slim is None or self._slim.strangers else None
+        dtype = _HALF.get(self.precision) if self._slim is None or self._slim.unfused else None
         with ExitStack() as stack:
             if self._layouts is None:
                 stack.enter_context(self.computing())
@@ -194,7 +194,9 @@ class TransformerPolicy(Policy):
     def features(self, prompts: Sequence[Ids], messages: Sequence[Ids]) -> Tensor:
         self.causal_lm.train(self._recomputes and torch.is_grad_enabled())
         if not all(map(len, prompts)):
-            raise Misuse("an empty prompt: there is no token before the message that its first one could follow from")
+            raise UserError(
+                "an empty prompt: there is no token before the message that its first one could follow from"
+            )
         rows = [np.concatenate([p, m[:-1]]) for p, m in zip(prompts, messages, strict=True)]
         if self.packs:
             try:
@@ -243,14 +245,14 @@ class TransformerPolicy(Policy):
     def _require_room(self, tokens: int) -> None:
         room = getattr(text_config(self.causal_lm), "max_position_embeddings", None)
         if room is not None and tokens > room:
-            raise Misuse(
+            raise UserError(
                 f"a prompt and its message need {tokens} tokens, but {type(self.causal_lm).__name__} has {room} "
                 "positions; shorten max_tokens, the rounds or the problems"
             )
         rope = getattr(text_config(self.causal_lm), "rope_parameters", None) or {}
         steady = rope.get("original_max_position_embeddings")
         if rope.get("rope_type") == "longrope" and steady is not None and tokens > steady:
-            raise Misuse(
+            raise UserError(
                 f"a prompt and its message need {tokens} tokens; beyond {steady}, {type(self.causal_lm).__name__} "
                 "turns all positions of a batch by other angles as soon as one sequence is that long, and "
                 "log-probabilities depend on their company; shorten max_tokens, the rounds or the problems"
@@ -267,13 +269,13 @@ class TransformerPolicy(Policy):
             ours = self.head()(self.causal_lm.get_decoder()(input_ids=ids).last_hidden_state[0])
             early = self.causal_lm(input_ids=ids[:, :2]).logits[0].float() / self.temperature
         if float((torch.log_softmax(theirs[:2], -1) - torch.log_softmax(early, -1)).abs().max()) > 1e-2:
-            raise Misuse(
+            raise UserError(
                 f"{type(self.causal_lm).__name__} reads what comes later as well: it does not write from left to right "
                 "(some need is_decoder: true in their config)"
             )
         gap = float((torch.log_softmax(theirs, -1) - torch.log_softmax(ours, -1)).abs().max())
         if gap > 1e-2:
-            raise Misuse(
+            raise UserError(
                 f"{type(self.causal_lm).__name__} changes its logits after the output layer (difference {gap:.2g} "
                 "nats); this architecture is not supported"
             )
@@ -319,7 +321,7 @@ class TransformerPolicy(Policy):
         ids = np.concatenate(messages)
         gap = float(np.abs(logp_NV[np.arange(len(ids)), ids] - np.concatenate([s.logprobs for s in drawn])).max())
         if gap > 1e-2:
-            raise Misuse(
+            raise UserError(
                 f"{type(self.causal_lm).__name__} gives other logits token by token than at once (difference {gap:.2g} "
                 "nats); this architecture is not supported"
             )
@@ -347,7 +349,7 @@ class TransformerPolicy(Policy):
                 return samples
             broken = f"{type(self.causal_lm).__name__} gives logits that are not finite ({self.sampling_path})"
             if self.serving is None or not self.serving.fall_back():
-                raise Misuse(
+                raise UserError(
                     f"{broken}: its weights are broken, or sampling.precision is too narrow for them (bf16 and fp32 "
                     "have more range than fp16)"
                 )
@@ -460,7 +462,7 @@ def end_ids_of(model: Any, tokenizer: Any) -> frozenset[int]:
         if declared is not None:
             found.update([declared] if isinstance(declared, int) else declared)
     if not found:
-        raise Misuse("neither the model nor its tokenizer declares an end token: a message could never stop")
+        raise UserError("neither the model nor its tokenizer declares an end token: a message could never stop")
     return frozenset(found)
 
 

@@ -1,6 +1,6 @@
-r"""DAPO's verifier, mirrored: the last ``Answer: ...`` within the last 300 characters, normalised, and equality.
+r"""DAPO's verifier, mirrored: the last ``Answer: ...`` within the last 300 characters, normalized, and equality.
 
-The normalisation is the one of the Minerva paper as that verifier has it: what stands after the last ``=``, without
+The normalization is the one of the Minerva paper as that verifier has it: what stands after the last ``=``, without
 articles, units and typography, the inside of the first ``$...$``, a thousands' comma dropped.
 """
 

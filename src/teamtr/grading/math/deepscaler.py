@@ -3,8 +3,8 @@ r"""The DeepScaleR verifier's rules, mirrored: which answers it takes for the tr
 The paper grades mathematics with it, so a figure that is to be compared with the paper's must be graded this way. An
 answer is right when one of two things holds:
 
-- *mathd*: both are the same text after the normalisation of the MATH data set (``mathd_normalise``);
-- *sympy*: both, normalised otherwise (``normalise``), are the same text, or sympy simplifies their difference to zero.
+- *mathd*: both are the same text after the normalization of the MATH data set (``mathd_normalise``);
+- *sympy*: both, normalized otherwise (``normalize``), are the same text, or sympy simplifies their difference to zero.
   Tuples and intervals are compared part by part between equal brackets; a fraction that is not reduced fails; where
   only one of two parts is an integer they differ; nothing with more than two unknown letters, or with a power that
   might explode, is given to sympy at all.
@@ -34,7 +34,7 @@ def judge(given: str, truth: str) -> bool | Parts:
     """Right or wrong; or the parts that sympy has to prove equal, all of them."""
     if mathd_normalise(given) == mathd_normalise(truth):
         return True
-    truth, given = normalise(truth), normalise(given)
+    truth, given = normalize(truth), normalize(given)
     if truth == given:
         return True
     if not given:
@@ -69,7 +69,7 @@ def _judge_part(truth: str, given: str) -> bool | None:
 
 
 class _UnreadableError(Exception):
-    """The normalisation of the MATH data set gives up: the answer stays as it was."""
+    """The normalization of the MATH data set gives up: the answer stays as it was."""
 
 
 def mathd_normalise(answer: str) -> str:
@@ -173,7 +173,7 @@ _UNSAFE_POWER = re.compile(r"\^\{|\^\(|\^[0-9]+\^|\^[0-9][0-9]+")
 _EXPLODES = re.compile(r"\*\*\(?[0-9.]+\)?\*\*|\*\*[0-9]{5}|[0-9]{5}!|\([-+*/^!().0-9]*\)!")
 
 
-def normalise(text: str) -> str:
+def normalize(text: str) -> str:
     """The form that is compared, and given to sympy."""
     enclosed = _ENCLOSED_TEXT.search(text)
     if enclosed is not None:

@@ -1,13 +1,13 @@
 """The walls around untrusted code, from the kernel's side; each may be missing on some machine, and then says why.
 
-Raised once, by the server (``raise_walls``):
+Raised once, by the server (``enter``):
 
     user namespace      no right over anything outside; root becomes nobody
     network namespace   not even a loopback device
     process namespace   no process outside can be seen or signalled; when the server ends, all within ends
     empty root          a file system without a single file (without namespaces: a removed folder, for root only)
 
-Raised around each job (``shut_in``):
+Raised around each job (``restrict``):
 
     plain user          root becomes nobody
     limits              on any POSIX system, always: no new process or thread, no new descriptor (so that no file,
@@ -55,7 +55,7 @@ class NoNamespacesError(OSError):
 
 
 @dataclass(frozen=True)
-class Walls:
+class Isolation:
     """``missing[name]`` says why there is no such wall; ``init`` is true in process 1 of a namespace of its own;
     ``nobody`` when each job has yet to give up root."""
 
@@ -64,7 +64,7 @@ class Walls:
     nobody: bool
 
 
-def raise_walls(without: dict[str, str]) -> Walls:
+def enter(without: dict[str, str]) -> Isolation:
     """Shut this process in as far as the system allows; returns in the process that is to serve.
 
     ``without`` names walls to leave out, and why. With namespaces the caller stays outside for good: it waits for the
@@ -85,10 +85,10 @@ def raise_walls(without: dict[str, str]) -> Walls:
     if is_root:
         _try(missing, PLAIN_USER, _check_nobody)
     _try(missing, CALL_FILTER, _check_call_filter)
-    return Walls(missing, init=inside, nobody=is_root and PLAIN_USER not in missing)
+    return Isolation(missing, init=inside, nobody=is_root and PLAIN_USER not in missing)
 
 
-def shut_in(walls: Walls, keep_fd: int, seconds: float, memory_bytes: int) -> None:
+def restrict(walls: Isolation, keep_fd: int, seconds: float, memory_bytes: int) -> None:
     """Around one job, in its own process: afterwards only computing and writing to ``keep_fd`` are left."""
     os.setsid()
     os.closerange(3, keep_fd)

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import program
-from .isolation import NoNamespacesError, Walls, raise_walls, shut_in
+from .isolation import Isolation, NoNamespacesError, enter, restrict
 
 HEADER_BYTES = 8
 TAKEN = b"\n"  # what a job's process writes when it has taken the job off the channel
@@ -57,7 +57,7 @@ def main() -> None:
         hello = _receive(channel)
         _preload(hello["sys_path"], hello["preload"])
         try:
-            walls = raise_walls(hello["without"])
+            walls = enter(hello["without"])
         except NoNamespacesError as error:
             _send(channel, {"failed": str(error)})
             os._exit(0)
@@ -86,7 +86,7 @@ def _preload(path: list[str], names: list[str]) -> None:
 
 def _serve(
     channel: socket.socket,
-    walls: Walls,
+    walls: Isolation,
     buffer: memoryview,
     seconds: float,
     memory_bytes: int,
@@ -113,13 +113,13 @@ def _serve(
     buffer[: end.filled] = bytes(end.filled)
 
 
-def _do_job(channel: socket.socket, reply_fd: int, walls: Walls, seconds: float, memory_bytes: int) -> None:
+def _do_job(channel: socket.socket, reply_fd: int, walls: Isolation, seconds: float, memory_bytes: int) -> None:
     """In the child: never returns."""
     status = COULD_NOT_SHUT_IN
     try:
         job = _read_frame(channel)
         os.write(reply_fd, TAKEN)
-        shut_in(walls, reply_fd, seconds, memory_bytes)
+        restrict(walls, reply_fd, seconds, memory_bytes)
         status = 0
         program.run(job, reply_fd)
     finally:
@@ -147,7 +147,7 @@ def _await(channel: socket.socket, reply_fd: int, seconds: float, buffer: memory
         filled += count
 
 
-def _end_all(child: int, walls: Walls) -> int:
+def _end_all(child: int, walls: Isolation) -> int:
     """Kill the job and all that it started; returns the job's exit status, negative for a signal."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         if walls.init:

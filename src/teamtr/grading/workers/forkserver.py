@@ -1,7 +1,7 @@
 """The process that workers are forked from.
 
 Starting Python and importing sympy takes half a second, a fork of a process that has both takes milliseconds: so a
-worker that had to be killed is replaced at next to no cost. The nursery itself never sees untrusted text. It waits
+worker that had to be killed is replaced at next to no cost. The forkserver itself never sees untrusted text. It waits
 for its children only when told to: until then the number of a dead one cannot belong to another process.
 """
 
@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from teamtr.errors import Misuse
+from teamtr.errors import UserError
 from teamtr.grading.workers.channel import Channel, DeadError
 
 
-class GraderError(Misuse):
+class GraderError(UserError):
     """A grader that cannot be used at all: no item is to blame, the settings are."""
 
 
@@ -35,7 +35,7 @@ class Child:
     channel: Channel
 
 
-class Nursery:
+class ForkServer:
     """Forks workers. Starts by itself when first used, and anew when it has died.
 
     Args:
@@ -48,7 +48,7 @@ class Nursery:
         self._most_bytes = most_bytes
         self._process: subprocess.Popen[bytes] | None = None
         self._control: Channel | None = None
-        self._lock = threading.Lock()  # one conversation at a time; the pool's threads share the nursery
+        self._lock = threading.Lock()  # one conversation at a time; the pool's threads share the forkserver
 
     def fork(self, deadline: float) -> Child:
         with self._lock:

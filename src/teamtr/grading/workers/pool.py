@@ -3,7 +3,7 @@
 A thread or a future cannot stop a pattern that backtracks for ever or a power tower: only the death of a process
 can. So each worker is a process with its own process group, spoken to over a socket under a
 deadline; when it is late, dies or says too much it is killed with everything it started, and replaced by a fork of a
-process that has everything loaded (``nursery.py``).
+process that has everything loaded (``forkserver.py``).
 
     with WorkerPool(seconds_per_item=2.0) as pool:
         pool.submit("regex", [{"text": "#### 7"}], {"pattern": r"#### (\\d+)"})    # [Result("ok", "7")]
@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from teamtr.grading.workers.channel import DeadError, LateError, TooMuchError
-from teamtr.grading.workers.forkserver import Child, GraderError, Nursery
+from teamtr.grading.workers.forkserver import Child, ForkServer, GraderError
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -58,8 +58,8 @@ class _Attempt:
 class _Worker:
     """One process and the parent's end of its channel. Forked anew by itself when used after ``kill``."""
 
-    def __init__(self, nursery: Nursery) -> None:
-        self._nursery = nursery
+    def __init__(self, forkserver: ForkServer) -> None:
+        self._nursery = forkserver
         self._process: Child | None = None
         self.loaded: str | None = None
 
@@ -127,7 +127,7 @@ class WorkerPool:
             "show_output": show_output,
             "preload": list(preload),
         }
-        self._nursery = Nursery(hello, output_bytes)
+        self._nursery = ForkServer(hello, output_bytes)
         self._workers = tuple(_Worker(self._nursery) for _ in range(workers))
         self._lock = threading.Lock()
         self._end = weakref.finalize(self, _kill_all, self._workers, self._nursery, os.getpid())  # runs at exit too
@@ -277,9 +277,9 @@ def _obituary(status: int | None) -> str:
     return f"the worker was killed by signal {-status} ({signal.strsignal(-status)})"
 
 
-def _kill_all(workers: Sequence[_Worker], nursery: Nursery, owner_pid: int) -> None:
+def _kill_all(workers: Sequence[_Worker], forkserver: ForkServer, owner_pid: int) -> None:
     if os.getpid() != owner_pid:  # a fork of us is leaving; the workers are not its own
         return
     for worker in workers:
         worker.kill()
-    nursery.kill()
+    forkserver.kill()

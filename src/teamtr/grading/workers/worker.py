@@ -1,9 +1,9 @@
 """The process in which anything untrusted runs: a user's reward file, a pattern that may backtrack for ever.
 
-It is started by ``nursery.py`` as a plain script and imports nothing but the standard library until it is told to.
-What is started is the *nursery*: it loads what is to be preloaded, then forks a *worker* whenever it is asked.
+It is started by ``forkserver.py`` as a plain script and imports nothing but the standard library until it is told to.
+What is started is the *forkserver*: it loads what is to be preloaded, then forks a *worker* whenever it is asked.
 Channels are sockets, moved at once to descriptors of their own: what a grader prints cannot reach them. A frame is
-eight bytes of length, then JSON. With the nursery::
+eight bytes of length, then JSON. With the forkserver::
 
     <- {"sys_path": [...], "memory_bytes": ..., "show_output": ..., "preload": [...]}   -> {} | {"error": "..."}
     <- {"fork": true}, with the worker's end of a socket   -> {"pid": n}

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from teamtr.errors import Misuse
+from teamtr.errors import UserError
 from teamtr.grading.literal import LONGEST, read_literal, write_literal
 from teamtr.grading.sandbox.client import MIB, Limits, Program, Sandbox, Verification
 from teamtr.grading.thinking import after_thinking
@@ -178,7 +178,7 @@ class AutoLogi(Benchmark):
         puzzle's own enumeration comes by."""
         code = problem.columns["code"]
         if not code["Traverse_code"]:
-            raise Misuse(f"{self.name} {problem.id}: without 'Traverse_code' no gold answer can be found")
+            raise UserError(f"{self.name} {problem.id}: without 'Traverse_code' no gold answer can be found")
         source = "\n".join((_verifier(problem), _SEARCH, code["Traverse_code"], _REPORT))
         if source not in self._arrangements:
             [result] = self._sandbox.run([Program(source, "_search", [[]])], TO_SEARCH)
@@ -202,7 +202,7 @@ class _Arrangements:
     wrong: str | None
 
 
-class _RowError(Misuse):
+class _RowError(UserError):
     """A row that states no puzzle."""
 
 
@@ -288,14 +288,14 @@ def _family(problem: Problem) -> str:
 
 def _arrangements(result: Result, where: str) -> _Arrangements:
     if result.kind != "ok":
-        raise Misuse(f"{where}: its 'Traverse_code' ended in a {result.kind} ({result.message}): no gold answer")
+        raise UserError(f"{where}: its 'Traverse_code' ended in a {result.kind} ({result.message}): no gold answer")
     [seen] = result.value
     if not isinstance(seen, dict) or "right" not in seen:
-        raise Misuse(f"{where}: its 'Traverse_code' comes by no arrangement that holds: no gold answer")
+        raise UserError(f"{where}: its 'Traverse_code' comes by no arrangement that holds: no gold answer")
     try:
         literals = {name: write_literal(read_literal(text)) for name, text in seen.items()}
     except (ValueError, TypeError) as error:
-        raise Misuse(f"{where}: its 'Traverse_code' tries arrangements that no literal can tell ({error})") from None
+        raise UserError(f"{where}: its 'Traverse_code' tries arrangements that no literal can tell ({error})") from None
     return _Arrangements(literals["right"], literals.get("wrong"))
 
 

@@ -29,7 +29,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from teamtr.errors import Misuse
+from teamtr.errors import UserError
 from teamtr.grading import Result, WorkerPool
 from teamtr.grading.gym import EVALUATED
 from teamtr.grading.thinking import after_thinking
@@ -83,7 +83,7 @@ class Gym(Benchmark):
     ) -> None:
         super().__init__()
         if family in UNUSABLE:
-            raise Misuse(f"gym:{family} cannot be used: {UNUSABLE[family]}")
+            raise UserError(f"gym:{family} cannot be used: {UNUSABLE[family]}")
         _require_package(family)
         self.name = f"gym:{family}"  # type: ignore[misc]  # one class stands for a hundred tasks
         self._family = family
@@ -96,7 +96,7 @@ class Gym(Benchmark):
         try:
             self._require_family()
             self._pool.load("teamtr.grading.gym:scores", self._setup)
-        except Misuse:
+        except UserError:
             self._pool.close()
             raise
 
@@ -159,18 +159,22 @@ class Gym(Benchmark):
     def _check(self) -> None:
         reserved = sorted({"seed", "size"} & set(self._parameters))
         if reserved:
-            raise Misuse(f"{self.name}: {reserved[0]!r} is not a parameter of the family: give seed and sizes instead")
+            raise UserError(
+                f"{self.name}: {reserved[0]!r} is not a parameter of the family: give seed and sizes instead"
+            )
         for split, size in self._sizes.items():
             if split not in SIZES or not 0 < size <= MOST_PER_SPLIT:
-                raise Misuse(f"{self.name}: sizes are of train and test, each from 1 to {MOST_PER_SPLIT}; got {size}")
+                raise UserError(
+                    f"{self.name}: sizes are of train and test, each from 1 to {MOST_PER_SPLIT}; got {size}"
+                )
 
     def _require_family(self) -> None:
         (known,) = self._pool.submit("teamtr.grading.gym:families", [{}])
         if known.kind != "ok":
-            raise Misuse(f"{self.name}: reasoning-gym cannot be used: {known.message}")
+            raise UserError(f"{self.name}: reasoning-gym cannot be used: {known.message}")
         if self._family not in known.value:
             near = difflib.get_close_matches(self._family, known.value, n=1, cutoff=0.0)
-            raise Misuse(
+            raise UserError(
                 f"{self.name}: reasoning-gym has no family {self._family!r}; the nearest is {near[0]!r}, "
                 f"of {len(known.value)}: {', '.join(known.value)}"
             )
@@ -204,7 +208,7 @@ class Gym(Benchmark):
                 seen.add(problem.prompt)
                 made.append(problem)
         if not made:
-            raise Misuse(
+            raise UserError(
                 f"{self.name}: none of {len(results)} questions drawn for {split!r} can be used: they fail, repeat or "
                 f"have no fair answer {dict(self.failures) or ''}"
             )
@@ -241,7 +245,7 @@ class Gym(Benchmark):
 
 def _require_package(family: str) -> None:
     if importlib.util.find_spec("reasoning_gym") is None:
-        raise Misuse(f"gym:{family} needs reasoning-gym: pip install 'teamtr[gym]'")
+        raise UserError(f"gym:{family} needs reasoning-gym: pip install 'teamtr[gym]'")
 
 
 def _tagged(answer: str) -> str:

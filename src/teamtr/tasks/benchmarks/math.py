@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from teamtr.errors import Misuse
+from teamtr.errors import UserError
 from teamtr.grading.math.gsm8k import gsm8k_answer
 from teamtr.grading.math.rules import GSM8K, GSM8K_OR_STATED, RULES, MathGrader, Rule
 from teamtr.grading.math.statement import last_boxed, stated_answer
@@ -84,9 +84,9 @@ class Math(Benchmark):
     ) -> None:
         super().__init__()
         if grader not in self.rules:
-            raise Misuse(f"{self.name} has no grader {grader!r}: use one of {', '.join(self.rules)}")
+            raise UserError(f"{self.name} has no grader {grader!r}: use one of {', '.join(self.rules)}")
         if path is not None and (train is not None or test is not None):
-            raise Misuse(f"{self.name}: give either one path, or train and test")
+            raise UserError(f"{self.name}: give either one path, or train and test")
         self._rule = self.rules[grader]
         self._grader = MathGrader(self._rule, seconds_per_item=seconds_per_item, workers=workers)
         self.failures = self._grader.failures
@@ -128,7 +128,7 @@ class Math(Benchmark):
 
     def _shared_out(self, rows: list[Row], held_out: float) -> dict[str, list[Row]]:
         if not 0 <= held_out <= 1:
-            raise Misuse(f"{self.name}: held_out is a share from 0 to 1, got {held_out}")
+            raise UserError(f"{self.name}: held_out is a share from 0 to 1, got {held_out}")
         if held_out in (0, 1):
             return {"test" if held_out else "train": rows}
         split: dict[str, list[Row]] = {"train": [], "test": []}

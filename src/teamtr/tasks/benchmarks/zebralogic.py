@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from teamtr.errors import Misuse
+from teamtr.errors import UserError
 from teamtr.grading.thinking import after_thinking
 from teamtr.tasks.base import Benchmark, WrongAnswer
 from teamtr.tasks.data.rows import DataError, Row, shown
@@ -196,7 +196,7 @@ def size_group(houses: int, attributes: int) -> str:
     return next((group for group, limit in _GROUPS if tables < limit), "xlarge")
 
 
-class _RowError(Misuse):
+class _RowError(UserError):
     """A row that states no puzzle."""
 
 
@@ -268,5 +268,5 @@ def _read_template(file: Path) -> str:
     text = file.read_text(encoding="utf-8")
     missing = [placeholder for placeholder in _PLACEHOLDERS if placeholder not in text]
     if missing:
-        raise Misuse(f"{file}: a prompt template must contain {missing[0]}")
+        raise UserError(f"{file}: a prompt template must contain {missing[0]}")
     return text

@@ -17,7 +17,7 @@ from itertools import count, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from teamtr.errors import Misuse
+from teamtr.errors import UserError
 from teamtr.store.atomic import explained, make_folder, sync_folder, temporary_beside
 from teamtr.tasks.base import Benchmark
 from teamtr.tasks.data.rows import DataError, Row, read_rows, shown
@@ -154,7 +154,7 @@ class _Questions(Known):
     def _make(self) -> None:
         if not self._by_name:
             for split in ("train", "test"):
-                with suppress(Misuse):  # it may have but one of them
+                with suppress(UserError):  # it may have but one of them
                     for problem in self._task.problems(split):
                         self._by_name[problem.id] = [_Named(problem, self._files)]
 
@@ -177,7 +177,7 @@ def _stated(task: Benchmark, cells: Mapping[str, Any], where: str) -> Problem:
     """The problem that a row states. Raises DataError, also where a person's own class looks no row over."""
     try:
         return task.problem(cells, where)
-    except Misuse:
+    except UserError:
         raise
     except Exception as error:
         raise DataError(

@@ -13,10 +13,10 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from teamtr.errors import Misuse
+from teamtr.errors import UserError
 
 
-class DataError(Misuse):
+class DataError(UserError):
     """A data file that cannot be used as it is; says where and what to do."""
 
 

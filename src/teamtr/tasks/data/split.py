@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable
 
-from teamtr.errors import Misuse
+from teamtr.errors import UserError
 from teamtr.types import Problem
 
 
@@ -26,7 +26,7 @@ def hold_out(
 ) -> dict[str, tuple[Problem, ...]]:
     """Two splits; ``test`` has the problems whose key hashes below ``share``: none for 0, all for 1."""
     if not 0 <= share <= 1:
-        raise Misuse(f"held_out is a share from 0 to 1, got {share}")
+        raise UserError(f"held_out is a share from 0 to 1, got {share}")
     every = tuple(problems)
     return {
         "train": tuple(problem for problem in every if unit_hash(key(problem)) >= share),

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from teamtr.errors import Misuse
-from teamtr.grading import Result, WorkerPool, exact_match, last_number, normalise
+from teamtr.errors import UserError
+from teamtr.grading import Result, WorkerPool, exact_match, last_number, normalize
 from teamtr.tasks.data.rows import DataError, Row, read_rows, shown
 from teamtr.tasks.data.split import digest, unit_hash
 from teamtr.tasks.games.code_exchange import FormatExample
@@ -86,7 +86,7 @@ class DataTask:
 
     def problems(self, split: str) -> Sequence[Problem]:
         if split not in self._splits:
-            raise Misuse(f"this data has no split {split!r}: use one of {sorted(self._splits)}")
+            raise UserError(f"this data has no split {split!r}: use one of {sorted(self._splits)}")
         return self._splits[split]
 
     def grade(self, episodes: Sequence[tuple[Problem, str, Sequence[str]]]) -> list[Verdict]:
@@ -99,7 +99,7 @@ class DataTask:
         if self._is_number:
             number = last_number(text)
             return None if number is None else str(number)
-        return normalise(text) or None
+        return normalize(text) or None
 
     def format_examples(self, rng: np.random.Generator, count: int) -> list[FormatExample]:
         """None: what form an answer to your question should have is not ours to invent."""
@@ -217,10 +217,10 @@ class DataTask:
     def _reward_setup(self, grader: str) -> dict[str, Any]:
         file, _, function = grader.removeprefix("python:").rpartition(":")
         if not file.endswith(".py") or not function.isidentifier():
-            raise Misuse(f"a Python reward is named python:path/to/file.py:function, got {grader!r}")
+            raise UserError(f"a Python reward is named python:path/to/file.py:function, got {grader!r}")
         found = Path(file).resolve()
         if not found.is_file():
-            raise Misuse(f"{grader!r}: there is no file {found}")
+            raise UserError(f"{grader!r}: there is no file {found}")
         columns = sorted({key for problem in self._every() for key in problem.columns})
         taken = sorted({"prompts", "completions"} & set(columns))
         if taken:
@@ -257,7 +257,7 @@ class DataTask:
 def _exact_verdict(answer: str, text: str) -> Verdict:
     if not text.strip():
         return Verdict("unparsed", 0.0)
-    return _verdict(exact_match(text, answer), normalise(text))
+    return _verdict(exact_match(text, answer), normalize(text))
 
 
 def _number_verdict(answer: str, text: str) -> Verdict:
@@ -270,7 +270,7 @@ def _number_verdict(answer: str, text: str) -> Verdict:
 def _group_verdict(answer: str, group: str | None) -> Verdict:
     if group is None:
         return Verdict("unparsed", 0.0)
-    return _verdict(exact_match(group, answer), normalise(group))
+    return _verdict(exact_match(group, answer), normalize(group))
 
 
 def _verdict(right: bool, extracted: str) -> Verdict:

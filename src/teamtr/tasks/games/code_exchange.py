@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from teamtr.errors import Misuse
+from teamtr.errors import UserError
 from teamtr.types import Problem, Verdict
 
 MOST_CODES = 4096
@@ -59,7 +59,7 @@ class CodeExchange:
 
     def problems(self, split: str) -> Sequence[Problem]:
         if split not in self._splits:
-            raise Misuse(f"code exchange has no split {split!r}: use one of {sorted(self._splits)}")
+            raise UserError(f"code exchange has no split {split!r}: use one of {sorted(self._splits)}")
         return self._splits[split]
 
     def grade(self, episodes: Sequence[tuple[Problem, str, Sequence[str]]]) -> list[Verdict]:

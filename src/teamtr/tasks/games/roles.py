@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from teamtr.errors import Misuse
+from teamtr.errors import UserError
 from teamtr.tasks.games.code_exchange import FormatExample
 from teamtr.types import Problem, Verdict
 
@@ -53,7 +53,7 @@ class Roles:
 
     def problems(self, split: str) -> Sequence[Problem]:
         if split not in self._splits:
-            raise Misuse(f"roles has no split {split!r}: use one of {sorted(self._splits)}")
+            raise UserError(f"roles has no split {split!r}: use one of {sorted(self._splits)}")
         return self._splits[split]
 
     def grade(self, episodes: Sequence[tuple[Problem, str, Sequence[str]]]) -> list[Verdict]:

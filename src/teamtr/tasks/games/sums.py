@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from teamtr.errors import Misuse
+from teamtr.errors import UserError
 from teamtr.grading import last_number
 from teamtr.randomness import generator
 from teamtr.tasks.base import WrongAnswer
@@ -55,7 +55,7 @@ class Sums:
 
     def problems(self, split: str) -> Sequence[Problem]:
         if split not in self._splits:
-            raise Misuse(f"sums has no split {split!r}: use one of {sorted(self._splits)}")
+            raise UserError(f"sums has no split {split!r}: use one of {sorted(self._splits)}")
         return self._splits[split]
 
     def grade(self, episodes: Sequence[tuple[Problem, str, Sequence[str]]]) -> list[Verdict]:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from teamtr.chat.render import ChatMessages
-from teamtr.errors import Misuse, TeamTRError
+from teamtr.errors import TeamTRError, UserError
 from teamtr.randomness import seed_of
 
 PASSING = frozenset({408, 409, 429, *range(500, 600)})
@@ -72,13 +72,13 @@ class EndpointPlayer:
     def __post_init__(self) -> None:
         address = urllib.parse.urlsplit(self.base_url)
         if address.scheme not in ("http", "https") or not address.netloc:
-            raise Misuse(f"base_url must begin with http:// or https:// and name a host, got {self.base_url!r}")
+            raise UserError(f"base_url must begin with http:// or https:// and name a host, got {self.base_url!r}")
         if min(self.attempts, self.concurrency, self.max_tokens) < 1 or self.timeout_seconds <= 0:
-            raise Misuse("attempts, concurrency and max_tokens are at least 1, timeout_seconds above 0")
+            raise UserError("attempts, concurrency and max_tokens are at least 1, timeout_seconds above 0")
         if self.key_variable is not None:
             key = os.environ.get(self.key_variable)
             if not key:
-                raise Misuse(f"the endpoint's key is looked for in {self.key_variable}, which is not set: export it")
+                raise UserError(f"the endpoint's key is looked for in {self.key_variable}, which is not set: export it")
             object.__setattr__(self, "_key", key)
 
     def answer(self, prompts: Sequence[ChatMessages], *, seed: int) -> list[str]:

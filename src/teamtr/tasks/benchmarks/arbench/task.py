@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from teamtr.errors import Misuse
+from teamtr.errors import UserError
 from teamtr.ports import Environment
 from teamtr.tasks.base import Benchmark
 from teamtr.tasks.benchmarks.arbench.players import Player
@@ -73,7 +73,7 @@ class ArBench(Benchmark):
 
     def require_player(self, role: str) -> Player:
         if self.player is None:
-            raise Misuse(f"{self.name} can be graded but not played: nobody plays the {role}; give it a player")
+            raise UserError(f"{self.name} can be graded but not played: nobody plays the {role}; give it a player")
         return self.player
 
     def _problems_in(self, file: Path) -> Iterator[Problem]:

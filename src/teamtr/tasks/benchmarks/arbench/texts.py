@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from teamtr.errors import Misuse
+from teamtr.errors import UserError
 
 Texts = Mapping[str, str]
 
@@ -112,14 +112,14 @@ def texts_of(kind: str, prompts: Path | str | None = None) -> Texts:
     try:
         theirs: Any = json.loads(file.read_text(encoding="utf-8"))[kind]
     except OSError as error:
-        raise Misuse(f"{file}: cannot read the prompts ({error.strerror})") from None
+        raise UserError(f"{file}: cannot read the prompts ({error.strerror})") from None
     except (ValueError, KeyError, TypeError):
-        raise Misuse(f"{file}: must be a JSON object with an object of texts under {kind!r}") from None
+        raise UserError(f"{file}: must be a JSON object with an object of texts under {kind!r}") from None
     texts = {**OWN[kind], "statement": _BENCHMARKS_STATEMENT[kind]}
     for ours, (name, renamed) in _BENCHMARKS[kind].items():
         text = theirs.get(name) if isinstance(theirs, dict) else None
         if not isinstance(text, str):
-            raise Misuse(f"{file}: no text {name!r} under {kind!r}: use the benchmark's own prompts.json")
+            raise UserError(f"{file}: no text {name!r} under {kind!r}: use the benchmark's own prompts.json")
         texts[ours] = fill(text, **{old: f"{{{new}}}" for old, new in renamed.items()}).strip()
     texts["opening"] += f"\n{texts['round']}"  # its first round is asked for like every other
     return texts

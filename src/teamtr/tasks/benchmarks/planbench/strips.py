@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from teamtr.errors import Misuse
+from teamtr.errors import UserError
 
 Atom = tuple[str, ...]
 """A predicate and its arguments: ("on", "a", "b"); in an action the arguments may be variables, ("on", "?x", "?y")."""
@@ -27,7 +27,7 @@ Step = tuple[str, ...]
 _TOKEN = re.compile(r";[^\n]*|\(|\)|[^\s();]+")
 
 
-class PddlError(Misuse):
+class PddlError(UserError):
     """A domain or problem that is not PDDL, or not plain STRIPS."""
 
 
@@ -123,9 +123,9 @@ def _do(domain: Domain, problem: PlanningProblem, step: Step, state: set[Atom]) 
         return "there is no such action"
     if len(step) - 1 != len(action.parameters):
         return f"it takes {len(action.parameters)} objects, not {len(step) - 1}"
-    strangers = [name for name in step[1:] if name not in problem.objects]
-    if strangers:
-        return f"there is no object {strangers[0]!r}"
+    unfused = [name for name in step[1:] if name not in problem.objects]
+    if unfused:
+        return f"there is no object {unfused[0]!r}"
     meaning = dict(zip(action.parameters, step[1:], strict=True))
     lacking = _ground(action.needs, meaning) - state
     if lacking:
@@ -264,9 +264,9 @@ def _atom(expression: Any, predicates: Mapping[str, int], terms: Sequence[str]) 
         raise PddlError(
             f"{_shown(expression)}: the domain has no predicate {predicate!r} of {len(arguments)} arguments"
         )
-    strangers = [term for term in arguments if term not in terms]
-    if strangers:
-        raise PddlError(f"{_shown(expression)}: {strangers[0]!r} is not among {list(terms)}")
+    unfused = [term for term in arguments if term not in terms]
+    if unfused:
+        raise PddlError(f"{_shown(expression)}: {unfused[0]!r} is not among {list(terms)}")
     return (predicate, *arguments)
 
 

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from teamtr.errors import Misuse
+from teamtr.errors import UserError
 from teamtr.grading.thinking import after_thinking
 from teamtr.tasks.base import Benchmark, WrongAnswer
 from teamtr.tasks.benchmarks.planbench.blocks import (
@@ -208,7 +208,7 @@ def _reference(problem: Problem) -> list[Step]:
     if problem.answer is not None:
         return steps_in_pddl("\n".join(problem.answer), language.names_of(stated.objects))
     if not language.actions:
-        raise Misuse(f"problem {problem.id} has no reference plan, and we can plan for {sorted(LANGUAGES)} only")
+        raise UserError(f"problem {problem.id} has no reference plan, and we can plan for {sorted(LANGUAGES)} only")
     return tower_plan(language, stated)
 
 

@@ -1,0 +1,28 @@
+"""Which surrogate an update maximizes, as a value that can travel; ``surrogate.py`` computes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Objective:
+    """The surrogate that an update climbs, eq:ppo_obj and its relatives, as a value that can travel.
+
+    ``ratio``: "message" is the paper's product over tokens; "token" clips each token's ratio (PPO, GRPO, DAPO);
+    "length_normalized" is the geometric mean over the message's tokens.
+    ``average_over``: "messages" weighs every message alike; "tokens" every token (DAPO).
+    ``reference_kl``: weight of KL(new || reference) per token, where the reference is the policy that the run began
+    with (GRPO, arXiv 2402.03300); 0 has no reference.
+    """
+
+    ratio: Literal["message", "token", "length_normalized"] = "message"
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    average_over: Literal["messages", "tokens"] = "messages"
+    reference_kl: float = 0.0
+
+    @property
+    def has_reference(self) -> bool:
+        return self.reference_kl > 0.0
