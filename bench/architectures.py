@@ -28,6 +28,7 @@ from teamtr.engines.torch.fused_lora import slim
 from teamtr.engines.torch.loading import share_base
 from teamtr.engines.torch.policy import TransformerPolicy
 from teamtr.errors import UserError
+from teamtr.randomness import uniforms
 
 TOKENS = {"vocab_size": 100, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 SHAPE = {
@@ -92,7 +93,7 @@ def tried(model: Any) -> dict[str, Any]:
         for parameter in policy.parameters().values():
             parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
     policy.end_ids = frozenset()
-    drawn = policy.sample(prompts, max_tokens=4, seed=1, temperature=1.0)
+    drawn = policy.sample(prompts, uniforms(1, len(prompts), 4), temperature=1.0)
     messages = [sample.token_ids for sample in drawn]
     ids, said = np.concatenate(messages), np.concatenate([sample.logprobs for sample in drawn])
     with torch.no_grad():

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from common import SHAPES, adapted_team, device, make_batch, make_model, report, seconds, so_far
+from teamtr.randomness import uniforms
 from teamtr.theory.objective import Objective
 
 PERTURBATIONS = (1e-5, 1e-3, 1e-2, 3e-2, 1e-1, 3e-1)
@@ -76,7 +77,7 @@ def mismatches(model: Any, prompts: list[Any], length: int, gpu: bool) -> list[d
         engine = adapted_team(copy.deepcopy(model), 1, "fp32", micro_batch=16, sampler=sampler, compiled=False)
         learner = engine.learner("a0")
         learner.policy.end_ids = frozenset()
-        samples = engine.sample("a0", prompts, max_tokens=length, seed=0)
+        samples = engine.sample("a0", prompts, uniforms(0, len(prompts), length))
         learner.begin(make_batch("a0", prompts, [s.token_ids for s in samples], group=4))
         gaps = [a - s.logprobs for a, s in zip(learner.token_logprobs(), samples, strict=True)]
         learner.end()
@@ -121,7 +122,7 @@ def main() -> None:
         prompts = [rng.integers(2, vocabulary, size=64).astype(np.int32) for _ in range(messages)]
         learner.policy.precision = "fp32"
         learner.policy.end_ids = frozenset()
-        said = [s.token_ids for s in engine.sample("a0", prompts, max_tokens=length, seed=0)]
+        said = [s.token_ids for s in engine.sample("a0", prompts, uniforms(0, len(prompts), length))]
         batch = make_batch("a0", prompts, said, group=4)
         apart += mismatches(plain, prompts, length, gpu)
         so_far("sampler against learner", apart)

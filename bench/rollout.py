@@ -35,7 +35,8 @@ from common import (
 )
 from teamtr.engines.paged.sampler import Server
 from teamtr.engines.paged.weights import SamplingCopy
-from teamtr.engines.policy import Drawing, uniforms
+from teamtr.engines.sampling import TokenSampler
+from teamtr.randomness import uniforms
 
 TEMPERATURE = 0.8
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -68,7 +69,7 @@ def ours(model: Any, prompts: list[np.ndarray], new: int, *, compiled: bool, pro
     def sample(tokens: int, rows: list[np.ndarray] = prompts, version: str | None = None) -> Callable[[], Any]:
         noise = uniforms(1, len(rows), tokens)
         name = version or f"v{next(calls)}"  # another version finds no pages: the prompts are computed anew
-        return lambda: server.sample(name, rows, noise, drawing=Drawing(TEMPERATURE), end_ids=frozenset())
+        return lambda: server.sample(name, rows, noise, drawing=TokenSampler(TEMPERATURE), end_ids=frozenset())
 
     started = seconds(sample(new))
     first = seconds(sample(1))

@@ -29,6 +29,7 @@ import update as update_bench
 from common import SHAPES, adapted_team, make_batch, make_model, peak_gb, random_prompts, report, seconds, so_far
 from rollout import DTYPES, generate
 from teamtr.presets import PRESETS
+from teamtr.randomness import uniforms
 from teamtr.training.batch import Optimization, TrainingBatch
 from teamtr.training.update import update_agent
 from teamtr.types import AgentState
@@ -56,7 +57,7 @@ def play(engine: Any, a: argparse.Namespace, seed: int, clock: Counter[str], tur
     said: Said = {agent: ([], []) for agent in engine.learners}
     for turn, agent in enumerate(islice(cycle(engine.learners), turns), start=1):
         started = time.perf_counter()
-        samples = engine.sample(agent, contexts, max_tokens=a.tokens, seed=int(rng.integers(2**31)))
+        samples = engine.sample(agent, contexts, uniforms(int(rng.integers(2**31)), len(contexts), a.tokens))
         messages = [s.token_ids for s in samples]
         clock[f"turn {turn}"] += time.perf_counter() - started
         for kept, new in zip(said[agent], (contexts, messages), strict=True):

@@ -21,6 +21,7 @@ from teamtr.engines.tabular import TabularPolicy
 from teamtr.engines.torch.fused_lora import slim
 from teamtr.engines.torch.loading import TinyShape, share_base, tiny_model
 from teamtr.engines.torch.policy import TransformerPolicy
+from teamtr.randomness import uniforms
 from teamtr.types import AgentBatch
 
 torch.set_num_threads(1)
@@ -65,9 +66,8 @@ def make_batch(
     rng = np.random.default_rng(seed)
     lengths = rng.integers(2, 6, size=problems)
     prompts = [rng.integers(2, 6, size=n).astype(np.int32) for n in lengths for _ in range(group)]
-    samples = learner.policy.sample(
-        prompts, max_tokens=max_tokens, seed=seed, temperature=learner.policy.temperature, top_p=1.0
-    )
+    noise_BT = uniforms(seed, len(prompts), max_tokens)
+    samples = learner.policy.sample(prompts, noise_BT, temperature=learner.policy.temperature)
     count = len(prompts)
     return AgentBatch(
         agent="agent",

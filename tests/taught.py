@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from teamtr.engines.hashing import hash_tensors
 from teamtr.engines.torch.loading import teach_form
-from teamtr.session import build
+from teamtr.session import models
 
 
 def remember_teaching(folder: Path) -> None:
@@ -41,13 +41,13 @@ def remember_teaching(folder: Path) -> None:
                 weights[name].copy_(weight)
         model.eval()
 
-    build.teach_form = remembered
+    models.teach_form = remembered
 
 
 @contextmanager
 def teaching_for_real() -> Iterator[None]:
-    remembered, build.teach_form = build.teach_form, teach_form
+    remembered, models.teach_form = models.teach_form, teach_form
     try:
         yield
     finally:
-        build.teach_form = remembered
+        models.teach_form = remembered

@@ -6,9 +6,10 @@ cross. Every implementation passes the one suite in ``tests/contract``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NewType, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from teamtr.theory.objective import Objective
 from teamtr.types import (
     AgentBatch,
+    AgentInfo,
     Divergence,
     Floats,
     Ids,
@@ -27,6 +29,11 @@ from teamtr.types import (
     TokenShift,
     Verdict,
 )
+
+GB = 2**30
+
+Snapshot = NewType("Snapshot", object)
+"""A handle of an engine's own: what a learner was, to go back to. Nobody else looks inside."""
 
 
 @runtime_checkable
@@ -41,17 +48,18 @@ class Sampler(Protocol):
         self,
         agent: str,
         prompts: Sequence[Ids],
+        noise_BT: Floats,
         *,
-        max_tokens: int,
-        seed: int,
         temperature: float | None = None,
         top_p: float = 1.0,
         top_k: int = 0,
     ) -> list[Sample]:
-        """One message per prompt. Without a temperature, the agent's training temperature; 0 is greedy.
+        """One message per prompt, of at most as many tokens as the noise has columns.
 
-        Log-probabilities are those of the distribution really sampled from, end token included. The same seed
-        and the same prompts give the same tokens.
+        Row b's tokens depend on its prompt and on row b of ``noise_BT`` (uniform in [0, 1)) alone: a batch that is
+        split over workers says the same. Without a temperature, the agent's training temperature; 0 is greedy.
+        Log-probabilities are those of the distribution really sampled from, end token included. Every sample names
+        the weights that wrote it.
         """
         ...
 
@@ -113,13 +121,13 @@ class Learner(Protocol):
         """Forget the frozen policy and free what it held."""
         ...
 
-    def snapshot(self) -> Any:
+    def snapshot(self) -> Snapshot:
         """Weights and optimizer state, to be restored bit for bit."""
         ...
 
-    def restore(self, snapshot: Any) -> None: ...
+    def restore(self, snapshot: Snapshot) -> None: ...
 
-    def move(self, start: Any, end: Any, fraction: float) -> None:
+    def move(self, start: Snapshot, end: Snapshot, fraction: float) -> None:
         """Put the weights at start + fraction * (end - start), keeping the present optimizer state."""
         ...
 
@@ -132,6 +140,133 @@ class Learner(Protocol):
         ...
 
     def load(self, folder: Path) -> None: ...
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Most tokens that one agent reads and says at once, and how many of them all its prompts begin with."""
+
+    prompt: int
+    message: int
+    shared: int = 0
+
+    @property
+    def whole(self) -> int:
+        return self.prompt + self.message
+
+    def distinct(self, rows: int) -> int:
+        """Tokens of so many rows, common beginnings once."""
+        return self.shared + rows * (self.whole - self.shared)
+
+
+@dataclass(frozen=True)
+class Demand:
+    """The most that a run will ask of an engine at once.
+
+    ``episodes`` are played together. ``messages`` is how many messages an update learns from, ``checked`` how many the
+    check before the run scores, both by trainable agent. A step takes one of ``minibatches`` parts of an update.
+    """
+
+    lengths: Mapping[str, Lengths]
+    episodes: int
+    messages: Mapping[str, int]
+    checked: Mapping[str, int]
+    minibatches: int
+    objective: Objective
+
+
+@dataclass(frozen=True)
+class MemoryItem:
+    """One thing that takes memory."""
+
+    what: str
+    bytes: int
+    why: str = ""
+
+    @property
+    def gb(self) -> float:
+        return self.bytes / GB
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """What is needed, and what the device has (None on a CPU)."""
+
+    items: tuple[MemoryItem, ...]
+    available: int | None
+
+    @property
+    def total(self) -> int:
+        return sum(item.bytes for item in self.items)
+
+    @property
+    def fits(self) -> bool:
+        return self.available is None or self.total <= self.available
+
+    def as_record(self) -> dict[str, Any]:
+        return {
+            "items": [{"what": i.what, "gb": i.gb, "why": i.why} for i in self.items],
+            "total_gb": self.total / GB,
+            "available_gb": None if self.available is None else self.available / GB,
+            "fits": self.fits,
+        }
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """What a rehearsal found: the messages at a time that fit, by trainable agent, and the most that was in use (None
+    where nothing is counted)."""
+
+    micro_batch: Mapping[str, int]
+    peak_bytes: int | None
+
+
+@runtime_checkable
+class Engine(Sampler, Protocol):
+    """Computes for a team: samples for all agents, trains each of them, and knows what it needs.
+
+    An engine may live in other processes: only arrays, numbers, names and the records of ``types`` and ``ports`` cross.
+    """
+
+    agents: tuple[str, ...]
+    """Every model that it holds: the agents of the team, and whoever plays other roles."""
+
+    def publish(self, agent: str, version: str) -> None:
+        """From now on the agent speaks with these weights, which its learner holds; raises when it does not."""
+        ...
+
+    def learner(self, agent: str) -> Learner: ...
+
+    def info(self, agent: str) -> AgentInfo: ...
+
+    def set_precision(self, agent: str, precision: str) -> None:
+        """Score and train in this arithmetic from now on."""
+        ...
+
+    def memory_plan(self, demand: Demand) -> MemoryPlan:
+        """What this demand takes, before anything of it runs."""
+        ...
+
+    def rehearse(self, demand: Demand) -> Rehearsal:
+        """Take the memory that the demand takes once, and leave no trace but a micro-batch that fits."""
+        ...
+
+    def peak_bytes(self) -> int | None:
+        """The most that was in use since the last rehearsal; None where nothing is counted."""
+        ...
+
+
+class Distiller(Learner, Protocol):
+    """A learner that is measured from another model, the teacher, instead of its own frozen policy (app:align)."""
+
+    def use_probes(self, old: AgentBatch, new: AgentBatch, *, exact: bool) -> None:
+        """Measure from the teacher on these messages from now on: ``old`` as the teacher reads them, ``new`` as the
+        student does. Without ``exact`` the two spell differently, and what the teacher said counts as certain."""
+        ...
+
+    def teacher_logprobs(self, batch: AgentBatch) -> Floats:
+        """log p(message) under the teacher."""
+        ...
 
 
 class Codec(Protocol):

@@ -32,3 +32,12 @@ def resampled_range(
     tail = (1 - confidence) / 2
     low, high = np.quantile(times_DP @ values_P / count, [tail, 1 - tail])
     return float(low), float(high)
+
+
+def uniforms(seed: int, rows: int, tokens: int) -> NDArray[np.float64]:
+    """Noise for sampling: one number in [0, 1) per row and token.
+
+    Row i's numbers depend on the seed, i and the number of tokens alone, so that rows may be computed in any company
+    and order and still say the same.
+    """
+    return np.random.default_rng(seed).random((rows, tokens))

@@ -25,6 +25,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+PLAYER = "the player"
+"""The name of a model beside the team that plays the other roles of an interactive task: no agent can have it."""
+
 Ids = NDArray[np.int32]
 Floats = NDArray[np.float64]
 
@@ -264,11 +267,29 @@ class RolloutBatch:
 
 @dataclass(frozen=True)
 class Sample:
-    """What a sampler returns for one prompt."""
+    """What a sampler returns for one prompt. ``version`` names the weights that wrote it."""
 
     token_ids: Ids
     logprobs: NDArray[np.float32]
     finish: Finish
+    version: str = ""
+
+
+@dataclass(frozen=True)
+class AgentInfo:
+    """What an engine says of one of its models.
+
+    ``precision`` is the arithmetic of scoring and training; ``precisions`` are this one and all finer ones that
+    ``set_precision`` takes, in order. ``sampling`` says in a few words how messages are sampled. ``end_ids`` end a
+    message. ``reference_version`` names the policy that a reference KL is taken to; None without one.
+    """
+
+    precision: str
+    precisions: tuple[str, ...]
+    sampling: str
+    end_ids: frozenset[int]
+    device: str = "cpu"
+    reference_version: str | None = None
 
 
 @dataclass(frozen=True)
@@ -416,3 +437,10 @@ class StageReport:
     certificates: tuple[Certificate, ...] = ()
     measured: float | None = None
     certified_of_measured: float | None = None
+
+
+def common_beginning(a: Ids, b: Ids) -> int:
+    """How many ids two rows begin with in common."""
+    n = min(len(a), len(b))
+    differ = np.flatnonzero(a[:n] != b[:n])
+    return int(differ[0]) if len(differ) else n

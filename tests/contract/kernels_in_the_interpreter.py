@@ -13,7 +13,7 @@ from torch.nn.functional import rms_norm, silu
 
 from teamtr.engines.paged import kernels, layout, reference, server, sharing
 from teamtr.engines.paged.weights import SamplingCopy
-from teamtr.engines.policy import Drawing, draw, uniforms
+from teamtr.engines.sampling import TokenSampler, draw
 from teamtr.engines.scoring import score_tokens
 from teamtr.engines.torch import fused
 from teamtr.engines.torch.fused_lora import FusedLora, slim
@@ -21,6 +21,7 @@ from teamtr.engines.torch.loading import TinyShape, share_base, tiny_model
 from teamtr.engines.torch.policy import TransformerPolicy
 from teamtr.engines.torch.rotation import Rotation
 from teamtr.engines.torch.scoring import fused_score
+from teamtr.randomness import uniforms
 
 PAGE = kernels.PAGE
 SHAPES = ((4, 2, 16, [0, 1, 63, 64, 65, 130]), (9, 3, 64, [5, 200]), (6, 6, 24, [70, 3]))
@@ -208,9 +209,9 @@ def whole_groups() -> None:
     sampler = server.Server(copy, pool_bytes=1 << 26, graphs=False)
     sharing.SPLIT_TARGET, sharing.WORTH_SPARING, server.LOOK_EVERY, plain = 1, 0, 3, layout._computing
     layout._computing = lambda _: kernels
-    ours = sampler.sample("v", prompts, uniforms(5, 7, 12), drawing=Drawing(), end_ids=policy.end_ids)
+    ours = sampler.sample("v", prompts, uniforms(5, 7, 12), drawing=TokenSampler(), end_ids=policy.end_ids)
     layout._computing = plain
-    for a, b in zip(ours, policy.sample(prompts, max_tokens=12, seed=5, temperature=1.0), strict=True):
+    for a, b in zip(ours, policy.sample(prompts, uniforms(5, len(prompts), 12), temperature=1.0), strict=True):
         assert a.token_ids.tolist() == b.token_ids.tolist()
         np.testing.assert_allclose(a.logprobs, b.logprobs, atol=2e-5)
     assert len({len(a.token_ids) for a in ours}) > 2

@@ -15,12 +15,13 @@ from teamtr.engines.paged.fused_linears import join_attention, join_siblings
 from teamtr.engines.paged.pool import SamplerPool
 from teamtr.engines.paged.sampler import Server
 from teamtr.engines.paged.weights import SamplingCopy
-from teamtr.engines.policy import Drawing, uniforms
+from teamtr.engines.sampling import TokenSampler
 from teamtr.engines.torch.attention import Unsupported
 from teamtr.engines.torch.fused_lora import slim
 from teamtr.engines.torch.loading import share_base
 from teamtr.engines.torch.policy import TransformerPolicy
 from teamtr.errors import UserError
+from teamtr.randomness import uniforms
 
 pytestmark = pytest.mark.long
 
@@ -137,7 +138,7 @@ def test_sampler_and_learner_agree_with_the_model_itself(kind):
     room = SamplerPool("fp32", CPU, memory_bytes=1 << 24)
     policy = make_policy(model, serving=room)
     prompts = some_prompts()
-    drawn = policy.sample(prompts, max_tokens=6, seed=1, temperature=1.0)
+    drawn = policy.sample(prompts, uniforms(1, len(prompts), 6), temperature=1.0)
     expected = [alone(model, prompt, sample.token_ids) for prompt, sample in zip(prompts, drawn, strict=True)]
     np.testing.assert_allclose(np.concatenate([s.logprobs for s in drawn]), np.concatenate(expected), atol=2e-5)
     np.testing.assert_allclose(scored(policy, prompts, drawn), np.concatenate(expected), atol=2e-5)
@@ -163,9 +164,9 @@ def test_angles_that_depend_on_the_longest_sequence_of_a_batch_are_refused():
     rope = {"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
     lengths = {"original_max_position_embeddings": 16, "max_position_embeddings": 64}
     policy = make_policy(make_model("Phi3", rope_parameters=rope, **lengths))
-    assert len(policy.sample(some_prompts(), max_tokens=4, seed=1, temperature=1.0)) == 4
+    assert len(policy.sample(some_prompts(), uniforms(1, len(some_prompts()), 4), temperature=1.0)) == 4
     with pytest.raises(UserError, match="need 17 tokens; beyond 16, Phi3ForCausalLM turns all positions of a batch"):
-        policy.sample(some_prompts(), max_tokens=5, seed=1, temperature=1.0)
+        policy.sample(some_prompts(), uniforms(1, len(some_prompts()), 5), temperature=1.0)
 
 
 # -- norm and rotation within attention --------------------------------------------------------------------------
@@ -200,14 +201,14 @@ def test_a_copy_with_joined_attention_says_what_the_model_says(kind):
     model = make_model(kind)
     prompt = np.array([5, 9, 2, 40, 7, 7, 31], dtype=np.int32)
     server = served(model)
-    (said,) = server.sample("v", [prompt], uniforms(3, 1, 12), drawing=Drawing(1.0), end_ids=frozenset())
+    (said,) = server.sample("v", [prompt], uniforms(3, 1, 12), drawing=TokenSampler(1.0), end_ids=frozenset())
     np.testing.assert_allclose(said.logprobs, alone(model, prompt, said.token_ids), atol=2e-5)
 
 
 def test_a_window_is_still_looked_at_when_attention_is_joined():
     model = make_model("Mistral", sliding_window=80)
     server = served(model)
-    options = {"drawing": Drawing(1.0), "end_ids": frozenset()}
+    options = {"drawing": TokenSampler(1.0), "end_ids": frozenset()}
     assert server.sample("v", [np.arange(20, dtype=np.int32)], uniforms(3, 1, 4), **options)
     with pytest.raises(Unsupported, match="a sliding window of 80 tokens"):
         server.sample("v", [np.arange(90, dtype=np.int32)], uniforms(3, 1, 4), **options)
@@ -222,7 +223,7 @@ def test_queries_that_grow_with_their_position_stay_with_their_own_forward():
     model = make_model("Ministral3", rope_parameters=rope, max_position_embeddings=512, sliding_window=None)
     prompt = np.random.default_rng(0).integers(3, 100, size=150).astype(np.int32)
     server = served(model)
-    (said,) = server.sample("v", [prompt], uniforms(3, 1, 6), drawing=Drawing(1.0), end_ids=frozenset())
+    (said,) = server.sample("v", [prompt], uniforms(3, 1, 6), drawing=TokenSampler(1.0), end_ids=frozenset())
     np.testing.assert_allclose(said.logprobs, alone(model, prompt, said.token_ids), atol=2e-5)
     assert join_attention(model, join_siblings(model)) == 0
 
@@ -312,12 +313,12 @@ def test_sampler_and_learner_agree_wherever_the_adapter_sits(make, targets, page
     room = SamplerPool("fp32", CPU, memory_bytes=1 << 24) if paged else None
     policy = make_policy(shared, adapter="agent", slim=slim(shared), serving=room)
     prompts = some_prompts()
-    before = policy.sample(prompts, max_tokens=6, seed=1, temperature=1.0)
+    before = policy.sample(prompts, uniforms(1, len(prompts), 6), temperature=1.0)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in policy.parameters().values():
             parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator))
-    drawn = policy.sample(prompts, max_tokens=6, seed=1, temperature=1.0)
+    drawn = policy.sample(prompts, uniforms(1, len(prompts), 6), temperature=1.0)
     said = np.concatenate([sample.logprobs for sample in drawn])
     np.testing.assert_allclose(scored(policy, prompts, drawn), said, atol=2e-5)
     assert not np.array_equal(np.concatenate([sample.logprobs for sample in before]), said), "the adapter is there"
@@ -346,7 +347,9 @@ def test_a_model_that_does_not_run_with_its_adapters_says_so_and_what_to_do():
     few = share_base(
         make_model("Phimoe", **EXPERTS), {"agent": SimpleNamespace(rank=4, alpha=8.0, targets=FEW)}, seed=0
     )
-    assert make_policy(few, adapter="agent", slim=slim(few)).sample(some_prompts(), max_tokens=2, seed=1, temperature=1)
+    assert make_policy(few, adapter="agent", slim=slim(few)).sample(
+        some_prompts(), uniforms(1, len(some_prompts()), 2), temperature=1
+    )
 
 
 def test_a_model_that_reads_what_comes_later_is_refused():
@@ -375,6 +378,6 @@ def test_agents_of_one_base_are_sampled_each_with_its_own_adapter_and_none_of_th
     prompts = some_prompts()
     for name in ("all", "few", "all", "few"):
         policy = policies[name]
-        drawn = policy.sample(prompts, max_tokens=6, seed=1, temperature=1.0, version=name)
+        drawn = policy.sample(prompts, uniforms(1, len(prompts), 6), temperature=1.0, version=name)
         said = np.concatenate([sample.logprobs for sample in drawn])
         np.testing.assert_allclose(scored(policy, prompts, drawn), said, atol=2e-5)

@@ -26,7 +26,7 @@ from teamtr.tasks.benchmarks.arbench.players import PolicyPlayer, ScriptedPlayer
 from teamtr.tasks.benchmarks.arbench.puzzles import SituationPuzzles
 from teamtr.team import Agent, Router, Team
 from teamtr.theory.certificates import by_own_turn
-from teamtr.types import Ids, Message, Problem, Reply, RolloutBatch, Sample, Situation, Verdict
+from teamtr.types import Floats, Ids, Message, Problem, Reply, RolloutBatch, Sample, Situation, Verdict
 
 # -- a world of scripts ---------------------------------------------------------------------------------------
 
@@ -54,11 +54,11 @@ class Script:
     def version(self, agent: str) -> str:
         return "v"
 
-    def sample(self, agent: str, prompts: Sequence[Ids], **settings: Any) -> list[Sample]:
+    def sample(self, agent: str, prompts: Sequence[Ids], noise_BT: Floats, **settings: Any) -> list[Sample]:
         texts = [TextCodec().decode(prompt) for prompt in prompts]
         self.seen += [(agent, text) for text in texts]
         said = [TextCodec().encode_message(self.say(agent, text)) for text in texts]
-        return [Sample(ids, np.zeros(len(ids), np.float32), "stop") for ids in said]
+        return [Sample(ids, np.zeros(len(ids), np.float32), "stop", "v") for ids in said]
 
 
 class UpOrDown:

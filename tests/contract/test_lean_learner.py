@@ -183,7 +183,7 @@ def test_a_gradient_longer_than_the_limit_is_shortened_to_it(kind, times):
     learner.max_grad_norm = times * norm
     stats = learner.step(rows, advantages, OBJECTIVE, beta=0.5, learning_rate=1e-3)
     assert stats.grad_norm == pytest.approx(norm, rel=1e-4), "what is told is the length before"
-    b1, b2 = learner._betas
+    b1, b2 = learner.betas
     moments = learner.snapshot().moments
     assert_close(
         {n: moments[f"first.{n}"] / (1 - b1) for n in exact}, {n: min(times, 1.0) * g for n, g in exact.items()}

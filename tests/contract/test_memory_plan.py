@@ -12,6 +12,14 @@ import torch
 from teamtr.cli.progress import TrainingScreen
 from teamtr.config import loads
 from teamtr.engines.local import LocalEngine
+from teamtr.engines.memory import (
+    Rows,
+    _longest_batch,
+    _old_policy_of_the_rest,
+    activation_bytes_per_token,
+    kept_bytes,
+    kept_for_backward,
+)
 from teamtr.engines.paged.blocks import Pool
 from teamtr.engines.paged.pool import SamplerPool
 from teamtr.engines.paged.sampler import PAGE
@@ -19,25 +27,13 @@ from teamtr.engines.torch.attention import AttentionShape, Unsupported
 from teamtr.engines.torch.loading import TinyShape, tiny_model
 from teamtr.engines.torch.policy import TransformerPolicy
 from teamtr.errors import UserError
+from teamtr.ports import Lengths, MemoryItem, MemoryPlan
 from teamtr.rollout import play
 from teamtr.session import checks as preflight
 from teamtr.session import train as run
 from teamtr.session.build import build
-from teamtr.session.memory import (
-    PLAYER,
-    Item,
-    Lengths,
-    MemoryPlan,
-    Rows,
-    _longest_batch,
-    _old_policy_of_the_rest,
-    activation_bytes_per_token,
-    kept_bytes,
-    kept_for_backward,
-    longest,
-    plan_memory,
-    rehearse,
-)
+from teamtr.session.memory import demand_of, longest, plan_memory, rehearse
+from teamtr.types import PLAYER
 
 TEAM = """
 name: plan
@@ -117,15 +113,15 @@ plan: {{problems: 2, group_size: 2}}
     found, read = longest(built), Counter()
     sample = LocalEngine.sample
 
-    def noted(self, agent, prompts, **options):
-        name = agent if self is built.engine else PLAYER
-        read[name] = max(read[name], *map(len, prompts))
-        assert options["max_tokens"] <= found[name].message
-        return sample(self, agent, prompts, **options)
+    def noted(self, agent, prompts, noise_BT, **options):
+        read[agent] = max(read[agent], *map(len, prompts))
+        assert noise_BT.shape[1] <= found[agent].message
+        return sample(self, agent, prompts, noise_BT, **options)
 
     monkeypatch.setattr(LocalEngine, "sample", noted)
     play(built.context, built.current_team(), built.task.problems("test"), 4, seed=0)
     assert len(read) == 3
+    assert (PLAYER in read) == ("model" in player)
     for name, tokens in read.items():
         assert tokens <= found[name].prompt
     assert found["asker"].prompt < 1.5 * read["asker"], "a plan far above helps nobody"
@@ -201,7 +197,7 @@ def test_a_small_batch_plans_for_the_steps_that_it_has(problems, group, rows):
     sizes = [f"plan.problems={problems}", f"plan.group_size={group}", "learner.micro_batch=64"]
     built = build(loads(TEAM.format(train="lora", engine="plain"), "plan.yaml", sizes))
     learner, lengths = built.engine.learner("speaker"), longest(built)["speaker"]
-    assert Rows.of(built, learner) == rows
+    assert Rows.of(learner, demand_of(built)) == rows
     one_layer = 3 * kept_bytes(learner, lengths, rows.trained), 2 * kept_bytes(learner, lengths, rows.scored)
     assert items(built)["worst step"] == pytest.approx(max(one_layer), rel=0.1), "and a few logits"
 
@@ -219,7 +215,7 @@ def test_weights_in_half_precision_are_no_activations():
 def test_a_run_logs_the_peak_of_each_stage_beside_the_plan_also_when_it_goes_on(monkeypatch, tmp_path, capsys):
     planned = {"planned_gb": 1.0, "micro_batch": {}, "peak_gb": 0.5}
     monkeypatch.setattr(run, "before_training", lambda session: planned)
-    monkeypatch.setattr(run, "peak_gb", lambda: 2.0)
+    monkeypatch.setattr(run, "peak_gb", lambda session: 2.0)
     text = TEAM.format(train="full", engine="plain")
     for stages, kind in ((2, "start"), (3, "resume")):
         team_file = loads(text, "plan.yaml", [f"plan.stages={stages}"])
@@ -322,17 +318,17 @@ def test_a_rehearsal_holds_the_old_policy_of_a_whole_batch(agent, monkeypatch):
     built = build(loads(TEAM.format(train="lora", engine="plain"), "plan.yaml", ["learner.micro_batch=1"]))
     learner, held = built.engine.learner(agent), []
     monkeypatch.setattr(learner.policy, "device", SimpleNamespace(type="cuda"))
-    monkeypatch.setattr("teamtr.session.memory.torch.empty", lambda count, **options: held.append(count))
-    with _old_policy_of_the_rest(built, learner, longest(built)[agent], 1):
+    monkeypatch.setattr("teamtr.engines.memory.torch.empty", lambda count, **options: held.append(count))
+    with _old_policy_of_the_rest(learner, demand_of(built), 1):
         pass
     assert held == [3 * 4 * learner.policy.causal_lm.config.hidden_size * 4]
 
     def full(count, **options):
         raise torch.OutOfMemoryError
 
-    monkeypatch.setattr("teamtr.session.memory.torch.empty", full)
+    monkeypatch.setattr("teamtr.engines.memory.torch.empty", full)
     refused = pytest.raises(UserError, match=r"lower plan\.problems")
-    with refused, _old_policy_of_the_rest(built, learner, longest(built)[agent], 1):
+    with refused, _old_policy_of_the_rest(learner, demand_of(built), 1):
         pass
 
 
@@ -387,7 +383,7 @@ sampling: {{engine: paged}}
 
 @pytest.mark.parametrize(("available", "fits"), [(None, True), (99, False), (100, True)])
 def test_a_plan_that_does_not_fit_says_so(available, fits):
-    plan = MemoryPlan((Item("a", 60), Item("b", 40)), available)
+    plan = MemoryPlan((MemoryItem("a", 60), MemoryItem("b", 40)), available)
     assert plan.total == 100
     assert plan.fits is fits
 

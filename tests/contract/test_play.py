@@ -24,9 +24,9 @@ class Watched:
     def version(self, name: str) -> str:
         return self.engine.version(name)
 
-    def sample(self, name: str, prompts, **settings) -> list[Sample]:
-        samples = self.engine.sample(name, prompts, **settings)
-        self.calls.append({"name": name, "prompts": prompts, "samples": samples, **settings})
+    def sample(self, name: str, prompts, noise_BT, **settings) -> list[Sample]:
+        samples = self.engine.sample(name, prompts, noise_BT, **settings)
+        self.calls.append({"name": name, "prompts": prompts, "noise": noise_BT, "samples": samples, **settings})
         return samples
 
 
@@ -39,16 +39,19 @@ def test_the_sampler_gets_the_temperature_and_the_limit_that_were_asked_for():
     world = World()
     engine, context = watched(world)
     play(context, world.team, context.task.problems("train"), 2, seed=1, temperature=0.25)
-    assert [(c["name"], c["temperature"], c["max_tokens"]) for c in engine.calls] == [("x", 0.25, 3), ("y", 0.25, 3)]
+    assert [(c["name"], c["temperature"], c["noise"].shape) for c in engine.calls] == [
+        ("x", 0.25, (6, 3)),
+        ("y", 0.25, (6, 3)),
+    ]
 
 
-def test_no_two_turns_share_a_seed():
+def test_no_two_turns_share_their_noise():
     world = World(rounds=3)
     engine, context = watched(world)
     play(context, world.team, context.task.problems("train"), 2, seed=1)
-    seeds = [c["seed"] for c in engine.calls]
-    assert len(seeds) == 6
-    assert len(set(seeds)) == 6
+    rows = {row.tobytes() for c in engine.calls for row in c["noise"]}
+    assert len(engine.calls) == 6
+    assert len(rows) == 6 * 6
 
 
 @pytest.mark.parametrize("style", ["transcript", "chat"])

@@ -26,15 +26,16 @@ from teamtr.engines.paged.pool import SamplerPool
 from teamtr.engines.paged.sampler import PAGE, SIZES, Server
 from teamtr.engines.paged.weights import SamplingCopy
 from teamtr.engines.paged.work_split import clusters, most_members, remaining, shares, spared, splits
-from teamtr.engines.policy import Drawing, keep_likely, uniforms
+from teamtr.engines.sampling import TokenSampler, keep_likely
 from teamtr.engines.torch.attention import AttentionShape, Unsupported, attending
 from teamtr.engines.torch.loading import TinyShape, tiny_model
-from teamtr.engines.torch.packing import common_beginning
 from teamtr.engines.torch.policy import TransformerPolicy
 from teamtr.errors import UserError
+from teamtr.randomness import uniforms
 from teamtr.rollout import play
 from teamtr.session.build import build
 from teamtr.theory.objective import Objective
+from teamtr.types import common_beginning
 
 CPU = torch.device("cpu")
 LENGTHS = (3, 63, 64, 65, 130)
@@ -67,12 +68,12 @@ def assert_same(plain, paged) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("tokens", [1, 2, 20])
 @pytest.mark.parametrize(
-    "drawing", [Drawing(1.0), Drawing(0.7, top_p=0.8), Drawing(1.3, top_k=3), Drawing(0.0)], ids=str
+    "drawing", [TokenSampler(1.0), TokenSampler(0.7, top_p=0.8), TokenSampler(1.3, top_k=3), TokenSampler(0.0)], ids=str
 )
 def test_paged_and_plain_say_the_same_from_the_same_noise(policy, drawing, tokens):
     prompts = some_prompts(12)
     options = {"temperature": drawing.temperature, "top_p": drawing.top_p, "top_k": drawing.top_k}
-    plain = policy.sample(prompts, max_tokens=tokens, seed=5, **options)
+    plain = policy.sample(prompts, uniforms(5, len(prompts), tokens), **options)
     server = make_server(policy)
     paged = server.sample("v", prompts, uniforms(5, 12, tokens), drawing=drawing, end_ids=policy.end_ids)
     assert_same(plain, paged)
@@ -84,15 +85,15 @@ def test_rows_wait_for_pages_and_still_say_the_same(policy):
     prompts = some_prompts(12)
     per_page = Pool.bytes_per_page(AttentionShape.of(policy.causal_lm.config), PAGE, torch.float32)
     server = make_server(policy, pool_bytes=7 * per_page)
-    paged = server.sample("v", prompts, uniforms(5, 12, 20), drawing=Drawing(1.0), end_ids=policy.end_ids)
+    paged = server.sample("v", prompts, uniforms(5, 12, 20), drawing=TokenSampler(1.0), end_ids=policy.end_ids)
     assert server.books.count == 7
-    assert_same(policy.sample(prompts, max_tokens=20, seed=5, temperature=1.0), paged)
+    assert_same(policy.sample(prompts, uniforms(5, len(prompts), 20), temperature=1.0), paged)
 
 
 def test_a_message_that_can_never_fit_is_refused_with_the_remedy(policy):
     server = make_server(policy, pool_bytes=1)
     with pytest.raises(UserError, match=r"sampling\.memory_gb"):
-        server.sample("v", some_prompts(1), uniforms(0, 1, 4), drawing=Drawing(), end_ids=policy.end_ids)
+        server.sample("v", some_prompts(1), uniforms(0, 1, 4), drawing=TokenSampler(), end_ids=policy.end_ids)
 
 
 def test_one_prefill_serves_a_group_and_later_calls_find_it(policy):
@@ -102,7 +103,7 @@ def test_one_prefill_serves_a_group_and_later_calls_find_it(policy):
 
     def sample(version: str, prompts) -> int:
         before = (server.books.wanted_tokens, server.books.found_tokens) if server.books else (0, 0)
-        server.sample(version, prompts, uniforms(1, len(prompts), 4), drawing=Drawing(), end_ids=policy.end_ids)
+        server.sample(version, prompts, uniforms(1, len(prompts), 4), drawing=TokenSampler(), end_ids=policy.end_ids)
         assert server.books.wanted_tokens - before[0] == 128, "one look-up for the whole group"
         return server.books.found_tokens - before[1]
 
@@ -114,20 +115,20 @@ def test_one_prefill_serves_a_group_and_later_calls_find_it(policy):
 def test_without_a_version_nothing_is_found_again(policy):
     server = make_server(policy)
     for _ in range(2):
-        server.sample("", some_prompts(5), uniforms(1, 5, 2), drawing=Drawing(), end_ids=policy.end_ids)
+        server.sample("", some_prompts(5), uniforms(1, 5, 2), drawing=TokenSampler(), end_ids=policy.end_ids)
     assert server.books.found_tokens == 0
 
 
 def test_an_agents_own_words_are_found_when_the_context_only_grew(policy):
     server = make_server(policy)
     prompts = some_prompts(10)
-    said = server.sample("v", prompts, uniforms(3, 10, 70), drawing=Drawing(), end_ids=frozenset())
+    said = server.sample("v", prompts, uniforms(3, 10, 70), drawing=TokenSampler(), end_ids=frozenset())
     grown = [np.concatenate([p, s.token_ids, [7, 8, 9]]).astype(np.int32) for p, s in zip(prompts, said, strict=True)]
     before = server.books.found_tokens
-    paged = server.sample("v", grown, uniforms(4, 10, 6), drawing=Drawing(), end_ids=policy.end_ids)
+    paged = server.sample("v", grown, uniforms(4, 10, 6), drawing=TokenSampler(), end_ids=policy.end_ids)
     # All whole pages of prompt and message, less the last token drawn, which was never fed.
     assert server.books.found_tokens - before == sum((len(p) + 69) // PAGE * PAGE for p in prompts)
-    assert_same(policy.sample(grown, max_tokens=6, seed=4, temperature=1.0), paged)
+    assert_same(policy.sample(grown, uniforms(4, len(grown), 6), temperature=1.0), paged)
 
 
 @pytest.mark.long
@@ -196,10 +197,10 @@ def test_an_update_is_sampled_from_at_once_and_leaves_the_other_agents_pages(kin
     def say(agent: str):
         """What the agent says now, and how many tokens of its prompts were found in pages."""
         before = server.books.found_tokens if server.books else 0
-        said = engine.sample(agent, prompts, max_tokens=8, seed=3)
+        said = engine.sample(agent, prompts, uniforms(3, len(prompts), 8))
         policy = engine.learner(agent).policy
         with torch.no_grad(), policy.computing():
-            assert_same(policy._sample_plainly(prompts, uniforms(3, len(prompts), 8), Drawing()), said)
+            assert_same(policy._sample_plainly(prompts, uniforms(3, len(prompts), 8), TokenSampler()), said)
         return [s.token_ids.tolist() for s in said], server.books.found_tokens - before
 
     others, found = say("b")
@@ -230,8 +231,8 @@ def test_rows_that_ended_leave_and_the_others_close_ranks(policy, monkeypatch):
     sizes: list[int] = []
     step = server._step
     monkeypatch.setattr(server, "_step", lambda size, drawing: sizes.append(size) or step(size, drawing))
-    paged = server.sample("v", prompts, uniforms(5, rows, tokens), drawing=Drawing(), end_ids=policy.end_ids)
-    assert_same(policy.sample(prompts, max_tokens=tokens, seed=5, temperature=1.0), paged)
+    paged = server.sample("v", prompts, uniforms(5, rows, tokens), drawing=TokenSampler(), end_ids=policy.end_ids)
+    assert_same(policy.sample(prompts, uniforms(5, len(prompts), tokens), temperature=1.0), paged)
     lengths = np.array([len(s.token_ids) for s in paged])
     # Each row has its first token from the prefill, and one more per step.
     still_open = [int((lengths > 1 + k // look * look).sum()) if k >= look else rows for k in range(len(sizes))]
@@ -254,7 +255,7 @@ def test_rows_that_read_pages_together_have_these_pages(policy, monkeypatch):
     server = make_server(policy, pool_bytes=60 * per_page)
     step, seen = server._step, []
 
-    def checked(size: int, drawing: Drawing) -> None:
+    def checked(size: int, drawing: TokenSampler) -> None:
         if not server._reads_together(size):
             return step(size, drawing)
         buffers = server._desk
@@ -271,8 +272,8 @@ def test_rows_that_read_pages_together_have_these_pages(policy, monkeypatch):
         return step(size, drawing)
 
     monkeypatch.setattr(server, "_step", checked)
-    paged = server.sample("v", prompts, uniforms(5, 60, 26), drawing=Drawing(), end_ids=policy.end_ids)
-    assert_same(policy.sample(prompts, max_tokens=26, seed=5, temperature=1.0), paged)
+    paged = server.sample("v", prompts, uniforms(5, 60, 26), drawing=TokenSampler(), end_ids=policy.end_ids)
+    assert_same(policy.sample(prompts, uniforms(5, len(prompts), 26), temperature=1.0), paged)
     assert len({size for size, _ in seen}) > 2
     assert max(together for _, together in seen) > 20
 
@@ -326,7 +327,7 @@ def test_pages_are_read_together_where_it_spares_enough(spares, target, expected
     monkeypatch.setattr("teamtr.engines.paged.work_split.WORTH_SPARING", 14 * page + spares)
     step, together = server._step, []
     monkeypatch.setattr(server, "_step", lambda *a: together.append(server._reads_together(a[0])) or step(*a))
-    server.sample("v", [prompt] * 8, uniforms(0, 8, 2), drawing=Drawing(), end_ids=frozenset())
+    server.sample("v", [prompt] * 8, uniforms(0, 8, 2), drawing=TokenSampler(), end_ids=frozenset())
     assert together == [expected]
 
 
@@ -350,8 +351,8 @@ def test_a_row_that_has_said_all_it_may_writes_to_nobodys_page(policy, length, m
     for rows_at_once in (24, 5):
         server = make_server(policy, pool_bytes=(1 + rows_at_once * ((length + 8) // PAGE)) * per_page)
         for _ in range(2):
-            paged = server.sample("v", prompts, uniforms(5, 24, tokens), drawing=Drawing(), end_ids=policy.end_ids)
-            assert_same(policy.sample(prompts, max_tokens=tokens, seed=5, temperature=1.0), paged)
+            paged = server.sample("v", prompts, uniforms(5, 24, tokens), drawing=TokenSampler(), end_ids=policy.end_ids)
+            assert_same(policy.sample(prompts, uniforms(5, len(prompts), tokens), temperature=1.0), paged)
     lengths = [len(sample.token_ids) for sample in paged]
     assert 0 < lengths.count(tokens) < len(lengths), "some end early and some do not"
 
@@ -365,7 +366,7 @@ def test_adapters_of_one_base_share_the_copy_and_keep_apart():
     said = {}
     for adapter in ("agent", "other", "agent"):
         server.copy.fill(policy.causal_lm, adapter, version=adapter, base="b")
-        samples = server.sample(adapter, prompts, uniforms(2, 4, 12), drawing=Drawing(), end_ids=policy.end_ids)
+        samples = server.sample(adapter, prompts, uniforms(2, 4, 12), drawing=TokenSampler(), end_ids=policy.end_ids)
         ids = [s.token_ids.tolist() for s in samples]
         assert said.setdefault(adapter, ids) == ids
     assert said["agent"] != said["other"]
@@ -376,9 +377,9 @@ def test_weights_without_a_name_are_taken_over_every_time(monkeypatch):
     monkeypatch.setattr(policy, "serving", SamplerPool("fp32", CPU, memory_bytes=1 << 26))
     prompts = some_prompts(4)
     for _ in range(2):
-        paged = policy.sample(prompts, max_tokens=6, seed=1, temperature=1.0)
+        paged = policy.sample(prompts, uniforms(1, len(prompts), 6), temperature=1.0)
         room, policy.serving = policy.serving, None
-        assert_same(policy.sample(prompts, max_tokens=6, seed=1, temperature=1.0), paged)
+        assert_same(policy.sample(prompts, uniforms(1, len(prompts), 6), temperature=1.0), paged)
         policy.serving = room
         with torch.no_grad():
             policy.causal_lm.get_input_embeddings().weight.add_(1.0)
@@ -394,7 +395,7 @@ def test_an_unsupported_architecture_falls_back_and_says_so_once(policy, monkeyp
     monkeypatch.setattr(policy, "serving", NoRoom())
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        first, again = (policy.sample(some_prompts(2), max_tokens=3, seed=0, temperature=1.0) for _ in range(2))
+        first, again = (policy.sample(some_prompts(2), uniforms(0, 2, 3), temperature=1.0) for _ in range(2))
     assert_same(first, again)
     (one,) = told
     assert "softcap: sampling falls back to the plain" in str(one.message)
@@ -409,10 +410,10 @@ def test_logits_that_are_not_finite_are_sampled_anew_in_the_other_precision(monk
         policy.causal_lm.get_input_embeddings().weight.mul_(1e6)
     prompts = some_prompts(4)
     with pytest.warns(UserWarning, match=r"not finite \(paged fp16\): sampled anew, and from now on paged fp32"):
-        said = policy.sample(prompts, max_tokens=5, seed=0, temperature=1.0)
+        said = policy.sample(prompts, uniforms(0, len(prompts), 5), temperature=1.0)
     assert policy.sampling_path == "paged fp32"
     monkeypatch.setattr(policy, "serving", None)
-    assert_same(policy.sample(prompts, max_tokens=5, seed=0, temperature=1.0), said)
+    assert_same(policy.sample(prompts, uniforms(0, len(prompts), 5), temperature=1.0), said)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -423,7 +424,7 @@ def test_broken_weights_are_an_error_and_no_message(room, temperature, monkeypat
     with torch.no_grad():
         next(iter(policy.causal_lm.parameters()))[:] = float("nan")
     with pytest.raises(UserError, match=r"not finite .*sampling\.precision"):
-        policy.sample(some_prompts(2), max_tokens=3, seed=0, temperature=temperature)
+        policy.sample(some_prompts(2), uniforms(0, len(some_prompts(2)), 3), temperature=temperature)
 
 
 def test_top_k_then_top_p_keep_exactly_the_likely_tokens():
@@ -438,7 +439,7 @@ def test_top_k_then_top_p_keep_exactly_the_likely_tokens():
 
 def test_a_draw_inverts_the_cumulative_distribution():
     logits = torch.log(torch.tensor([0.5, 0.0, 0.25, 0.25])).expand(5, -1)
-    ids, logp = Drawing()(logits, torch.tensor([0.0, 0.4999, 0.5001, 0.7501, 1.0 - 1e-16], dtype=torch.float64))
+    ids, logp = TokenSampler()(logits, torch.tensor([0.0, 0.4999, 0.5001, 0.7501, 1.0 - 1e-16], dtype=torch.float64))
     assert ids.tolist() == [0, 0, 2, 3, 3], "a token without probability is never drawn"
     np.testing.assert_allclose(logp, np.log([0.5, 0.5, 0.25, 0.25, 0.25]), rtol=1e-6)
 
@@ -551,7 +552,7 @@ def test_prompts_that_only_begin_alike_share_pages_in_the_same_call(policy):
     hidden = server._hidden
     server._hidden = lambda layout, ids, position: computed.append(len(ids)) or hidden(layout, ids, position)
     noise = uniforms(1, 6, 5)
-    drawing = Drawing(1.0, 1.0, 0)
+    drawing = TokenSampler(1.0, 1.0, 0)
     found = server.sample("v", turns, noise, drawing=drawing, end_ids=policy.end_ids)
     assert computed[0] == 2 * 2 * PAGE + 6 * 45
     with torch.no_grad():
@@ -561,7 +562,7 @@ def test_prompts_that_only_begin_alike_share_pages_in_the_same_call(policy):
 
 def test_a_prefill_that_fails_leaves_no_page_to_be_found(policy):
     server = make_server(policy)
-    prompts, noise, drawing = some_prompts(4), uniforms(1, 4, 5), Drawing(1.0, 1.0, 0)
+    prompts, noise, drawing = some_prompts(4), uniforms(1, 4, 5), TokenSampler(1.0, 1.0, 0)
     hidden = server._hidden
 
     def broken(*_):

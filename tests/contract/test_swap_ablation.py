@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from teamtr.chat import ChatCodec, Sharing
+from teamtr.chat import ChatCodec, MessageFilter
 
 FILE = Path(__file__).resolve().parents[2] / "experiments" / "ablation.py"
 
@@ -22,7 +22,7 @@ def ablation():
 
 
 def shared(row: dict[str, str], text: str) -> str:
-    return Sharing(think=row["think"], tools=row["tools"])(text)
+    return MessageFilter(think=row["think"], tools=row["tools"])(text)
 
 
 def test_each_row_unifies_one_respect_more(ablation):

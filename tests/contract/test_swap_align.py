@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from teamtr.engines.distillation import PolicyDistiller, fitted_head
 from teamtr.engines.learner import PolicyLearner
 from teamtr.engines.torch.loading import TinyShape, tiny_model
 from teamtr.engines.torch.policy import TransformerPolicy
@@ -18,7 +19,6 @@ from teamtr.swap.align import Student, align
 from teamtr.swap.feasibility import achieved, surrogate
 from teamtr.swap.probes import Probes
 from teamtr.swap.steering import Alignment, ProbeCheck, Progress
-from teamtr.swap.teacher import fitted_head
 from teamtr.theory.kl import kl_cur_to_new
 from teamtr.types import AgentBatch, Divergence
 
@@ -54,7 +54,7 @@ def made_probes(exact: bool) -> Probes:
 
 def pupil_of(exact: bool, width: int = 16) -> tuple[Student, Probes]:
     probes = made_probes(exact)
-    student = Student(learner_of(1, width=width), learner_of(0), lambda _: probes)
+    student = Student(PolicyDistiller(learner_of(1, width=width), learner_of(0)), lambda _: probes)
     student.use_probes(0)
     return student, probes
 
@@ -68,14 +68,14 @@ def test_a_pupil_is_measured_from_its_teacher():
         with torch.no_grad():
             logits = [
                 learner.policy.head()(learner.policy.features([probes.old.prompts[m]], [probes.old.messages[m]]))
-                for learner in (student.teacher, student.learner)
+                for learner in (student.learner.teacher, student.learner)
             ]
         assert found.full_M[m] == pytest.approx(float(kl_cur_to_new(*logits).sum()), rel=1e-4)
     before = student.charged(probes.train, per_token=False).mean()
     for _ in range(20):
         student.step(probes.train, learning_rate=1e-2)
     assert student.charged(probes.train, per_token=False).mean() < 0.3 * before
-    assert student.teacher.version() == learner_of(0).version(), "the teacher learns nothing"
+    assert student.learner.teacher.version() == learner_of(0).version(), "the teacher learns nothing"
 
 
 HARD = Alignment(
@@ -92,7 +92,7 @@ def pupil_with_more() -> Student:
         batch = drawn_batch(len(rows))
         return Probes(batch, batch, True, np.setdiff1d(rows, first.held_out), first.held_out, np.ones(len(rows)), 6)
 
-    return Student(learner_of(1), learner_of(0), after)
+    return Student(PolicyDistiller(learner_of(1), learner_of(0)), after)
 
 
 def looked(folder: Path, looks: int | None = None, settings: Alignment = HARD) -> tuple[list[ProbeCheck], str]:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from growth import assert_linear
-from teamtr.chat import ChatCodec, ProtocolError, Sharing, check_thinking
+from teamtr.chat import ChatCodec, MessageFilter, ProtocolError, check_thinking
 from teamtr.chat.message_filter import THINKS_ALOUD
 from teamtr.chat.thinking import thinks, without_thinking
 from teamtr.chat.tool_calls import MOST_CALLS, MOST_CHARACTERS, ToolCall
@@ -283,7 +283,7 @@ def test_two_hundred_hostile_strings(monkeypatch):
 )  # fmt: skip
 def test_time_is_linear(unit):
     def read(text):
-        Sharing(think="strip", tools="canonical")(text)
+        MessageFilter(think="strip", tools="canonical")(text)
         normalise_calls(f"a(x={text}")
 
     # A quarter of it is still longer than a call may be: beyond that, a text is looked through twice.
@@ -328,9 +328,9 @@ def test_the_codec_shares_what_the_policy_allows():
     ids = np.array(character_tokenizer().encode(text), dtype=np.int32)
     kept = '<think>4?</think>{"parameters": {"x": 1}, "name": "a"}'
     assert codec_with().decode(ids) == kept
-    assert codec_with(sharing=Sharing()).decode(ids) == kept, "the defaults change nothing"
-    assert codec_with(sharing=Sharing(think="strip")).decode(ids) == '{"parameters": {"x": 1}, "name": "a"}'
-    both = Sharing(think="forbid", tools="canonical")
+    assert codec_with(sharing=MessageFilter()).decode(ids) == kept, "the defaults change nothing"
+    assert codec_with(sharing=MessageFilter(think="strip")).decode(ids) == '{"parameters": {"x": 1}, "name": "a"}'
+    both = MessageFilter(think="forbid", tools="canonical")
     codec = codec_with(sharing=both)
     assert codec.decode(ids) == '{"name": "a", "arguments": {"x": 1}}'
     bad = np.array(character_tokenizer().encode("<tool_call>"), dtype=np.int32)

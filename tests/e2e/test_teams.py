@@ -15,7 +15,8 @@ from teamtr.errors import UserError
 from teamtr.randomness import generator
 from teamtr.rollout import has_signal_P, punishments_PG, trained_returns_PG
 from teamtr.session import train as run
-from teamtr.session.build import _use_few_threads, build
+from teamtr.session.build import build
+from teamtr.session.models import _use_few_threads
 from teamtr.session.resume import StoredRun
 from teamtr.store import RunFolder, StoreError, batch_name, read_episodes
 

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from teamtr.cli import app
-from teamtr.session import build
+from teamtr.session import models
 from teamtr.store import RunFolder
 
 pytestmark = pytest.mark.long
@@ -86,8 +86,8 @@ def test_going_on_teaches_the_base_again_only_where_adapters_rest_on_it(
 ) -> None:
     assert teamtr("train", "team.yaml", f"team.train={train}", "--out", "run")[0] == 0
     taught = []
-    teach = build.teach_form
-    monkeypatch.setattr(build, "teach_form", lambda *a, **k: [taught.append(1), teach(*a, **k)])
+    teach = models.teach_form
+    monkeypatch.setattr(models, "teach_form", lambda *a, **k: [taught.append(1), teach(*a, **k)])
     assert teamtr("train", "run", "plan.stages=2")[0] == 0
     assert len(taught) == times
     assert updates(here / "run") == 6

@@ -19,11 +19,12 @@ from teamtr.config import loads
 from teamtr.engines.learner import FIRST_LOSS_SCALE, PolicyLearner
 from teamtr.engines.paged.sampler import Server
 from teamtr.engines.paged.weights import SamplingCopy
-from teamtr.engines.policy import Drawing, uniforms
+from teamtr.engines.sampling import TokenSampler
 from teamtr.engines.scoring import score_tokens
 from teamtr.engines.torch.fused_lora import FusedLora, slim
 from teamtr.engines.torch.loading import TinyShape, share_base, tiny_model
 from teamtr.engines.torch.policy import TransformerPolicy
+from teamtr.randomness import uniforms
 from teamtr.session import train as run
 from teamtr.session.build import build
 from teamtr.session.memory import GB, plan_memory, rehearse
@@ -104,12 +105,12 @@ def gradient_of(learner: PolicyLearner, batch: AgentBatch) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    "drawing", [Drawing(1.0), Drawing(0.7, top_p=0.8), Drawing(1.3, top_k=3), Drawing(0.0)], ids=str
+    "drawing", [TokenSampler(1.0), TokenSampler(0.7, top_p=0.8), TokenSampler(1.3, top_k=3), TokenSampler(0.0)], ids=str
 )
 def test_captured_eager_and_plain_say_the_same_from_the_same_noise(policy, drawing):
     prompts = some_prompts(40)
     options = {"temperature": drawing.temperature, "top_p": drawing.top_p, "top_k": drawing.top_k}
-    said = {"plain": policy.sample(prompts, max_tokens=48, seed=5, **options)}
+    said = {"plain": policy.sample(prompts, uniforms(5, len(prompts), 48), **options)}
     for name, graphs in (("eager", False), ("captured", CARD)):
         copy = SamplingCopy(policy.causal_lm, torch.float32, DEVICE)
         copy.fill(policy.causal_lm, policy.adapter, version="v", base="b")
@@ -123,7 +124,7 @@ def test_captured_eager_and_plain_say_the_same_from_the_same_noise(policy, drawi
 
 def test_groups_that_read_their_prompts_together_say_the_same(policy, monkeypatch):
     monkeypatch.setattr("teamtr.engines.paged.work_split.WORTH_SPARING", 0)
-    prompts, drawing, used = some_prompts(300), Drawing(1.0), []
+    prompts, drawing, used = some_prompts(300), TokenSampler(1.0), []
     copy = SamplingCopy(policy.causal_lm, torch.float32, DEVICE)
     copy.fill(policy.causal_lm, policy.adapter, version="v", base="b")
     server = Server(copy, pool_bytes=1 << 28, graphs=CARD)
@@ -137,7 +138,7 @@ def test_groups_that_read_their_prompts_together_say_the_same(policy, monkeypatc
     ours = server.sample("v", prompts, uniforms(5, 300, 48), drawing=drawing, end_ids=policy.end_ids)
     assert used[0] == (384, True, 24), "three of the five prompts have whole pages, for 60 rows in clusters of 8"
     others = 0
-    for a, b in zip(ours, policy.sample(prompts, max_tokens=48, seed=5, temperature=1.0), strict=True):
+    for a, b in zip(ours, policy.sample(prompts, uniforms(5, len(prompts), 48), temperature=1.0), strict=True):
         alike = min(len(a.token_ids), len(b.token_ids))
         if (a.token_ids[:alike] != b.token_ids[:alike]).any():
             alike = int((a.token_ids[:alike] != b.token_ids[:alike]).argmax())
@@ -150,7 +151,7 @@ def test_groups_that_read_their_prompts_together_say_the_same(policy, monkeypatc
 
 @needs_card
 def test_compiled_decoding_says_the_same(policy):
-    prompts, drawing = some_prompts(24), Drawing(1.0)
+    prompts, drawing = some_prompts(24), TokenSampler(1.0)
     found = []
     for compiled in (False, True):
         copy = SamplingCopy(policy.causal_lm, torch.float32, DEVICE)

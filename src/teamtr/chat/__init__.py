@@ -1,8 +1,16 @@
 """How shared text becomes an agent's tokens."""
 
 from teamtr.chat.codec import ChatCodec, ProtocolError
-from teamtr.chat.message_filter import Sharing, check_thinking
+from teamtr.chat.message_filter import MessageFilter, check_thinking
 from teamtr.chat.render import render
 from teamtr.chat.template import TemplateReport, check_template
 
-__all__ = ["ChatCodec", "ProtocolError", "Sharing", "TemplateReport", "check_template", "check_thinking", "render"]
+__all__ = [
+    "ChatCodec",
+    "MessageFilter",
+    "ProtocolError",
+    "TemplateReport",
+    "check_template",
+    "check_thinking",
+    "render",
+]

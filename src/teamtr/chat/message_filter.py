@@ -16,7 +16,7 @@ THINKS_ALOUD = "reasoning tags where they are forbidden"
 
 
 @dataclass
-class Sharing:
+class MessageFilter:
     """A sampled message's text to the text that the others see; what was sampled is trained on in any case.
 
     ``think``: keep shows reasoning, strip takes it out, forbid takes it out and counts it as a breach. ``tools``:

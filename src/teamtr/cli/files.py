@@ -36,7 +36,7 @@ def check(
         require_visible(session, floors)
     task = session.task
     warnings = [*getattr(task, "warnings", ()), *told]
-    samplers = {name: learner.policy.sampling_path for name, learner in session.engine.learners.items()}
+    samplers = {name: session.engine.info(name).sampling for name in session.team.names}
     lines = [
         f"{team_file}: fine",
         f"  problems: {len(task.problems('train'))} to train on, {len(task.problems('test'))} held out",

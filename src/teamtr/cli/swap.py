@@ -166,7 +166,8 @@ def compat(
     Exit code 0: identical ids, so that an exact KL exists between the two; 3: not, and where.
     """
     from teamtr.chat.tokenizers import compare_tokenizers
-    from teamtr.swap import compared_strings, load_tokenizer, run_strings
+    from teamtr.session.models import load_tokenizer
+    from teamtr.swap import compared_strings, run_strings
 
     with errors():
         own = _lines_of(strings) if strings else []

@@ -22,9 +22,11 @@ from torch.utils.checkpoint import checkpoint
 
 from teamtr.engines.gradients import Part, gather
 from teamtr.engines.hashing import hash_tensors
-from teamtr.engines.policy import Head, Policy, send
+from teamtr.engines.policy import Head, Policy
 from teamtr.engines.scoring import score_tokens, token_logp
+from teamtr.engines.transfer import send
 from teamtr.errors import UserError
+from teamtr.ports import Snapshot
 from teamtr.theory.kl import kl_k3, per_message_sum
 from teamtr.theory.objective import Objective
 from teamtr.theory.surrogate import clipped_surrogate, reference_kl, surrogate_denominator
@@ -48,8 +50,8 @@ HEAD_CHUNK_SHARE = 0.03
 
 
 @dataclass(frozen=True)
-class Snapshot:
-    """Weights and optimizer moments, cloned."""
+class Saved:
+    """Weights and optimizer moments, cloned: what a ``Snapshot`` of this engine holds."""
 
     parameters: dict[str, Tensor]
     moments: dict[str, Tensor]
@@ -98,7 +100,7 @@ class PolicyLearner:
         self.micro_batch = micro_batch
         self.max_grad_norm = max_grad_norm
         self.tokens = {"scored": 0, "trained": 0}
-        self._betas = betas
+        self.betas = betas
         self._moments: dict[str, Tensor] = {}
         self._steps = 0
         self._loss_scale = FIRST_LOSS_SCALE
@@ -295,7 +297,7 @@ class PolicyLearner:
     def _adam(self, shrink: float, learning_rate: float) -> None:
         """Adam with bias correction, written out so that its whole state is two named tensors per parameter."""
         self._steps += 1
-        b1, b2 = self._betas
+        b1, b2 = self.betas
         correction = learning_rate * (1 - b2**self._steps) ** 0.5 / (1 - b1**self._steps)
         moved = {name: p for name, p in self.policy.parameters().items() if p.grad is not None}
         if moved:
@@ -422,17 +424,19 @@ class PolicyLearner:
     # -- going back -------------------------------------------------------------------------------------------
 
     def snapshot(self) -> Snapshot:
-        return Snapshot(
-            parameters={k: p.detach().clone() for k, p in self.policy.parameters().items()},
-            moments={k: t.clone() for k, t in self._moments.items()} | self._counters(),
-        )
+        parameters = {k: p.detach().clone() for k, p in self.policy.parameters().items()}
+        return Snapshot(Saved(parameters, self._all_moments()))
+
+    def _all_moments(self) -> dict[str, Tensor]:
+        return {k: t.clone() for k, t in self._moments.items()} | self._counters()
 
     @torch.no_grad()
     def restore(self, snapshot: Snapshot) -> None:
+        saved = _saved(snapshot)
         for name, parameter in self.policy.parameters().items():
-            parameter.copy_(snapshot.parameters[name])
+            parameter.copy_(saved.parameters[name])
         # A snapshot taken while the moments were off the card is restored to where they are used.
-        self._resume_counters({k: t.clone().to(self.policy.device) for k, t in snapshot.moments.items()})
+        self._resume_counters({k: t.clone().to(self.policy.device) for k, t in saved.moments.items()})
         self._touched()
 
     def _counters(self) -> dict[str, Tensor]:
@@ -451,9 +455,9 @@ class PolicyLearner:
 
     @torch.no_grad()
     def move(self, start: Snapshot, end: Snapshot, fraction: float) -> None:
+        origin, target = _saved(start).parameters, _saved(end).parameters
         for name, parameter in self.policy.parameters().items():
-            origin = start.parameters[name]
-            parameter.copy_(origin + fraction * (end.parameters[name] - origin))
+            parameter.copy_(origin[name] + fraction * (target[name] - origin[name]))
         self._touched()
 
     @torch.no_grad()
@@ -473,14 +477,18 @@ class PolicyLearner:
     def save(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.policy.save_weights(folder)
-        moments = self.snapshot().moments
-        save_file({k: t.contiguous().cpu() for k, t in moments.items()}, folder / "optimizer.safetensors")
+        save_file({k: t.contiguous().cpu() for k, t in self._all_moments().items()}, folder / "optimizer.safetensors")
 
     @torch.no_grad()
     def load(self, folder: Path) -> None:
         self.policy.load_weights(folder)
         self._resume_counters(load_file(folder / "optimizer.safetensors"))
         self._touched()
+
+
+def _saved(snapshot: Snapshot) -> Saved:
+    assert isinstance(snapshot, Saved), "a snapshot of another engine"
+    return snapshot
 
 
 def head_chunk(device: torch.device, vocabulary: int) -> int:

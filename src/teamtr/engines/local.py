@@ -1,18 +1,23 @@
-"""All agents of a team in this process: the Sampler port over their policies, and a learner for each."""
+"""All models of a team in this process: the Engine port over their learners."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
+from teamtr.engines import memory
 from teamtr.engines.learner import PolicyLearner
-from teamtr.types import Ids, Sample
+from teamtr.engines.policy import CHEAPEST_FIRST
+from teamtr.ports import Demand, MemoryPlan, Rehearsal
+from teamtr.types import AgentInfo, Floats, Ids, Sample
 
 
 class LocalEngine:
-    """Sampling and training read the same weights, so publishing an update costs nothing."""
+    """Sampling and training read the same weights, so that publishing an update costs nothing."""
 
     def __init__(self, learners: Mapping[str, PolicyLearner]) -> None:
         self.learners = dict(learners)
+        self.agents = tuple(learners)
 
     def learner(self, agent: str) -> PolicyLearner:
         return self.learners[agent]
@@ -20,27 +25,58 @@ class LocalEngine:
     def version(self, agent: str) -> str:
         return self.learners[agent].version()
 
+    def publish(self, agent: str, version: str) -> None:
+        present = self.version(agent)
+        if present != version:
+            raise RuntimeError(
+                f"agent {agent!r} holds weights {present[:8]}, not {version[:8]} that are to be published"
+            )
+
     def sample(
         self,
         agent: str,
         prompts: Sequence[Ids],
+        noise_BT: Floats,
         *,
-        max_tokens: int,
-        seed: int,
         temperature: float | None = None,
         top_p: float = 1.0,
         top_k: int = 0,
     ) -> list[Sample]:
         if not prompts:
             return []
-        learner = self.learners[agent]
-        policy = learner.policy
-        return policy.sample(
+        version, policy = self.version(agent), self.learners[agent].policy
+        samples = policy.sample(
             prompts,
-            max_tokens=max_tokens,
-            seed=seed,
+            noise_BT,
             temperature=policy.temperature if temperature is None else temperature,
             top_p=top_p,
             top_k=top_k,
-            version=learner.version(),
+            version=version,
         )
+        return [replace(sample, version=version) for sample in samples]
+
+    def info(self, agent: str) -> AgentInfo:
+        learner = self.learners[agent]
+        policy, now = learner.policy, learner.policy.precision
+        order: tuple[str, ...] = CHEAPEST_FIRST
+        finer = order[order.index(now) :] if now in order else (now,)
+        return AgentInfo(
+            precision=now,
+            precisions=finer,
+            sampling=policy.sampling_path,
+            end_ids=policy.end_ids,
+            device=str(policy.device),
+            reference_version=learner.initial_version,
+        )
+
+    def set_precision(self, agent: str, precision: str) -> None:
+        self.learners[agent].policy.precision = precision
+
+    def memory_plan(self, demand: Demand) -> MemoryPlan:
+        return memory.plan(self.learners, demand)
+
+    def rehearse(self, demand: Demand) -> Rehearsal:
+        return memory.rehearse(self.learners, demand)
+
+    def peak_bytes(self) -> int | None:
+        return memory.peak_bytes()

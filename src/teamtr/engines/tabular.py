@@ -15,8 +15,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from teamtr.engines.policy import Drawing, Head, Policy, uniforms
-from teamtr.types import Ids, Sample
+from teamtr.engines.policy import Head, Policy
+from teamtr.engines.sampling import TokenSampler
+from teamtr.types import Floats, Ids, Sample
 
 UNLIKELY = 12.0
 
@@ -68,20 +69,19 @@ class TabularPolicy(Policy):
     def sample(
         self,
         prompts: Sequence[Ids],
+        noise_BT: Floats,
         *,
-        max_tokens: int,
-        seed: int,
         temperature: float,
         top_p: float = 1.0,
         top_k: int = 0,
         version: str = "",
     ) -> list[Sample]:
-        drawing = Drawing(temperature, top_p, top_k)
-        uniform_BT = torch.as_tensor(uniforms(seed, len(prompts), max_tokens))
+        drawing = TokenSampler(temperature, top_p, top_k)
+        uniform_BT = torch.as_tensor(noise_BT)
         ids: list[list[int]] = [[] for _ in prompts]
         logp: list[list[float]] = [[] for _ in prompts]
         stopped = [False] * len(prompts)
-        for u in range(max_tokens):
+        for u in range(noise_BT.shape[1]):
             rows = [self.row(p, np.array(x, dtype=np.int32)) for p, x in zip(prompts, ids, strict=True)]
             tokens, scores = drawing(self.logits[torch.tensor(rows, dtype=torch.long)], uniform_BT[:, u])
             for i, (token, score) in enumerate(zip(tokens.tolist(), scores.tolist(), strict=True)):

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from teamtr.chat import render
-from teamtr.ports import Codec, Learner
+from teamtr.ports import Codec, Engine, Learner
 from teamtr.team import Agent, Team
 from teamtr.types import AgentBatch, Floats, Ids, Problem
 
@@ -24,7 +24,7 @@ def exactly_one(volunteers_A: Floats, abstains_A: Floats) -> float:
 
 def role_success(
     team: Team,
-    learners: Mapping[str, Learner],
+    engine: Engine,
     codecs: Mapping[str, Codec],
     problems: Sequence[Problem],
     words: Mapping[str, tuple[Ids, Ids]],
@@ -33,7 +33,7 @@ def role_success(
     distinct = {problem.prompt: problem for problem in problems}
     total = 0.0
     for prompt, problem in distinct.items():
-        said = np.array([_word_probabilities(learners[a.name], codecs[a.name], a, problem, words) for a in team])
+        said = np.array([_word_probabilities(engine.learner(a.name), codecs[a.name], a, problem, words) for a in team])
         share = sum(p.prompt == prompt for p in problems) / len(problems)
         total += share * exactly_one(said[:, 0], said[:, 1])
     return total

@@ -14,7 +14,7 @@ from typing import Literal
 from teamtr.chat import render
 from teamtr.errors import UserError
 from teamtr.ports import Codec, Environment, Sampler, Task
-from teamtr.randomness import seed_of
+from teamtr.randomness import seed_of, uniforms
 from teamtr.team import Agent, Router, Team, team_answer, visible
 from teamtr.types import Episode, Problem, Reply, RolloutBatch, Situation, Turn, Verdict, conversation
 
@@ -78,12 +78,6 @@ def play(
     ledger: Ledger | None = None,
 ) -> RolloutBatch:
     """G episodes of each problem under this team, graded. ``seed`` names the batch; turns derive theirs from it."""
-    for agent in team:
-        live = context.sampler.version(agent.name)
-        if live != agent.version:
-            raise StaleWeights(
-                f"agent {agent.name!r} would write with weights {live[:8]}, but the team says {agent.version[:8]}"
-            )
     ledger = ledger or Ledger()
     states = [EpisodeState(problem) for problem in problems for _ in range(group_size)]
     environment: Environment | None = getattr(context.task, "environment", None)
@@ -182,9 +176,12 @@ def _speak(
         )
         for state, round in turns
     ]
-    samples = context.sampler.sample(
-        agent.name, prompts, max_tokens=agent.max_tokens, seed=seed, temperature=temperature
-    )
+    noise_BT = uniforms(seed, len(prompts), agent.max_tokens)
+    samples = context.sampler.sample(agent.name, prompts, noise_BT, temperature=temperature)
+    if other := {sample.version for sample in samples} - {agent.version}:
+        raise StaleWeights(
+            f"agent {agent.name!r} wrote with weights {min(other)[:8]}, but the team says {agent.version[:8]}"
+        )
     for (state, round), prompt, sample in zip(turns, prompts, samples, strict=True):
         state.turns.append(
             Turn(
@@ -194,7 +191,7 @@ def _speak(
                 token_ids=sample.token_ids,
                 sampler_logprobs=sample.logprobs,
                 finish=sample.finish,
-                agent_version=agent.version,
+                agent_version=sample.version,
                 text=codec.decode(sample.token_ids),
             )
         )

@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from teamtr.engines.learner import PolicyLearner
-from teamtr.engines.torch.policy import CHEAPEST_FIRST
 from teamtr.errors import Refused, UserError
+from teamtr.ports import Engine
 from teamtr.presets import Radii
 from teamtr.randomness import generator, seed_of
 from teamtr.rollout import RolloutContext, play
@@ -217,17 +216,18 @@ def measure_floors(session: Session) -> list[Floor]:
     advantages = session.plan.advantage.estimate(returns_PG)
     floors = []
     for name in session.team.trainable:
-        learner = session.engine.learner(name)
         data = TrainingBatch(batch.of(name), advantages, returns_PG)
         if len(data.messages) == 0:
             continue
-        for precision in _finer(session, learner.policy.precision):
-            learner.policy.precision = precision
+        for precision in _finer(session, name):
+            session.engine.set_precision(name, precision)
             floor = Floor(
                 agent=name,
                 precision=precision,
                 messages=len(data.messages),
-                noise_floor=_floor(learner, data, session.plan.radii, seed=seed_of(seed, "preflight", name)),
+                noise_floor=_floor(
+                    session.engine, name, data, session.plan.radii, seed=seed_of(seed, "preflight", name)
+                ),
                 radius=session.plan.radii.nats,
                 unit="token" if session.plan.radii.per_token else "message",
             )
@@ -237,59 +237,48 @@ def measure_floors(session: Session) -> list[Floor]:
     return floors
 
 
-def _finer(session: Session, precision: str) -> tuple[str, ...]:
-    """This precision, and with ``auto`` all finer ones."""
-    if session.team_file.learner.precision != "auto" or precision not in CHEAPEST_FIRST:
-        return (precision,)
-    return CHEAPEST_FIRST[CHEAPEST_FIRST.index(precision) :]
+def _finer(session: Session, agent: str) -> tuple[str, ...]:
+    """This agent's precision, and with ``auto`` all finer ones."""
+    info = session.engine.info(agent)
+    return info.precisions if session.team_file.learner.precision == "auto" else (info.precision,)
 
 
-def _floor(learner: PolicyLearner, data: TrainingBatch, radii: Radii, *, seed: int) -> float:
+def _floor(engine: Engine, agent: str, data: TrainingBatch, radii: Radii, *, seed: int) -> float:
     """The KL that rounding produces: after a negligible perturbation, and beyond it wherever float32 differs.
 
     In low precision a negligible change can vanish altogether (an adapter's, beside a frozen base), which reads as a
     floor of 0, while a step of the size of real ones is read wrongly. So perturbations of growing size are measured
     in this precision and in float32, as long as their true KL is within the radius; the largest difference counts.
     """
+    learner, own = engine.learner(agent), engine.info(agent).precision
     before = learner.snapshot()
     learner.begin(data.messages)
     floor = noise_floor(learner, data, before, radii, seed=seed)
     learner.end()
-    if learner.policy.precision in EXACT:
+    if own in EXACT:
         return floor
+
+    def perturbed_kl(relative: float, precision: str) -> float:
+        engine.set_precision(agent, precision)
+        try:
+            learner.begin(data.messages)
+            learner.perturb(relative, seed)
+            return float(data.kl_in_radius_units(learner.measure().full_M, radii).mean())
+        finally:
+            learner.restore(before)
+            learner.end()
+            engine.set_precision(agent, own)
+
     for relative in PERTURBATIONS:
-        true = _perturbed_kl(learner, data, before, radii, relative, seed, precision="fp32")
+        true = perturbed_kl(relative, "fp32")
         if true > radii.nats:
             break
-        read = _perturbed_kl(learner, data, before, radii, relative, seed, precision=learner.policy.precision)
-        floor = max(floor, abs(read - true))
+        floor = max(floor, abs(perturbed_kl(relative, own) - true))
     return floor
 
 
-def _perturbed_kl(
-    learner: PolicyLearner,
-    data: TrainingBatch,
-    before: Any,
-    radii: Radii,
-    relative: float,
-    seed: int,
-    *,
-    precision: str,
-) -> float:
-    own = learner.policy.precision
-    learner.policy.precision = precision
-    try:
-        learner.begin(data.messages)
-        learner.perturb(relative, seed)
-        return float(data.kl_in_radius_units(learner.measure().full_M, radii).mean())
-    finally:
-        learner.restore(before)
-        learner.end()
-        learner.policy.precision = own
-
-
 def require_visible(session: Session, floors: list[Floor]) -> None:
-    """Refuse a team whose radius drowns in rounding."""
+    """Refuse a team whose KL noise floor exceeds a tenth of the radius."""
     blind = [f for f in floors if not f.visible]
     if blind and session.plan.region.gate:
         raise RadiusNotVisible(

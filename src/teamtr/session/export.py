@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from teamtr.config import AgentConfig, TeamFile
-from teamtr.engines.torch.loading import load_pretrained, quieten
 from teamtr.errors import UserError
-from teamtr.session.build import build
+from teamtr.session.build import build_task
+from teamtr.session.models import base_model, quieten
 from teamtr.session.resume import StoredRun
 from teamtr.store.atomic import make_folder, temporary_beside
 from teamtr.text import share
@@ -85,22 +85,6 @@ def agent_of(team_file: TeamFile, name: str) -> AgentConfig:
     raise UserError(f"no agent {name!r} in this run; it has {', '.join(team_file.team.names)}")
 
 
-def base_model(team_file: TeamFile, agent: str) -> tuple[Any, Any]:
-    """(model, tokenizer) that this agent started from: what an adapter stands on.
-
-    The built-in model is nowhere on disk: it is made again, from the same seed and examples.
-    """
-    config = agent_of(team_file, agent)
-    if config.model != "tiny":
-        return load_pretrained(config.model)
-    whole = tuple(a.model_copy(update={"train": "full"}) for a in team_file.team.agents if a.model == config.model)
-    rest = tuple(a.model_copy(update={"model": "tabular", "train": "full"}) for a in team_file.team.agents)
-    by_name = {a.name: a for a in (*rest, *whole)}
-    team = team_file.team.model_copy(update={"agents": tuple(by_name[n] for n in team_file.team.names)})
-    policy: Any = build(team_file.model_copy(update={"team": team})).engine.learner(agent).policy
-    return policy.model, policy.tokenizer
-
-
 def _export_agent(
     team_file: TeamFile, config: AgentConfig, stored: Path, folder: Path, final: Path, merge: bool
 ) -> Exported:
@@ -115,14 +99,14 @@ def _export_agent(
     if merge:
         from peft import PeftModel
 
-        model, tokenizer = base_model(team_file, config.name)
+        model, tokenizer = base_model(team_file, build_task(team_file), config.model)
         PeftModel.from_pretrained(model, stored).merge_and_unload().save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         return Exported(config.name, final, "merged", config.model)
     _copy(stored, folder)
     base = config.model
     if config.model == "tiny":
-        model, tokenizer = base_model(team_file, config.name)
+        model, tokenizer = base_model(team_file, build_task(team_file), config.model)
         model.save_pretrained(folder / BASE)
         tokenizer.save_pretrained(folder / BASE)
         base = str((final / BASE).absolute())

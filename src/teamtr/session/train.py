@@ -24,6 +24,7 @@ import torch
 from teamtr.config import TeamFile
 from teamtr.evaluation.evaluate import PROBLEMS_IN_A_RUN, SAMPLES_IN_A_RUN, EvalReport, evaluate
 from teamtr.evaluation.exact import role_success
+from teamtr.ports import Snapshot
 from teamtr.randomness import generator, seed_of
 from teamtr.rollout import Collected, Ledger, collect, play, punishments_PG, trained_returns_PG
 from teamtr.rollout.cost import Account
@@ -214,6 +215,7 @@ class _Driver:
             holdout_seed=seed_of(self.seed, "aside", self.position.stage),
             certificate_inputs=CertificateInputs(router.turns_of(agent), router.horizon, self._return_range),
         )
+        self.session.engine.publish(agent, update.report.version_after)
         self.account.updated(agent, update.report.tokens, update.report.seconds)
         self.probed = None
         if before is not None and update.report.outcome.startswith("accepted"):
@@ -249,7 +251,7 @@ class _Driver:
         advantages = plan.advantage.estimate(returns_PG)
         return Rollouts(batch.of(agent), advantages)
 
-    def _probe(self, agent: str, before: Any, data: TrainingBatch, fresh: RolloutBatch | None) -> Record:
+    def _probe(self, agent: str, before: Snapshot, data: TrainingBatch, fresh: RolloutBatch | None) -> Record:
         """What stale rollouts would have said of this update, and which tokens it moved. Changes nothing."""
         started, learner = time.perf_counter(), self.session.engine.learner(agent)
         spent, after = dict(learner.tokens), learner.snapshot()
@@ -304,7 +306,9 @@ class _Driver:
         if any(r["kind"] == "stage" and r["stage"] == stage for r in records):
             return
         report = stage_report(stage, [r for r in records if r["kind"] == "update" and r["stage"] == stage])
-        memory = None if self.memory is None else {"planned_gb": self.memory["planned_gb"], "peak_gb": peak_gb()}
+        memory = (
+            None if self.memory is None else {"planned_gb": self.memory["planned_gb"], "peak_gb": peak_gb(self.session)}
+        )
         record = {"kind": "stage", **asdict(report), "updates": self.position.number, "memory": memory}
         self.run.log.append(record)
         (self.run.episodes / probe_name(stage)).unlink(missing_ok=True)
@@ -354,21 +358,21 @@ class _Driver:
         return float(punishments_PG(batch, plan, self.team.limits).mean()) if plan.overlong.punishes else None
 
     def _save(self, record: Record | None, updated: str | None) -> None:
-        learners = self.session.engine.learners
-        for name in learners if updated is None else [updated]:
-            self.fingerprints[name] = learners[name].fingerprint()
+        learner = self.session.engine.learner
+        for name in self.team.names if updated is None else [updated]:
+            self.fingerprints[name] = learner(name).fingerprint()
         state = RunState(
             self.position,
             self.account,
             self.states,
             self.team.versions,
-            {name: learner.policy.precision for name, learner in learners.items()},
-            references(self.session),
+            self.session.precisions(),
+            self.session.references(),
         )
         self.run.checkpoints.commit(
             self.position.number,
             self.fingerprints,
-            lambda name, folder: learners[name].save(folder),
+            lambda name, folder: learner(name).save(folder),
             state.as_progress(),
             record,
         )
@@ -393,15 +397,14 @@ class _Driver:
             evals = [r["avg_at_k"] for r in self.run.log.read() if r["kind"] == "eval"]
             record = {"kind": "resume", "skipped": list(commit.skipped), "evals": evals}
         self.exact = exact_success(self.session, self.team)
-        learners = self.session.engine.learners
         record |= {
             **self._where(),
             "name": self.session.team_file.name,
             "stages": self.session.team_file.plan.stages,
             "agents": list(self.session.team.names),
             "trained_agents": len(self.session.team.trainable),
-            "samplers": {name: learner.policy.sampling_path for name, learner in learners.items()},
-            "precisions": {name: learner.policy.precision for name, learner in learners.items()},
+            "samplers": {name: self.session.engine.info(name).sampling for name in self.team.names},
+            "precisions": self.session.precisions(),
             "threads": torch.get_num_threads(),
             "memory": self.memory,
             "time": time.time(),
@@ -415,14 +418,14 @@ class _Driver:
         state = RunState.of(commit, folder_of)
         if self.team.versions != state.versions:
             raise StoreError(f"the weights in {self.run.path} are not those that commit {commit.number} names")
-        if state.references != references(self.session):
+        if state.references != self.session.references():
             raise StoreError(
                 f"the models that the run in {self.run.path} began with are not those that its team file gives now, "
                 "and plan.reference_kl needs them: put the old models back, or begin another run"
             )
         self.account, self.position, self.states = state.account, state.position, dict(state.states)
         for name, precision in state.precisions.items():  # what "auto" settled on when the run began
-            self.session.engine.learner(name).policy.precision = precision
+            self.session.engine.set_precision(name, precision)
         self.fingerprints = dict(commit.agents)
         self.run.log.truncate_torn()
         self.run.log.rewind(lambda r: r.get("update", r.get("updates", 0)) <= commit.number)
@@ -452,12 +455,6 @@ class _Driver:
         }
         self.run.log.append(record)
         yield record
-
-
-def references(session: Session) -> dict[str, str]:
-    """The version of every reference policy, by agent."""
-    versions = {name: learner.initial_version for name, learner in session.engine.learners.items()}
-    return {name: version for name, version in versions.items() if version is not None}
 
 
 def _told(collected: Collected) -> Record:
@@ -502,4 +499,4 @@ def exact_success(session: Session, team: Team) -> float | None:
         name: (codecs[name].encode_message(task.VOLUNTEER), codecs[name].encode_message(task.ABSTAIN))
         for name in team.names
     }
-    return role_success(team, session.engine.learners, codecs, task.problems("test"), words)
+    return role_success(team, session.engine, codecs, task.problems("test"), words)

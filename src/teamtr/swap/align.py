@@ -14,12 +14,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from teamtr.engines.learner import PolicyLearner
+from teamtr.ports import Distiller
 from teamtr.randomness import generator
 from teamtr.store import Checkpoints, Commit
 from teamtr.swap.probes import Probes
 from teamtr.swap.steering import Alignment, ProbeCheck, Progress, decide, ended, next_look, rate_at, seen
-from teamtr.swap.teacher import reference_of
 from teamtr.theory.intervals import bootstrap_upper
 from teamtr.theory.objective import Objective
 
@@ -30,24 +29,18 @@ _NO_REWARD = Objective(ratio="length_normalized")
 @dataclass
 class Student:
     """The new agent beside the old one: it learns to follow the teacher on probes, of which more can be had.
+    ``probes_after(k)`` are the probes after k doublings."""
 
-    ``learner`` shares the policy of the team's own learner and has an optimizer to itself, so that training starts
-    afresh. ``probes_after(k)`` are the probes after k doublings.
-    """
-
-    learner: PolicyLearner
-    teacher: PolicyLearner
+    learner: Distiller
     probes_after: Callable[[int], Probes]
 
     def use_probes(self, doubled: int) -> None:
         """Take up the probes after this many doublings."""
         self.probes = self.probes_after(doubled)
-        self._reference = reference_of(self.teacher, self.learner, self.probes)
-        self.learner.follow(self._reference)
+        self.learner.use_probes(self.probes.old, self.probes.new, exact=self.probes.exact)
 
     def load(self, folder: Path) -> None:
         self.learner.load(folder)
-        self.learner.follow(self._reference)
 
     def step(self, rows: NDArray[np.int64], learning_rate: float) -> None:
         self.learner.step(rows, np.zeros(len(rows)), _NO_REWARD, beta=1.0, learning_rate=learning_rate)
@@ -122,7 +115,7 @@ def _rows(probes: Probes, settings: Alignment, step: int) -> NDArray[np.int64]:
     return rng.choice(probes.train, size=min(settings.batch, len(probes.train)), replace=False)
 
 
-def _commit(student: PolicyLearner, store: Checkpoints, progress: Progress, before: Mapping[str, str]) -> Commit:
+def _commit(student: Distiller, store: Checkpoints, progress: Progress, before: Mapping[str, str]) -> Commit:
     """The weights at hand, and under their roles those of earlier looks (``before``), which are stored already.
 
     The commit is handed on from look to look: to ask the store for its latest would read every weight of every role.

@@ -41,7 +41,7 @@ def check_protocol(old: Session, new: Session, agent: str, tokenizers: Compatibi
     old_codec: Any = old.context.codecs[agent]
     new_codec: Any = new.context.codecs[agent]
     ends = {int(t.token_ids[-1]) for e in batch.episodes for t in e.turns if t.agent == agent and t.finish == "stop"}
-    new_ends = new.engine.learner(agent).policy.end_ids
+    new_ends = new.engine.info(agent).end_ids
     ends_known = ends <= new_ends
     same_rendering = old_codec.text(_TALK) == new_codec.text(_TALK)
     protocol = new.team_file.team.protocol

@@ -54,7 +54,6 @@ class TextGap:
 
 def text_gap(student: Student) -> TextGap:
     probes, rows = student.probes, student.probes.held_out
-    old_M = student.teacher.begin(probes.old.rows(rows))
-    student.teacher.end()
+    old_M = student.learner.teacher_logprobs(probes.old.rows(rows))
     gap_M = old_M - student.learner.measure(rows).log_ratio_M  # its reference is certain, so the ratio is log new(m)
     return TextGap(float(gap_M.mean()), float(gap_M.sum() / probes.characters_M[rows].sum()))

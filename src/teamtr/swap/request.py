@@ -14,9 +14,10 @@ from teamtr.chat.systems import SystemPolicy
 from teamtr.chat.thinking import ThinkPolicy
 from teamtr.config import TeamFile, dump, loads
 from teamtr.config.paths import BUILT_IN_MODELS
-from teamtr.engines.torch.loading import hub_options
 from teamtr.errors import UserError
-from teamtr.session.export import agent_of, base_model
+from teamtr.session.build import build_task
+from teamtr.session.export import agent_of
+from teamtr.session.models import base_model, require_on_hub
 from teamtr.store.atomic import make_folder, temporary_beside
 
 Mode = Literal["aligned", "direct", "reset"]
@@ -107,7 +108,7 @@ def new_team_file(team_file: TeamFile, request: Request, *, next_stage: int, mod
 def require_model(model: str) -> None:
     """A UserError when there is no such folder and the hub has no such model: found out before anything takes time."""
     if _absolute(model) == model and not Path(model).is_dir() and model not in BUILT_IN_MODELS:
-        hub_options(model)
+        require_on_hub(model)
 
 
 def _absolute(model: str) -> str:
@@ -121,7 +122,7 @@ def _absolute(model: str) -> str:
 def _keep_base(team_file: TeamFile, agent: str, models: Path) -> str:
     final = models / "tiny"
     if not final.exists():
-        model, tokenizer = base_model(team_file, agent)
+        model, tokenizer = base_model(team_file, build_task(team_file), "tiny")
         make_folder(models)
         temporary = temporary_beside(final)
         try:

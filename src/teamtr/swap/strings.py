@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
 from teamtr.chat import render
 from teamtr.chat.tokenizers import adversarial
-from teamtr.config.paths import BUILT_IN_MODELS
-from teamtr.engines.torch.loading import hub_options
-from teamtr.engines.torch.tokenizer import character_tokenizer
-from teamtr.errors import UserError
 from teamtr.randomness import generator
 from teamtr.store import RunFolder, read_episodes
 from teamtr.types import RolloutBatch
@@ -26,23 +22,6 @@ DIFFICULT = 1000
 """Beside them come this many that are made to be difficult, always all of them."""
 FILES = 20
 """At most this many files of a run's episodes are read."""
-
-
-def load_tokenizer(source: str) -> Any:
-    """The tokenizer of a folder, a hub id or the built-in model."""
-    if source in BUILT_IN_MODELS:
-        return character_tokenizer()
-    from transformers import AutoTokenizer
-
-    path = Path(source).expanduser()
-    options = {} if path.exists() else hub_options(source)
-    try:
-        return AutoTokenizer.from_pretrained(str(path) if path.exists() else source, **options)
-    except (OSError, ValueError) as error:
-        first_line = str(error).strip().splitlines()[0]
-        raise UserError(
-            f"no tokenizer could be loaded from {source!r} ({first_line}); give a folder, a hub id or tiny"
-        ) from error
 
 
 def context_strings(batch: RolloutBatch) -> Iterator[str]:

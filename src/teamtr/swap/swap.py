@@ -28,16 +28,16 @@ import orjson
 
 from teamtr.chat.tokenizers import compare_tokenizers
 from teamtr.config import TeamFile, dump
-from teamtr.engines.learner import PolicyLearner
 from teamtr.errors import Refused, UserError
 from teamtr.randomness import seed_of
 from teamtr.rollout import Ledger
 from teamtr.session.build import Session, build
 from teamtr.session.checks import measure_floors, require_visible
 from teamtr.session.export import agent_of
+from teamtr.session.models import distiller
 from teamtr.session.resume import SWAP_REQUEST, StoredRun
 from teamtr.session.state import Position, RunState
-from teamtr.session.train import Record, evaluate_team, references
+from teamtr.session.train import Record, evaluate_team
 from teamtr.store import Checkpoints, Commit, Log, RunFolder, read_episodes, write_atomic, write_episodes
 from teamtr.store.atomic import discard_folder, make_folder, remove_leftovers
 from teamtr.store.log import decode, encode
@@ -199,11 +199,10 @@ class _Swap:
     def _load_kept(self) -> None:
         """Every other agent as it was, unless the team is to be trained anew; all in the precision that was settled."""
         for name, precision in self.state.precisions.items():
-            self.old.engine.learner(name).policy.precision = precision
+            self.old.engine.set_precision(name, precision)
             if name != self.request.agent and self.request.mode != "reset":
-                learner = self.new.engine.learner(name)
-                learner.load(self.stored.folder_of(self.commit, name))
-                learner.policy.precision = precision
+                self.new.engine.learner(name).load(self.stored.folder_of(self.commit, name))
+                self.new.engine.set_precision(name, precision)
 
     def _new_team(self) -> Team:
         return self.new.current_team()
@@ -252,14 +251,8 @@ class _Swap:
         """Distil; fills ``into`` with what it came to (app:diagnostics, plug-in feasibility)."""
         agent, settings = self.request.agent, self._alignment(exact)
         learner = self.new.engine.learner(agent)
-        own = PolicyLearner(
-            agent,
-            learner.policy,
-            micro_batch=learner.micro_batch,
-            betas=self.team_file.learner.betas,
-            max_grad_norm=self.team_file.learner.max_grad_norm,
-        )
-        student = Student(own, self.old.engine.learner(agent), lambda k: self._probes(batch, exact, k))
+        own = distiller(self.new.engine, self.old.engine, agent)
+        student = Student(own, lambda k: self._probes(batch, exact, k))
         make_folder(self.folder / "align")
         store = Checkpoints(self.folder / "align")
         for seen in align(student, settings, store):
@@ -324,7 +317,7 @@ class _Swap:
         found = surrogate(student.learner.measure(rows), advantages_M)
         unseen = self._played("unseen", self.old.task.problems("test"), max(2, len(rows)))
         probes = self._viewed([unseen], exact=True)
-        other = Student(student.learner, student.teacher, lambda _: probes)
+        other = Student(student.learner, lambda _: probes)
         other.use_probes(0)
         kl, upper = other.bound(np.arange(len(probes.new)), settings)
         return {"surrogate": found, "unseen": {"messages": len(probes.new), "kl": kl, "kl_upper": upper}}
@@ -350,14 +343,14 @@ class _Swap:
         write_atomic(self.target.path / "log.jsonl", lines)
         for part in sorted(self.spent):
             self.account.sampled(self.spent[part])
-        learners = self.new.engine.learners
+        learners = {name: self.new.engine.learner(name) for name in self.new.team.names}
         state = RunState(
             Position(number=number, stage=self.next_stage),
             self.account,
             self._states(),
             self._new_team().versions,
-            {name: learner.policy.precision for name, learner in learners.items()},
-            references(self.new),
+            self.new.precisions(),
+            self.new.references(),
         )
         self.target.checkpoints.commit(
             number,

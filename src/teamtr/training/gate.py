@@ -8,12 +8,11 @@ when nothing is left.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from teamtr.ports import Learner
+from teamtr.ports import Learner, Snapshot
 from teamtr.presets import Plan, Radii
 from teamtr.randomness import generator
 from teamtr.theory.control import backoff_fraction
@@ -88,11 +87,11 @@ class GateResult:
 class Start:
     """Where a fold of the update begins, and the way back ends: parameters, and the surrogate they already gained."""
 
-    parameters: Any
+    parameters: Snapshot
     gain_M: Floats
 
     @staticmethod
-    def frozen(parameters: Any, data: TrainingBatch) -> Start:
+    def frozen(parameters: Snapshot, data: TrainingBatch) -> Start:
         """At the old policy: nothing was gained yet."""
         return Start(parameters, np.zeros(len(data.messages)))
 

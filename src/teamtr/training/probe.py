@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from teamtr.ports import Learner
+from teamtr.ports import Learner, Snapshot
 from teamtr.theory.advantages import Advantages
 from teamtr.theory.gain import gain_by_message
 from teamtr.theory.intervals import Measured, mean_interval
@@ -112,7 +111,7 @@ class TokenProbe(TokenShift):
     sampled_kl: SampledKl
 
 
-def log_ratios(learner: Learner, before: Any, after: Any, batch: AgentBatch) -> Floats:
+def log_ratios(learner: Learner, before: Snapshot, after: Snapshot, batch: AgentBatch) -> Floats:
     """log after(m) - log before(m) of every message, the learner left at ``after``."""
     try:
         learner.restore(before)
@@ -125,7 +124,7 @@ def log_ratios(learner: Learner, before: Any, after: Any, batch: AgentBatch) -> 
 
 
 def stale_probe(
-    learner: Learner, before: Any, after: Any, fresh: Rollouts, stale: Rollouts, log_weights_E: Floats
+    learner: Learner, before: Snapshot, after: Snapshot, fresh: Rollouts, stale: Rollouts, log_weights_E: Floats
 ) -> StaleProbe | None:
     """What stale rollouts say of one step, beside fresh ones; None where the agent was silent or one problem is all.
 
@@ -145,7 +144,9 @@ def stale_probe(
     return StaleProbe(float(fresh_P.mean()), float(stale_P.mean()), gap, weight_degeneracy(log_weights_E))
 
 
-def token_shift(learner: Learner, before: Any, after: Any, batch: AgentBatch, rng: np.random.Generator) -> TokenProbe:
+def token_shift(
+    learner: Learner, before: Snapshot, after: Snapshot, batch: AgentBatch, rng: np.random.Generator
+) -> TokenProbe:
     """What the update did to tokens, on some of the messages; the learner left at ``after``.
 
     By rank before the update (fig:logit-vocab), the same for a step ``STRETCH`` times as long, and the sampled KL of

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from teamtr.ports import Learner
+from teamtr.ports import Learner, Snapshot
 from teamtr.presets import Plan, Radii, Region
 from teamtr.randomness import generator, seed_of
 from teamtr.theory.certificates import (
@@ -220,7 +220,7 @@ def _cannot_teach(data: TrainingBatch, folds: Sequence[Fold], objective: Objecti
 # -- 2 -------------------------------------------------------------------------------------------------------
 
 
-def noise_floor(learner: Learner, data: TrainingBatch, before: Any, radii: Radii, *, seed: int) -> float:
+def noise_floor(learner: Learner, data: TrainingBatch, before: Snapshot, radii: Radii, *, seed: int) -> float:
     """KL, in the unit of the radius, that rounding alone shows, after a negligible perturbation of the weights.
 
     Re-batching the same weights shows nothing; a perturbation does (docs/performance.md, "Precision"). Leaves the
@@ -264,7 +264,7 @@ def _optimize(
     learner: Learner,
     data: TrainingBatch,
     fold: Fold,
-    before: Any,
+    before: Snapshot,
     plan: Plan,
     optimization: Optimization,
     state: AgentState,
@@ -302,7 +302,7 @@ def _optimize(
 
 
 def _fit_first_step(
-    learner: Learner, data: TrainingBatch, before: Any, radii: Radii, rows: np.ndarray, *, limit: float
+    learner: Learner, data: TrainingBatch, before: Snapshot, radii: Radii, rows: np.ndarray, *, limit: float
 ) -> float:
     """Shorten the first step when it used more than its share of the radius; returns the factor applied.
 

@@ -29,7 +29,7 @@ from teamtr.engines.paged.blocks import SCRATCH, Pool
 from teamtr.engines.paged.layout import Decoding, Prefilling
 from teamtr.engines.paged.weights import SamplingCopy
 from teamtr.engines.paged.work_split import Cluster, Together, clusters, most_members, remaining, splits, worth_it
-from teamtr.engines.policy import Drawing
+from teamtr.engines.sampling import TokenSampler
 from teamtr.engines.torch.attention import AttentionShape, Layout, attending, text_config
 from teamtr.errors import UserError
 from teamtr.types import Ids, Sample
@@ -73,7 +73,7 @@ class DecodeBuffers:
     ends: Tensor = field(init=False)
     together: Together = field(init=False)
     clusters: list[Cluster] = field(default_factory=list)
-    graphs: dict[tuple[int, Drawing, bool], Any] = field(default_factory=dict)
+    graphs: dict[tuple[int, TokenSampler, bool], Any] = field(default_factory=dict)
     memory: Any = None  # of the graphs, which share it; it goes with the last of them
 
     def __post_init__(self) -> None:
@@ -168,7 +168,7 @@ class Server:
         prompts: Sequence[Ids],
         uniform_BT: NDArray[np.float64],
         *,
-        drawing: Drawing,
+        drawing: TokenSampler,
         end_ids: frozenset[int],
     ) -> list[Sample]:
         """One message per prompt under the weights that the copy holds; ``version`` names them, and without a name
@@ -203,7 +203,7 @@ class Server:
     # -- 1. and 2. --------------------------------------------------------------------------------------------
 
     def _admit(
-        self, version: str, prompts: Sequence[Ids], tokens: int, waiting: deque[int], taken: int, drawing: Drawing
+        self, version: str, prompts: Sequence[Ids], tokens: int, waiting: deque[int], taken: int, drawing: TokenSampler
     ) -> list[_Sequence]:
         """Seat as many waiting rows as pages and sizes allow, prefilled and with their first token drawn."""
         pool, books = self._require_pool(), self._require_pool().books
@@ -279,7 +279,7 @@ class Server:
         hidden: Tensor,
         leads: Sequence[int],
         leaders: Sequence[int],
-        drawing: Drawing,
+        drawing: TokenSampler,
     ) -> None:
         buffers = self._require_desk()
         here = slice(taken, taken + len(sequences))
@@ -304,7 +304,7 @@ class Server:
     def _longest_wait(self, sequences: Sequence[_Sequence], tokens: int) -> int:
         return tokens - int(self._require_desk().step[: len(sequences)].min())
 
-    def _replay(self, sequences: int, drawing: Drawing) -> None:
+    def _replay(self, sequences: int, drawing: TokenSampler) -> None:
         size = _size(sequences)
         if not self._graphs:
             self._step(size, drawing)
@@ -334,7 +334,7 @@ class Server:
         """Not where a row has several programs: each would add what is common once more."""
         return bool(self._require_desk().clusters) and splits(size, self._shape.kv_heads) == 1
 
-    def _step(self, size: int, drawing: Drawing) -> None:
+    def _step(self, size: int, drawing: TokenSampler) -> None:
         """One token for the first ``size`` sequences."""
         buffers = self._require_desk()
         together = buffers.together.of(size) if self._reads_together(size) else None
@@ -345,7 +345,7 @@ class Server:
         buffers.position[:size] += buffers.alive[:size]
         buffers.record(slice(0, size), ids, logp)
 
-    def _capture(self, size: int, drawing: Drawing) -> Any:
+    def _capture(self, size: int, drawing: TokenSampler) -> Any:
         """Capture a step. The warm-up runs with every sequence asleep: it writes to pages what the real step will write
         there again, and moves nothing."""
         buffers = self._require_desk()

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from teamtr.engines.torch.packing import common_beginning
+from teamtr.types import common_beginning
 
 SPLIT_TARGET = 4 * 132
 """Programs wanted on the card: with fewer rows times kv heads, a row's pages are shared out among several programs."""

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from teamtr.engines.policy import send
 from teamtr.engines.torch.packing import Packing, Spread
 from teamtr.engines.torch.rotation import Rotation
+from teamtr.engines.transfer import send
 from teamtr.errors import first_line
 
 NAME = "teamtr"

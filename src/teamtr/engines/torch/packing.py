@@ -15,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from teamtr.engines.policy import send
-from teamtr.types import Ids
+from teamtr.engines.transfer import send
+from teamtr.types import Ids, common_beginning
 
 Places = NDArray[np.int64]
 
@@ -54,13 +54,6 @@ def pack(rows: Sequence[Ids]) -> Packing:
     return Packing(
         np.concatenate(ids), np.concatenate(positions), tuple(places), tuple(places[b] for b in sorted(leaves))
     )
-
-
-def common_beginning(a: Ids, b: Ids) -> int:
-    """Length of the common beginning."""
-    n = min(len(a), len(b))
-    differ = np.flatnonzero(a[:n] != b[:n])
-    return int(differ[0]) if len(differ) else n
 
 
 @dataclass(frozen=True)

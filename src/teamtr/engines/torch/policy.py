@@ -16,7 +16,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from teamtr.engines.paged.pool import SamplerPool
-from teamtr.engines.policy import Drawing, Head, Policy, send, uniforms
+from teamtr.engines.policy import Head, Policy, Precision
+from teamtr.engines.sampling import TokenSampler
 from teamtr.engines.torch.attention import (
     Mixing,
     Packed,
@@ -29,12 +30,11 @@ from teamtr.engines.torch.attention import (
 from teamtr.engines.torch.fused_lora import FusedLora
 from teamtr.engines.torch.head import linear_head
 from teamtr.engines.torch.packing import Spread, pack
+from teamtr.engines.transfer import send
 from teamtr.errors import UserError, first_line
-from teamtr.types import Ids, Sample
+from teamtr.randomness import uniforms
+from teamtr.types import Floats, Ids, Sample
 
-Precision = Literal["fp32", "tf32", "fp16", "bf16"]
-CHEAPEST_FIRST: tuple[Precision, ...] = ("fp16", "tf32", "fp32")
-"""What ``precision: auto`` tries on a GPU; the first whose noise is small enough is taken."""
 _HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -315,7 +315,7 @@ class TransformerPolicy(Policy):
     def _check_cache(self) -> None:
         """A message drawn with the cache, and scored as a whole."""
         prompts = [np.array([3, 2, 1], dtype=np.int32), np.array([1, 2, 3, 2, 1], dtype=np.int32)]
-        drawn = self._sample_plainly(prompts, uniforms(0, 2, 4), Drawing(1.0))
+        drawn = self._sample_plainly(prompts, uniforms(0, 2, 4), TokenSampler(1.0))
         messages = [sample.token_ids for sample in drawn]
         logp_NV = torch.log_softmax(self.head()(self.features(prompts, messages)) * self.temperature, -1).cpu().numpy()
         ids = np.concatenate(messages)
@@ -332,19 +332,17 @@ class TransformerPolicy(Policy):
     def sample(
         self,
         prompts: Sequence[Ids],
+        noise_BT: Floats,
         *,
-        max_tokens: int,
-        seed: int,
         temperature: float,
         top_p: float = 1.0,
         top_k: int = 0,
         version: str = "",
     ) -> list[Sample]:
-        self._require_room(max(map(len, prompts)) + max_tokens)
-        uniform_BT = uniforms(seed, len(prompts), max_tokens)
-        drawing = Drawing(temperature, top_p, top_k)
+        self._require_room(max(map(len, prompts)) + noise_BT.shape[1])
+        drawing = TokenSampler(temperature, top_p, top_k)
         while True:
-            samples = self._sample(prompts, uniform_BT, drawing, version)
+            samples = self._sample(prompts, noise_BT, drawing, version)
             if all(np.isfinite(s.logprobs).all() for s in samples):
                 return samples
             broken = f"{type(self.causal_lm).__name__} gives logits that are not finite ({self.sampling_path})"
@@ -356,7 +354,7 @@ class TransformerPolicy(Policy):
             warnings.warn(f"{broken}: sampled anew, and from now on {self.sampling_path}", stacklevel=2)
 
     def _sample(
-        self, prompts: Sequence[Ids], uniform_BT: NDArray[np.float64], drawing: Drawing, version: str
+        self, prompts: Sequence[Ids], uniform_BT: NDArray[np.float64], drawing: TokenSampler, version: str
     ) -> list[Sample]:
         if self.serving is not None:
             try:
@@ -382,7 +380,7 @@ class TransformerPolicy(Policy):
             stacklevel=3,
         )
 
-    def _sample_plainly(self, prompts: Sequence[Ids], uniform: NDArray[np.float64], drawing: Drawing) -> list[Sample]:
+    def _sample_plainly(self, prompts: Sequence[Ids], uniform: Floats, drawing: TokenSampler) -> list[Sample]:
         """Where padding would be read, prompts of one length at a time."""
         if self._pads:
             return self._sample_in_lockstep(prompts, uniform, drawing)
@@ -394,7 +392,7 @@ class TransformerPolicy(Policy):
         return [found[b] for b in range(len(prompts))]
 
     def _sample_in_lockstep(
-        self, prompts: Sequence[Ids], uniform: NDArray[np.float64], drawing: Drawing
+        self, prompts: Sequence[Ids], uniform: NDArray[np.float64], drawing: TokenSampler
     ) -> list[Sample]:
         """Decode all prompts token by token; identical prompts are prefilled once, where a cache can be copied."""
         from transformers import DynamicCache

@@ -13,6 +13,7 @@ from typing import Protocol
 from teamtr.chat.render import ChatMessages
 from teamtr.errors import Refused
 from teamtr.ports import Codec, Sampler
+from teamtr.randomness import uniforms
 
 
 class Player(Protocol):
@@ -59,11 +60,7 @@ class PolicyPlayer:
                 f"agent {self.agent!r} plays the other roles of this task, but its weights have changed since the run "
                 "began, so that the task is no longer the same: freeze it (`frozen: true`)"
             )
-        samples = self.sampler.sample(
-            self.agent,
-            [self.codec.encode(prompt) for prompt in prompts],
-            max_tokens=self.max_tokens,
-            seed=seed,
-            temperature=self.temperature,
-        )
+        noise_BT = uniforms(seed, len(prompts), self.max_tokens)
+        encoded = [self.codec.encode(prompt) for prompt in prompts]
+        samples = self.sampler.sample(self.agent, encoded, noise_BT, temperature=self.temperature)
         return [self.codec.decode(sample.token_ids) for sample in samples]

@@ -1,0 +1,86 @@
+"""A learner that follows another model (app:align): the old agent, frozen, is what the new one is measured from."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from teamtr.engines.learner import PolicyLearner, Reference
+from teamtr.engines.policy import Head
+from teamtr.types import AgentBatch, Floats
+
+_NEVER = -1e4
+"""A logit whose probability is exactly 0. Not minus infinity: the fused kernel reads logits block by block, and a whole
+block of minus infinity has no largest."""
+
+
+class PolicyDistiller(PolicyLearner):
+    """The Distiller port: it shares the policy of the team's own learner and has an optimizer to itself."""
+
+    def __init__(self, learner: PolicyLearner, teacher: PolicyLearner) -> None:
+        super().__init__(
+            learner.agent,
+            learner.policy,
+            micro_batch=learner.micro_batch,
+            betas=learner.betas,
+            max_grad_norm=learner.max_grad_norm,
+        )
+        self.teacher = teacher
+        self._followed: Reference | None = None
+
+    def use_probes(self, old: AgentBatch, new: AgentBatch, *, exact: bool) -> None:
+        vocabulary = _vocabulary(self, new)
+        if exact:
+            frozen = self.teacher.freeze(old)
+            self._followed = replace(frozen, batch=new, head=fitted_head(frozen.head, vocabulary))
+        else:
+            self._followed = _said(new, vocabulary, self.policy.device)
+        self.follow(self._followed)
+
+    def load(self, folder: Path) -> None:
+        super().load(folder)
+        if self._followed is not None:
+            self.follow(self._followed)
+
+    def teacher_logprobs(self, batch: AgentBatch) -> Floats:
+        try:
+            return self.teacher.begin(batch)
+        finally:
+            self.teacher.end()
+
+
+def fitted_head(head: Head, vocabulary: int) -> Head:
+    """The teacher's logits over the student's ids: models pad their output layers to different sizes.
+
+    What the teacher lacks it never says; what the student lacks no tokenizer writes, and its mass is left out.
+    """
+
+    def fitted(features_NH: Tensor) -> Tensor:
+        logits_NV = head(features_NH)
+        missing = vocabulary - logits_NV.shape[-1]
+        if missing <= 0:
+            return logits_NV[:, :vocabulary]
+        return torch.nn.functional.pad(logits_NV, (0, missing), value=_NEVER)
+
+    return fitted
+
+
+@torch.no_grad()
+def _vocabulary(student: PolicyLearner, batch: AgentBatch) -> int:
+    part, policy = batch.rows([0]), student.policy
+    with policy.computing():
+        return int(policy.head()(policy.features(part.prompts, part.messages)[:1]).shape[-1])
+
+
+def _said(batch: AgentBatch, vocabulary: int, device: torch.device) -> Reference:
+    """A teacher that says each message for certain: the KL from it is the cross-entropy."""
+
+    def certain(ids_N1: Tensor) -> Tensor:
+        logits_NV = torch.full((len(ids_N1), vocabulary), _NEVER, device=ids_N1.device)
+        return logits_NV.scatter_(-1, ids_N1.long(), 0.0)
+
+    ids = [torch.as_tensor(m, dtype=torch.int64, device=device)[:, None] for m in batch.messages]
+    return Reference(batch, ids, certain, [torch.zeros(len(i), device=device) for i in ids])

@@ -1,0 +1,313 @@
+"""From a team file to models: loads them, puts adapters on, finds their device and precision, makes the engine.
+
+The only module that knows engines; everything else speaks to them through ``ports``.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from teamtr.chat import ChatCodec, MessageFilter, check_template, check_thinking, render
+from teamtr.config import AgentConfig, LoraConfig, PlayerConfig, TeamFile
+from teamtr.config.paths import BUILT_IN_MODELS
+from teamtr.engines.distillation import PolicyDistiller
+from teamtr.engines.hashing import hash_tensors
+from teamtr.engines.learner import PolicyLearner
+from teamtr.engines.local import LocalEngine
+from teamtr.engines.paged.pool import SamplerPool, has_kernels
+from teamtr.engines.policy import CHEAPEST_FIRST, Policy, Precision
+from teamtr.engines.tabular import TabularPolicy
+from teamtr.engines.torch.fused_lora import slim
+from teamtr.engines.torch.loading import (
+    TinyShape,
+    hub_options,
+    load_pretrained,
+    quieten,
+    share_base,
+    teach_form,
+    tiny_model,
+)
+from teamtr.engines.torch.policy import TransformerPolicy
+from teamtr.engines.torch.tokenizer import character_tokenizer
+from teamtr.errors import UserError
+from teamtr.ports import Distiller, Engine, Task
+from teamtr.presets import Plan
+from teamtr.randomness import generator, seed_of
+from teamtr.tasks.benchmarks.arbench.endpoint import EndpointPlayer
+from teamtr.tasks.benchmarks.arbench.players import Player, PolicyPlayer
+from teamtr.types import PLAYER, Ids
+
+
+def make_engine(
+    team_file: TeamFile, task: Task, plan: Plan, player: PlayerConfig | None, *, taught: bool = True
+) -> tuple[Engine, dict[str, ChatCodec]]:
+    """The engine of a team, with every model that speaks in it, and the codec that each speaks through.
+
+    ``taught=False``: built-in models are not taught the form of messages; see ``build``.
+    """
+    _use_few_threads(team_file)
+    settings, pool = team_file.learner, sampler_pool(team_file)
+    models = _agent_models(team_file if taught else _without_teaching(team_file), task, pool)
+    learners = {
+        agent.name: PolicyLearner(
+            agent.name,
+            models[agent.name].policy,
+            micro_batch=settings.micro_batch,
+            betas=settings.betas,
+            max_grad_norm=settings.max_grad_norm,
+            keep_initial=plan.objective.has_reference and not agent.frozen,
+        )
+        for agent in team_file.team.agents
+    }
+    if player is not None and player.base_url is None and player.agent is None:
+        source = str(player.model)
+        alone = AgentConfig(name="player", model=source, train="full", lora=LoraConfig(), system_prompt="")
+        models[PLAYER] = _transformer_models(team_file, task, source, [alone], pool)["player"]
+        learners[PLAYER] = PolicyLearner(PLAYER, models[PLAYER].policy)
+    return LocalEngine(learners), {name: model.codec for name, model in models.items()}
+
+
+def make_player(settings: PlayerConfig, engine: Engine, codecs: Mapping[str, ChatCodec]) -> Player:
+    """Who plays the other roles: a model at an endpoint, an agent of this team, or a model of its own."""
+    if settings.base_url is not None:
+        return EndpointPlayer(
+            settings.base_url,
+            str(settings.model),
+            key_variable=settings.key_variable,
+            max_tokens=settings.max_tokens,
+            temperature=settings.temperature,
+        )
+    name = settings.agent or PLAYER
+    return PolicyPlayer(engine, name, codecs[name], settings.max_tokens, settings.temperature)
+
+
+def distiller(new: Engine, old: Engine, agent: str) -> Distiller:
+    """A learner of the new agent that follows the old one; both must be in this process."""
+    learner, teacher = new.learner(agent), old.learner(agent)
+    if not isinstance(learner, PolicyLearner) or not isinstance(teacher, PolicyLearner):
+        raise UserError("a swap needs both models in this process: run it with the local engine")
+    return PolicyDistiller(learner, teacher)
+
+
+def base_model(team_file: TeamFile, task: Task, source: str) -> tuple[Any, Any]:
+    """(model, tokenizer) that agents of this source started from: what an adapter stands on.
+
+    The built-in model is nowhere on disk: it is made again, from the same seed and examples.
+    """
+    if source != "tiny":
+        return load_pretrained(source)
+    return _warm_tiny(team_file, task, [a.name for a in team_file.team.agents if a.model == source])
+
+
+def require_on_hub(source: str) -> None:
+    """Raises a ModelError when neither the hub nor its cache has this id."""
+    hub_options(source)
+
+
+def load_tokenizer(source: str) -> Any:
+    """The tokenizer of a folder, a hub id or the built-in model."""
+    if source in BUILT_IN_MODELS:
+        return character_tokenizer()
+    from transformers import AutoTokenizer
+
+    path = Path(source).expanduser()
+    options = {} if path.exists() else hub_options(source)
+    try:
+        return AutoTokenizer.from_pretrained(str(path) if path.exists() else source, **options)
+    except (OSError, ValueError) as error:
+        first_line = str(error).strip().splitlines()[0]
+        raise UserError(
+            f"no tokenizer could be loaded from {source!r} ({first_line}); give a folder, a hub id or tiny"
+        ) from error
+
+
+def device_of(team_file: TeamFile) -> torch.device:
+    if team_file.device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if team_file.device.startswith("cuda") and not torch.cuda.is_available():
+        raise UserError(f"device: {team_file.device} is asked for, but there is no CUDA device here; use auto or cpu")
+    return torch.device(team_file.device)
+
+
+def _without_teaching(team_file: TeamFile) -> TeamFile:
+    """As it is where adapters rest on the built-in model: a commit holds them and not their base."""
+    if any(agent.model == "tiny" and agent.train == "lora" for agent in team_file.team.agents):
+        return team_file
+    return team_file.model_copy(update={"tiny": team_file.tiny.model_copy(update={"warmup_steps": 0})})
+
+
+def _use_few_threads(team_file: TeamFile) -> None:
+    """One, for built-in models: their matrices are too small to share, and two threads on a busy machine wait for each
+    other most of the time. What the environment asks for stands."""
+    built_in = all(agent.model in BUILT_IN_MODELS for agent in team_file.team.agents)
+    if built_in and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
+
+
+# -- models: a policy and the codec it speaks through --------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class AgentModel:
+    policy: Policy
+    codec: ChatCodec
+
+
+def _agent_models(team_file: TeamFile, task: Task, room: SamplerPool | None) -> dict[str, AgentModel]:
+    """One model per agent. Agents that name the same model share its codec, and its base when they train LoRA."""
+    by_source: dict[str, list[AgentConfig]] = {}
+    for agent in team_file.team.agents:
+        by_source.setdefault(agent.model, []).append(agent)
+    models: dict[str, AgentModel] = {}
+    for source, agents in by_source.items():
+        make = _tabular_models if source == "tabular" else _transformer_models
+        models.update(make(team_file, task, source, agents, room))
+    return models
+
+
+def _codec(team_file: TeamFile, tokenizer: Any) -> ChatCodec:
+    protocol = team_file.team.protocol
+    sharing = MessageFilter(think=protocol.think, tools=protocol.tools)
+    codec = ChatCodec(tokenizer, team_file.team.template_kwargs, sharing=sharing, system=protocol.system)
+    sharing.inside = check_thinking(codec, protocol.think)
+    silent = any(not agent.system_prompt for agent in team_file.team.agents)
+    check_template(codec, team_file.team.history, empty_system_prompt=silent and protocol.system == "explicit")
+    return codec
+
+
+def _tabular_models(
+    team_file: TeamFile, task: Task, source: str, agents: Sequence[AgentConfig], room: SamplerPool | None
+) -> Mapping[str, AgentModel]:
+    tokenizer = character_tokenizer()
+    codec = _codec(team_file, tokenizer)
+    end = int(tokenizer.eos_token_id)
+    alphabet = getattr(task, "alphabet", "")
+    favoured = [end, *(tokenizer.encode(alphabet, add_special_tokens=False) if alphabet else range(len(tokenizer)))]
+    return {
+        agent.name: AgentModel(
+            TabularPolicy(
+                len(tokenizer),
+                end_ids=frozenset({end}),
+                favoured=favoured,
+                temperature=team_file.sampling.temperature,
+            ),
+            codec,
+        )
+        for agent in agents
+    }
+
+
+def sampler_pool(team_file: TeamFile) -> SamplerPool | None:
+    """Where the team's transformers sample; None for the plain path."""
+    settings, device = team_file.sampling, device_of(team_file)
+    on_gpu = device.type == "cuda"
+    if settings.engine == "plain" or (settings.engine == "auto" and not (on_gpu and has_kernels())):
+        return None
+    # float16 is as fast as bfloat16 and eight times closer to what the learner computes (docs/performance.md); models
+    # that overflow it exist.
+    by_device = ("fp16", "bf16") if on_gpu else ("fp32", None)
+    precision, fallback = by_device if settings.precision == "auto" else (settings.precision, None)
+    return SamplerPool(
+        precision=precision,
+        fallback=fallback,
+        device=device,
+        memory_bytes=None if settings.memory_gb is None else int(settings.memory_gb * 2**30),
+        compiled=settings.compiled,
+    )
+
+
+def _transformer_models(
+    team_file: TeamFile, task: Task, source: str, agents: Sequence[AgentConfig], room: SamplerPool | None
+) -> Mapping[str, AgentModel]:
+    quieten()
+    device = device_of(team_file)
+    if device.index is not None:
+        torch.cuda.set_device(device)  # kernels of our own are launched on the current one
+    if source == "tiny":
+        model, tokenizer = _warm_tiny(team_file, task, [a.name for a in agents])
+    else:
+        model, tokenizer = load_pretrained(source)
+    model.to(device)
+    codec = _codec(team_file, tokenizer)
+    precision = _precision(team_file, device)
+    adapted = {a.name: a.lora for a in agents if a.train == "lora"}
+    policies: dict[str, Policy] = {}
+    whole = [a.name for a in agents if a.train == "full"]
+    for k, name in enumerate(whole):
+        own = model if k + 1 == len(whole) and not adapted else copy.deepcopy(model)
+        policies[name] = TransformerPolicy(
+            own, tokenizer, temperature=team_file.sampling.temperature, precision=precision, serving=room
+        )
+    if adapted:
+        base_version = hash_tensors(dict(model.named_parameters()))
+        # Adapters get names of our own: an agent may be called like a module of the model.
+        adapters = {f"agent{k}": name for k, name in enumerate(adapted)}
+        shared = share_base(
+            model,
+            {adapter: adapted[name] for adapter, name in adapters.items()},
+            seed=seed_of(team_file.seed, "adapters", source),
+        )
+        slimmed = slim(shared)
+        for adapter, name in adapters.items():
+            policies[name] = TransformerPolicy(
+                shared,
+                tokenizer,
+                adapter=adapter,
+                base_version=base_version,
+                temperature=team_file.sampling.temperature,
+                precision=precision,
+                serving=room,
+                slim=slimmed,
+            )
+    return {a.name: AgentModel(policies[a.name], codec) for a in agents}
+
+
+def _precision(team_file: TeamFile, device: torch.device) -> Precision:
+    """``auto``: float32 on a CPU; on a GPU ``preflight.measure_floors`` goes on from the cheapest."""
+    asked = team_file.learner.precision
+    if asked != "auto":
+        return asked
+    return CHEAPEST_FIRST[0] if device.type == "cuda" else "fp32"
+
+
+def _warm_tiny(team_file: TeamFile, task: Task, agents: Sequence[str]) -> tuple[Any, Any]:
+    """The built-in model, taught the form of this task's messages when the task has examples of it."""
+    tiny = team_file.tiny
+    model, tokenizer = tiny_model(
+        TinyShape(tiny.layers, tiny.width, tiny.heads), seed=seed_of(team_file.seed, "tiny") % 2**31
+    )
+    examples_of = getattr(task, "format_examples", None)
+    if examples_of is None or tiny.warmup_steps == 0:
+        return model, tokenizer
+    codec = _codec(team_file, tokenizer)
+    prompts = {a.name: a.system_prompt for a in team_file.team.agents}
+    examples: list[tuple[Ids, Ids]] = []
+    for agent, problem, history, text in examples_of(generator(team_file.seed, "form"), 1500):
+        if agent not in agents:
+            continue
+        prompt = codec.encode(
+            render(
+                agent=agent,
+                system_prompt=prompts[agent],
+                problem=problem,
+                history=history,
+                style=team_file.team.history,
+            )
+        )
+        examples.append((prompt, codec.encode_message(text)))
+    teach_form(
+        model,
+        examples,
+        steps=tiny.warmup_steps,
+        learning_rate=tiny.warmup_learning_rate,
+        batch=64,
+        seed=seed_of(team_file.seed, "form", "order"),
+    )
+    return model, tokenizer
