@@ -183,7 +183,7 @@ def test_no_run_computes_more_messages_at_once_than_are_planned(overrides, monke
     monkeypatch.setattr(TransformerPolicy, "features", look)
     list(run.train(team_file, tmp_path / "run"))
     built = build(team_file)
-    rows = Rows.of(built, built.engine.learner("speaker"))  # the others speak as often
+    rows = Rows.of(built.engine.learner("speaker"), demand_of(built))  # the others speak as often
     assert computed[False] == rows.scored
     assert 0 < computed[True] <= rows.trained
 

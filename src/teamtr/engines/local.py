@@ -28,9 +28,7 @@ class LocalEngine:
     def publish(self, agent: str, version: str) -> None:
         present = self.version(agent)
         if present != version:
-            raise RuntimeError(
-                f"agent {agent!r} holds weights {present[:8]}, not {version[:8]} that are to be published"
-            )
+            raise RuntimeError(f"agent {agent!r} holds weights {present[:8]}; {version[:8]} cannot be published")
 
     def sample(
         self,

@@ -23,7 +23,7 @@ from teamtr.config import (
 from teamtr.ports import Engine, Task
 from teamtr.presets import Plan
 from teamtr.rollout import RolloutContext
-from teamtr.session import models
+from teamtr.session.models import EngineMaker, local_engine, make_player
 from teamtr.tasks.benchmarks.arbench.task import ArBench
 from teamtr.team import Agent, Router, Team
 from teamtr.training.batch import Optimization
@@ -69,7 +69,7 @@ class Session:
         return {name: version for name, version in versions.items() if version is not None}
 
 
-def build(team_file: TeamFile, *, taught: bool = True) -> Session:
+def build(team_file: TeamFile, *, taught: bool = True, make_engine: EngineMaker = local_engine) -> Session:
     """Load models, check templates, and put the team together.
 
     ``taught=False``: built-in models are not taught the form of messages, where their weights are loaded from a commit
@@ -78,7 +78,8 @@ def build(team_file: TeamFile, *, taught: bool = True) -> Session:
     task = build_task(team_file)
     plan = team_file.plan.plan()
     player = team_file.task.player if isinstance(team_file.task, ArBenchTask) else None
-    engine, codecs = models.make_engine(team_file, task, plan, player, taught=taught)
+    models = make_engine(team_file, task, plan, player, taught=taught)
+    engine, codecs = models.engine, models.codecs
     team = Team(
         tuple(
             Agent(
@@ -93,7 +94,7 @@ def build(team_file: TeamFile, *, taught: bool = True) -> Session:
         )
     )
     if isinstance(task, ArBench) and player is not None:
-        task.player = models.make_player(player, engine, codecs)
+        task.player = make_player(player, engine, codecs)
     context = RolloutContext(
         sampler=engine,
         codecs={name: codecs[name] for name in team.names},

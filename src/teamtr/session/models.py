@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -45,10 +45,26 @@ from teamtr.tasks.benchmarks.arbench.players import Player, PolicyPlayer
 from teamtr.types import PLAYER, Ids
 
 
-def make_engine(
+@dataclass(frozen=True)
+class Models:
+    """A team's engine, and the codec that each of its models speaks through."""
+
+    engine: Engine
+    codecs: Mapping[str, ChatCodec]
+
+
+class EngineMaker(Protocol):
+    """Makes the engine of a team. Another than ``local_engine`` may put the models elsewhere."""
+
+    def __call__(
+        self, team_file: TeamFile, task: Task, plan: Plan, player: PlayerConfig | None, *, taught: bool
+    ) -> Models: ...
+
+
+def local_engine(
     team_file: TeamFile, task: Task, plan: Plan, player: PlayerConfig | None, *, taught: bool = True
-) -> tuple[Engine, dict[str, ChatCodec]]:
-    """The engine of a team, with every model that speaks in it, and the codec that each speaks through.
+) -> Models:
+    """Every model that speaks in the team, in this process.
 
     ``taught=False``: built-in models are not taught the form of messages; see ``build``.
     """
@@ -71,7 +87,7 @@ def make_engine(
         alone = AgentConfig(name="player", model=source, train="full", lora=LoraConfig(), system_prompt="")
         models[PLAYER] = _transformer_models(team_file, task, source, [alone], pool)["player"]
         learners[PLAYER] = PolicyLearner(PLAYER, models[PLAYER].policy)
-    return LocalEngine(learners), {name: model.codec for name, model in models.items()}
+    return Models(LocalEngine(learners), {name: model.codec for name, model in models.items()})
 
 
 def make_player(settings: PlayerConfig, engine: Engine, codecs: Mapping[str, ChatCodec]) -> Player:
@@ -94,6 +110,12 @@ def distiller(new: Engine, old: Engine, agent: str) -> Distiller:
     if not isinstance(learner, PolicyLearner) or not isinstance(teacher, PolicyLearner):
         raise UserError("a swap needs both models in this process: run it with the local engine")
     return PolicyDistiller(learner, teacher)
+
+
+def codecs_of(team_file: TeamFile) -> dict[str, ChatCodec]:
+    """Every agent's codec, for an engine whose models live elsewhere; agents of one model share theirs."""
+    by_source = {agent.model: _codec(team_file, load_tokenizer(agent.model)) for agent in team_file.team.agents}
+    return {agent.name: by_source[agent.model] for agent in team_file.team.agents}
 
 
 def base_model(team_file: TeamFile, task: Task, source: str) -> tuple[Any, Any]:

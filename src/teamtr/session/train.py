@@ -31,6 +31,7 @@ from teamtr.rollout.cost import Account
 from teamtr.session.build import Session, build
 from teamtr.session.checks import doubts, measure_floors, require_visible, self_test
 from teamtr.session.memory import before_training, peak_gb
+from teamtr.session.models import EngineMaker, local_engine
 from teamtr.session.resume import claim
 from teamtr.session.state import Position, RunState
 from teamtr.store import (
@@ -56,7 +57,13 @@ from teamtr.types import Problem, RolloutBatch
 Record = dict[str, Any]
 
 
-def train(team_file: TeamFile, folder: Path | str, *, stop: Callable[[], bool] = lambda: False) -> Iterator[Record]:
+def train(
+    team_file: TeamFile,
+    folder: Path | str,
+    *,
+    stop: Callable[[], bool] = lambda: False,
+    make_engine: EngineMaker = local_engine,
+) -> Iterator[Record]:
     """Train in this folder, or go on with the run that is there; yields every record of the log as it is made, and
     what went wrong with the team file's trackers (kind "tracker", not in the log).
 
@@ -70,7 +77,7 @@ def train(team_file: TeamFile, folder: Path | str, *, stop: Callable[[], bool] =
         taught = commit is None or team_file.plan.plan().objective.has_reference  # else a commit holds all that matters
         try:
             yield from follow(
-                _Driver(run, build(team_file, taught=taught), stop).go(commit),
+                _Driver(run, build(team_file, taught=taught, make_engine=make_engine), stop).go(commit),
                 team_file.trackers,
                 run.path,
                 name=team_file.name,

@@ -1,0 +1,245 @@
+"""What every engine promises (``ports.Engine``): the same suite for the local one and for one in another process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from remote_engine import RemoteEngine, remote_engine
+from teamtr.config import loads, recipe_text
+from teamtr.ports import Engine, Learner
+from teamtr.randomness import uniforms
+from teamtr.session.build import Session, build
+from teamtr.session.memory import demand_of
+from teamtr.session.models import local_engine
+from teamtr.session.train import train
+from teamtr.theory.objective import Objective
+from teamtr.types import AgentBatch
+
+TEAM = """
+name: port
+task: {name: code, half_length: 1}
+team: {model: tiny, train: TRAIN, max_tokens: 4, agents: [{name: left}, {name: right}, {name: speaker}]}
+tiny: {layers: 1, width: 16, heads: 2, warmup_steps: 0}
+plan: {problems: 2, group_size: 2}
+learner: {micro_batch: 8}
+"""
+MAKERS = {"local": local_engine, "remote": remote_engine}
+
+
+@pytest.fixture(scope="module", params=["local-full", "local-lora", "remote-full", "remote-lora"])
+def session(request: Any) -> Iterator[Session]:
+    where, train_kind = request.param.split("-")
+    built = build(loads(TEAM.replace("TRAIN", train_kind), name="port"), make_engine=MAKERS[where])
+    yield built
+    if isinstance(built.engine, RemoteEngine):
+        built.engine.close()
+
+
+def prompts_of(session: Session, count: int = 8) -> list[np.ndarray]:
+    rng = np.random.default_rng(0)
+    return [rng.integers(6, 60, size=3 + k % 3).astype(np.int32) for k in range(count)]
+
+
+def batch_of(session: Session, agent: str = "left", count: int = 8) -> AgentBatch:
+    prompts = prompts_of(session, count)
+    samples = session.engine.sample(agent, prompts, uniforms(3, count, 4))
+    return AgentBatch(
+        agent,
+        tuple(prompts),
+        tuple(s.token_ids for s in samples),
+        tuple(s.logprobs for s in samples),
+        np.arange(count),
+        np.arange(count) // 2,
+        np.zeros(count, dtype=np.int64),
+    )
+
+
+def step(learner: Learner, rows: int = 8, learning_rate: float = 1e-2) -> None:
+    advantages = np.where(np.arange(rows) % 2, 1.0, -1.0)
+    assert learner.step(np.arange(rows), advantages, Objective(), beta=0.1, learning_rate=learning_rate).applied
+
+
+def test_it_is_an_engine(session: Session):
+    assert isinstance(session.engine, Engine)
+    assert isinstance(session.engine.learner("left"), Learner)
+    assert session.engine.agents == ("left", "right", "speaker")
+
+
+def test_a_batch_split_by_rows_says_the_same_tokens(session: Session):
+    prompts, noise = prompts_of(session, 32), uniforms(5, 32, 4)
+    whole = session.engine.sample("left", prompts, noise)
+    for size in (1, 5, 16):
+        parts = [
+            sample
+            for start in range(0, 32, size)
+            for sample in session.engine.sample("left", prompts[start : start + size], noise[start : start + size])
+        ]
+        for a, b in zip(whole, parts, strict=True):
+            assert a.token_ids.tolist() == b.token_ids.tolist()
+            np.testing.assert_allclose(a.logprobs, b.logprobs, atol=1e-5)
+
+
+def test_no_message_is_longer_than_its_noise(session: Session):
+    for tokens in (1, 3):
+        samples = session.engine.sample("left", prompts_of(session), uniforms(5, 8, tokens))
+        assert max(len(s.token_ids) for s in samples) <= tokens
+    assert session.engine.sample("left", [], uniforms(5, 0, 3)) == []
+
+
+def test_every_sample_names_the_weights_that_wrote_it(session: Session):
+    engine, learner = session.engine, session.engine.learner("left")
+    before, old = learner.snapshot(), learner.version()
+    assert {s.version for s in engine.sample("left", prompts_of(session), uniforms(0, 8, 2))} == {old}
+    learner.begin(batch_of(session))
+    step(learner)
+    new = learner.version()
+    engine.publish("left", new)
+    assert new != old
+    assert {s.version for s in engine.sample("left", prompts_of(session), uniforms(0, 8, 2))} == {new}
+    assert engine.version("left") == new
+    learner.restore(before)
+    learner.end()
+    assert engine.version("left") == old
+
+
+def test_weights_that_no_learner_holds_cannot_be_published(session: Session):
+    with pytest.raises(RuntimeError, match="cannot be published"):
+        session.engine.publish("left", "0" * 32)
+
+
+def test_the_learner_scores_what_the_sampler_wrote(session: Session):
+    learner, batch = session.engine.learner("left"), batch_of(session)
+    logp_M = learner.begin(batch)
+    np.testing.assert_allclose(logp_M, [x.sum() for x in batch.sampler_logprobs], atol=1e-4)
+    np.testing.assert_allclose(logp_M, [x.sum() for x in learner.token_logprobs()], atol=1e-9)
+    found = learner.measure()
+    assert not found.full_M.any()
+    assert not found.log_ratio_M.any()
+    learner.end()
+
+
+def test_a_step_is_measured_moved_back_along_and_undone_to_the_bit(session: Session):
+    learner, batch = session.engine.learner("left"), batch_of(session)
+    before, print_before = learner.snapshot(), learner.fingerprint()
+    learner.begin(batch)
+    step(learner)
+    whole, tried = learner.measure(), learner.snapshot()
+    assert whole.full_M.mean() > 0
+    np.testing.assert_allclose([x.sum() for x in learner.token_kls()], whole.full_M, rtol=1e-5, atol=1e-8)
+    some = learner.measure(np.array([1, 4]))
+    np.testing.assert_allclose(some.full_M, whole.full_M[[1, 4]], rtol=1e-4, atol=1e-7)
+    shift = learner.token_shift()
+    assert shift.positions == batch.lengths_M.sum()
+    learner.move(before, tried, 0.5)
+    half = learner.measure()
+    share = half.full_M.mean() / whole.full_M.mean()
+    assert 0.15 < share < 0.45, "KL falls with about the square of the way"
+    learner.restore(tried)
+    np.testing.assert_array_equal(learner.measure().full_M, whole.full_M)
+    learner.restore(before)
+    assert learner.fingerprint() == print_before
+    assert not learner.measure().full_M.any()
+    learner.end()
+
+
+def test_a_perturbation_is_seen_and_named_by_its_seed(session: Session):
+    learner = session.engine.learner("right")
+    before, versions = learner.snapshot(), []
+    for seed in (1, 1, 2):
+        learner.perturb(1e-2, seed)
+        versions.append(learner.version())
+        learner.restore(before)
+    assert versions[0] == versions[1] != versions[2]
+    assert learner.version() not in versions
+
+
+def test_what_is_saved_is_loaded_to_the_bit(session: Session, tmp_path: Path):
+    learner = session.engine.learner("speaker")
+    before = learner.snapshot()
+    learner.begin(batch_of(session, "speaker"))
+    step(learner)
+    learner.save(tmp_path / "agent")
+    kept, version = learner.fingerprint(), learner.version()
+    learner.restore(before)
+    assert learner.fingerprint() != kept
+    learner.load(tmp_path / "agent")
+    assert (learner.fingerprint(), learner.version()) == (kept, version)
+    learner.restore(before)
+    learner.end()
+
+
+def test_tokens_are_counted(session: Session):
+    learner, batch = session.engine.learner("left"), batch_of(session)
+    before, spent = learner.snapshot(), dict(learner.tokens)
+    size = sum(len(p) + len(m) for p, m in zip(batch.prompts, batch.messages, strict=True))
+    learner.begin(batch)
+    assert learner.tokens["scored"] == spent["scored"] + size
+    step(learner)
+    assert learner.tokens["trained"] == spent["trained"] + size
+    learner.restore(before)
+    learner.end()
+
+
+def test_an_engine_tells_of_its_models_and_takes_another_precision(session: Session):
+    info = session.engine.info("left")
+    assert (info.precision, info.precisions, info.device) == ("fp32", ("fp32",), "cpu")
+    assert info.sampling.startswith("plain")
+    assert info.reference_version is None
+    samples = session.engine.sample("left", prompts_of(session, 200), uniforms(1, 200, 8))
+    stopped = {int(s.token_ids[-1]) for s in samples if s.finish == "stop"}
+    assert stopped
+    assert stopped <= info.end_ids
+    session.engine.set_precision("left", "bf16")
+    assert session.engine.info("left").precision == "bf16"
+    session.engine.set_precision("left", "fp32")
+
+
+def test_memory_is_planned_and_rehearsed_without_a_trace(session: Session):
+    demand = demand_of(session)
+    plan = session.engine.memory_plan(demand)
+    assert plan.total > 0
+    assert plan.available is None
+    assert plan.fits
+    assert session.engine.memory_plan(replace(demand, episodes=10 * demand.episodes)).total > plan.total
+    before = {name: session.engine.learner(name).fingerprint() for name in session.engine.agents}
+    found = session.engine.rehearse(demand)
+    assert set(found.micro_batch) == {"left", "right", "speaker"}
+    assert {name: session.engine.learner(name).fingerprint() for name in session.engine.agents} == before
+
+
+def test_what_goes_wrong_there_is_told_here(session: Session):
+    with pytest.raises((RuntimeError, AssertionError), match=r"call begin\(batch\) first"):
+        session.engine.learner("left").measure()
+
+
+# -- whole runs --------------------------------------------------------------------------------------------------
+
+
+def versions(folder: Path, make_engine: Any, *overrides: str) -> list[str]:
+    team_file = loads(recipe_text("code-exchange"), "demo", overrides)
+    records = list(train(team_file, folder, make_engine=make_engine))
+    return [r["version_after"] for r in records if r["kind"] == "update"]
+
+
+@pytest.mark.long
+def test_the_demo_in_another_process_ends_with_the_same_bits(tmp_path: Path):
+    small = ("plan.problems=8", "plan.group_size=8", "tiny.warmup_steps=60", "eval.every=2", "diagnostics.every=2")
+    here = versions(tmp_path / "here", local_engine, "plan.stages=3", *small)
+    versions(tmp_path / "there", remote_engine, "plan.stages=2", *small)
+    there = versions(tmp_path / "there", remote_engine, "plan.stages=3", *small)
+    assert len(set(here)) > 6
+    assert here[6:] == there, "also when it is resumed"
+
+
+@pytest.mark.slow
+def test_the_whole_demo_in_another_process_ends_with_the_same_bits(tmp_path: Path):
+    """As ``make demo`` trains it."""
+    here, there = (versions(tmp_path / name, maker) for name, maker in MAKERS.items())
+    assert len(here) == 150
+    assert here == there
