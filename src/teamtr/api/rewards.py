@@ -1,0 +1,144 @@
+"""A task of rows and reward functions, as TRL's trainers take them."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from teamtr.errors import UserError
+from teamtr.tasks import Task
+from teamtr.types import Problem, Verdict
+
+RewardFunc = Callable[..., Sequence[float]]
+Row = Mapping[str, Any]
+Dataset = Iterable[Row]
+"""A list of dicts, a ``datasets.Dataset``, or anything that yields rows."""
+
+PROMPTS = ("prompt", "question", "problem")
+ANSWERS = ("answer", "solution", "target")
+
+
+class RewardTask(Task):
+    """Problems from rows; the reward is the sum of your functions.
+
+    A function is called as ``f(prompts=..., completions=..., transcripts=..., **columns)`` with one entry per episode
+    and returns as many numbers. ``completions`` are the team's answers, ``transcripts`` all messages of each episode;
+    every other column of the rows comes as a list of its own. It runs in this process: what may hang or crash belongs
+    into a file of its own (``grader: python:FILE:FUNCTION`` in a team file), where it can be killed.
+
+    Args:
+        reward_funcs: one function, or several whose rewards are added.
+        train: rows with a ``prompt`` (or ``question``, ``problem``): a string, or chat messages of which the user's is
+            taken. ``answer`` (or ``solution``, ``target``) is the gold answer, if there is one.
+        test: held-out rows; without them some of ``train`` are held out.
+        threshold: a reward of at least this counts as success.
+        reward_range: largest minus smallest reward, if known: certificates need it.
+    """
+
+    def __init__(
+        self,
+        reward_funcs: RewardFunc | Sequence[RewardFunc],
+        train: Dataset,
+        test: Dataset | None = None,
+        *,
+        threshold: float = 1.0,
+        reward_range: float | None = None,
+    ) -> None:
+        self.functions = tuple(reward_funcs) if isinstance(reward_funcs, Sequence) else (reward_funcs,)
+        rows = _problems(train, "train_dataset")
+        held_out = _problems(test, "eval_dataset") if test is not None else ()
+        if test is None:
+            rows, held_out = _hold_out(rows)
+        super().__init__({"train": rows, "test": held_out})
+        self.threshold = threshold
+        self.reward_range = reward_range
+
+    def grade(self, episodes: Sequence[tuple[Problem, str, Sequence[str]]]) -> list[Verdict]:
+        columns = {name: [p.columns.get(name) for p, _, _ in episodes] for name in self._columns(episodes)}
+        given = {
+            **columns,
+            "prompts": [p.prompt for p, _, _ in episodes],
+            "completions": [answer for _, answer, _ in episodes],
+            "transcripts": [list(texts) for _, _, texts in episodes],
+        }
+        totals = [0.0] * len(episodes)
+        for function in self.functions:
+            for k, value in enumerate(self._called(function, given, len(episodes))):
+                totals[k] += value
+        return [self._verdict(total) for total in totals]
+
+    def _columns(self, episodes: Sequence[tuple[Problem, str, Sequence[str]]]) -> list[str]:
+        return sorted({name for problem, _, _ in episodes for name in problem.columns})
+
+    def _called(self, function: RewardFunc, given: Mapping[str, Any], count: int) -> list[float]:
+        name = getattr(function, "__name__", type(function).__name__)
+        rewards = function(**given)
+        try:
+            found = [float(reward) for reward in rewards]
+        except (TypeError, ValueError) as error:
+            raise UserError(f"reward function {name} must return a list of numbers, got {rewards!r:.100}") from error
+        if len(found) != count:
+            raise UserError(f"reward function {name} returned {len(found)} rewards for {count} completions")
+        return found
+
+    def _verdict(self, reward: float) -> Verdict:
+        if not math.isfinite(reward):
+            self.failures[f"a reward was {reward}"] += 1
+            return Verdict("crash", reward)
+        return Verdict("right" if reward >= self.threshold else "wrong", reward)
+
+    def describe(self) -> str:
+        """What names this task in a run folder: functions by name, rows by a hash."""
+        digest = hashlib.blake2b(digest_size=8)
+        for split in ("train", "test"):
+            for problem in self.problems(split):
+                digest.update(repr((split, problem.id, problem.prompt, problem.answer)).encode())
+        names = "+".join(getattr(f, "__qualname__", type(f).__qualname__) for f in self.functions)
+        return f"{names} on {digest.hexdigest()}"
+
+
+def _problems(rows: Dataset, what: str) -> tuple[Problem, ...]:
+    found, seen = [], Counter[str]()
+    for k, row in enumerate(rows):
+        if not isinstance(row, Mapping):
+            raise UserError(f"{what}: row {k} is a {type(row).__name__}; give dicts with a 'prompt'")
+        column = next((name for name in PROMPTS if name in row), None)
+        if column is None:
+            raise UserError(f"{what}: row {k} has no 'prompt' (nor 'question' or 'problem'); it has {sorted(row)}")
+        prompt = _text(row[column], f"{what}: row {k}")
+        answer = next((row[name] for name in ANSWERS if name in row), None)
+        columns = {str(name): value for name, value in row.items() if name not in (column, "id")}
+        base = str(row.get("id", hashlib.blake2b(prompt.encode(), digest_size=6).hexdigest()))
+        seen[base] += 1
+        ident = base if seen[base] == 1 else f"{base}-{seen[base]}"
+        found.append(Problem(ident, prompt, answer, columns=columns))
+    if not found:
+        raise UserError(f"{what} has no rows")
+    return tuple(found)
+
+
+def _text(prompt: Any, where: str) -> str:
+    """A prompt as text: a string, or chat messages with one of the user's."""
+    if isinstance(prompt, str):
+        return prompt
+    if isinstance(prompt, Sequence):
+        said = [m["content"] for m in prompt if isinstance(m, Mapping) and m.get("role") == "user"]
+        if len(said) == 1 and isinstance(said[0], str):
+            return said[0]
+        raise UserError(
+            f"{where}: its prompt has {len(said)} user messages; give one (system prompts belong to the agents)"
+        )
+    raise UserError(f"{where}: its prompt is a {type(prompt).__name__}; give a string or chat messages")
+
+
+def _hold_out(problems: tuple[Problem, ...]) -> tuple[tuple[Problem, ...], tuple[Problem, ...]]:
+    """A tenth of the problems, by a hash of their text, at least one."""
+    order = sorted(problems, key=lambda p: hashlib.blake2b(p.prompt.encode(), digest_size=8).digest())
+    count = max(1, len(problems) // 10)
+    if len(problems) < 2:
+        raise UserError("one row cannot be shared out: give an eval_dataset, or more rows")
+    held = {problem.id for problem in order[:count]}
+    return tuple(p for p in problems if p.id not in held), tuple(p for p in problems if p.id in held)

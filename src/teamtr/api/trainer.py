@@ -1,0 +1,218 @@
+"""``TeamTrainer``: a team, its rewards and its data from Python; the same run underneath as ``teamtr train``.
+
+The run folder, resumption, report and every promise are those of the command line. What only Python can give (models,
+functions and objects of your own) is named in the folder's team file under ``python``, so that a run which goes on
+with something else is refused; such a run goes on with ``TeamTrainer`` and not with ``teamtr train``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from teamtr.api.agents import Agent, TrainedAgent
+from teamtr.api.callbacks import AnyCallback, Record, tell
+from teamtr.api.rewards import Dataset, RewardFunc, RewardTask
+from teamtr.errors import UserError
+from teamtr.presets import PRESETS, Plan
+
+if TYPE_CHECKING:
+    from teamtr.config import TeamFile
+    from teamtr.evaluation.evaluate import EvalReport
+    from teamtr.session.build import Parts
+    from teamtr.tasks import Task
+    from teamtr.team import Router
+
+
+class TeamTrainer:
+    """Fine-tunes a team of language models, one agent at a time, each update inside its KL trust region.
+
+    Args:
+        agents: the team, in speaking order unless ``router`` says otherwise.
+        reward_funcs: ``f(prompts, completions, **columns) -> list[float]``, several of them (their sum), or a ``Task``.
+        train_dataset: rows with a ``prompt``: a list of dicts or a ``datasets.Dataset``. Not with a ``Task``.
+        eval_dataset: held-out rows; without them a tenth of the training rows are held out.
+        args: the algorithm: ``Plan.preset("teamtr", radius=0.05)``, or any ``Plan``.
+        output_dir: the run folder; a run that is there goes on.
+        callbacks: see every record of the log and may stop the run.
+        router: who speaks when: as in the team file (``{"order": [...], "rounds": 2}``), or a ``Router`` of your own.
+        answer: whose word is the team's answer: ``"last"``, ``"majority"`` or an agent's name.
+        seed: all randomness comes from it.
+        reward_range: largest minus smallest reward, if known: certificates need it.
+        success_threshold: a reward of at least this counts as success.
+        config: any other setting of the team file by its dotted key, such as ``{"learner.learning_rate": 1e-5}``.
+    """
+
+    def __init__(
+        self,
+        agents: Sequence[Agent],
+        reward_funcs: RewardFunc | Sequence[RewardFunc] | Task,
+        train_dataset: Dataset | None = None,
+        eval_dataset: Dataset | None = None,
+        args: Plan | None = None,
+        output_dir: str | Path = "runs/team",
+        callbacks: Sequence[AnyCallback] = (),
+        *,
+        router: Mapping[str, Any] | Router | None = None,
+        answer: str = "last",
+        seed: int = 0,
+        reward_range: float | None = None,
+        success_threshold: float = 1.0,
+        config: Mapping[str, Any] | None = None,
+    ) -> None:
+        if not agents:
+            raise UserError("a team needs at least one agent")
+        self.output_dir = Path(output_dir)
+        self.callbacks = tuple(callbacks)
+        self.plan = PRESETS["teamtr"] if args is None else args
+        self._agents = tuple(agents)
+        self._task = _task(reward_funcs, train_dataset, eval_dataset, success_threshold, reward_range)
+        self._router = router
+        self._stopping = False
+        self.team_file = self._team_file(answer, seed, dict(config or {}))
+
+    # -- what a trainer does ----------------------------------------------------------------------------------
+
+    def train(self) -> list[Record]:
+        """Train to the end of the plan, or go on with the run in ``output_dir``; returns the records of this call."""
+        return list(self.records())
+
+    def records(self) -> Iterator[Record]:
+        """The same, one record at a time, as training makes them."""
+        from teamtr.session.train import train
+
+        self._stopping = False
+        for record in train(self.team_file, self.output_dir, stop=lambda: self._stopping, parts=self._parts()):
+            for callback in self.callbacks:
+                tell(callback, record, self)
+            yield record
+
+    def stop(self) -> None:
+        """End the run after the update in progress; everything is saved, and ``train`` goes on from there."""
+        self._stopping = True
+
+    def evaluate(
+        self, *, split: str = "test", problems: int | None = None, samples: int | None = None
+    ) -> EvalReport:
+        """Play held-out problems with the newest weights of the run, or with the first ones before there is a run."""
+        from teamtr.session.build import build
+        from teamtr.session.resume import StoredRun
+        from teamtr.session.train import evaluate_team
+        from teamtr.store import NotARun
+
+        try:
+            stored = StoredRun.read(self.output_dir)
+            session, team = stored.build(self._parts())
+            stage = int(stored.commit.progress["stage"])
+        except NotARun:
+            session = build(self.team_file, parts=self._parts())
+            team, stage = session.current_team(), 0
+        report, _ = evaluate_team(session, team, stage=stage, split=split, problems=problems, samples=samples)
+        return report
+
+    @property
+    def agents(self) -> dict[str, TrainedAgent]:
+        """The agents of the run, to be saved or published."""
+        return {agent.name: TrainedAgent(agent.name, self._export) for agent in self._agents}
+
+    def report(self, path: str | Path | None = None) -> Path:
+        """Write the run's report, one HTML file; by default into the run folder."""
+        from teamtr.analysis.report import build_report
+
+        target = self.output_dir / "report.html" if path is None else Path(path)
+        target.write_text(build_report(self.output_dir).html(), encoding="utf-8")
+        return target
+
+    # -- underneath -------------------------------------------------------------------------------------------
+
+    def _export(self, agent: str, folder: Path, merge: bool) -> Path:
+        from teamtr.session.export import export
+
+        (exported,) = export(self.output_dir, folder, agents=[agent], merge=merge, parts=self._parts())
+        return exported.path
+
+    def _parts(self) -> Parts:
+        from teamtr.session.build import Parts
+
+        router = None if self._router is None or isinstance(self._router, Mapping) else self._router
+        return Parts(task=self._task, plan=self.plan, router=router, load=self._loader())
+
+    def _loader(self) -> Callable[[str], tuple[Any, Any]] | None:
+        objects = {_source(agent): (agent.model, agent.tokenizer) for agent in self._agents if agent.is_object}
+        return None if not objects else lambda source: objects[source]
+
+    def _team_file(self, answer: str, seed: int, config: dict[str, Any]) -> TeamFile:
+        from teamtr.config import from_data
+
+        agents = []
+        for agent in self._agents:
+            settings: dict[str, Any] = {
+                "name": agent.name,
+                "model": _source(agent),
+                "system_prompt": agent.system_prompt,
+                "train": "full" if agent.lora is None else "lora",
+                "sees": agent.sees,
+                "max_tokens": agent.max_tokens,
+                "frozen": agent.frozen,
+            }
+            if agent.lora is not None:
+                settings["lora"] = agent.lora.model_dump()
+            agents.append(settings)
+        team: dict[str, Any] = {"agents": agents, "answer": answer}
+        own: dict[str, str] = {"task": _describe(self._task)}
+        if isinstance(self._router, Mapping):
+            team["router"] = dict(self._router)
+        elif self._router is not None:
+            own["router"] = _describe(self._router)
+        plan, told = plan_section(self.plan)
+        own |= told
+        data = {
+            "name": self.output_dir.name,
+            "seed": seed,
+            "task": {"name": "object"},
+            "team": team,
+            "plan": plan,
+            "python": own,
+        }
+        return from_data(data, "TeamTrainer", config).anchored(Path())
+
+
+def _task(
+    given: RewardFunc | Sequence[RewardFunc] | Task,
+    train: Dataset | None,
+    test: Dataset | None,
+    threshold: float,
+    reward_range: float | None,
+) -> Task:
+    from teamtr.tasks import Task as TaskBase
+
+    if isinstance(given, TaskBase):
+        if train is not None or test is not None:
+            raise UserError("a Task brings its own problems: leave train_dataset and eval_dataset out")
+        return given
+    if train is None:
+        raise UserError("reward functions need a train_dataset: rows with a 'prompt'")
+    return RewardTask(given, train, test, threshold=threshold, reward_range=reward_range)
+
+
+def _source(agent: Agent) -> str:
+    """What the team file calls the agent's model; an object by a hash of its weights."""
+    if not agent.is_object:
+        return str(agent.model)
+    from teamtr.session.models import weights_hash
+
+    return f"object:{weights_hash(agent.model)}"
+
+
+def _describe(thing: Any) -> str:
+    """What a run folder calls an object of yours: as it says itself, or by class."""
+    own = getattr(thing, "describe", None)
+    return str(own()) if callable(own) else f"{type(thing).__module__}.{type(thing).__qualname__}"
+
+
+def plan_section(plan: Plan) -> tuple[dict[str, Any], dict[str, str]]:
+    """The plan as keys of the team file, and what no key can say."""
+    from teamtr.config import plan_keys
+
+    return plan_keys(plan)
