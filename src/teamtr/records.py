@@ -1,16 +1,396 @@
-"""Reading log records without trusting them: a field may be missing, null, not finite, or of a newer kind."""
+"""Every record of a run's log and of what ``train`` and ``swap`` yield, with the version of the format.
+
+A run writes typed records (``encode_record``) and reads its log back as typed records (``decode_record``). A run goes
+on only from a log that it understands whole: ``require_known`` refuses a newer version or an unknown kind by name.
+Whoever only shows a log (report, trackers, figures) takes the plain mappings and asks ``number``, ``mapping`` and the
+others for single fields, because there a field may be missing, null, not finite, or of a newer kind.
+
+Versions of the log, as ``log_version`` of its start, resume and swap records says:
+
+    1  no version is written
+    2  the same records, and the version
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from typing import Any
+import types
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
+from functools import cache
+from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-from teamtr.types import Floats
+from teamtr.errors import Refused
+from teamtr.types import EvalReport, Floats, Interval, StageReport, UpdateReport, was_kept
 
+LOG_VERSION = 2
 Record = Mapping[str, Any]
+"""A record as the log holds it."""
+
+
+class NewerLog(Refused):
+    """The log holds what this version of TeamTR does not know."""
+
+
+class RecordError(ValueError):
+    """A record lacks a field, or has one that cannot be what it should be."""
+
+
+_FLAT = {"flat": True}
+"""Of a field whose own fields stand in the record."""
+_UNVERSIONED = {"absent": 1}
+"""Of the version, which logs of version 1 do not have."""
+
+
+# -- what a run writes ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Begun:
+    """What a command that trains says first: where the run stands and what it computes with."""
+
+    stage: int
+    updates: int
+    name: str
+    stages: int
+    agents: tuple[str, ...]
+    trained_agents: int
+    samplers: Mapping[str, str]
+    precisions: Mapping[str, str]
+    threads: int
+    memory: Mapping[str, Any] | None = None
+    time: float
+    log_version: int = field(default=LOG_VERSION, metadata=_UNVERSIONED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartRecord(Begun):
+    """A run began."""
+
+    kind: ClassVar[Literal["start"]] = "start"
+    floors: Mapping[str, float]
+    """Noise floor of scoring, by agent."""
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResumeRecord(Begun):
+    """A run goes on."""
+
+    kind: ClassVar[Literal["resume"]] = "resume"
+    skipped: tuple[str, ...] = ()
+    """Which newer commits were damaged and passed over."""
+    evals: tuple[float, ...] = ()
+    """Success of the evaluations so far."""
+
+
+@dataclass(frozen=True)
+class MeasuredGain:
+    """What a fresh batch of the same problems says that this update gained."""
+
+    update: int
+    estimate: float
+    lower: float
+    upper: float
+    confidence: float
+    method: str
+    problems: int
+
+
+@dataclass(frozen=True)
+class Redrawn:
+    """What dynamic sampling did for a batch; see ``rollout.Collected``."""
+
+    rounds: int
+    without_signal: int
+    ended: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateRecord:
+    """One update of one agent, committed."""
+
+    kind: ClassVar[Literal["update"]] = "update"
+    update: int
+    """Counts the run's updates from 1."""
+    stage: int
+    step: int
+    report: UpdateReport = field(metadata=_FLAT)
+    reward: float
+    punishment: float | None = None
+    dynamic_sampling: Redrawn | None = None
+    grader_failures: Mapping[str, int] = field(default_factory=dict)
+    protocol_breaches: Mapping[str, int] = field(default_factory=dict)
+    success: float
+    exact_success: tuple[float | None, float] | None = None
+    """Before the update and after it."""
+    measured_before: MeasuredGain | None = None
+    """Of the update before this one, by this one's batch."""
+    probe: Mapping[str, Any] | None = None
+    episodes_total: int
+    sampled_tokens_total: int
+    time: float
+
+
+@dataclass(frozen=True)
+class StageMemory:
+    """Memory of the card: what was planned, and the most that was in use."""
+
+    planned_gb: float
+    peak_gb: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageRecord:
+    """A stage is over."""
+
+    kind: ClassVar[Literal["stage"]] = "stage"
+    report: StageReport = field(metadata=_FLAT)
+    updates: int
+    memory: StageMemory | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalRecord:
+    """The team was evaluated before this stage."""
+
+    kind: ClassVar[Literal["eval"]] = "eval"
+    stage: int
+    updates: int
+    report: EvalReport = field(metadata=_FLAT)
+    tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class SwapRecord:
+    """An agent was replaced."""
+
+    kind: ClassVar[Literal["swap"]] = "swap"
+    updates: int
+    stage: int
+    agent: str
+    mode: str
+    certified: bool
+    from_: Mapping[str, Any]
+    to: Mapping[str, Any]
+    protocol: Mapping[str, Any]
+    success: Mapping[str, float]
+    """By when it was measured: before, at_swap, after."""
+    intervals: Mapping[str, Interval]
+    shock: float
+    direct_shock: float
+    alignment: Mapping[str, Any] | None
+    floors: Mapping[str, float]
+    time: float
+    log_version: int = field(default=LOG_VERSION, metadata=_UNVERSIONED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoppedRecord:
+    """A run was asked to stop, and everything is saved."""
+
+    kind: ClassVar[Literal["stopped"]] = "stopped"
+    stage: int
+    updates: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinishedRecord:
+    """A run has done all its stages."""
+
+    kind: ClassVar[Literal["finished"]] = "finished"
+    stage: int
+    updates: int
+    tokens: int
+
+
+# -- what is yielded and not logged ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackerRecord:
+    """Something went wrong with a tracker."""
+
+    kind: ClassVar[Literal["tracker"]] = "tracker"
+    tracker: str
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProtocolRecord:
+    """How the protocols of the old and the new agent of a swap compare."""
+
+    kind: ClassVar[Literal["protocol"]] = "protocol"
+    items: tuple[Mapping[str, Any], ...]
+    exact_kl: bool
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SwapEvalRecord:
+    """An evaluation during a swap; it is in the swap's journal."""
+
+    kind: ClassVar[Literal["swap_eval"]] = "swap_eval"
+    when: str
+    report: EvalReport = field(metadata=_FLAT)
+    tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlignRecord:
+    """One look of an alignment; see ``swap.steering.ProbeCheck``."""
+
+    kind: ClassVar[Literal["align"]] = "align"
+    trial: int
+    step: int
+    kl: float
+    upper: float
+    train_kl: float
+    learning_rate: float
+    doubled: int
+    radius: float | None
+
+
+LoggedRecord = (
+    StartRecord | ResumeRecord | UpdateRecord | StageRecord | EvalRecord | SwapRecord | StoppedRecord | FinishedRecord
+)
+"""What a log may hold; runs of today yield the last two and do not log them."""
+AnyRecord = LoggedRecord | TrackerRecord | ProtocolRecord | SwapEvalRecord | AlignRecord
+
+LOG_KINDS: tuple[str, ...] = tuple(each.kind for each in get_args(LoggedRecord))
+_BY_KIND: Mapping[str, type[AnyRecord]] = {each.kind: each for each in get_args(AnyRecord)}
+
+
+# -- from typed records to plain mappings and back ------------------------------------------------------------
+
+
+def encode_record(record: AnyRecord) -> dict[str, Any]:
+    """The record as the log holds it."""
+    values = asdict(record)
+    encoded: dict[str, Any] = {"kind": record.kind}
+    for each in fields(record):
+        value = values[each.name]
+        encoded |= value if each.metadata.get("flat") else {each.name.rstrip("_"): value}
+    return {key: _as_json_has_it(value) for key, value in encoded.items()}
+
+
+def decode_record(record: Record) -> AnyRecord:
+    """The typed record. A field that is missing has its default, one that nobody knows is left out; one without a
+    default that is missing, or one of another type, is a RecordError."""
+    kind = record.get("kind")
+    if not isinstance(kind, str) or kind not in _BY_KIND:
+        raise RecordError(f"its kind is {kind!r}, and the known ones are {', '.join(_BY_KIND)}")
+    made: AnyRecord = _build(_BY_KIND[kind], record)
+    return made
+
+
+def log_version(records: Iterable[Record]) -> int:
+    """The newest version that wrote to this log."""
+    return max((found for record in records if (found := whole(record, "log_version"))), default=1)
+
+
+def unknown_kinds(records: Iterable[Record]) -> list[str]:
+    return sorted({str(record.get("kind")) for record in records} - set(LOG_KINDS))
+
+
+def require_known(records: Sequence[Record], where: object) -> None:
+    """Raise NewerLog unless this version of TeamTR knows all that the log holds; ``where`` names the log."""
+    found, kinds = log_version(records), unknown_kinds(records)
+    if found > LOG_VERSION:
+        raise NewerLog(
+            f"{where} is a log of version {found}, and this TeamTR reads versions 1 to {LOG_VERSION}: go on with the "
+            "TeamTR that wrote it, or a newer one; `teamtr report` shows what it can"
+        )
+    if kinds:
+        raise NewerLog(
+            f"{where} holds records of a kind that this TeamTR does not know ({', '.join(kinds[:8])}): go on with the "
+            "TeamTR that wrote them, or a newer one; `teamtr report` shows the others"
+        )
+
+
+def updates_before(record: Record) -> int:
+    """How many updates the run had done when this was logged, its own included."""
+    found = whole(record, "update")
+    return found if found is not None else whole(record, "updates") or 0
+
+
+def _as_json_has_it(value: Any) -> Any:
+    """A list for a tuple, and keys that are text; of the value itself, not of what is in it."""
+    if isinstance(value, dict):
+        return {str(key): item for key, item in value.items()}
+    return list(value) if type(value) is tuple else value
+
+
+@cache
+def _types_of(made: Any) -> dict[str, Any]:
+    return get_type_hints(made)
+
+
+def _build(made: Any, found: Record) -> Any:
+    values: dict[str, Any] = {}
+    for each in fields(made):
+        wanted, key = _types_of(made)[each.name], each.name.rstrip("_")
+        if each.metadata.get("flat"):
+            values[each.name] = _build(wanted, found)
+        elif key in found:
+            values[each.name] = _typed(wanted, found[key], key)
+        elif "absent" in each.metadata:
+            values[each.name] = each.metadata["absent"]
+        elif each.default is MISSING and each.default_factory is MISSING:
+            raise RecordError(f"it has no {key}")
+    return made(**values)
+
+
+def _typed(wanted: Any, value: Any, where: str) -> Any:
+    """The value as the type says that a field has; tuples and dataclasses are made of what JSON has in their place."""
+    origin, inner = get_origin(wanted), get_args(wanted)
+    if wanted is Any or (origin is Literal and value in inner):
+        return value
+    if origin in (Union, types.UnionType):
+        return _one_of(inner, value, where)
+    if wanted is float and isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    if wanted is int and isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if wanted in (str, bool, types.NoneType) and isinstance(value, wanted):
+        return value
+    if isinstance(value, Mapping):
+        if origin is Mapping:
+            items = value.items()
+            return {_key(inner[0], key, where): _typed(inner[1], item, f"{where}.{key}") for key, item in items}
+        if is_dataclass(wanted) and isinstance(wanted, type):
+            return _build(wanted, value)
+    if isinstance(value, list | tuple):
+        if origin is tuple:
+            every = inner[:1] * len(value) if inner[-1] is Ellipsis else inner
+            if len(every) == len(value):
+                return tuple(_typed(one, item, where) for one, item in zip(every, value, strict=True))
+        named = _types_of(wanted) if isinstance(wanted, type) and issubclass(wanted, tuple) else {}
+        if named and len(named) == len(value):
+            return wanted(*(_typed(one, item, where) for one, item in zip(named.values(), value, strict=True)))
+    raise RecordError(f"its {where} cannot be {str(value)[:60]!r}")
+
+
+def _one_of(wanted: Sequence[Any], value: Any, where: str) -> Any:
+    for each in wanted:
+        try:
+            return _typed(each, value, where)
+        except RecordError as error:
+            refused = error
+    raise refused
+
+
+def _key(wanted: Any, key: str, where: str) -> Any:
+    try:
+        return wanted(key)
+    except ValueError as error:
+        raise RecordError(f"its {where} has the key {key!r}") from error
+
+
+# -- single fields, without trusting the record ---------------------------------------------------------------
 
 
 def of_kind(records: Iterable[Record], kind: str) -> list[Record]:
@@ -53,4 +433,4 @@ def mappings(record: Any, key: str) -> list[Mapping[str, Any]]:
 
 
 def accepted(update: Record) -> bool:
-    return str(update.get("outcome", "")).startswith("accepted")
+    return was_kept(update.get("outcome"))

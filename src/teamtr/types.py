@@ -19,8 +19,8 @@ A worked example, two agents, one problem, G = 2::
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +41,20 @@ Outcome = Literal[
     "skipped_no_signal",  # every group had equal rewards
     "skipped_non_finite",  # a loss, gradient, log-probability or every reward was not finite
 ]
+KEPT: Final[frozenset[Outcome]] = frozenset({"accepted", "accepted_unverifiable"})
+"""The outcomes after which the agent's policy is another."""
+SKIPPED: Final[frozenset[Outcome]] = frozenset({"skipped_silent", "skipped_no_signal", "skipped_non_finite"})
+"""The outcomes of updates that tried nothing."""
+
+
+def was_kept(outcome: object) -> bool:
+    """Whether an update with this outcome was kept; no for whatever is not an outcome, as a damaged log may hold."""
+    return isinstance(outcome, str) and outcome in KEPT
+
+
+def was_skipped(outcome: object) -> bool:
+    """Whether an update with this outcome tried nothing."""
+    return isinstance(outcome, str) and outcome in SKIPPED
 
 
 @dataclass(frozen=True)
@@ -416,7 +430,11 @@ class UpdateReport:
 
     @property
     def accepted(self) -> bool:
-        return self.outcome.startswith("accepted")
+        return was_kept(self.outcome)
+
+    def certificate(self, kind: str) -> Certificate | None:
+        """The certificate of this kind; None when there is none."""
+        return next((found for found in self.certificates if found.kind == kind), None)
 
     @property
     def zeta(self) -> float:
@@ -444,3 +462,60 @@ def common_beginning(a: Ids, b: Ids) -> int:
     n = min(len(a), len(b))
     differ = np.flatnonzero(a[:n] != b[:n])
     return int(differ[0]) if len(differ) else n
+
+
+class Interval(NamedTuple):
+    low: float
+    high: float
+
+
+class Figure(NamedTuple):
+    """A mean and its interval."""
+
+    value: float
+    interval: Interval
+
+
+@dataclass(frozen=True)
+class Part:
+    """The problems of one label: a row of a table."""
+
+    problems: int
+    avg_at_k: float
+    avg_interval: Interval
+    pass_at_k: float
+    """At k = K."""
+
+
+@dataclass(frozen=True)
+class EvalReport:
+    """What an evaluation of P problems x K samples found. Intervals are over problems, at ``confidence``."""
+
+    problems: int
+    samples: int
+    confidence: float
+    avg_at_k: float
+    avg_interval: Interval
+    pass_at_k: Mapping[int, float]
+    pass_intervals: Mapping[int, Interval]
+    majority_at_k: float
+    majority_interval: Interval
+    consensus_on_correct: float | None  # None when nobody recorded what the agents stated
+    mean_reward: float  # over finite rewards
+    reward_interval: Interval
+    rewards_non_finite: int
+    verdicts: Mapping[str, int]
+    success_P: tuple[float, ...] = ()
+    """The share of right samples of each problem, so that two evaluations can be compared problem by problem."""
+    problem_ids: tuple[str, ...] = ()
+    tables: Mapping[str, Mapping[str, Part]] = field(default_factory=dict)
+    """By what the task labels problems with: {"size": {"2*2": ..., "2*3": ...}}."""
+    measures: Mapping[str, Figure] = field(default_factory=dict)
+    """What the task measures besides its verdicts."""
+
+    def as_record(self) -> dict[str, Any]:
+        """For the log and for JSON: keys are text."""
+        record = asdict(self)
+        for name in ("pass_at_k", "pass_intervals"):
+            record[name] = {str(k): value for k, value in record[name].items()}
+        return record

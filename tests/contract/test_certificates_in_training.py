@@ -10,11 +10,13 @@ import pytest
 from small import SameLetter, World
 from teamtr.presets import PRESETS
 from teamtr.randomness import generator, seed_of
+from teamtr.records import MeasuredGain, UpdateRecord
 from teamtr.rollout import play
 from teamtr.theory.certificates import by_own_turn, surrogate_by_problem, turn_aware_certificate
 from teamtr.theory.intervals import bootstrap_upper
 from teamtr.training.stage import stage_report
 from teamtr.training.update import CertificateInputs, certify
+from teamtr.types import Certificate, Outcome, UpdateReport
 
 pytestmark = pytest.mark.long
 
@@ -253,14 +255,26 @@ def test_the_true_value_is_what_sampling_says():
 
 
 def test_a_stage_adds_up_its_steps():
-    def update(number: int, bound: float, measured) -> dict:
-        certificate = {"kind": "turn_aware", "terms": {"surrogate": bound, "occupancy": 0.0}, "lower_bound": bound}
-        return {"update": number, "certificates": [certificate], "measured_before": measured, "outcome": "accepted"}
+    def update(number: int, bound: float, measured: MeasuredGain | None, outcome: Outcome = "accepted") -> UpdateRecord:
+        certificate = Certificate("turn_aware", {"surrogate": bound, "occupancy": 0.0}, bound)
+        report = UpdateReport("x", outcome, "", 0.1, certificates=() if outcome == "restored" else (certificate,))
+        return UpdateRecord(
+            update=number,
+            stage=4,
+            step=number - 7,
+            report=report,
+            reward=0.0,
+            success=0.0,
+            measured_before=measured,
+            episodes_total=0,
+            sampled_tokens_total=0,
+            time=0.0,
+        )
 
-    report = stage_report(
-        4, [update(7, 0.1, None), update(8, 0.2, {"update": 7, "estimate": 0.05}), update(9, 0.4, None)]
-    )
-    assert (report.stage, report.steps, report.accepted) == (4, 3, 3)
+    gain = MeasuredGain(7, 0.05, 0.0, 0.1, 0.95, "t", 4)
+    updates = [update(7, 0.1, None), update(8, 0.2, gain), update(9, 0.4, None), update(10, 9.0, None, "restored")]
+    report = stage_report(4, updates)
+    assert (report.stage, report.steps, report.accepted) == (4, 4, 3)
     assert report.certificates[0].lower_bound == pytest.approx(0.7)
     assert report.measured == 0.05
     assert report.certified_of_measured == 0.1, "compared with the steps that were measured, no others"

@@ -92,9 +92,7 @@ class TeamTrainer:
         """End the run after the update in progress; everything is saved, and ``train`` goes on from there."""
         self._stopping = True
 
-    def evaluate(
-        self, *, split: str = "test", problems: int | None = None, samples: int | None = None
-    ) -> EvalReport:
+    def evaluate(self, *, split: str = "test", problems: int | None = None, samples: int | None = None) -> EvalReport:
         """Play held-out problems with the newest weights of the run, or with the first ones before there is a run."""
         from teamtr.session.build import build
         from teamtr.session.resume import StoredRun

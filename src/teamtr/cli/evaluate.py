@@ -11,9 +11,10 @@ import typer
 from teamtr.cli.common import JsonFlag, answer, app, emit, errors, read_team_file
 
 if TYPE_CHECKING:
-    from teamtr.evaluation.evaluate import EvalReport, Interval, Part, Scores
+    from teamtr.evaluation.evaluate import Scores
     from teamtr.session.build import Session
     from teamtr.team import Team
+    from teamtr.types import EvalReport, Interval, Part
 
 
 @app.command("eval")

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from teamtr.text import share
+from teamtr.types import was_skipped
 
 Record = dict[str, Any]
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -113,7 +114,7 @@ class TrainingScreen:
         if self.live is not None:
             self.live.update(self._table(rate, eta))
         else:
-            kl = "-" if record["outcome"].startswith("skipped") else f"{record['kl_upper']:.4f}"
+            kl = "-" if was_skipped(record["outcome"]) else f"{record['kl_upper']:.4f}"
             told = (
                 f"stage {record['stage'] + 1:>3}/{self.stages}  {record['agent']:<8} {record['outcome']:<17} "
                 f"KL {kl:<6} of {record['radius']:.3g}  success {percent(record['success'])}  "

@@ -10,8 +10,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -19,67 +18,10 @@ from numpy.typing import ArrayLike, NDArray
 from teamtr.randomness import generator, resampled_range
 from teamtr.rollout import Ledger, RolloutContext, play
 from teamtr.team import Team
-from teamtr.types import Floats, Problem, RolloutBatch, Verdict
+from teamtr.types import EvalReport, Figure, Floats, Interval, Part, Problem, RolloutBatch, Verdict
 
 PROBLEMS_IN_A_RUN, SAMPLES_IN_A_RUN = 64, 4
 """Of an evaluation during a run, when the team file says nothing."""
-
-
-class Interval(NamedTuple):
-    low: float
-    high: float
-
-
-class Figure(NamedTuple):
-    """A mean and its interval."""
-
-    value: float
-    interval: Interval
-
-
-@dataclass(frozen=True)
-class Part:
-    """The problems of one label: a row of a table."""
-
-    problems: int
-    avg_at_k: float
-    avg_interval: Interval
-    pass_at_k: float
-    """At k = K."""
-
-
-@dataclass(frozen=True)
-class EvalReport:
-    """What an evaluation of P problems x K samples found. Intervals are over problems, at ``confidence``."""
-
-    problems: int
-    samples: int
-    confidence: float
-    avg_at_k: float
-    avg_interval: Interval
-    pass_at_k: Mapping[int, float]
-    pass_intervals: Mapping[int, Interval]
-    majority_at_k: float
-    majority_interval: Interval
-    consensus_on_correct: float | None  # None when nobody recorded what the agents stated
-    mean_reward: float  # over finite rewards
-    reward_interval: Interval
-    rewards_non_finite: int
-    verdicts: Mapping[str, int]
-    success_P: tuple[float, ...] = ()
-    """The share of right samples of each problem, so that two evaluations can be compared problem by problem."""
-    problem_ids: tuple[str, ...] = ()
-    tables: Mapping[str, Mapping[str, Part]] = field(default_factory=dict)
-    """By what the task labels problems with: {"size": {"2*2": ..., "2*3": ...}}."""
-    measures: Mapping[str, Figure] = field(default_factory=dict)
-    """What the task measures besides its verdicts."""
-
-    def as_record(self) -> dict[str, Any]:
-        """For the log and for JSON: keys are text."""
-        record = asdict(self)
-        for name in ("pass_at_k", "pass_intervals"):
-            record[name] = {str(k): value for k, value in record[name].items()}
-        return record
 
 
 def avg_at_k(correct_PK: ArrayLike) -> float:
@@ -364,7 +306,7 @@ def _majority(answers: Sequence[str | None], rights: Sequence[bool]) -> float:
     return float(np.mean([np.mean(group) for group in votes.values() if len(group) == most]))
 
 
-def _matrix(correct_PK: Any) -> NDArray[np.float64]:
+def _matrix(correct_PK: ArrayLike) -> NDArray[np.float64]:
     matrix = np.asarray(correct_PK, dtype=np.float64)
     if matrix.ndim != 2 or not matrix.size:
         raise ValueError(f"correctness is problems x samples, got an array of shape {matrix.shape}")

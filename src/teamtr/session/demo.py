@@ -13,7 +13,7 @@ from typing import Any
 from teamtr.config import TeamFile, loads, recipe_text
 from teamtr.session import train as runs
 from teamtr.store import RunFolder, read_episodes
-from teamtr.types import Episode
+from teamtr.types import Episode, was_kept
 
 Watch = Callable[[Iterator[runs.Record]], Iterator[runs.Record]]
 
@@ -48,7 +48,7 @@ class DemoResult:
                 if not self.exact:
                     self.initial, self.final = self.curve[0], self.curve[-1]
             case "update":
-                accepted = record["outcome"].startswith("accepted")
+                accepted = was_kept(record["outcome"])
                 self.updates += 1
                 self.accepted += accepted
                 self.out_of_region += accepted and not record["kl_upper"] <= record["radius"]

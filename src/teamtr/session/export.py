@@ -21,6 +21,7 @@ from teamtr.session.models import base_model, quieten
 from teamtr.session.resume import StoredRun
 from teamtr.store.atomic import make_folder, temporary_beside
 from teamtr.text import share
+from teamtr.types import was_kept
 
 OURS = ("optimizer.safetensors", "state.json", "manifest.json")
 """What a checkpoint holds besides the model."""
@@ -185,7 +186,7 @@ def _figures(agent: str, records: Sequence[Record]) -> list[str]:
     place, began = _beginning(agent, records)
     since = records[place:]
     own = [r for r in since if r["kind"] == "update" and r["agent"] == agent]
-    kept = [r for r in own if r["outcome"].startswith("accepted")]
+    kept = [r for r in own if was_kept(r["outcome"])]
     rows = [f"| updates of this agent, since {began} | {len(kept)} kept of {len(own)} |"]
     if kept:
         rows.append(f"| KL of the kept updates | mean {sum(r['kl_full'] for r in kept) / len(kept):.2g} nats |")

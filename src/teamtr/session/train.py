@@ -1,7 +1,7 @@
 """From a team file to a finished run: builds, drives the loop, saves after every update, resumes.
 
-``train`` is a generator of records, the same that go into the log; whoever shows them decides how. A run that is
-killed at any moment and started again ends with the same bits on a CPU, because
+``train`` is a generator of records as the log holds them (see ``records``); whoever shows them decides how. A run
+that is killed at any moment and started again ends with the same bits on a CPU, because
 
 - every random number is named by (seed, purpose, stage, step), see ``randomness``;
 - a commit holds weights, optimizer moments, steering state and position, and is all or nothing;
@@ -22,14 +22,31 @@ import numpy as np
 import torch
 
 from teamtr.config import TeamFile
-from teamtr.evaluation.evaluate import PROBLEMS_IN_A_RUN, SAMPLES_IN_A_RUN, EvalReport, evaluate
+from teamtr.evaluation.evaluate import PROBLEMS_IN_A_RUN, SAMPLES_IN_A_RUN, evaluate
 from teamtr.evaluation.exact import role_success
 from teamtr.ports import Snapshot
 from teamtr.randomness import generator, seed_of
-from teamtr.rollout import Collected, Ledger, collect, play, punishments_PG, trained_returns_PG
+from teamtr.records import (
+    AnyRecord,
+    EvalRecord,
+    FinishedRecord,
+    MeasuredGain,
+    Redrawn,
+    ResumeRecord,
+    StageMemory,
+    StageRecord,
+    StartRecord,
+    StoppedRecord,
+    UpdateRecord,
+    decode_record,
+    encode_record,
+    updates_before,
+)
+from teamtr.rollout import Ledger, collect, play, punishments_PG, trained_returns_PG
 from teamtr.rollout.cost import Account
 from teamtr.session.build import Session, build
 from teamtr.session.checks import doubts, measure_floors, require_visible, self_test
+from teamtr.session.history import History
 from teamtr.session.memory import before_training, peak_gb
 from teamtr.session.models import EngineMaker, local_engine
 from teamtr.session.resume import claim
@@ -50,11 +67,13 @@ from teamtr.trackers import follow
 from teamtr.training.algorithm import Slot, Step, run_stage, schedule
 from teamtr.training.batch import TrainingBatch
 from teamtr.training.probe import Rollouts, log_ratios, stale_probe, token_shift
-from teamtr.training.stage import shared_radii, stage_report
+from teamtr.training.radii import shared_radii
+from teamtr.training.stage import stage_report
 from teamtr.training.update import CertificateInputs, Update, update_agent
-from teamtr.types import Problem, RolloutBatch
+from teamtr.types import EvalReport, Problem, RolloutBatch, UpdateReport
 
 Record = dict[str, Any]
+"""A record as it is logged and yielded."""
 
 
 def train(
@@ -73,6 +92,8 @@ def train(
     there = Path(folder).exists()
     with RunFolder.open(folder, keep_commits=team_file.store.keep_checkpoints) as run:
         commit = run.checkpoints.latest()
+        if commit is not None:
+            run.log.require_known()
         claim(run, team_file, commit)
         taught = commit is None or team_file.plan.plan().objective.has_reference  # else a commit holds all that matters
         try:
@@ -104,8 +125,9 @@ class _Driver:
         self.states = dict.fromkeys(session.team.names, session.plan.first_state())
         self.fingerprints: dict[str, str] = {}
         self.exact: float | None = None
-        self.measured: Record | None = None
-        self.redrawn: Record | None = None
+        self.history = History()
+        self.measured: MeasuredGain | None = None
+        self.redrawn: Redrawn | None = None
         self.probed: Record | None = None
         self.memory: Record | None = None
 
@@ -117,24 +139,24 @@ class _Driver:
             if self.position.done == 0:
                 yield from self._evaluate_if_due()
                 if self.stop():
-                    yield {"kind": "stopped", **self._where()}
+                    yield encode_record(StoppedRecord(**self._where()))
                     return
             for step in self._stage():
                 yield self._commit(step)
                 if self.stop():
-                    yield {"kind": "stopped", **self._where()}
+                    yield encode_record(StoppedRecord(**self._where()))
                     return
             yield from self._close_stage()
             self.position = Position(number=self.position.number, stage=self.position.stage + 1)
         yield from self._evaluate_if_due(last=True)
-        yield {"kind": "finished", **self._where(), "tokens": self.account.sampled_tokens}
+        yield encode_record(FinishedRecord(**self._where(), tokens=self.account.sampled_tokens))
 
     # -- one stage --------------------------------------------------------------------------------------------
 
     def _stage(self) -> Iterator[Step]:
         stage, plan = self.position.stage, self.session.plan
-        past = self._last_updates()
-        gains = {name: record["surrogate"] for name, record in past.items()}
+        past = self.history.last_updates(stage)
+        gains = {name: report.surrogate for name, report in past.items()}
         slots = schedule(plan.order, self.team.trainable, generator(self.seed, "order", stage), gains)
         self._share_out_radii(past)
         problems, others = self._draw(stage, self.session.team_file.plan.problems)
@@ -155,7 +177,8 @@ class _Driver:
                 ledger=ledger,
             )
             batch = collected.batch
-            self.redrawn = _told(collected) if plan.dynamic_sampling.on else None
+            redrawn = Redrawn(collected.rounds, collected.without_signal, collected.ended)
+            self.redrawn = redrawn if plan.dynamic_sampling.on else None
             self.account.sampled(ledger)
             self._measure(batch)
             name = batch_name(stage, step)
@@ -174,15 +197,7 @@ class _Driver:
             batch=held,
         )
 
-    def _last_updates(self) -> dict[str, Record]:
-        """Each agent's last update before this stage, from the log; empty where nothing depends on the past."""
-        plan = self.session.plan
-        if plan.order.kind != "largest_gain" and plan.radii.allocation == "equal":
-            return {}
-        past = [r for r in self.run.log.read() if r["kind"] == "update" and r["stage"] < self.position.stage]
-        return {record["agent"]: record for record in past}
-
-    def _share_out_radii(self, past: Mapping[str, Record]) -> None:
+    def _share_out_radii(self, past: Mapping[str, UpdateReport]) -> None:
         """This stage's radii, from what each agent's last update gained; as they are where one has none yet."""
         names, router = self.team.trainable, self.session.context.router
         if self.session.plan.radii.allocation == "equal" or any(name not in past for name in names):
@@ -225,7 +240,7 @@ class _Driver:
         self.session.engine.publish(agent, update.report.version_after)
         self.account.updated(agent, update.report.tokens, update.report.seconds)
         self.probed = None
-        if before is not None and update.report.outcome.startswith("accepted"):
+        if before is not None and update.report.accepted:
             self.probed = self._probe(agent, before, data, fresh)
         return update
 
@@ -304,22 +319,19 @@ class _Driver:
         comparable = not plan.reuses_rollouts and not plan.dynamic_sampling.on and len(returns_PG) > 1
         if before is not None and comparable and np.isfinite(before).all() and np.isfinite(returns_PG).all():
             gain = measured_gain(before, returns_PG)
-            self.measured = {"update": self.position.number, **asdict(gain)}
+            self.measured = MeasuredGain(update=self.position.number, **asdict(gain))
         self.position = replace(self.position, returns=returns_PG.tolist())
 
     def _close_stage(self) -> Iterator[Record]:
-        """The stage's report, from its updates in the log; once."""
-        stage, records = self.position.stage, self.run.log.read()
-        if any(r["kind"] == "stage" and r["stage"] == stage for r in records):
+        """The stage's report, from its updates; once."""
+        stage = self.position.stage
+        if stage in self.history.closed:
             return
-        report = stage_report(stage, [r for r in records if r["kind"] == "update" and r["stage"] == stage])
-        memory = (
-            None if self.memory is None else {"planned_gb": self.memory["planned_gb"], "peak_gb": peak_gb(self.session)}
-        )
-        record = {"kind": "stage", **asdict(report), "updates": self.position.number, "memory": memory}
-        self.run.log.append(record)
+        report = stage_report(stage, self.history.of_stage(stage))
+        memory = None if self.memory is None else StageMemory(self.memory["planned_gb"], peak_gb(self.session))
+        written = self._log(StageRecord(report=report, updates=self.position.number, memory=memory))
         (self.run.episodes / probe_name(stage)).unlink(missing_ok=True)
-        yield record
+        yield written
 
     # -- books ------------------------------------------------------------------------------------------------
 
@@ -335,36 +347,40 @@ class _Driver:
         )
         rewards = np.array([e.reward for e in step.batch.episodes])
         exact_before, self.exact = self.exact, exact_success(self.session, self.team)
-        record = {
-            "kind": "update",
-            "update": self.position.number,
-            "stage": self.position.stage,
-            "step": step.index,
-            **asdict(step.report),
-            "reward": float(rewards[np.isfinite(rewards)].mean()) if np.isfinite(rewards).any() else float("nan"),
-            "punishment": self._mean_punishment(step.batch),
-            "dynamic_sampling": self.redrawn,
-            "grader_failures": dict(getattr(self.session.task, "failures", {})),
-            "protocol_breaches": self.session.breaches(),
-            "success": float(np.mean([e.verdict.right for e in step.batch.episodes])),
-            "exact_success": None if self.exact is None else [exact_before, self.exact],
-            "measured_before": self.measured,
-            "probe": self.probed,
-            "episodes_total": self.account.episodes,
-            "sampled_tokens_total": self.account.sampled_tokens,
-            "time": time.time(),
-        }
+        record = UpdateRecord(
+            update=self.position.number,
+            stage=self.position.stage,
+            step=step.index,
+            report=step.report,
+            reward=float(rewards[np.isfinite(rewards)].mean()) if np.isfinite(rewards).any() else float("nan"),
+            punishment=self._mean_punishment(step.batch),
+            dynamic_sampling=self.redrawn,
+            grader_failures=dict(getattr(self.session.task, "failures", {})),
+            protocol_breaches=self.session.breaches(),
+            success=float(np.mean([e.verdict.right for e in step.batch.episodes])),
+            exact_success=None if self.exact is None else (exact_before, self.exact),
+            measured_before=self.measured,
+            probe=self.probed,
+            episodes_total=self.account.episodes,
+            sampled_tokens_total=self.account.sampled_tokens,
+            time=time.time(),
+        )
         self._save(record, updated=step.report.agent)
-        self.run.log.append(record)
         self.measured = self.redrawn = None
-        return record
+        return self._log(record)
+
+    def _log(self, record: AnyRecord) -> Record:
+        """Write it down and remember it; returns what was written."""
+        written = self.run.log.write(record)
+        self.history.add(record)
+        return written
 
     def _mean_punishment(self, batch: RolloutBatch) -> float | None:
         """What overlong messages took from the batch's returns; None where the plan punishes none."""
         plan = self.session.plan
         return float(punishments_PG(batch, plan, self.team.limits).mean()) if plan.overlong.punishes else None
 
-    def _save(self, record: Record | None, updated: str | None) -> None:
+    def _save(self, record: UpdateRecord | None, updated: str | None) -> None:
         learner = self.session.engine.learner
         for name in self.team.names if updated is None else [updated]:
             self.fingerprints[name] = learner(name).fingerprint()
@@ -381,34 +397,35 @@ class _Driver:
             self.fingerprints,
             lambda name, folder: learner(name).save(folder),
             state.as_progress(),
-            record,
+            None if record is None else encode_record(record),
         )
 
     def _begin_or_resume(self, commit: Commit | None) -> Record:
-        if commit is None:
-            told = (*self_test(self.session), *doubts(self.session))
-            warnings = [*getattr(self.session.task, "warnings", ()), *told]
-            floors = measure_floors(self.session)
-            require_visible(self.session, floors)
-            self.memory = before_training(self.session)
-            self._save(None, updated=None)
-            self.run.log.rewind(lambda record: False)
-            record: Record = {
-                "kind": "start",
-                "floors": {f.agent: f.noise_floor for f in floors},
-                "warnings": warnings,
-            }
-        else:
-            self._resume(commit)
-            self.memory = before_training(self.session)  # the card, or after a swap the model, may be another
-            evals = [r["avg_at_k"] for r in self.run.log.read() if r["kind"] == "eval"]
-            record = {"kind": "resume", "skipped": list(commit.skipped), "evals": evals}
+        record = self._begin() if commit is None else self._go_on(commit)
         self.exact = exact_success(self.session, self.team)
-        record |= {
+        return self._log(record)
+
+    def _begin(self) -> StartRecord:
+        told = (*self_test(self.session), *doubts(self.session))
+        warnings = (*getattr(self.session.task, "warnings", ()), *told)
+        floors = measure_floors(self.session)
+        require_visible(self.session, floors)
+        self.memory = before_training(self.session)
+        self._save(None, updated=None)
+        self.run.log.rewind(lambda record: False)
+        return StartRecord(**self._begun(), floors={f.agent: f.noise_floor for f in floors}, warnings=warnings)
+
+    def _go_on(self, commit: Commit) -> ResumeRecord:
+        self._resume(commit)
+        self.memory = before_training(self.session)  # the card, or after a swap the model, may be another
+        return ResumeRecord(**self._begun(), skipped=commit.skipped, evals=tuple(self.history.success))
+
+    def _begun(self) -> dict[str, Any]:
+        return {
             **self._where(),
             "name": self.session.team_file.name,
             "stages": self.session.team_file.plan.stages,
-            "agents": list(self.session.team.names),
+            "agents": tuple(self.session.team.names),
             "trained_agents": len(self.session.team.trainable),
             "samplers": {name: self.session.engine.info(name).sampling for name in self.team.names},
             "precisions": self.session.precisions(),
@@ -416,8 +433,6 @@ class _Driver:
             "memory": self.memory,
             "time": time.time(),
         }
-        self.run.log.append(record)
-        return record
 
     def _resume(self, commit: Commit) -> None:
         folder_of = partial(self.run.checkpoints.folder_of, commit)
@@ -435,12 +450,12 @@ class _Driver:
             self.session.engine.set_precision(name, precision)
         self.fingerprints = dict(commit.agents)
         self.run.log.truncate_torn()
-        self.run.log.rewind(lambda r: r.get("update", r.get("updates", 0)) <= commit.number)
-        logged = max((r["update"] for r in self.run.log.read() if r["kind"] == "update"), default=0)
-        if commit.record is not None and logged < commit.number:
-            self.run.log.append(commit.record)
+        self.run.log.rewind(lambda record: updates_before(record) <= commit.number)
+        self.history = History(self.run.log.records())
+        if commit.record is not None and self.history.updates < commit.number:
+            self._log(decode_record(commit.record))
 
-    def _where(self) -> Record:
+    def _where(self) -> dict[str, int]:
         return {"stage": self.position.stage, "updates": self.position.number}
 
     # -- evaluation -------------------------------------------------------------------------------------------
@@ -449,23 +464,12 @@ class _Driver:
         settings, stage = self.session.team_file.eval, self.position.stage
         if settings.every == 0 or not (last or stage % settings.every == 0):
             return
-        if any(r["kind"] == "eval" and r["stage"] == stage for r in self.run.log.read()):
+        if stage in self.history.evaluated:
             return
         started = time.perf_counter()
         report, ledger = evaluate_team(self.session, self.team, stage=stage)
-        record = {
-            "kind": "eval",
-            **self._where(),
-            **report.as_record(),
-            "tokens": sum(ledger.sampled_tokens.values()),
-            "seconds": time.perf_counter() - started,
-        }
-        self.run.log.append(record)
-        yield record
-
-
-def _told(collected: Collected) -> Record:
-    return {"rounds": collected.rounds, "without_signal": collected.without_signal, "ended": collected.ended}
+        tokens, seconds = sum(ledger.sampled_tokens.values()), time.perf_counter() - started
+        yield self._log(EvalRecord(**self._where(), report=report, tokens=tokens, seconds=seconds))
 
 
 def evaluate_team(

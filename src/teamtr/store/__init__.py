@@ -15,7 +15,7 @@ from teamtr.store.atomic import StoreError, commit_folder, verify_folder, write_
 from teamtr.store.checkpoint import Checkpoints, Commit
 from teamtr.store.episodes import batch_name, probe_name, read_episodes, write_episodes
 from teamtr.store.folder import NotARun, RunFolder, RunLocked
-from teamtr.store.log import Log
+from teamtr.store.log import Log, RunLog
 
 __all__ = [
     "Checkpoints",
@@ -24,6 +24,7 @@ __all__ = [
     "NotARun",
     "RunFolder",
     "RunLocked",
+    "RunLog",
     "StoreError",
     "batch_name",
     "commit_folder",

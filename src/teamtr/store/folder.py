@@ -16,7 +16,7 @@ import orjson
 from teamtr.errors import Refused, UserError
 from teamtr.store.atomic import TEMPORARY, StoreError, explained, make_folder, remove_leftovers
 from teamtr.store.checkpoint import Checkpoints
-from teamtr.store.log import Log
+from teamtr.store.log import RunLog
 
 # A lock belongs to the open file, which a forked child (a worker of a pool) shares. A worker that outlived its killed
 # parent would keep the run locked, so every child closes what it inherited; that does not release the parent's lock.
@@ -103,8 +103,8 @@ class RunFolder:
         return self.path / "episodes"
 
     @cached_property
-    def log(self) -> Log:
-        return Log(self.path / "log.jsonl", writable=self.writable)
+    def log(self) -> RunLog:
+        return RunLog(self.path / "log.jsonl", writable=self.writable)
 
     @cached_property
     def checkpoints(self) -> Checkpoints:

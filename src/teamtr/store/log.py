@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import orjson
 
+from teamtr.records import AnyRecord, RecordError, decode_record, encode_record, require_known
 from teamtr.store.atomic import StoreError, explained, make_folder, sync_folder, write_atomic
 
 
@@ -136,6 +137,33 @@ class Log:
     def _require_writable(self) -> None:
         if not self._writable:
             raise StoreError(f"{self.path} was opened for reading; open the run folder with RunFolder.open to write")
+
+
+class RunLog(Log):
+    """A log of typed records: the one writer and the one reader of what a run must understand to go on."""
+
+    def write(self, record: AnyRecord) -> dict[str, Any]:
+        """Add one record; on return it is on the disk. Returns what was written."""
+        written = encode_record(record)
+        self.append(written)
+        return written
+
+    def records(self) -> list[AnyRecord]:
+        """Every whole record, oldest first. One that does not have the form of its kind is a StoreError."""
+        found: list[AnyRecord] = []
+        for record in self.read():
+            try:
+                found.append(decode_record(record))
+            except RecordError as error:
+                raise StoreError(
+                    f"{self.path}, line {len(found) + 1} is no record to go on from ({error}): restore the file from a "
+                    "copy, or begin another run"
+                ) from error
+        return found
+
+    def require_known(self) -> None:
+        """Raise NewerLog, by name, when the log is of a newer version or holds a kind that nobody here knows."""
+        require_known(self.read(), self.path)
 
 
 def _end(lines: list[_Line]) -> int:

@@ -16,7 +16,7 @@ Replacing is not certified (prop:pnp): no bound says that the team is as good as
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import asdict
 from functools import partial
@@ -30,6 +30,17 @@ from teamtr.chat.tokenizers import compare_tokenizers
 from teamtr.config import TeamFile, dump
 from teamtr.errors import Refused, UserError
 from teamtr.randomness import seed_of
+from teamtr.records import (
+    AlignRecord,
+    FinishedRecord,
+    ProtocolRecord,
+    StoppedRecord,
+    SwapEvalRecord,
+    SwapRecord,
+    encode_record,
+    of_kind,
+    updates_before,
+)
 from teamtr.rollout import Ledger
 from teamtr.session.build import Session, build
 from teamtr.session.checks import measure_floors, require_visible
@@ -38,7 +49,7 @@ from teamtr.session.models import distiller
 from teamtr.session.resume import SWAP_REQUEST, StoredRun
 from teamtr.session.state import Position, RunState
 from teamtr.session.train import Record, evaluate_team
-from teamtr.store import Checkpoints, Commit, Log, RunFolder, read_episodes, write_atomic, write_episodes
+from teamtr.store import Checkpoints, Commit, RunFolder, RunLog, read_episodes, write_atomic, write_episodes
 from teamtr.store.atomic import discard_folder, make_folder, remove_leftovers
 from teamtr.store.log import decode, encode
 from teamtr.swap.align import Student, align
@@ -64,13 +75,14 @@ def swap(run: Path | str, request: Request, out: Path | str) -> Iterator[Record]
     source, target_path = Path(run), Path(out)
     _require_apart(source.resolve(), target_path.resolve())
     stored = StoredRun.read(source)
+    stored.folder.log.require_known()
     agent_of(stored.team_file, request.agent)
     require_model(request.model)
     _require_no_run(RunFolder(target_path))
     with RunFolder.open(target_path) as target:
         if _claim(target, request, source, stored.commit):
             _tidy(target)
-            yield from (r for r in target.log.read() if r["kind"] == "swap")
+            yield from (dict(record) for record in of_kind(target.log.read(), SwapRecord.kind))
             return
         yield from _Swap(source, target, request, *stored.build(), stored.commit).go()
 
@@ -140,7 +152,7 @@ class _Swap:
         self.seed = old.team_file.seed
         self.folder = target.path / "swap"
         remove_leftovers(self.folder, recursive=True)
-        self.journal = Log(self.folder / "journal.jsonl")
+        self.journal = RunLog(self.folder / "journal.jsonl")
         self.next_stage = int(commit.progress["stage"]) + (int(commit.progress["done"]) > 0)
         self.stored = RunFolder.read(source).checkpoints
         self.state = RunState.of(commit, partial(self.stored.folder_of, commit))
@@ -159,40 +171,39 @@ class _Swap:
         codecs: tuple[Any, Any] = (self.old.context.codecs[request.agent], self.new.context.codecs[request.agent])
         tokenizers = compare_tokenizers(codecs[0].tokenizer, codecs[1].tokenizer, strings)
         checklist = check_protocol(self.old, self.new, request.agent, tokenizers, batch)
-        yield {"kind": "protocol", **checklist.as_record(), "warnings": list(warnings_of(checklist))}
+        yield encode_record(ProtocolRecord(**checklist.as_record(), warnings=tuple(warnings_of(checklist))))
         floors = measure_floors(self.new)  # first of all: it settles the precision that alignment computes in
         require_visible(self.new, floors)
-        evaluations = {}
+        evaluations: dict[str, SwapEvalRecord] = {}
         for when, session, team in (("before", self.old, self.old_team), ("at_swap", self.new, self._new_team())):
             evaluations[when] = self._evaluated(when, session, team)
-            yield evaluations[when]
+            yield encode_record(evaluations[when])
         aligned: Record = {}
         if request.mode == "aligned":
             yield from self._align(batch, exact=checklist.exact_kl, into=aligned)
             evaluations["after"] = self._evaluated("after", self.new, self._new_team())
-            yield evaluations["after"]
-        success = {when: record["avg_at_k"] for when, record in evaluations.items()}
+            yield encode_record(evaluations["after"])
+        success = {when: record.report.avg_at_k for when, record in evaluations.items()}
         installed = success.get("after", success["at_swap"])
-        record: Record = {
-            "kind": "swap",
-            "updates": self.commit.number,
-            "stage": self.next_stage,
-            "agent": request.agent,
-            "mode": request.mode,
-            "certified": False,
-            "from": {"run": str(self.source), "model": self._model(self.old), "version": self.old_team.versions},
-            "to": {"model": self._model(self.new), "version": self._new_team().versions},
-            "protocol": checklist.as_record(),
-            "success": success,
-            "intervals": {when: r["avg_interval"] for when, r in evaluations.items()},
-            "shock": success["before"] - installed,
-            "direct_shock": success["before"] - success["at_swap"],
-            "alignment": aligned or None,
-            "floors": {f.agent: f.noise_floor for f in floors},
-            "time": time.time(),
-        }
+        record = SwapRecord(
+            updates=self.commit.number,
+            stage=self.next_stage,
+            agent=request.agent,
+            mode=request.mode,
+            certified=False,
+            from_={"run": str(self.source), "model": self._model(self.old), "version": self.old_team.versions},
+            to={"model": self._model(self.new), "version": self._new_team().versions},
+            protocol=checklist.as_record(),
+            success=success,
+            intervals={when: record.report.avg_interval for when, record in evaluations.items()},
+            shock=success["before"] - installed,
+            direct_shock=success["before"] - success["at_swap"],
+            alignment=aligned or None,
+            floors={f.agent: f.noise_floor for f in floors},
+            time=time.time(),
+        )
         self._install(record)
-        yield record
+        yield encode_record(record)
 
     # -- steps ------------------------------------------------------------------------------------------------
 
@@ -223,28 +234,20 @@ class _Swap:
         self.spent[part] = _spent(batch)
         return batch
 
-    def _evaluated(self, when: str, session: Session, team: Team) -> Record:
+    def _evaluated(self, when: str, session: Session, team: Team) -> SwapEvalRecord:
         """Held-out success, from the journal when it was measured before. All three see the same problems and noise."""
-
-        def measure() -> Record:
-            report, ledger = evaluate_team(
-                session,
-                team,
-                stage=self.next_stage,
-                problems=self.request.eval_problems,
-                samples=self.request.eval_samples,
-            )
-            tokens = sum(ledger.sampled_tokens.values())
-            return {"kind": "swap_eval", "when": when, **report.as_record(), "tokens": tokens}
-
-        return self._once("swap_eval", when, measure)
-
-    def _once(self, kind: str, when: str, measure: Callable[[], Record]) -> Record:
-        for record in self.journal.read():
-            if record["kind"] == kind and record["when"] == when:
-                return record
-        record = measure()
-        self.journal.append(record)
+        for made in self.journal.records():
+            if isinstance(made, SwapEvalRecord) and made.when == when:
+                return made
+        report, ledger = evaluate_team(
+            session,
+            team,
+            stage=self.next_stage,
+            problems=self.request.eval_problems,
+            samples=self.request.eval_samples,
+        )
+        record = SwapEvalRecord(when=when, report=report, tokens=sum(ledger.sampled_tokens.values()))
+        self.journal.write(record)
         return record
 
     def _align(self, batch: RolloutBatch, *, exact: bool, into: Record) -> Iterator[Record]:
@@ -256,7 +259,7 @@ class _Swap:
         make_folder(self.folder / "align")
         store = Checkpoints(self.folder / "align")
         for seen in align(student, settings, store):
-            yield {"kind": "align", **asdict(seen), "radius": settings.radius}
+            yield encode_record(AlignRecord(**asdict(seen), radius=settings.radius))
         commit = store.latest()
         assert commit is not None
         into.update(achieved(student, Progress.of(commit.progress), settings))
@@ -331,15 +334,15 @@ class _Swap:
 
     # -- the new run ------------------------------------------------------------------------------------------
 
-    def _install(self, record: Record) -> None:
+    def _install(self, record: SwapRecord) -> None:
         """The old run's log with the swap at its end, one commit, and last the team file; then the looks go."""
         number = self.commit.number
         past = [
             r
             for r in RunFolder.read(self.source).log.read()
-            if r.get("update", r.get("updates", 0)) <= number and r["kind"] not in ("finished", "stopped")
+            if updates_before(r) <= number and r["kind"] not in (FinishedRecord.kind, StoppedRecord.kind)
         ]
-        lines = b"".join(encode(r, "record") + b"\n" for r in [*past, record])
+        lines = b"".join(encode(r, "record") + b"\n" for r in [*past, encode_record(record)])
         write_atomic(self.target.path / "log.jsonl", lines)
         for part in sorted(self.spent):
             self.account.sampled(self.spent[part])

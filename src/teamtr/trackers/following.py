@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from teamtr.records import TrackerRecord, encode_record
 from teamtr.text import visible
 from teamtr.trackers.feed import Feed, State
 from teamtr.trackers.metrics import Point, point
@@ -73,13 +74,17 @@ def _begin(name: str, run: Tracked, past: Sequence[Point], *, new: bool) -> Feed
 def _none(names: Sequence[str], error: Exception) -> list[Record]:
     told = visible(" ".join(str(error).split()))[:300]
     why = f"the log could not be read back ({type(error).__name__}: {told}), so that it gets nothing of this command"
-    return [{"kind": "tracker", "tracker": name, "text": f"tracker {name}: {why}. Training goes on"} for name in names]
+    return [_told(name, f"tracker {name}: {why}. Training goes on") for name in names]
 
 
 def _news(feeds: Sequence[Feed]) -> Iterator[Record]:
     for feed in feeds:
         while not feed.news.empty():
-            yield {"kind": "tracker", "tracker": feed.name, "text": feed.news.get()}
+            yield _told(feed.name, feed.news.get())
+
+
+def _told(tracker: str, text: str) -> Record:
+    return encode_record(TrackerRecord(tracker=tracker, text=text))
 
 
 def _flat(value: Any, path: str = "") -> Iterator[tuple[str, str]]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from teamtr.records import mappings
+from teamtr.records import accepted, mappings
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ def _prepared(record: Mapping[str, Any]) -> dict[str, Any]:
     low, high = interval if isinstance(interval, list | tuple) and len(interval) == 2 else (None, None)
     return {
         **record,
-        "kept": str(record.get("outcome", "")).startswith("accepted"),
+        "kept": accepted(record),
         "exact_after": exact[-1] if isinstance(exact, list | tuple) and exact else None,
         "bounds": {str(c["kind"]): c.get("lower_bound") for c in mappings(record, "certificates") if "kind" in c},
         "low": low,

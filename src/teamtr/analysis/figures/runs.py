@@ -12,6 +12,7 @@ from teamtr.analysis.report import Reading, read_run
 from teamtr.analysis.report.compare import labels
 from teamtr.analysis.report.summary import summarise
 from teamtr.presets import Order
+from teamtr.types import was_kept
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Run:
 
     @property
     def kept(self) -> list[dict[str, Any]]:
-        return [row for row in self.updates if row["outcome"].startswith("accepted")]
+        return [row for row in self.updates if was_kept(row["outcome"])]
 
     @property
     def probes(self) -> list[dict[str, Any]]:

@@ -28,7 +28,7 @@ from teamtr.records import Record, number
 from teamtr.store import StoreError, read_episodes
 from teamtr.text import visible
 from teamtr.theory.intervals import mean_interval
-from teamtr.types import RolloutBatch
+from teamtr.types import RolloutBatch, was_kept
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,7 @@ def labels(readings: Sequence[Reading]) -> list[str]:
 
 def _run(label: str, reading: Reading) -> dict[str, Any]:
     facts, updates, evals = run_facts(reading), update_rows(reading.updates), eval_rows(reading.records)
-    kept = [u for u in updates if u["outcome"].startswith("accepted")]
+    kept = [u for u in updates if was_kept(u["outcome"])]
     return {
         "label": label,
         "evals": evals,

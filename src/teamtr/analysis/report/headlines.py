@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from teamtr.types import was_kept
+
 Data = Mapping[str, Any]
 Answer = dict[str, str]
 MOST_QUOTED, LONGEST_QUOTE = 4, 40
@@ -49,7 +51,7 @@ def _silent(updates: list[Data]) -> str:
 
 def _inside(data: Data) -> Answer:
     question, updates = "Is each update inside its region?", data["updates"]
-    kept = [u for u in updates if u["outcome"].startswith("accepted")]
+    kept = [u for u in updates if was_kept(u["outcome"])]
     if not kept:
         told = f"{len(updates)} updates were made, none was kept.{_silent(updates)}"
         return _answer(question, "plain", "no update kept", told)

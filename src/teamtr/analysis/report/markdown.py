@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from teamtr.analysis.report.headlines import clock
 from teamtr.text import in_markdown, visible
+from teamtr.types import was_kept
 
 Data = Mapping[str, Any]
 
@@ -97,7 +98,7 @@ def comparison_tables(comparison: Data) -> list[Table]:
 
 def _region_row(agent: str, updates: Sequence[Data]) -> tuple[Any, ...]:
     own = [u for u in updates if u["agent"] == agent]
-    kept = [u for u in own if u["outcome"].startswith("accepted")]
+    kept = [u for u in own if was_kept(u["outcome"])]
     fills = [u["kl_upper"] / u["radius"] for u in kept if u["kl_upper"] is not None and u["radius"]]
     return (
         agent,

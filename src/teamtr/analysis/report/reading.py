@@ -15,11 +15,10 @@ from typing import Any
 
 from teamtr.config import ConfigError, TeamFile, loads
 from teamtr.presets import Plan
-from teamtr.records import Record, mapping, of_kind
+from teamtr.records import LOG_VERSION, Record, log_version, mapping, of_kind, unknown_kinds
 from teamtr.store import NotARun, RunFolder
 from teamtr.store.log import decode
 
-KNOWN_KINDS = ("start", "resume", "update", "stage", "eval", "swap", "finished", "stopped")
 _BATCH = re.compile(r"stage-([0-9]{4,9})-step-([0-9]{2,9})\.jsonl\.gz")
 _COMMIT = re.compile(r"[0-9]{6,12}")
 
@@ -168,8 +167,12 @@ def _log_notes(tail: LogTail) -> list[str]:
             f"The last line of the log is torn ({tail.torn_bytes} bytes): it is being written, or its writer was "
             "killed. It is not shown; a resumed run writes it again."
         )
-    unknown = sorted({str(r.get("kind")) for r in tail.records} - set(KNOWN_KINDS))
-    if unknown:
+    if (version := log_version(tail.records)) > LOG_VERSION:
+        notes.append(
+            f"The log is of version {version}, and this version of TeamTR reads versions 1 to {LOG_VERSION}: what is "
+            "new in it is not shown, and what is shown may mean something else."
+        )
+    if unknown := unknown_kinds(tail.records):
         notes.append(f"Records of kinds that this version does not know are left out: {', '.join(unknown[:8])}.")
     return notes
 

@@ -21,6 +21,7 @@ from teamtr.analysis.report.reading import Reading
 from teamtr.analysis.report.swaps import swap_rows
 from teamtr.records import Record, accepted, mapping, mappings, number, of_kind, whole
 from teamtr.theory.weights import weight_degeneracy
+from teamtr.types import was_skipped
 
 FORMAT = 1
 _NUMBERS = [
@@ -168,7 +169,8 @@ def update_rows(updates: Sequence[Record]) -> list[dict[str, Any]]:
         row["exact_success"] = exact[1] if isinstance(exact, list | tuple) and len(exact) == 2 else None
         row["seconds"] = sum(number(update["seconds"], phase) or 0.0 for phase in mapping(update, "seconds"))
         row["stale"] = row["update"] in stale
-        row["outside"] = accepted(update) and _outside(update)
+        row["kept"], row["skipped"] = accepted(update), was_skipped(update.get("outcome"))
+        row["outside"] = row["kept"] and _outside(update)
         rows.append(row)
     return rows
 

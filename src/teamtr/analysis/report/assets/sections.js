@@ -4,7 +4,7 @@ const agentClass = (data, name) => {
   const k = data.run.agents.indexOf(name);
   return k < 0 ? "agent-none" : "agent-" + (k % 8);
 };
-const kept = (u) => u.outcome.startsWith("accepted");
+const kept = (u) => u.kept;
 const nameTag = (data, who) => el("span", { class: "who " + agentClass(data, who) }, who);
 
 const quantile = (values, q) => {
@@ -90,7 +90,7 @@ function regionSection(data) {
   const spread = (k) => 0.5 * ((k + 0.5) / data.run.agents.length - 0.5); // agents of one stage stand beside each other
   const outside = updates.filter((u) => u.outside).length, held = updates.filter(kept).length;
   const restored = updates.filter((u) => u.outcome === "restored").length;
-  const skipped = updates.filter((u) => u.outcome.startsWith("skipped")).length;
+  const skipped = updates.filter((u) => u.skipped).length;
   const ratio = (key) => updates.filter((u) => isNumber(u[key]) && isNumber(u.kl_full) && u.kl_full > 0 && u.radius && u.unit === "message")
     .map((u) => ({ x: u.kl_full / u.radius, y: u[key] / u.radius, tip: () => `update ${u.update} (${u.agent}): exact ${num(u.kl_full)}, ${key.slice(3)} ${num(u[key])}` }));
   return section("region", "Trust region", "How far each update moved its agent, against the radius it was allowed.",
