@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import typing
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from annotated_types import Ge, Le
 from pydantic import Field, Strict
@@ -13,11 +13,9 @@ from pydantic import Field, Strict
 from teamtr.config.errors import Refusal, hint, show
 from teamtr.config.paths import Anchor
 from teamtr.config.section import Section, key, unset
+from teamtr.config.team import TeamConfig
 from teamtr.config.texts import Grader, OwnTaskName, Pattern, Symbols
 from teamtr.config.values import Above0, Flag, NonEmpty, Positive, Share, UpTo1
-
-if TYPE_CHECKING:
-    from teamtr.config.schema import TeamConfig
 
 
 class Task(Section):

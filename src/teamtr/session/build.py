@@ -40,6 +40,7 @@ from teamtr.engines.torch.loading import TinyShape, load_pretrained, quieten, sh
 from teamtr.engines.torch.policy import CHEAPEST_FIRST, Precision, TransformerPolicy
 from teamtr.engines.torch.tokenizer import character_tokenizer
 from teamtr.errors import UserError
+from teamtr.own_code import make_own
 from teamtr.ports import Task
 from teamtr.presets import Plan
 from teamtr.randomness import generator, seed_of
@@ -47,7 +48,7 @@ from teamtr.rollout import RolloutContext
 from teamtr.tasks.benchmarks.arbench.endpoint import EndpointPlayer
 from teamtr.tasks.benchmarks.arbench.players import Player, PolicyPlayer
 from teamtr.tasks.benchmarks.arbench.task import ArBench
-from teamtr.team import Agent, Router, Team
+from teamtr.team import Agent, Router, Team, visibility
 from teamtr.training.batch import Optimization
 from teamtr.types import Ids
 
@@ -113,7 +114,7 @@ def build(team_file: TeamFile, *, taught: bool = True) -> Session:
                 name=agent.name,
                 version=engine.version(agent.name),
                 system_prompt=agent.system_prompt,
-                sees=agent.sees,
+                sees=visibility(agent.sees),
                 max_tokens=agent.max_tokens,
                 frozen=agent.frozen,
             )
@@ -125,7 +126,7 @@ def build(team_file: TeamFile, *, taught: bool = True) -> Session:
     context = RolloutContext(
         sampler=engine,
         codecs={name: model.codec for name, model in models.items()},
-        router=Router(team_file.team.speaking_order, team_file.team.router.rounds),
+        router=build_router(team_file),
         task=task,
         answer=team_file.team.answer,
         history=team_file.team.history,
@@ -192,6 +193,20 @@ def build_task(team_file: TeamFile) -> Task:
             return tasks.benchmark(g.name, g.data, seed=team_file.seed, **g.options)
         case BenchmarkTask() as b:
             return tasks.benchmark(b.name, b.data, **b.options)
+
+
+def build_router(team_file: TeamFile) -> Router:
+    """Who speaks when, as the file says; a class of your own is called with the names of the agents."""
+    team, settings = team_file.team, team_file.team.router
+    if not settings.is_own:
+        return settings.made(team.names)
+    router = make_own(settings.kind, settings.options, team.names, what="team.router")
+    if not isinstance(router, Router):
+        needed = ", ".join(part for part in ("next", "turns_of", "horizon", "rounds") if not hasattr(router, part))
+        raise UserError(f"{settings.kind}: what it makes has no {needed}; see teamtr.team.Router and docs/teams.md")
+    if team.answer in team.names and not router.turns_of(team.answer):
+        raise UserError(f"team.answer names {team.answer!r}, who never speaks by the router {settings.kind}")
+    return router
 
 
 def device_of(team_file: TeamFile) -> torch.device:
