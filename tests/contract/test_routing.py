@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +47,7 @@ def turn(agent: str, text: str = "", round: int = 0) -> Turn:
     return Turn(agent, round, NONE, NONE, np.zeros(0, np.float32), "stop", "v", text)
 
 
-def episode(router: Router, says: dict[str, str] | None = None, names: str = "abcj") -> list[tuple[int, str]]:
+def episode(router: Router, says: dict[str, str] | None = None, names: Sequence[str] = "abcj") -> list[tuple[int, str]]:
     """(round, speaker) of an episode in which everybody always says the same."""
     turns: list[Turn] = []
     while found := next_turn(router, turns, tuple(names)):
@@ -549,6 +551,7 @@ def test_a_run_of_a_blind_debate_with_a_judge(tmp_path: Path):
     assert judge.prompt > debater.prompt, "it has read everything"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("router", "task"),
     [
@@ -597,6 +600,28 @@ def test_a_router_of_ones_own_that_cannot_be_used(tmp_path: Path):
     (tmp_path / "moderated.py").write_text(MODERATED.replace("if agent in self.agents", "if agent in 'ab'"))
     with pytest.raises(UserError, match=r"team\.answer names 'judge', who never speaks by the router"):
         build.build(team_file)
+
+
+def test_what_the_page_on_teams_shows_can_be_used(tmp_path: Path):
+    page = (Path(__file__).parents[2] / "docs" / "teams.md").read_text()
+    head = "name: shown\ntask: {name: data, path: x}\n"
+    debate, addressed = (loads(head + text) for text in re.findall("^```yaml\n(.*?)^```", page, flags=re.M | re.S))
+    assert debate.team.known_router == Schedule((("ann", "bob"), ("ann", "bob"), ("judge",)))
+    assert addressed.team.known_router == Addressed(("ann", "bob"), 6, ("judge",), ("eve",))
+    three = head + "team:\n  model: tiny\n  agents: [{name: ann}, {name: bob}, {name: judge, frozen: true}]\n"
+    rows = re.findall(r"^\| `(\{.*?\})` \|", page, flags=re.M)
+    assert len(rows) == 7
+    for row in rows:
+        word = "sees" if "blind" in row or "only" in row else "router"
+        text = three.replace("name: judge", f"name: judge, sees: {row}") if word == "sees" else three
+        loads(text + (f"  router: {row}\n" if word == "router" else ""))
+    (code,) = re.findall("^```python\n(.*?)^```", page, flags=re.M | re.S)
+    (tmp_path / "moderated.py").write_text(code)
+    (kind,) = re.findall(r"^Then `router: (.*?)` uses it", page, flags=re.M)
+    (tmp_path / "team.yaml").write_text(f"{three}  router: {kind}\n")
+    router = build.build_router(load_team_file(tmp_path / "team.yaml"))
+    spoken = episode(router, {"bob": "why?"}, names=("ann", "bob", "judge"))
+    assert spoken == [(0, "bob"), (0, "ann"), (0, "bob"), (0, "ann")]
 
 
 def test_exact_success_is_for_one_blind_round_only():
