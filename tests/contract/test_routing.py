@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from teamtr.config import ConfigError, dump, load_team_file, loads
 from teamtr.errors import UserError
 from teamtr.session import build
 from teamtr.session import train as run
-from teamtr.session.checks import doubts
+from teamtr.session.checks import doubts, self_test
 from teamtr.session.memory import longest
 from teamtr.session.train import exact_success
 from teamtr.store import read_episodes
@@ -37,7 +38,8 @@ from teamtr.team import (
     visibility,
     visible,
 )
-from teamtr.team.router import closers_of, most_before, next_turn, opens_round, speakers_of
+from teamtr.team.router import ROUTERS, closers_of, most_before, next_turn, opens_round, speakers_of
+from teamtr.team.visibility import FORMS
 from teamtr.types import Problem, Turn, Verdict
 
 NONE = np.zeros(0, dtype=np.int32)
@@ -420,11 +422,11 @@ def test_sees_in_a_team_file():
         ),
         (
             "  agents: [{name: a, sees: «{blind: 0}»}]",
-            "team.agents.a.sees blind must be a list of rounds, counted from 0, such as {blind: [0]}, got a mapping",
+            "team.agents.a.sees must list rounds under blind, counted from 0, such as {blind: [0]}, got a mapping",
         ),
         (
             "  agents: [{name: a, sees: «{only: []}»}]",
-            "team.agents.a.sees only must be a list of agents, such as {only: [ann, bob]}, got a mapping",
+            "team.agents.a.sees must list agents under only, such as {only: [ann, bob]}, got a mapping",
         ),
         (
             "  agents: [{name: ann, sees: «{only: [bo]}»}, {name: bob}]",
@@ -438,6 +440,44 @@ def test_sees_in_a_team_file():
 )
 def test_one_mistake(marked: str, message: str):
     check_marked(HEAD + marked, message)
+
+
+def test_a_new_router_and_a_new_visibility_touch_one_file(monkeypatch: pytest.MonkeyPatch):
+    """The team file, its errors and the session learn of them from the two tables alone."""
+
+    @dataclass(frozen=True)
+    class Backwards(Schedule):
+        @classmethod
+        def planned(cls, agents: Sequence[str], *, order: Sequence[str] = (), skip: int = 0) -> Backwards:
+            return cls((tuple(order or agents)[::-1][skip:],))
+
+    monkeypatch.setitem(ROUTERS, "backwards", Backwards.planned)
+    monkeypatch.setitem(FORMS, "without", lambda names: Only(tuple({"a", "b", "judge"} - {*names})))
+    agents = THREE.replace("name: b", "name: b, sees: {without: [a, b]}")
+    team_file = loads(f"{HEAD}{agents}  router: {{kind: backwards, options: {{skip: 1}}}}\n")
+    assert build.build_router(team_file) == Backwards((("b", "a"),))
+    assert visibility(team_file.team.agents[1].sees) == Only(("judge",))
+    check_marked(
+        f"{HEAD}{agents}  router: {{kind: backwards, «then»: [a]}}\n",
+        'team.router.then means nothing to router "backwards"; it takes order, skip',
+    )
+    check_marked(
+        f"{HEAD}{agents}  router: {{kind: backwards, options: {{«skp»: 1}}}}\n",
+        'team.router.options has no "skp" for router "backwards"',
+    )
+
+
+@pytest.mark.parametrize(("router", "refused"), [("then: [speaker]", False), ("order: [left, right, speaker]", True)])
+def test_the_last_word_may_be_anyones_where_what_was_said_decides(router: str, refused: bool):
+    agents = "[{name: left}, {name: right}, {name: speaker}]"
+    text = f"name: c\ntask: {{name: code}}\nteam:\n  model: tiny\n  agents: {agents}\n"
+    text += f"  router: {{kind: addressed, turns: 3, {router}}}\n"
+    if refused:
+        with pytest.raises(ConfigError, match='gives the word to "left"'):
+            loads(text)
+    assert loads(text, overrides=["team.answer=speaker"]).team.answer == "speaker"
+    if not refused:
+        assert loads(text).team.closing == ("speaker",)
 
 
 def test_an_order_that_leaves_an_agent_out_still_loads_and_is_told():
@@ -580,6 +620,14 @@ def test_a_run_whose_speakers_depend_on_what_was_said_resumes_to_the_same_bits(r
         records.close()
     assert list(run.train(team_file, tmp_path / "parts"))[-1]["kind"] == "finished"
     assert result(tmp_path / "parts") == whole
+
+
+def test_right_answers_come_out_right_from_one_who_speaks_only_when_named(tmp_path: Path):
+    agents = "  agents: [{name: a}, {name: b}, {name: c, max_tokens: 1}]\n  answer: c\n"
+    session = build.build(first(tmp_path, f"{agents}  router: {{kind: addressed, turns: 2, order: [a, b]}}\n"))
+    assert self_test(session) == [
+        "agent 'c' may write 1 tokens, but the shortest of 3 right answers takes 2: raise max_tokens"
+    ]
 
 
 def test_a_router_of_ones_own_that_cannot_be_used(tmp_path: Path):

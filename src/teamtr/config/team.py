@@ -18,8 +18,9 @@ from teamtr.config.texts import ANSWER_WORDS, AgentName
 from teamtr.config.values import Above0, Flag, InWords, NonEmpty, Positive
 from teamtr.own_code import PREFIX as OWN
 from teamtr.team import Router, visibility
-from teamtr.team.router import ROUTERS, keys_of, speakers_of
+from teamtr.team.router import ROUTERS, closers_of, keys_of, speakers_of
 from teamtr.team.visibility import HELP as SEES_HELP
+from teamtr.team.visibility import WORDS
 
 Train = Literal["full", "lora"]
 
@@ -48,7 +49,7 @@ def _sees(value: Any) -> Any:
     try:
         visibility(value)
     except ValueError as error:
-        raise ValueError(f"{error}, got {show(value)}{hint(value, ('everything', 'blind'))}") from None
+        raise ValueError(f"{error}, got {show(value)}{hint(value, WORDS)}") from None
     return {form: list(listed) for form, listed in value.items()} if isinstance(value, dict) else value
 
 
@@ -60,7 +61,7 @@ Rounds = Annotated[
     ),
 ]
 RouterKind = Annotated[str, AfterValidator(_router_kind)]
-Sees = Annotated[Any, BeforeValidator(_sees), InWords("everything | blind | mapping")]
+Sees = Annotated[Any, BeforeValidator(_sees), InWords(" | ".join((*WORDS, "mapping")))]
 
 
 class LoraConfig(Section):
@@ -202,6 +203,12 @@ class TeamConfig(Section):
         """Who speaks, in order where there is one; all agents, where only a router's own code knows."""
         router = self.known_router
         return self.names if router is None else speakers_of(router, self.names)
+
+    @property
+    def closing(self) -> tuple[str, ...]:
+        """Who may have the last word; all agents, where only a router's own code knows."""
+        router = self.known_router
+        return self.names if router is None else closers_of(router, self.names)
 
     @property
     def rounds(self) -> int | None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -172,17 +173,22 @@ class _Known:
 
 
 def _spoken(context: RolloutContext, reply: str) -> list[Turn]:
-    """An episode in which everyone says the reply, as its own tokenizer writes and reads it."""
+    """An episode in which everyone says the reply, as its own tokenizer writes and reads it; whoever answers has the
+    last word, where nobody gave it to them."""
+
+    @cache
+    def message(name: str) -> Turn:
+        codec = context.codecs[name]
+        token_ids = codec.encode_message(reply)
+        nothing = np.zeros(0, np.int32), token_ids, np.zeros(len(token_ids), np.float32)
+        return Turn(name, 0, *nothing, "stop", "", codec.decode(token_ids))
+
     turns: list[Turn] = []
-    said: dict[str, Turn] = {}
-    while upcoming := next_turn(context.router, turns, tuple(context.codecs)):
-        round, name = upcoming
-        if name not in said:
-            codec = context.codecs[name]
-            token_ids = codec.encode_message(reply)
-            nothing = np.zeros(0, np.int32), token_ids, np.zeros(len(token_ids), np.float32)
-            said[name] = Turn(name, 0, *nothing, "stop", "", codec.decode(token_ids))
-        turns.append(replace(said[name], round=round))
+    names = tuple(context.codecs)
+    while upcoming := next_turn(context.router, turns, names):
+        turns.append(replace(message(upcoming.agent), round=upcoming.round))
+    if context.answer in names and all(turn.agent != context.answer for turn in turns):
+        turns.append(message(context.answer))
     return turns
 
 

@@ -176,7 +176,8 @@ class _Driver:
 
     def _share_out_radii(self, past: Mapping[str, Record]) -> None:
         """This stage's radii, from what each agent's last update gained; as they are where one has none yet."""
-        names, router = self.team.trainable, self.session.context.router
+        router = self.session.context.router
+        names = [name for name in self.team.trainable if router.turns_of(name)]
         if self.session.plan.radii.allocation == "equal" or any(name not in past for name in names):
             return
         turns = {name: router.turns_of(name) for name in names}

@@ -89,13 +89,13 @@ class Each:
 
 def _rounds(value: Any) -> Visibility:
     if not _list_of(int, value) or any(round < 0 for round in value):
-        raise ValueError("blind must be a list of rounds, counted from 0, such as {blind: [0]}")
+        raise ValueError("must list rounds under blind, counted from 0, such as {blind: [0]}")
     return Blind(tuple(value))
 
 
 def _names(value: Any) -> Visibility:
     if not _list_of(str, value):
-        raise ValueError("only must be a list of agents, such as {only: [ann, bob]}")
+        raise ValueError("must list agents under only, such as {only: [ann, bob]}")
     return Only(tuple(value))
 
 
