@@ -622,6 +622,32 @@ def test_a_run_whose_speakers_depend_on_what_was_said_resumes_to_the_same_bits(r
     assert result(tmp_path / "parts") == whole
 
 
+ONE_ORDER = '''
+class OneOrder:
+    """The router that knew one order only, by its own formulas."""
+
+    def __init__(self, agents, order, rounds):
+        self.order, self.rounds, self.horizon = order, rounds, len(order) * rounds
+
+    def turns_of(self, agent):
+        return self.order.count(agent) * self.rounds
+
+    def next(self, turns):
+        taken = len(turns)
+        return None if taken >= self.horizon else (taken // len(self.order), self.order[taken % len(self.order)])
+'''
+
+
+@pytest.mark.long
+def test_a_run_of_order_and_rounds_is_what_it_was_to_the_bit(tmp_path: Path):
+    agents = "  agents: [{name: a, sees: blind}, {name: b}, {name: judge, sees: blind}]\n"
+    plan = "order: [b, a, judge, a], rounds: 2"
+    (tmp_path / "old.py").write_text(ONE_ORDER)
+    for name, router in ("new", plan), ("old", f"kind: 'python:old.py:OneOrder', options: {{{plan}}}"):
+        list(run.train(first(tmp_path, f"{agents}  router: {{{router}}}\n"), tmp_path / name))
+    assert result(tmp_path / "new") == result(tmp_path / "old")
+
+
 def test_right_answers_come_out_right_from_one_who_speaks_only_when_named(tmp_path: Path):
     agents = "  agents: [{name: a}, {name: b}, {name: c, max_tokens: 1}]\n  answer: c\n"
     session = build.build(first(tmp_path, f"{agents}  router: {{kind: addressed, turns: 2, order: [a, b]}}\n"))

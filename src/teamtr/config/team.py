@@ -50,7 +50,9 @@ def _sees(value: Any) -> Any:
         visibility(value)
     except ValueError as error:
         raise ValueError(f"{error}, got {show(value)}{hint(value, WORDS)}") from None
-    return {form: list(listed) for form, listed in value.items()} if isinstance(value, dict) else value
+    if not isinstance(value, dict):
+        return value
+    return {form: list(said) if isinstance(said, tuple) else said for form, said in value.items()}
 
 
 Names = Annotated[tuple[str, ...], Field(min_length=1)]
@@ -132,7 +134,7 @@ class RouterConfig(Section):
         return {name: value for name, value in said.items() if value != fields[name].default}
 
     def made(self, agents: tuple[str, ...]) -> Router:
-        """The router of the library that is asked for. Raises ValueError where it cannot be."""
+        """The router of the library that is asked for. Raises TypeError or ValueError where it cannot be."""
         return ROUTERS[self.kind](agents, **self.given, **self.options)
 
     def anchored(self, anchor: Anchor) -> Self:
@@ -195,7 +197,7 @@ class TeamConfig(Section):
         """Who speaks when, as far as the file says it: None for a router of your own, which only its code knows."""
         try:
             return None if self.router.is_own else self.router.made(self.names)
-        except (TypeError, ValueError):  # refused: see the refusals
+        except (TypeError, ValueError):  # told in the refusals
             return None
 
     @property
@@ -272,13 +274,11 @@ class TeamConfig(Section):
 
     def _refusals_of_router(self) -> Iterator[Refusal]:
         """Who never speaks and should, and rounds that never come."""
-        if self.router.is_own:
+        if self.router.is_own or any(True for _ in self.router._refusals()):  # these the section tells itself
             return
         try:
             router = self.router.made(self.names)
-        except TypeError:  # keys that it does not take, or needs: told by the section itself
-            return
-        except ValueError as error:
+        except (TypeError, ValueError) as error:
             yield Refusal(_ROUTER, f"team.router {error}", _KEYS_OF_ROUTERS)
             return
         if self.answer in self.names and not router.turns_of(self.answer):
