@@ -13,7 +13,7 @@ from teamtr.engines.tabular import TabularPolicy
 from teamtr.presets import PRESETS, Plan
 from teamtr.randomness import seed_of
 from teamtr.rollout import RolloutContext, play
-from teamtr.team import Agent, Router, Team
+from teamtr.team import Agent, Schedule, Team
 from teamtr.training.batch import Optimization, TrainingBatch
 from teamtr.training.update import Update, update_agent
 from teamtr.types import Ids, Problem, RolloutBatch, Verdict
@@ -83,7 +83,7 @@ class World:
             }
         )
         self.context = RolloutContext(
-            self.engine, {n: LetterCodec() for n in names}, Router(tuple(names), rounds), SameLetter(reward)
+            self.engine, {n: LetterCodec() for n in names}, Schedule.repeated(names, rounds), SameLetter(reward)
         )
         self.team = Team(tuple(Agent(n, self.engine.version(n), max_tokens=3) for n in names))
         self.optimization = Optimization(learning_rate=learning_rate)

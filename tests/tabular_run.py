@@ -23,7 +23,7 @@ from teamtr.rollout import RolloutContext
 from teamtr.session.build import build
 from teamtr.session.train import _Driver
 from teamtr.store import Log, RunFolder, batch_name, read_episodes
-from teamtr.team import Agent, Router, Team
+from teamtr.team import Agent, Schedule, Team
 from teamtr.theory.tabular import EpisodicStep, EpisodicTeam, MessageSpace
 from teamtr.types import Floats, Ids, Problem, RolloutBatch, Verdict
 
@@ -129,7 +129,7 @@ def tabular_run(folder: Path, *, preset: str = "teamtr", stages: int = 3, radius
         session,
         task=task,
         engine=engine,
-        context=RolloutContext(engine, {name: LetterCodec() for name in NAMES}, Router(NAMES), task),
+        context=RolloutContext(engine, {name: LetterCodec() for name in NAMES}, Schedule.repeated(NAMES), task),
         team=Team(tuple(Agent(name, engine.version(name), max_tokens=2) for name in NAMES)),
     )
     logits = []

@@ -354,7 +354,7 @@ DATA = "{name: data, path: x}"
         (
             DATA,
             "{model: tiny, agents: [{name: a}, {name: b}], answer: «b», router: {order: [a]}}",
-            'team.answer names "b", who never speaks in team.router.order',
+            'team.answer names "b", who never speaks in team.router',
         ),
         (
             DATA,

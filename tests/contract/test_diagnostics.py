@@ -21,7 +21,7 @@ from teamtr.analysis.diagnostics.subsampling import subsample_reliability
 from teamtr.analysis.diagnostics.tracking import certificate_tracking, gains, rank_correlation, stale_updates
 from teamtr.analysis.diagnostics.zeta import zeta_proxy
 from teamtr.records import number, whole
-from teamtr.team import Agent
+from teamtr.team import Agent, Blind, Everything
 from teamtr.theory.weights import weight_degeneracy
 from teamtr.training.probe import subsampled_means
 
@@ -183,7 +183,7 @@ def test_forms_of_contexts():
 
 def test_a_blind_agent_has_heard_nothing_of_its_round():
     batch = made_batch(("left", "right"), problems=1, group=2, environment=True)
-    seeing, blind = (heard_by(Agent("right", "", sees=sees), batch) for sees in ("everything", "blind"))
+    seeing, blind = (heard_by(Agent("right", "", sees=sees), batch) for sees in (Everything(), Blind()))
     assert [[author for author, _ in heard.said] for heard in seeing] == [["world", "left"]] * 2
     assert [[author for author, _ in heard.said] for heard in blind] == [["world"]] * 2
     assert seeing[0].context == batch.episodes[0].turns[1].context_ids.tobytes()

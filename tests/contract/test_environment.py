@@ -24,7 +24,7 @@ from teamtr.tasks.benchmarks.arbench.detective import DetectiveCases
 from teamtr.tasks.benchmarks.arbench.numbers import GuessingNumbers
 from teamtr.tasks.benchmarks.arbench.players import PolicyPlayer, ScriptedPlayer
 from teamtr.tasks.benchmarks.arbench.puzzles import SituationPuzzles
-from teamtr.team import Agent, Router, Team
+from teamtr.team import Agent, Blind, Everything, Schedule, Team
 from teamtr.theory.certificates import by_own_turn
 from teamtr.types import Floats, Ids, Message, Problem, Reply, RolloutBatch, Sample, Situation, Verdict
 
@@ -103,11 +103,11 @@ def world(task: Any, say: Callable[[str, str], str], order: Sequence[str] = ("x"
     context = RolloutContext(
         script,
         {n: TextCodec() for n in names},
-        Router(tuple(order), settings.pop("rounds", 5)),
+        settings.pop("router", None) or Schedule.repeated(order, settings.pop("rounds", 5)),
         task,
         answer=settings.pop("answer", "last"),
     )
-    team = Team(tuple(Agent(n, "v", sees="blind" if n in blind else "everything", max_tokens=99) for n in names))
+    team = Team(tuple(Agent(n, "v", sees=Blind() if n in blind else Everything(), max_tokens=99) for n in names))
     batch = play(context, team, task.problems("train"), settings.pop("group", 1), seed=1, **settings)
     return batch, script, context
 

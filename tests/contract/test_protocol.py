@@ -1,4 +1,4 @@
-"""How shared text becomes tokens: visibility, rendering, templates that must not change behind our back."""
+"""How shared text becomes tokens: answers, rendering, templates that must not change behind our back."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 
 from teamtr.chat import ChatCodec, ProtocolError, check_template, render
 from teamtr.engines.torch.tokenizer import character_tokenizer
-from teamtr.team import Agent, Router, Team, team_answer, visible
+from teamtr.team import Agent, Team, team_answer
 from teamtr.types import Problem, Turn
 
 NONE = np.zeros(0, dtype=np.int32)
@@ -17,23 +17,7 @@ def turn(agent: str, text: str, round: int = 0) -> Turn:
     return Turn(agent, round, NONE, NONE, np.zeros(0, np.float32), "stop", "v", text)
 
 
-# -- router, visibility, answer -------------------------------------------------------------------------------
-
-
-def test_round_robin_over_two_rounds():
-    router = Router(("a", "b"), rounds=2)
-    assert [router.next(t) for t in range(5)] == [(0, "a"), (0, "b"), (1, "a"), (1, "b"), None]
-
-
-def test_an_agent_may_speak_twice_a_round():
-    assert [Router(("a", "b", "a")).next(t)[1] for t in range(3)] == ["a", "b", "a"]
-
-
-def test_a_blind_agent_sees_earlier_rounds_only():
-    turns = [turn("a", "one", 0), turn("b", "two", 0), turn("a", "three", 1)]
-    assert [t.text for t in visible(turns, Agent("b", "v", sees="blind"), round=1)] == ["one", "two"]
-    assert [t.text for t in visible(turns[:1], Agent("b", "v", sees="blind"), round=0)] == []
-    assert len(visible(turns, Agent("b", "v"), round=1)) == 3
+# -- answer and team -------------------------------------------------------------------------------------------
 
 
 def test_answers():

@@ -21,8 +21,9 @@ from teamtr.config.file import dump, load_team_file, loads
 from teamtr.config.keys import SchemaKey, schema_keys
 from teamtr.config.recipe import recipe_text, recipes
 from teamtr.config.reference import reference
-from teamtr.config.schema import TASK_NAMES, AgentConfig, LoraConfig, PlanConfig, TeamConfig, TeamFile
+from teamtr.config.schema import TASK_NAMES, PlanConfig, TeamFile
 from teamtr.config.tasks import CodeTask, DataTask, OwnTask, RolesTask, SumsTask
+from teamtr.config.team import AgentConfig, LoraConfig, TeamConfig
 
 __all__ = [
     "TASK_NAMES",

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from teamtr.config.errors import Refusal, hint, show
 from teamtr.config.paths import Anchor
 from teamtr.config.section import Section, key, unset
 from teamtr.config.tasks import Task
+from teamtr.config.team import TeamConfig
 from teamtr.config.texts import GymName
 from teamtr.config.values import Above0, Flag, From0, NonEmpty, Positive, UpTo1
-
-if TYPE_CHECKING:
-    from teamtr.config.schema import TeamConfig
 
 AR_BENCH_ROUNDS = 25
 """Of AR-Bench itself; the router needs one more, for the final answer."""
@@ -163,11 +161,11 @@ class ArBenchTask(BenchmarkTask):
 
     def refusals_of(self, team: TeamConfig) -> Iterator[Refusal]:
         """Rounds to ask in, and a player who stays as it is."""
-        if team.router.rounds < 2:
+        if team.rounds is not None and team.rounds < 2:
             message = (
                 f"task {self.name} is played in rounds, the last of which is the final answer: set "
                 f"team.router.rounds to {AR_BENCH_ROUNDS + 1} for the {AR_BENCH_ROUNDS} rounds of the benchmark, "
-                f"got {team.router.rounds}"
+                f"got {team.rounds}"
             )
             yield Refusal(("team", "router", "rounds"), message)
         asked = self.player.agent if self.player else None

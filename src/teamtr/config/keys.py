@@ -14,6 +14,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from teamtr.config.schema import TASK_NAMES, TASKS, TeamFile
 from teamtr.config.section import Section
 from teamtr.config.tasks import Task
+from teamtr.config.values import InWords
 
 TaskKinds = tuple[type[Task], ...]
 
@@ -83,6 +84,8 @@ _BOUNDS: dict[type, tuple[str, str]] = {Ge: (">=", "ge"), Gt: (">", "gt"), Le: (
 def _type_name(annotation: Any, metadata: Sequence[Any] = ()) -> str:
     """An annotation in words a person who writes a team file knows."""
     origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
+    if said := [each.text for each in metadata if isinstance(each, InWords)]:
+        return said[0]
     if origin is Annotated:
         return _type_name(parts[0], parts[1:])
     if origin is Literal:

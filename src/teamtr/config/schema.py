@@ -1,7 +1,7 @@
 """The schema: what a team file may say, section by section, with every default.
 
-Types check single values; what only several fields together can have wrong, a section says in ``_refusals``. The tasks
-have modules of their own (``tasks``, ``benchmarks``).
+Types check single values; what only several fields together can have wrong, a section says in ``_refusals``. The team
+and the tasks have modules of their own (``team``, ``tasks``, ``benchmarks``).
 """
 
 from __future__ import annotations
@@ -15,137 +15,14 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import Discriminator, Field, Strict, Tag
 
 from teamtr.config.benchmarks import ArBenchTask, AutoLogiTask, GymTask, MathTask, PlanBenchTask, ZebraLogicTask
-from teamtr.config.errors import Refusal, hint, show
-from teamtr.config.paths import BUILT_IN_MODELS, Anchor
+from teamtr.config.errors import Refusal
+from teamtr.config.paths import Anchor
 from teamtr.config.section import Section, key, unset
 from teamtr.config.tasks import CodeTask, DataTask, OwnTask, RolesTask, SumsTask, Task
-from teamtr.config.texts import ANSWER_WORDS, AgentName, Device, Preset, RunName
-from teamtr.config.values import Above0, Count, Decay, Flag, From0, NonEmpty, Positive, UpTo1
+from teamtr.config.team import TeamConfig
+from teamtr.config.texts import Device, Preset, RunName
+from teamtr.config.values import Above0, Count, Decay, Flag, From0, Positive, UpTo1
 from teamtr.presets import PRESETS, Order, Plan
-
-Train = Literal["full", "lora"]
-
-
-def _text_or_list(value: Any) -> str | None:
-    if isinstance(value, str):
-        return "text"
-    return "list" if isinstance(value, list | tuple) else None
-
-
-class LoraConfig(Section):
-    """A low-rank adapter on a frozen base."""
-
-    rank: Positive = key(16, "Rank of the adapter.")
-    alpha: Above0 = key(32.0, "Scale of the adapter; its output is multiplied by alpha / rank.")
-    targets: Annotated[
-        Annotated[NonEmpty, Tag("text")] | Annotated[tuple[NonEmpty, ...], Field(min_length=1), Tag("list")],
-        Discriminator(_text_or_list, "text_or_list", "must be text or a list of text"),
-    ] = key("all-linear", "Which layers carry it: all-linear, a pattern, or a list of names.")
-
-
-class AgentConfig(Section):
-    """One agent. What it leaves out of model, system_prompt, train, lora and max_tokens is as its team says."""
-
-    unset_means: ClassVar[str] = "as the team says"
-
-    name: AgentName = Field(description="How the others call it.")
-    model: NonEmpty = unset("tiny, tabular, a folder (relative to the team file) or a hub id; else the team's.")
-    system_prompt: str = unset("What it is told before everything else; else the team's.")
-    train: Train = unset("All weights or an adapter; else the team's; else full for tiny and tabular, or lora.")
-    lora: LoraConfig = unset("The adapter, when it trains one; else the team's, key by key.")
-    sees: Literal["everything", "blind"] = key(
-        "everything", "blind: it does not see the messages of the current round."
-    )
-    max_tokens: Positive = unset("Most tokens in one message, end included; else the team's.")
-    frozen: Flag = key(False, "Speaks, but is never updated.")
-
-
-class ProtocolConfig(Section):
-    """How an agent's words enter the shared context, so that models of different kinds understand each other."""
-
-    think: Literal["keep", "strip", "forbid"] = key(
-        "keep", "Thinking in a message: shared as it is, left out of what others see, or a breach that is counted."
-    )
-    tools: Literal["off", "canonical"] = key(
-        "off", "canonical: tool calls of any dialect become one JSON form before others see them; none is executed."
-    )
-    system: Literal["explicit", "template"] = key(
-        "explicit", "explicit: the system prompt is always stated; template: a model's template may supply its own."
-    )
-
-
-class RouterConfig(Section):
-    """Who speaks when."""
-
-    rounds: Positive = key(1, "How often the speaking order is gone through.")
-    order: Annotated[tuple[str, ...], Field(min_length=1)] | None = unset(
-        "Names in speaking order; without it, the agents as listed."
-    )
-
-
-class TeamConfig(Section):
-    """The agents and how they talk."""
-
-    model: NonEmpty | None = unset("The model of agents that name none.")
-    system_prompt: str = key("", "The system prompt of agents that have none.")
-    train: Train | None = unset("What agents train that do not say: full or lora.")
-    lora: LoraConfig = key(LoraConfig(), "The adapter of agents that do not say.")
-    max_tokens: Positive = key(16, "Most tokens in a message of agents that do not say.")
-    agents: Annotated[tuple[AgentConfig, ...], Field(min_length=1)]
-    router: RouterConfig = RouterConfig()
-    answer: str = key("last", "Whose message is the team's answer: last, majority or an agent.")
-    protocol: ProtocolConfig = ProtocolConfig()
-    history: Literal["transcript", "chat"] = key(
-        "transcript", "The talk so far as lines of one user message, or as chat messages."
-    )
-    template_kwargs: dict[str, Any] = key({}, "Passed to the chat template, such as enable_thinking: false.")
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(agent.name for agent in self.agents)
-
-    @property
-    def speaking_order(self) -> tuple[str, ...]:
-        return self.router.order or self.names
-
-    def _settle(self) -> None:
-        """Give every agent what it left to the team."""
-        object.__setattr__(self, "agents", tuple(map(self._settled, self.agents)))
-
-    def _settled(self, agent: AgentConfig) -> AgentConfig:
-        model = agent.model or self.model
-        own_lora = agent.lora.model_dump(exclude_unset=True) if agent.lora else {}
-        return agent.model_copy(
-            update={
-                "model": model,
-                "system_prompt": self.system_prompt if agent.system_prompt is None else agent.system_prompt,
-                "train": agent.train or self.train or ("full" if model in BUILT_IN_MODELS else "lora"),
-                "lora": self.lora.model_copy(update=own_lora),
-                "max_tokens": agent.max_tokens or self.max_tokens,
-            }
-        )
-
-    def _refusals(self) -> Iterator[Refusal]:
-        for i, agent in enumerate(self.agents):
-            here = ("team", "agents", i)
-            if agent.name in self.names[:i]:
-                yield Refusal((*here, "name"), f'two agents are called "{agent.name}"; names must differ')
-            if agent.model is None:
-                message = f'agent "{agent.name}" has no model; give it one, or set team.model for all'
-                yield Refusal(here, message, (("team", "model"), (*here, "model")))
-            if agent.model == "tabular" and agent.train == "lora":
-                yield Refusal(here, f'agent "{agent.name}" is tabular and cannot train lora; set train: full')
-        for i, name in enumerate(self.router.order or ()):
-            if name not in self.names:
-                message = f"team.router.order names no agent {show(name)}{hint(name, self.names, 'the agents are')}"
-                yield Refusal(("team", "router", "order", i), message)
-        if self.answer not in (*ANSWER_WORDS, *self.names):
-            near = hint(self.answer, (*ANSWER_WORDS, *self.names), "one of")
-            message = f"team.answer must be last, majority or an agent, got {show(self.answer)}{near}"
-            yield Refusal(("team", "answer"), message)
-        elif self.answer not in (*ANSWER_WORDS, *self.speaking_order):
-            message = f'team.answer names "{self.answer}", who never speaks in team.router.order'
-            yield Refusal(("team", "answer"), message)
 
 
 class TinyConfig(Section):
@@ -421,10 +298,7 @@ class TeamFile(Section):
                 yield Refusal(("trackers", i), f'trackers names "{name}" twice')
 
     def anchored(self, folder: Path) -> TeamFile:
-        """The same with the paths of data, grader and model folders made absolute, taken as relative to ``folder``,
-        so that a stored copy means the same wherever it lies."""
-
+        """The same with the paths of data, code and model folders made absolute, taken as relative to ``folder``, so
+        that a stored copy means the same wherever it lies."""
         anchor = Anchor(folder)
-        agents = tuple(agent.model_copy(update={"model": anchor.model(agent.model)}) for agent in self.team.agents)
-        team = self.team.model_copy(update={"model": anchor.model(self.team.model), "agents": agents})
-        return self.model_copy(update={"task": self.task.anchored(anchor), "team": team})
+        return self.model_copy(update={"task": self.task.anchored(anchor), "team": self.team.anchored(anchor)})

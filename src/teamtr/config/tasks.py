@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import typing
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from annotated_types import Ge, Le
 from pydantic import Field, Strict
@@ -13,11 +13,9 @@ from pydantic import Field, Strict
 from teamtr.config.errors import Refusal, hint, show
 from teamtr.config.paths import Anchor
 from teamtr.config.section import Section, key, unset
+from teamtr.config.team import TeamConfig
 from teamtr.config.texts import Grader, OwnTaskName, Pattern, Symbols
 from teamtr.config.values import Above0, Flag, NonEmpty, Positive, Share, UpTo1
-
-if TYPE_CHECKING:
-    from teamtr.config.schema import TeamConfig
 
 
 class Task(Section):
@@ -64,9 +62,10 @@ class CodeTask(Task):
             message = f"task code needs the agents left, right and speaker, got {', '.join(team.names)}"
             yield Refusal(("team", "agents"), message, at_key=True)
             return
-        answering = team.speaking_order[-1] if team.answer == "last" else team.answer
-        if answering in ("left", "right", "majority"):  # a name of nobody is the team's own mistake
-            message = f'task code is answered by the speaker, but team.answer gives the word to "{answering}"'
+        answering = team.closing if team.answer == "last" else (team.answer,)
+        wrong = [word for word in answering if word in ("left", "right", "majority")]
+        if wrong:  # a name of nobody is the team's own mistake
+            message = f'task code is answered by the speaker, but team.answer gives the word to "{wrong[0]}"'
             yield Refusal(("team", "answer"), message, (("team", "answer"), ("team", "router", "order")))
         for i, agent in enumerate(team.agents):
             letters = self.half_length * (2 if agent.name == "speaker" else 1)

@@ -130,6 +130,7 @@ _MUST = {
     "string_type": "must be text",
     "string_unicode": "must be text of Unicode characters",
     "text_or_list": "must be text or a list of text",
+    "number_or_lists": "must be a whole number, or a list with the order of every round",
     "tuple_type": "must be a list",
     "dict_type": "must be a mapping of keys to values",
     "union_tag_not_found": "must be a mapping of keys to values",

@@ -3,10 +3,19 @@ wherever the models are built."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated
 
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import Field, Strict
+
+
+@dataclass(frozen=True)
+class InWords:
+    """In an annotation: what a value may be, as help says it, where the type itself does not."""
+
+    text: str
+
 
 NonEmpty = Annotated[str, Field(min_length=1)]
 Flag = Annotated[bool, Strict()]

@@ -1,7 +1,8 @@
 """Play episodes in lockstep: at every turn, all episodes whose next speaker is the same agent go as one batch.
 
 An interactive task has an environment, which speaks before every round: it replies to what the team said in the round
-before (the team's answer of that round), or ends the episode. The last round is the final answer.
+before (the team's answer of that round; its last message where whoever answers did not speak), or ends the episode. The
+last round is the final answer.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from teamtr.chat import render
 from teamtr.errors import UserError
 from teamtr.ports import Codec, Environment, Sampler, Task
 from teamtr.randomness import seed_of, uniforms
-from teamtr.team import Agent, Router, Team, team_answer, visible
+from teamtr.team import Agent, Router, Team, Upcoming, team_answer, visible
+from teamtr.team.router import next_turn, opens_round
 from teamtr.types import Episode, Problem, Reply, RolloutBatch, Situation, Turn, Verdict, conversation
 
 
@@ -85,7 +87,7 @@ def play(
     while True:
         if environment is not None:
             _step_environment(context, team, environment, states, seed_of(seed, "environment", tick), ledger)
-        speaking = _speakers(context.router, states)
+        speaking = _speakers(context.router, team, states)
         if not speaking:
             break
         for name, turns in speaking.items():
@@ -110,6 +112,13 @@ def _said(context: RolloutContext, turns: Sequence[Turn]) -> str:
     return team_answer(turns, context.answer, getattr(context.task, "extract", None))
 
 
+def _act(context: RolloutContext, turns: Sequence[Turn]) -> str:
+    """What the team said in its last round: by its rule, or last where whoever answers did not speak in it."""
+    done = [turn for turn in turns if turn.round == turns[-1].round]
+    silent = context.answer not in ("last", "majority", *(turn.agent for turn in done))
+    return done[-1].text if silent else _said(context, done)
+
+
 def _step_environment(
     context: RolloutContext,
     team: Team,
@@ -119,14 +128,13 @@ def _step_environment(
     ledger: Ledger,
 ) -> None:
     """One reply of the environment in all episodes in which a round is about to open."""
-    asked = [state for state in states if not state.ended and context.router.opens_round(len(state.turns))]
+    asked = [state for state in states if opens_round(state.turns, _upcoming(context.router, team, state))]
     if not asked:
         return
     started = time.perf_counter()
     for state in asked:
         if state.turns:
-            done = state.turns[-1].round
-            state.acts.append(_said(context, [turn for turn in state.turns if turn.round == done]))
+            state.acts.append(_act(context, state.turns))
     situations = [
         Situation(state.problem, tuple(state.acts), tuple(state.replies), context.router.rounds - 1 - len(state.acts))
         for state in asked
@@ -142,14 +150,18 @@ def _step_environment(
     ledger.environment_seconds += time.perf_counter() - started
 
 
-def _speakers(router: Router, states: Sequence[EpisodeState]) -> dict[str, list[tuple[EpisodeState, int]]]:
+def _upcoming(router: Router, team: Team, state: EpisodeState) -> Upcoming | None:
+    """The next turn of this episode; None when it is over."""
+    return None if state.ended else next_turn(router, state.turns, team.names)
+
+
+def _speakers(router: Router, team: Team, states: Sequence[EpisodeState]) -> dict[str, list[tuple[EpisodeState, int]]]:
     """Who speaks now: agent -> [(episode, round)]; empty when all episodes are over."""
     speaking: dict[str, list[tuple[EpisodeState, int]]] = {}
     for state in states:
-        upcoming = None if state.ended else router.next(len(state.turns))
+        upcoming = _upcoming(router, team, state)
         if upcoming is not None:
-            round, name = upcoming
-            speaking.setdefault(name, []).append((state, round))
+            speaking.setdefault(upcoming.agent, []).append((state, upcoming.round))
     return speaking
 
 

@@ -20,12 +20,14 @@ from teamtr.config import (
     SumsTask,
     TeamFile,
 )
+from teamtr.errors import UserError
+from teamtr.own_code import make_own
 from teamtr.ports import Engine, Task
 from teamtr.presets import Plan
 from teamtr.rollout import RolloutContext
 from teamtr.session.models import EngineMaker, local_engine, make_player
 from teamtr.tasks.benchmarks.arbench.task import ArBench
-from teamtr.team import Agent, Router, Team
+from teamtr.team import Agent, Router, Team, visibility
 from teamtr.training.batch import Optimization
 
 
@@ -86,7 +88,7 @@ def build(team_file: TeamFile, *, taught: bool = True, make_engine: EngineMaker 
                 name=agent.name,
                 version=engine.version(agent.name),
                 system_prompt=agent.system_prompt,
-                sees=agent.sees,
+                sees=visibility(agent.sees),
                 max_tokens=agent.max_tokens,
                 frozen=agent.frozen,
             )
@@ -98,7 +100,7 @@ def build(team_file: TeamFile, *, taught: bool = True, make_engine: EngineMaker 
     context = RolloutContext(
         sampler=engine,
         codecs={name: codecs[name] for name in team.names},
-        router=Router(team_file.team.speaking_order, team_file.team.router.rounds),
+        router=build_router(team_file),
         task=task,
         answer=team_file.team.answer,
         history=team_file.team.history,
@@ -151,3 +153,17 @@ def build_task(team_file: TeamFile) -> Task:
             return tasks.benchmark(g.name, g.data, seed=team_file.seed, **g.options)
         case BenchmarkTask() as b:
             return tasks.benchmark(b.name, b.data, **b.options)
+
+
+def build_router(team_file: TeamFile) -> Router:
+    """Who speaks when, as the file says; a class of your own is called with the names of the agents."""
+    team, settings = team_file.team, team_file.team.router
+    if not settings.is_own:
+        return settings.made(team.names)
+    router = make_own(settings.kind, settings.options, team.names, what="team.router")
+    if not isinstance(router, Router):
+        needed = ", ".join(part for part in ("next", "turns_of", "horizon", "rounds") if not hasattr(router, part))
+        raise UserError(f"{settings.kind}: what it makes has no {needed}; see teamtr.team.Router and docs/teams.md")
+    if team.answer in team.names and not router.turns_of(team.answer):
+        raise UserError(f"team.answer names {team.answer!r}, who never speaks by the router {settings.kind}")
+    return router

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from teamtr.randomness import generator, seed_of
 from teamtr.rollout import RolloutContext, play
 from teamtr.session.build import Session
 from teamtr.team import team_answer
+from teamtr.team.router import closers_of, next_turn, speakers_of
 from teamtr.theory.overlong import cache_tokens
 from teamtr.training.batch import TrainingBatch
 from teamtr.training.update import VERIFIABLE_SHARE, noise_floor
@@ -111,6 +113,11 @@ def doubts(session: Session) -> list[str]:
     """What makes it unlikely that something is learnt, or that it can be seen."""
     settings, task = session.team_file, session.task
     problems, found = task.problems("train"), []
+    for name in session.team.trainable:
+        if not session.context.router.turns_of(name):
+            found.append(
+                f"agent {name!r} never speaks by team.router and is never updated: set frozen: true, or let it"
+            )
     if len(problems) < settings.plan.problems:
         wanted = settings.plan.problems
         found.append(f"{len(problems)} problems to train on, and plan.problems is {wanted}: every batch has them all")
@@ -165,21 +172,30 @@ class _Known:
 
 
 def _spoken(context: RolloutContext, reply: str) -> list[Turn]:
-    """The reply as every agent's message of one round, as its own tokenizer writes and reads it."""
-    turns = []
-    for name in context.router.order:
+    """An episode in which everyone says the reply, as its own tokenizer writes and reads it; whoever answers has the
+    last word, where nobody gave it to them."""
+
+    @cache
+    def message(name: str) -> Turn:
         codec = context.codecs[name]
         token_ids = codec.encode_message(reply)
         nothing = np.zeros(0, np.int32), token_ids, np.zeros(len(token_ids), np.float32)
-        turns.append(Turn(name, 0, *nothing, "stop", "", codec.decode(token_ids)))
+        return Turn(name, 0, *nothing, "stop", "", codec.decode(token_ids))
+
+    turns: list[Turn] = []
+    names = tuple(context.codecs)
+    while upcoming := next_turn(context.router, turns, names):
+        turns.append(replace(message(upcoming.agent), round=upcoming.round))
+    if context.answer in names and all(turn.agent != context.answer for turn in turns):
+        turns.append(message(context.answer))
     return turns
 
 
 def _too_short(session: Session, golds: list[list[Turn]]) -> list[str]:
     """A warning for each agent that answers and may not write as much as the shortest of these unpunished."""
-    rule, order = session.context.answer, session.context.router.order
+    rule, router, names = session.context.answer, session.context.router, session.team.names
     cache = session.plan.overlong.cache
-    answering = {"last": order[-1:], "majority": order}.get(rule, (rule,))
+    answering = {"last": closers_of(router, names), "majority": speakers_of(router, names)}.get(rule, (rule,))
     warnings = []
     for agent in session.team:
         needed = min((len(t.token_ids) for turns in golds for t in turns if t.agent == agent.name), default=0)

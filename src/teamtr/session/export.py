@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from teamtr.config import AgentConfig, TeamFile
+from teamtr.config import AgentConfig, TeamConfig, TeamFile
 from teamtr.errors import UserError
 from teamtr.session.build import build_task
 from teamtr.session.models import base_model, quieten
@@ -136,8 +136,7 @@ def model_card(team_file: TeamFile, config: AgentConfig, records: Sequence[Recor
         *_header(config, exported),
         f"# {title}",
         "",
-        f"One agent of a team that was trained with TeamTR: `{config.name}` speaks in the order "
-        f"{' → '.join(f'`{name}`' for name in team_file.team.speaking_order)}.",
+        f"One agent of a team that was trained with TeamTR: `{config.name}` {_speaks(team_file.team)}.",
         "",
         "| | |",
         "|---|---|",
@@ -168,6 +167,13 @@ _FORMS = {
     "adapter": "PEFT adapter",
     "merged": "Hugging Face model, the adapter merged into its base",
 }
+
+
+def _speaks(team: TeamConfig) -> str:
+    names = [f"`{name}`" for name in team.speaking_order]
+    if team.router.kind == "schedule":
+        return f"speaks in the order {' → '.join(names)}"
+    return f"speaks among {', '.join(names)}, and what was said decides who is next"
 
 
 def _header(config: AgentConfig, exported: Exported) -> list[str]:

@@ -17,6 +17,7 @@ from teamtr.session.build import Session
 from teamtr.tasks.benchmarks.arbench.endpoint import EndpointPlayer
 from teamtr.tasks.benchmarks.arbench.players import PolicyPlayer
 from teamtr.team import Agent
+from teamtr.team.router import most_before
 from teamtr.types import Ids, Problem, Situation, common_beginning
 
 History = list[tuple[str, str]]
@@ -88,20 +89,16 @@ def longest(session: Session) -> dict[str, Lengths]:
     model that plays the other roles, as much as the longest of these."""
     problems = (session.task.problems("train") or session.task.problems("test"))[:PROBLEMS_LOOKED_AT]
     openings, player = _openings(session, problems), _player(session)
-    router, found = session.context.router, {}
-    speakers = [name for _, name in filter(None, map(router.next, range(router.horizon)))]
-    said = [session.team[name].max_tokens + WORDS_OF_A_LINE for name in speakers]
+    found = {}
+    sizes = {agent.name: agent.max_tokens + WORDS_OF_A_LINE for agent in session.team}
     for agent in session.team:
-        alone = [_prompt(session, agent, problem, []) for problem in problems]
-        first, before = alone, 0
-        if openings:
+        first = alone = [_prompt(session, agent, problem, []) for problem in problems]
+        before, rounds = most_before(session.context.router, agent.name, sizes)
+        if openings:  # every later reply as long as the opening, and what a player may say
             first = [_prompt(session, agent, *told) for told in zip(problems, openings, strict=True)]
-        if turns := [t for t, name in enumerate(speakers) if name == agent.name]:
-            before = sum(said[: turns[-1]])
-            if openings:  # every later reply as long as the opening, and what a player may say
-                reply = max(len(a) - len(b) for a, b in zip(first, alone, strict=True)) + WORDS_OF_A_LINE
-                reply += 0 if player is None else player.max_tokens
-                before += reply * sum(router.opens_round(t) for t in range(1, turns[-1] + 1))
+            reply = max(len(a) - len(b) for a, b in zip(first, alone, strict=True)) + WORDS_OF_A_LINE
+            reply += 0 if player is None else player.max_tokens
+            before += reply * rounds
         shared = min(common_beginning(first[0], prompt) for prompt in first)
         found[agent.name] = Lengths(max(map(len, first)) + before, agent.max_tokens, shared)
     if isinstance(player, PolicyPlayer):

@@ -61,7 +61,7 @@ from teamtr.store import (
     write_episodes,
 )
 from teamtr.tasks import Roles
-from teamtr.team import Team
+from teamtr.team import Blind, Schedule, Team
 from teamtr.theory.intervals import measured_gain
 from teamtr.trackers import follow
 from teamtr.training.algorithm import Slot, Step, run_stage, schedule
@@ -199,7 +199,8 @@ class _Driver:
 
     def _share_out_radii(self, past: Mapping[str, UpdateReport]) -> None:
         """This stage's radii, from what each agent's last update gained; as they are where one has none yet."""
-        names, router = self.team.trainable, self.session.context.router
+        router = self.session.context.router
+        names = [name for name in self.team.trainable if router.turns_of(name)]
         if self.session.plan.radii.allocation == "equal" or any(name not in past for name in names):
             return
         turns = {name: router.turns_of(name) for name in names}
@@ -500,10 +501,11 @@ def evaluate_team(
 def exact_success(session: Session, team: Team) -> float | None:
     """The team's success without sampling noise, where the task has a closed form (roles); else None."""
     task, router = session.task, session.context.router
-    one_blind_round = router.rounds == 1 and sorted(router.order) == sorted(team.names)
-    if not isinstance(task, Roles) or not one_blind_round:
+    one_round = isinstance(router, Schedule) and [sorted(order) for order in router.orders] == [sorted(team.names)]
+    if not isinstance(task, Roles) or not one_round:
         return None
-    if any(agent.sees != "blind" or agent.max_tokens < 2 for agent in team):
+    blind = all(isinstance(agent.sees, Blind) and agent.sees.is_blind_in(0) for agent in team)
+    if not blind or any(agent.max_tokens < 2 for agent in team):
         return None  # the closed form needs messages that are independent and end
     codecs = session.context.codecs
     words = {

@@ -56,14 +56,14 @@ def play_probes(
     part: str,
     temperature: float | None = None,
 ) -> RolloutBatch:
-    """Conversations of this team with at least ``probes`` messages of the agent, unless the environment cuts in.
+    """Conversations of this team with at least ``probes`` messages of the agent, unless it speaks less than it may.
 
     ``part`` names the batch: another one has other problems first, and other noise.
     """
     seed = session.team_file.seed
     turns = session.context.router.turns_of(agent)
     if turns == 0:
-        raise UserError(f"agent {agent!r} never speaks in team.router.order; there is nothing to align it on")
+        raise UserError(f"agent {agent!r} never speaks by team.router; there is nothing to align it on")
     wanted = -(-probes // (turns * GROUP))
     rng = generator(seed, "swap", "problems", agent, part)
     order = np.concatenate([rng.permutation(len(problems)) for _ in range(-(-wanted // len(problems)))])[:wanted]

@@ -12,16 +12,15 @@ Options are those of the benchmark's class; which there are, an error says.
 from __future__ import annotations
 
 import difflib
-import importlib.util
 import inspect
-import sys
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from teamtr.errors import TeamTRError, UserError
+from teamtr.errors import UserError
+from teamtr.own_code import PREFIX as OWN
+from teamtr.own_code import make_own
 from teamtr.ports import Task
 from teamtr.tasks.base import Benchmark
 from teamtr.tasks.benchmarks.arbench.detective import DetectiveCases
@@ -41,7 +40,6 @@ Data = Source | Mapping[str, Source] | None
 """One file or hub id, one for each split, or none."""
 
 GYM = "gym:"
-OWN = "python:"
 
 _FROM_SOURCES: tuple[type[Math], ...] = (Math, Aime24, Aime25, Math500, Gsm8k, DeepScaleR, Dapo)
 _FROM_ROWS: tuple[type[ZebraLogic] | type[AutoLogi] | type[PlanBench], ...] = (ZebraLogic, AutoLogi, PlanBench)
@@ -90,57 +88,11 @@ def benchmark_rows(name: str, source: Source) -> Iterable[Row]:
 
 def own_task(name: str, **options: Any) -> Task:
     """The task that a class in a Python file makes: ``python:FILE.py:CLASS``. The file is run, as any import is."""
-    file, _, attribute = name.removeprefix(OWN).rpartition(":")
-    path = Path(file).resolve()
-    if path.suffix != ".py" or not path.is_file():
-        raise UserError(f"{name}: there is no file {path}: name a task python:FILE.py:CLASS")
-    spec = importlib.util.spec_from_file_location(f"teamtr_own_{path.stem}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    with _own_code(name, path):
-        spec.loader.exec_module(module)
-    make = getattr(module, attribute, None)
-    if make is None:
-        raise UserError(f"{name}: {path} has no {attribute!r}")
-    if not callable(make):
-        raise UserError(f"{name}: {attribute!r} is {type(make).__name__}, neither a class nor a function")
-    _check_options(name, make, options)
-    with _own_code(name, path):
-        task: Task = make(**options)
+    task: Task = make_own(name, options)
     missing = [part for part in ("problems", "grade", "reward_range") if not hasattr(task, part)]
     if missing:
         raise UserError(f"{name}: what it makes has no {missing[0]!r}; derive the class from teamtr.tasks.Benchmark")
     return task
-
-
-def _check_options(name: str, make: Callable[..., Any], options: Mapping[str, Any]) -> None:
-    """Refuse what the call itself would: an option that it has not, or none where it must have one."""
-    parameters = inspect.signature(make).parameters.values()
-    named = {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    unknown = [] if takes_any else sorted(options.keys() - named.keys())
-    if unknown:
-        raise UserError(f"{name} has no option {unknown[0]!r}; it has {', '.join(named) or 'none'}")
-    missing = [p.name for p in named.values() if p.default is p.empty and p.name not in options]
-    if missing:
-        raise UserError(f"{name} needs the option {missing[0]!r}: give it in task.options; it has {', '.join(named)}")
-
-
-@contextmanager
-def _own_code(name: str, path: Path) -> Iterator[None]:
-    """What a person's own code raises is told as theirs, with the line of their file that it came through."""
-    try:
-        yield
-    except TeamTRError:
-        raise
-    except Exception as error:
-        lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
-        line = error.lineno if isinstance(error, SyntaxError) and error.filename == str(path) else (lines or [None])[-1]
-        place = f"{path}, line {line}" if line else str(path)
-        said = error.msg if isinstance(error, SyntaxError) else error
-        raise UserError(f"{name}: its own code raised {type(error).__name__}: {said} ({place})") from error
 
 
 def _sources(name: str, data: Mapping[str, Source]) -> dict[str, Source]:

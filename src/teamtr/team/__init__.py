@@ -1,6 +1,23 @@
-"""The team and its router."""
+"""The team: its agents, who speaks when, who sees what, and whose word counts."""
 
-from teamtr.team.router import Router, team_answer, visible
-from teamtr.team.team import Agent, Team
+from teamtr.team.answer import team_answer
+from teamtr.team.router import Addressed, Router, Schedule, Upcoming
+from teamtr.team.team import Agent, Team, visible
+from teamtr.team.visibility import Blind, Each, Everything, Only, Visibility, visibility
 
-__all__ = ["Agent", "Router", "Team", "team_answer", "visible"]
+__all__ = [
+    "Addressed",
+    "Agent",
+    "Blind",
+    "Each",
+    "Everything",
+    "Only",
+    "Router",
+    "Schedule",
+    "Team",
+    "Upcoming",
+    "Visibility",
+    "team_answer",
+    "visibility",
+    "visible",
+]

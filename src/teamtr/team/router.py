@@ -1,72 +1,267 @@
-"""Who speaks next, who sees what, and whose word is the team's answer."""
+"""Who speaks next: a Protocol, the routers of the library, and how a team file asks for one.
+
+A router is a frozen value and a function of the turns so far, so that a run resumes to the same bits. A new one is a
+class with a ``planned`` and an entry in ``ROUTERS``; a team file names it under ``team.router.kind``.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Sequence
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from typing import NamedTuple, Protocol, Self, runtime_checkable
 
-from teamtr.team.team import Agent
+from teamtr.errors import UserError
 from teamtr.types import Turn
 
 
-@dataclass(frozen=True)
-class Router:
-    """A speaking order, repeated for a number of rounds. An agent may stand in the order more than once."""
+class Upcoming(NamedTuple):
+    """The next turn: its round, counted from 0, and who speaks."""
 
-    order: tuple[str, ...]
-    rounds: int = 1
+    round: int
+    agent: str
 
-    def __post_init__(self) -> None:
-        if not self.order or self.rounds < 1:
-            raise ValueError("a router needs at least one speaker and one round")
+
+@runtime_checkable
+class Router(Protocol):
+    """Who speaks when. ``horizon``, ``rounds`` and ``turns_of`` are upper bounds: certificates and memory rest on
+    them, and an environment or the router itself may end an episode earlier."""
+
+    @property
+    def rounds(self) -> int:
+        """Most rounds of an episode."""
+        ...
 
     @property
     def horizon(self) -> int:
-        """Turns in an episode, at most: an environment may end it early."""
-        return len(self.order) * self.rounds
+        """Most turns of an episode."""
+        ...
 
     def turns_of(self, agent: str) -> int:
-        """How often this agent speaks in an episode, at most."""
-        return self.order.count(agent) * self.rounds
+        """Most turns of this agent in an episode; 0 for one that never speaks."""
+        ...
 
-    def next(self, turns_taken: int) -> tuple[int, str] | None:
-        """(round, speaker) of the next turn, or None when the episode is over."""
-        if turns_taken >= self.horizon:
-            return None
-        return turns_taken // len(self.order), self.order[turns_taken % len(self.order)]
+    def next(self, turns: Sequence[Turn]) -> tuple[int, str] | None:
+        """Round and speaker of the turn that follows these, or None when the episode is over.
 
-    def opens_round(self, turns_taken: int) -> bool:
-        """Whether the next turn is the first of a round: the moment at which an environment speaks."""
-        return turns_taken < self.horizon and turns_taken % len(self.order) == 0
+        Rounds begin at 0 and go up one at a time; before the first turn of each, the environment speaks.
+        """
+        ...
 
 
-def visible(turns: Sequence[Turn], agent: Agent, round: int) -> tuple[Turn, ...]:
-    """The turns this agent sees when it speaks in this round; a blind agent sees none of the current round."""
-    if agent.sees == "blind":
-        return tuple(t for t in turns if t.round < round)
-    return tuple(turns)
+@dataclass(frozen=True)
+class Schedule:
+    """A fixed plan: for every round the order of its speakers. An agent may stand in a round more than once."""
+
+    orders: tuple[tuple[str, ...], ...]
+
+    def __post_init__(self) -> None:
+        if not self.orders or not all(self.orders):
+            raise ValueError("a schedule needs at least one round, and every round a speaker")
+
+    @classmethod
+    def repeated(cls, order: Sequence[str], rounds: int = 1, then: Sequence[str] = ()) -> Self:
+        """One order for so many rounds, then a last round of ``then``."""
+        if rounds < 1:
+            raise ValueError(f"a schedule needs at least one round, got {rounds}")
+        return cls((tuple(order),) * rounds + ((tuple(then),) if then else ()))
+
+    @classmethod
+    def planned(
+        cls,
+        agents: Sequence[str],
+        *,
+        order: Sequence[str] = (),
+        rounds: int | Sequence[Sequence[str]] = 1,
+        then: Sequence[str] = (),
+    ) -> Self:
+        """As a team file says it: ``rounds`` may be the orders themselves. Without an order, all but ``then`` speak, as
+        listed."""
+        if not isinstance(rounds, int):
+            if order:
+                raise ValueError("lists an order for every round in rounds; leave order out")
+            return cls((*map(tuple, rounds), *([tuple(then)] if then else ())))
+        everybody = tuple(agent for agent in agents if agent not in then) or tuple(agents)
+        return cls.repeated(tuple(order) or everybody, rounds, then)
+
+    @property
+    def rounds(self) -> int:
+        return len(self.orders)
+
+    @property
+    def horizon(self) -> int:
+        return sum(map(len, self.orders))
+
+    @property
+    def speakers(self) -> tuple[str, ...]:
+        """Who speaks, in order, rounds alike told once."""
+        return tuple(name for order, _ in groupby(self.orders) for name in order)
+
+    @property
+    def closers(self) -> tuple[str, ...]:
+        return self.orders[-1][-1:]
+
+    def turns_of(self, agent: str) -> int:
+        return sum(order.count(agent) for order in self.orders)
+
+    def turns(self) -> tuple[Upcoming, ...]:
+        """All turns of an episode that nothing ends early."""
+        return tuple(Upcoming(round, name) for round, order in enumerate(self.orders) for name in order)
+
+    def next(self, turns: Sequence[Turn]) -> Upcoming | None:
+        ahead = len(turns)
+        for round, order in enumerate(self.orders):
+            if ahead < len(order):
+                return Upcoming(round, order[ahead])
+            ahead -= len(order)
+        return None
 
 
-def team_answer(turns: Sequence[Turn], rule: str, extract: Callable[[str], str | None] | None = None) -> str:
-    """The team's answer: the last message, a named agent's last, or the most frequent among the agents' last
-    messages (of equally frequent ones, the one said first).
+@dataclass(frozen=True)
+class Addressed:
+    """Whoever the last message names speaks next: ``@bob``. Every message is a round of its own.
 
-    ``extract`` finds the answer in a message, so that a majority is one of answers, not of wordings.
+    Of several names the last counts; nobody passes the word to itself. When nobody is named, the next in ``order``
+    speaks; ``order`` also begins. After ``turns`` messages, or as soon as one of ``then`` is named, those of ``then``
+    speak in a last round. ``also`` can be named, but do not speak otherwise.
     """
-    if not turns:
-        return ""
-    if rule == "last":
-        return turns[-1].text
-    if rule == "majority":
-        last = {turn.agent: turn.text.strip() for turn in turns}
-        votes = {agent: extract(text) if extract else text for agent, text in last.items()}
-        stated = [vote for vote in votes.values() if vote is not None]
-        if not stated:
-            return next(iter(last.values()))
-        winner = Counter(stated).most_common(1)[0][0]
-        return next(last[agent] for agent, vote in votes.items() if vote == winner)
-    for turn in reversed(turns):
-        if turn.agent == rule:
-            return turn.text
-    return ""
+
+    order: tuple[str, ...]
+    turns: int
+    then: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.order or self.turns < 1:
+            raise ValueError("needs somebody who begins and at least one turn")
+        if len(set(self.order)) < len(self.order):
+            raise ValueError("takes every agent of order once")
+
+    @classmethod
+    def planned(cls, agents: Sequence[str], *, turns: int, order: Sequence[str] = (), then: Sequence[str] = ()) -> Self:
+        """As a team file says it. Without an order, all but ``then`` speak in turn, as listed."""
+        everybody = tuple(agent for agent in agents if agent not in then)
+        order = tuple(order) or everybody
+        return cls(order, turns, tuple(then), tuple(agent for agent in everybody if agent not in order))
+
+    @property
+    def rounds(self) -> int:
+        return self.turns + bool(self.then)
+
+    @property
+    def horizon(self) -> int:
+        return self.turns + len(self.then)
+
+    @property
+    def speakers(self) -> tuple[str, ...]:
+        return (*self.order, *self.also, *self.then)
+
+    @property
+    def closers(self) -> tuple[str, ...]:
+        return self.then[-1:] or self.speakers
+
+    def turns_of(self, agent: str) -> int:
+        at_the_end = self.then.count(agent)
+        if agent not in (*self.order, *self.also):
+            return at_the_end
+        if len(self.order) == 1 and agent == self.order[0]:  # when nobody is named, it goes on itself
+            return self.turns + at_the_end
+        return (self.turns + (agent == self.order[0])) // 2 + at_the_end  # nobody follows itself
+
+    def next(self, turns: Sequence[Turn]) -> Upcoming | None:
+        talked = self._talked(turns)
+        if talked is None:
+            if not turns:
+                return Upcoming(0, self.order[0])
+            return Upcoming(len(turns), self._named(turns[-1]) or self._after(turns[-1].agent))
+        spoken = len(turns) - talked
+        return Upcoming(talked, self.then[spoken]) if spoken < len(self.then) else None
+
+    def _talked(self, turns: Sequence[Turn]) -> int | None:
+        """How many messages the talk had, or None while it goes on."""
+        for t, turn in enumerate(turns, start=1):
+            if t == self.turns or self._named(turn) in self.then:
+                return t
+        return None
+
+    def _named(self, turn: Turn) -> str | None:
+        """Who gets the word by this message."""
+        others = sorted({*self.speakers} - {turn.agent}, key=len, reverse=True)
+        if not others:
+            return None
+        found = re.findall(rf"@({'|'.join(map(re.escape, others))})(?!-?\w)", turn.text)
+        return found[-1] if found else None
+
+    def _after(self, agent: str) -> str:
+        place = self.order.index(agent) if agent in self.order else -1
+        return self.order[(place + 1) % len(self.order)]
+
+
+# -- as a team file asks for them -----------------------------------------------------------------------------
+
+ROUTERS: dict[str, Callable[..., Router]] = {"schedule": Schedule.planned, "addressed": Addressed.planned}
+"""By the word of ``team.router.kind``. Called with the names of the agents and with the keys that are given."""
+
+
+def keys_of(kind: str) -> dict[str, bool]:
+    """The keys that a router takes, and whether it needs them."""
+    parameters = inspect.signature(ROUTERS[kind]).parameters.values()
+    return {p.name: p.default is p.empty for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+
+# -- what the loop asks of any router -------------------------------------------------------------------------
+
+
+def next_turn(router: Router, turns: Sequence[Turn], names: Sequence[str]) -> Upcoming | None:
+    """The next turn. Raises UserError where the router breaks its word: certificates would not hold."""
+    found = router.next(turns)
+    if found is None:
+        return None
+    round, agent = found
+    before = turns[-1].round if turns else -1
+    spoken = sum(turn.agent == agent for turn in turns)
+    if agent not in names:
+        wrong = f"gives the word to {agent!r}, who is no agent of the team"
+    elif not max(before, 0) <= round <= before + 1:
+        wrong = f"goes from round {before} to round {round}" if turns else f"begins with round {round}"
+    elif round >= router.rounds:
+        wrong = f"goes on after its {router.rounds} rounds"
+    elif len(turns) >= router.horizon:
+        wrong = f"goes on after its {router.horizon} turns"
+    elif spoken >= router.turns_of(agent):
+        wrong = f"gives {agent!r} more than {router.turns_of(agent)} turns"
+    else:
+        return Upcoming(round, agent)
+    raise UserError(f"the router {type(router).__name__} {wrong}; see docs/teams.md")
+
+
+def opens_round(turns: Sequence[Turn], upcoming: Upcoming | None) -> bool:
+    """Whether the next turn is the first of a round: the moment at which an environment speaks."""
+    return upcoming is not None and (not turns or upcoming.round > turns[-1].round)
+
+
+def speakers_of(router: Router, names: Sequence[str]) -> tuple[str, ...]:
+    """Who may speak, in order where the router has one."""
+    known: tuple[str, ...] | None = getattr(router, "speakers", None)
+    return tuple(name for name in names if router.turns_of(name)) if known is None else known
+
+
+def closers_of(router: Router, names: Sequence[str]) -> tuple[str, ...]:
+    """Who may have the last word."""
+    known: tuple[str, ...] | None = getattr(router, "closers", None)
+    return speakers_of(router, names) if known is None else known
+
+
+def most_before(router: Router, agent: str, sizes: Mapping[str, int]) -> tuple[int, int]:
+    """The most that may have been said before this agent speaks, each message of the size given by its author, and the
+    rounds that may have opened by then. Exact for a schedule, else from the router's bounds."""
+    if isinstance(router, Schedule):
+        turns = router.turns()
+        own = [t for t, turn in enumerate(turns) if turn.agent == agent]
+        return (sum(sizes[turn.agent] for turn in turns[: own[-1]]), turns[own[-1]].round) if own else (0, 0)
+    if not router.turns_of(agent):
+        return 0, 0
+    said = [size for name, size in sizes.items() for _ in range(router.turns_of(name) - (name == agent))]
+    return sum(sorted(said, reverse=True)[: router.horizon - 1]), router.rounds - 1

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+
+from teamtr.team.visibility import EVERYTHING, Visibility
+from teamtr.types import Turn
 
 
 @dataclass(frozen=True)
@@ -15,9 +17,14 @@ class Agent:
     name: str
     version: str
     system_prompt: str = ""
-    sees: Literal["everything", "blind"] = "everything"
+    sees: Visibility = EVERYTHING
     max_tokens: int = 16
     frozen: bool = False
+
+
+def visible(turns: Sequence[Turn], agent: Agent, round: int) -> tuple[Turn, ...]:
+    """The turns that this agent sees when it speaks in this round."""
+    return tuple(turn for turn in turns if agent.sees.shows(turn, agent.name, round))
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from teamtr.analysis.report.staleness import StaleStep, stale_steps
 from teamtr.analysis.report.summary import summarise
 from teamtr.records import whole
 from teamtr.store import StoreError, read_episodes
-from teamtr.team import Agent
+from teamtr.team import Agent, visibility
 from teamtr.types import RolloutBatch
 
 MOST_BATCHES = 18
@@ -88,7 +88,7 @@ def _stale(reading: Reading, files: list[BatchFile], batches: Mapping[str, Rollo
     plan, team_file = reading.plan, reading.team_file
     if plan is None or team_file is None or plan.order.kind == "together":
         return []
-    agents = {agent.name: Agent(agent.name, "", sees=agent.sees) for agent in team_file.team.agents}
+    agents = {agent.name: Agent(agent.name, "", sees=visibility(agent.sees)) for agent in team_file.team.agents}
     updated = {}
     for update in reading.updates:
         stage, step, agent = whole(update, "stage"), whole(update, "step"), agents.get(str(update.get("agent")))

@@ -1,0 +1,298 @@
+"""The team of a team file: its agents, who speaks when, who sees what, and whose word counts.
+
+Which routers and visibilities there are, ``teamtr.team`` says; here they are only asked for and checked.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
+
+from teamtr.config.errors import KeyPath, Refusal, hint, show
+from teamtr.config.paths import BUILT_IN_MODELS, Anchor
+from teamtr.config.section import Section, key, unset
+from teamtr.config.texts import ANSWER_WORDS, AgentName
+from teamtr.config.values import Above0, Flag, InWords, NonEmpty, Positive
+from teamtr.own_code import PREFIX as OWN
+from teamtr.team import Router, visibility
+from teamtr.team.router import ROUTERS, closers_of, keys_of, speakers_of
+from teamtr.team.visibility import HELP as SEES_HELP
+from teamtr.team.visibility import WORDS
+
+Train = Literal["full", "lora"]
+
+
+def _text_or_list(value: Any) -> str | None:
+    if isinstance(value, str):
+        return "text"
+    return "list" if isinstance(value, list | tuple) else None
+
+
+def _number_or_lists(value: Any) -> str | None:
+    if isinstance(value, int | float):
+        return "number"
+    return "lists" if isinstance(value, list | tuple) else None
+
+
+def _router_kind(value: str) -> str:
+    if value not in ROUTERS and not re.fullmatch(rf"{OWN}.+\.py:[^\W\d]\w*", value):
+        must = f"must be {', '.join(ROUTERS)} or python:FILE.py:CLASS (FILE relative to the team file)"
+        raise ValueError(f"{must}, got {show(value)}{hint(value, ROUTERS)}")
+    return value
+
+
+def _sees(value: Any) -> Any:
+    """As it is written, once it has a meaning; tuples as lists, so that a stored copy is equal."""
+    try:
+        visibility(value)
+    except ValueError as error:
+        raise ValueError(f"{error}, got {show(value)}{hint(value, WORDS)}") from None
+    if not isinstance(value, dict):
+        return value
+    return {form: list(said) if isinstance(said, tuple) else said for form, said in value.items()}
+
+
+Names = Annotated[tuple[str, ...], Field(min_length=1)]
+Rounds = Annotated[
+    Annotated[Positive, Tag("number")] | Annotated[tuple[Names, ...], Field(min_length=1), Tag("lists")],
+    Discriminator(
+        _number_or_lists, "number_or_lists", "must be a whole number, or a list with the order of every round"
+    ),
+]
+RouterKind = Annotated[str, AfterValidator(_router_kind)]
+Sees = Annotated[Any, BeforeValidator(_sees), InWords(" | ".join((*WORDS, "mapping")))]
+
+
+class LoraConfig(Section):
+    """A low-rank adapter on a frozen base."""
+
+    rank: Positive = key(16, "Rank of the adapter.")
+    alpha: Above0 = key(32.0, "Scale of the adapter; its output is multiplied by alpha / rank.")
+    targets: Annotated[
+        Annotated[NonEmpty, Tag("text")] | Annotated[tuple[NonEmpty, ...], Field(min_length=1), Tag("list")],
+        Discriminator(_text_or_list, "text_or_list", "must be text or a list of text"),
+    ] = key("all-linear", "Which layers carry it: all-linear, a pattern, or a list of names.")
+
+
+class AgentConfig(Section):
+    """One agent. What it leaves out of model, system_prompt, train, lora and max_tokens is as its team says."""
+
+    unset_means: ClassVar[str] = "as the team says"
+
+    name: AgentName = Field(description="How the others call it.")
+    model: NonEmpty = unset("tiny, tabular, a folder (relative to the team file) or a hub id; else the team's.")
+    system_prompt: str = unset("What it is told before everything else; else the team's.")
+    train: Train = unset("All weights or an adapter; else the team's; else full for tiny and tabular, or lora.")
+    lora: LoraConfig = unset("The adapter, when it trains one; else the team's, key by key.")
+    sees: Sees = key("everything", SEES_HELP)
+    max_tokens: Positive = unset("Most tokens in one message, end included; else the team's.")
+    frozen: Flag = key(False, "Speaks, but is never updated.")
+
+
+class ProtocolConfig(Section):
+    """How an agent's words enter the shared context, so that models of different kinds understand each other."""
+
+    think: Literal["keep", "strip", "forbid"] = key(
+        "keep", "Thinking in a message: shared as it is, left out of what others see, or a breach that is counted."
+    )
+    tools: Literal["off", "canonical"] = key(
+        "off", "canonical: tool calls of any dialect become one JSON form before others see them; none is executed."
+    )
+    system: Literal["explicit", "template"] = key(
+        "explicit", "explicit: the system prompt is always stated; template: a model's template may supply its own."
+    )
+
+
+_ROUTER: KeyPath = ("team", "router")
+_KEYS_OF_ROUTERS: tuple[KeyPath, ...] = tuple((*_ROUTER, k) for k in ("kind", "order", "rounds", "then", "turns"))
+
+
+class RouterConfig(Section):
+    """Who speaks when."""
+
+    kind: RouterKind = key(
+        "schedule", f"Who decides: {', '.join(ROUTERS)}, or your own class, python:FILE.py:CLASS; see docs/teams.md."
+    )
+    rounds: Rounds = key(1, "How often the speaking order is gone through; or a list with the order of every round.")
+    order: Names | None = unset("Names in speaking order; without it, the agents as listed.")
+    then: Names | None = unset("Who speaks in a last round of its own; without order, the others are before it.")
+    turns: Positive | None = unset("For addressed, where it must be given: most messages before those of then.")
+    options: dict[str, Any] = key({}, "What a class of your own is called with, besides the agents.")
+
+    @property
+    def is_own(self) -> bool:
+        return self.kind.startswith(OWN)
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """What the file says to the router."""
+        fields = type(self).model_fields
+        said = {name: getattr(self, name) for name in fields if name not in ("kind", "options")}
+        return {name: value for name, value in said.items() if value != fields[name].default}
+
+    def made(self, agents: tuple[str, ...]) -> Router:
+        """The router of the library that is asked for. Raises TypeError or ValueError where it cannot be."""
+        return ROUTERS[self.kind](agents, **self.given, **self.options)
+
+    def anchored(self, anchor: Anchor) -> Self:
+        if not self.is_own:
+            return self
+        file, _, attribute = self.kind.removeprefix(OWN).rpartition(":")
+        return self.model_copy(update={"kind": f"{OWN}{anchor.path(file)}:{attribute}"})
+
+    def names(self) -> Iterator[tuple[KeyPath, str]]:
+        """Every agent that is named, and where."""
+        orders: dict[KeyPath, Any] = {("order",): self.order or (), ("then",): self.then or ()}
+        if not isinstance(self.rounds, int):
+            orders |= {("rounds", round): order for round, order in enumerate(self.rounds)}
+        for path, order in orders.items():
+            for i, name in enumerate(order):
+                yield (*_ROUTER, *path, i), name
+
+    def _refusals(self) -> Iterator[Refusal]:
+        """Keys that the chosen router does not take, or needs."""
+        taken = {} if self.is_own else keys_of(self.kind)
+        kind: KeyPath = (*_ROUTER, "kind")
+        for name in self.given:
+            if name not in taken:
+                remedy = "give it in team.router.options" if self.is_own else f"it takes {', '.join(taken)}"
+                message = f"team.router.{name} means nothing to router {show(self.kind)}; {remedy}"
+                yield Refusal((*_ROUTER, name), message, (kind,), at_key=True)
+        for name in self.options:
+            if not self.is_own and (name not in taken or name in type(self).model_fields):
+                message = f"team.router.options has no {show(name)} for router {show(self.kind)}"
+                yield Refusal((*_ROUTER, "options", name), message, (kind,), at_key=True)
+        for name, needed in taken.items():
+            if needed and name not in {**self.given, **self.options}:
+                message = f"team.router.kind is {show(self.kind)}, which needs team.router.{name}"
+                yield Refusal(kind, message, (kind, (*_ROUTER, name)))
+
+
+class TeamConfig(Section):
+    """The agents and how they talk."""
+
+    model: NonEmpty | None = unset("The model of agents that name none.")
+    system_prompt: str = key("", "The system prompt of agents that have none.")
+    train: Train | None = unset("What agents train that do not say: full or lora.")
+    lora: LoraConfig = key(LoraConfig(), "The adapter of agents that do not say.")
+    max_tokens: Positive = key(16, "Most tokens in a message of agents that do not say.")
+    agents: Annotated[tuple[AgentConfig, ...], Field(min_length=1)]
+    router: RouterConfig = RouterConfig()
+    answer: str = key("last", "Whose message is the team's answer: last, majority or an agent.")
+    protocol: ProtocolConfig = ProtocolConfig()
+    history: Literal["transcript", "chat"] = key(
+        "transcript", "The talk so far as lines of one user message, or as chat messages."
+    )
+    template_kwargs: dict[str, Any] = key({}, "Passed to the chat template, such as enable_thinking: false.")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(agent.name for agent in self.agents)
+
+    @property
+    def known_router(self) -> Router | None:
+        """Who speaks when, as far as the file says it: None for a router of your own, which only its code knows."""
+        try:
+            return None if self.router.is_own else self.router.made(self.names)
+        except (TypeError, ValueError):  # told in the refusals
+            return None
+
+    @property
+    def speaking_order(self) -> tuple[str, ...]:
+        """Who speaks, in order where there is one; all agents, where only a router's own code knows."""
+        router = self.known_router
+        return self.names if router is None else speakers_of(router, self.names)
+
+    @property
+    def closing(self) -> tuple[str, ...]:
+        """Who may have the last word; all agents, where only a router's own code knows."""
+        router = self.known_router
+        return self.names if router is None else closers_of(router, self.names)
+
+    @property
+    def rounds(self) -> int | None:
+        """Rounds of an episode, at most; None where only a router's own code knows."""
+        router = self.known_router
+        return None if router is None else router.rounds
+
+    def anchored(self, anchor: Anchor) -> Self:
+        """The same with its paths made absolute."""
+        agents = tuple(agent.model_copy(update={"model": anchor.model(agent.model)}) for agent in self.agents)
+        changes = {"model": anchor.model(self.model), "agents": agents, "router": self.router.anchored(anchor)}
+        return self.model_copy(update=changes)
+
+    def _settle(self) -> None:
+        """Give every agent what it left to the team."""
+        object.__setattr__(self, "agents", tuple(map(self._settled, self.agents)))
+
+    def _settled(self, agent: AgentConfig) -> AgentConfig:
+        model = agent.model or self.model
+        own_lora = agent.lora.model_dump(exclude_unset=True) if agent.lora else {}
+        return agent.model_copy(
+            update={
+                "model": model,
+                "system_prompt": self.system_prompt if agent.system_prompt is None else agent.system_prompt,
+                "train": agent.train or self.train or ("full" if model in BUILT_IN_MODELS else "lora"),
+                "lora": self.lora.model_copy(update=own_lora),
+                "max_tokens": agent.max_tokens or self.max_tokens,
+            }
+        )
+
+    def _refusals(self) -> Iterator[Refusal]:
+        for i, agent in enumerate(self.agents):
+            here = ("team", "agents", i)
+            if agent.name in self.names[:i]:
+                yield Refusal((*here, "name"), f'two agents are called "{agent.name}"; names must differ')
+            if agent.model is None:
+                message = f'agent "{agent.name}" has no model; give it one, or set team.model for all'
+                yield Refusal(here, message, (("team", "model"), (*here, "model")))
+            if agent.model == "tabular" and agent.train == "lora":
+                yield Refusal(here, f'agent "{agent.name}" is tabular and cannot train lora; set train: full')
+        yield from self._refusals_of_names()
+        yield from self._refusals_of_router()
+
+    def _refusals_of_names(self) -> Iterator[Refusal]:
+        """Names of nobody, in the router, in what an agent sees, and as the one who answers."""
+        for path, name in self.router.names():
+            if name not in self.names:
+                where = f"team.router.{path[2]}"
+                message = f"{where} names no agent {show(name)}{hint(name, self.names, 'the agents are')}"
+                yield Refusal(path, message)
+        for i, agent in enumerate(self.agents):
+            for name in visibility(agent.sees).names:
+                if name not in self.names:
+                    where = f"team.agents.{agent.name}.sees"
+                    message = f"{where} names no agent {show(name)}{hint(name, self.names, 'the agents are')}"
+                    yield Refusal(("team", "agents", i, "sees"), message)
+        if self.answer not in (*ANSWER_WORDS, *self.names):
+            near = hint(self.answer, (*ANSWER_WORDS, *self.names), "one of")
+            message = f"team.answer must be last, majority or an agent, got {show(self.answer)}{near}"
+            yield Refusal(("team", "answer"), message)
+
+    def _refusals_of_router(self) -> Iterator[Refusal]:
+        """Who never speaks and should, and rounds that never come."""
+        if self.router.is_own or any(True for _ in self.router._refusals()):  # these the section tells itself
+            return
+        try:
+            router = self.router.made(self.names)
+        except (TypeError, ValueError) as error:
+            yield Refusal(_ROUTER, f"team.router {error}", _KEYS_OF_ROUTERS)
+            return
+        if self.answer in self.names and not router.turns_of(self.answer):
+            message = f'team.answer names "{self.answer}", who never speaks in team.router'
+            yield Refusal(("team", "answer"), message, (("team", "answer"), *_KEYS_OF_ROUTERS))
+        # An order alone may leave agents out, as it always could; who plans rounds one by one has forgotten them.
+        planned = self.router.then is not None or not isinstance(self.router.rounds, int)
+        for i, agent in enumerate(self.agents):
+            here: KeyPath = ("team", "agents", i)
+            if planned and not agent.frozen and agent.name != self.answer and not router.turns_of(agent.name):
+                message = f'agent "{agent.name}" never speaks in team.router; name it there, or set frozen: true'
+                yield Refusal(here, message, _KEYS_OF_ROUTERS)
+            late = [round for round in visibility(agent.sees).rounds if round >= router.rounds]
+            if late:
+                rounds = f"0 to {router.rounds - 1}" if router.rounds > 1 else "0"
+                message = f"team.agents.{agent.name}.sees names round {late[0]}, but the rounds are {rounds}"
+                yield Refusal((*here, "sees"), message, ((*here, "sees"), *_KEYS_OF_ROUTERS))

@@ -1,0 +1,122 @@
+"""Who sees what of the talk: values, and how a team file writes them.
+
+A new one is a class and an entry in ``WORDS`` or ``FORMS``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from teamtr.types import Turn
+
+
+class Visibility(Protocol):
+    """Which of the earlier turns an agent sees. What an environment says is always seen."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The agents that it names; they must exist."""
+        ...
+
+    @property
+    def rounds(self) -> tuple[int, ...]:
+        """The rounds that it names, counted from 0; they must exist."""
+        ...
+
+    def shows(self, turn: Turn, agent: str, round: int) -> bool:
+        """Whether ``agent``, about to speak in ``round``, sees this earlier turn."""
+        ...
+
+
+@dataclass(frozen=True)
+class Everything:
+    """All that was said."""
+
+    names: tuple[str, ...] = ()
+    rounds: tuple[int, ...] = ()
+
+    def shows(self, turn: Turn, agent: str, round: int) -> bool:
+        return True
+
+
+@dataclass(frozen=True)
+class Blind:
+    """Nothing of the current round: in every round, or in those listed."""
+
+    rounds: tuple[int, ...] = ()
+    names: tuple[str, ...] = ()
+
+    def shows(self, turn: Turn, agent: str, round: int) -> bool:
+        return turn.round < round or not self.is_blind_in(round)
+
+    def is_blind_in(self, round: int) -> bool:
+        return not self.rounds or round in self.rounds
+
+
+@dataclass(frozen=True)
+class Only:
+    """What these agents say, and its own words."""
+
+    names: tuple[str, ...]
+    rounds: tuple[int, ...] = ()
+
+    def shows(self, turn: Turn, agent: str, round: int) -> bool:
+        return turn.agent == agent or turn.agent in self.names
+
+
+@dataclass(frozen=True)
+class Each:
+    """What every one of several visibilities shows."""
+
+    parts: tuple[Visibility, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(name for part in self.parts for name in part.names)
+
+    @property
+    def rounds(self) -> tuple[int, ...]:
+        return tuple(round for part in self.parts for round in part.rounds)
+
+    def shows(self, turn: Turn, agent: str, round: int) -> bool:
+        return all(part.shows(turn, agent, round) for part in self.parts)
+
+
+# -- as a team file writes them -------------------------------------------------------------------------------
+
+
+def _rounds(value: Any) -> Visibility:
+    if not _list_of(int, value) or any(round < 0 for round in value):
+        raise ValueError("must list rounds under blind, counted from 0, such as {blind: [0]}")
+    return Blind(tuple(value))
+
+
+def _names(value: Any) -> Visibility:
+    if not _list_of(str, value):
+        raise ValueError("must list agents under only, such as {only: [ann, bob]}")
+    return Only(tuple(value))
+
+
+def _list_of(kind: type, value: Any) -> bool:
+    return isinstance(value, list | tuple) and len(value) > 0 and all(type(each) is kind for each in value)
+
+
+EVERYTHING = Everything()
+WORDS: dict[str, Visibility] = {"everything": EVERYTHING, "blind": Blind()}
+FORMS: dict[str, Callable[[Any], Visibility]] = {"blind": _rounds, "only": _names}
+HELP = (
+    "What it sees of the talk: everything; blind: no message of the current round; {blind: [0]}: so in these "
+    "rounds, counted from 0; {only: [ann, bob]}: these agents' messages and its own. A mapping may hold both."
+)
+
+
+def visibility(written: Any) -> Visibility:
+    """The value of what a team file says under ``sees``. Raises ValueError with what it must be."""
+    if isinstance(written, str) and written in WORDS:
+        return WORDS[written]
+    if not isinstance(written, dict) or not written or not written.keys() <= FORMS.keys():
+        raise ValueError(f"must be {', '.join(WORDS)} or a mapping with {' or '.join(FORMS)}")
+    parts = tuple(FORMS[form](value) for form, value in written.items())
+    return parts[0] if len(parts) == 1 else Each(parts)
