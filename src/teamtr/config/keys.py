@@ -11,33 +11,33 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 
-from teamtr.config.schema import TASK_NAMES, TASKS, TeamFile
-from teamtr.config.section import Section
-from teamtr.config.tasks import Task
+from teamtr.config.schema import TeamFile
+from teamtr.settings.section import Section
+from teamtr.tasks.config import TaskConfig
+from teamtr.tasks.registry import section_class, task_names, task_sections
 
-TaskKinds = tuple[type[Task], ...]
+TaskSection = type[TaskConfig]
 
 
 @dataclass(frozen=True)
 class SchemaKey:
-    """One key of a team file. ``tasks`` names those for which it exists, all when empty; an agent's keys are under
-    team.agents.NAME."""
+    """One key of a team file. ``task`` is the task's section that it belongs to, None for the keys of every file; an
+    agent's keys are under team.agents.NAME."""
 
     key: str
     type: str
     default: str
     description: str
     required: bool
-    tasks: TaskKinds = ()
+    task: TaskSection | None = None
 
     @property
     def when(self) -> str:
         """For which tasks it exists, in words."""
-        names = [name for task in self.tasks for name in task.names()]
-        return f"task.name is {' | '.join(names)}" if names else ""
+        return "" if self.task is None else f"task.name is {' | '.join(task_sections()[self.task])}"
 
     def exists_for(self, task_name: Any) -> bool:
-        return not self.tasks or (isinstance(task_name, str) and any(task.is_called(task_name) for task in self.tasks))
+        return self.task is None or (isinstance(task_name, str) and section_class(task_name) is self.task)
 
 
 def schema_keys() -> tuple[SchemaKey, ...]:
@@ -48,25 +48,27 @@ def schema_keys() -> tuple[SchemaKey, ...]:
 def section_of(name: str) -> type[Section] | None:
     """The section under this key at the top of a team file; None where a plain value or one of several sections is."""
     sections = _sections_of(TeamFile.model_fields[name].annotation)
-    return sections[0] if len(sections) == 1 else None
+    return sections[0] if len(sections) == 1 and sections[0] is not TaskConfig else None
 
 
-def _walk(model: type[Section], prefix: str, tasks: TaskKinds = (), inherited: str = "") -> Iterator[SchemaKey]:
+def _walk(
+    model: type[Section], prefix: str, task: TaskSection | None = None, inherited: str = ""
+) -> Iterator[SchemaKey]:
     """The keys of a section; ``inherited`` says in words where the defaults of a whole section come from."""
     for name, info in model.model_fields.items():
         sections = _sections_of(info.annotation)
         key, description = f"{prefix}{name}", info.description or ""
-        if len(sections) > 1:  # the task: its name chooses which other keys there are
-            yield SchemaKey(f"{key}.name", " | ".join(TASK_NAMES), "", description, required=True)
-            for task in TASKS:
-                yield from (other for other in _walk(task, f"{key}.", (task,)) if other.key != f"{key}.name")
+        if sections == (TaskConfig,):  # its name chooses which other keys there are
+            yield SchemaKey(f"{key}.name", " | ".join(task_names()), "", description, required=True)
+            for own in task_sections():
+                yield from (other for other in _walk(own, f"{key}.", own) if other.key != f"{key}.name")
         elif sections:
             each = "NAME." if typing.get_origin(info.annotation) is tuple else ""
-            yield from _walk(sections[0], f"{key}.{each}", tasks, model.unset_means if info.default is None else "")
+            yield from _walk(sections[0], f"{key}.{each}", task, model.unset_means if info.default is None else "")
         else:
             type_name, required = _type_name(info.annotation, info.metadata), info.is_required()
             of_its_own = "" if required else model.unset_means if info.default is None else json.dumps(info.default)
-            yield SchemaKey(key, type_name, inherited or of_its_own, description, required, tasks)
+            yield SchemaKey(key, type_name, inherited or of_its_own, description, required, task)
 
 
 def _sections_of(annotation: Any) -> tuple[type[Section], ...]:

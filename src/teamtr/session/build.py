@@ -12,23 +12,8 @@ from typing import Any
 
 import torch
 
-from teamtr import tasks
 from teamtr.chat import ChatCodec, Sharing, check_template, check_thinking, render
-from teamtr.config import (
-    AgentConfig,
-    ArBenchTask,
-    BenchmarkTask,
-    CodeTask,
-    DataTask,
-    GymTask,
-    LoraConfig,
-    OwnTask,
-    PlayerConfig,
-    RolesTask,
-    SumsTask,
-    TeamFile,
-)
-from teamtr.config.paths import BUILT_IN_MODELS
+from teamtr.config import AgentConfig, LoraConfig, TeamFile
 from teamtr.engines.hashing import hash_tensors
 from teamtr.engines.learner import PolicyLearner
 from teamtr.engines.local import LocalEngine
@@ -40,13 +25,13 @@ from teamtr.engines.torch.loading import TinyShape, load_pretrained, quieten, sh
 from teamtr.engines.torch.policy import CHEAPEST_FIRST, Precision, TransformerPolicy
 from teamtr.engines.torch.tokenizer import character_tokenizer
 from teamtr.errors import UserError
-from teamtr.ports import Task
 from teamtr.presets import Plan
 from teamtr.randomness import generator, seed_of
 from teamtr.rollout import RolloutContext
+from teamtr.settings.paths import BUILT_IN_MODELS
+from teamtr.tasks import Task, TaskContext, registry
 from teamtr.tasks.benchmarks.arbench.endpoint import EndpointPlayer
-from teamtr.tasks.benchmarks.arbench.players import Player, PolicyPlayer
-from teamtr.tasks.benchmarks.arbench.task import ArBench
+from teamtr.tasks.players import Player, PlayerConfig, PolicyPlayer
 from teamtr.team import Agent, Router, Team
 from teamtr.training.batch import Optimization
 from teamtr.types import Ids
@@ -120,8 +105,8 @@ def build(team_file: TeamFile, *, taught: bool = True) -> Session:
             for agent in team_file.team.agents
         )
     )
-    if isinstance(task, ArBench) and isinstance(team_file.task, ArBenchTask) and team_file.task.player is not None:
-        task.player = _player(team_file, team_file.task.player, task, engine, models, room)
+    if (wanted := team_file.task.wanted_player) is not None:
+        task.player = _player(team_file, wanted, task, engine, models, room)
     context = RolloutContext(
         sampler=engine,
         codecs={name: model.codec for name, model in models.items()},
@@ -160,38 +145,7 @@ def _use_few_threads(team_file: TeamFile) -> None:
 
 def build_task(team_file: TeamFile) -> Task:
     """The task that the file names."""
-    match team_file.task:
-        case CodeTask() as c:
-            return tasks.CodeExchange(
-                symbols=c.symbols,
-                half_length=c.half_length,
-                held_out=c.held_out,
-                partial_credit=c.partial_credit,
-                skill=c.skill,
-                seed=team_file.seed,
-            )
-        case RolesTask() as r:
-            return tasks.Roles(agents=len(team_file.team.names), tags=r.tags)
-        case SumsTask() as s:
-            return tasks.Sums(terms=s.terms, digits=s.digits, problems_in_all=s.problems, seed=team_file.seed)
-        case DataTask() as d:
-            return tasks.DataTask(
-                d.path,
-                question=d.question,
-                answer=d.answer,
-                held_out=d.held_out,
-                grader=d.grader,
-                pattern=d.pattern,
-                threshold=d.threshold,
-                private=d.private,
-                seconds_per_item=d.seconds_per_item,
-            )
-        case OwnTask() as o:
-            return tasks.own_task(o.name, **o.options)
-        case GymTask() as g:
-            return tasks.benchmark(g.name, g.data, seed=team_file.seed, **g.options)
-        case BenchmarkTask() as b:
-            return tasks.benchmark(b.name, b.data, **b.options)
+    return registry.build_task(team_file.task, TaskContext(team_file.seed, team_file.team.names))
 
 
 def device_of(team_file: TeamFile) -> torch.device:
@@ -266,8 +220,8 @@ def _tabular_models(
     tokenizer = character_tokenizer()
     codec = _codec(team_file, tokenizer)
     end = int(tokenizer.eos_token_id)
-    alphabet = getattr(task, "alphabet", "")
-    favoured = [end, *(tokenizer.encode(alphabet, add_special_tokens=False) if alphabet else range(len(tokenizer)))]
+    letters = tokenizer.encode(task.alphabet, add_special_tokens=False) if task.alphabet else range(len(tokenizer))
+    favoured = [end, *letters]
     return {
         agent.name: AgentModel(
             TabularPolicy(
@@ -361,13 +315,12 @@ def _warm_tiny(team_file: TeamFile, task: Task, agents: Sequence[str]) -> tuple[
     model, tokenizer = tiny_model(
         TinyShape(tiny.layers, tiny.width, tiny.heads), seed=seed_of(team_file.seed, "tiny") % 2**31
     )
-    examples_of = getattr(task, "format_examples", None)
-    if examples_of is None or tiny.warmup_steps == 0:
+    if tiny.warmup_steps == 0:
         return model, tokenizer
     codec = _codec(team_file, tokenizer)
     prompts = {a.name: a.system_prompt for a in team_file.team.agents}
     examples: list[tuple[Ids, Ids]] = []
-    for agent, problem, history, text in examples_of(generator(team_file.seed, "form"), 1500):
+    for agent, problem, history, text in task.format_examples(generator(team_file.seed, "form"), 1500):
         if agent not in agents:
             continue
         prompt = codec.encode(

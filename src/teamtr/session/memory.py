@@ -27,11 +27,10 @@ from teamtr.engines.torch.packing import common_beginning
 from teamtr.engines.torch.policy import TransformerPolicy
 from teamtr.errors import UserError
 from teamtr.evaluation.evaluate import PROBLEMS_IN_A_RUN, SAMPLES_IN_A_RUN
-from teamtr.ports import Environment
 from teamtr.session import checks as preflight
 from teamtr.session.build import Session, device_of
 from teamtr.tasks.benchmarks.arbench.endpoint import EndpointPlayer
-from teamtr.tasks.benchmarks.arbench.players import PolicyPlayer
+from teamtr.tasks.players import PolicyPlayer
 from teamtr.team import Agent
 from teamtr.types import AgentBatch, Ids, Problem, Situation
 
@@ -141,7 +140,7 @@ def _prompt(session: Session, agent: Agent, problem: Problem, history: History) 
 
 def _openings(session: Session, problems: Sequence[Problem]) -> list[History]:
     """What an interactive task's environment says before anyone speaks; nothing for other tasks."""
-    environment: Environment | None = getattr(session.task, "environment", None)
+    environment = session.task.environment
     if environment is None:
         return []
     situations = [Situation(problem, (), (), session.context.router.rounds - 1) for problem in problems]
@@ -150,7 +149,7 @@ def _openings(session: Session, problems: Sequence[Problem]) -> list[History]:
 
 
 def _player(session: Session) -> PolicyPlayer | EndpointPlayer | None:
-    player = getattr(session.task, "player", None)
+    player = session.task.player
     return player if isinstance(player, (PolicyPlayer, EndpointPlayer)) else None
 
 

@@ -13,10 +13,10 @@ from teamtr.chat.message_filter import ToolPolicy
 from teamtr.chat.systems import SystemPolicy
 from teamtr.chat.thinking import ThinkPolicy
 from teamtr.config import TeamFile, dump, loads
-from teamtr.config.paths import BUILT_IN_MODELS
 from teamtr.engines.torch.loading import hub_options
 from teamtr.errors import UserError
 from teamtr.session.export import agent_of, base_model
+from teamtr.settings.paths import BUILT_IN_MODELS
 from teamtr.store.atomic import make_folder, temporary_beside
 
 Mode = Literal["aligned", "direct", "reset"]

@@ -10,11 +10,11 @@ import numpy as np
 
 from teamtr.chat import render
 from teamtr.chat.tokenizers import adversarial
-from teamtr.config.paths import BUILT_IN_MODELS
 from teamtr.engines.torch.loading import hub_options
 from teamtr.engines.torch.tokenizer import character_tokenizer
 from teamtr.errors import UserError
 from teamtr.randomness import generator
+from teamtr.settings.paths import BUILT_IN_MODELS
 from teamtr.store import RunFolder, read_episodes
 from teamtr.types import RolloutBatch
 
