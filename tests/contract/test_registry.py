@@ -296,7 +296,7 @@ def test_right_answers_that_would_be_punished_for_their_length_are_a_warning(sma
 @pytest.fixture
 def examples(tmp_path: Path) -> Path:
     """The Python of docs/tasks.md as one file, as a reader would put it together."""
-    text = DOCUMENT.read_text(encoding="utf-8").partition("## A new task in thirty lines")[2]
+    text = DOCUMENT.read_text(encoding="utf-8").partition("## A benchmark in thirty lines")[2]
     blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     assert len(blocks) == 2
     assert len(blocks[0].strip().splitlines()) <= 45

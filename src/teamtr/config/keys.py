@@ -14,30 +14,28 @@ from annotated_types import Ge, Gt, Le, Lt
 from teamtr.config.schema import TeamFile
 from teamtr.settings.section import Section
 from teamtr.tasks.config import TaskConfig
-from teamtr.tasks.registry import section_class, task_names, task_sections
-
-TaskSection = type[TaskConfig]
+from teamtr.tasks.registry import is_name_of, task_names, task_sections
 
 
 @dataclass(frozen=True)
 class SchemaKey:
-    """One key of a team file. ``task`` is the task's section that it belongs to, None for the keys of every file; an
-    agent's keys are under team.agents.NAME."""
+    """One key of a team file. ``tasks`` names those for which it exists, all when empty; an agent's keys are under
+    team.agents.NAME."""
 
     key: str
     type: str
     default: str
     description: str
     required: bool
-    task: TaskSection | None = None
+    tasks: tuple[str, ...] = ()
 
     @property
     def when(self) -> str:
         """For which tasks it exists, in words."""
-        return "" if self.task is None else f"task.name is {' | '.join(task_sections()[self.task])}"
+        return f"task.name is {' | '.join(self.tasks)}" if self.tasks else ""
 
     def exists_for(self, task_name: Any) -> bool:
-        return self.task is None or (isinstance(task_name, str) and section_class(task_name) is self.task)
+        return not self.tasks or (isinstance(task_name, str) and any(is_name_of(task_name, t) for t in self.tasks))
 
 
 def schema_keys() -> tuple[SchemaKey, ...]:
@@ -51,24 +49,23 @@ def section_of(name: str) -> type[Section] | None:
     return sections[0] if len(sections) == 1 and sections[0] is not TaskConfig else None
 
 
-def _walk(
-    model: type[Section], prefix: str, task: TaskSection | None = None, inherited: str = ""
-) -> Iterator[SchemaKey]:
+def _walk(model: type[Section], prefix: str, tasks: tuple[str, ...] = (), inherited: str = "") -> Iterator[SchemaKey]:
     """The keys of a section; ``inherited`` says in words where the defaults of a whole section come from."""
     for name, info in model.model_fields.items():
         sections = _sections_of(info.annotation)
         key, description = f"{prefix}{name}", info.description or ""
         if sections == (TaskConfig,):  # its name chooses which other keys there are
             yield SchemaKey(f"{key}.name", " | ".join(task_names()), "", description, required=True)
-            for own in task_sections():
-                yield from (other for other in _walk(own, f"{key}.", own) if other.key != f"{key}.name")
+            for own, names in task_sections().items():
+                yield from (other for other in _walk(own, f"{key}.", names) if other.key != f"{key}.name")
         elif sections:
             each = "NAME." if typing.get_origin(info.annotation) is tuple else ""
-            yield from _walk(sections[0], f"{key}.{each}", task, model.unset_means if info.default is None else "")
+            yield from _walk(sections[0], f"{key}.{each}", tasks, model.unset_means if info.default is None else "")
         else:
             type_name, required = _type_name(info.annotation, info.metadata), info.is_required()
-            of_its_own = "" if required else model.unset_means if info.default is None else json.dumps(info.default)
-            yield SchemaKey(key, type_name, inherited or of_its_own, description, required, task)
+            value = None if required else info.get_default(call_default_factory=True)
+            of_its_own = "" if required else model.unset_means if value is None else json.dumps(value, default=str)
+            yield SchemaKey(key, type_name, inherited or of_its_own, description, required, tasks)
 
 
 def _sections_of(annotation: Any) -> tuple[type[Section], ...]:
@@ -91,11 +88,11 @@ def _type_name(annotation: Any, metadata: Sequence[Any] = ()) -> str:
         return " | ".join(map(str, parts))
     if origin in (typing.Union, types.UnionType):
         return " | ".join(_type_name(part, metadata) for part in parts if part is not type(None))
-    if origin is tuple:
-        many = "" if parts[-1] is Ellipsis else f"{len(parts)}: "
+    if origin in (tuple, list, set, frozenset):
+        many = f"{len(parts)}: " if origin is tuple and parts[-1] is not Ellipsis else ""
         return f"list of {many}{_type_name(parts[0])}"
     if origin is dict:
         return f"mapping of text to {_type_name(parts[1])}"
     known = [(_BOUNDS[type(bound)], bound) for bound in metadata if type(bound) in _BOUNDS]
     bounds = ", ".join(f"{sign} {getattr(bound, name):g}" for (sign, name), bound in known)
-    return f"{_PLAIN_TYPES[annotation]} {bounds}".rstrip()
+    return f"{_PLAIN_TYPES.get(annotation, str(annotation))} {bounds}".rstrip()

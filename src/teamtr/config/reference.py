@@ -99,12 +99,13 @@ def _about(name: str) -> list[str]:
 def _tasks(keys: Sequence[SchemaKey]) -> list[str]:
     """The key that chooses the task, then the keys of each."""
     parts = ["## task\n", "The name chooses which other keys there are; [tasks](tasks.md) describes each.\n"]
-    parts.append(_table([key for key in keys if key.task is None]))
+    parts.append(_table([key for key in keys if not key.tasks]))
     parts += [f"Note: {note}.\n" for note in broken_tasks()]
     for section, names in task_sections().items():
-        own = [key for key in keys if key.task is section]
+        own = [key for key in keys if key.tasks == names]
         parts += [f"### {', '.join(f'`{name}`' for name in names)}\n"]
-        parts += [f"{' '.join((section.__doc__ or '').split())}\n".replace("``", "`")]
+        about = (section.__doc__ or "").partition("\n\n")[0]
+        parts += [f"{' '.join(about.split())}\n".replace("``", "`")]
         parts.append(_table(own) if own else "It has no other keys.\n")
     return parts
 

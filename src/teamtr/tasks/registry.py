@@ -29,6 +29,8 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
 
+from pydantic import create_model
+
 from teamtr.errors import UserError
 from teamtr.tasks.base import Benchmark, Data, Task
 from teamtr.tasks.config import BenchmarkConfig, TaskConfig, TaskContext
@@ -43,14 +45,21 @@ _T = TypeVar("_T", bound=type[Task])
 
 def task(name: str) -> Callable[[_T], _T]:
     """Register a class under the name that team files call it by."""
+    if not isinstance(name, str):
+        raise TypeError('a task is registered with its name: @task("name")')
 
     def register(cls: _T) -> _T:
+        if not issubclass(cls, Task):
+            raise TypeError(f"@task({name!r}): derive {cls.__qualname__} from teamtr.tasks.Task")
+        if not issubclass(cls.Config, TaskConfig):
+            raise TypeError(f"@task({name!r}): derive {cls.__qualname__}.Config from teamtr.tasks.TaskConfig")
         other = _registered.get(name)
         if other is not None and _where(other) != _where(cls):  # the same one when its module is loaded again
             raise UserError(f"two tasks are called {name!r}: {_where(other)} and {_where(cls)}; rename one of them")
         cls.name = name
-        if cls.Config in (TaskConfig, BenchmarkConfig):  # a section of its own, with its own words in the reference
-            cls.Config = type("Config", (cls.Config,), {"__doc__": cls.__doc__, "__module__": cls.__module__})
+        if cls.Config in (TaskConfig, BenchmarkConfig):  # a section of its own, which the reference describes
+            cls.Config = create_model("Config", __base__=cls.Config, __doc__=cls.__doc__, __module__=cls.__module__)
+        cls.Config.__doc__ = cls.Config.__doc__ or cls.__doc__
         _registered[name] = cls
         return cls
 
@@ -68,10 +77,16 @@ def task_class(name: str) -> type[Task] | None:
     """The class of this name, None where there is none. Raises UserError when the package that brings it is broken."""
     _load_built_in()
     for point in _points():
-        if _matches(point.name, name):
+        if is_name_of(name, point.name):
             _load(point)
     exact = _registered.get(name)
-    return exact or next((cls for known, cls in _registered.items() if _matches(known, name)), None)
+    return exact or next((cls for known, cls in _registered.items() if is_name_of(name, known)), None)
+
+
+def is_name_of(name: str, registered: str) -> bool:
+    """Whether a team file's ``task.name`` means the task that is registered so."""
+    prefix, colon, rest = registered.partition(":")
+    return name.startswith(prefix + colon) if rest.isupper() else name == registered
 
 
 def section_class(name: str) -> type[TaskConfig] | None:
@@ -124,11 +139,6 @@ def _all() -> dict[str, type[Task]]:
         return own, module
 
     return dict(sorted(_registered.items(), key=turn))
-
-
-def _matches(known: str, name: str) -> bool:
-    prefix, colon, rest = known.partition(":")
-    return name.startswith(prefix + colon) if rest.isupper() else name == known
 
 
 def _load_built_in() -> None:
