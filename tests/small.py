@@ -13,6 +13,7 @@ from teamtr.engines.tabular import TabularPolicy
 from teamtr.presets import PRESETS, Plan
 from teamtr.randomness import seed_of
 from teamtr.rollout import RolloutContext, play
+from teamtr.tasks import Task
 from teamtr.team import Agent, Schedule, Team
 from teamtr.training.batch import Optimization, TrainingBatch
 from teamtr.training.update import Update, update_agent
@@ -34,7 +35,7 @@ class LetterCodec:
         return "".join(LETTERS[i] for i in token_ids if i > 1)
 
 
-class SameLetter:
+class SameLetter(Task):
     """Right when the first letters of both messages are the problem's letter; half a point for one of them."""
 
     reward_range = 1.0

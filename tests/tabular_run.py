@@ -23,6 +23,7 @@ from teamtr.rollout import RolloutContext
 from teamtr.session.build import build
 from teamtr.session.train import _Driver
 from teamtr.store import Log, RunFolder, batch_name, read_episodes
+from teamtr.tasks import Task
 from teamtr.team import Agent, Schedule, Team
 from teamtr.theory.tabular import EpisodicStep, EpisodicTeam, MessageSpace
 from teamtr.types import Floats, Ids, Problem, RolloutBatch, Verdict
@@ -59,7 +60,7 @@ class LetterCodec:
         return "".join(LETTERS[i] for i in token_ids if i)
 
 
-class Letters:
+class Letters(Task):
     """Right when the answer begins with the problem's letter; the reward also counts how many agents said so."""
 
     reward_range = 1.0

@@ -289,14 +289,32 @@ class Environment(Protocol):
 
 
 class Task(Protocol):
-    """Problems and their grader. An interactive task has besides an ``environment: Environment``."""
+    """What the loop asks of a task. ``teamtr.tasks.Task`` is the base class, with a default for all but ``grade``."""
 
-    reward_range: float | None
-    """Largest minus smallest reward, None when not known: certificates need it. A discount brings rewards nearer to 0,
-    so for plans with gamma < 1 count 0 among them."""
+    @property
+    def reward_range(self) -> float | None:
+        """Largest minus smallest reward, None when not known."""
+        ...
+
+    @property
+    def environment(self) -> Environment | None:
+        """The other side of an interactive task."""
+        ...
 
     def problems(self, split: str) -> Sequence[Problem]: ...
 
     def grade(self, episodes: Sequence[tuple[Problem, str, Sequence[str]]]) -> list[Verdict]:
         """One verdict per (problem, the team's answer, all messages' texts)."""
+        ...
+
+    def extract(self, text: str) -> str | None:
+        """The answer in a message, in a form that votes can be counted in; None when it states none."""
+        ...
+
+    def labels(self, problem: Problem) -> dict[str, str]:
+        """What tables are broken down by."""
+        ...
+
+    def measures(self, problem: Problem, reply: str) -> dict[str, float]:
+        """What is reported of a reply besides its verdict."""
         ...

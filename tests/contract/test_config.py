@@ -15,13 +15,10 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from teamtr.config import (
-    TASK_NAMES,
     AgentConfig,
     ConfigError,
-    DataTask,
     LoraConfig,
     PlanConfig,
-    RolesTask,
     SchemaKey,
     TeamConfig,
     TeamFile,
@@ -34,6 +31,8 @@ from teamtr.config import (
 )
 from teamtr.config.reference import PRESET_KEYS, preset_differences
 from teamtr.presets import PRESETS, DynamicSampling, Order, Overlong, Radii, Region, Resample
+from teamtr.tasks import DataTask, Roles
+from teamtr.tasks.registry import task_names
 from teamtr.theory.estimators import GroupAdvantage
 from teamtr.theory.objective import Objective
 
@@ -280,7 +279,7 @@ DATA = "{name: data, path: x}"
         (
             "{name: «cod»}",
             ONE,
-            "task.name must be one of " + ", ".join(TASK_NAMES) + ', got "cod"; did you mean "code"?',
+            "task.name must be one of " + ", ".join(task_names()) + ', got "cod"; did you mean "code"?',
         ),
         ("«code»", ONE, 'task must be a mapping of keys to values, got "code"'),
         ("{name: data, «pth»: x}", ONE, 'unknown key "pth" in task; did you mean "path"?'),
@@ -602,7 +601,7 @@ def test_models_refuse_alike_from_python() -> None:
     with pytest.raises(ValidationError, match='got "c"; one of: last, majority, a, b'):
         TeamConfig(agents=agents, answer="c")
     with pytest.raises(ValidationError, match="needs two or more agents called a1, a2 and so on"):
-        TeamFile(name="x", task=RolesTask(name="roles"), team=TeamConfig(agents=agents[:1]))
+        TeamFile(name="x", task=Roles.Config(name="roles"), team=TeamConfig(agents=agents[:1]))
     with pytest.raises(ValidationError, match="frozen"):
         agents[0].model = "other"  # type: ignore[misc]
 
@@ -623,7 +622,7 @@ team:
 """
     )
     team_file = load_team_file(file)
-    assert isinstance(team_file.task, DataTask)
+    assert isinstance(team_file.task, DataTask.Config)
     assert team_file.task.path == str(tmp_path / "data" / "q.jsonl")
     assert team_file.task.grader == f"python:{tmp_path / 'reward.py'}:score"
     assert [agent.model for agent in team_file.team.agents] == [
@@ -798,7 +797,7 @@ def test_schema_keys_list_every_key_with_a_description() -> None:
 
     assert shown("plan.group_size") == ("whole number >= 2", "16")
     assert shown("plan.beta") == ("number >= 0", "as the preset says")
-    assert shown("task.name") == (" | ".join(TASK_NAMES), "")
+    assert shown("task.name") == (" | ".join(task_names()), "")
     assert shown("task.held_out", "task.name is data") == ("number > 0, < 1", "0.1")
     assert shown("team.lora.targets") == ("text | list of text", '"all-linear"')
     assert shown("team.agents.NAME.lora.rank") == ("whole number >= 1", "as the team says")

@@ -8,13 +8,14 @@ import numpy as np
 
 from small import World
 from teamtr.rollout import Collected, Ledger, collect, has_signal_P
+from teamtr.tasks import Task
 from teamtr.types import Problem, Verdict
 
 PROBLEMS = [Problem(id=f"p{k}", prompt=chr(97 + k)) for k in range(20)]
 GROUP = 4
 
 
-class Scripted:
+class Scripted(Task):
     """Of the problems with a signal every second episode is right; of the others all are wrong. Remembers who came."""
 
     reward_range = 1.0

@@ -20,10 +20,11 @@ from teamtr.rollout import Ledger, RolloutContext, play
 from teamtr.session import build
 from teamtr.session import train as run
 from teamtr.store import StoreError, read_episodes, write_episodes
+from teamtr.tasks import Task
 from teamtr.tasks.benchmarks.arbench.detective import DetectiveCases
 from teamtr.tasks.benchmarks.arbench.numbers import GuessingNumbers
-from teamtr.tasks.benchmarks.arbench.players import PolicyPlayer, ScriptedPlayer
 from teamtr.tasks.benchmarks.arbench.puzzles import SituationPuzzles
+from teamtr.tasks.players import PolicyPlayer, ScriptedPlayer
 from teamtr.team import Agent, Blind, Everything, Schedule, Team
 from teamtr.theory.certificates import by_own_turn
 from teamtr.types import Floats, Ids, Message, Problem, Reply, RolloutBatch, Sample, Situation, Verdict
@@ -61,7 +62,7 @@ class Script:
         return [Sample(ids, np.zeros(len(ids), np.float32), "stop", "v") for ids in said]
 
 
-class UpOrDown:
+class UpOrDown(Task):
     """A number from 0 to 9 is to be guessed; the environment says whether it is higher or lower, and how many rounds
     are left. Counts how it is called."""
 
@@ -426,7 +427,7 @@ def puzzle_team(monkeypatch: pytest.MonkeyPatch):
         return session
 
     # Roles asks for a turn of every agent, which the team file's schema checks and this task does not need.
-    monkeypatch.setattr("teamtr.config.schema.RolesTask.refusals_of", lambda *_: iter(()))
+    monkeypatch.setattr("teamtr.tasks.Roles.Config.refusals_of", lambda *_: iter(()))
     monkeypatch.setattr(build, "build_task", task)
     monkeypatch.setattr(run, "build", built)
     return loads(TEAM, "interactive")

@@ -19,7 +19,7 @@ from teamtr.engines.local import LocalEngine
 from teamtr.engines.tabular import TabularPolicy
 from teamtr.errors import Refused, UserError
 from teamtr.tasks.benchmarks.arbench.endpoint import EndpointError, EndpointPlayer
-from teamtr.tasks.benchmarks.arbench.players import PolicyPlayer
+from teamtr.tasks.players import PolicyPlayer
 
 
 def engine() -> LocalEngine:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from own_rows import OWN, write_rows
-from teamtr.config import TASK_NAMES, ConfigError, load_team_file, loads
+from teamtr.config import ConfigError, load_team_file, loads
 from teamtr.errors import Refused, UserError
 from teamtr.presets import Overlong
 from teamtr.rollout import play
@@ -22,8 +22,8 @@ from teamtr.session import train as run
 from teamtr.session.build import build, build_task
 from teamtr.tasks import Benchmark, WrongAnswer, benchmark
 from teamtr.tasks.benchmarks.arbench.endpoint import EndpointPlayer
-from teamtr.tasks.benchmarks.arbench.players import PolicyPlayer
-from teamtr.tasks.registry import NAMES
+from teamtr.tasks.players import PolicyPlayer
+from teamtr.tasks.registry import benchmark_names, task_names
 from teamtr.types import Verdict
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "tasks.md"
@@ -44,12 +44,12 @@ def team_of(task: str, *, agents: str = "{name: a}", rounds: int = 1) -> str:
 
 
 def test_the_team_file_knows_the_same_names() -> None:
-    others = {"code", "roles", "sums", "data", "gym:NAME", "python:FILE:CLASS"}
-    assert set(TASK_NAMES) == {*NAMES, *others}
-    assert set(NAMES) == set(OWN)
+    patterns = {"gym:NAME", "python:FILE:CLASS"}
+    assert set(benchmark_names()) == {*OWN, *patterns}
+    assert set(task_names()) == {"code", "roles", "sums", "data", *OWN, *patterns}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", OWN)
 def test_every_benchmark_is_built_from_a_file_and_from_split_files(name: str, tmp_path: Path) -> None:
     file = write_rows(tmp_path, OWN[name])
     task = benchmark(name, {"train": file, "test": write_rows(tmp_path, OWN[name][:1], "test.jsonl")})
@@ -296,7 +296,7 @@ def test_right_answers_that_would_be_punished_for_their_length_are_a_warning(sma
 @pytest.fixture
 def examples(tmp_path: Path) -> Path:
     """The Python of docs/tasks.md as one file, as a reader would put it together."""
-    text = DOCUMENT.read_text(encoding="utf-8").partition("## A new task in thirty lines")[2]
+    text = DOCUMENT.read_text(encoding="utf-8").partition("## A benchmark in thirty lines")[2]
     blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     assert len(blocks) == 2
     assert len(blocks[0].strip().splitlines()) <= 45

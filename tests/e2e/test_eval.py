@@ -19,7 +19,6 @@ from teamtr.session import evaluations as generations
 from teamtr.session.build import build
 from teamtr.session.evaluations import Evaluation
 from teamtr.store import read_episodes
-from teamtr.tasks.registry import NAMES
 from teamtr.types import Verdict
 
 TEAM = """\
@@ -54,7 +53,7 @@ def sums(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", [*NAMES, "gym:chain_sum"])
+@pytest.mark.parametrize("name", [*OWN, "gym:chain_sum"])
 def test_every_benchmark_is_evaluated_offline(name: str, tmp_path: Path) -> None:
     split = "train" if name in ("deepscaler", "dapo") else "test"
     if name.startswith("gym:"):

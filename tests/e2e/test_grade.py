@@ -14,7 +14,6 @@ from typer.testing import CliRunner
 from own_rows import DATA, OWN, write_rows
 from teamtr.cli import app
 from teamtr.tasks import benchmark
-from teamtr.tasks.registry import NAMES
 
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"no benchmark data in {DATA}; set TEAMTR_DATA")
 
@@ -58,7 +57,7 @@ def own_id(row: dict[str, Any]) -> Any:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", OWN)
 def test_replies_are_graded_by_id_and_by_their_own_fields(name: str, tmp_path: Path) -> None:
     known = answers(name)
     data = write_rows(tmp_path, OWN[name], "data.jsonl")

@@ -216,7 +216,7 @@ def test_a_run_s_name_is_not_longer_than_a_folder_s(tmp_path: Path) -> None:
 @pytest.fixture
 def backwards(tmp_path: Path) -> Path:
     """The first class of docs/tasks.md, as a reader would copy it."""
-    text = DOCUMENT.read_text(encoding="utf-8").partition("## A new task in thirty lines")[2]
+    text = DOCUMENT.read_text(encoding="utf-8").partition("## A benchmark in thirty lines")[2]
     file = tmp_path / "backwards.py"
     file.write_text(re.findall(r"```python\n(.*?)```", text, re.DOTALL)[0], encoding="utf-8")
     return file

@@ -24,6 +24,7 @@ from teamtr.grading.workers.pool import _Worker
 from teamtr.session import train as run
 from teamtr.session.checks import self_test
 from teamtr.tasks import DataTask
+from teamtr.team import Router
 from teamtr.types import Verdict
 
 ALLOWED_S = 1.0  # long enough for an honest grader on a busy machine
@@ -245,7 +246,11 @@ def test_a_grader_that_always_fails_is_found_before_training(
 
 
 def test_a_grader_that_fails_on_some_replies_is_let_through(tmp_path: Path, rewards: Path) -> None:
-    session = SimpleNamespace(task=task_of(tmp_path, rewards, "by_word"), team_file=SimpleNamespace(seed=0))
+    session = SimpleNamespace(
+        task=task_of(tmp_path, rewards, "by_word"),
+        team_file=SimpleNamespace(seed=0),
+        context=SimpleNamespace(router=Router(("a",))),
+    )
     assert self_test(session) == []
     assert not session.task.failures, "what it was tried with does not count"
 

@@ -19,10 +19,10 @@ from growth import assert_linear
 from teamtr.errors import UserError
 from teamtr.tasks.benchmarks.arbench.detective import DetectiveCases, letter_in, question_in
 from teamtr.tasks.benchmarks.arbench.numbers import GuessingNumbers, feedback, guess_in
-from teamtr.tasks.benchmarks.arbench.players import ScriptedPlayer
 from teamtr.tasks.benchmarks.arbench.puzzles import SituationPuzzles, character_f1, word_in
 from teamtr.tasks.benchmarks.arbench.task import ArBench
 from teamtr.tasks.benchmarks.arbench.texts import texts_of
+from teamtr.tasks.players import ScriptedPlayer
 from teamtr.types import Problem, Reply, Situation
 
 ROOT = Path(__file__).parents[2]

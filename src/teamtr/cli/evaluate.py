@@ -77,7 +77,7 @@ def evaluate(
                 **report.as_record(),
                 "updates": updates,
                 "tokens": sum(ledger.sampled_tokens.values()),
-                "grader_failures": dict(getattr(session.task, "failures", {})),
+                "grader_failures": dict(session.task.failures),
                 "folder": str(evaluation.folder),
             }
         )

@@ -35,7 +35,7 @@ def check(
         floors = measure_floors(session)
         require_visible(session, floors)
     task = session.task
-    warnings = [*getattr(task, "warnings", ()), *told]
+    warnings = [*task.warnings, *told]
     samplers = {name: session.engine.info(name).sampling for name in session.team.names}
     lines = [
         f"{team_file}: fine",
@@ -43,7 +43,7 @@ def check(
         *(f"  {floor}" for floor in floors),
         *(f"  {name}: sampling is {path}" for name, path in samplers.items()),
         *(f"  warning: {warning}" for warning in warnings),
-        *(f"  warning: the grader failed {n} times: {why}" for why, n in getattr(task, "failures", {}).items()),
+        *(f"  warning: the grader failed {n} times: {why}" for why, n in task.failures.items()),
     ]
     answer("\n".join(lines), as_json)
     if as_json:

@@ -15,32 +15,20 @@ How it works: text -> plain data plus the place of every path (``source``) -> ``
 and "did you mean" all read it through ``schema_keys``.
 """
 
-from teamtr.config.benchmarks import ArBenchTask, BenchmarkTask, GymTask, PlayerConfig
 from teamtr.config.errors import ConfigError
 from teamtr.config.file import dump, load_team_file, loads
 from teamtr.config.keys import SchemaKey, schema_keys
 from teamtr.config.recipe import recipe_text, recipes
 from teamtr.config.reference import reference
-from teamtr.config.schema import TASK_NAMES, PlanConfig, TeamFile
-from teamtr.config.tasks import CodeTask, DataTask, OwnTask, RolesTask, SumsTask
+from teamtr.config.schema import PlanConfig, TeamFile
 from teamtr.config.team import AgentConfig, LoraConfig, TeamConfig
 
 __all__ = [
-    "TASK_NAMES",
     "AgentConfig",
-    "ArBenchTask",
-    "BenchmarkTask",
-    "CodeTask",
     "ConfigError",
-    "DataTask",
-    "GymTask",
     "LoraConfig",
-    "OwnTask",
     "PlanConfig",
-    "PlayerConfig",
-    "RolesTask",
     "SchemaKey",
-    "SumsTask",
     "TeamConfig",
     "TeamFile",
     "dump",

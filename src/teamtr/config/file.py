@@ -6,11 +6,12 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from teamtr.config.errors import ConfigError, Mistake, Place, show
+from teamtr.config.errors import ConfigError, Mistake, Place
 from teamtr.config.overrides import apply_override
 from teamtr.config.schema import TeamFile
 from teamtr.config.source import read, write
 from teamtr.config.validate import validate
+from teamtr.settings.refusals import show
 
 
 def load_team_file(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> TeamFile:

@@ -11,12 +11,11 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 
-from teamtr.config.schema import TASK_NAMES, TASKS, TeamFile
-from teamtr.config.section import Section
-from teamtr.config.tasks import Task
-from teamtr.config.values import InWords
-
-TaskKinds = tuple[type[Task], ...]
+from teamtr.config.schema import TeamFile
+from teamtr.settings.section import Section
+from teamtr.settings.values import InWords
+from teamtr.tasks.config import TaskConfig
+from teamtr.tasks.registry import is_name_of, task_names, task_sections
 
 
 @dataclass(frozen=True)
@@ -29,16 +28,15 @@ class SchemaKey:
     default: str
     description: str
     required: bool
-    tasks: TaskKinds = ()
+    tasks: tuple[str, ...] = ()
 
     @property
     def when(self) -> str:
         """For which tasks it exists, in words."""
-        names = [name for task in self.tasks for name in task.names()]
-        return f"task.name is {' | '.join(names)}" if names else ""
+        return f"task.name is {' | '.join(self.tasks)}" if self.tasks else ""
 
     def exists_for(self, task_name: Any) -> bool:
-        return not self.tasks or (isinstance(task_name, str) and any(task.is_called(task_name) for task in self.tasks))
+        return not self.tasks or (isinstance(task_name, str) and any(is_name_of(task_name, t) for t in self.tasks))
 
 
 def schema_keys() -> tuple[SchemaKey, ...]:
@@ -49,24 +47,25 @@ def schema_keys() -> tuple[SchemaKey, ...]:
 def section_of(name: str) -> type[Section] | None:
     """The section under this key at the top of a team file; None where a plain value or one of several sections is."""
     sections = _sections_of(TeamFile.model_fields[name].annotation)
-    return sections[0] if len(sections) == 1 else None
+    return sections[0] if len(sections) == 1 and sections[0] is not TaskConfig else None
 
 
-def _walk(model: type[Section], prefix: str, tasks: TaskKinds = (), inherited: str = "") -> Iterator[SchemaKey]:
+def _walk(model: type[Section], prefix: str, tasks: tuple[str, ...] = (), inherited: str = "") -> Iterator[SchemaKey]:
     """The keys of a section; ``inherited`` says in words where the defaults of a whole section come from."""
     for name, info in model.model_fields.items():
         sections = _sections_of(info.annotation)
         key, description = f"{prefix}{name}", info.description or ""
-        if len(sections) > 1:  # the task: its name chooses which other keys there are
-            yield SchemaKey(f"{key}.name", " | ".join(TASK_NAMES), "", description, required=True)
-            for task in TASKS:
-                yield from (other for other in _walk(task, f"{key}.", (task,)) if other.key != f"{key}.name")
+        if sections == (TaskConfig,):  # its name chooses which other keys there are
+            yield SchemaKey(f"{key}.name", " | ".join(task_names()), "", description, required=True)
+            for own, names in task_sections().items():
+                yield from (other for other in _walk(own, f"{key}.", names) if other.key != f"{key}.name")
         elif sections:
             each = "NAME." if typing.get_origin(info.annotation) is tuple else ""
             yield from _walk(sections[0], f"{key}.{each}", tasks, model.unset_means if info.default is None else "")
         else:
             type_name, required = _type_name(info.annotation, info.metadata), info.is_required()
-            of_its_own = "" if required else model.unset_means if info.default is None else json.dumps(info.default)
+            value = None if required else info.get_default(call_default_factory=True)
+            of_its_own = "" if required else model.unset_means if value is None else json.dumps(value, default=str)
             yield SchemaKey(key, type_name, inherited or of_its_own, description, required, tasks)
 
 
@@ -92,11 +91,11 @@ def _type_name(annotation: Any, metadata: Sequence[Any] = ()) -> str:
         return " | ".join(map(str, parts))
     if origin in (typing.Union, types.UnionType):
         return " | ".join(_type_name(part, metadata) for part in parts if part is not type(None))
-    if origin is tuple:
-        many = "" if parts[-1] is Ellipsis else f"{len(parts)}: "
+    if origin in (tuple, list, set, frozenset):
+        many = f"{len(parts)}: " if origin is tuple and parts[-1] is not Ellipsis else ""
         return f"list of {many}{_type_name(parts[0])}"
     if origin is dict:
         return f"mapping of text to {_type_name(parts[1])}"
     known = [(_BOUNDS[type(bound)], bound) for bound in metadata if type(bound) in _BOUNDS]
     bounds = ", ".join(f"{sign} {getattr(bound, name):g}" for (sign, name), bound in known)
-    return f"{_PLAIN_TYPES[annotation]} {bounds}".rstrip()
+    return f"{_PLAIN_TYPES.get(annotation, str(annotation))} {bounds}".rstrip()

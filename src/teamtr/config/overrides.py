@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from teamtr.config.errors import KeyPath, Mistake, dotted, show
+from teamtr.config.errors import Mistake
 from teamtr.config.source import Document, read
+from teamtr.settings.refusals import KeyPath, dotted, show
 
 
 def apply_override(document: Document, override: str) -> Mistake | None:

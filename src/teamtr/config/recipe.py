@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from teamtr.config.errors import ConfigError, Mistake, hint, show
+from teamtr.config.errors import ConfigError, Mistake
+from teamtr.settings.refusals import hint, show
 
 _FOLDER = Path(__file__).parents[1] / "recipes"
 

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from teamtr.config.keys import SchemaKey, schema_keys, section_of
-from teamtr.config.schema import TASKS, TeamFile
+from teamtr.config.schema import TeamFile
 from teamtr.presets import PRESETS, Plan
+from teamtr.tasks.registry import broken_tasks, task_sections
 
 HEAD = """\
 # Team file reference
@@ -99,10 +100,12 @@ def _tasks(keys: Sequence[SchemaKey]) -> list[str]:
     """The key that chooses the task, then the keys of each."""
     parts = ["## task\n", "The name chooses which other keys there are; [tasks](tasks.md) describes each.\n"]
     parts.append(_table([key for key in keys if not key.tasks]))
-    for task in TASKS:
-        own = [key for key in keys if task in key.tasks]
-        names = ", ".join(f"`{name}`" for name in task.names())
-        parts += [f"### {names}\n", f"{' '.join((task.__doc__ or '').split())}\n".replace("``", "`")]
+    parts += [f"Note: {note}.\n" for note in broken_tasks()]
+    for section, names in task_sections().items():
+        own = [key for key in keys if key.tasks == names]
+        parts += [f"### {', '.join(f'`{name}`' for name in names)}\n"]
+        about = (section.__doc__ or "").partition("\n\n")[0]
+        parts += [f"{' '.join(about.split())}\n".replace("``", "`")]
         parts.append(_table(own) if own else "It has no other keys.\n")
     return parts
 

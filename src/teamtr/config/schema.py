@@ -1,7 +1,8 @@
 """The schema: what a team file may say, section by section, with every default.
 
 Types check single values; what only several fields together can have wrong, a section says in ``_refusals``. The team
-and the tasks have modules of their own (``team``, ``tasks``, ``benchmarks``).
+has a module of its own (``team``); the keys of a task are in its class (``Config``), which the registry of tasks finds
+by name.
 """
 
 from __future__ import annotations
@@ -12,17 +13,19 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
-from pydantic import Discriminator, Field, Strict, Tag
+from pydantic import BeforeValidator, Field, SerializeAsAny, Strict, ValidationInfo
+from pydantic_core import PydanticCustomError
 
-from teamtr.config.benchmarks import ArBenchTask, AutoLogiTask, GymTask, MathTask, PlanBenchTask, ZebraLogicTask
-from teamtr.config.errors import Refusal
-from teamtr.config.paths import Anchor
-from teamtr.config.section import Section, key, unset
-from teamtr.config.tasks import CodeTask, DataTask, OwnTask, RolesTask, SumsTask, Task
 from teamtr.config.team import TeamConfig
 from teamtr.config.texts import Device, Preset, RunName
-from teamtr.config.values import Above0, Count, Decay, Flag, From0, Positive, UpTo1
+from teamtr.errors import UserError
 from teamtr.presets import PRESETS, Order, Plan
+from teamtr.settings.paths import Anchor
+from teamtr.settings.refusals import Refusal
+from teamtr.settings.section import Section, key, unset
+from teamtr.settings.values import Above0, Count, Decay, Flag, From0, Positive, UpTo1
+from teamtr.tasks.config import TaskConfig
+from teamtr.tasks.registry import section_class
 
 
 class TinyConfig(Section):
@@ -224,44 +227,21 @@ class StoreConfig(Section):
 Tracker = Literal["tensorboard", "wandb", "mlflow", "trackio"]
 
 
-TASKS: tuple[type[Task], ...] = (
-    CodeTask,
-    RolesTask,
-    SumsTask,
-    DataTask,
-    MathTask,
-    ZebraLogicTask,
-    AutoLogiTask,
-    PlanBenchTask,
-    ArBenchTask,
-    GymTask,
-    OwnTask,
-)
-TASK_NAMES = tuple(name for task in TASKS for name in task.names())
+def _task_section(value: Any, info: ValidationInfo) -> Any:
+    """The section that the task's name chooses, read as that section."""
+    name = value.name if isinstance(value, TaskConfig) else value.get("name") if isinstance(value, dict) else None
+    if name is None:
+        raise PydanticCustomError("task_without_name", "must have a name")
+    try:
+        section = section_class(name) if isinstance(name, str) else None
+    except UserError as error:  # a package with tasks that cannot be loaded
+        raise PydanticCustomError("broken_task", "{why}", {"why": str(error)}) from None
+    if section is None or (isinstance(value, TaskConfig) and not isinstance(value, section)):
+        raise PydanticCustomError("unknown_task", "must be the name of a task")
+    return value if isinstance(value, TaskConfig) else section.model_validate(value, context=info.context)
 
 
-def _kind_of_task(value: Any) -> str | None:
-    """The tag of the section that the task's name chooses; a name of none as it is, so that the error can quote it."""
-    name = value.get("name") if isinstance(value, dict) else getattr(value, "name", None)
-    if isinstance(name, str):
-        return next((task.__name__ for task in TASKS if task.is_called(name)), name)
-    return None if name is None else str(name)
-
-
-AnyTask = Annotated[
-    Annotated[CodeTask, Tag("CodeTask")]
-    | Annotated[RolesTask, Tag("RolesTask")]
-    | Annotated[SumsTask, Tag("SumsTask")]
-    | Annotated[DataTask, Tag("DataTask")]
-    | Annotated[MathTask, Tag("MathTask")]
-    | Annotated[ZebraLogicTask, Tag("ZebraLogicTask")]
-    | Annotated[AutoLogiTask, Tag("AutoLogiTask")]
-    | Annotated[PlanBenchTask, Tag("PlanBenchTask")]
-    | Annotated[ArBenchTask, Tag("ArBenchTask")]
-    | Annotated[GymTask, Tag("GymTask")]
-    | Annotated[OwnTask, Tag("OwnTask")],
-    Discriminator(_kind_of_task),
-]
+AnyTask = Annotated[SerializeAsAny[TaskConfig], BeforeValidator(_task_section)]
 
 
 class TeamFile(Section):

@@ -16,7 +16,8 @@ from ruamel.yaml.representer import SafeRepresenter
 from ruamel.yaml.resolver import VersionedResolver
 from ruamel.yaml.tag import Tag
 
-from teamtr.config.errors import KeyPath, Mistake, Place, dotted, show
+from teamtr.config.errors import Mistake, Place
+from teamtr.settings.refusals import KeyPath, dotted, show
 
 _TAG_PREFIX = "tag:yaml.org,2002:"
 

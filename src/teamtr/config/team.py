@@ -11,12 +11,12 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 
-from teamtr.config.errors import KeyPath, Refusal, hint, show
-from teamtr.config.paths import BUILT_IN_MODELS, Anchor
-from teamtr.config.section import Section, key, unset
 from teamtr.config.texts import ANSWER_WORDS, AgentName
-from teamtr.config.values import Above0, Flag, InWords, NonEmpty, Positive
 from teamtr.own_code import PREFIX as OWN
+from teamtr.settings.paths import BUILT_IN_MODELS, Anchor
+from teamtr.settings.refusals import KeyPath, Refusal, hint, show
+from teamtr.settings.section import Section, key, unset
+from teamtr.settings.values import Above0, Flag, InWords, NonEmpty, Positive
 from teamtr.team import Router, visibility
 from teamtr.team.router import ROUTERS, closers_of, keys_of, speakers_of
 from teamtr.team.visibility import HELP as SEES_HELP

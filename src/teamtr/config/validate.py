@@ -9,10 +9,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from teamtr.config.errors import KeyPath, Mistake, Refusal, at, dotted, hint, nearest, show
+from teamtr.config.errors import Mistake
 from teamtr.config.keys import schema_keys
-from teamtr.config.schema import TASK_NAMES, TeamFile
+from teamtr.config.schema import TeamFile
 from teamtr.config.source import Document
+from teamtr.settings.refusals import KeyPath, Refusal, at, dotted, hint, nearest, show
+from teamtr.tasks.registry import task_names
 
 
 def validate(document: Document) -> tuple[TeamFile | None, list[Mistake]]:
@@ -68,20 +70,22 @@ def _refusal(error: Mapping[str, Any], data: Any) -> Refusal | None:
     """One of pydantic's errors in our words."""
     kind, context = error["type"], error.get("ctx", {})
     path = _locate(error["loc"], data)
-    if kind == "union_tag_invalid":  # told of the task, but it is its name that is wrong
+    if kind in ("unknown_task", "broken_task"):  # told of the task, but it is its name that is wrong
         path = (*path, "name")
     key, value = dotted(path, data), at(data, path)
     match kind:
         case "extra_forbidden":
             return _unknown_key(path, data)
-        case "missing" | "union_tag_not_found" if isinstance(value, dict):
+        case "missing" | "task_without_name" if isinstance(value, dict):
             name = error["loc"][-1] if kind == "missing" else "name"
             return Refusal((*path, name), f'missing key "{name}" in {key}')
-        case "union_tag_invalid" | "literal_error":
-            options = re.findall("'([^']*)'", context["expected"]) if kind == "literal_error" else TASK_NAMES
+        case "unknown_task" | "literal_error":
+            options = re.findall("'([^']*)'", context["expected"]) if kind == "literal_error" else task_names()
             return Refusal(path, f"{key} must be one of {', '.join(options)}, got {show(value)}{hint(value, options)}")
         case "too_short" if len(value) >= context["min_length"]:
             return None  # pydantic counts the sound items only; the others are told by themselves
+        case "broken_task":
+            return Refusal(path, context["why"])
         case "value_error":
             return Refusal(path, f"{key} {context['error']}")
         case _:
@@ -92,10 +96,8 @@ def _refusal(error: Mapping[str, Any], data: Any) -> Refusal | None:
 def _locate(loc: Sequence[str | int], data: Any) -> KeyPath:
     """Pydantic's location as a path of the data, as far as it is there.
 
-    The location also names the branch of a union (the task's name, text or list), which is no key of the file.
+    The location also names the branch of a union (text or list), which is no key of the file.
     """
-    if loc[:1] == ("task",):
-        loc = (*loc[:1], *loc[2:])
     path: KeyPath = ()
     for step in loc:
         is_key = isinstance(data, dict) and step in data
@@ -133,7 +135,7 @@ _MUST = {
     "number_or_lists": "must be a whole number, or a list with the order of every round",
     "tuple_type": "must be a list",
     "dict_type": "must be a mapping of keys to values",
-    "union_tag_not_found": "must be a mapping of keys to values",
+    "task_without_name": "must be a mapping of keys to values",
     "model_type": "must be a mapping of keys to values",
     "model_attributes_type": "must be a mapping of keys to values",
     "missing": "must have more items",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -211,18 +211,15 @@ class Scores:
 
 def scores_of(context: RolloutContext, batch: RolloutBatch) -> Scores:
     """What a batch of graded episodes is worth, with what the task says of its problems and replies."""
-    labels: Callable[[Problem], Mapping[str, str]] = getattr(context.task, "labels", lambda problem: {})
-    measures: Callable[[Problem, str], Mapping[str, float]] = getattr(
-        context.task, "measures", lambda problem, reply: {}
-    )
+    task = context.task
     size = batch.group_size
     rows = [batch.episodes[p * size : (p + 1) * size] for p in range(len(batch.problems))]
     return Scores(
         verdicts_PK=[[e.verdict for e in row] for row in rows],
         answers_PK=[[e.verdict.extracted or e.answer or None for e in row] for row in rows],
         stated_PK=_stated(context, batch),
-        labels_P=[labels(problem) for problem in batch.problems],
-        measures_PK=[[measures(p, e.answer) for e in row] for p, row in zip(batch.problems, rows, strict=True)],
+        labels_P=[task.labels(problem) for problem in batch.problems],
+        measures_PK=[[task.measures(p, e.answer) for e in row] for p, row in zip(batch.problems, rows, strict=True)],
     )
 
 

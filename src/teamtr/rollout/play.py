@@ -82,7 +82,7 @@ def play(
     """G episodes of each problem under this team, graded. ``seed`` names the batch; turns derive theirs from it."""
     ledger = ledger or Ledger()
     states = [EpisodeState(problem) for problem in problems for _ in range(group_size)]
-    environment: Environment | None = getattr(context.task, "environment", None)
+    environment = context.task.environment
     tick = 0
     while True:
         if environment is not None:
@@ -109,7 +109,7 @@ def play(
 
 def _said(context: RolloutContext, turns: Sequence[Turn]) -> str:
     """What the team says with these turns, by its rule."""
-    return team_answer(turns, context.answer, getattr(context.task, "extract", None))
+    return team_answer(turns, context.answer, context.task.extract)
 
 
 def _act(context: RolloutContext, turns: Sequence[Turn]) -> str:

@@ -7,26 +7,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from teamtr import tasks
 from teamtr.chat import ChatCodec, MessageFilter
-from teamtr.config import (
-    ArBenchTask,
-    BenchmarkTask,
-    CodeTask,
-    DataTask,
-    GymTask,
-    OwnTask,
-    RolesTask,
-    SumsTask,
-    TeamFile,
-)
+from teamtr.config import TeamFile
 from teamtr.errors import UserError
 from teamtr.own_code import make_own
-from teamtr.ports import Engine, Task
+from teamtr.ports import Engine
 from teamtr.presets import Plan
 from teamtr.rollout import RolloutContext
 from teamtr.session.models import EngineMaker, local_engine, make_player
-from teamtr.tasks.benchmarks.arbench.task import ArBench
+from teamtr.tasks import Task, TaskContext, registry
 from teamtr.team import Agent, Router, Team, visibility
 from teamtr.training.batch import Optimization
 
@@ -79,7 +68,7 @@ def build(team_file: TeamFile, *, taught: bool = True, make_engine: EngineMaker 
     """
     task = build_task(team_file)
     plan = team_file.plan.plan()
-    player = team_file.task.player if isinstance(team_file.task, ArBenchTask) else None
+    player = team_file.task.wanted_player
     models = make_engine(team_file, task, plan, player, taught=taught)
     engine, codecs = models.engine, models.codecs
     team = Team(
@@ -95,7 +84,7 @@ def build(team_file: TeamFile, *, taught: bool = True, make_engine: EngineMaker 
             for agent in team_file.team.agents
         )
     )
-    if isinstance(task, ArBench) and player is not None:
+    if player is not None:
         task.player = make_player(player, engine, codecs)
     context = RolloutContext(
         sampler=engine,
@@ -121,38 +110,7 @@ def build(team_file: TeamFile, *, taught: bool = True, make_engine: EngineMaker 
 
 def build_task(team_file: TeamFile) -> Task:
     """The task that the file names."""
-    match team_file.task:
-        case CodeTask() as c:
-            return tasks.CodeExchange(
-                symbols=c.symbols,
-                half_length=c.half_length,
-                held_out=c.held_out,
-                partial_credit=c.partial_credit,
-                skill=c.skill,
-                seed=team_file.seed,
-            )
-        case RolesTask() as r:
-            return tasks.Roles(agents=len(team_file.team.names), tags=r.tags)
-        case SumsTask() as s:
-            return tasks.Sums(terms=s.terms, digits=s.digits, problems_in_all=s.problems, seed=team_file.seed)
-        case DataTask() as d:
-            return tasks.DataTask(
-                d.path,
-                question=d.question,
-                answer=d.answer,
-                held_out=d.held_out,
-                grader=d.grader,
-                pattern=d.pattern,
-                threshold=d.threshold,
-                private=d.private,
-                seconds_per_item=d.seconds_per_item,
-            )
-        case OwnTask() as o:
-            return tasks.own_task(o.name, **o.options)
-        case GymTask() as g:
-            return tasks.benchmark(g.name, g.data, seed=team_file.seed, **g.options)
-        case BenchmarkTask() as b:
-            return tasks.benchmark(b.name, b.data, **b.options)
+    return registry.build_task(team_file.task, TaskContext(team_file.seed, team_file.team.names))
 
 
 def build_router(team_file: TeamFile) -> Router:

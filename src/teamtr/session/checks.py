@@ -70,25 +70,23 @@ class GraderNotTrusted(Refused):
 def self_test(session: Session) -> list[str]:
     """Send answers known to be right and wrong the way of a real message: through the tokenizer of whoever speaks,
     the team's answer rule, extraction and grader. Returns warnings; raises GraderNotTrusted when one comes out
-    otherwise. Where a task has no known answers (``gold`` and ``wrong``), its grader must at least not fail on all.
+    otherwise. Where a task has no known answers (``gold`` gives none), its grader must at least not fail on all.
     """
     task, seed = session.task, session.team_file.seed
-    gold, wrong = getattr(task, "gold", None), getattr(task, "wrong", None)
     problems = task.problems("train")
     if not problems:
         raise UserError("the task has no problem to train on: lower task.held_out, or give task.train")
-    if gold is None or wrong is None:
-        _require_an_answer(session, problems)
-        return []
     rng = generator(seed, "self-test")
     picked = [problems[i] for i in rng.permutation(len(problems))[:KNOWN_PROBLEMS]]
-    known = [_Known(problem, "gold", gold(problem), True) for problem in picked]
-    known += [_Known(p, answer.kind, answer.reply, False) for p in picked for answer in wrong(p, rng)]
+    known = [_Known(p, "gold", gold, True) for p in picked if (gold := task.gold(p)) is not None]
+    known += [_Known(p, answer.kind, answer.reply, False) for p in picked for answer in task.wrong(p, rng)]
+    if not known:
+        _require_an_answer(session, problems)
+        return []
     context = session.context
     said = [_spoken(context, each.reply) for each in known]
     texts = [[turn.text for turn in turns] for turns in said]
-    extract = getattr(task, "extract", None)
-    answers = [team_answer(turns, context.answer, extract) for turns in said]
+    answers = [team_answer(turns, context.answer, task.extract) for turns in said]
     verdicts = task.grade([(k.problem, answer, text) for k, answer, text in zip(known, answers, texts, strict=True)])
     failed = [
         f"  problem {each.problem.id}, {each.kind}: graded {verdict.kind}, read as {verdict.extracted!r}"
@@ -98,7 +96,7 @@ def self_test(session: Session) -> list[str]:
     failed += [
         f"  problem {each.problem.id}, gold: no answer is found in it when votes are counted"
         for each, answer in zip(known, answers, strict=True)
-        if each.is_right and extract is not None and extract(answer) is None
+        if each.is_right and task.extract(answer) is None
     ]
     if failed:
         raise GraderNotTrusted(
@@ -123,8 +121,7 @@ def doubts(session: Session) -> list[str]:
         found.append(f"{len(problems)} problems to train on, and plan.problems is {wanted}: every batch has them all")
     if settings.eval.every and 0 < (held_out := len(task.problems("test"))) < FEW:
         found.append(f"{held_out} held-out problems: intervals over so few say little")
-    examples_of = getattr(task, "format_examples", None)
-    untaught = examples_of is None or not examples_of(generator(settings.seed, "form"), 1)
+    untaught = not task.format_examples(generator(settings.seed, "form"), 1)
     if untaught and settings.tiny.warmup_steps and any(agent.model == "tiny" for agent in settings.team.agents):
         found.append(
             "the built-in tiny model is not taught before training, for this task has no examples of messages: it "
@@ -144,13 +141,12 @@ def _tokenizer(codec: Any) -> Any:
 
 
 def _require_an_answer(session: Session, problems: Sequence[Problem]) -> None:
-    """A grader that may fail is sent a right answer where one is known, a number and a sentence; not all may fail."""
-    failures = getattr(session.task, "failures", None)
-    if failures is None:
-        return
+    """The grader is sent a right answer where one is known, a number and a sentence; not all may fail."""
+    failures = session.task.failures
     before, known = Counter(failures), problems[0].answer
     replies = ("" if known is None else str(known), "0", "I do not know.")
-    verdicts = session.task.grade([(problems[0], reply, [reply]) for reply in replies])
+    turns = session.context.router.horizon
+    verdicts = session.task.grade([(problems[0], reply, [reply] * turns) for reply in replies])
     failed = Counter(failures) - before
     failures.clear()
     failures.update(before)

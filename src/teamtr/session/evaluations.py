@@ -30,8 +30,6 @@ from teamtr.team import Team, team_answer
 from teamtr.types import EvalReport, Problem, RolloutBatch
 
 EPISODES_PER_CHUNK = 512
-SAMPLES = 4
-"""K of tasks for which the paper names none."""
 
 Progress = Callable[[int, int, Scores], None]
 """Called after each chunk with how many problems are done, of how many, and the chunk's scores."""
@@ -68,8 +66,7 @@ class Evaluation:
     ) -> Evaluation:
         """What is not given is as the team file says; what that leaves open, as the paper evaluates the task."""
         settings = session.team_file.eval
-        usual: int = getattr(session.task, "samples", SAMPLES)
-        chosen = samples or settings.samples or usual
+        chosen = samples or settings.samples or session.task.samples
         warmth = settings.temperature if temperature is None else temperature
         made = cls(session, team, evals, split, chosen, warmth, stage, limit or settings.problems)
         return replace(made, folder=evals / f"{split}-k{chosen}-{_digest(made.settings)}")
@@ -158,8 +155,7 @@ def _chunks(problems: Sequence[Problem], size: int) -> Iterator[_Chunk]:
 
 def _graded_again(context: RolloutContext, batch: RolloutBatch, problems: Sequence[Problem]) -> RolloutBatch:
     """The same episodes with the verdicts of today's grader, on the answers that today's extraction finds."""
-    extract = getattr(context.task, "extract", None)
-    answers = [team_answer(episode.turns, context.answer, extract) for episode in batch.episodes]
+    answers = [team_answer(episode.turns, context.answer, context.task.extract) for episode in batch.episodes]
     asked = [
         (problems[e // batch.group_size], answer, [turn.text for turn in episode.turns])
         for e, (episode, answer) in enumerate(zip(batch.episodes, answers, strict=True))

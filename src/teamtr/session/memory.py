@@ -11,11 +11,11 @@ from typing import Any
 
 from teamtr.chat import render
 from teamtr.evaluation.evaluate import PROBLEMS_IN_A_RUN, SAMPLES_IN_A_RUN
-from teamtr.ports import GB, Demand, Environment, Lengths, MemoryPlan
+from teamtr.ports import GB, Demand, Lengths, MemoryPlan
 from teamtr.session import checks
 from teamtr.session.build import Session
 from teamtr.tasks.benchmarks.arbench.endpoint import EndpointPlayer
-from teamtr.tasks.benchmarks.arbench.players import PolicyPlayer
+from teamtr.tasks.players import PolicyPlayer
 from teamtr.team import Agent
 from teamtr.team.router import most_before
 from teamtr.types import Ids, Problem, Situation, common_beginning
@@ -118,7 +118,7 @@ def _prompt(session: Session, agent: Agent, problem: Problem, history: History) 
 
 def _openings(session: Session, problems: Sequence[Problem]) -> list[History]:
     """What an interactive task's environment says before anyone speaks; nothing for other tasks."""
-    environment: Environment | None = getattr(session.task, "environment", None)
+    environment = session.task.environment
     if environment is None:
         return []
     situations = [Situation(problem, (), (), session.context.router.rounds - 1) for problem in problems]
@@ -127,5 +127,5 @@ def _openings(session: Session, problems: Sequence[Problem]) -> list[History]:
 
 
 def _player(session: Session) -> PolicyPlayer | EndpointPlayer | None:
-    player = getattr(session.task, "player", None)
+    player = session.task.player
     return player if isinstance(player, (PolicyPlayer, EndpointPlayer)) else None

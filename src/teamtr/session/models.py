@@ -15,8 +15,7 @@ from typing import Any, Protocol
 import torch
 
 from teamtr.chat import ChatCodec, MessageFilter, check_template, check_thinking, render
-from teamtr.config import AgentConfig, LoraConfig, PlayerConfig, TeamFile
-from teamtr.config.paths import BUILT_IN_MODELS
+from teamtr.config import AgentConfig, LoraConfig, TeamFile
 from teamtr.engines.distillation import PolicyDistiller
 from teamtr.engines.hashing import hash_tensors
 from teamtr.engines.learner import PolicyLearner
@@ -37,11 +36,13 @@ from teamtr.engines.torch.loading import (
 from teamtr.engines.torch.policy import TransformerPolicy
 from teamtr.engines.torch.tokenizer import character_tokenizer
 from teamtr.errors import UserError
-from teamtr.ports import Distiller, Engine, Task
+from teamtr.ports import Distiller, Engine
 from teamtr.presets import Plan
 from teamtr.randomness import generator, seed_of
+from teamtr.settings.paths import BUILT_IN_MODELS
+from teamtr.tasks import Task
 from teamtr.tasks.benchmarks.arbench.endpoint import EndpointPlayer
-from teamtr.tasks.benchmarks.arbench.players import Player, PolicyPlayer
+from teamtr.tasks.players import Player, PlayerConfig, PolicyPlayer
 from teamtr.types import PLAYER, Ids
 
 
@@ -210,7 +211,7 @@ def _tabular_models(
     tokenizer = character_tokenizer()
     codec = _codec(team_file, tokenizer)
     end = int(tokenizer.eos_token_id)
-    alphabet = getattr(task, "alphabet", "")
+    alphabet = task.alphabet
     favoured = [end, *(tokenizer.encode(alphabet, add_special_tokens=False) if alphabet else range(len(tokenizer)))]
     return {
         agent.name: AgentModel(
@@ -305,13 +306,13 @@ def _warm_tiny(team_file: TeamFile, task: Task, agents: Sequence[str]) -> tuple[
     model, tokenizer = tiny_model(
         TinyShape(tiny.layers, tiny.width, tiny.heads), seed=seed_of(team_file.seed, "tiny") % 2**31
     )
-    examples_of = getattr(task, "format_examples", None)
-    if examples_of is None or tiny.warmup_steps == 0:
+    told = task.format_examples(generator(team_file.seed, "form"), 1500) if tiny.warmup_steps else []
+    if not told:
         return model, tokenizer
     codec = _codec(team_file, tokenizer)
     prompts = {a.name: a.system_prompt for a in team_file.team.agents}
     examples: list[tuple[Ids, Ids]] = []
-    for agent, problem, history, text in examples_of(generator(team_file.seed, "form"), 1500):
+    for agent, problem, history, text in told:
         if agent not in agents:
             continue
         prompt = codec.encode(

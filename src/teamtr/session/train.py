@@ -356,7 +356,7 @@ class _Driver:
             reward=float(rewards[np.isfinite(rewards)].mean()) if np.isfinite(rewards).any() else float("nan"),
             punishment=self._mean_punishment(step.batch),
             dynamic_sampling=self.redrawn,
-            grader_failures=dict(getattr(self.session.task, "failures", {})),
+            grader_failures=dict(self.session.task.failures),
             protocol_breaches=self.session.breaches(),
             success=float(np.mean([e.verdict.right for e in step.batch.episodes])),
             exact_success=None if self.exact is None else (exact_before, self.exact),

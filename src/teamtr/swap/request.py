@@ -13,11 +13,11 @@ from teamtr.chat.message_filter import ToolPolicy
 from teamtr.chat.systems import SystemPolicy
 from teamtr.chat.thinking import ThinkPolicy
 from teamtr.config import TeamFile, dump, loads
-from teamtr.config.paths import BUILT_IN_MODELS
 from teamtr.errors import UserError
 from teamtr.session.build import build_task
 from teamtr.session.export import agent_of
 from teamtr.session.models import base_model, require_on_hub
+from teamtr.settings.paths import BUILT_IN_MODELS
 from teamtr.store.atomic import make_folder, temporary_beside
 
 Mode = Literal["aligned", "direct", "reset"]

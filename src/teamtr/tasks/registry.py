@@ -1,8 +1,18 @@
-"""Benchmarks by name: what the team file calls them, and ``teamtr grade``.
+"""Tasks by name: what the team file calls them, and ``teamtr grade``.
+
+    @task("sums")                # on a class derived from Task: the name is all there is to register
+    class Sums(Task): ...
+
+The modules of ``tasks/games`` and ``tasks/benchmarks`` are found by looking into those folders; another package names
+its tasks as entry points of the group ``teamtr.tasks``, which are loaded when they are asked for:
+
+    [project.entry-points."teamtr.tasks"]
+    maze = "my_package.maze"     # the module that holds @task("maze")
+
+Capitals after a colon stand for any text: ``gym:NAME`` is the task of ``gym:chain_sum``.
 
     benchmark("math500", "math500.jsonl")                          # a file, or a hub id such as owner/name:test
     benchmark("gsm8k", {"train": "train.jsonl", "test": "test.jsonl"})
-    benchmark("zebralogic", "grid.jsonl", held_out=1.0)
     benchmark("gym:chain_sum", sizes={"train": 64, "test": 16})    # made by code, needs no data
     benchmark("planbench")                                         # a grader alone, for rows that come later
 
@@ -12,41 +22,160 @@ Options are those of the benchmark's class; which there are, an error says.
 from __future__ import annotations
 
 import difflib
-import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
+import importlib
+import pkgutil
+from collections.abc import Callable
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, TypeVar
+
+from pydantic import create_model
 
 from teamtr.errors import UserError
-from teamtr.own_code import PREFIX as OWN
-from teamtr.own_code import make_own
-from teamtr.ports import Task
-from teamtr.tasks.base import Benchmark
-from teamtr.tasks.benchmarks.arbench.detective import DetectiveCases
-from teamtr.tasks.benchmarks.arbench.numbers import GuessingNumbers
-from teamtr.tasks.benchmarks.arbench.puzzles import SituationPuzzles
-from teamtr.tasks.benchmarks.arbench.task import ArBench, rows_in
-from teamtr.tasks.benchmarks.autologi import AutoLogi
-from teamtr.tasks.benchmarks.gym import Gym
-from teamtr.tasks.benchmarks.math import Aime24, Aime25, Dapo, DeepScaleR, Gsm8k, Math, Math500
-from teamtr.tasks.benchmarks.planbench.task import PlanBench
-from teamtr.tasks.benchmarks.zebralogic import ZebraLogic
-from teamtr.tasks.data.rows import DataError, Row, read_rows
-from teamtr.tasks.data.split import hold_out
+from teamtr.tasks.base import Benchmark, Data, Task
+from teamtr.tasks.config import BenchmarkConfig, TaskConfig, TaskContext
 
-Source = str | Path
-Data = Source | Mapping[str, Source] | None
-"""One file or hub id, one for each split, or none."""
+GROUP = "teamtr.tasks"
+"""Of the entry points of other packages."""
 
-GYM = "gym:"
+_BUILT_IN = ("teamtr.tasks.games", "teamtr.tasks.data.task", "teamtr.tasks.benchmarks", "teamtr.tasks.own")
+_registered: dict[str, type[Task]] = {}
+_T = TypeVar("_T", bound=type[Task])
 
-_FROM_SOURCES: tuple[type[Math], ...] = (Math, Aime24, Aime25, Math500, Gsm8k, DeepScaleR, Dapo)
-_FROM_ROWS: tuple[type[ZebraLogic] | type[AutoLogi] | type[PlanBench], ...] = (ZebraLogic, AutoLogi, PlanBench)
-_FROM_FILES: tuple[type[ArBench], ...] = (GuessingNumbers, SituationPuzzles, DetectiveCases)
 
-NAMES = tuple(each.name for group in (_FROM_SOURCES, _FROM_ROWS, _FROM_FILES) for each in group)
-"""Every benchmark but reasoning-gym's, whose names are ``gym:FAMILY``."""
+def task(name: str) -> Callable[[_T], _T]:
+    """Register a class under the name that team files call it by."""
+    if not isinstance(name, str):
+        raise TypeError('a task is registered with its name: @task("name")')
+
+    def register(cls: _T) -> _T:
+        if not issubclass(cls, Task):
+            raise TypeError(f"@task({name!r}): derive {cls.__qualname__} from teamtr.tasks.Task")
+        if not issubclass(cls.Config, TaskConfig):
+            raise TypeError(f"@task({name!r}): derive {cls.__qualname__}.Config from teamtr.tasks.TaskConfig")
+        other = _registered.get(name)
+        if other is not None and _where(other) != _where(cls):  # the same one when its module is loaded again
+            raise UserError(f"two tasks are called {name!r}: {_where(other)} and {_where(cls)}; rename one of them")
+        cls.name = name
+        if cls.Config in (TaskConfig, BenchmarkConfig):  # a section of its own, which the reference describes
+            cls.Config = create_model("Config", __base__=cls.Config, __doc__=cls.__doc__, __module__=cls.__module__)
+        cls.Config.__doc__ = cls.Config.__doc__ or cls.__doc__
+        _registered[name] = cls
+        return cls
+
+    return register
+
+
+def _where(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+# -- finding --------------------------------------------------------------------------------------------------
+
+
+def task_class(name: str) -> type[Task] | None:
+    """The class of this name, None where there is none. Raises UserError when the package that brings it is broken."""
+    _load_built_in()
+    for point in _points():
+        if is_name_of(name, point.name):
+            _load(point)
+    exact = _registered.get(name)
+    return exact or next((cls for known, cls in _registered.items() if is_name_of(name, known)), None)
+
+
+def is_name_of(name: str, registered: str) -> bool:
+    """Whether a team file's ``task.name`` means the task that is registered so."""
+    prefix, colon, rest = registered.partition(":")
+    return name.startswith(prefix + colon) if rest.isupper() else name == registered
+
+
+def section_class(name: str) -> type[TaskConfig] | None:
+    """The section that the task's name chooses."""
+    cls = task_class(name)
+    return None if cls is None else cls.Config
+
+
+def build_task(config: TaskConfig, context: TaskContext) -> Task:
+    """The task that a section of the team file describes."""
+    cls = task_class(config.name)
+    if cls is None:
+        raise UserError(f"there is no task {config.name!r}; there are {', '.join(task_names())}")
+    return cls.from_config(config, context)
+
+
+def task_names() -> tuple[str, ...]:
+    """Every name that there is, of other packages too; loads none of those."""
+    _load_built_in()
+    return tuple(dict.fromkeys((*_all(), *(point.name for point in _points()))))
+
+
+def task_sections() -> dict[type[TaskConfig], tuple[str, ...]]:
+    """Every section, and the tasks that it is for. What cannot be loaded is left out: see ``broken_tasks``."""
+    broken_tasks()
+    found: dict[type[TaskConfig], tuple[str, ...]] = {}
+    for name, cls in _all().items():
+        found[cls.Config] = (*found.get(cls.Config, ()), name)
+    return found
+
+
+def broken_tasks() -> tuple[str, ...]:
+    """What is wrong with tasks of other packages, a sentence for each that cannot be loaded."""
+    _load_built_in()
+    notes = []
+    for point in _points():
+        try:
+            _load(point)
+        except UserError as error:
+            notes.append(str(error))
+    return tuple(notes)
+
+
+def _all() -> dict[str, type[Task]]:
+    """Those that are loaded, in an order that does not depend on who was imported first."""
+
+    def turn(item: tuple[str, type[Task]]) -> tuple[int, str]:
+        module = item[1].__module__
+        own = next((k for k, name in enumerate(_BUILT_IN) if module.startswith(name)), len(_BUILT_IN))
+        return own, module
+
+    return dict(sorted(_registered.items(), key=turn))
+
+
+def _load_built_in() -> None:
+    for name in _BUILT_IN:
+        module = importlib.import_module(name)
+        for found in pkgutil.iter_modules(module.__path__ if hasattr(module, "__path__") else ()):
+            importlib.import_module(f"{name}.{found.name}")
+
+
+@cache
+def _points() -> tuple[EntryPoint, ...]:
+    return tuple(entry_points(group=GROUP))
+
+
+def _load(point: EntryPoint) -> None:
+    """Import what the entry point names. It must register a task of its name, which nobody else has."""
+    package = point.dist.name if point.dist is not None else point.module
+    whose = f"task {point.name!r} of the package {package}"
+    try:
+        point.load()
+    except Exception as error:
+        problem = f"cannot be loaded: {type(error).__name__}: {error}"
+        raise UserError(f"{whose} ({point.value}) {problem}; update that package, or uninstall it") from error
+    cls = _registered.get(point.name)
+    if cls is None:
+        raise UserError(f'{whose} ({point.value}) is not registered: put @task("{point.name}") on its class there')
+    if cls.__module__.partition(".")[0] != point.module.partition(".")[0]:
+        raise UserError(f"two tasks are called {point.name!r}: {_where(cls)} and {whose} ({point.value}); rename one")
+
+
+# -- benchmarks -----------------------------------------------------------------------------------------------
+
+
+def benchmark_names() -> tuple[str, ...]:
+    """Those whose stored replies can be graded."""
+    broken_tasks()
+    return tuple(name for name, cls in _all().items() if issubclass(cls, Benchmark))
 
 
 def benchmark(name: str, data: Data = None, **options: Any) -> Benchmark:
@@ -54,111 +183,9 @@ def benchmark(name: str, data: Data = None, **options: Any) -> Benchmark:
 
     ``python:FILE.py:CLASS`` is one of your own, which brings its own data.
     """
-    if name.startswith((GYM, OWN)) and data is not None:
-        raise UserError(f"{name} has problems of its own and reads no data: leave path, train and test out")
-    if name.startswith(GYM):
-        return _called(name, Gym, name.removeprefix(GYM), **options)
-    if name.startswith(OWN):
-        own = own_task(name, **options)
-        if not isinstance(own, Benchmark):
-            raise UserError(f"{name} is no teamtr.tasks.Benchmark: it can be trained on, but not grade stored replies")
-        return own
-    if name not in _MAKERS:
-        near = difflib.get_close_matches(name, _MAKERS, n=1, cutoff=0.0)[0]
-        raise UserError(
-            f"there is no benchmark {name!r}; the nearest is {near!r}, of {', '.join(NAMES)} and {GYM}FAMILY"
-        )
-    with to_be_had():
-        return _MAKERS[name](data, options)
-
-
-@contextmanager
-def to_be_had() -> Iterator[None]:
-    """A file or a package that is missing is a mistake that a person can mend."""
-    try:
-        yield
-    except (FileNotFoundError, ImportError) as error:
-        raise DataError(str(error)) from None
-
-
-def benchmark_rows(name: str, source: Source) -> Iterable[Row]:
-    """The rows of one of its files; those of AR-Bench may be lists of bare answers."""
-    return rows_in(Path(source)) if name in {each.name for each in _FROM_FILES} else read_rows(source)
-
-
-def own_task(name: str, **options: Any) -> Task:
-    """The task that a class in a Python file makes: ``python:FILE.py:CLASS``. The file is run, as any import is."""
-    task: Task = make_own(name, options)
-    missing = [part for part in ("problems", "grade", "reward_range") if not hasattr(task, part)]
-    if missing:
-        raise UserError(f"{name}: what it makes has no {missing[0]!r}; derive the class from teamtr.tasks.Benchmark")
-    return task
-
-
-def _sources(name: str, data: Mapping[str, Source]) -> dict[str, Source]:
-    other = sorted(data.keys() - {"train", "test"})
-    if other or not data:
-        raise UserError(f"{name}: the splits are train and test, got {', '.join(other) or 'none'}")
-    return dict(data)
-
-
-def _math(cls: type[Math]) -> Callable[[Data, dict[str, Any]], Benchmark]:
-    def make(data: Data, options: dict[str, Any]) -> Benchmark:
-        if isinstance(data, Mapping):
-            return _called(cls.name, cls, **_sources(cls.name, data), **options)
-        return _called(cls.name, cls, data, **options)
-
-    return make
-
-
-def _puzzles(cls: Any) -> Callable[[Data, dict[str, Any]], Benchmark]:
-    def make(data: Data, options: dict[str, Any]) -> Benchmark:
-        if data is None or isinstance(data, Mapping):
-            _refuse_held_out(cls.name, data, options)
-            empty: Benchmark = _called(cls.name, cls, **options)
-            if data is None:
-                return empty
-            splits = {
-                split: tuple(empty.problem(row.cells, row.where) for row in read_rows(source))
-                for split, source in _sources(cls.name, data).items()
-            }
-            return _called(cls.name, cls, splits, **options)
-        return _called(cls.name, cls.from_rows, read_rows(data), **options)
-
-    return make
-
-
-def _games(cls: type[ArBench]) -> Callable[[Data, dict[str, Any]], Benchmark]:
-    def make(data: Data, options: dict[str, Any]) -> Benchmark:
-        if data is None or isinstance(data, Mapping):
-            _refuse_held_out(cls.name, data, options)
-            if data is None:
-                return _called(cls.name, cls, **options)
-            return _called(cls.name, cls.from_files, _sources(cls.name, data), **options)
-        held_out = options.pop("held_out", 1.0)
-        whole = _called(cls.name, cls.from_files, {"test": data}, **options)
-        return _called(cls.name, cls, hold_out(whole.problems("test"), held_out, lambda p: p.id), **options)
-
-    return make
-
-
-_MAKERS: dict[str, Callable[[Data, dict[str, Any]], Benchmark]] = {
-    **{each.name: _math(each) for each in _FROM_SOURCES},
-    **{each.name: _puzzles(each) for each in _FROM_ROWS},
-    **{each.name: _games(each) for each in _FROM_FILES},
-}
-
-
-def _refuse_held_out(name: str, data: Data, options: Mapping[str, Any]) -> None:
-    if "held_out" in options:
-        why = "there is no data" if data is None else "train and test are given apart"
-        raise UserError(f"{name}: held_out is a share of one file, but {why}: leave it out")
-
-
-def _called(name: str, make: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """``make`` called; an option that it does not have is named, with those that it has."""
-    known = [p.name for p in inspect.signature(make).parameters.values() if p.kind is p.KEYWORD_ONLY]
-    unknown = sorted(options.keys() - set(known))
-    if unknown:
-        raise UserError(f"{name} has no option {unknown[0]!r}; it has {', '.join(known)}")
-    return make(*arguments, **options)
+    cls = task_class(name)
+    if cls is None or not issubclass(cls, Benchmark):
+        names = benchmark_names()
+        near = difflib.get_close_matches(name, names, n=1, cutoff=0.0)[0]
+        raise UserError(f"there is no benchmark {name!r}; the nearest is {near!r}, of {', '.join(names)}")
+    return cls.from_data(name, data, **options)

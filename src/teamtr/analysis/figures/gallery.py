@@ -11,8 +11,8 @@ from teamtr.analysis.figures.catalogue import FIGURES, Figure
 from teamtr.analysis.figures.drawing import Drawing, Lacking
 from teamtr.analysis.figures.paint import csv_text, svg_text
 from teamtr.analysis.figures.runs import Run
-from teamtr.config.errors import hint
 from teamtr.errors import UserError
+from teamtr.settings.refusals import hint
 from teamtr.store import write_atomic
 from teamtr.text import in_markdown, visible
 

@@ -93,9 +93,8 @@ def _task_name(reading: Reading) -> str:
     return name.rpartition("/")[2] if name.startswith("python:") else name
 
 
-def _sources(reading: Reading) -> list[str]:
-    task = None if reading.team_file is None else reading.team_file.task
-    return [source for key in ("path", "train", "test") if (source := getattr(task, key, None)) is not None]
+def _sources(reading: Reading) -> tuple[str, ...]:
+    return () if reading.team_file is None else reading.team_file.task.sources
 
 
 def _task_in_words(reading: Reading) -> str:

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any
 
 import numpy as np
 
@@ -25,10 +25,14 @@ from teamtr.grading.literal import LONGEST, read_literal, write_literal
 from teamtr.grading.sandbox.client import MIB, Limits, Program, Sandbox, Verification
 from teamtr.grading.thinking import after_thinking
 from teamtr.grading.workers.pool import Result
+from teamtr.settings.section import key
+from teamtr.settings.values import Above0, Positive
 from teamtr.tasks.base import Benchmark, WrongAnswer
 from teamtr.tasks.benchmarks.zebralogic import last_object
-from teamtr.tasks.data.rows import DataError, Row, shown
-from teamtr.tasks.data.split import digest, hold_out
+from teamtr.tasks.config import BenchmarkConfig
+from teamtr.tasks.data.rows import DataError, shown
+from teamtr.tasks.data.split import digest
+from teamtr.tasks.registry import task
 from teamtr.types import Problem, Verdict
 
 CHECKS = ("inputs_check", "constraint_list")
@@ -90,6 +94,7 @@ def _search():
 """
 
 
+@task("autologi")
 class AutoLogi(Benchmark):
     """Rows hold ``code`` (``Inputs_Check_code``, ``Constraint_List_code`` and, to find gold answers with,
     ``Traverse_code``), ``prompt`` or what it is made of (``question``, ``logi_constraints``, ``input_format``,
@@ -101,8 +106,13 @@ class AutoLogi(Benchmark):
         workers: verifications at a time.
     """
 
-    name: ClassVar[str] = "autologi"
-    samples: ClassVar[int] = 64
+    class Config(BenchmarkConfig):
+        """Logic puzzles, verified by their own code in a sandbox."""
+
+        seconds: Above0 = key(5.0, "Time limit of one verification.")
+        workers: Positive = key(1, "Verifications at a time.")
+
+    samples = 64
 
     def __init__(
         self,
@@ -115,13 +125,9 @@ class AutoLogi(Benchmark):
         self._sandbox = Sandbox(workers, Limits(seconds))  # its processes start when first used
         self._arrangements: dict[str, _Arrangements] = {}
 
-    @classmethod
-    def from_rows(cls, rows: Iterable[Row], *, held_out: float = 0.2, seconds: float = 5.0, workers: int = 1) -> Self:
-        """Splits ``train`` and ``test``: a share of the puzzles is held out, each with all that were made of it (the
-        same ``group_id``); with 1 all of them are the test, as the benchmark means them."""
-        reader = cls()
-        problems = [reader.problem(row.cells, row.where) for row in rows]
-        return cls(hold_out(problems, held_out, _family), seconds=seconds, workers=workers)
+    def side(self, problem: Problem) -> str:
+        """A puzzle is held out with all that were made of it (the same ``group_id``)."""
+        return _family(problem)
 
     def problem(self, row: Mapping[str, Any], where: str = "") -> Problem:
         try:

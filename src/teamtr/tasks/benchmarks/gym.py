@@ -25,7 +25,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from itertools import islice
-from typing import Any, ClassVar
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -34,9 +34,13 @@ from teamtr.grading import Result, WorkerPool
 from teamtr.grading.gym import EVALUATED
 from teamtr.grading.thinking import after_thinking
 from teamtr.randomness import seed_of
-from teamtr.tasks.base import Benchmark, WrongAnswer
+from teamtr.settings.section import key
+from teamtr.settings.values import Above0, Positive, of_form
+from teamtr.tasks.base import Benchmark, Data, WrongAnswer, called
+from teamtr.tasks.config import TaskConfig, TaskContext
 from teamtr.tasks.data.rows import DataError, shown
 from teamtr.tasks.data.split import digest
+from teamtr.tasks.registry import task
 from teamtr.types import Problem, Verdict
 
 UNUSABLE = {
@@ -58,6 +62,13 @@ SIZES = {"train": 1000, "test": 100}
 SECONDS_PER_QUESTION = 60.0
 
 
+PREFIX = "gym:"
+GymName = Annotated[
+    str, of_form(r"gym:[a-z][a-z0-9_]*", "must be gym:NAME, with the name of a family of reasoning-gym")
+]
+
+
+@task("gym:NAME")
 class Gym(Benchmark):
     """One family of reasoning-gym.
 
@@ -69,7 +80,30 @@ class Gym(Benchmark):
         workers, seconds_per_item: of the killable workers that score.
     """
 
-    name: ClassVar[str] = "gym"
+    class Config(TaskConfig):
+        """A family of reasoning-gym."""
+
+        name: GymName
+        parameters: dict[str, Any] = key({}, "Of the family, such as max_terms: 3.")
+        train_problems: Positive = key(1000, "Questions to draw for training.")
+        test_problems: Positive = key(100, "Questions to draw for evaluation.")
+        seconds_per_item: Above0 = key(5.0, "Time limit for scoring one answer.")
+        workers: Positive = key(1, "Processes that score.")
+
+        def arguments(self, context: TaskContext) -> dict[str, Any]:
+            return {
+                "parameters": self.parameters,
+                "sizes": {"train": self.train_problems, "test": self.test_problems},
+                "seed": context.seed,
+                "seconds_per_item": self.seconds_per_item,
+                "workers": self.workers,
+            }
+
+    @classmethod
+    def from_data(cls, name: str, data: Data, **options: Any) -> Benchmark:
+        if data is not None:
+            raise UserError(f"{name} has problems of its own and reads no data: leave path, train and test out")
+        return called(name, cls, name.removeprefix(PREFIX), **options)
 
     def __init__(
         self,
@@ -85,7 +119,7 @@ class Gym(Benchmark):
         if family in UNUSABLE:
             raise UserError(f"gym:{family} cannot be used: {UNUSABLE[family]}")
         _require_package(family)
-        self.name = f"gym:{family}"  # type: ignore[misc]  # one class stands for a hundred tasks
+        self.name = f"{PREFIX}{family}"  # one class stands for a hundred tasks
         self._family = family
         self._parameters = dict(parameters or {})
         self._sizes = dict(SIZES if sizes is None else sizes)

@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
@@ -25,17 +24,21 @@ from teamtr.grading.math.gsm8k import gsm8k_answer
 from teamtr.grading.math.rules import GSM8K, GSM8K_OR_STATED, RULES, MathGrader, Rule
 from teamtr.grading.math.statement import last_boxed, stated_answer
 from teamtr.grading.math.text import clean, numeral
-from teamtr.tasks.base import Benchmark, WrongAnswer
+from teamtr.settings.paths import Anchor
+from teamtr.settings.refusals import Refusal, show
+from teamtr.settings.section import key
+from teamtr.settings.values import Above0, NonEmpty, Positive
+from teamtr.tasks.base import Benchmark, Data, Source, WrongAnswer, called, sources, to_be_had
+from teamtr.tasks.config import BenchmarkConfig
 from teamtr.tasks.data.overlap import Overlap, find_overlap, folded
 from teamtr.tasks.data.rows import DataError, Row, read_rows, shown
 from teamtr.tasks.data.split import digest, unit_hash
+from teamtr.tasks.registry import task
 from teamtr.types import Problem, Verdict
 
 QUESTION_KEYS = ("problem", "question", "prompt")
 ANSWER_KEYS = ("answer", "ground_truth", "gt", "target", "final_answer", "reward_model")
 ID_KEYS = ("id", "unique_id", "problem_id", "idx")
-
-Source = str | Path
 
 # What other collections put round a problem to ask for its answer; ours is asked for by the rule.
 _WRAPPERS = tuple(
@@ -49,6 +52,7 @@ _WRAPPERS = tuple(
 )
 
 
+@task("math")
 class Math(Benchmark):
     """Any rows with an ``answer``.
 
@@ -66,7 +70,27 @@ class Math(Benchmark):
     repetitions; ``warnings`` says how many.
     """
 
-    name: ClassVar[str] = "math"
+    class Config(BenchmarkConfig):
+        """Problems of mathematics with one answer."""
+
+        grader: Literal["default", "deepscaler", "dapo", "last_number", "official"] = key(
+            "default", "How answers are read and compared, see docs/graders.md; official is gsm8k's own."
+        )
+        against: tuple[NonEmpty, ...] = key((), "Evaluation files or hub ids whose problems must not be trained on.")
+        seconds_per_item: Above0 = key(2.0, "Time limit for comparing one answer.")
+        workers: Positive = key(2, "Processes that compare answers.")
+
+        def anchored(self, anchor: Anchor) -> Self:
+            against = tuple(str(anchor.source(source)) for source in self.against)
+            return super().anchored(anchor).model_copy(update={"against": against})
+
+        def _refusals(self) -> Iterator[Refusal]:
+            yield from super()._refusals()
+            own = tuple(Gsm8k.rules if self.name == Gsm8k.name else RULES)
+            if self.grader not in own:
+                message = f"task {self.name} is graded by one of {', '.join(own)}, got {show(self.grader)}"
+                yield Refusal(("task", "grader"), message, (("task", "name"), ("task", "grader")))
+
     rules: ClassVar[Mapping[str, Rule]] = RULES
     held_out: ClassVar[float] = 0.1
 
@@ -97,6 +121,13 @@ class Math(Benchmark):
             asked = self._shared_out(list(read_rows(path)), self.held_out if held_out is None else held_out)
         known = [self._question(row) for source in against for row in read_rows(source)]
         self._splits = self._read(asked, known)
+
+    @classmethod
+    def from_data(cls, name: str, data: Data, **options: Any) -> Benchmark:
+        with to_be_had():
+            if isinstance(data, Mapping):
+                return called(name, cls, **sources(name, data), **options)
+            return called(name, cls, data, **options)
 
     # Reading
 
@@ -194,36 +225,35 @@ class Math(Benchmark):
         self._grader.close()
 
 
+@task("aime24")
 class Aime24(Math):
     """AIME 2024: 30 problems whose answers are integers from 0 to 999, compared as integers."""
 
-    name: ClassVar[str] = "aime24"
-    samples: ClassVar[int] = 64
+    samples = 64
     held_out: ClassVar[float] = 1.0
 
 
+@task("aime25")
 class Aime25(Aime24):
     """AIME 2025: 30 problems."""
 
-    name: ClassVar[str] = "aime25"
 
-
+@task("math500")
 class Math500(Math):
     """MATH-500: 500 problems of seven subjects and five levels."""
 
-    name: ClassVar[str] = "math500"
-    samples: ClassVar[int] = 4
+    samples = 4
     held_out: ClassVar[float] = 1.0
 
     def labels(self, problem: Problem) -> dict[str, str]:
         return {key: str(problem.columns[key]) for key in ("subject", "level") if key in problem.columns}
 
 
+@task("gsm8k")
 class Gsm8k(Math):
     """GSM8K. Its own rule goes first (the first ``#### n``, compared as text); only a reply in which that finds nothing
     is read further. With grader "official" it is not."""
 
-    name: ClassVar[str] = "gsm8k"
     held_out: ClassVar[float] = 1.0
     rules: ClassVar[Mapping[str, Rule]] = {"default": GSM8K_OR_STATED, "official": GSM8K}
 
@@ -244,17 +274,17 @@ class Gsm8k(Math):
         ]
 
 
+@task("deepscaler")
 class DeepScaleR(Math):
     """A training set: competition problems with answers of every form."""
 
-    name: ClassVar[str] = "deepscaler"
     held_out: ClassVar[float] = 0.0
 
 
+@task("dapo")
 class Dapo(Math):
     """A training set: competition problems whose answers are integers, a part of them in Chinese."""
 
-    name: ClassVar[str] = "dapo"
     held_out: ClassVar[float] = 0.0
 
 
@@ -266,8 +296,8 @@ class _Asked:
 
 def _question(row: Mapping[str, Any]) -> str:
     """The problem's text, "" where the row has none; of a chat, what the user says last."""
-    for key in QUESTION_KEYS:
-        text = row.get(key)
+    for column in QUESTION_KEYS:
+        text = row.get(column)
         if isinstance(text, list):
             said = [turn.get("content") for turn in text if isinstance(turn, dict) and turn.get("role") == "user"]
             text = said[-1] if said else None
@@ -280,8 +310,8 @@ def _question(row: Mapping[str, Any]) -> str:
 
 def _answer(row: Mapping[str, Any]) -> str | None:
     """What the row gives as the answer, a number or text that is not blank; None where it gives none."""
-    for key in ANSWER_KEYS:
-        value = row.get(key)
+    for column in ANSWER_KEYS:
+        value = row.get(column)
         if isinstance(value, Mapping):
             value = value.get("ground_truth")
         if isinstance(value, str | int | float) and not isinstance(value, bool) and str(value).strip():
@@ -290,9 +320,9 @@ def _answer(row: Mapping[str, Any]) -> str | None:
 
 
 def _id(row: Mapping[str, Any], question: str) -> str:
-    for key in ID_KEYS:
-        if isinstance(row.get(key), str | int):
-            return str(row[key])
+    for column in ID_KEYS:
+        if isinstance(row.get(column), str | int):
+            return str(row[column])
     return digest(question or shown(dict(row)))
 
 

@@ -15,17 +15,22 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import numpy as np
 
 from teamtr.errors import UserError
 from teamtr.grading.thinking import after_thinking
+from teamtr.settings.paths import Anchor
+from teamtr.settings.section import key, unset
+from teamtr.settings.values import Flag, NonEmpty
 from teamtr.tasks.base import Benchmark, WrongAnswer
-from teamtr.tasks.data.rows import DataError, Row, shown
-from teamtr.tasks.data.split import digest, hold_out
+from teamtr.tasks.config import BenchmarkConfig
+from teamtr.tasks.data.rows import DataError, shown
+from teamtr.tasks.data.split import digest
+from teamtr.tasks.registry import task
 from teamtr.types import Problem, Verdict
 
 Table = dict[str, dict[str, str]]
@@ -46,6 +51,7 @@ and nothing left out:
 """
 
 
+@task("zebralogic")
 class ZebraLogic(Benchmark):
     """Rows hold ``puzzle``, ``solution`` (``{"header": ["House", ...], "rows": [["1", ...], ...]}``) and, if they like,
     ``id``, ``size`` and a ``prompt`` of their own.
@@ -57,8 +63,17 @@ class ZebraLogic(Benchmark):
         template: a file with the prompt, in which {puzzle} and {json_template} stand for themselves; ours otherwise.
     """
 
-    name: ClassVar[str] = "zebralogic"
-    samples: ClassVar[int] = 64
+    class Config(BenchmarkConfig):
+        """Grid puzzles, answered by a table."""
+
+        partial: Flag = key(False, "Reward the share of right cells, not only the whole table.")
+        template: NonEmpty | None = unset("A file with the prompt, relative to the team file; without it, ours.")
+
+        def anchored(self, anchor: Anchor) -> Self:
+            template = None if self.template is None else anchor.path(self.template)
+            return super().anchored(anchor).model_copy(update={"template": template})
+
+    samples = 64
 
     def __init__(
         self,
@@ -70,21 +85,6 @@ class ZebraLogic(Benchmark):
         super().__init__(splits)
         self._partial = partial
         self._template = PROMPT if template is None else _read_template(Path(template))
-
-    @classmethod
-    def from_rows(
-        cls,
-        rows: Iterable[Row],
-        *,
-        held_out: float = 0.2,
-        partial: bool = False,
-        template: Path | str | None = None,
-    ) -> Self:
-        """Splits ``train`` and ``test``. The benchmark has no training set: a share of the puzzles is held out, by a
-        hash of the id; with 1 all of them are the test, as the benchmark means them."""
-        reader = cls(template=template)
-        problems = (reader.problem(row.cells, row.where) for row in rows)
-        return cls(hold_out(problems, held_out, lambda p: p.id), partial=partial, template=template)
 
     def problem(self, row: Mapping[str, Any], where: str = "") -> Problem:
         try:

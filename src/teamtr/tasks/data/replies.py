@@ -19,9 +19,10 @@ from typing import Any, NamedTuple
 
 from teamtr.errors import UserError
 from teamtr.store.atomic import explained, make_folder, sync_folder, temporary_beside
-from teamtr.tasks.base import Benchmark
+from teamtr.tasks.base import Benchmark, Source, to_be_had
+from teamtr.tasks.benchmarks.gym import Gym
 from teamtr.tasks.data.rows import DataError, Row, read_rows, shown
-from teamtr.tasks.registry import GYM, OWN, Source, benchmark, benchmark_rows, to_be_had
+from teamtr.tasks.registry import benchmark
 from teamtr.types import Problem, Verdict
 
 RESPONSE = "response"
@@ -64,7 +65,7 @@ def grade_file(
     task = benchmark(name, **({} if grader is None else {"grader": grader}))
     try:
         with to_be_had():
-            known = Known(task, data) if data else _brought_along(name, task)
+            known = Known(task, data) if data else _brought_along(task)
             rows = read_rows(responses)
         graded = Graded()
         make_folder(out.parent)
@@ -106,7 +107,7 @@ class Known:
         self._by_name: dict[str, list[_Named]] = {}
         for source in data:
             in_file: dict[str, _Named] = {}
-            for row in benchmark_rows(task.name, source):
+            for row in task.rows(source):
                 problem = _stated(task, row.cells, row.where)
                 for name in dict.fromkeys((_name_in(row) or problem.id, problem.id)):
                     in_file[_free(name, in_file)] = _Named(problem, row.where)
@@ -160,17 +161,23 @@ class _Questions(Known):
 
 
 class _OwnProblems(_Questions):
-    """Those of a person's own class: an id of theirs decides, as that class may make a problem of any row."""
+    """Those of a class that brings its own: an id of theirs decides, as that class may make a problem of any row."""
+
+    def any(self) -> bool:
+        self._make()
+        return bool(self._by_name)
 
     def decides(self, name: str) -> bool:
         self._make()
         return name in self._by_name
 
 
-def _brought_along(name: str, task: Benchmark) -> Known:
+def _brought_along(task: Benchmark) -> Known:
     """The problems that a task has without data files."""
-    kinds = {GYM: _Questions, OWN: _OwnProblems}
-    return next((kind(task) for prefix, kind in kinds.items() if name.startswith(prefix)), None) or Known(task, ())
+    if isinstance(task, Gym):
+        return _Questions(task)
+    own = _OwnProblems(task)
+    return own if own.any() else Known(task, ())
 
 
 def _stated(task: Benchmark, cells: Mapping[str, Any], where: str) -> Problem:

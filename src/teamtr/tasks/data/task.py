@@ -12,15 +12,21 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Self
 
-import numpy as np
+from pydantic import AfterValidator, Field, Strict
 
 from teamtr.errors import UserError
 from teamtr.grading import Result, WorkerPool, exact_match, last_number, normalize
+from teamtr.settings.paths import Anchor
+from teamtr.settings.refusals import Refusal, hint, show
+from teamtr.settings.section import key, unset
+from teamtr.settings.values import Above0, NonEmpty, Share, of_form
+from teamtr.tasks.base import Task
+from teamtr.tasks.config import TaskConfig, TeamSection
 from teamtr.tasks.data.rows import DataError, Row, read_rows, shown
 from teamtr.tasks.data.split import digest, unit_hash
-from teamtr.tasks.games.code_exchange import FormatExample
+from teamtr.tasks.registry import task
 from teamtr.types import Problem, Verdict
 
 QUESTION_KEYS = ("prompt", "question", "problem")
@@ -30,7 +36,25 @@ GRADERS = ("exact", "number", "regex", "python:path/to/file.py:function")
 Graded = Sequence[tuple[Problem, str]]
 
 
-class DataTask:
+def _one_group(value: str) -> str:
+    try:
+        groups = re.compile(value).groups
+    except re.error as error:
+        raise ValueError(f"must be a regular expression: {error}") from None
+    if groups != 1:
+        raise ValueError(f"must have exactly one group, round the answer, got {groups}; write (?:...) for others")
+    return value
+
+
+Pattern = Annotated[str, Field(min_length=1), AfterValidator(_one_group)]
+Grader = Annotated[
+    str,
+    of_form(r"exact|number|regex|python:.+:[^\W\d]\w*", "must be exact, number, regex or python:FILE:FUNCTION"),
+]
+
+
+@task("data")
+class DataTask(Task):
     """Problems from files, graded by rule or by your own function.
 
     Args:
@@ -55,7 +79,48 @@ class DataTask:
         reward_range: 1 for right or wrong; None for a Python reward, whose range nobody states.
     """
 
-    agents: tuple[str, ...] = ()
+    class Config(TaskConfig):
+        """Your own questions and answers."""
+
+        path: NonEmpty = Field(
+            description="A .jsonl, .json (a list of rows) or .parquet file, relative to the team file."
+        )
+        question: NonEmpty | None = unset("Column of the question; without it, prompt, question or problem.")
+        answer: NonEmpty | None = unset("Column of the answer; without it, answer, solution or target.")
+        held_out: Share = key(0.1, "Share of the rows kept for evaluation.")
+        grader: Grader = key("exact", "exact, number, regex, or python:FILE:FUNCTION (FILE relative to the team file).")
+        pattern: Pattern | None = unset(
+            "For grader regex: its one group is the answer; its last match in a message counts."
+        )
+        threshold: Annotated[float, Strict()] = key(1.0, "A reward of at least this counts as right.")
+        private: dict[str, NonEmpty] = key({}, "Agent name to the column that this agent alone sees.")
+        seconds_per_item: Above0 = key(5.0, "Time limit for grading one answer.")
+
+        @property
+        def sources(self) -> tuple[str, ...]:
+            return (self.path,)
+
+        def anchored(self, anchor: Anchor) -> Self:
+            update = {"path": anchor.path(self.path)}
+            if self.grader.startswith("python:"):
+                file, _, function = self.grader.removeprefix("python:").rpartition(":")
+                update["grader"] = f"python:{anchor.path(file)}:{function}"
+            return self.model_copy(update=update)
+
+        def _refusals(self) -> Iterator[Refusal]:
+            both = (("task", "grader"), ("task", "pattern"))
+            if self.grader == "regex" and self.pattern is None:
+                yield Refusal(("task", "grader"), 'task.grader is "regex", which needs task.pattern', both)
+            if self.grader != "regex" and self.pattern is not None:
+                message = f'task.pattern is used by grader "regex" only, and task.grader is "{self.grader}"'
+                yield Refusal(("task", "pattern"), message, both)
+
+        def refusals_of(self, team: TeamSection) -> Iterator[Refusal]:
+            """Private columns must belong to somebody."""
+            for name in self.private:
+                if name not in team.names:
+                    message = f"task.private names no agent {show(name)}{hint(name, team.names, 'the agents are')}"
+                    yield Refusal(("task", "private", name), message, at_key=True)
 
     def __init__(
         self,
@@ -73,21 +138,14 @@ class DataTask:
         workers: int = 1,
         memory_bytes: int | None = 4 << 30,
     ) -> None:
-        self.failures: Counter[str] = Counter()
-        self.warnings: tuple[str, ...] = ()
         self._threshold = threshold
         self._is_number = grader == "number"
-        self.reward_range: float | None = None if grader.startswith("python:") else 1.0
+        self.reward_range = None if grader.startswith("python:") else 1.0
         self._private = dict(private or {})
         self._pool = WorkerPool(workers, seconds_per_item, memory_bytes=memory_bytes)
         self._splits = self._read(path, split_files, held_out, question, answer, needs_answer=":" not in grader)
         self._check_duplicates()
         self._grader = self._choose_grader(grader, pattern)
-
-    def problems(self, split: str) -> Sequence[Problem]:
-        if split not in self._splits:
-            raise UserError(f"this data has no split {split!r}: use one of {sorted(self._splits)}")
-        return self._splits[split]
 
     def grade(self, episodes: Sequence[tuple[Problem, str, Sequence[str]]]) -> list[Verdict]:
         """Crashed and late graders earn 0 and are counted; a reward that is not a finite number stays ``nan``, so
@@ -95,18 +153,12 @@ class DataTask:
         return self._grader([(problem, answer) for problem, answer, _ in episodes])
 
     def extract(self, text: str) -> str | None:
-        """The answer in a message, in a form that votes can be counted in; None when it states none."""
         if self._is_number:
             number = last_number(text)
             return None if number is None else str(number)
         return normalize(text) or None
 
-    def format_examples(self, rng: np.random.Generator, count: int) -> list[FormatExample]:
-        """None: what form an answer to your question should have is not ours to invent."""
-        return []
-
     def close(self) -> None:
-        """End the workers now rather than at exit."""
         self._pool.close()
 
     # Reading
@@ -293,9 +345,9 @@ def _column(row: Row, given: str | None, role: str, usual: Sequence[str]) -> str
     found = sorted(row.cells)
     if given is not None and given not in row.cells:
         raise DataError(f"{row.where}: no column {given!r}; found {found}: set task.{role} to one of them")
-    for key in usual if given is None else (given,):
-        if key in row.cells:
-            return key
+    for column in usual if given is None else (given,):
+        if column in row.cells:
+            return column
     raise DataError(
         f"{row.where}: no {role}: none of {list(usual)} among the columns {found}: set task.{role} to one of them"
     )

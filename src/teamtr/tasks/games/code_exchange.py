@@ -6,21 +6,37 @@ which a team has to invent a protocol.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import AfterValidator
 
-from teamtr.errors import UserError
+from teamtr.settings.refusals import Refusal, show
+from teamtr.settings.section import key
+from teamtr.settings.values import Flag, Positive, Share, UpTo1
+from teamtr.tasks.base import FormatExample, Task
+from teamtr.tasks.config import TaskConfig, TaskContext, TeamSection
+from teamtr.tasks.registry import task
 from teamtr.types import Problem, Verdict
 
 MOST_CODES = 4096
 MOST_HALVES = 65536
 
-FormatExample = tuple[str, Problem, list[tuple[str, str]], str]
-"""(agent, problem, what was said before as (author, text), the message to imitate in form)."""
+
+def _symbols(value: str) -> str:
+    distinct = {symbol.upper() for symbol in value if len(symbol.upper()) == 1 and not symbol.isspace()}
+    if len(value) < 2 or len(distinct) != len(value):  # answers are compared without regard to case
+        raise ValueError(f"must be at least two characters that differ in more than case, no spaces, got {show(value)}")
+    return value
 
 
-class CodeExchange:
+Symbols = Annotated[str, AfterValidator(_symbols)]
+
+
+@task("code")
+class CodeExchange(Task):
     """The task over all codes of ``2 * half_length`` symbols.
 
     The split holds out *combinations*: every left half and every right half occurs in train and in test, but no
@@ -36,8 +52,49 @@ class CodeExchange:
         skill: share of letters in format examples that are the right ones; the rest are drawn at random.
     """
 
-    agents: tuple[str, ...] = ("left", "right", "speaker")
-    reward_range: float | None = 1.0
+    class Config(TaskConfig):
+        """Code exchange: ``left`` and ``right`` each see half of a code, ``speaker`` must say it all."""
+
+        symbols: Symbols = key("ABCD", "The letters codes are made of.")
+        half_length: Positive = key(1, "Letters in each half of a code.")
+        held_out: Share = key(0.25, "Share of all codes kept for evaluation.")
+        partial_credit: Flag = key(True, "Reward each right letter, not only the whole code.")
+        skill: UpTo1 = key(
+            0.0, "Share of right letters in the examples that warm up the tiny model; 0 starts at chance."
+        )
+
+        def arguments(self, context: TaskContext) -> dict[str, Any]:
+            return {**super().arguments(context), "seed": context.seed}
+
+        def _refusals(self) -> Iterator[Refusal]:
+            # The logarithm first: the power itself may be too large to compute.
+            if self.half_length * math.log2(len(self.symbols)) > math.log2(MOST_HALVES):
+                message = (
+                    f"{len(self.symbols)} symbols and task.half_length {self.half_length} make more than "
+                    f"{MOST_HALVES} halves; use fewer or shorter"
+                )
+                yield Refusal(("task", "half_length"), message, (("task", "symbols"), ("task", "half_length")))
+
+        def refusals_of(self, team: TeamSection) -> Iterator[Refusal]:
+            """The speaker must answer, and every message have room for its letters."""
+            if set(team.names) != {"left", "right", "speaker"}:
+                message = f"task code needs the agents left, right and speaker, got {', '.join(team.names)}"
+                yield Refusal(("team", "agents"), message, at_key=True)
+                return
+            answering = team.closing if team.answer == "last" else (team.answer,)
+            wrong = [word for word in answering if word in ("left", "right", "majority")]
+            if wrong:  # a name of nobody is the team's own mistake
+                message = f'task code is answered by the speaker, but team.answer gives the word to "{wrong[0]}"'
+                yield Refusal(("team", "answer"), message, (("team", "answer"), ("team", "router", "order")))
+            for i, agent in enumerate(team.agents):
+                letters = self.half_length * (2 if agent.name == "speaker" else 1)
+                if agent.model == "tiny" and agent.max_tokens < letters:
+                    message = f'agent "{agent.name}" must say {letters} letters, but max_tokens is {agent.max_tokens}'
+                    here = ("team", "agents", i, "max_tokens")
+                    yield Refusal(here, message, (here, ("team", "max_tokens"), ("task", "half_length")))
+
+    agents = ("left", "right", "speaker")
+    reward_range = 1.0
 
     def __init__(
         self,
@@ -54,13 +111,7 @@ class CodeExchange:
         self.partial_credit = partial_credit
         self.skill = skill
         self.alphabet = symbols
-        self.warnings: tuple[str, ...] = ()
-        self._splits = self._split(np.random.default_rng([seed, half_length]), held_out)
-
-    def problems(self, split: str) -> Sequence[Problem]:
-        if split not in self._splits:
-            raise UserError(f"code exchange has no split {split!r}: use one of {sorted(self._splits)}")
-        return self._splits[split]
+        super().__init__(self._split(np.random.default_rng([seed, half_length]), held_out))
 
     def grade(self, episodes: Sequence[tuple[Problem, str, Sequence[str]]]) -> list[Verdict]:
         return [self._grade_one(str(problem.answer), answer) for problem, answer, _ in episodes]

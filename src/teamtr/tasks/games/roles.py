@@ -8,16 +8,23 @@ differs from the training split in name only.
 from __future__ import annotations
 
 import string
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any
 
 import numpy as np
+from annotated_types import Ge, Le
+from pydantic import Strict
 
-from teamtr.errors import UserError
-from teamtr.tasks.games.code_exchange import FormatExample
+from teamtr.settings.refusals import Refusal
+from teamtr.settings.section import key
+from teamtr.tasks.base import FormatExample, Task
+from teamtr.tasks.config import TaskConfig, TaskContext, TeamSection
+from teamtr.tasks.registry import task
 from teamtr.types import Problem, Verdict
 
 
-class Roles:
+@task("roles")
+class Roles(Task):
     """ "1" volunteers, "0" does not; the last message of each agent counts.
 
     Args:
@@ -28,7 +35,28 @@ class Roles:
         volunteer_share: how often a format example says "1".
     """
 
-    reward_range: float | None = 1.0
+    class Config(TaskConfig):
+        """Roles: in a blind round, exactly one of n agents, called a1 to an, must volunteer."""
+
+        tags: Annotated[int, Strict(), Ge(1), Le(26)] = key(
+            1, "How many different problems there are, told apart by a tag."
+        )
+
+        def arguments(self, context: TaskContext) -> dict[str, Any]:
+            return {"agents": len(context.agents), "tags": self.tags}
+
+        def refusals_of(self, team: TeamSection) -> Iterator[Refusal]:
+            """Names are a1, a2 and so on, and all must speak."""
+            expected = {f"a{i + 1}" for i in range(max(len(team.agents), 2))}
+            silent = sorted(expected - set(team.speaking_order))
+            if set(team.names) != expected:
+                message = f"task roles needs two or more agents called a1, a2 and so on, got {', '.join(team.names)}"
+                yield Refusal(("team", "agents"), message, at_key=True)
+            elif silent:
+                message = f"task roles needs a message of every agent; team.router.order leaves out {', '.join(silent)}"
+                yield Refusal(("team", "router", "order"), message)
+
+    reward_range = 1.0
     VOLUNTEER = "1"
     ABSTAIN = "0"
     alphabet = "01"
@@ -44,17 +72,11 @@ class Roles:
             raise ValueError(f"roles needs at least one problem in each split, got train={train} and test={test}")
         if not 0 < volunteer_share < 1:
             raise ValueError(f"volunteer_share is strictly between 0 and 1, got {volunteer_share}")
-        self.agents: tuple[str, ...] = tuple(f"a{k + 1}" for k in range(agents))
-        self.warnings: tuple[str, ...] = ()
+        self.agents = tuple(f"a{k + 1}" for k in range(agents))
         self._volunteer_share = volunteer_share
         prompts = ["go?"] if tags == 1 else [f"go {letter}?" for letter in string.ascii_lowercase[:tags]]
         every = tuple(Problem(id=f"r{k}", prompt=prompts[k % tags]) for k in range(train + test))
-        self._splits = {"train": every[:train], "test": every[train:]}
-
-    def problems(self, split: str) -> Sequence[Problem]:
-        if split not in self._splits:
-            raise UserError(f"roles has no split {split!r}: use one of {sorted(self._splits)}")
-        return self._splits[split]
+        super().__init__({"train": every[:train], "test": every[train:]})
 
     def grade(self, episodes: Sequence[tuple[Problem, str, Sequence[str]]]) -> list[Verdict]:
         """Looks at what every agent said; the team's answer as such means nothing here."""

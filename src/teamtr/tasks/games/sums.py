@@ -7,56 +7,59 @@ has to be downloaded, and the answer to any sum is known.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from typing import Annotated, Any
 
 import numpy as np
+from annotated_types import Ge, Le
+from pydantic import Strict
 
-from teamtr.errors import UserError
 from teamtr.grading import last_number
 from teamtr.randomness import generator
-from teamtr.tasks.base import WrongAnswer
-from teamtr.tasks.games.code_exchange import FormatExample
+from teamtr.settings.section import key
+from teamtr.tasks.base import Task, WrongAnswer
+from teamtr.tasks.config import TaskConfig, TaskContext
+from teamtr.tasks.registry import task
 from teamtr.types import Problem, Verdict
 
 TEST_PROBLEMS = 256
 
 
-@dataclass
-class Sums:
+@task("sums")
+class Sums(Task):
     """``terms`` numbers of ``digits`` digits each; the last number of the team's answer counts.
 
-    Training draws from at most ``problems`` different sums; the test split holds others.
+    Training draws from at most ``problems_in_all`` different sums; the test split holds others.
     """
 
-    terms: int = 2
-    digits: int = 2
-    problems_in_all: int = 4096
-    seed: int = 0
+    class Config(TaskConfig):
+        """Sums of whole numbers, made by code, for models that can already write."""
 
-    agents: tuple[str, ...] = ()
-    reward_range: float | None = 1.0
-    warnings: tuple[str, ...] = ()
-    _splits: dict[str, tuple[Problem, ...]] = field(init=False)
+        terms: Annotated[int, Strict(), Ge(2), Le(16)] = key(2, "Numbers to add.")
+        digits: Annotated[int, Strict(), Ge(1), Le(9)] = key(2, "Digits of each.")
+        problems: Annotated[int, Strict(), Ge(8)] = key(
+            4096, "Different sums, at most; a quarter, up to 256, is held out."
+        )
 
-    def __post_init__(self) -> None:
-        smallest, largest = (0 if self.digits == 1 else 10 ** (self.digits - 1)), 10**self.digits - 1
-        possible = float(largest - smallest + 1) ** self.terms
-        count = int(min(self.problems_in_all, possible))
+        def arguments(self, context: TaskContext) -> dict[str, Any]:
+            sizes = {"terms": self.terms, "digits": self.digits, "problems_in_all": self.problems}
+            return {**sizes, "seed": context.seed}
+
+    reward_range = 1.0
+
+    def __init__(self, terms: int = 2, digits: int = 2, problems_in_all: int = 4096, seed: int = 0) -> None:
+        smallest, largest = (0 if digits == 1 else 10 ** (digits - 1)), 10**digits - 1
+        possible = float(largest - smallest + 1) ** terms
+        count = int(min(problems_in_all, possible))
         if count < 2:
             raise ValueError("sums needs at least two different problems: use more terms or digits")
-        rng = generator(self.seed, "sums", self.terms, self.digits)
+        rng = generator(seed, "sums", terms, digits)
         drawn: dict[tuple[int, ...], None] = {}
         while len(drawn) < count:
-            for row in rng.integers(smallest, largest + 1, size=(count, self.terms)):
+            for row in rng.integers(smallest, largest + 1, size=(count, terms)):
                 drawn.setdefault(tuple(int(x) for x in row))
         every = tuple(_problem(numbers) for numbers in list(drawn)[:count])
         held_out = min(TEST_PROBLEMS, count // 4 or 1)
-        self._splits = {"test": every[:held_out], "train": every[held_out:]}
-
-    def problems(self, split: str) -> Sequence[Problem]:
-        if split not in self._splits:
-            raise UserError(f"sums has no split {split!r}: use one of {sorted(self._splits)}")
-        return self._splits[split]
+        super().__init__({"test": every[:held_out], "train": every[held_out:]})
 
     def grade(self, episodes: Sequence[tuple[Problem, str, Sequence[str]]]) -> list[Verdict]:
         return [_verdict(int(problem.answer), answer) for problem, answer, _ in episodes]
@@ -80,10 +83,6 @@ class Sums:
             WrongAnswer("a share of it", f"{right} %"),
             WrongAnswer("no number", "I do not know."),
         ]
-
-    def format_examples(self, rng: np.random.Generator, count: int) -> list[FormatExample]:
-        """None: the models that play this can already write."""
-        return []
 
 
 def _problem(numbers: tuple[int, ...]) -> Problem:

@@ -13,10 +13,11 @@ import numpy as np
 from teamtr.chat.render import ChatMessages
 from teamtr.grading.thinking import after_thinking
 from teamtr.tasks.base import WrongAnswer
-from teamtr.tasks.benchmarks.arbench.players import Player
 from teamtr.tasks.benchmarks.arbench.task import ENVIRONMENT, ArBench, budget, row_id, text_in, unusable
 from teamtr.tasks.benchmarks.arbench.texts import Texts, fill
 from teamtr.tasks.data.rows import shown
+from teamtr.tasks.players import Player
+from teamtr.tasks.registry import task
 from teamtr.types import Message, Problem, Reply, Situation, Verdict
 
 LETTERS = "ABCDE"
@@ -58,10 +59,10 @@ def _place_of(name: str, suspects: Sequence[str], text: str) -> int | None:
     return found.start() if found else None
 
 
+@task("arbench:dc")
 class DetectiveCases(ArBench):
     """``arbench:dc``. Right is the murderer's letter."""
 
-    name = "arbench:dc"
     kind: ClassVar[str] = "dc"
 
     def problem(self, row: Mapping[str, Any], where: str = "") -> Problem:

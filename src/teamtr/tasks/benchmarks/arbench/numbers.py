@@ -15,6 +15,7 @@ from teamtr.tasks.base import WrongAnswer
 from teamtr.tasks.benchmarks.arbench.task import ENVIRONMENT, ArBench, budget, row_id, unusable
 from teamtr.tasks.benchmarks.arbench.texts import Texts, fill
 from teamtr.tasks.data.rows import shown
+from teamtr.tasks.registry import task
 from teamtr.types import Message, Problem, Reply, Situation, Verdict
 
 NUMBER_KEYS = ("answer", "number", "secret", "true_number")
@@ -42,10 +43,10 @@ def guess_in(text: str) -> str | None:
     return "".join(str(int(digit)) for digit in found[-1]) if found else None
 
 
+@task("arbench:gn")
 class GuessingNumbers(ArBench):
     """``arbench:gn``. Right is the secret number, nothing else earns a reward."""
 
-    name = "arbench:gn"
     kind: ClassVar[str] = "gn"
     alphabet = DIGITS
 

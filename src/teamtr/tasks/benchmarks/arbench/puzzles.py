@@ -14,9 +14,10 @@ import numpy as np
 from teamtr.chat.render import ChatMessages
 from teamtr.grading.thinking import after_thinking
 from teamtr.tasks.base import WrongAnswer
-from teamtr.tasks.benchmarks.arbench.players import Player
 from teamtr.tasks.benchmarks.arbench.task import ENVIRONMENT, ArBench, budget, row_id, text_in
 from teamtr.tasks.benchmarks.arbench.texts import Texts, fill
+from teamtr.tasks.players import Player
+from teamtr.tasks.registry import task
 from teamtr.types import Message, Problem, Reply, Situation, Verdict
 
 REFEREE = "referee"
@@ -42,6 +43,7 @@ def story_in(text: str) -> str:
     return " ".join(re.sub(r"^\s*(?:A|Answer):", "", after_thinking(text)).split())
 
 
+@task("arbench:sp")
 class SituationPuzzles(ArBench):
     """``arbench:sp``. The reward is the benchmark's character F1 of the reply (after its thinking) against ``bottom``.
 
@@ -49,7 +51,6 @@ class SituationPuzzles(ArBench):
     true story word for word (up to white space and case), which shows that grading works; report the mean reward.
     """
 
-    name = "arbench:sp"
     kind: ClassVar[str] = "sp"
 
     def problem(self, row: Mapping[str, Any], where: str = "") -> Problem:

@@ -14,17 +14,22 @@ from __future__ import annotations
 import json
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from teamtr.errors import UserError
 from teamtr.ports import Environment
-from teamtr.tasks.base import Benchmark
-from teamtr.tasks.benchmarks.arbench.players import Player
+from teamtr.settings.paths import Anchor
+from teamtr.settings.refusals import Refusal, hint, show
+from teamtr.settings.section import unset
+from teamtr.settings.values import NonEmpty
+from teamtr.tasks.base import Benchmark, Source
 from teamtr.tasks.benchmarks.arbench.texts import Texts, fill, texts_of
+from teamtr.tasks.config import BenchmarkConfig, TeamSection
 from teamtr.tasks.data.rows import DataError, NoSuchData, Row, read_rows, shown
+from teamtr.tasks.players import Player, PlayerConfig
 from teamtr.types import Problem, Situation
 
 ENVIRONMENT = "environment"
@@ -43,8 +48,59 @@ class ArBench(Benchmark):
         prompts: the benchmark's prompts.json, to use its texts instead of ours.
     """
 
+    class Config(BenchmarkConfig):
+        """Interactive games: what is missing must be asked for, round by round."""
+
+        not_arguments: ClassVar[frozenset[str]] = BenchmarkConfig.not_arguments | {"player"}
+
+        player: PlayerConfig | None = unset("Who plays the referee (arbench:sp) or the suspects (arbench:dc).")
+        prompts: NonEmpty | None = unset(
+            "The benchmark's prompts.json, relative to the team file; without it, our texts."
+        )
+
+        @property
+        def wanted_player(self) -> PlayerConfig | None:
+            return self.player
+
+        def anchored(self, anchor: Anchor) -> Self:
+            prompts = None if self.prompts is None else anchor.path(self.prompts)
+            player = self.player
+            if player is not None and player.base_url is None:
+                player = player.model_copy(update={"model": anchor.model(player.model)})
+            return super().anchored(anchor).model_copy(update={"prompts": prompts, "player": player})
+
+        def _refusals(self) -> Iterator[Refusal]:
+            yield from super()._refusals()
+            if self.player is None and self.name != "arbench:gn":
+                message = f"task {self.name} needs somebody who plays the other roles: give task.player"
+                yield Refusal(("task",), message, (("task", "player"), ("task", "name")))
+            if self.player is not None and self.name == "arbench:gn":
+                message = "task arbench:gn answers guesses by a rule and needs no task.player"
+                yield Refusal(("task", "player"), message, (("task", "name"),), at_key=True)
+
+        def refusals_of(self, team: TeamSection) -> Iterator[Refusal]:
+            """Rounds to ask in, and a player who stays as it is."""
+            if team.rounds is not None and team.rounds < 2:
+                message = (
+                    f"task {self.name} is played in rounds, the last of which is the final answer: set "
+                    f"team.router.rounds to {ROUNDS + 1} for the {ROUNDS} rounds of the benchmark, "
+                    f"got {team.rounds}"
+                )
+                yield Refusal(("team", "router", "rounds"), message)
+            asked = self.player.agent if self.player else None
+            if asked is None:
+                return
+            here = ("task", "player", "agent")
+            if asked not in team.names:
+                message = f"task.player.agent names no agent {show(asked)}{hint(asked, team.names, 'the agents are')}"
+                yield Refusal(here, message)
+            elif not next(agent for agent in team.agents if agent.name == asked).frozen:
+                message = f'agent "{asked}" plays the other roles of the task and must stay as it is: set frozen: true'
+                yield Refusal(here, message, (("team", "agents"),))
+
     kind: ClassVar[str]
-    samples: ClassVar[int] = 25
+    samples = 25
+    held_out = 1.0
 
     def __init__(
         self,
@@ -62,8 +118,8 @@ class ArBench(Benchmark):
         cls, files: Mapping[str, Path | str], *, player: Player | None = None, prompts: Path | str | None = None
     ) -> Self:
         """The benchmark with a file for each split: jsonl, parquet, or a JSON list as the benchmark has it."""
-        empty = cls(player=player, prompts=prompts)
-        splits = {split: tuple(empty._problems_in(Path(file))) for split, file in files.items()}
+        reader = cls(player=player, prompts=prompts)
+        splits = {split: reader.problems_of(cls.rows(file)) for split, file in files.items()}
         return cls(splits, player=player, prompts=prompts)
 
     @property
@@ -76,13 +132,20 @@ class ArBench(Benchmark):
             raise UserError(f"{self.name} can be graded but not played: nobody plays the {role}; give it a player")
         return self.player
 
-    def _problems_in(self, file: Path) -> Iterator[Problem]:
+    @classmethod
+    def rows(cls, source: Source) -> Iterator[Row]:
+        """Those of a JSON list may be bare answers."""
+        return rows_in(Path(source))
+
+    def problems_of(self, rows: Iterable[Row]) -> Sequence[Problem]:
+        """The second problem of one id gets another: the benchmark's index is not unique in its own test file."""
         seen: Counter[str] = Counter()
-        for row in rows_in(file):
-            problem = self.problem(row.cells, row.where)
+        own: list[Problem] = []
+        for problem in super().problems_of(rows):
             seen[problem.id] += 1
-            # The benchmark's own index is not unique in its own test file.
-            yield problem if seen[problem.id] == 1 else replace(problem, id=f"{problem.id}-{seen[problem.id]}")
+            count = seen[problem.id]
+            own.append(problem if count == 1 else replace(problem, id=f"{problem.id}-{count}"))
+        return own
 
 
 def rows_in(file: Path) -> Iterator[Row]:

@@ -1,1 +1,5 @@
 """PlanBench: Blocksworld in words, and the judge of plans."""
+
+from teamtr.tasks.benchmarks.planbench.task import PlanBench
+
+__all__ = ["PlanBench"]

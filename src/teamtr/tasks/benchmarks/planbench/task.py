@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import PurePosixPath
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -42,11 +42,14 @@ from teamtr.tasks.benchmarks.planbench.strips import (
     read_problem,
     written,
 )
+from teamtr.tasks.config import BenchmarkConfig
 from teamtr.tasks.data.rows import DataError, Row, shown
-from teamtr.tasks.data.split import digest, hold_out
+from teamtr.tasks.data.split import digest
+from teamtr.tasks.registry import task
 from teamtr.types import Problem, Verdict
 
 
+@task("planbench")
 class PlanBench(Benchmark):
     """Rows hold ``problem_pddl``, or a ``query`` in the benchmark's words; and if they like ``instance_id``, ``path``,
     ``example_instance_ids``, ``ground_truth_plan`` and a ``domain_pddl`` of their own.
@@ -56,21 +59,25 @@ class PlanBench(Benchmark):
     bring its query.
     """
 
-    name: ClassVar[str] = "planbench"
-    samples: ClassVar[int] = 8
+    class Config(BenchmarkConfig):
+        """Plans for block worlds, judged by doing them."""
+
+    samples = 8
 
     @classmethod
-    def from_rows(cls, rows: Iterable[Row], *, held_out: float = 0.2) -> Self:
+    def from_rows(cls, rows: Iterable[Row], *, held_out: float | None = None, **options: Any) -> Self:
         """Splits ``train`` and ``test``; ``held_out`` is the share of instance numbers in the test."""
-        reader = cls()
-        splits = hold_out((reader.problem(row.cells, row.where) for row in rows), held_out, _instance)
-        hidden = {_instance(problem) for problem in splits["test"]}
-        clean = tuple(problem for problem in splits["train"] if hidden.isdisjoint(_examples(problem)))
-        task = cls({"train": clean, "test": splits["test"]})
-        dropped = len(splits["train"]) - len(clean)
-        if dropped:
-            task.warnings += (f"{dropped} training prompts were left out: their worked example is held out",)
-        return task
+        made = super().from_rows(rows, held_out=held_out, **options)
+        train, test = made.problems("train"), made.problems("test")
+        hidden = {_instance(problem) for problem in test}
+        clean = tuple(problem for problem in train if hidden.isdisjoint(_examples(problem)))
+        if dropped := len(train) - len(clean):
+            made = cls({"train": clean, "test": test}, **options)
+            made.warnings += (f"{dropped} training prompts were left out: their worked example is held out",)
+        return made
+
+    def side(self, problem: Problem) -> str:
+        return _instance(problem)
 
     def problem(self, row: Mapping[str, Any], where: str = "") -> Problem:
         try:

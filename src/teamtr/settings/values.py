@@ -3,11 +3,14 @@ wherever the models are built."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Annotated
 
 from annotated_types import Ge, Gt, Le, Lt
-from pydantic import Field, Strict
+from pydantic import AfterValidator, Field, Strict
+
+from teamtr.settings.refusals import show
 
 
 @dataclass(frozen=True)
@@ -26,3 +29,14 @@ From0 = Annotated[float, Strict(), Ge(0)]
 UpTo1 = Annotated[float, Strict(), Ge(0), Le(1)]
 Share = Annotated[float, Strict(), Gt(0), Lt(1)]  # strictly between none and all
 Decay = Annotated[float, Strict(), Ge(0), Lt(1)]
+
+
+def of_form(form: str, must: str) -> AfterValidator:
+    """Text that the regular expression matches; ``must`` says so in words."""
+
+    def check(value: str) -> str:
+        if not re.fullmatch(form, value):
+            raise ValueError(f"{must}, got {show(value)}")
+        return value
+
+    return AfterValidator(check)

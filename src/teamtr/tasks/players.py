@@ -6,7 +6,7 @@ a run, or the task changes under the team's feet.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -14,6 +14,9 @@ from teamtr.chat.render import ChatMessages
 from teamtr.errors import Refused
 from teamtr.ports import Codec, Sampler
 from teamtr.randomness import uniforms
+from teamtr.settings.refusals import Refusal
+from teamtr.settings.section import Section, key, unset
+from teamtr.settings.values import From0, NonEmpty, Positive
 
 
 class Player(Protocol):
@@ -64,3 +67,29 @@ class PolicyPlayer:
         encoded = [self.codec.encode(prompt) for prompt in prompts]
         samples = self.sampler.sample(self.agent, encoded, noise_BT, temperature=self.temperature)
         return [self.codec.decode(sample.token_ids) for sample in samples]
+
+
+class PlayerConfig(Section):
+    """Who plays the other roles of an interactive task: a frozen agent, a model, or a model at an endpoint."""
+
+    agent: NonEmpty | None = unset("An agent of the team that is frozen.")
+    model: NonEmpty | None = unset("A folder (relative to the team file) or hub id; with base_url, its name there.")
+    base_url: NonEmpty | None = unset("An OpenAI-compatible endpoint, such as http://127.0.0.1:8000/v1.")
+    key_variable: NonEmpty | None = unset("The environment variable that holds the endpoint's key.")
+    max_tokens: Positive = key(128, "Most tokens in one answer.")
+    temperature: From0 = key(0.0, "Of the answers; 0 is greedy.")
+
+    def _refusals(self) -> Iterator[Refusal]:
+        here = ("task", "player")
+        if (self.agent is None) == (self.model is None):
+            message = "task.player needs either an agent of the team, or a model (with base_url, one at an endpoint)"
+            yield Refusal(here, message, ((*here, "agent"), (*here, "model")))
+        if self.base_url is not None and self.model is None:
+            yield _alone("base_url", "model")
+        if self.key_variable is not None and self.base_url is None:
+            yield _alone("key_variable", "base_url")
+
+
+def _alone(name: str, needed: str) -> Refusal:
+    message = f"task.player.{name} goes with task.player.{needed}, which is not given"
+    return Refusal(("task", "player", name), message, (("task", "player", needed),))

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, model_validator
 from pydantic_core import PydanticCustomError
 
-from teamtr.config.errors import Refusal
+from teamtr.settings.refusals import Refusal
 
 _Default = TypeVar("_Default")
 

@@ -1,0 +1,95 @@
+"""What a section refuses, and how messages quote values and guess what was meant."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from typing import Any
+
+KeyPath = tuple[str | int, ...]
+"""Where something stands in the data: ``("team", "agents", 0, "model")``."""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Something in the data that is refused, and why.
+
+    What is wrong between fields is not told when a field that it ``rests_on`` is refused itself.
+    """
+
+    path: KeyPath
+    message: str
+    rests_on: tuple[KeyPath, ...] = ()
+    at_key: bool = False  # it is the key that is wrong, not its value
+    meant: KeyPath | None = None  # for an unknown key: the valid one of the same section that was probably meant
+
+
+def show(value: Any) -> str:
+    """A value as a message quotes it."""
+    match value:
+        case None:
+            return "nothing"
+        case bool():
+            return "true" if value else "false"
+        case str():
+            short = value if len(value) <= 40 else value[:37] + "..."
+            return json.dumps(short, ensure_ascii=False).encode("utf-8", "backslashreplace").decode()
+        case dict():
+            return "a mapping"
+        case list() | tuple():
+            return f"a list of {len(value)}" if value else "an empty list"
+        case _:
+            return str(value)
+
+
+def at(data: Any, path: KeyPath) -> Any:
+    """What stands at this path, or None."""
+    for step in path:
+        try:
+            data = data[step]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return data
+
+
+def dotted(path: KeyPath, data: Any = None) -> str:
+    """A path as messages and overrides write it: ``team.agents.left.model``; without the data, by number."""
+    words = []
+    for depth, step in enumerate(path):
+        name = at(data, (*path[: depth + 1], "name")) if isinstance(step, int) else None
+        words.append(name if isinstance(name, str) and name else str(step))
+    return ".".join(words) or "the team file"
+
+
+def nearest(word: str, candidates: Iterable[str]) -> str | None:
+    """The candidate that a person who wrote ``word`` most likely meant, or None when none is near.
+
+    Besides the whole name, its beginning, its parts and its initials count, a little less: ``radious`` is near
+    ``radius_nats_per_message`` and ``lr`` near ``learning_rate``.
+    """
+
+    def like(other: str) -> float:
+        return SequenceMatcher(None, word.lower(), other.lower()).ratio()
+
+    def score(candidate: str) -> float:
+        parts = candidate.split("_")
+        scores = [like(candidate)]
+        if len(word) >= 3:
+            scores += [0.95 * like(candidate[: len(word)]), *(0.9 * like(part) for part in parts)]
+        if len(parts) > 1 and word.lower() == "".join(part[:1] for part in parts):
+            scores.append(0.9)
+        return max(scores)
+
+    best = max(candidates, key=score, default=None)
+    return best if best is not None and score(best) >= 0.65 else None
+
+
+def hint(word: Any, candidates: Iterable[str], otherwise: str = "") -> str:
+    """``; did you mean "x"?``; when none is near, ``; <otherwise>: all of them``, or nothing without ``otherwise``."""
+    candidates = tuple(candidates)
+    near = nearest(word, candidates) if isinstance(word, str) else None
+    if near:
+        return f'; did you mean "{near}"?'
+    return f"; {otherwise}: {', '.join(candidates)}" if otherwise else ""

@@ -1,0 +1,121 @@
+"""What a team file may say of a task: the section that every task's own ``Config`` derives from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol, Self
+
+from teamtr.settings.paths import Anchor
+from teamtr.settings.refusals import Refusal
+from teamtr.settings.section import Section, unset
+from teamtr.settings.values import NonEmpty, UpTo1
+from teamtr.tasks.players import PlayerConfig
+
+
+class AgentSection(Protocol):
+    """What a task may know of an agent's section."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def model(self) -> str: ...
+    @property
+    def max_tokens(self) -> int: ...
+    @property
+    def frozen(self) -> bool: ...
+
+
+class TeamSection(Protocol):
+    """What a task may know of the section ``team``."""
+
+    @property
+    def agents(self) -> Sequence[AgentSection]: ...
+    @property
+    def rounds(self) -> int | None: ...
+    @property
+    def answer(self) -> str: ...
+    @property
+    def names(self) -> tuple[str, ...]: ...
+    @property
+    def speaking_order(self) -> tuple[str, ...]: ...
+    @property
+    def closing(self) -> tuple[str, ...]: ...
+
+
+@dataclass(frozen=True)
+class TaskContext:
+    """What a task is made with besides its own section."""
+
+    seed: int
+    agents: tuple[str, ...]
+
+
+class TaskConfig(Section):
+    """The keys of a task: ``name``, which chooses it, and those that a subclass adds."""
+
+    name: str
+
+    def anchored(self, anchor: Anchor) -> Self:
+        """The same with its paths made absolute."""
+        return self
+
+    def refusals_of(self, team: TeamSection) -> Iterable[Refusal]:
+        """What is wrong with this team for this task."""
+        return ()
+
+    def arguments(self, context: TaskContext) -> dict[str, Any]:
+        """What the task's class is called with: by default every key but ``name``."""
+        return {key: value for key, value in self if key != "name"}
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The files and hub ids that its problems come from."""
+        return ()
+
+    @property
+    def wanted_player(self) -> PlayerConfig | None:
+        """Who is to play the other roles of an interactive task."""
+        return None
+
+
+class BenchmarkConfig(TaskConfig):
+    """A benchmark and where its rows are."""
+
+    not_arguments: ClassVar[frozenset[str]] = frozenset({"name", "path", "train", "test"})
+
+    path: NonEmpty | None = unset("A data file (relative to the team file) or a hub id, shared out by held_out.")
+    train: NonEmpty | None = unset("Instead of path: the file or hub id to train on.")
+    test: NonEmpty | None = unset("Instead of path: the file or hub id to evaluate on.")
+    held_out: UpTo1 | None = unset("Share of path that is evaluated on; without it, as the benchmark means it.")
+
+    @property
+    def data(self) -> str | dict[str, str]:
+        """One source, or one for each split."""
+        splits = {"train": self.train, "test": self.test}
+        return self.path or {split: source for split, source in splits.items() if source}
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return tuple(source for source in (self.path, self.train, self.test) if source is not None)
+
+    def arguments(self, context: TaskContext) -> dict[str, Any]:
+        """The keys that have a value, but for those that say where the rows are."""
+        return {key: value for key, value in self if key not in self.not_arguments and value is not None}
+
+    def anchored(self, anchor: Anchor) -> Self:
+        update = {"path": self.path, "train": self.train, "test": self.test}
+        return self.model_copy(update={key: anchor.source(source) for key, source in update.items()})
+
+    def _refusals(self) -> Iterator[Refusal]:
+        three = (("task", "path"), ("task", "train"), ("task", "test"))
+        apart = self.train is not None or self.test is not None
+        if self.path is None and not apart:
+            message = f"task {self.name} needs its data, which does not come along: give task.path, or task.train and"
+            yield Refusal(("task",), f"{message} task.test", three)
+        elif self.path is not None and apart:
+            message = "task.path is shared out into train and test; give it, or task.train and task.test, not both"
+            yield Refusal(("task", "path"), message, three)
+        if self.held_out is not None and self.path is None:
+            message = "task.held_out is a share of task.path, which is not given"
+            yield Refusal(("task", "held_out"), message, three)
