@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import math
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal
 
+from teamtr.errors import UserError
 from teamtr.theory.estimators import AdvantageEstimator, GroupAdvantage
 from teamtr.theory.objective import Objective
 from teamtr.types import AgentState
@@ -95,9 +97,15 @@ class DynamicSampling:
 
 @dataclass(frozen=True)
 class Plan:
-    """The settings of the algorithm: everything that Algorithm 1 and its ablations can vary."""
+    """The settings of the algorithm: everything that Algorithm 1 and its ablations can vary.
 
-    group_size: int = 8
+    A batch holds ``group_size`` episodes of each of ``problems`` problems; in each of ``stages`` every agent is updated
+    once.
+    """
+
+    stages: int = 40
+    problems: int = 32
+    group_size: int = 16
     gamma: float = 1.0
     advantage: AdvantageEstimator = field(default_factory=GroupAdvantage)
     radii: Radii = field(default_factory=Radii)
@@ -107,6 +115,22 @@ class Plan:
     order: Order = field(default_factory=Order)
     overlong: Overlong = field(default_factory=Overlong)
     dynamic_sampling: DynamicSampling = field(default_factory=DynamicSampling)
+
+    @classmethod
+    def preset(cls, name: str = "teamtr", *, radius: float | None = None, **changes: Any) -> Plan:
+        """A named plan with some values changed: ``Plan.preset("teamtr", radius=0.05, stages=10)``.
+
+        ``radius`` is the KL allowed to one update, in nats per message (or per token, as the plan's ``radii`` say).
+        """
+        if name not in PRESETS:
+            near = difflib.get_close_matches(name, PRESETS, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise UserError(f"there is no preset {name!r}{hint} There are {', '.join(PRESETS)}")
+        known = {value.name for value in fields(cls)}
+        if unknown := sorted(changes.keys() - known):
+            raise UserError(f"a plan has no {unknown[0]!r}; it has radius, {', '.join(sorted(known))}")
+        plan = replace(PRESETS[name], **changes)
+        return plan if radius is None else replace(plan, radii=replace(plan.radii, nats=radius))
 
     def return_range(self, reward_range: float | None) -> float | None:
         """Largest minus smallest return that is trained on, when rewards have this range: a punishment adds 1."""

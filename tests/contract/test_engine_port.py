@@ -14,7 +14,7 @@ from remote_engine import RemoteEngine, remote_engine
 from teamtr.config import loads, recipe_text
 from teamtr.ports import Engine, Learner
 from teamtr.randomness import uniforms
-from teamtr.session.build import Session, build
+from teamtr.session.build import Parts, Session, build
 from teamtr.session.memory import demand_of
 from teamtr.session.models import local_engine
 from teamtr.session.train import train
@@ -35,7 +35,7 @@ MAKERS = {"local": local_engine, "remote": remote_engine}
 @pytest.fixture(scope="module", params=["local-full", "local-lora", "remote-full", "remote-lora"])
 def session(request: Any) -> Iterator[Session]:
     where, train_kind = request.param.split("-")
-    built = build(loads(TEAM.replace("TRAIN", train_kind), name="port"), make_engine=MAKERS[where])
+    built = build(loads(TEAM.replace("TRAIN", train_kind), name="port"), parts=Parts(make_engine=MAKERS[where]))
     yield built
     if isinstance(built.engine, RemoteEngine):
         built.engine.close()
@@ -223,7 +223,7 @@ def test_what_goes_wrong_there_is_told_here(session: Session):
 
 def versions(folder: Path, make_engine: Any, *overrides: str) -> list[str]:
     team_file = loads(recipe_text("code-exchange"), "demo", overrides)
-    records = list(train(team_file, folder, make_engine=make_engine))
+    records = list(train(team_file, folder, parts=Parts(make_engine=make_engine)))
     return [r["version_after"] for r in records if r["kind"] == "update"]
 
 

@@ -25,6 +25,7 @@ from teamtr.session.checks import doubts, self_test
 from teamtr.session.memory import longest
 from teamtr.session.train import exact_success
 from teamtr.store import read_episodes
+from teamtr.tasks import Task
 from teamtr.team import (
     Addressed,
     Agent,
@@ -259,7 +260,7 @@ def test_what_a_visibility_names():
 # -- play -----------------------------------------------------------------------------------------------------
 
 
-class Ask:
+class Ask(Task):
     """Three problems; the answer is graded against the problem's own text."""
 
     reward_range = 1.0

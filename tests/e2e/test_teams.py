@@ -406,18 +406,18 @@ def test_dapo_logs_the_task_s_own_reward_and_its_punishment_beside(tmp_path):
 
 def test_certificates_know_that_punished_returns_have_a_wider_range(tmp_path, monkeypatch):
     text = "name: dapo\n" + CODE % "tabular" + PLAN
-    stakes = []
+    ranges = []
     update_agent = run.update_agent
 
     def look(*args, **options):
-        stakes.append(options["stakes"].reward_range)
+        ranges.append(options["certificate_inputs"].reward_range)
         return update_agent(*args, **options)
 
     monkeypatch.setattr(run, "update_agent", look)
     for cache, wanted in (("0.2", 2.0), ("0", 1.0)):
-        stakes.clear()
+        ranges.clear()
         train(text, tmp_path / cache, "plan.preset=dapo", f"plan.overlong_cache={cache}", "plan.stages=1")
-        assert set(stakes) == {wanted}
+        assert set(ranges) == {wanted}
 
 
 def test_redrawn_problems_are_the_rest_of_the_stage_s_order(tmp_path):

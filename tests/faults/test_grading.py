@@ -24,7 +24,7 @@ from teamtr.grading.workers.pool import _Worker
 from teamtr.session import train as run
 from teamtr.session.checks import self_test
 from teamtr.tasks import DataTask
-from teamtr.team import Router
+from teamtr.team import Schedule
 from teamtr.types import Verdict
 
 ALLOWED_S = 1.0  # long enough for an honest grader on a busy machine
@@ -249,7 +249,7 @@ def test_a_grader_that_fails_on_some_replies_is_let_through(tmp_path: Path, rewa
     session = SimpleNamespace(
         task=task_of(tmp_path, rewards, "by_word"),
         team_file=SimpleNamespace(seed=0),
-        context=SimpleNamespace(router=Router(("a",))),
+        context=SimpleNamespace(router=Schedule.repeated(("a",))),
     )
     assert self_test(session) == []
     assert not session.task.failures, "what it was tried with does not count"

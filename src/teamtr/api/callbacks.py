@@ -3,39 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from teamtr.api.trainer import TeamTrainer
+from typing import Any, Protocol
 
 Record = Mapping[str, Any]
+
+
+class Stoppable(Protocol):
+    """What a callback may do with its trainer, a ``TeamTrainer``."""
+
+    def stop(self) -> None: ...
 
 
 class Callback:
     """Override what you want to see. ``trainer.stop()`` ends the run after the update in progress, and saves it."""
 
-    def on_record(self, record: Record, trainer: TeamTrainer) -> None:
+    def on_record(self, record: Record, trainer: Stoppable) -> None:
         """Every record; by default hands it on by its kind."""
         handler = getattr(self, f"on_{record['kind']}", None)
         if handler is not None:
             handler(record, trainer)
 
-    def on_start(self, record: Record, trainer: TeamTrainer) -> None:
+    def on_start(self, record: Record, trainer: Stoppable) -> None:
         """The run begins."""
 
-    def on_resume(self, record: Record, trainer: TeamTrainer) -> None:
+    def on_resume(self, record: Record, trainer: Stoppable) -> None:
         """The run goes on."""
 
-    def on_update(self, record: Record, trainer: TeamTrainer) -> None:
+    def on_update(self, record: Record, trainer: Stoppable) -> None:
         """One agent was updated."""
 
-    def on_eval(self, record: Record, trainer: TeamTrainer) -> None:
+    def on_eval(self, record: Record, trainer: Stoppable) -> None:
         """The team was evaluated."""
 
-    def on_stage(self, record: Record, trainer: TeamTrainer) -> None:
+    def on_stage(self, record: Record, trainer: Stoppable) -> None:
         """Every agent was updated once."""
 
-    def on_finished(self, record: Record, trainer: TeamTrainer) -> None:
+    def on_finished(self, record: Record, trainer: Stoppable) -> None:
         """All stages are done."""
 
 
@@ -43,7 +46,7 @@ AnyCallback = Callback | Callable[[Record], object]
 """A ``Callback``, or a function of a record; a function that returns True stops the run."""
 
 
-def tell(callback: AnyCallback, record: Record, trainer: TeamTrainer) -> None:
+def tell(callback: AnyCallback, record: Record, trainer: Stoppable) -> None:
     if isinstance(callback, Callback):
         callback.on_record(record, trainer)
     elif callback(record) is True:

@@ -8,6 +8,8 @@ with something else is refused; such a run goes on with ``TeamTrainer`` and not 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +17,8 @@ from teamtr.api.agents import Agent, TrainedAgent
 from teamtr.api.callbacks import AnyCallback, Record, tell
 from teamtr.api.rewards import Dataset, RewardFunc, RewardTask
 from teamtr.errors import UserError
-from teamtr.presets import PRESETS, Plan
+from teamtr.presets import Plan
+from teamtr.theory.estimators import GroupAdvantage
 
 if TYPE_CHECKING:
     from teamtr.config import TeamFile
@@ -65,7 +68,7 @@ class TeamTrainer:
             raise UserError("a team needs at least one agent")
         self.output_dir = Path(output_dir)
         self.callbacks = tuple(callbacks)
-        self.plan = PRESETS["teamtr"] if args is None else args
+        self.plan = Plan() if args is None else args
         self._agents = tuple(agents)
         self._task = _task(reward_funcs, train_dataset, eval_dataset, success_threshold, reward_range)
         self._router = router
@@ -83,7 +86,8 @@ class TeamTrainer:
         from teamtr.session.train import train
 
         self._stopping = False
-        for record in train(self.team_file, self.output_dir, stop=lambda: self._stopping, parts=self._parts()):
+        parts = self._parts()
+        for record in train(self.team_file, self.output_dir, stop=lambda: self._stopping, parts=parts):
             for callback in self.callbacks:
                 tell(callback, record, self)
             yield record
@@ -116,10 +120,10 @@ class TeamTrainer:
 
     def report(self, path: str | Path | None = None) -> Path:
         """Write the run's report, one HTML file; by default into the run folder."""
-        from teamtr.analysis.report import build_report
+        from teamtr.analysis.report import build_report, report_page
 
         target = self.output_dir / "report.html" if path is None else Path(path)
-        target.write_text(build_report(self.output_dir).html(), encoding="utf-8")
+        target.write_text(report_page(build_report(self.output_dir)), encoding="utf-8")
         return target
 
     # -- underneath -------------------------------------------------------------------------------------------
@@ -127,21 +131,23 @@ class TeamTrainer:
     def _export(self, agent: str, folder: Path, merge: bool) -> Path:
         from teamtr.session.export import export
 
-        (exported,) = export(self.output_dir, folder, agents=[agent], merge=merge, parts=self._parts())
-        return exported.path
+        export(self.output_dir, folder, agent=agent, merge=merge, task=self._task, load=self._loader())
+        return folder
 
     def _parts(self) -> Parts:
         from teamtr.session.build import Parts
+        from teamtr.session.models import local_engine
 
         router = None if self._router is None or isinstance(self._router, Mapping) else self._router
-        return Parts(task=self._task, plan=self.plan, router=router, load=self._loader())
+        return Parts(self._task, self.plan, router, partial(local_engine, load=self._loader()))
 
     def _loader(self) -> Callable[[str], tuple[Any, Any]] | None:
         objects = {_source(agent): (agent.model, agent.tokenizer) for agent in self._agents if agent.is_object}
-        return None if not objects else lambda source: objects[source]
+        # A copy each time: training changes a model, and adapters change its layers.
+        return (lambda source: deepcopy(objects[source])) if objects else None
 
     def _team_file(self, answer: str, seed: int, config: dict[str, Any]) -> TeamFile:
-        from teamtr.config import from_data
+        from teamtr.config import from_data, plan_keys
 
         agents = []
         for agent in self._agents:
@@ -163,14 +169,14 @@ class TeamTrainer:
             team["router"] = dict(self._router)
         elif self._router is not None:
             own["router"] = _describe(self._router)
-        plan, told = plan_section(self.plan)
-        own |= told
+        if type(self.plan.advantage) is not GroupAdvantage:
+            own["advantage"] = _describe(self.plan.advantage)
         data = {
             "name": self.output_dir.name,
             "seed": seed,
             "task": {"name": "object"},
             "team": team,
-            "plan": plan,
+            "plan": plan_keys(self.plan),
             "python": own,
         }
         return from_data(data, "TeamTrainer", config).anchored(Path())
@@ -198,19 +204,12 @@ def _source(agent: Agent) -> str:
     """What the team file calls the agent's model; an object by a hash of its weights."""
     if not agent.is_object:
         return str(agent.model)
-    from teamtr.session.models import weights_hash
+    from teamtr.session.models import OBJECT, weights_hash
 
-    return f"object:{weights_hash(agent.model)}"
+    return f"{OBJECT}{weights_hash(agent.model)}"
 
 
 def _describe(thing: Any) -> str:
     """What a run folder calls an object of yours: as it says itself, or by class."""
     own = getattr(thing, "describe", None)
     return str(own()) if callable(own) else f"{type(thing).__module__}.{type(thing).__qualname__}"
-
-
-def plan_section(plan: Plan) -> tuple[dict[str, Any], dict[str, str]]:
-    """The plan as keys of the team file, and what no key can say."""
-    from teamtr.config import plan_keys
-
-    return plan_keys(plan)

@@ -14,7 +14,7 @@ __all__ = ["app", "main"]
 @app.callback()
 def _about(version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False) -> None:
     if version:
-        from teamtr import __version__
+        from teamtr.version import __version__
 
         sys.stdout.write(f"teamtr {__version__}\n")
         raise typer.Exit

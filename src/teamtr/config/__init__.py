@@ -16,11 +16,11 @@ and "did you mean" all read it through ``schema_keys``.
 """
 
 from teamtr.config.errors import ConfigError
-from teamtr.config.file import dump, load_team_file, loads
+from teamtr.config.file import dump, from_data, load_team_file, loads
 from teamtr.config.keys import SchemaKey, schema_keys
 from teamtr.config.recipe import recipe_text, recipes
 from teamtr.config.reference import reference
-from teamtr.config.schema import PlanConfig, TeamFile
+from teamtr.config.schema import PlanConfig, TeamFile, plan_keys
 from teamtr.config.team import AgentConfig, LoraConfig, TeamConfig
 
 __all__ = [
@@ -32,8 +32,10 @@ __all__ = [
     "TeamConfig",
     "TeamFile",
     "dump",
+    "from_data",
     "load_team_file",
     "loads",
+    "plan_keys",
     "recipe_text",
     "recipes",
     "reference",

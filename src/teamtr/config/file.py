@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from teamtr.config.errors import ConfigError, Mistake, Place
 from teamtr.config.overrides import apply_override
@@ -50,6 +52,11 @@ def loads(text: str, name: str = "<string>", overrides: Sequence[str] = ()) -> T
     if team_file is None or mistakes:
         raise ConfigError(name, text, sorted(mistakes, key=lambda mistake: _turn(mistake, overrides)))
     return team_file
+
+
+def from_data(data: Mapping[str, Any], name: str, changes: Mapping[str, Any] | None = None) -> TeamFile:
+    """A team file from plain data; ``changes`` are values by dotted key. Errors point into the data as YAML."""
+    return loads(write(dict(data)), name, [f"{key}={json.dumps(value)}" for key, value in (changes or {}).items()])
 
 
 def _turn(mistake: Mistake, overrides: Sequence[str]) -> tuple[int, ...]:

@@ -26,6 +26,7 @@ from teamtr.settings.section import Section, key, unset
 from teamtr.settings.values import Above0, Count, Decay, Flag, From0, Positive, UpTo1
 from teamtr.tasks.config import TaskConfig
 from teamtr.tasks.registry import section_class
+from teamtr.theory.estimators import GroupAdvantage
 
 
 class TinyConfig(Section):
@@ -117,6 +118,8 @@ class PlanConfig(Section):
         clip_high = self.clip if self.clip_high is None else self.clip_high
         return _changed(
             preset,
+            stages=self.stages,
+            problems=self.problems,
             group_size=self.group_size,
             gamma=self.gamma,
             advantage=_changed(preset.advantage, normalize=self.normalize, clip=self.a_clip),
@@ -139,6 +142,38 @@ class PlanConfig(Section):
                 preset.dynamic_sampling, on=self.dynamic_sampling, limit=self.dynamic_sampling_limit
             ),
         )
+
+
+def plan_keys(plan: Plan) -> dict[str, Any]:
+    """The keys of the section ``plan`` that give this plan; an advantage estimator of one's own has none."""
+    nats = "radius_nats_per_token" if plan.radii.per_token else "radius_nats_per_message"
+    keys = {
+        "stages": plan.stages,
+        "problems": plan.problems,
+        "group_size": plan.group_size,
+        nats: plan.radii.nats,
+        "gamma": plan.gamma,
+        "clip": plan.objective.clip_low,
+        "clip_high": plan.objective.clip_high,
+        "ratio": plan.objective.ratio,
+        "average_over": plan.objective.average_over,
+        "reference_kl": plan.objective.reference_kl,
+        "order": plan.order.kind,
+        "resample_every": plan.resample.every,
+        "importance_weighted": plan.resample.importance_weighted,
+        "gate": plan.region.gate,
+        "beta": plan.region.beta,
+        "adapt_beta": plan.region.adapt_beta,
+        "allocate": plan.radii.allocation,
+        "adapt_radius": plan.radii.adapt,
+        "overlong_filter": plan.overlong.filter,
+        "overlong_cache": plan.overlong.cache,
+        "dynamic_sampling": plan.dynamic_sampling.on,
+        "dynamic_sampling_limit": plan.dynamic_sampling.limit,
+    }
+    if type(plan.advantage) is GroupAdvantage:
+        keys |= {"normalize": plan.advantage.normalize, "a_clip": plan.advantage.clip}
+    return keys
 
 
 def _changed(record: Any, **values: Any) -> Any:
@@ -261,6 +296,10 @@ class TeamFile(Section):
     store: StoreConfig = StoreConfig()
     trackers: tuple[Tracker, ...] = key(
         (), "Where numbers go besides the log: tensorboard, wandb, mlflow, trackio, see docs/trackers.md."
+    )
+
+    python: dict[str, str] = key(
+        {}, "Written by TeamTrainer: what only a Python program can give, by name. Such a run goes on from Python."
     )
 
     def _refusals(self) -> Iterator[Refusal]:

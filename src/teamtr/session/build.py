@@ -60,16 +60,33 @@ class Session:
         return {name: version for name, version in versions.items() if version is not None}
 
 
-def build(team_file: TeamFile, *, taught: bool = True, make_engine: EngineMaker = local_engine) -> Session:
+@dataclass(frozen=True)
+class Parts:
+    """What a Python program puts in the place of what the team file says; None is as the file says.
+
+    ``make_engine`` decides where models are and how they are loaded.
+    """
+
+    task: Task | None = None
+    plan: Plan | None = None
+    router: Router | None = None
+    make_engine: EngineMaker = local_engine
+
+
+AS_WRITTEN = Parts()
+
+
+def build(team_file: TeamFile, *, taught: bool = True, parts: Parts = AS_WRITTEN) -> Session:
     """Load models, check templates, and put the team together.
 
     ``taught=False``: built-in models are not taught the form of messages, where their weights are loaded from a commit
     afterwards, or do not matter. What a reference policy is made of is only right when they are.
     """
-    task = build_task(team_file)
-    plan = team_file.plan.plan()
+    _require_parts(team_file, parts)
+    task = build_task(team_file) if parts.task is None else parts.task
+    plan = team_file.plan.plan() if parts.plan is None else parts.plan
     player = team_file.task.wanted_player
-    models = make_engine(team_file, task, plan, player, taught=taught)
+    models = parts.make_engine(team_file, task, plan, player, taught=taught)
     engine, codecs = models.engine, models.codecs
     team = Team(
         tuple(
@@ -89,7 +106,7 @@ def build(team_file: TeamFile, *, taught: bool = True, make_engine: EngineMaker 
     context = RolloutContext(
         sampler=engine,
         codecs={name: codecs[name] for name in team.names},
-        router=build_router(team_file),
+        router=build_router(team_file) if parts.router is None else parts.router,
         task=task,
         answer=team_file.team.answer,
         history=team_file.team.history,
@@ -106,6 +123,17 @@ def build(team_file: TeamFile, *, taught: bool = True, make_engine: EngineMaker 
         cross_fit=settings.cross_fit,
     )
     return Session(team_file, task, engine, context, team, plan, optimization)
+
+
+def _require_parts(team_file: TeamFile, parts: Parts) -> None:
+    """A run of objects needs them again: nothing is put in their place."""
+    given = {"task": parts.task, "router": parts.router, "advantage": parts.plan}
+    missing = [f"{name} ({said})" for name, said in team_file.python.items() if given.get(name, parts) is None]
+    if missing:
+        raise UserError(
+            f"this team was made by a Python program with {', '.join(missing)}, which a team file cannot hold: go on "
+            "with it by teamtr.TeamTrainer, with the same objects"
+        )
 
 
 def build_task(team_file: TeamFile) -> Task:

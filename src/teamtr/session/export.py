@@ -17,9 +17,10 @@ from typing import Any
 from teamtr.config import AgentConfig, TeamConfig, TeamFile
 from teamtr.errors import UserError
 from teamtr.session.build import build_task
-from teamtr.session.models import base_model, quieten
+from teamtr.session.models import OBJECT, Loader, base_model, quieten
 from teamtr.session.resume import StoredRun
 from teamtr.store.atomic import make_folder, temporary_beside
+from teamtr.tasks import Task
 from teamtr.text import share
 from teamtr.types import was_kept
 
@@ -41,10 +42,19 @@ class Exported:
     base: str | None = None
 
 
-def export(run: Path | str, out: Path | str, *, agent: str | None = None, merge: bool = False) -> list[Exported]:
+def export(
+    run: Path | str,
+    out: Path | str,
+    *,
+    agent: str | None = None,
+    merge: bool = False,
+    task: Task | None = None,
+    load: Loader | None = None,
+) -> list[Exported]:
     """Write one agent of the run's last commit to ``out``, or every agent to a folder of its name below ``out``.
 
-    ``out`` must not exist or be empty; it appears whole or not at all. ``merge`` adds an adapter into its base.
+    ``out`` must not exist or be empty; it appears whole or not at all. ``merge`` adds an adapter into its base. A run
+    of ``TeamTrainer`` needs its ``task`` and whoever loads its models again.
     """
     stored = StoredRun.read(run)
     source, team_file, commit = stored.folder, stored.team_file, stored.commit
@@ -57,6 +67,10 @@ def export(run: Path | str, out: Path | str, *, agent: str | None = None, merge:
     temporary = temporary_beside(target)
     records = source.log.read()
     written = []
+
+    def base(source: str) -> tuple[Any, Any]:
+        return base_model(team_file, build_task(team_file) if task is None else task, source, load)
+
     try:
         for config in chosen:
             inside = Path() if agent is not None else Path(config.name)
@@ -64,7 +78,7 @@ def export(run: Path | str, out: Path | str, *, agent: str | None = None, merge:
             folder.mkdir(parents=True)
             written.append(
                 _export_agent(
-                    team_file, config, source.checkpoints.folder_of(commit, config.name), folder, target / inside, merge
+                    config, source.checkpoints.folder_of(commit, config.name), folder, target / inside, merge, base
                 )
             )
             card = model_card(team_file, config, records, written[-1])
@@ -87,7 +101,7 @@ def agent_of(team_file: TeamFile, name: str) -> AgentConfig:
 
 
 def _export_agent(
-    team_file: TeamFile, config: AgentConfig, stored: Path, folder: Path, final: Path, merge: bool
+    config: AgentConfig, stored: Path, folder: Path, final: Path, merge: bool, base_of: Loader
 ) -> Exported:
     """Fill ``folder``, which will be called ``final``."""
     if config.model == "tabular":
@@ -100,14 +114,14 @@ def _export_agent(
     if merge:
         from peft import PeftModel
 
-        model, tokenizer = base_model(team_file, build_task(team_file), config.model)
+        model, tokenizer = base_of(config.model)
         PeftModel.from_pretrained(model, stored).merge_and_unload().save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         return Exported(config.name, final, "merged", config.model)
     _copy(stored, folder)
     base = config.model
-    if config.model == "tiny":
-        model, tokenizer = base_model(team_file, build_task(team_file), config.model)
+    if config.model == "tiny" or config.model.startswith(OBJECT):
+        model, tokenizer = base_of(config.model)
         model.save_pretrained(folder / BASE)
         tokenizer.save_pretrained(folder / BASE)
         base = str((final / BASE).absolute())

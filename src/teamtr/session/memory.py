@@ -58,7 +58,7 @@ def peak_gb(session: Session) -> float | None:
 def demand_of(session: Session) -> Demand:
     """The most that this session asks for at once."""
     router, plan = session.context.router, session.plan
-    episodes, checked = session.team_file.plan.problems * plan.group_size, _checked(session)
+    episodes, checked = session.plan.problems * plan.group_size, _checked(session)
     return Demand(
         lengths=longest(session),
         episodes=_rows_at_once(session),
@@ -71,7 +71,7 @@ def demand_of(session: Session) -> Demand:
 
 def _rows_at_once(session: Session) -> int:
     """Most episodes that are played at once: a batch, the check before the run, or an evaluation during it."""
-    most = max(session.team_file.plan.problems * session.plan.group_size, _checked(session))
+    most = max(session.plan.problems * session.plan.group_size, _checked(session))
     settings = session.team_file.eval
     if not settings.every:
         return most

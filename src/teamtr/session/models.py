@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -45,6 +45,9 @@ from teamtr.tasks.benchmarks.arbench.endpoint import EndpointPlayer
 from teamtr.tasks.players import Player, PlayerConfig, PolicyPlayer
 from teamtr.types import PLAYER, Ids
 
+OBJECT = "object:"
+"""How the source of a model begins that a Python program gave as an object; then comes a hash of its weights."""
+
 
 @dataclass(frozen=True)
 class Models:
@@ -52,6 +55,9 @@ class Models:
 
     engine: Engine
     codecs: Mapping[str, ChatCodec]
+
+
+Loader = Callable[[str], tuple[Any, Any]]
 
 
 class EngineMaker(Protocol):
@@ -63,15 +69,21 @@ class EngineMaker(Protocol):
 
 
 def local_engine(
-    team_file: TeamFile, task: Task, plan: Plan, player: PlayerConfig | None, *, taught: bool = True
+    team_file: TeamFile,
+    task: Task,
+    plan: Plan,
+    player: PlayerConfig | None,
+    *,
+    taught: bool = True,
+    load: Loader | None = None,
 ) -> Models:
-    """Every model that speaks in the team, in this process.
+    """Every model that speaks in the team, in this process. ``load`` gives (model, tokenizer) of a source of its own.
 
     ``taught=False``: built-in models are not taught the form of messages; see ``build``.
     """
     _use_few_threads(team_file)
     settings, pool = team_file.learner, sampler_pool(team_file)
-    models = _agent_models(team_file if taught else _without_teaching(team_file), task, pool)
+    models = _agent_models(team_file if taught else _without_teaching(team_file), task, pool, load)
     learners = {
         agent.name: PolicyLearner(
             agent.name,
@@ -86,7 +98,7 @@ def local_engine(
     if player is not None and player.base_url is None and player.agent is None:
         source = str(player.model)
         alone = AgentConfig(name="player", model=source, train="full", lora=LoraConfig(), system_prompt="")
-        models[PLAYER] = _transformer_models(team_file, task, source, [alone], pool)["player"]
+        models[PLAYER] = _transformer_models(team_file, task, source, [alone], pool, load)["player"]
         learners[PLAYER] = PolicyLearner(PLAYER, models[PLAYER].policy)
     return Models(LocalEngine(learners), {name: model.codec for name, model in models.items()})
 
@@ -119,14 +131,23 @@ def codecs_of(team_file: TeamFile) -> dict[str, ChatCodec]:
     return {agent.name: by_source[agent.model] for agent in team_file.team.agents}
 
 
-def base_model(team_file: TeamFile, task: Task, source: str) -> tuple[Any, Any]:
+def base_model(team_file: TeamFile, task: Task, source: str, load: Loader | None = None) -> tuple[Any, Any]:
     """(model, tokenizer) that agents of this source started from: what an adapter stands on.
 
     The built-in model is nowhere on disk: it is made again, from the same seed and examples.
     """
+    if source.startswith(OBJECT):
+        if load is None:
+            raise UserError(f"{source} was given by a Python program: export this agent with TeamTrainer")
+        return load(source)
     if source != "tiny":
         return load_pretrained(source)
     return _warm_tiny(team_file, task, [a.name for a in team_file.team.agents if a.model == source])
+
+
+def weights_hash(model: Any) -> str:
+    """A name for the weights of a transformers model."""
+    return hash_tensors(dict(model.named_parameters()))
 
 
 def require_on_hub(source: str) -> None:
@@ -183,7 +204,9 @@ class AgentModel:
     codec: ChatCodec
 
 
-def _agent_models(team_file: TeamFile, task: Task, room: SamplerPool | None) -> dict[str, AgentModel]:
+def _agent_models(
+    team_file: TeamFile, task: Task, room: SamplerPool | None, load: Loader | None
+) -> dict[str, AgentModel]:
     """One model per agent. Agents that name the same model share its codec, and its base when they train LoRA."""
     by_source: dict[str, list[AgentConfig]] = {}
     for agent in team_file.team.agents:
@@ -191,7 +214,7 @@ def _agent_models(team_file: TeamFile, task: Task, room: SamplerPool | None) -> 
     models: dict[str, AgentModel] = {}
     for source, agents in by_source.items():
         make = _tabular_models if source == "tabular" else _transformer_models
-        models.update(make(team_file, task, source, agents, room))
+        models.update(make(team_file, task, source, agents, room, load))
     return models
 
 
@@ -206,7 +229,12 @@ def _codec(team_file: TeamFile, tokenizer: Any) -> ChatCodec:
 
 
 def _tabular_models(
-    team_file: TeamFile, task: Task, source: str, agents: Sequence[AgentConfig], room: SamplerPool | None
+    team_file: TeamFile,
+    task: Task,
+    source: str,
+    agents: Sequence[AgentConfig],
+    room: SamplerPool | None,
+    load: Loader | None = None,
 ) -> Mapping[str, AgentModel]:
     tokenizer = character_tokenizer()
     codec = _codec(team_file, tokenizer)
@@ -247,7 +275,12 @@ def sampler_pool(team_file: TeamFile) -> SamplerPool | None:
 
 
 def _transformer_models(
-    team_file: TeamFile, task: Task, source: str, agents: Sequence[AgentConfig], room: SamplerPool | None
+    team_file: TeamFile,
+    task: Task,
+    source: str,
+    agents: Sequence[AgentConfig],
+    room: SamplerPool | None,
+    load: Loader | None = None,
 ) -> Mapping[str, AgentModel]:
     quieten()
     device = device_of(team_file)
@@ -255,6 +288,8 @@ def _transformer_models(
         torch.cuda.set_device(device)  # kernels of our own are launched on the current one
     if source == "tiny":
         model, tokenizer = _warm_tiny(team_file, task, [a.name for a in agents])
+    elif load is not None and source.startswith(OBJECT):
+        model, tokenizer = load(source)
     else:
         model, tokenizer = load_pretrained(source)
     model.to(device)

@@ -9,7 +9,7 @@ from typing import Any
 
 from teamtr.config import ConfigError, TeamFile, dump, loads
 from teamtr.errors import Refused, UserError
-from teamtr.session.build import Session, build
+from teamtr.session.build import AS_WRITTEN, Parts, Session, build
 from teamtr.store import Commit, NotARun, RunFolder, StoreError, write_atomic
 from teamtr.team import Team
 
@@ -59,9 +59,9 @@ class StoredRun:
             raise NotARun(f"{folder} holds no checkpoint yet; train first")
         return cls(run, team_file, commit)
 
-    def build(self) -> tuple[Session, Team]:
+    def build(self, parts: Parts = AS_WRITTEN) -> tuple[Session, Team]:
         """The team of the commit."""
-        session = build(self.team_file, taught=False)
+        session = build(self.team_file, taught=False, parts=parts)
         return session, session.load(lambda name: self.folder.checkpoints.folder_of(self.commit, name))
 
 

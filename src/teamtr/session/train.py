@@ -44,11 +44,10 @@ from teamtr.records import (
 )
 from teamtr.rollout import Ledger, collect, play, punishments_PG, trained_returns_PG
 from teamtr.rollout.cost import Account
-from teamtr.session.build import Session, build
+from teamtr.session.build import AS_WRITTEN, Parts, Session, build
 from teamtr.session.checks import doubts, measure_floors, require_visible, self_test
 from teamtr.session.history import History
 from teamtr.session.memory import before_training, peak_gb
-from teamtr.session.models import EngineMaker, local_engine
 from teamtr.session.resume import claim
 from teamtr.session.state import Position, RunState
 from teamtr.store import (
@@ -81,7 +80,7 @@ def train(
     folder: Path | str,
     *,
     stop: Callable[[], bool] = lambda: False,
-    make_engine: EngineMaker = local_engine,
+    parts: Parts = AS_WRITTEN,
 ) -> Iterator[Record]:
     """Train in this folder, or go on with the run that is there; yields every record of the log as it is made, and
     what went wrong with the team file's trackers (kind "tracker", not in the log).
@@ -98,7 +97,7 @@ def train(
         taught = commit is None or team_file.plan.plan().objective.has_reference  # else a commit holds all that matters
         try:
             yield from follow(
-                _Driver(run, build(team_file, taught=taught, make_engine=make_engine), stop).go(commit),
+                _Driver(run, build(team_file, taught=taught, parts=parts), stop).go(commit),
                 team_file.trackers,
                 run.path,
                 name=team_file.name,
@@ -134,7 +133,7 @@ class _Driver:
     def go(self, commit: Commit | None) -> Iterator[Record]:
         """From this commit on; None begins."""
         yield self._begin_or_resume(commit)
-        stages = self.session.team_file.plan.stages
+        stages = self.session.plan.stages
         while self.position.stage < stages:
             if self.position.done == 0:
                 yield from self._evaluate_if_due()
@@ -159,7 +158,7 @@ class _Driver:
         gains = {name: report.surrogate for name, report in past.items()}
         slots = schedule(plan.order, self.team.trainable, generator(self.seed, "order", stage), gains)
         self._share_out_radii(past)
-        problems, others = self._draw(stage, self.session.team_file.plan.problems)
+        problems, others = self._draw(stage, self.session.plan.problems)
         held = self._held_batch(slots)
         if self._probing and self.position.done == 0:
             write_episodes(self.run.episodes / probe_name(stage), self._rollouts_for_probes("start"))
@@ -261,7 +260,7 @@ class _Driver:
     def _rollouts_for_probes(self, name: str) -> RolloutBatch:
         """The stage's problems played by the team as it is, for probes alone: no update learns from them."""
         stage, plan = self.position.stage, self.session.plan
-        problems, _ = self._draw(stage, self.session.team_file.plan.problems)
+        problems, _ = self._draw(stage, self.session.plan.problems)
         ledger = Ledger()
         seed = seed_of(self.seed, "probe rollout", stage, name)
         batch = play(self.session.context, self.team, problems, plan.group_size, seed=seed, ledger=ledger)
@@ -408,7 +407,7 @@ class _Driver:
 
     def _begin(self) -> StartRecord:
         told = (*self_test(self.session), *doubts(self.session))
-        warnings = (*getattr(self.session.task, "warnings", ()), *told)
+        warnings = (*self.session.task.warnings, *told)
         floors = measure_floors(self.session)
         require_visible(self.session, floors)
         self.memory = before_training(self.session)
@@ -425,7 +424,7 @@ class _Driver:
         return {
             **self._where(),
             "name": self.session.team_file.name,
-            "stages": self.session.team_file.plan.stages,
+            "stages": self.session.plan.stages,
             "agents": tuple(self.session.team.names),
             "trained_agents": len(self.session.team.trainable),
             "samplers": {name: self.session.engine.info(name).sampling for name in self.team.names},

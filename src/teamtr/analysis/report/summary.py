@@ -234,7 +234,7 @@ def _table(table: Mapping[str, Any]) -> dict[str, dict[str, float]]:
 
 
 def _reproduce(reading: Reading) -> dict[str, Any]:
-    from teamtr import __version__
+    from teamtr.version import __version__
 
     name = reading.folder.name
     again = shlex.quote(f"{name}-again")
