@@ -813,7 +813,7 @@ TASK_OF = {
     "zebralogic": "{name: zebralogic, test: x.jsonl}",
     "autologi": "{name: autologi, test: x.jsonl}",
     "planbench": "{name: planbench, test: x.jsonl}",
-    "arbench:gn": "{name: 'arbench:sp', test: x.jsonl, player: {model: y}}",
+    "arbench:dc": "{name: 'arbench:sp', test: x.jsonl, player: {model: y}}",
     "gym:NAME": "{name: 'gym:chain_sum'}",
     "python:FILE:CLASS": "{name: 'python:x.py:X'}",
 }
