@@ -3,14 +3,13 @@
 python examples/own_router.py [FOLDER]
 """
 
+import re
 import sys
 from dataclasses import dataclass
 
 from teamtr import Agent, Plan, TeamTrainer
 
-
-def has_digit(text):
-    return any(c.isdigit() for c in text)
+DIGIT = re.compile(r"\d")
 
 
 @dataclass(frozen=True)  # a frozen value: a run that goes on with another router is refused
@@ -25,14 +24,14 @@ class HelpIfNeeded:
 
     def next(self, turns):
         """(round, speaker) of the next turn, or None at the end: a function of the turns alone."""
-        if len(turns) == 1 and has_digit(turns[0].text):
+        if len(turns) == 1 and DIGIT.search(turns[0].text):
             return None
         return (0, ("solver", "helper", "solver")[len(turns)]) if len(turns) < 3 else None
 
 
 trainer = TeamTrainer(
     agents=[Agent("solver", "tiny", max_tokens=3), Agent("helper", "tiny", max_tokens=3)],
-    reward_funcs=lambda completions, **columns: [float(has_digit(text)) for text in completions],
+    reward_funcs=lambda completions, **columns: [float(bool(DIGIT.search(text))) for text in completions],
     train_dataset=[{"prompt": f"Problem {k}"} for k in range(20)],
     args=Plan.preset("teamtr", radius=0.5, stages=5, problems=8, group_size=8),
     output_dir=sys.argv[1] if len(sys.argv) > 1 else "runs/own-router",

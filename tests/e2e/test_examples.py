@@ -81,3 +81,16 @@ def test_importing_the_library_loads_nothing_heavy(tmp_path: Path) -> None:
 def test_the_trainer_s_module_loads_no_model_library(tmp_path: Path) -> None:
     said = ran("-c", "import sys; from teamtr import Agent, Plan, TeamTrainer; print(*sys.modules)", cwd=tmp_path)
     assert not {name.partition(".")[0] for name in said.split()} & {"torch", "transformers", "peft"}
+
+
+def test_the_page_shows_code_that_runs() -> None:
+    """Every definition on the page stands in an example, as it is; all of its code parses."""
+    blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), flags=re.M | re.S)
+    assert len(blocks) == 5
+    notebook = "\n".join("".join(cell["source"]) for cell in cells())
+    there = [notebook, *((EXAMPLES / script).read_text() for script in SCRIPTS)]
+    for block in blocks:
+        ast.parse(block)
+    for block in blocks[1:]:
+        for part in block.strip().split("\n\n\n"):
+            assert any(part in text for text in there), part
