@@ -25,7 +25,7 @@ trainer = TeamTrainer(
     agents=[Agent("drafter", MODEL, max_tokens=4), Agent("editor", MODEL, max_tokens=4)],
     reward_funcs=[is_number, is_below],
     train_dataset=ROWS,  # without an eval_dataset a tenth of the prompts is held out
-    args=Plan.preset("teamtr", radius=0.5, stages=8, problems=8, group_size=8),
+    args=Plan.preset("teamtr", radius=0.5, stages=6, problems=8, group_size=8),
     output_dir=sys.argv[1] if len(sys.argv) > 1 else "runs/own-reward",
     reward_range=1.5,  # largest minus smallest reward: certificates need it
     success_threshold=1.5,
