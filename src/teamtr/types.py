@@ -415,7 +415,7 @@ class UpdateReport:
     groups: int = 0
     groups_without_signal: int = 0
     groups_non_finite: int = 0
-    groups_aside: int = 0  # not climbed on: the certificates are theirs; 0: theirs that were climbed on
+    groups_aside: int = 0  # not trained on: the certificates are theirs; 0: of those that were trained on
     mismatch_sampler: float | None = None  # mean |log p_sampler - log p_learner| per token
     mismatch_median: float | None = None  # the same, median over tokens
     mismatch_largest: float | None = None  # the same, largest over tokens

@@ -16,7 +16,7 @@ from teamtr.engines.paged.weights import SamplingCopy
 from teamtr.engines.sampling import TokenSampler, draw
 from teamtr.engines.scoring import score_tokens
 from teamtr.engines.torch import fused
-from teamtr.engines.torch.fused_lora import FusedLora, slim
+from teamtr.engines.torch.fused_lora import FusedLora, fuse_lora
 from teamtr.engines.torch.loading import TinyShape, share_base, tiny_model
 from teamtr.engines.torch.policy import TransformerPolicy
 from teamtr.engines.torch.rotation import Rotation
@@ -290,10 +290,10 @@ def between_products() -> None:
 
 
 def fused_learner() -> None:
-    """A slimmed model over packed rows, some of which begin alike: the same features and gradients through kernels."""
+    """A fused model over packed rows, some of which begin alike: the same features and gradients through kernels."""
     model, tokenizer = tiny_model(TinyShape(layers=2, width=32, heads=4), seed=0)
     shared = share_base(model, {"agent": SimpleNamespace(rank=4, alpha=8.0, targets="all-linear")}, seed=0)
-    policy = TransformerPolicy(shared, tokenizer, adapter="agent", slim=slim(shared))
+    policy = TransformerPolicy(shared, tokenizer, adapter="agent", fused=fuse_lora(shared))
     with torch.no_grad():
         for parameter in policy.parameters().values():
             parameter.add_(0.2 * torch.randn(parameter.shape))

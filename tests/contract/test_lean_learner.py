@@ -1,4 +1,4 @@
-"""The learner's economies change memory and time, never the numbers: slim adapters, packing, smaller micro-batches,
+"""The learner's economies change memory and time, never the numbers: fused adapters, packing, smaller micro-batches,
 recomputed activations, loss scaling, hashes on the device."""
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from teamtr.engines.gradients import _Scaled
 from teamtr.engines.hashing import hash_tensors
 from teamtr.engines.learner import FIRST_LOSS_SCALE, PolicyLearner
 from teamtr.engines.torch.attention import Unsupported
-from teamtr.engines.torch.fused_lora import slim
+from teamtr.engines.torch.fused_lora import fuse_lora
 from teamtr.engines.torch.head import linear_head
 from teamtr.engines.torch.loading import TinyShape, share_base, tiny_model
 from teamtr.engines.torch.policy import TransformerPolicy
@@ -50,11 +50,11 @@ def advantages_for(batch) -> np.ndarray:
     return np.random.default_rng(0).normal(size=len(batch))
 
 
-# -- slim adapters --------------------------------------------------------------------------------------------
+# -- fused adapters ------------------------------------------------------------------------------------------------
 
 
 def adapted_models() -> tuple[nn.Module, nn.Module]:
-    """The same PEFT model twice, the second slimmed; both adapters changed from zero."""
+    """The same PEFT model twice, the second fused; both adapters changed from zero."""
     models = []
     for _ in range(2):
         model, _ = tiny_model(TinyShape(layers=2, width=32, heads=4), seed=0)
@@ -70,12 +70,12 @@ def adapted_models() -> tuple[nn.Module, nn.Module]:
 
 @pytest.mark.parametrize("adapter", ["one", "two"])
 def test_slim_layers_compute_what_peft_computes(adapter):
-    plain, slimmed = adapted_models()
-    state = slim(slimmed)
+    plain, fused = adapted_models()
+    state = fuse_lora(fused)
     state.adapter = adapter
     ids = torch.arange(3, 13)[None]
     found = []
-    for model in (plain, slimmed):
+    for model in (plain, fused):
         model.set_adapter(adapter)
         hidden = model.get_base_model().get_decoder()(input_ids=ids).last_hidden_state
         (hidden * torch.linspace(-1, 1, hidden.numel()).view_as(hidden)).sum().backward()
@@ -102,7 +102,7 @@ def test_slim_leaves_alone_a_norm_that_is_not_what_its_name_says():
     layer = model.model.layers[0]
     layer.input_layernorm = odd = OddRMSNorm(layer.input_layernorm)
     shared = share_base(model, {"one": LORA}, seed=0)
-    slim(shared)
+    fuse_lora(shared)
     assert "forward" not in vars(odd), "its forward was replaced"
     assert "forward" in vars(layer.post_attention_layernorm)
 

@@ -21,7 +21,7 @@ from teamtr.engines.paged.sampler import Server
 from teamtr.engines.paged.weights import SamplingCopy
 from teamtr.engines.sampling import TokenSampler
 from teamtr.engines.scoring import score_tokens
-from teamtr.engines.torch.fused_lora import FusedLora, slim
+from teamtr.engines.torch.fused_lora import FusedLora, fuse_lora
 from teamtr.engines.torch.loading import TinyShape, share_base, tiny_model
 from teamtr.engines.torch.policy import TransformerPolicy
 from teamtr.randomness import uniforms
@@ -58,7 +58,7 @@ def make_policy(kind: str, precision: str = "fp32", targets: str | list[str] = "
     if kind == "full":
         return TransformerPolicy(model, tokenizer, precision=precision)
     shared = share_base(model, {"agent": SimpleNamespace(rank=8, alpha=16.0, targets=targets)}, seed=0)
-    made = TransformerPolicy(shared, tokenizer, adapter="agent", precision=precision, slim=slim(shared))
+    made = TransformerPolicy(shared, tokenizer, adapter="agent", precision=precision, fused=fuse_lora(shared))
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in made.parameters().values():
@@ -131,7 +131,7 @@ def test_groups_that_read_their_prompts_together_say_the_same(policy, monkeypatc
     decides = server._reads_together
 
     def noted(size):
-        used.append((size, decides(size), len(server._desk.clusters)))
+        used.append((size, decides(size), len(server._buffers.clusters)))
         return decides(size)
 
     monkeypatch.setattr(server, "_reads_together", noted)
