@@ -13,7 +13,8 @@ from torch import nn
 from conftest import LORA, make_batch, make_learner, make_policy
 from teamtr.engines.gradients import _Scaled
 from teamtr.engines.hashing import hash_tensors
-from teamtr.engines.learner import FIRST_LOSS_SCALE, PolicyLearner
+from teamtr.engines.learner import PolicyLearner
+from teamtr.engines.optim import FIRST_LOSS_SCALE
 from teamtr.engines.torch.attention import Unsupported
 from teamtr.engines.torch.fused_lora import fuse_lora
 from teamtr.engines.torch.head import linear_head
@@ -183,7 +184,7 @@ def test_a_gradient_longer_than_the_limit_is_shortened_to_it(kind, times):
     learner.max_grad_norm = times * norm
     stats = learner.step(rows, advantages, OBJECTIVE, beta=0.5, learning_rate=1e-3)
     assert stats.grad_norm == pytest.approx(norm, rel=1e-4), "what is told is the length before"
-    b1, b2 = learner.betas
+    b1, b2 = learner.optimizer.betas
     moments = learner.snapshot().moments
     assert_close(
         {n: moments[f"first.{n}"] / (1 - b1) for n in exact}, {n: min(times, 1.0) * g for n, g in exact.items()}
@@ -199,7 +200,7 @@ def test_a_gradient_longer_than_the_limit_is_shortened_to_it(kind, times):
 
 def scaled(learner: PolicyLearner, monkeypatch) -> PolicyLearner:
     """As in float16, which a CPU computes too slowly: only the loss scale."""
-    monkeypatch.setattr(learner, "_scale", lambda: learner._loss_scale)
+    monkeypatch.setattr(learner, "_scale", lambda: learner.optimizer.loss_scale)
     return learner
 
 
@@ -240,7 +241,7 @@ def test_a_micro_batch_that_overflows_is_computed_again_alone(monkeypatch, place
         learner, monkeypatch, lambda rows, scale: tuple(rows.tolist()) in hit and scale > FIRST_LOSS_SCALE / 4
     )
     assert_close(expected, steps_taken(learner, batch))
-    assert learner._loss_scale == FIRST_LOSS_SCALE / 4
+    assert learner.optimizer.loss_scale == FIRST_LOSS_SCALE / 4
     assert len(computed) == len(parts) + 2, "the halved scale holds for what comes after"
 
 
@@ -255,7 +256,7 @@ def test_a_loss_scale_that_was_not_to_blame_is_kept(monkeypatch):
         version = learner.version()
         assert not learner.step(rows, advantages_for(batch), OBJECTIVE, beta=0.5, learning_rate=1e-3).applied
     assert learner.version() == version
-    assert learner._loss_scale == FIRST_LOSS_SCALE
+    assert learner.optimizer.loss_scale == FIRST_LOSS_SCALE
     assert learner.step(rows, advantages_for(batch), OBJECTIVE, beta=0.5, learning_rate=1e-3).applied
 
 
@@ -269,7 +270,7 @@ def test_a_loss_that_is_not_finite_is_not_tried_again(monkeypatch):
     stats = learner.step(np.arange(len(batch)), advantages, OBJECTIVE, beta=0.5, learning_rate=1e-3)
     assert not stats.applied
     assert len(computed) == 1, "nor is anything computed after it"
-    assert learner._loss_scale == FIRST_LOSS_SCALE
+    assert learner.optimizer.loss_scale == FIRST_LOSS_SCALE
 
 
 def test_the_loss_scale_does_not_change_the_step():
@@ -286,11 +287,11 @@ def test_the_loss_scale_does_not_change_the_step():
 
 def test_the_loss_scale_is_saved_and_restored(tmp_path):
     learner = make_learner("full")
-    learner._loss_scale, learner._clean_steps = 128.0, 7
+    learner.optimizer.loss_scale, learner.optimizer._clean_steps = 128.0, 7
     learner.save(tmp_path)
     other = PolicyLearner("agent", make_policy("full"))
     other.load(tmp_path)
-    assert (other._loss_scale, other._clean_steps) == (128.0, 7)
+    assert (other.optimizer.loss_scale, other.optimizer._clean_steps) == (128.0, 7)
     assert other.fingerprint() == learner.fingerprint()
 
 

@@ -16,7 +16,8 @@ import pytest
 import torch
 
 from teamtr.config import loads
-from teamtr.engines.learner import FIRST_LOSS_SCALE, PolicyLearner
+from teamtr.engines.learner import PolicyLearner
+from teamtr.engines.optim import FIRST_LOSS_SCALE
 from teamtr.engines.paged.sampler import Server
 from teamtr.engines.paged.weights import SamplingCopy
 from teamtr.engines.sampling import TokenSampler
@@ -265,9 +266,9 @@ def test_a_real_overflow_of_float16_lowers_the_scale_and_loses_nothing():
     batch = make_batch()
     exact = gradient_of(make_learner(make_policy("lora", "fp16")), batch)
     learner = make_learner(make_policy("lora", "fp16"))
-    learner._loss_scale = 2.0**40
+    learner.optimizer.loss_scale = 2.0**40
     found = gradient_of(learner, batch)
-    assert learner._loss_scale < 2.0**40
+    assert learner.optimizer.loss_scale < 2.0**40
     assert float((found - exact).norm() / exact.norm()) < 1e-2
     assert FIRST_LOSS_SCALE < 2.0**40
 
@@ -293,7 +294,7 @@ def test_only_the_agent_being_updated_has_its_moments_on_the_card(policy):
     learner, batch = make_learner(policy), make_batch()
 
     def where() -> set[str]:
-        return {moment.device.type for moment in learner._moments.values()}
+        return {moment.device.type for moment in learner.optimizer.moments.values()}
 
     before = learner.snapshot()
     learner.begin(batch)

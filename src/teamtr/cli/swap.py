@@ -34,7 +34,7 @@ def swap(
     system: Annotated[str | None, typer.Option(help="From now on: explicit or template.")] = None,
     stages: Annotated[
         int | None,
-        typer.Option(min=1, help="Stages the new run goes on for; else what is left, of a finished run all once more."),
+        typer.Option(min=1, help="Stages of the new run. [default: remaining stages, or the full plan if finished]"),
     ] = None,
     eval_problems: Annotated[int | None, typer.Option(min=1, help="As in `teamtr eval`.")] = None,
     eval_samples: Annotated[int | None, typer.Option(min=1, help="As in `teamtr eval`.")] = None,

@@ -22,6 +22,7 @@ from teamtr.config.recipe import recipe_text, recipes
 from teamtr.config.reference import reference
 from teamtr.config.schema import PlanConfig, TeamFile, plan_keys
 from teamtr.config.team import AgentConfig, LoraConfig, TeamConfig
+from teamtr.config.upgrade import loads_stored
 
 __all__ = [
     "AgentConfig",
@@ -35,6 +36,7 @@ __all__ = [
     "from_data",
     "load_team_file",
     "loads",
+    "loads_stored",
     "plan_keys",
     "recipe_text",
     "recipes",

@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from teamtr.randomness import generator, resampled_range
 from teamtr.rollout import Ledger, RolloutContext, play
 from teamtr.team import Team
-from teamtr.types import EvalReport, Figure, Floats, Interval, Part, Problem, RolloutBatch, Verdict
+from teamtr.types import EvalReport, Floats, Interval, LabelScores, MeanInterval, Problem, RolloutBatch, Verdict
 
 PROBLEMS_IN_A_RUN, SAMPLES_IN_A_RUN = 64, 4
 """Of an evaluation during a run, when the team file says nothing."""
@@ -161,7 +161,7 @@ def summarise(
         success_P=tuple(correct_PK.mean(axis=1).tolist()),
         tables={
             name: {
-                value: Part(
+                value: LabelScores(
                     problems=len(rows),
                     avg_at_k=avg_at_k(correct_PK[rows]),
                     avg_interval=interval(correct_PK[rows].mean(axis=1)),
@@ -172,7 +172,7 @@ def summarise(
             for name, parts in _by_label(labels_P or ()).items()
         },
         measures={
-            name: Figure(float(values_P.mean()), interval(values_P))
+            name: MeanInterval(float(values_P.mean()), interval(values_P))
             for name, values_P in _by_measure(measures_PK or ()).items()
         },
     )
