@@ -231,7 +231,7 @@ def test_a_comparison_is_plain_text_unless_markdown_is_asked_for(tmp_path):
 
 
 def test_an_interval_is_never_of_no_width():
-    from teamtr.evaluation.evaluate import summarise
+    from teamtr.evaluation.metrics import summarise
     from teamtr.text import share
     from teamtr.types import Verdict
 

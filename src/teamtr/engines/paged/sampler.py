@@ -53,7 +53,7 @@ class _Sequence:
 
 @dataclass
 class DecodeBuffers:
-    """The tensors that captured graphs read and write; their addresses stay while the buffers stands."""
+    """The tensors that captured graphs read and write; their addresses stay while the buffers stand."""
 
     rows: int
     tokens: int
