@@ -23,7 +23,8 @@ def preset_names(incomplete: str) -> list[str]:
 
 def agents_of_run(ctx: typer.Context, incomplete: str) -> list[str]:
     """The agents of the run folder that the command names; none where it cannot be read."""
-    run = ctx.params.get("run")
+    # While an option's value is missing, the arguments before it are not yet sorted into parameters.
+    run = ctx.params.get("run") or next(iter(ctx.args), None)
     agents = _agents(Path(run) / "team.yaml") if run else []
     return [name for name in agents if name.startswith(incomplete)]
 
@@ -34,7 +35,7 @@ def dotted_keys(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
 
     file = ctx.params.get("team_file")
     agents = _agents(Path(file)) if file else []
-    found = {}
+    found: dict[str, str] = {}
     for key in schema_keys():
         for agent in agents if ".NAME." in key.key else [""]:
             found.setdefault(f"{key.key.replace('NAME', agent)}=", key.description)

@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from teamtr.cli.complete import recipe_names
 from teamtr.cli.common import JsonFlag, Overrides, answer, app, emit, errors, fail, read_team_file
+from teamtr.cli.complete import recipe_names
 
 
 @app.command()
@@ -53,7 +53,9 @@ def check(
 
 @app.command()
 def recipes(
-    name: Annotated[str | None, typer.Argument(help="Print this recipe's team file.", autocompletion=recipe_names)] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="Print this recipe's team file.", autocompletion=recipe_names)
+    ] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """List the ready team files, or print one: `teamtr recipes roles > roles.yaml`."""

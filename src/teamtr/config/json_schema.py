@@ -28,8 +28,9 @@ FIRST_LINE = f"# yaml-language-server: $schema=./{SCHEMA_NAME}\n"
 def json_schema() -> dict[str, Any]:
     """The schema as plain data."""
     sections = task_sections()
-    models: list[tuple[type[Section], JsonSchemaMode]] = [(model, "validation") for model in (TeamFile, *sections)]
-    places, whole = models_json_schema(models, schema_generator=_Generator)
+    roots: tuple[type[Section], ...] = (TeamFile, *sections)
+    modes: list[tuple[type[Section], JsonSchemaMode]] = [(root, "validation") for root in roots]
+    places, whole = models_json_schema(modes, schema_generator=_Generator)
     definitions = whole["$defs"]
     file = definitions.pop(_name(places[TeamFile, "validation"]))
     task = file["properties"]["task"]
@@ -82,7 +83,7 @@ class _Generator(GenerateJsonSchema):
 
 
 def _chosen_by(names: Sequence[str], stated: Mapping[str, Any]) -> dict[str, Any]:
-    """The names that choose a section: as they are or, for one like ``gym:NAME``, of the form that the section states."""
+    """What chooses a section: its names or, for one like ``gym:NAME``, the form that the section states."""
     exact = [name for name in names if not name.partition(":")[2].isupper()]
     if len(exact) == len(names):
         return {"enum": exact}
