@@ -102,7 +102,7 @@ def test_keys_that_pages_name_exist() -> None:
     for page in PAGES:
         for code in _code(page):
             for name in re.findall(r"(?<![\w./:-])((?:[a-z]+)(?:\.[a-zA-Z_]+)+)(?=[:=\s`,)]|$)", code):
-                if name.partition(".")[0] in sections and not name.endswith((".py", ".md", ".yaml", ".jsonl")):
+                if name.partition(".")[0] in sections and not name.endswith((".py", ".md", ".yaml", ".json", ".jsonl")):
                     generic = re.sub(r"^team\.agents\.\w+", "team.agents.NAME", name)
                     assert generic in known, (page.name, name)
 

@@ -17,6 +17,7 @@ and "did you mean" all read it through ``schema_keys``.
 
 from teamtr.config.errors import ConfigError
 from teamtr.config.file import dump, from_data, load_team_file, loads
+from teamtr.config.json_schema import json_schema, json_schema_text
 from teamtr.config.keys import SchemaKey, schema_keys
 from teamtr.config.recipe import recipe_text, recipes
 from teamtr.config.reference import reference
@@ -34,6 +35,8 @@ __all__ = [
     "TeamFile",
     "dump",
     "from_data",
+    "json_schema",
+    "json_schema_text",
     "load_team_file",
     "loads",
     "loads_stored",
