@@ -24,7 +24,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from common import report, so_far
 from teamtr.engines.paged.pool import SamplerPool
-from teamtr.engines.torch.fused_lora import slim
+from teamtr.engines.torch.fused_lora import fuse_lora
 from teamtr.engines.torch.loading import share_base
 from teamtr.engines.torch.policy import TransformerPolicy
 from teamtr.errors import UserError
@@ -85,9 +85,9 @@ def tried(model: Any) -> dict[str, Any]:
     prompts = [np.array(row, dtype=np.int32) for row in ([5, 6, 7, 8], [5, 6, 9], [5, 6, 7, 8], [4])]
     tokenizer = SimpleNamespace(eos_token_id=2)
     shared = share_base(model, {"agent": SimpleNamespace(rank=4, alpha=8.0, targets="all-linear")}, seed=0)
-    slimmed = slim(shared)
+    fused = fuse_lora(shared)
     room = SamplerPool("fp32", torch.device("cpu"), memory_bytes=1 << 24)
-    policy = TransformerPolicy(shared, tokenizer, adapter="agent", slim=slimmed, serving=room)
+    policy = TransformerPolicy(shared, tokenizer, adapter="agent", fused=fused, serving=room)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in policy.parameters().values():
@@ -99,7 +99,7 @@ def tried(model: Any) -> dict[str, Any]:
     with torch.no_grad():
         exact = policy.features(prompts, messages)
         scored = policy.head()(exact).log_softmax(-1).numpy()[np.arange(len(ids)), ids]
-    half = TransformerPolicy(shared, tokenizer, adapter="agent", precision="fp16", slim=slimmed)
+    half = TransformerPolicy(shared, tokenizer, adapter="agent", precision="fp16", fused=fused)
     features = half.features(prompts, messages).float()
     features.sum().backward()
     return {

@@ -140,21 +140,21 @@ def adapted_team(
     from teamtr.engines.learner import PolicyLearner
     from teamtr.engines.local import LocalEngine
     from teamtr.engines.paged.pool import SamplerPool
-    from teamtr.engines.torch.fused_lora import slim
+    from teamtr.engines.torch.fused_lora import fuse_lora
     from teamtr.engines.torch.loading import share_base
     from teamtr.engines.torch.policy import TransformerPolicy
 
     pages = int(pages_gb * 2**30) if pages_gb else None
     room = SamplerPool(sampler, device(), pages, compiled) if sampler else None
     shared = share_base(model, {f"a{k}": LoraConfig() for k in range(agents)}, seed=0)
-    slimmed = slim(shared)
+    fused = fuse_lora(shared)
     return LocalEngine(
         {
             f"a{k}": PolicyLearner(
                 f"a{k}",
                 TransformerPolicy(
                     shared, NoTokenizer(), adapter=f"a{k}", base_version="base", precision=precision,
-                    temperature=1.0, serving=room, slim=slimmed,
+                    temperature=1.0, serving=room, fused=fused,
                 ),
                 micro_batch=micro_batch,
             )

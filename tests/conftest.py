@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, settings
 from taught import remember_teaching
 from teamtr.engines.learner import PolicyLearner
 from teamtr.engines.tabular import TabularPolicy
-from teamtr.engines.torch.fused_lora import slim
+from teamtr.engines.torch.fused_lora import fuse_lora
 from teamtr.engines.torch.loading import TinyShape, share_base, tiny_model
 from teamtr.engines.torch.policy import TransformerPolicy
 from teamtr.randomness import uniforms
@@ -44,7 +44,7 @@ def make_policy(kind: str, *, seed: int = 0, temperature: float = 1.0):
     if kind == "full":
         return TransformerPolicy(model, tokenizer, temperature=temperature)
     shared = share_base(model, {"agent": LORA, "other": LORA}, seed=seed)
-    policy = TransformerPolicy(shared, tokenizer, adapter="agent", temperature=temperature, slim=slim(shared))
+    policy = TransformerPolicy(shared, tokenizer, adapter="agent", temperature=temperature, fused=fuse_lora(shared))
     with torch.no_grad():  # an adapter starts as no change; give it one, so that tests see it
         generator = torch.Generator().manual_seed(seed + 1)
         for parameter in policy.parameters().values():

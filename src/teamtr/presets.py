@@ -185,5 +185,5 @@ PRESETS: dict[str, Plan] = {
 }
 """Every named plan. ``joint`` and ``naive_sequential`` differ in name more than in mathematics: with separate
 parameters and one batch, updating together or in turn gives the same weights (bit for bit, also in whole runs:
-tests/e2e/test_teams.py). ``no_clipping`` differs from ``teamtr`` only for groups of more than ten, as the team file's
-default of 16 is: a group-normalized advantage cannot exceed sqrt(G - 1)."""
+tests/e2e/test_teams.py). ``no_clipping`` differs from ``teamtr`` only for groups of more than ten, as the default of
+16 is: a group-normalized advantage cannot exceed sqrt(G - 1)."""

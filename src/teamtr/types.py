@@ -415,7 +415,7 @@ class UpdateReport:
     groups: int = 0
     groups_without_signal: int = 0
     groups_non_finite: int = 0
-    groups_aside: int = 0  # not climbed on: the certificates are theirs; 0: theirs that were climbed on
+    groups_aside: int = 0  # not trained on: the certificates are theirs; 0: of those that were trained on
     mismatch_sampler: float | None = None  # mean |log p_sampler - log p_learner| per token
     mismatch_median: float | None = None  # the same, median over tokens
     mismatch_largest: float | None = None  # the same, largest over tokens
@@ -469,7 +469,7 @@ class Interval(NamedTuple):
     high: float
 
 
-class Figure(NamedTuple):
+class MeanInterval(NamedTuple):
     """A mean and its interval."""
 
     value: float
@@ -477,7 +477,7 @@ class Figure(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Part:
+class LabelScores:
     """The problems of one label: a row of a table."""
 
     problems: int
@@ -508,9 +508,9 @@ class EvalReport:
     success_P: tuple[float, ...] = ()
     """The share of right samples of each problem, so that two evaluations can be compared problem by problem."""
     problem_ids: tuple[str, ...] = ()
-    tables: Mapping[str, Mapping[str, Part]] = field(default_factory=dict)
+    tables: Mapping[str, Mapping[str, LabelScores]] = field(default_factory=dict)
     """By what the task labels problems with: {"size": {"2*2": ..., "2*3": ...}}."""
-    measures: Mapping[str, Figure] = field(default_factory=dict)
+    measures: Mapping[str, MeanInterval] = field(default_factory=dict)
     """What the task measures besides its verdicts."""
 
     def as_record(self) -> dict[str, Any]:

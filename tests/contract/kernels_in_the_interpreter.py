@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch.nn.functional import rms_norm, silu
 
-from teamtr.engines.paged import kernels, layout, reference, server, sharing
+from teamtr.engines.paged import kernels, layout, reference, sampler, work_split
 from teamtr.engines.paged.weights import SamplingCopy
 from teamtr.engines.sampling import TokenSampler, draw
 from teamtr.engines.scoring import score_tokens
-from teamtr.engines.torch import fused
-from teamtr.engines.torch.fused_lora import FusedLora, slim
+from teamtr.engines.torch import fused_layers
+from teamtr.engines.torch.fused_lora import FusedLora, fuse_lora
 from teamtr.engines.torch.loading import TinyShape, share_base, tiny_model
 from teamtr.engines.torch.policy import TransformerPolicy
 from teamtr.engines.torch.rotation import Rotation
@@ -26,7 +26,7 @@ from teamtr.randomness import uniforms
 PAGE = kernels.PAGE
 SHAPES = ((4, 2, 16, [0, 1, 63, 64, 65, 130]), (9, 3, 64, [5, 200]), (6, 6, 24, [70, 3]))
 
-sharing.MOST_SPLITS = 4  # enough to join, and the interpreter is slow
+work_split.MOST_SPLITS = 4  # enough to join, and the interpreter is slow
 
 
 def decode() -> None:
@@ -37,7 +37,7 @@ def decode() -> None:
         length = torch.tensor(lengths).int()
         q, k, v = torch.randn(rows, heads, dim), torch.randn(rows, kv_heads, dim), torch.randn(rows, kv_heads, dim)
         ours, theirs = pool.clone(), pool.clone()
-        for sharing.SPLIT_TARGET in (1, 10**6):  # one program a row, and several
+        for work_split.SPLIT_TARGET in (1, 10**6):  # one program a row, and several
             a = kernels.decode_attention(q, k, v, ours[0], ours[1], table, length, dim**-0.5)
             b = reference.decode_attention(q, k, v, theirs[0], theirs[1], table, length, dim**-0.5)
             torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
@@ -65,7 +65,7 @@ def decode_with_rotation() -> None:
         length = torch.tensor(lengths).int()
         for rotation in rotations(rows, dim):
             parts = products(rows, heads, kv_heads, dim)
-            for sharing.SPLIT_TARGET in (1, 10**6):
+            for work_split.SPLIT_TARGET in (1, 10**6):
                 ours, theirs = pool.clone(), pool.clone()
                 a = kernels.decode_attention(*parts, ours[0], ours[1], table, length, dim**-0.5, rotation)
                 b = reference.decode_attention(*parts, theirs[0], theirs[1], table, length, dim**-0.5, rotation)
@@ -73,12 +73,12 @@ def decode_with_rotation() -> None:
                 torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-5)
 
 
-def in_clusters(begins: list[list[int]], width: int, members: int) -> tuple[torch.Tensor, sharing.Together]:
+def in_clusters(begins: list[list[int]], width: int, members: int) -> tuple[torch.Tensor, work_split.Together]:
     """Tables of rows that begin with these pages and go on with their own, and who reads together."""
     own = iter(range(1 + max(map(max, begins)), 1000))
     pages = [[*begin, *(next(own) for _ in range(width - len(begin)))] for begin in begins]
-    together = sharing.Together.none(len(pages), members, torch.device("cpu"))
-    together.put(sharing.clusters(pages, members))
+    together = work_split.Together.none(len(pages), members, torch.device("cpu"))
+    together.put(work_split.clusters(pages, members))
     return torch.tensor(pages).int(), together
 
 
@@ -88,7 +88,7 @@ def decode_together() -> None:
     three = [[1], [2, 3, 4, 5, 6], [1], [7]] + [[2, 3, 4, 5, 6]] * 8
     for (heads, kv_heads, dim, _), begins in zip(SHAPES, (three, three, [[k // 2 + 1] for k in range(6)]), strict=True):
         rows, width, group = len(begins), 7, heads // kv_heads
-        members = sharing.most_members(group, torch.float16)
+        members = work_split.most_members(group, torch.float16)
         table, together = in_clusters(begins, width, members)
         length = torch.tensor([PAGE * len(begin) + (31 * k) % 100 for k, begin in enumerate(begins)]).int()
         pool = torch.randn(2, int(table.max()) + 1, kv_heads, PAGE, dim)
@@ -98,7 +98,7 @@ def decode_together() -> None:
             theirs = pool.clone()
             b = reference.decode_attention(*parts, theirs[0], theirs[1], *given)
             for programs in (1, 2, 4) if len(given) == 4 else (2,):
-                ours, sharing.SHARES_TARGET = pool.clone(), programs * rows * kv_heads
+                ours, work_split.SHARES_TARGET = pool.clone(), programs * rows * kv_heads
                 with full_of_nonsense():
                     a = kernels.decode_attention(*parts, ours[0], ours[1], *given, together=together)
                 torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
@@ -146,7 +146,7 @@ def decode_in_half_precision() -> None:
     rotation = halved(rotations(rows, dim)[1])
     parts = [part.half() for part in products(rows, heads, kv_heads, dim)]
     ours, theirs = pool.clone(), pool.float()
-    sharing.SPLIT_TARGET = 1
+    work_split.SPLIT_TARGET = 1
     a = kernels.decode_attention(*parts, ours[0], ours[1], table, length, dim**-0.5, rotation)
     wide = [part.float() for part in parts]
     b = reference.decode_attention(*wide, theirs[0], theirs[1], table, length, dim**-0.5, rotation)
@@ -206,10 +206,10 @@ def whole_groups() -> None:
     prompts = [questions[k % 3] for k in range(7)]
     copy = SamplingCopy(model, torch.float32, torch.device("cpu"))
     copy.fill(model, None, version="v", base="b")
-    sampler = server.Server(copy, pool_bytes=1 << 26, graphs=False)
-    sharing.SPLIT_TARGET, sharing.WORTH_SPARING, server.LOOK_EVERY, plain = 1, 0, 3, layout._computing
+    server = sampler.Server(copy, pool_bytes=1 << 26, graphs=False)
+    work_split.SPLIT_TARGET, work_split.WORTH_SPARING, sampler.LOOK_EVERY, plain = 1, 0, 3, layout._computing
     layout._computing = lambda _: kernels
-    ours = sampler.sample("v", prompts, uniforms(5, 7, 12), drawing=TokenSampler(), end_ids=policy.end_ids)
+    ours = server.sample("v", prompts, uniforms(5, 7, 12), drawing=TokenSampler(), end_ids=policy.end_ids)
     layout._computing = plain
     for a, b in zip(ours, policy.sample(prompts, uniforms(5, len(prompts), 12), temperature=1.0), strict=True):
         assert a.token_ids.tolist() == b.token_ids.tolist()
@@ -272,28 +272,31 @@ def between_products() -> None:
             gate, up = (4 * torch.randn(2, 7, width)).to(dtype), torch.randn(2, 7, width).to(dtype)
             pairs = [
                 (
-                    gradients(lambda x, w=weight: fused.norm(x, w, 1e-3, dtype), x),  # noqa: B023
+                    gradients(lambda x, w=weight: fused_layers.norm(x, w, 1e-3, dtype), x),  # noqa: B023
                     gradients(lambda x, w=weight: rms_norm(x, w.shape, w, 1e-3), x),
                 ),
-                (gradients(fused.gated, gate, up), gradients(lambda g, u: silu(g) * u, gate.float(), up.float())),
+                (
+                    gradients(fused_layers.gated, gate, up),
+                    gradients(lambda g, u: silu(g) * u, gate.float(), up.float()),
+                ),
             ]
             for r in rotations(7, dim):
                 w = r.query_weight_D
                 pairs.append((
-                    gradients(lambda x, r=r, w=w: fused.turned(x, r.cos_ND, r.sin_ND, w, r.epsilon), product),
+                    gradients(lambda x, r=r, w=w: fused_layers.turned(x, r.cos_ND, r.sin_ND, w, r.epsilon), product),
                     gradients(r.query, product.float()),
                 ))  # fmt: skip
             for ours, theirs in pairs:
                 for a, b in zip(ours, theirs, strict=True):
                     assert float((a.float() - b).abs().max() / b.abs().max()) < error
-    assert fused.norm(x, weight, 1e-3, torch.float16).dtype == torch.float16
+    assert fused_layers.norm(x, weight, 1e-3, torch.float16).dtype == torch.float16
 
 
 def fused_learner() -> None:
-    """A slimmed model over packed rows, some of which begin alike: the same features and gradients through kernels."""
+    """A fused model over packed rows, some of which begin alike: the same features and gradients through kernels."""
     model, tokenizer = tiny_model(TinyShape(layers=2, width=32, heads=4), seed=0)
     shared = share_base(model, {"agent": SimpleNamespace(rank=4, alpha=8.0, targets="all-linear")}, seed=0)
-    policy = TransformerPolicy(shared, tokenizer, adapter="agent", slim=slim(shared))
+    policy = TransformerPolicy(shared, tokenizer, adapter="agent", fused=fuse_lora(shared))
     with torch.no_grad():
         for parameter in policy.parameters().values():
             parameter.add_(0.2 * torch.randn(parameter.shape))

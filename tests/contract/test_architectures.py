@@ -17,7 +17,7 @@ from teamtr.engines.paged.sampler import Server
 from teamtr.engines.paged.weights import SamplingCopy
 from teamtr.engines.sampling import TokenSampler
 from teamtr.engines.torch.attention import Unsupported
-from teamtr.engines.torch.fused_lora import slim
+from teamtr.engines.torch.fused_lora import fuse_lora
 from teamtr.engines.torch.loading import share_base
 from teamtr.engines.torch.policy import TransformerPolicy
 from teamtr.errors import UserError
@@ -254,13 +254,13 @@ def test_half_precision_has_the_gradient_of_float32_whatever_carries_the_adapter
     shared = share_base(
         make_model(kind, **changes), {"agent": SimpleNamespace(rank=4, alpha=8.0, targets=targets)}, seed=0
     )
-    slimmed = slim(shared)
-    assert bool(slimmed.unfused) == stranger
+    fused = fuse_lora(shared)
+    assert bool(fused.unfused) == stranger
     generator = torch.Generator().manual_seed(1)
     prompts, messages = some_prompts(), [np.array([4, 5, 9], dtype=np.int32)] * len(some_prompts())
     found = []
     for precision in ("fp32", "fp16"):
-        policy = make_policy(shared, adapter="agent", precision=precision, slim=slimmed)
+        policy = make_policy(shared, adapter="agent", precision=precision, fused=fused)
         if precision == "fp32":
             with torch.no_grad():
                 for parameter in policy.parameters().values():
@@ -283,11 +283,11 @@ def test_agents_of_one_base_may_have_adapters_on_different_layers(precision):
     loras = {name: SimpleNamespace(rank=4, alpha=8.0, targets=targets) for name, targets in chosen.items()}
     together = share_base(make_model("Llama"), loras, seed=0)
     alone = {name: share_base(make_model("Llama"), {name: lora}, seed=0) for name, lora in loras.items()}
-    slimmed = slim(together)
+    fused = fuse_lora(together)
     prompts, messages = some_prompts(), [np.array([4, 5, 9], dtype=np.int32)] * len(some_prompts())
     for name in chosen:
-        mine = make_policy(alone[name], adapter=name, precision=precision, slim=slim(alone[name]))
-        ours = make_policy(together, adapter=name, precision=precision, slim=slimmed)
+        mine = make_policy(alone[name], adapter=name, precision=precision, fused=fuse_lora(alone[name]))
+        ours = make_policy(together, adapter=name, precision=precision, fused=fused)
         assert mine.parameters().keys() == ours.parameters().keys()
         with torch.no_grad():
             for key, parameter in ours.parameters().items():
@@ -311,7 +311,7 @@ def test_agents_of_one_base_may_have_adapters_on_different_layers(precision):
 def test_sampler_and_learner_agree_wherever_the_adapter_sits(make, targets, paged):
     shared = share_base(make(), {"agent": SimpleNamespace(rank=4, alpha=8.0, targets=targets)}, seed=0)
     room = SamplerPool("fp32", CPU, memory_bytes=1 << 24) if paged else None
-    policy = make_policy(shared, adapter="agent", slim=slim(shared), serving=room)
+    policy = make_policy(shared, adapter="agent", fused=fuse_lora(shared), serving=room)
     prompts = some_prompts()
     before = policy.sample(prompts, uniforms(1, len(prompts), 6), temperature=1.0)
     generator = torch.Generator().manual_seed(1)
@@ -343,11 +343,11 @@ def test_a_model_that_does_not_run_with_its_adapters_says_so_and_what_to_do():
     with pytest.raises(
         UserError, match=r"PhimoeForCausalLM does not run.*name attention and MLP layers in lora.targets"
     ):
-        make_policy(shared, adapter="agent", slim=slim(shared))
+        make_policy(shared, adapter="agent", fused=fuse_lora(shared))
     few = share_base(
         make_model("Phimoe", **EXPERTS), {"agent": SimpleNamespace(rank=4, alpha=8.0, targets=FEW)}, seed=0
     )
-    assert make_policy(few, adapter="agent", slim=slim(few)).sample(
+    assert make_policy(few, adapter="agent", fused=fuse_lora(few)).sample(
         some_prompts(), uniforms(1, len(some_prompts()), 2), temperature=1
     )
 
@@ -366,9 +366,9 @@ def test_agents_of_one_base_are_sampled_each_with_its_own_adapter_and_none_of_th
     chosen = {"all": "all-linear", "few": FEW}
     loras = {name: SimpleNamespace(rank=4, alpha=8.0, targets=targets) for name, targets in chosen.items()}
     shared = share_base(make_model("Llama"), loras, seed=0)
-    slimmed, room = slim(shared), SamplerPool("fp32", CPU, memory_bytes=1 << 24)
+    fused, room = fuse_lora(shared), SamplerPool("fp32", CPU, memory_bytes=1 << 24)
     policies = {
-        name: make_policy(shared, adapter=name, slim=slimmed, serving=room, base_version="base") for name in chosen
+        name: make_policy(shared, adapter=name, fused=fused, serving=room, base_version="base") for name in chosen
     }
     with torch.no_grad():
         for k, policy in enumerate(policies.values()):

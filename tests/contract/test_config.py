@@ -642,13 +642,13 @@ team:
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_plan_without_changes_is_the_preset(preset: str) -> None:
-    assert PlanConfig(preset=preset, group_size=8).plan() == PRESETS[preset]
+    assert PlanConfig(preset=preset).plan() == PRESETS[preset]
 
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_what_the_reference_says_of_a_preset_makes_it(preset: str) -> None:
     """And it speaks of every key that a preset decides."""
-    assert PlanConfig(preset="teamtr", group_size=8, **preset_differences(preset)).plan() == PRESETS[preset]
+    assert PlanConfig(preset="teamtr", **preset_differences(preset)).plan() == PRESETS[preset]
     decided = {k.key.removeprefix("plan.") for k in schema_keys() if k.default == "as the preset says"}
     assert decided == {*PRESET_KEYS, "radius_nats_per_token"}
 
@@ -766,7 +766,7 @@ def test_recipes_are_what_they_say() -> None:
         ("right", "tiny", 2),
         ("speaker", "tiny", 3),
     ]
-    assert code.plan.plan() == replace(PRESETS["teamtr"], group_size=16)
+    assert code.plan.plan() == replace(PRESETS["teamtr"], stages=50)
     roles = load_team_file(recipes()["roles"].path)
     assert [(agent.name, agent.sees) for agent in roles.team.agents] == [(f"a{i}", "blind") for i in range(1, 6)]
     shared = load_team_file(recipes()["lora-shared-base"].path)

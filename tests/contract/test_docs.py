@@ -102,7 +102,7 @@ def test_keys_that_pages_name_exist() -> None:
     for page in PAGES:
         for code in _code(page):
             for name in re.findall(r"(?<![\w./:-])((?:[a-z]+)(?:\.[a-zA-Z_]+)+)(?=[:=\s`,)]|$)", code):
-                if name.partition(".")[0] in sections and not name.endswith((".py", ".md", ".yaml", ".jsonl")):
+                if name.partition(".")[0] in sections and not name.endswith((".py", ".md", ".yaml", ".json", ".jsonl")):
                     generic = re.sub(r"^team\.agents\.\w+", "team.agents.NAME", name)
                     assert generic in known, (page.name, name)
 
@@ -111,3 +111,18 @@ def _code(page: Path) -> list[str]:
     text = page.read_text()
     fenced = re.findall(r"^```\w*\n(.*?)^```", text, flags=re.M | re.S)
     return [*fenced, *re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S))]
+
+
+def test_the_layout_page_lists_every_module() -> None:
+    source = ROOT / "src" / "teamtr"
+    modules = {
+        str(file.relative_to(source))
+        for file in source.rglob("*.py")
+        if file.name not in ("__init__.py", "__main__.py")
+    }
+    listed = set(re.findall(r"^\| `([\w/]+\.py)` \|", (ROOT / "docs" / "layout.md").read_text(), flags=re.M))
+    assert listed == modules
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150

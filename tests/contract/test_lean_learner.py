@@ -1,4 +1,4 @@
-"""The learner's economies change memory and time, never the numbers: slim adapters, packing, smaller micro-batches,
+"""The learner's economies change memory and time, never the numbers: fused adapters, packing, smaller micro-batches,
 recomputed activations, loss scaling, hashes on the device."""
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from torch import nn
 from conftest import LORA, make_batch, make_learner, make_policy
 from teamtr.engines.gradients import _Scaled
 from teamtr.engines.hashing import hash_tensors
-from teamtr.engines.learner import FIRST_LOSS_SCALE, PolicyLearner
+from teamtr.engines.learner import PolicyLearner
+from teamtr.engines.optim import FIRST_LOSS_SCALE
 from teamtr.engines.torch.attention import Unsupported
-from teamtr.engines.torch.fused_lora import slim
+from teamtr.engines.torch.fused_lora import fuse_lora
 from teamtr.engines.torch.head import linear_head
 from teamtr.engines.torch.loading import TinyShape, share_base, tiny_model
 from teamtr.engines.torch.policy import TransformerPolicy
@@ -50,11 +51,11 @@ def advantages_for(batch) -> np.ndarray:
     return np.random.default_rng(0).normal(size=len(batch))
 
 
-# -- slim adapters --------------------------------------------------------------------------------------------
+# -- fused adapters ------------------------------------------------------------------------------------------------
 
 
 def adapted_models() -> tuple[nn.Module, nn.Module]:
-    """The same PEFT model twice, the second slimmed; both adapters changed from zero."""
+    """The same PEFT model twice, the second fused; both adapters changed from zero."""
     models = []
     for _ in range(2):
         model, _ = tiny_model(TinyShape(layers=2, width=32, heads=4), seed=0)
@@ -70,12 +71,12 @@ def adapted_models() -> tuple[nn.Module, nn.Module]:
 
 @pytest.mark.parametrize("adapter", ["one", "two"])
 def test_slim_layers_compute_what_peft_computes(adapter):
-    plain, slimmed = adapted_models()
-    state = slim(slimmed)
+    plain, fused = adapted_models()
+    state = fuse_lora(fused)
     state.adapter = adapter
     ids = torch.arange(3, 13)[None]
     found = []
-    for model in (plain, slimmed):
+    for model in (plain, fused):
         model.set_adapter(adapter)
         hidden = model.get_base_model().get_decoder()(input_ids=ids).last_hidden_state
         (hidden * torch.linspace(-1, 1, hidden.numel()).view_as(hidden)).sum().backward()
@@ -102,7 +103,7 @@ def test_slim_leaves_alone_a_norm_that_is_not_what_its_name_says():
     layer = model.model.layers[0]
     layer.input_layernorm = odd = OddRMSNorm(layer.input_layernorm)
     shared = share_base(model, {"one": LORA}, seed=0)
-    slim(shared)
+    fuse_lora(shared)
     assert "forward" not in vars(odd), "its forward was replaced"
     assert "forward" in vars(layer.post_attention_layernorm)
 
@@ -183,7 +184,7 @@ def test_a_gradient_longer_than_the_limit_is_shortened_to_it(kind, times):
     learner.max_grad_norm = times * norm
     stats = learner.step(rows, advantages, OBJECTIVE, beta=0.5, learning_rate=1e-3)
     assert stats.grad_norm == pytest.approx(norm, rel=1e-4), "what is told is the length before"
-    b1, b2 = learner.betas
+    b1, b2 = learner.optimizer.betas
     moments = learner.snapshot().moments
     assert_close(
         {n: moments[f"first.{n}"] / (1 - b1) for n in exact}, {n: min(times, 1.0) * g for n, g in exact.items()}
@@ -199,7 +200,7 @@ def test_a_gradient_longer_than_the_limit_is_shortened_to_it(kind, times):
 
 def scaled(learner: PolicyLearner, monkeypatch) -> PolicyLearner:
     """As in float16, which a CPU computes too slowly: only the loss scale."""
-    monkeypatch.setattr(learner, "_scale", lambda: learner._loss_scale)
+    monkeypatch.setattr(learner, "_scale", lambda: learner.optimizer.loss_scale)
     return learner
 
 
@@ -240,7 +241,7 @@ def test_a_micro_batch_that_overflows_is_computed_again_alone(monkeypatch, place
         learner, monkeypatch, lambda rows, scale: tuple(rows.tolist()) in hit and scale > FIRST_LOSS_SCALE / 4
     )
     assert_close(expected, steps_taken(learner, batch))
-    assert learner._loss_scale == FIRST_LOSS_SCALE / 4
+    assert learner.optimizer.loss_scale == FIRST_LOSS_SCALE / 4
     assert len(computed) == len(parts) + 2, "the halved scale holds for what comes after"
 
 
@@ -255,7 +256,7 @@ def test_a_loss_scale_that_was_not_to_blame_is_kept(monkeypatch):
         version = learner.version()
         assert not learner.step(rows, advantages_for(batch), OBJECTIVE, beta=0.5, learning_rate=1e-3).applied
     assert learner.version() == version
-    assert learner._loss_scale == FIRST_LOSS_SCALE
+    assert learner.optimizer.loss_scale == FIRST_LOSS_SCALE
     assert learner.step(rows, advantages_for(batch), OBJECTIVE, beta=0.5, learning_rate=1e-3).applied
 
 
@@ -269,7 +270,7 @@ def test_a_loss_that_is_not_finite_is_not_tried_again(monkeypatch):
     stats = learner.step(np.arange(len(batch)), advantages, OBJECTIVE, beta=0.5, learning_rate=1e-3)
     assert not stats.applied
     assert len(computed) == 1, "nor is anything computed after it"
-    assert learner._loss_scale == FIRST_LOSS_SCALE
+    assert learner.optimizer.loss_scale == FIRST_LOSS_SCALE
 
 
 def test_the_loss_scale_does_not_change_the_step():
@@ -286,11 +287,11 @@ def test_the_loss_scale_does_not_change_the_step():
 
 def test_the_loss_scale_is_saved_and_restored(tmp_path):
     learner = make_learner("full")
-    learner._loss_scale, learner._clean_steps = 128.0, 7
+    learner.optimizer.loss_scale, learner.optimizer._clean_steps = 128.0, 7
     learner.save(tmp_path)
     other = PolicyLearner("agent", make_policy("full"))
     other.load(tmp_path)
-    assert (other._loss_scale, other._clean_steps) == (128.0, 7)
+    assert (other.optimizer.loss_scale, other.optimizer._clean_steps) == (128.0, 7)
     assert other.fingerprint() == learner.fingerprint()
 
 

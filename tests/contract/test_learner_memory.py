@@ -181,8 +181,8 @@ def put_on_a_card(learner: PolicyLearner, monkeypatch) -> None:
 
 
 def away_from_the_card(learner: PolicyLearner) -> bool:
-    assert learner._moments, "nothing to look at"
-    return not any(hasattr(moment, "on_card") for moment in learner._moments.values())
+    assert learner.optimizer.moments, "nothing to look at"
+    return not any(hasattr(moment, "on_card") for moment in learner.optimizer.moments.values())
 
 
 def test_only_the_agent_being_updated_has_its_moments_on_the_card(monkeypatch):
@@ -195,13 +195,13 @@ def test_only_the_agent_being_updated_has_its_moments_on_the_card(monkeypatch):
         learner.step(rows, advantages, OBJECTIVE, beta=0.5, learning_rate=1e-3)
         kept = learner.snapshot()
         learner.restore(kept)
-        assert all(hasattr(moment, "on_card") for moment in learner._moments.values())
+        assert all(hasattr(moment, "on_card") for moment in learner.optimizer.moments.values())
         fingerprint = learner.fingerprint()
         learner.end()
         assert away_from_the_card(learner)
         assert learner.fingerprint() == fingerprint, "moments changed on the way"
     learner.begin(batch)
-    assert all(hasattr(moment, "on_card") for moment in learner._moments.values())
+    assert all(hasattr(moment, "on_card") for moment in learner.optimizer.moments.values())
 
 
 # -- chunks of the head ---------------------------------------------------------------------------------------

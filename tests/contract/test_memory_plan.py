@@ -20,7 +20,7 @@ from teamtr.engines.memory import (
     kept_bytes,
     kept_for_backward,
 )
-from teamtr.engines.paged.blocks import Pool
+from teamtr.engines.paged.pages import Pool
 from teamtr.engines.paged.pool import SamplerPool
 from teamtr.engines.paged.sampler import PAGE
 from teamtr.engines.torch.attention import AttentionShape, Unsupported

@@ -133,7 +133,7 @@ def test_a_probe_leaves_no_moments_on_the_card(monkeypatch):
     first, seen = one_stage(world)
     name, old, new, _ = seen[0]
     learner, own = world.engine.learner(name), first.of(name)
-    assert learner._moments
+    assert learner.optimizer.moments
     put_on_a_card(learner, monkeypatch)
     log_ratios(learner, old, new, own)
     assert away_from_the_card(learner)

@@ -46,7 +46,7 @@ def team_of(task: str, *, agents: str = "{name: a}", rounds: int = 1) -> str:
 def test_the_team_file_knows_the_same_names() -> None:
     patterns = {"gym:NAME", "python:FILE:CLASS"}
     assert set(benchmark_names()) == {*OWN, *patterns}
-    assert set(task_names()) == {"code", "roles", "sums", "data", *OWN, *patterns}
+    assert set(task_names()) == {"code", "roles", "sums", "data", "object", *OWN, *patterns}
 
 
 @pytest.mark.parametrize("name", OWN)

@@ -19,9 +19,9 @@ from conftest import make_batch, make_policy
 from teamtr.config import loads
 from teamtr.engines.learner import PolicyLearner
 from teamtr.engines.local import LocalEngine
-from teamtr.engines.paged.blocks import OutOfPages, Pages, Pool
 from teamtr.engines.paged.fused_linears import join_siblings
 from teamtr.engines.paged.layout import Decoding
+from teamtr.engines.paged.pages import OutOfPages, Pages, Pool
 from teamtr.engines.paged.pool import SamplerPool
 from teamtr.engines.paged.sampler import PAGE, SIZES, Server
 from teamtr.engines.paged.weights import SamplingCopy
@@ -178,7 +178,9 @@ def two_agents(kind: str) -> LocalEngine:
         policies = {"a": first, "b": make_policy(kind, seed=1)}
     else:
         first.base_version = "base"
-        other = TransformerPolicy(first.model, first.tokenizer, adapter="other", base_version="base", slim=first._slim)
+        other = TransformerPolicy(
+            first.model, first.tokenizer, adapter="other", base_version="base", fused=first._fused
+        )
         policies = {"a": first, "b": other}
     room = SamplerPool("fp32", CPU, memory_bytes=1 << 26)
     for policy in policies.values():
@@ -258,7 +260,7 @@ def test_rows_that_read_pages_together_have_these_pages(policy, monkeypatch):
     def checked(size: int, drawing: TokenSampler) -> None:
         if not server._reads_together(size):
             return step(size, drawing)
-        buffers = server._desk
+        buffers = server._buffers
         member, pages, first = (tensor.tolist() for tensor in buffers.together.of(size))
         table, position, alone = buffers.table.tolist(), buffers.position.tolist(), set(range(size))
         for rows, count in zip(member, pages, strict=True):

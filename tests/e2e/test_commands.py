@@ -20,6 +20,7 @@ from made_run import eval_record, made_run, write_log
 from taught import teaching_for_real
 from teamtr.cli import app
 from teamtr.cli.common import emit
+from teamtr.config import load_team_file
 from teamtr.store import RunFolder
 
 TEAM = """\
@@ -231,7 +232,7 @@ def test_a_comparison_is_plain_text_unless_markdown_is_asked_for(tmp_path):
 
 
 def test_an_interval_is_never_of_no_width():
-    from teamtr.evaluation.evaluate import summarise
+    from teamtr.evaluation.metrics import summarise
     from teamtr.text import share
     from teamtr.types import Verdict
 
@@ -406,12 +407,32 @@ def test_recipes_and_init(tmp_path):
     assert {line.split()[0] for line in listed.splitlines()} == set(last_json(invoke("recipes", "--json"))["recipes"])
     path = tmp_path / "sub" / "team.yaml"
     invoke("init", path, "--recipe", "roles")
-    assert last_json(invoke("recipes", "roles", "--json"))["team_file"] == path.read_text()
+    first, _, rest = path.read_text().partition("\n")
+    assert first == "# yaml-language-server: $schema=./team.schema.json"
+    assert rest == last_json(invoke("recipes", "roles", "--json"))["team_file"]
+    assert load_team_file(path).name == "roles"
+    assert (path.parent / "team.schema.json").read_text() == invoke("schema").stdout
     assert "a5" in path.read_text()
     path.write_text("mine")
     assert "exists" in invoke("init", path, code=2).stderr
     assert path.read_text() == "mine"
     assert "code-exchange" in invoke("init", tmp_path / "x.yaml", "--recipe", "nonesuch", code=2).stderr
+
+
+def test_init_renews_its_own_schema_and_leaves_any_other_alone(tmp_path):
+    schema = tmp_path / "team.schema.json"
+    invoke("schema", "--out", schema)
+    made = schema.read_text()
+    schema.write_text(json.dumps({**json.loads(made), "title": "of an older version"}))
+    assert last_json(invoke("init", tmp_path / "a.yaml", "--json"))["schema"] == str(schema)
+    assert schema.read_text() == made
+    for other in ("{}", "[1]", "no JSON"):
+        schema.write_text(other)
+        assert "not made by teamtr" in invoke("init", tmp_path / "b.yaml", code=2).stderr
+        assert schema.read_text() == other
+        assert not (tmp_path / "b.yaml").exists()
+    invoke("init", tmp_path / "b.yaml", "--force")
+    assert schema.read_text() == made
 
 
 @pytest.mark.parametrize("command", [[], ["demo"], ["train"], ["eval"], ["check"], ["recipes"], ["init"]])

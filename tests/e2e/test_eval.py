@@ -14,7 +14,7 @@ from own_rows import OWN, source, write_rows
 from teamtr.cli import app
 from teamtr.cli.evaluate import _told
 from teamtr.config import load_team_file
-from teamtr.evaluation.evaluate import summarise
+from teamtr.evaluation.metrics import summarise
 from teamtr.session import evaluations as generations
 from teamtr.session.build import build
 from teamtr.session.evaluations import Evaluation

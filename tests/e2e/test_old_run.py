@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from teamtr.analysis.report import read_run
 from teamtr.analysis.report.summary import summarise
 from teamtr.cli import app
-from teamtr.config import loads, recipe_text
+from teamtr.config import ConfigError, loads, loads_stored, recipe_text
 from teamtr.records import LOG_VERSION, NewerLog
 from teamtr.session import train as run
 from teamtr.session.export import export
@@ -132,3 +132,21 @@ def test_a_run_reads_its_log_only_when_it_goes_on(tmp_path, monkeypatch):
     assert not reads
     list(run.train(team_file, tmp_path / "run"))
     assert len(reads) == 2, "once whether it is known, once what it says"
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("  preset: no_normalisation", "plan.preset=no_normalization"),
+        ("  preset: teamtr\n  normalise: false", "plan.normalize=false"),
+        ("  preset: teamtr\n  ratio: length_normalised", "plan.ratio=length_normalized"),
+    ],
+)
+def test_names_of_earlier_versions_in_a_stored_team_file_mean_what_they_did(old: str, new: str) -> None:
+    """In a stored copy alone: written anew, an old name is a mistake that says what is meant."""
+    text = "name: old\ntask:\n  name: code\nteam:\n  agents:\n  - name: left\n  - name: right\n  - name: speaker\n"
+    text += "  model: tiny\nplan:\n"
+    stored = loads_stored(f"{text}{old}\n", "stored")
+    assert stored == loads(f"{text}  preset: teamtr\n", "now", [new])
+    with pytest.raises(ConfigError, match="normali"):
+        loads(f"{text}{old}\n", "written")

@@ -60,7 +60,7 @@ def test_every_section_is_there_and_every_plot_has_axes_and_a_caption(page, tmp_
     page.wait(ALL_DRAWN)
     assert page.js("document.querySelectorAll('.plot svg').length") == 16
     sections = [
-        "glance",
+        "headlines",
         "learning",
         "region",
         "certificate",

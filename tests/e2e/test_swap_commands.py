@@ -254,7 +254,7 @@ def test_stages_after_a_swap(run):
     from teamtr.swap.request import Request, new_team_file
 
     told = " ".join(re.sub("[│╭╮╰╯─]", " ", invoke("swap", "--help").stdout).split())
-    assert "else what is left, of a finished run all once more" in told
+    assert "default: remaining stages, or the full plan if finished" in told
     team_file = loads(TEAM.replace("train: lora, lora: {rank: 2}", "train: full"), "small", ["plan.stages=10"])
     for next_stage, stages, ends in ((4, None, 10), (10, None, 20), (10, 3, 13)):
         request = Request("left", "tiny", stages=stages)

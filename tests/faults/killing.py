@@ -81,7 +81,7 @@ def _drop_optimizer_state() -> None:
 
     def load_without_moments(self: PolicyLearner, folder: Path) -> None:
         load(self, folder)
-        self._moments, self._steps = {}, 0
+        self.optimizer.moments, self.optimizer.steps = {}, 0
 
     PolicyLearner.load = load_without_moments  # type: ignore[method-assign]
 

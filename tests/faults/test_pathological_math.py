@@ -233,7 +233,7 @@ def test_a_killed_worker_is_replaced_by_a_fork_that_has_everything_loaded(grader
     with WorkerPool(seconds_per_item=1, preload=["sympy"]) as pool:
         fine, late = {"seconds": 0}, {"seconds": 60}
         pool.submit(f"{graders}:sleepy", [fine])
-        forkserver = pool._nursery.pid
+        forkserver = pool._forkserver.pid
         results = pool.submit(f"{graders}:sleepy", [fine, late, fine] * 3)
         assert [r.kind for r in results] == ["ok", "timeout", "ok"] * 3
         for _ in range(2):
@@ -251,7 +251,7 @@ def test_what_is_preloaded_is_there_from_birth(graders: str) -> None:
         )
         assert (loaded, absent) == (True, False)
         assert first != second
-        assert parent == other_parent == pool._nursery.pid
+        assert parent == other_parent == pool._forkserver.pid
     with (
         WorkerPool(preload=["teamtr_has_no_such_module"]) as pool,
         pytest.raises(GraderError, match="teamtr_has_no_such_module"),
@@ -273,9 +273,9 @@ def test_an_answer_too_long_is_a_crash_and_no_flood(graders: str) -> None:
 def test_a_nursery_that_dies_is_replaced(graders: str) -> None:
     with WorkerPool(seconds_per_item=5) as pool:
         (first,) = pool.submit(f"{graders}:preloaded", [{"module": "os"}])
-        assert pool._nursery.pid is not None
-        os.kill(pool._nursery.pid, signal.SIGKILL)
-        assert gone({pool._nursery.pid})
+        assert pool._forkserver.pid is not None
+        os.kill(pool._forkserver.pid, signal.SIGKILL)
+        assert gone({pool._forkserver.pid})
         assert pool.submit(f"{graders}:preloaded", [{"module": "os"}])[0].value[1] == first.value[1], (
             "its child lives on"
         )
@@ -283,8 +283,8 @@ def test_a_nursery_that_dies_is_replaced(graders: str) -> None:
         (second,) = pool.submit(f"{graders}:preloaded", [{"module": "os"}])
         assert second.kind == "ok"
         assert second.value[1] != first.value[1]
-        assert second.value[2] == pool._nursery.pid
-        family = {pool._nursery.pid, second.value[1]}
+        assert second.value[2] == pool._forkserver.pid
+        family = {pool._forkserver.pid, second.value[1]}
     assert gone(family)
 
 
@@ -295,7 +295,7 @@ def test_no_process_is_left_when_the_owner_is_killed_while_sympy_works() -> None
         from teamtr.grading.math.rules import RULES, MathGrader
         grader = MathGrader(RULES["deepscaler"], seconds_per_item=60)
         grader.grade([(r"\\\\boxed{x*x}", "x^2")])
-        print(grader._pool._nursery.pid, *(w._process.pid for w in grader._pool._workers if w._process), flush=True)
+        print(grader._pool._forkserver.pid, *(w._process.pid for w in grader._pool._workers if w._process), flush=True)
         endless = r"\\\\boxed{(x+y)^9*(x+y+1)^9*(x+y+2)^9*(x-y+3)^9*(x-y)^9*(x+3y)^9*(2x+y)^9*(x+5y+1)^9}"
         grader.grade([(endless, "x^2")])
         """

@@ -75,8 +75,8 @@ def test_auto_takes_the_cheapest_arithmetic_that_sees_the_radius(monkeypatch, co
     for learner in session.engine.learners.values():
         learner.policy.precision = "fp16"  # where auto begins on a GPU
 
-    def floor(learner, data, radii, *, seed):
-        return 1.0 if learner.policy.precision in coarse else 1e-6
+    def floor(engine, agent, data, radii, *, seed):
+        return 1.0 if engine.info(agent).precision in coarse else 1e-6
 
     monkeypatch.setattr(preflight, "_floor", floor)
     floors = preflight.measure_floors(session)

@@ -16,12 +16,13 @@ import pytest
 import torch
 
 from teamtr.config import loads
-from teamtr.engines.learner import FIRST_LOSS_SCALE, PolicyLearner
+from teamtr.engines.learner import PolicyLearner
+from teamtr.engines.optim import FIRST_LOSS_SCALE
 from teamtr.engines.paged.sampler import Server
 from teamtr.engines.paged.weights import SamplingCopy
 from teamtr.engines.sampling import TokenSampler
 from teamtr.engines.scoring import score_tokens
-from teamtr.engines.torch.fused_lora import FusedLora, slim
+from teamtr.engines.torch.fused_lora import FusedLora, fuse_lora
 from teamtr.engines.torch.loading import TinyShape, share_base, tiny_model
 from teamtr.engines.torch.policy import TransformerPolicy
 from teamtr.randomness import uniforms
@@ -58,7 +59,7 @@ def make_policy(kind: str, precision: str = "fp32", targets: str | list[str] = "
     if kind == "full":
         return TransformerPolicy(model, tokenizer, precision=precision)
     shared = share_base(model, {"agent": SimpleNamespace(rank=8, alpha=16.0, targets=targets)}, seed=0)
-    made = TransformerPolicy(shared, tokenizer, adapter="agent", precision=precision, slim=slim(shared))
+    made = TransformerPolicy(shared, tokenizer, adapter="agent", precision=precision, fused=fuse_lora(shared))
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in made.parameters().values():
@@ -131,7 +132,7 @@ def test_groups_that_read_their_prompts_together_say_the_same(policy, monkeypatc
     decides = server._reads_together
 
     def noted(size):
-        used.append((size, decides(size), len(server._desk.clusters)))
+        used.append((size, decides(size), len(server._buffers.clusters)))
         return decides(size)
 
     monkeypatch.setattr(server, "_reads_together", noted)
@@ -265,9 +266,9 @@ def test_a_real_overflow_of_float16_lowers_the_scale_and_loses_nothing():
     batch = make_batch()
     exact = gradient_of(make_learner(make_policy("lora", "fp16")), batch)
     learner = make_learner(make_policy("lora", "fp16"))
-    learner._loss_scale = 2.0**40
+    learner.optimizer.loss_scale = 2.0**40
     found = gradient_of(learner, batch)
-    assert learner._loss_scale < 2.0**40
+    assert learner.optimizer.loss_scale < 2.0**40
     assert float((found - exact).norm() / exact.norm()) < 1e-2
     assert FIRST_LOSS_SCALE < 2.0**40
 
@@ -293,7 +294,7 @@ def test_only_the_agent_being_updated_has_its_moments_on_the_card(policy):
     learner, batch = make_learner(policy), make_batch()
 
     def where() -> set[str]:
-        return {moment.device.type for moment in learner._moments.values()}
+        return {moment.device.type for moment in learner.optimizer.moments.values()}
 
     before = learner.snapshot()
     learner.begin(batch)

@@ -10,8 +10,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from teamtr.evaluation.evaluate import (
-    Interval,
+from teamtr.evaluation.metrics import (
     avg_at_k,
     bootstrap_interval,
     consensus_on_correct,
@@ -20,7 +19,7 @@ from teamtr.evaluation.evaluate import (
     share_interval,
     summarise,
 )
-from teamtr.types import Verdict
+from teamtr.types import Interval, Verdict
 
 RIGHT = Verdict("right", 1.0)
 WRONG = Verdict("wrong", 0.25)

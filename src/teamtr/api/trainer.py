@@ -24,11 +24,11 @@ from teamtr.theory.estimators import GroupAdvantage
 
 if TYPE_CHECKING:
     from teamtr.config import TeamFile
-    from teamtr.evaluation.evaluate import EvalReport
     from teamtr.session.build import Parts
     from teamtr.session.resume import StoredRun
     from teamtr.tasks import Task
     from teamtr.team import Router
+    from teamtr.types import EvalReport
 
 
 class TeamTrainer:

@@ -21,4 +21,4 @@ def _about(version: Annotated[bool, typer.Option("--version", help="Print the ve
 
 
 def main() -> None:
-    app()
+    app(prog_name="teamtr")

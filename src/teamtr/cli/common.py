@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 
 import typer
 
+from teamtr.cli.complete import dotted_keys
+
 if TYPE_CHECKING:
     from teamtr.config import TeamFile
 
@@ -24,7 +26,6 @@ radius not visible, other run in the folder); 130 interrupted and saved."""
 app = typer.Typer(
     no_args_is_help=True,
     invoke_without_command=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
     help=f"""Fine-tune teams of language models, one agent at a time, each update inside a KL trust region.
@@ -51,7 +52,10 @@ JsonFlag = Annotated[
 ]
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(help="Settings to change, as dotted keys: `plan.stages=10 team.agents.left.model=tiny`."),
+    typer.Argument(
+        help="Settings to change, as dotted keys: `plan.stages=10 team.agents.left.model=tiny`.",
+        autocompletion=dotted_keys,
+    ),
 ]
 
 

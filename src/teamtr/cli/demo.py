@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from teamtr.cli.common import JsonFlag, Stop, app, emit, errors, fail, interruptible
+from teamtr.cli.complete import preset_names
 
 if TYPE_CHECKING:
     from teamtr.cli.progress import TrainingScreen
@@ -20,7 +21,10 @@ def demo(
         str, typer.Option(help="`code`: pass on a code in halves; `roles`: exactly one volunteers.")
     ] = "code",
     agents: Annotated[int, typer.Option(min=2, max=26, help="How many agents play `roles`.")] = 5,
-    compare: Annotated[str | None, typer.Option(help="Train a second team with this preset, side by side.")] = None,
+    compare: Annotated[
+        str | None,
+        typer.Option(help="Train a second team with this preset, side by side.", autocompletion=preset_names),
+    ] = None,
     radius: Annotated[float | None, typer.Option(help="KL allowed to one update, nats per message.")] = None,
     stages: Annotated[int | None, typer.Option(help="Stages; in each, every agent is updated once.")] = None,
     seed: Annotated[int, typer.Option(help="First seed.")] = 0,

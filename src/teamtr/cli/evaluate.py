@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from teamtr.evaluation.evaluate import Scores
     from teamtr.session.build import Session
     from teamtr.team import Team
-    from teamtr.types import EvalReport, Interval, Part
+    from teamtr.types import EvalReport, Interval, LabelScores
 
 
 @app.command("eval")
@@ -132,7 +132,9 @@ def _told(report: EvalReport) -> str:
     )
 
 
-def _breakdown(name: str, samples: int, parts: Mapping[str, Part]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+def _breakdown(
+    name: str, samples: int, parts: Mapping[str, LabelScores]
+) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     header = (name, "problems", f"avg@{samples}", "interval", f"pass@{samples}")
     rows: list[tuple[str, ...]] = []
     for value, part in parts.items():

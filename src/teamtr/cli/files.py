@@ -1,4 +1,4 @@
-"""Team files before training: ``teamtr check``, ``recipes``, ``init``."""
+"""Team files before training: ``teamtr check``, ``recipes``, ``init``, ``schema``, ``reference``."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from teamtr.cli.common import JsonFlag, Overrides, answer, app, emit, errors, fail, read_team_file
+from teamtr.cli.complete import recipe_names
 
 
 @app.command()
@@ -52,7 +53,9 @@ def check(
 
 @app.command()
 def recipes(
-    name: Annotated[str | None, typer.Argument(help="Print this recipe's team file.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="Print this recipe's team file.", autocompletion=recipe_names)
+    ] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """List the ready team files, or print one: `teamtr recipes roles > roles.yaml`."""
@@ -78,23 +81,52 @@ def recipes(
 @app.command()
 def init(
     path: Annotated[Path, typer.Argument(help="Where to write the team file.")] = Path("team.yaml"),
-    recipe: Annotated[str, typer.Option(help="Which recipe to start from; see `teamtr recipes`.")] = "code-exchange",
-    force: Annotated[bool, typer.Option(help="Overwrite a file that is there.")] = False,
+    recipe: Annotated[
+        str, typer.Option(help="Which recipe to start from; see `teamtr recipes`.", autocompletion=recipe_names)
+    ] = "code-exchange",
+    force: Annotated[bool, typer.Option(help="Overwrite files that are there.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Write a team file to start from. It never overwrites one unless told to."""
+    """Write a team file to start from, and beside it the JSON schema that editors check it with.
+
+    It never overwrites a team file unless told to.
+    """
     from teamtr.cli.progress import say
     from teamtr.config import recipe_text
+    from teamtr.config.json_schema import FIRST_LINE, SCHEMA_NAME, is_ours, json_schema_text
 
+    schema = path.parent / SCHEMA_NAME
     with errors():
         text = recipe_text(recipe)
         if path.exists() and not force:
             fail(f"{path} exists; choose another name, or --force", 2)
+        if schema.exists() and not is_ours(schema) and not force:
+            fail(f"{schema} exists and was not made by teamtr; choose another folder, or --force", 2)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        schema.write_text(json_schema_text(), encoding="utf-8")
+        path.write_text(FIRST_LINE + text, encoding="utf-8")
     say(f"wrote {path}; next: teamtr check {path}, then teamtr train {path}")
     if as_json:
-        emit({"path": str(path), "recipe": recipe})
+        emit({"path": str(path), "recipe": recipe, "schema": str(schema)})
+
+
+@app.command()
+def schema(
+    out: Annotated[Path | None, typer.Option(help="File to write; without it, stdout.")] = None,
+) -> None:
+    """Print the JSON schema of a team file, for editors; `teamtr init` writes it beside the team file."""
+    from teamtr.cli.progress import say
+    from teamtr.config import json_schema_text
+    from teamtr.tasks.registry import broken_tasks
+
+    with errors():
+        text = json_schema_text()
+        for note in broken_tasks():
+            say(f"warning: {note}")
+        if out is None:
+            sys.stdout.write(text)
+        else:
+            out.write_text(text, encoding="utf-8")
 
 
 @app.command()

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from teamtr.cli.common import JsonFlag, answer, app, emit, errors, fail
+from teamtr.cli.complete import agents_of_run
 from teamtr.text import share
 
 Run = Annotated[Path, typer.Argument(help="A run folder.")]
@@ -17,7 +18,7 @@ Run = Annotated[Path, typer.Argument(help="A run folder.")]
 @app.command()
 def swap(
     run: Run,
-    agent: Annotated[str, typer.Option(help="Who is replaced.")],
+    agent: Annotated[str, typer.Option(help="Who is replaced.", autocompletion=agents_of_run)],
     model: Annotated[str, typer.Option("--with", help="The new model: a folder, a hub id or tiny.")],
     out: Annotated[Path | None, typer.Option(help="The new run's folder; without it, `RUN-swap-AGENT`.")] = None,
     no_align: Annotated[bool, typer.Option("--no-align", help="Direct swap: put it in as it is.")] = False,
@@ -34,7 +35,7 @@ def swap(
     system: Annotated[str | None, typer.Option(help="From now on: explicit or template.")] = None,
     stages: Annotated[
         int | None,
-        typer.Option(min=1, help="Stages the new run goes on for; else what is left, of a finished run all once more."),
+        typer.Option(min=1, help="Stages of the new run. [default: remaining stages, or the full plan if finished]"),
     ] = None,
     eval_problems: Annotated[int | None, typer.Option(min=1, help="As in `teamtr eval`.")] = None,
     eval_samples: Annotated[int | None, typer.Option(min=1, help="As in `teamtr eval`.")] = None,
@@ -198,7 +199,10 @@ def _lines_of(file: Path) -> list[str]:
 def export(
     run: Run,
     out: Annotated[Path, typer.Argument(help="A new folder.")],
-    agent: Annotated[str | None, typer.Option(help="This agent into OUT; else all, each into OUT/AGENT.")] = None,
+    agent: Annotated[
+        str | None,
+        typer.Option(help="This agent into OUT; else all, each into OUT/AGENT.", autocompletion=agents_of_run),
+    ] = None,
     merge: Annotated[bool, typer.Option("--merge", help="Add an adapter into its base: a whole model.")] = False,
     as_json: JsonFlag = False,
 ) -> None:

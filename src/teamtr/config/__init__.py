@@ -17,11 +17,13 @@ and "did you mean" all read it through ``schema_keys``.
 
 from teamtr.config.errors import ConfigError
 from teamtr.config.file import dump, from_data, load_team_file, loads
+from teamtr.config.json_schema import json_schema, json_schema_text
 from teamtr.config.keys import SchemaKey, schema_keys
 from teamtr.config.recipe import recipe_text, recipes
 from teamtr.config.reference import reference
 from teamtr.config.schema import PlanConfig, TeamFile, plan_keys
 from teamtr.config.team import AgentConfig, LoraConfig, TeamConfig
+from teamtr.config.upgrade import loads_stored
 
 __all__ = [
     "AgentConfig",
@@ -33,8 +35,11 @@ __all__ = [
     "TeamFile",
     "dump",
     "from_data",
+    "json_schema",
+    "json_schema_text",
     "load_team_file",
     "loads",
+    "loads_stored",
     "plan_keys",
     "recipe_text",
     "recipes",

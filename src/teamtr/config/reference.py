@@ -21,7 +21,7 @@ agent's own, must be given. A wrong
 key or value is reported with file, line, column and the nearest right one, all mistakes at once. Any key can be changed
 on the command line by its dotted name: `teamtr train team.yaml plan.stages=10 team.agents.left.model=tiny`.
 `teamtr init` writes a file to start from, `teamtr check` looks at it, and a run folder holds the file with every
-default written out.
+default written out. `teamtr schema` prints all this as a JSON schema for [editors](install.md#editors).
 """
 
 

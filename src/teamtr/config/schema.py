@@ -223,7 +223,7 @@ class LearnerConfig(Section):
     )
     cross_fit: Flag = key(
         False,
-        "Judge an update by problems that it was not made from: it climbs on one half of them and asks the other "
+        "Judge an update by problems that it was not made from: it trains on one half of them and asks the other "
         "whether that gained, then the halves change places. Off: its own batch judges it, too kindly.",
     )
     max_backtracks: Count = key(6, "Tries along the line back to the old weights before restoring them.")

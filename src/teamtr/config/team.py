@@ -16,10 +16,11 @@ from teamtr.own_code import PREFIX as OWN
 from teamtr.settings.paths import BUILT_IN_MODELS, Anchor
 from teamtr.settings.refusals import KeyPath, Refusal, hint, show
 from teamtr.settings.section import Section, key, unset
-from teamtr.settings.values import Above0, Flag, InWords, NonEmpty, Positive
+from teamtr.settings.values import Above0, Flag, InSchema, InWords, NonEmpty, Positive
 from teamtr.team import Router, visibility
 from teamtr.team.router import ROUTERS, closers_of, keys_of, speakers_of
 from teamtr.team.visibility import HELP as SEES_HELP
+from teamtr.team.visibility import MAPPING as SEES_MAPPING
 from teamtr.team.visibility import WORDS
 
 Train = Literal["full", "lora"]
@@ -37,8 +38,11 @@ def _number_or_lists(value: Any) -> str | None:
     return "lists" if isinstance(value, list | tuple) else None
 
 
+_OWN_ROUTER = rf"{OWN}.+\.py:[^\W\d]\w*"
+
+
 def _router_kind(value: str) -> str:
-    if value not in ROUTERS and not re.fullmatch(rf"{OWN}.+\.py:[^\W\d]\w*", value):
+    if value not in ROUTERS and not re.fullmatch(_OWN_ROUTER, value):
         must = f"must be {', '.join(ROUTERS)} or python:FILE.py:CLASS (FILE relative to the team file)"
         raise ValueError(f"{must}, got {show(value)}{hint(value, ROUTERS)}")
     return value
@@ -62,8 +66,17 @@ Rounds = Annotated[
         _number_or_lists, "number_or_lists", "must be a whole number, or a list with the order of every round"
     ),
 ]
-RouterKind = Annotated[str, AfterValidator(_router_kind)]
-Sees = Annotated[Any, BeforeValidator(_sees), InWords(" | ".join((*WORDS, "mapping")))]
+RouterKind = Annotated[
+    str,
+    AfterValidator(_router_kind),
+    InSchema({"anyOf": [{"enum": list(ROUTERS)}, {"pattern": f"^{_OWN_ROUTER}$"}]}),
+]
+Sees = Annotated[
+    Any,
+    BeforeValidator(_sees),
+    InWords(" | ".join((*WORDS, "mapping"))),
+    InSchema({"anyOf": [{"enum": list(WORDS)}, SEES_MAPPING]}),
+]
 
 
 class LoraConfig(Section):

@@ -8,7 +8,7 @@ from pydantic import AfterValidator
 
 from teamtr.presets import PRESETS
 from teamtr.settings.refusals import hint, show
-from teamtr.settings.values import of_form
+from teamtr.settings.values import InSchema, of_form
 
 ANSWER_WORDS = ("last", "majority")
 """What team.answer may say besides the name of an agent."""
@@ -42,6 +42,7 @@ RunName = Annotated[
         "must be letters (a-z, A-Z), digits, dot, dash and underscore (it names a folder)",
     ),
     _at_most(200),
+    InSchema({"maxLength": 200}),
 ]
 AgentName = Annotated[
     str,
@@ -50,6 +51,7 @@ AgentName = Annotated[
     ),
     _at_most(64),
     AfterValidator(_no_answer_word),
+    InSchema({"maxLength": 64, "not": {"enum": list(ANSWER_WORDS)}}),
 ]
 Device = Annotated[str, of_form(r"auto|cpu|cuda(:[0-9]+)?", "must be auto, cpu, cuda or cuda:N")]
-Preset = Annotated[str, AfterValidator(_preset)]
+Preset = Annotated[str, AfterValidator(_preset), InSchema({"enum": list(PRESETS)})]

@@ -25,7 +25,7 @@ class PolicyDistiller(PolicyLearner):
             learner.agent,
             learner.policy,
             micro_batch=learner.micro_batch,
-            betas=learner.betas,
+            betas=learner.optimizer.betas,
             max_grad_norm=learner.max_grad_norm,
         )
         self.teacher = teacher

@@ -21,7 +21,7 @@ Rows = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Part:
+class LossPart:
     """One micro-batch after its forward pass; ``sums`` are added up over micro-batches for the report: [K], float64."""
 
     loss: Tensor
@@ -55,7 +55,7 @@ class _Fresh:
 
 def gather(
     parts: Sequence[Rows],
-    forward: Callable[[Rows], Part],
+    forward: Callable[[Rows], LossPart],
     parameters: Sequence[nn.Parameter],
     scale: float,
     computing: Callable[[], AbstractContextManager[None]],
@@ -91,7 +91,7 @@ class _Plain:
     def look(self) -> list[Rows]:
         return []
 
-    def backward(self, rows: Rows, part: Part) -> None:
+    def backward(self, rows: Rows, part: LossPart) -> None:
         part.loss.backward()
         own = part.sums.detach()
         self.sums = own if self.sums is None else self.sums + own
@@ -129,7 +129,7 @@ class _Scaled:
         self.scale /= 2
         return [fresh.rows]
 
-    def backward(self, rows: Rows, part: Part) -> None:
+    def backward(self, rows: Rows, part: LossPart) -> None:
         (part.loss * self.scale).backward()
         gradients = [p.grad for p in self.parameters]
         for parameter in self.parameters:

@@ -20,8 +20,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from teamtr.engines.gradients import Part, gather
+from teamtr.engines.gradients import LossPart, gather
 from teamtr.engines.hashing import hash_tensors
+from teamtr.engines.optim import Adam
 from teamtr.engines.policy import Head, Policy
 from teamtr.engines.scoring import score_tokens, token_logp
 from teamtr.engines.transfer import send
@@ -36,9 +37,6 @@ Result = TypeVar("Result")
 
 NO_ROOM = ("_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_NOT_INITIALIZED", "CUDA error: out of memory")
 """What a card's libraries say when it is full."""
-FIRST_LOSS_SCALE = 2.0**16
-STEPS_BEFORE_RAISING = 200
-"""Steps without overflow after which the loss scale of float16 is doubled."""
 
 SHIFT_RANKS = 20
 """Tokens told apart by ``token_shift``."""
@@ -100,11 +98,7 @@ class PolicyLearner:
         self.micro_batch = micro_batch
         self.max_grad_norm = max_grad_norm
         self.tokens = {"scored": 0, "trained": 0}
-        self.betas = betas
-        self._moments: dict[str, Tensor] = {}
-        self._steps = 0
-        self._loss_scale = FIRST_LOSS_SCALE
-        self._clean_steps = 0
+        self.optimizer = Adam(betas)
         self._reference: Reference | None = None
         self._version: str | None = None
         self._initial: dict[str, Tensor] | None = None
@@ -125,8 +119,8 @@ class PolicyLearner:
         """A hash of everything that ``save`` writes."""
         digest = hashlib.blake2b(digest_size=16)
         digest.update(self.version().encode())
-        digest.update(hash_tensors(self._moments).encode())
-        counters = [float(x) for x in self._counters().values()]
+        digest.update(hash_tensors(self.optimizer.moments).encode())
+        counters = [float(x) for x in self.optimizer.counters().values()]
         digest.update(json.dumps(counters).encode())
         return digest.hexdigest()
 
@@ -157,7 +151,7 @@ class PolicyLearner:
 
     def follow(self, reference: Reference) -> None:
         """Measure from this policy on: the learner's own as it was, or another's (app:align)."""
-        self._moments = {name: moment.to(self.policy.device) for name, moment in self._moments.items()}
+        self.optimizer.to(self.policy.device)
         self._reference = reference
 
     def freeze(self, batch: AgentBatch) -> Reference:
@@ -184,7 +178,7 @@ class PolicyLearner:
         """Only the agent being updated keeps its optimizer's moments on the card."""
         self._reference = None
         if self.policy.device.type != "cpu":
-            self._moments = {name: moment.cpu() for name, moment in self._moments.items()}
+            self.optimizer.leave_the_card()
 
     def token_logprobs(self) -> list[Floats]:
         """Token log-probabilities of the frozen policy, per message."""
@@ -213,10 +207,9 @@ class PolicyLearner:
         """One Adam step on the rows, accumulated over micro-batches with exact weights."""
         stats = self._fitting(lambda: self._accumulate(rows, advantages_M, objective, beta))
         if stats.applied:
-            self._adam(min(1.0, self.max_grad_norm / (stats.grad_norm + 1e-12)), learning_rate)
-            self._clean_steps += 1
-            if self._clean_steps % STEPS_BEFORE_RAISING == 0:
-                self._loss_scale *= 2
+            shrink = min(1.0, self.max_grad_norm / (stats.grad_norm + 1e-12))
+            self.optimizer.step(self.policy.parameters(), shrink, learning_rate)
+            self._touched()
         self._forget_gradients()
         return stats
 
@@ -232,7 +225,7 @@ class PolicyLearner:
         denominator = surrogate_denominator(reference.batch.lengths_M[rows], objective.average_over)
         position = {int(row): k for k, row in enumerate(rows)}
 
-        def forward(part: NDArray[np.int64]) -> Part:
+        def forward(part: NDArray[np.int64]) -> LossPart:
             scored = self._score(part)
             logp_new_MT, mask_MT = _pad(scored.logp_N, scored.lengths)
             logp_cur_MT, _ = _pad(torch.cat([reference.logp[i] for i in part]), scored.lengths)
@@ -247,7 +240,7 @@ class PolicyLearner:
                 drift = reference_kl(logp_new_MT, logp_ref_MT, mask_MT, objective.average_over)
                 loss = loss + objective.reference_kl * drift / denominator
                 counted.append(drift)
-            return Part(loss, torch.stack([x.detach().double() for x in counted]))
+            return LossPart(loss, torch.stack([x.detach().double() for x in counted]))
 
         found = gather(
             self._micro_batches(reference.batch, rows),
@@ -258,14 +251,14 @@ class PolicyLearner:
         )
         total, kl_total, clipped, ratios, *drift = found.sums
         if found.finite and found.scale < self._scale():
-            self._loss_scale, self._clean_steps = found.scale, 0
+            self.optimizer.lower_scale(found.scale)
         clip_rate = clipped / ratios if ratios else 0.0
         kl_reference = drift[0] / denominator if drift else None
         return StepStats(found.finite, total / denominator, kl_total / len(rows), found.norm, clip_rate, kl_reference)
 
     def _scale(self) -> float:
         """Of the loss, in float16."""
-        return self._loss_scale if self.policy.precision == "fp16" else 1.0
+        return self.optimizer.loss_scale if self.policy.precision == "fp16" else 1.0
 
     def _forget_gradients(self) -> None:
         for parameter in self.policy.parameters().values():
@@ -292,29 +285,6 @@ class PolicyLearner:
             # Outside of the handler, so that the failed pass is really gone.
             if self.policy.device.type == "cuda":
                 torch.cuda.empty_cache()
-
-    @torch.no_grad()
-    def _adam(self, shrink: float, learning_rate: float) -> None:
-        """Adam with bias correction, written out so that its whole state is two named tensors per parameter."""
-        self._steps += 1
-        b1, b2 = self.betas
-        correction = learning_rate * (1 - b2**self._steps) ** 0.5 / (1 - b1**self._steps)
-        moved = {name: p for name, p in self.policy.parameters().items() if p.grad is not None}
-        if moved:
-            parameters: list[Tensor] = list(moved.values())
-            # One call for all parameters: an adapter has hundreds of small ones.
-            gradients = torch._foreach_mul([p.grad for p in moved.values() if p.grad is not None], shrink)
-            first, second = (
-                [self._moments.setdefault(f"{kind}.{name}", torch.zeros_like(p)) for name, p in moved.items()]
-                for kind in ("first", "second")
-            )
-            torch._foreach_lerp_(first, gradients, 1 - b1)
-            torch._foreach_mul_(second, b2)
-            torch._foreach_addcmul_(second, gradients, gradients, 1 - b2)
-            spread = torch._foreach_sqrt(second)
-            torch._foreach_add_(spread, 1e-8)
-            torch._foreach_addcdiv_(parameters, first, spread, -correction)
-        self._touched()
 
     # -- measuring --------------------------------------------------------------------------------------------
 
@@ -425,10 +395,7 @@ class PolicyLearner:
 
     def snapshot(self) -> Snapshot:
         parameters = {k: p.detach().clone() for k, p in self.policy.parameters().items()}
-        return Snapshot(Saved(parameters, self._all_moments()))
-
-    def _all_moments(self) -> dict[str, Tensor]:
-        return {k: t.clone() for k, t in self._moments.items()} | self._counters()
+        return Snapshot(Saved(parameters, self.optimizer.state()))
 
     @torch.no_grad()
     def restore(self, snapshot: Snapshot) -> None:
@@ -436,22 +403,8 @@ class PolicyLearner:
         for name, parameter in self.policy.parameters().items():
             parameter.copy_(saved.parameters[name])
         # A snapshot taken while the moments were off the card is restored to where they are used.
-        self._resume_counters({k: t.clone().to(self.policy.device) for k, t in saved.moments.items()})
+        self.optimizer.restore({k: t.clone().to(self.policy.device) for k, t in saved.moments.items()})
         self._touched()
-
-    def _counters(self) -> dict[str, Tensor]:
-        return {
-            "steps": torch.tensor(self._steps),
-            "loss_scale": torch.tensor(self._loss_scale, dtype=torch.float64),
-            "clean_steps": torch.tensor(self._clean_steps),
-        }
-
-    def _resume_counters(self, moments: dict[str, Tensor]) -> None:
-        """Moments with their counters, as ``snapshot`` and ``save`` hold them."""
-        self._steps = int(moments.pop("steps"))
-        self._loss_scale = float(moments.pop("loss_scale"))
-        self._clean_steps = int(moments.pop("clean_steps"))
-        self._moments = moments
 
     @torch.no_grad()
     def move(self, start: Snapshot, end: Snapshot, fraction: float) -> None:
@@ -477,12 +430,14 @@ class PolicyLearner:
     def save(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.policy.save_weights(folder)
-        save_file({k: t.contiguous().cpu() for k, t in self._all_moments().items()}, folder / "optimizer.safetensors")
+        save_file(
+            {k: t.contiguous().cpu() for k, t in self.optimizer.state().items()}, folder / "optimizer.safetensors"
+        )
 
     @torch.no_grad()
     def load(self, folder: Path) -> None:
         self.policy.load_weights(folder)
-        self._resume_counters(load_file(folder / "optimizer.safetensors"))
+        self.optimizer.restore(load_file(folder / "optimizer.safetensors"))
         self._touched()
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from teamtr.engines.learner import PolicyLearner, head_chunk
-from teamtr.engines.paged.blocks import Pool
+from teamtr.engines.paged.pages import Pool
 from teamtr.engines.paged.pool import architecture
 from teamtr.engines.paged.sampler import PAGE, SIZES
 from teamtr.engines.torch.attention import AttentionShape, Unsupported, text_config

@@ -100,7 +100,7 @@ def self_test(session: Session) -> list[str]:
     ]
     if failed:
         raise GraderNotTrusted(
-            "answers known to be right or wrong come out otherwise, so that rewards would mean nothing:\n"
+            "grader self-test failed: reference answers were misgraded, so rewards would mean nothing:\n"
             + "\n".join(failed[:10])
             + "\nIf only gold answers fail, the model's tokenizer may not be able to write them; else mend the task."
         )

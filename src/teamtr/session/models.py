@@ -23,7 +23,7 @@ from teamtr.engines.local import LocalEngine
 from teamtr.engines.paged.pool import SamplerPool, has_kernels
 from teamtr.engines.policy import CHEAPEST_FIRST, Policy, Precision
 from teamtr.engines.tabular import TabularPolicy
-from teamtr.engines.torch.fused_lora import slim
+from teamtr.engines.torch.fused_lora import fuse_lora
 from teamtr.engines.torch.loading import (
     TinyShape,
     hub_options,
@@ -312,7 +312,7 @@ def _transformer_models(
             {adapter: adapted[name] for adapter, name in adapters.items()},
             seed=seed_of(team_file.seed, "adapters", source),
         )
-        slimmed = slim(shared)
+        fused = fuse_lora(shared)
         for adapter, name in adapters.items():
             policies[name] = TransformerPolicy(
                 shared,
@@ -322,13 +322,13 @@ def _transformer_models(
                 temperature=team_file.sampling.temperature,
                 precision=precision,
                 serving=room,
-                slim=slimmed,
+                fused=fused,
             )
     return {a.name: AgentModel(policies[a.name], codec) for a in agents}
 
 
 def _precision(team_file: TeamFile, device: torch.device) -> Precision:
-    """``auto``: float32 on a CPU; on a GPU ``preflight.measure_floors`` goes on from the cheapest."""
+    """``auto``: float32 on a CPU; on a GPU ``checks.measure_floors`` goes on from the cheapest."""
     asked = team_file.learner.precision
     if asked != "auto":
         return asked

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 from annotated_types import Ge, Gt, Le, Lt
-from pydantic import AfterValidator, Field, Strict
+from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, Strict
+from pydantic_core import CoreSchema
+from pydantic_core.core_schema import no_info_after_validator_function
 
 from teamtr.settings.refusals import show
 
@@ -18,6 +20,16 @@ class InWords:
     """In an annotation: what a value may be, as help says it, where the type itself does not."""
 
     text: str
+
+
+@dataclass(frozen=True, eq=False)
+class InSchema:
+    """In an annotation: what the JSON schema says of a value besides its type."""
+
+    says: dict[str, Any]
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {**handler(schema), **self.says}
 
 
 NonEmpty = Annotated[str, Field(min_length=1)]
@@ -31,12 +43,25 @@ Share = Annotated[float, Strict(), Gt(0), Lt(1)]  # strictly between none and al
 Decay = Annotated[float, Strict(), Ge(0), Lt(1)]
 
 
-def of_form(form: str, must: str) -> AfterValidator:
-    """Text that the regular expression matches; ``must`` says so in words."""
+@dataclass(frozen=True)
+class Form:
+    """In an annotation: text that the regular expression matches; ``must`` says so in words."""
 
-    def check(value: str) -> str:
-        if not re.fullmatch(form, value):
-            raise ValueError(f"{must}, got {show(value)}")
+    form: str
+    must: str
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return no_info_after_validator_function(self._check, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {**handler(schema), "pattern": f"^(?:{self.form})$"}
+
+    def _check(self, value: str) -> str:
+        if not re.fullmatch(self.form, value):
+            raise ValueError(f"{self.must}, got {show(value)}")
         return value
 
-    return AfterValidator(check)
+
+def of_form(form: str, must: str) -> Form:
+    """Text that the regular expression matches; ``must`` says so in words."""
+    return Form(form, must)

@@ -19,7 +19,7 @@ _TALK = (
 
 
 @dataclass(frozen=True)
-class Item:
+class ProtocolCheck:
     """One point. ``ok`` False does not forbid the swap: it says what the alignment has to bridge."""
 
     point: str
@@ -29,7 +29,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Checklist:
-    items: tuple[Item, ...]
+    items: tuple[ProtocolCheck, ...]
     exact_kl: bool
 
     def as_record(self) -> dict[str, Any]:
@@ -46,12 +46,16 @@ def check_protocol(old: Session, new: Session, agent: str, tokenizers: Compatibi
     same_rendering = old_codec.text(_TALK) == new_codec.text(_TALK)
     protocol = new.team_file.team.protocol
     items = [
-        Item("token ids", tokenizers.identical, str(tokenizers)),
-        Item("end of a message", ends_known, "" if ends_known else f"the new agent does not stop at {sorted(ends)}"),
-        Item("chat template", same_rendering, "" if same_rendering else "renders the same talk to other text"),
-        Item("system prompt", *_system(new_codec, new.team[agent].system_prompt)),
-        Item("reasoning tags", *_thinks(old_codec, new_codec, protocol.think)),
-        Item("tool calls", True, "one JSON form" if protocol.tools == "canonical" else "shared as they are written"),
+        ProtocolCheck("token ids", tokenizers.identical, str(tokenizers)),
+        ProtocolCheck(
+            "end of a message", ends_known, "" if ends_known else f"the new agent does not stop at {sorted(ends)}"
+        ),
+        ProtocolCheck("chat template", same_rendering, "" if same_rendering else "renders the same talk to other text"),
+        ProtocolCheck("system prompt", *_system(new_codec, new.team[agent].system_prompt)),
+        ProtocolCheck("reasoning tags", *_thinks(old_codec, new_codec, protocol.think)),
+        ProtocolCheck(
+            "tool calls", True, "one JSON form" if protocol.tools == "canonical" else "shared as they are written"
+        ),
     ]
     return Checklist(tuple(items), tokenizers.identical and ends_known)
 

@@ -106,6 +106,17 @@ def _list_of(kind: type, value: Any) -> bool:
 EVERYTHING = Everything()
 WORDS: dict[str, Visibility] = {"everything": EVERYTHING, "blind": Blind()}
 FORMS: dict[str, Callable[[Any], Visibility]] = {"blind": _rounds, "only": _names}
+MAPPING = {
+    "type": "object",
+    "properties": {
+        "blind": {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1},
+        "only": {"type": "array", "items": {"type": "string"}, "minItems": 1},
+    },
+    "minProperties": 1,
+    "additionalProperties": False,
+}
+"""What a mapping may hold, one property per entry of ``FORMS``, as a JSON schema."""
+
 HELP = (
     "What it sees of the talk: everything; blind: no message of the current round; {blind: [0]}: so in these "
     "rounds, counted from 0; {only: [ann, bob]}: these agents' messages and its own. A mapping may hold both."

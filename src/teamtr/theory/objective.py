@@ -8,7 +8,7 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Objective:
-    """The surrogate that an update climbs, eq:ppo_obj and its relatives, as a value that can travel.
+    """The surrogate that an update maximizes, eq:ppo_obj and its relatives, as a value that can travel.
 
     ``ratio``: "message" is the paper's product over tokens; "token" clips each token's ratio (PPO, GRPO, DAPO);
     "length_normalized" is the geometric mean over the message's tokens.

@@ -1,4 +1,4 @@
-"""What one update is given: the agent's messages with their advantages, and how to optimized."""
+"""What one update is given: the agent's messages with their advantages, and how to optimize."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Optimization:
     """How an update parts. The radius sets the step's size; ``learning_rate`` only its starting guess.
 
     ``gate_share`` is the share of every problem's episodes that the gate looks at first; 1 is all of them at once.
-    ``certify_share`` is the share of problems that are not climbed on, so that certificates from them hold.
+    ``certify_share`` is the share of problems that are not trained on, so that certificates from them hold.
     ``cross_fit``: every problem is trained on, and none judges the steps that were made from it
     (``TrainingBatch.folds``).
     """
@@ -36,7 +36,7 @@ class Optimization:
 
 @dataclass(frozen=True)
 class Fold:
-    """One part of an update: the messages that are climbed on, and those that judge whether it gains."""
+    """One part of an update: the messages that are trained on, and those that judge whether it gains."""
 
     train_M: NDArray[np.bool_]
     judge_M: NDArray[np.bool_]

@@ -1,4 +1,4 @@
-"""One agent's update: optimized the surrogate, measure the exact KL, back off, accept or restore.
+"""One agent's update: maximize the surrogate, measure the exact KL, back off, accept or restore.
 
 The order of things, numbered as in the code:
 

@@ -22,7 +22,7 @@ from teamtr.analysis.diagnostics.stability import stability
 from teamtr.analysis.report.reading import Reading, read_run
 from teamtr.analysis.report.summary import eval_rows, run_facts, update_rows
 from teamtr.errors import UserError
-from teamtr.evaluation.evaluate import alike_interval
+from teamtr.evaluation.metrics import alike_interval
 from teamtr.randomness import generator
 from teamtr.records import Record, number
 from teamtr.store import StoreError, read_episodes

@@ -13,7 +13,7 @@ MOST_QUOTED, LONGEST_QUOTE = 4, 40
 """Messages, and characters of each, of the conversation at the top of a report."""
 
 
-def glance(data: Data) -> list[Answer]:
+def headlines(data: Data) -> list[Answer]:
     """Question, answer and tone ("good", "bad" or "plain") of each."""
     return [_improves(data), _inside(data), _stale(data), _says(data), _costs(data)]
 

@@ -21,7 +21,7 @@ def report_text(data: Data) -> str:
         f"agents {in_markdown(', '.join(run['agents']))}, plan {in_markdown(str(run['preset']))}, seed {run['seed']}.",
         *(f"> {in_markdown(note)}" for note in data["notes"]),
         "## At a glance",
-        *(f"- **{a['question']}** {in_markdown(a['headline'])}. {in_markdown(a['text'])}" for a in data["glance"]),
+        *(f"- **{a['question']}** {in_markdown(a['headline'])}. {in_markdown(a['text'])}" for a in data["headlines"]),
         "## Learning",
         _table(
             ("stage", "sampled tokens", "success", "from", "to", "consensus"),

@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from teamtr.config import ConfigError, TeamFile, loads
+from teamtr.config import ConfigError, TeamFile, loads_stored
 from teamtr.presets import Plan
 from teamtr.records import LOG_VERSION, Record, log_version, mapping, of_kind, unknown_kinds
 from teamtr.store import NotARun, RunFolder
@@ -180,7 +180,7 @@ def _log_notes(tail: LogTail) -> list[str]:
 @lru_cache(maxsize=64)
 def _parsed(text: str, name: str) -> TeamFile:
     """A live page reads the same file every few seconds, and parsing takes longer than all the rest."""
-    return loads(text, name=name)
+    return loads_stored(text, name=name)
 
 
 def _read_team_file(path: Path, notes: list[str]) -> tuple[str, TeamFile | None]:

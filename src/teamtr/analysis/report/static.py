@@ -9,7 +9,7 @@ from typing import Any
 
 from teamtr.analysis.diagnostics.probes import token_kls
 from teamtr.analysis.report.conversations import batch_payload, choose_batches, choose_groups, mean_length
-from teamtr.analysis.report.headlines import glance
+from teamtr.analysis.report.headlines import headlines
 from teamtr.analysis.report.reading import BatchFile, Reading, read_run
 from teamtr.analysis.report.spelling import speller
 from teamtr.analysis.report.staleness import StaleStep, stale_steps
@@ -61,7 +61,7 @@ def build_report(
         ),
     }
     data["example"] = _example(conversations)
-    data["glance"] = glance(data)
+    data["headlines"] = headlines(data)
     return Report(data, conversations)
 
 

@@ -16,7 +16,7 @@ from teamtr.analysis.diagnostics.stability import stability
 from teamtr.analysis.diagnostics.subsampling import subsample_reliability
 from teamtr.analysis.diagnostics.tracking import Tracking, certificate_tracking, gains, stale_updates
 from teamtr.analysis.diagnostics.zeta import zeta_proxy
-from teamtr.analysis.report.headlines import glance
+from teamtr.analysis.report.headlines import headlines
 from teamtr.analysis.report.reading import Reading
 from teamtr.analysis.report.swaps import swap_rows
 from teamtr.records import Record, accepted, mapping, mappings, number, of_kind, whole
@@ -86,7 +86,7 @@ def summarise(reading: Reading) -> dict[str, Any]:
         "reproduce": _reproduce(reading),
         "batches": [{"name": b.name, "stage": b.stage, "step": b.step} for b in reading.batches],
     }
-    data["glance"] = glance(data)
+    data["headlines"] = headlines(data)
     return data
 
 

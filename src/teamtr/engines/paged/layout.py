@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from teamtr.engines.paged import reference
-from teamtr.engines.paged.blocks import Pool
+from teamtr.engines.paged.pages import Pool
 from teamtr.engines.paged.work_split import Together
 from teamtr.engines.torch.rotation import Rotation
 

@@ -25,8 +25,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from teamtr.engines.paged.blocks import SCRATCH, Pool
 from teamtr.engines.paged.layout import Decoding, Prefilling
+from teamtr.engines.paged.pages import SCRATCH, Pool
 from teamtr.engines.paged.weights import SamplingCopy
 from teamtr.engines.paged.work_split import Cluster, Together, clusters, most_members, remaining, splits, worth_it
 from teamtr.engines.sampling import TokenSampler
@@ -53,7 +53,7 @@ class _Sequence:
 
 @dataclass
 class DecodeBuffers:
-    """The tensors that captured graphs read and write; their addresses stay while the buffers stands."""
+    """The tensors that captured graphs read and write; their addresses stay while the buffers stand."""
 
     rows: int
     tokens: int
@@ -150,7 +150,7 @@ class Server:
         self.pool_bytes = pool_bytes
         self._graphs = graphs
         self._pool: Pool | None = None
-        self._desk: DecodeBuffers | None = None
+        self._buffers: DecodeBuffers | None = None
         decoder = copy.model.get_decoder()
         self._decoder: Callable[..., Any] = torch.compile(decoder, dynamic=None) if compiled else decoder
         self._compiled = compiled
@@ -177,7 +177,7 @@ class Server:
         version = version or f"call {self._calls}"
         rows, tokens = uniform_BT.shape
         self.reserve([len(prompt) for prompt in prompts], tokens)
-        buffers = self._require_desk()
+        buffers = self._require_buffers()
         buffers.start(uniform_BT, end_ids)
         lengths = np.zeros(rows, dtype=np.int64)
         waiting = deque(sorted(range(rows), key=lambda b: (len(prompts[b]), prompts[b].tobytes(), b)))
@@ -242,7 +242,7 @@ class Server:
         try:
             hidden = self._prefill(sequences, list(leader.values()), known)
         except BaseException:
-            self._pool = self._desk = None  # names of pages that were never written must not be found
+            self._pool = self._buffers = None  # names of pages that were never written must not be found
             raise
         pool.copy([s for s, _ in copies], [t for _, t in copies])
         self._seat(sequences, taken, hidden, leads, list(leader.values()), drawing)
@@ -281,7 +281,7 @@ class Server:
         leaders: Sequence[int],
         drawing: TokenSampler,
     ) -> None:
-        buffers = self._require_desk()
+        buffers = self._require_buffers()
         here = slice(taken, taken + len(sequences))
         place = {leader: i for i, leader in enumerate(leaders)}
         at = torch.tensor([place[lead] for lead in leads], device=buffers.device)
@@ -302,14 +302,14 @@ class Server:
     # -- 3. ---------------------------------------------------------------------------------------------------
 
     def _longest_wait(self, sequences: Sequence[_Sequence], tokens: int) -> int:
-        return tokens - int(self._require_desk().step[: len(sequences)].min())
+        return tokens - int(self._require_buffers().step[: len(sequences)].min())
 
     def _replay(self, sequences: int, drawing: TokenSampler) -> None:
         size = _size(sequences)
         if not self._graphs:
             self._step(size, drawing)
             return
-        graphs = self._require_desk().graphs
+        graphs = self._require_buffers().graphs
         key = (size, drawing, self._reads_together(size))
         if key not in graphs:
             graphs[key] = self._capture(size, drawing)
@@ -319,11 +319,11 @@ class Server:
         """Look for rows that begin with the same pages: whenever rows have come. When some leave, the rest go on."""
         many = splits(_size(len(sequences)), self._shape.kv_heads) == 1
         self._put_clusters(
-            clusters([sequence.pages for sequence in sequences], self._require_desk().members) if many else []
+            clusters([sequence.pages for sequence in sequences], self._require_buffers().members) if many else []
         )
 
     def _put_clusters(self, found: list[Cluster]) -> None:
-        buffers = self._require_desk()
+        buffers = self._require_buffers()
         in_a_layer = Pool.bytes_per_page(self._shape, PAGE, self.copy.dtype) // self._shape.layers
         found = found if worth_it(found, in_a_layer) else []
         if found or buffers.clusters:
@@ -332,11 +332,11 @@ class Server:
 
     def _reads_together(self, size: int) -> bool:
         """Not where a row has several programs: each would add what is common once more."""
-        return bool(self._require_desk().clusters) and splits(size, self._shape.kv_heads) == 1
+        return bool(self._require_buffers().clusters) and splits(size, self._shape.kv_heads) == 1
 
     def _step(self, size: int, drawing: TokenSampler) -> None:
         """One token for the first ``size`` sequences."""
-        buffers = self._require_desk()
+        buffers = self._require_buffers()
         together = buffers.together.of(size) if self._reads_together(size) else None
         layout = Decoding(self._require_pool(), buffers.table[:size], buffers.position[:size], together)
         hidden = self._hidden(layout, buffers.token[:size], buffers.position[:size].long())
@@ -348,7 +348,7 @@ class Server:
     def _capture(self, size: int, drawing: TokenSampler) -> Any:
         """Capture a step. The warm-up runs with every sequence asleep: it writes to pages what the real step will write
         there again, and moves nothing."""
-        buffers = self._require_desk()
+        buffers = self._require_buffers()
         awake = buffers.alive.clone()
         buffers.alive.fill_(False)
         side = torch.cuda.Stream()
@@ -370,7 +370,7 @@ class Server:
     def _leave(
         self, version: str, sequences: Sequence[_Sequence], alive: Sequence[bool], lengths: NDArray[np.int64]
     ) -> None:
-        buffers, books = self._require_desk(), self._require_pool().books
+        buffers, books = self._require_buffers(), self._require_pool().books
         gone = [i for i, stays in enumerate(alive) if not stays]
         written = buffers.position[: len(sequences)].tolist()
         ids = buffers.ids[torch.tensor([sequences[i].row for i in gone], device=buffers.device)].cpu().numpy()
@@ -384,7 +384,7 @@ class Server:
         buffers.keep([i for i, stays in enumerate(alive) if stays])
 
     def _samples(self, lengths: NDArray[np.int64], end_ids: frozenset[int]) -> list[Sample]:
-        buffers, rows = self._require_desk(), len(lengths)
+        buffers, rows = self._require_buffers(), len(lengths)
         ids, logp = buffers.ids[:rows].cpu().numpy().astype(np.int32), buffers.logp[:rows].cpu().numpy()
         return [
             Sample(ids[b, :n].copy(), logp[b, :n].copy(), "stop" if int(ids[b, n - 1]) in end_ids else "length")
@@ -406,7 +406,7 @@ class Server:
             )
         wanted = min(affordable, sum(sorted(pages)[-SIZES[-1] :]) + 1)
         if self._pool is None or self._pool.books.count < wanted:
-            self._pool = self._desk = None  # free the old ones first
+            self._pool = self._buffers = None  # free the old ones first
             # Room for what may be found again: by the group's next turn, and by the next batch.
             count = min(affordable, 4 * wanted)
             try:
@@ -418,9 +418,9 @@ class Server:
                 ) from error
         # One column more than pages: a row that has said all it may stays for a while, and writes behind its last page.
         width = max(pages) + 1
-        if self._desk is None or not self._desk.fits(len(prompts), tokens, width):
-            old, self._desk = self._desk, None
-            self._desk = DecodeBuffers(
+        if self._buffers is None or not self._buffers.fits(len(prompts), tokens, width):
+            old, self._buffers = self._buffers, None
+            self._buffers = DecodeBuffers(
                 rows=_roomy(len(prompts), old.rows if old else 0),
                 tokens=_roomy(tokens, old.tokens if old else 0),
                 width=_roomy(width, old.width if old else 0),
@@ -432,9 +432,9 @@ class Server:
         assert self._pool is not None
         return self._pool
 
-    def _require_desk(self) -> DecodeBuffers:
-        assert self._desk is not None
-        return self._desk
+    def _require_buffers(self) -> DecodeBuffers:
+        assert self._buffers is not None
+        return self._buffers
 
 
 def _size(rows: int) -> int:

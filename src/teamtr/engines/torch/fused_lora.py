@@ -3,7 +3,7 @@ the products in few kernels.
 
 On a GPU the hosts of small kernels, not the kernels, decide how fast a small model trains: PEFT under autocast starts
 about a dozen for every adapted layer. In a larger one, what lies between products reads and writes as long as they
-compute. ``slim`` replaces the forward of a shared base's adapted layers, norms, gates and attention modules by
+compute. ``fuse_lora`` replaces the forward of a shared base's adapted layers, norms, gates and attention modules by
 functions of our own with the same result; storage, names and files stay PEFT's.
 """
 
@@ -72,7 +72,7 @@ class _Adapted(torch.autograd.Function):
 
 @dataclass
 class FusedLora:
-    """What the slimmed layers of one shared base compute with now: which adapter, in which dtype.
+    """What the fused layers of one shared base compute with now: which adapter, in which dtype.
 
     ``halves`` holds the base's weights in half precision, made when first asked for and kept: they never change.
     ``unfused`` are weights of layers that we do not know, such as experts and other norms: with any of them, half
@@ -100,7 +100,7 @@ class FusedLora:
         return self.halves[key]
 
 
-def slim(shared: Any) -> FusedLora:
+def fuse_lora(shared: Any) -> FusedLora:
     """FusedLora a PEFT model with LoRA adapters; what is not plain enough keeps its own forward."""
     state = FusedLora()
     causal_lm = shared.get_base_model()

@@ -56,7 +56,7 @@ class TransformerPolicy(Policy):
         precision: Precision = "fp32",
         base_version: str = "",
         serving: SamplerPool | None = None,
-        slim: FusedLora | None = None,
+        fused: FusedLora | None = None,
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
@@ -68,7 +68,7 @@ class TransformerPolicy(Policy):
         self.device = next(self.causal_lm.parameters()).device
         self.end_ids = end_ids_of(self.causal_lm, tokenizer)
         self.serving = serving
-        self._slim = slim
+        self._fused = fused
         self._layouts: ExitStack | None = None
         self._recomputes = False
         self.packs = True
@@ -90,9 +90,9 @@ class TransformerPolicy(Policy):
 
     def frozen_half_bytes(self) -> int:
         """Memory of the base's weights kept in half precision beside the full ones, when training uses them."""
-        if self._slim is None or self.precision not in _HALF:
+        if self._fused is None or self.precision not in _HALF:
             return 0
-        body = sum(2 * w.numel() for w in (*(layer.weight for layer in self._slim.linears), *self._slim.unfused))
+        body = sum(2 * w.numel() for w in (*(layer.weight for layer in self._fused.linears), *self._fused.unfused))
         return body + (2 * self.causal_lm.get_output_embeddings().weight.numel() if self.precision == "fp16" else 0)
 
     # -- weights ----------------------------------------------------------------------------------------------
@@ -147,9 +147,9 @@ class TransformerPolicy(Policy):
         stays in place for layers that the backward pass computes again."""
         if self.adapter is not None and self.model.active_adapter != self.adapter:
             self.model.set_adapter(self.adapter)
-        if self._slim is not None:
-            self._slim.adapter = self.adapter or ""
-            self._slim.dtype = _HALF.get(self.precision, torch.float32)
+        if self._fused is not None:
+            self._fused.adapter = self.adapter or ""
+            self._fused.dtype = _HALF.get(self.precision, torch.float32)
         before = torch.backends.cuda.matmul.allow_tf32
         # float16 fits into TF32 without rounding, so a head over half-precision features loses nothing by it.
         torch.backends.cuda.matmul.allow_tf32 = self.precision != "fp32"
@@ -163,7 +163,7 @@ class TransformerPolicy(Policy):
 
     def _body(self, layout: Packed | None = None, **inputs: Any) -> Any:
         """The decoder's output; with a layout, for tokens packed end to end."""
-        dtype = _HALF.get(self.precision) if self._slim is None or self._slim.unfused else None
+        dtype = _HALF.get(self.precision) if self._fused is None or self._fused.unfused else None
         with ExitStack() as stack:
             if self._layouts is None:
                 stack.enter_context(self.computing())
@@ -238,9 +238,9 @@ class TransformerPolicy(Policy):
 
     def _half_of_head(self, weight: Tensor) -> Tensor | None:
         """The head's weight in float16 where training with adapters uses it: kept, since it never changes."""
-        if self._slim is None or self.precision != "fp16" or self.device.type != "cuda" or weight.requires_grad:
+        if self._fused is None or self.precision != "fp16" or self.device.type != "cuda" or weight.requires_grad:
             return None
-        return self._slim.half_of(weight, torch.float16)
+        return self._fused.half_of(weight, torch.float16)
 
     def _require_room(self, tokens: int) -> None:
         room = getattr(text_config(self.causal_lm), "max_position_embeddings", None)

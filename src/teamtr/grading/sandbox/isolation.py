@@ -88,12 +88,12 @@ def enter(without: dict[str, str]) -> Isolation:
     return Isolation(missing, init=inside, nobody=is_root and PLAIN_USER not in missing)
 
 
-def restrict(walls: Isolation, keep_fd: int, seconds: float, memory_bytes: int) -> None:
+def restrict(isolation: Isolation, keep_fd: int, seconds: float, memory_bytes: int) -> None:
     """Around one job, in its own process: afterwards only computing and writing to ``keep_fd`` are left."""
     os.setsid()
     os.closerange(3, keep_fd)
     os.closerange(keep_fd + 1, 1024)
-    if walls.nobody:
+    if isolation.nobody:
         _become_nobody()
     if _LINUX:
         _call(_libc.prctl, _PR_SET_DUMPABLE, 0, 0, 0, 0)
@@ -105,7 +105,7 @@ def restrict(walls: Isolation, keep_fd: int, seconds: float, memory_bytes: int) 
     _limit(resource.RLIMIT_NOFILE, 0)
     if _LINUX:  # elsewhere the system does not enforce it
         _limit(resource.RLIMIT_AS, memory_bytes)
-    if CALL_FILTER not in walls.missing:
+    if CALL_FILTER not in isolation.missing:
         syscalls.install(_libc)
 
 

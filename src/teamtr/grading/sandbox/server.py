@@ -57,18 +57,18 @@ def main() -> None:
         hello = _receive(channel)
         _preload(hello["sys_path"], hello["preload"])
         try:
-            walls = enter(hello["without"])
+            isolation = enter(hello["without"])
         except NoNamespacesError as error:
             _send(channel, {"failed": str(error)})
             os._exit(0)
-        _send(channel, {"missing": walls.missing})
+        _send(channel, {"missing": isolation.missing})
         os.dup2(0, 2)  # only now: a server that cannot start must be able to say why
         buffer = bytearray()
         while True:
             request = _receive(channel)
             if len(buffer) <= request["reply_bytes"]:
                 buffer = bytearray(request["reply_bytes"] + 1)  # one more, to see that a reply is too long
-            _serve(channel, walls, memoryview(buffer), **request)
+            _serve(channel, isolation, memoryview(buffer), **request)
     os._exit(0)
 
 
@@ -86,7 +86,7 @@ def _preload(path: list[str], names: list[str]) -> None:
 
 def _serve(
     channel: socket.socket,
-    walls: Isolation,
+    isolation: Isolation,
     buffer: memoryview,
     seconds: float,
     memory_bytes: int,
@@ -95,7 +95,7 @@ def _serve(
     reply_read, reply_write = os.pipe()
     child = os.fork()
     if child == 0:
-        _do_job(channel, reply_write, walls, seconds, memory_bytes)
+        _do_job(channel, reply_write, isolation, seconds, memory_bytes)
     os.close(reply_write)
     try:
         if os.read(reply_read, len(TAKEN)) != TAKEN:
@@ -104,7 +104,7 @@ def _serve(
         end = _await(channel, reply_read, seconds, buffer[: reply_bytes + 1])
     finally:
         os.close(reply_read)
-        status = _end_all(child, walls)
+        status = _end_all(child, isolation)
     if end.kind == "ok" and not end.filled:
         end = _obituary(status)
     _send(channel, {"nonce": nonce, "kind": end.kind, "message": end.message})
@@ -113,13 +113,13 @@ def _serve(
     buffer[: end.filled] = bytes(end.filled)
 
 
-def _do_job(channel: socket.socket, reply_fd: int, walls: Isolation, seconds: float, memory_bytes: int) -> None:
+def _do_job(channel: socket.socket, reply_fd: int, isolation: Isolation, seconds: float, memory_bytes: int) -> None:
     """In the child: never returns."""
     status = COULD_NOT_SHUT_IN
     try:
         job = _read_frame(channel)
         os.write(reply_fd, TAKEN)
-        restrict(walls, reply_fd, seconds, memory_bytes)
+        restrict(isolation, reply_fd, seconds, memory_bytes)
         status = 0
         program.run(job, reply_fd)
     finally:
@@ -147,10 +147,10 @@ def _await(channel: socket.socket, reply_fd: int, seconds: float, buffer: memory
         filled += count
 
 
-def _end_all(child: int, walls: Isolation) -> int:
+def _end_all(child: int, isolation: Isolation) -> int:
     """Kill the job and all that it started; returns the job's exit status, negative for a signal."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        if walls.init:
+        if isolation.init:
             os.kill(-1, signal.SIGKILL)  # everything in our namespace but ourselves
         else:
             os.kill(child, signal.SIGKILL)

@@ -59,13 +59,13 @@ class _Worker:
     """One process and the parent's end of its channel. Forked anew by itself when used after ``kill``."""
 
     def __init__(self, forkserver: ForkServer) -> None:
-        self._nursery = forkserver
+        self._forkserver = forkserver
         self._process: Child | None = None
         self.loaded: str | None = None
 
     def send(self, content: Any, deadline: float) -> None:
         if self._process is None:
-            self._process = self._nursery.fork(deadline)
+            self._process = self._forkserver.fork(deadline)
         self._process.channel.send(content, deadline)
 
     def receive(self, deadline: float) -> Any:
@@ -82,7 +82,7 @@ class _Worker:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
         process.channel.close()
-        return self._nursery.reap(process.pid, time.monotonic() + SECONDS_TO_REAP)
+        return self._forkserver.reap(process.pid, time.monotonic() + SECONDS_TO_REAP)
 
 
 class WorkerPool:
@@ -127,10 +127,10 @@ class WorkerPool:
             "show_output": show_output,
             "preload": list(preload),
         }
-        self._nursery = ForkServer(hello, output_bytes)
-        self._workers = tuple(_Worker(self._nursery) for _ in range(workers))
+        self._forkserver = ForkServer(hello, output_bytes)
+        self._workers = tuple(_Worker(self._forkserver) for _ in range(workers))
         self._lock = threading.Lock()
-        self._end = weakref.finalize(self, _kill_all, self._workers, self._nursery, os.getpid())  # runs at exit too
+        self._end = weakref.finalize(self, _kill_all, self._workers, self._forkserver, os.getpid())  # runs at exit too
 
     def __enter__(self) -> WorkerPool:
         return self

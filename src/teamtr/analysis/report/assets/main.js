@@ -10,7 +10,7 @@ function themeButton() {
   return button;
 }
 
-const PARTS = [["glance", "At a glance"], ["learning", "Learning"], ["region", "Trust region"], ["certificate", "Certificate"], ["staleness", "Staleness"],
+const PARTS = [["headlines", "At a glance"], ["learning", "Learning"], ["region", "Trust region"], ["certificate", "Certificate"], ["staleness", "Staleness"],
   ["shift", "Token shift"], ["timeline", "Timeline"], ["conversations", "Conversations"], ["cost", "Accounting"], ["swap", "Swap"], ["reproduce", "Reproduce"]];
 /** Links to the sections that this run has. */
 const partsOf = (data) => PARTS.filter(([id]) => (id !== "swap" || data.swaps.length) && (id !== "shift" || (data.probes && data.probes.updates.some((p) => p.shift))));
@@ -21,7 +21,7 @@ function navigation(parts, extra) {
 }
 
 function reportSections(data, batches, conversations) {
-  return [headerSection(data), glanceSection(data), learningSection(data), regionSection(data), certificateSection(data),
+  return [headerSection(data), headlinesSection(data), learningSection(data), regionSection(data), certificateSection(data),
     stalenessSection(data), shiftSection(data), timelineSection(data, batches), conversations, costSection(data), swapSection(data), reproduceSection(data)].filter(Boolean);
 }
 

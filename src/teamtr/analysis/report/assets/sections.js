@@ -30,9 +30,9 @@ function headerSection(data) {
       el("ul", null, data.notes.map((note) => el("li", null, note)))) : null);
 }
 
-function glanceSection(data) {
-  return el("section", { id: "glance", "aria-label": "At a glance" }, el("div", { class: "cards" },
-    data.glance.map((card) => el("article", { class: "card " + card.tone },
+function headlinesSection(data) {
+  return el("section", { id: "headlines", "aria-label": "At a glance" }, el("div", { class: "cards" },
+    data.headlines.map((card) => el("article", { class: "card " + card.tone },
       el("h3", null, card.question), el("p", { class: "headline" }, card.headline), el("p", null, card.text)))));
 }
 

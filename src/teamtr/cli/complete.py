@@ -1,0 +1,54 @@
+"""What a shell may complete: names that are known without loading torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import typer
+
+
+def recipe_names(incomplete: str) -> list[tuple[str, str]]:
+    """Recipes, each with its summary."""
+    from teamtr.config import recipes
+
+    return [(name, recipe.summary) for name, recipe in recipes().items() if name.startswith(incomplete)]
+
+
+def preset_names(incomplete: str) -> list[str]:
+    from teamtr.presets import PRESETS
+
+    return [name for name in PRESETS if name.startswith(incomplete)]
+
+
+def agents_of_run(ctx: typer.Context, incomplete: str) -> list[str]:
+    """The agents of the run folder that the command names; none where it cannot be read."""
+    # While an option's value is missing, the arguments before it are not yet sorted into parameters.
+    run = ctx.params.get("run") or next(iter(ctx.args), None)
+    agents = _agents(Path(run) / "team.yaml") if run else []
+    return [name for name in agents if name.startswith(incomplete)]
+
+
+def dotted_keys(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
+    """Keys of a team file with their meaning; those of an agent under the names that the file gives."""
+    from teamtr.config import schema_keys
+
+    file = ctx.params.get("team_file")
+    agents = _agents(Path(file)) if file else []
+    found: dict[str, str] = {}
+    for key in schema_keys():
+        for agent in agents if ".NAME." in key.key else [""]:
+            found.setdefault(f"{key.key.replace('NAME', agent)}=", key.description)
+    return [(key, meaning) for key, meaning in found.items() if key.startswith(incomplete)]
+
+
+def _agents(team_file: Path) -> list[str]:
+    """The names of the agents, as far as this file has any: a file that is still being written is no error here."""
+    from teamtr.config.source import read
+
+    try:
+        data: Any = read(team_file.read_text(encoding="utf-8")).data
+        names = [agent["name"] for agent in data["team"]["agents"]]
+    except (OSError, ValueError, LookupError, TypeError):
+        return []
+    return [name for name in names if isinstance(name, str)]

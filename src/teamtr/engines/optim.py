@@ -1,0 +1,77 @@
+"""Adam whose whole state is named tensors, so that it can be stored as safetensors, hashed and restored to the bit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+FIRST_LOSS_SCALE = 2.0**16
+STEPS_BEFORE_RAISING = 200
+"""Steps without overflow after which the loss scale of float16 is doubled."""
+
+
+class Adam:
+    """Adam with bias correction: two moments per parameter, and the loss scale of float16."""
+
+    def __init__(self, betas: tuple[float, float]) -> None:
+        self.betas = betas
+        self.moments: dict[str, Tensor] = {}
+        self.steps = 0
+        self.loss_scale = FIRST_LOSS_SCALE
+        self._clean_steps = 0
+
+    @torch.no_grad()
+    def step(self, parameters: Mapping[str, nn.Parameter], shrink: float, learning_rate: float) -> None:
+        """One step from the parameters' gradients, each multiplied by ``shrink`` first."""
+        self.steps += 1
+        b1, b2 = self.betas
+        correction = learning_rate * (1 - b2**self.steps) ** 0.5 / (1 - b1**self.steps)
+        moved = {name: p for name, p in parameters.items() if p.grad is not None}
+        if moved:
+            weights: list[Tensor] = list(moved.values())
+            # One call for all parameters: an adapter has hundreds of small ones.
+            gradients = torch._foreach_mul([p.grad for p in moved.values() if p.grad is not None], shrink)
+            first, second = (
+                [self.moments.setdefault(f"{kind}.{name}", torch.zeros_like(p)) for name, p in moved.items()]
+                for kind in ("first", "second")
+            )
+            torch._foreach_lerp_(first, gradients, 1 - b1)
+            torch._foreach_mul_(second, b2)
+            torch._foreach_addcmul_(second, gradients, gradients, 1 - b2)
+            spread = torch._foreach_sqrt(second)
+            torch._foreach_add_(spread, 1e-8)
+            torch._foreach_addcdiv_(weights, first, spread, -correction)
+        self._clean_steps += 1
+        if self._clean_steps % STEPS_BEFORE_RAISING == 0:
+            self.loss_scale *= 2
+
+    def lower_scale(self, scale: float) -> None:
+        """What a step that overflowed fell back to."""
+        self.loss_scale, self._clean_steps = scale, 0
+
+    def to(self, device: torch.device) -> None:
+        self.moments = {name: moment.to(device) for name, moment in self.moments.items()}
+
+    def leave_the_card(self) -> None:
+        self.moments = {name: moment.cpu() for name, moment in self.moments.items()}
+
+    def counters(self) -> dict[str, Tensor]:
+        return {
+            "steps": torch.tensor(self.steps),
+            "loss_scale": torch.tensor(self.loss_scale, dtype=torch.float64),
+            "clean_steps": torch.tensor(self._clean_steps),
+        }
+
+    def state(self) -> dict[str, Tensor]:
+        """Moments and counters, cloned."""
+        return {name: moment.clone() for name, moment in self.moments.items()} | self.counters()
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """What ``state`` gave; its tensors become the optimizer's own."""
+        moments = dict(state)
+        self.steps = int(moments.pop("steps"))
+        self.loss_scale = float(moments.pop("loss_scale"))
+        self._clean_steps = int(moments.pop("clean_steps"))
+        self.moments = moments

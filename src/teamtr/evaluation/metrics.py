@@ -1,0 +1,230 @@
+"""How good a team is, and how sure we are: avg@K, pass@K, majority@K, consensus, with intervals over problems.
+
+The unit of chance is the problem: samples of one problem share its difficulty, so every interval resamples problems
+and never single samples. Axis K: the samples of one problem.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from teamtr.randomness import resampled_range
+from teamtr.types import EvalReport, Floats, Interval, LabelScores, MeanInterval, Verdict
+
+
+def avg_at_k(correct_PK: ArrayLike) -> float:
+    """avg@K of sec:exp:setup: the mean correctness over K samples of each problem."""
+    return float(_matrix(correct_PK).mean())
+
+
+def pass_at_k(correct_P: ArrayLike, n: int, k: int) -> Floats:
+    """pass@k of each problem from its number of right samples among n: the chance that k of them, drawn without
+    replacement, hold a right one, 1 - C(n - c, k) / C(n, k).
+
+    It is the unbiased estimate of the chance that k fresh samples hold a right one. At k = n it is the paper's
+    pass@K (sec:exp:setup): at least one of the K samples is right.
+    """
+    counts_P = np.asarray(correct_P)
+    if not 1 <= k <= n:
+        raise ValueError(f"pass@k needs 1 <= k <= n, got k={k} and n={n} samples: draw more samples or lower k")
+    if counts_P.size and (counts_P.min() < 0 or counts_P.max() > n):
+        raise ValueError(f"a problem has between 0 and n={n} right samples, got {counts_P.min()} to {counts_P.max()}")
+    # C(n-c, k) / C(n, k) is the product of (i - k) / i over i = n, n-1, ..., n-c+1: no binomial is ever formed.
+    i_c = np.arange(n, 0, -1, dtype=np.float64)
+    none_right_c = np.concatenate([[1.0], np.cumprod(np.maximum(i_c - k, 0.0) / i_c)])
+    return 1.0 - none_right_c[counts_P.astype(np.int64)]
+
+
+def majority_at_k(answers_PK: Sequence[Sequence[str | None]], right_PK: Sequence[Sequence[bool]]) -> Floats:
+    """Of each problem: is the answer given most often right? Samples without an answer (None) do not vote.
+
+    Of several answers given equally often one is taken to be drawn at random, so the value may lie between 0 and 1.
+    """
+    return np.array([_majority(a, r) for a, r in zip(answers_PK, right_PK, strict=True)], dtype=np.float64)
+
+
+def consensus_on_correct(stated: Sequence[Sequence[bool | None]]) -> float:
+    """The share of episodes in which every agent that stated an answer stated the right one (tab:ablation, Coord.).
+
+    ``stated[e][a]`` says whether agent a was right in episode e, None if it stated no answer. An episode in which
+    nobody stated one is no consensus.
+    """
+    if not stated:
+        raise ValueError("consensus needs at least one episode")
+    spoken = [[right for right in episode if right is not None] for episode in stated]
+    return float(np.mean([bool(rights) and all(rights) for rights in spoken]))
+
+
+def bootstrap_interval(
+    values_P: ArrayLike, confidence: float = 0.95, draws: int = 2000, *, rng: np.random.Generator
+) -> Interval:
+    """Percentile bootstrap of the mean, resampling problems."""
+    values = np.asarray(values_P, dtype=np.float64)
+    if values.ndim != 1 or not values.size:
+        raise ValueError(f"the bootstrap needs one value per problem, got an array of shape {values.shape}")
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence is strictly between 0 and 1, got {confidence}")
+    return Interval(*resampled_range(values, confidence, draws=draws, rng=rng))
+
+
+def share_interval(
+    values_P: ArrayLike, confidence: float = 0.95, draws: int = 2000, *, rng: np.random.Generator
+) -> Interval:
+    """The interval of a mean of values in [0, 1], honest also when all of them are equal (``alike_interval``)."""
+    values = np.asarray(values_P, dtype=np.float64)
+    interval = bootstrap_interval(values, confidence, draws, rng=rng)
+    if values.min() < 0 or values.max() > 1:
+        raise ValueError(f"shares lie in [0, 1], got {values.min()} to {values.max()}")
+    if values.min() < values.max():
+        return interval
+    return alike_interval(float(values[0]), values.size, confidence)
+
+
+def alike_interval(
+    value: float, problems: int, confidence: float = 0.95, *, least: float = 0.0, most: float = 1.0
+) -> Interval:
+    """The interval of a mean of values in [least, most] of which so many problems all had this one.
+
+    The bootstrap has nothing to resample then and would claim certainty after a single problem. If a problem has the
+    value v with probability p, all P do with p^P; unless p >= q = (1 - confidence)^(1/P) that is rarer than
+    1 - confidence. With p >= q the mean is at least q v + (1 - q) least and at most q v + (1 - q) most, whatever the
+    other values are. For v = 0 or 1 of [0, 1] it is the rule of three.
+    """
+    q = (1 - confidence) ** (1 / problems)
+    return Interval(q * value + (1 - q) * least, q * value + (1 - q) * most)
+
+
+def summarise(
+    verdicts_PK: Sequence[Sequence[Verdict]],
+    answers_PK: Sequence[Sequence[str | None]],
+    stated_PK: Sequence[Sequence[Sequence[bool | None]]] | None,
+    rng: np.random.Generator,
+    *,
+    ks: Sequence[int] | None = None,
+    confidence: float = 0.95,
+    draws: int = 2000,
+    labels_P: Sequence[Mapping[str, str]] | None = None,
+    measures_PK: Sequence[Sequence[Mapping[str, float]]] | None = None,
+) -> EvalReport:
+    """All figures of one evaluation.
+
+    Args:
+        verdicts_PK: the verdict of each sample.
+        answers_PK: what each sample answered in a form that can be compared, None where it answered nothing; it
+            decides the majority.
+        stated_PK: for each sample, whether each agent stated the right answer (``consensus_on_correct``); or None.
+        rng: of the bootstrap.
+        ks: for pass@k; by default 1, 2, 4, ... and K.
+        labels_P: what each problem is labelled with; there is a table for each name of a label.
+        measures_PK: what else was measured of each sample, from 0 to 1.
+    """
+    samples = len(verdicts_PK[0]) if verdicts_PK else 0
+    if not samples or any(len(row) != samples for row in (*verdicts_PK, *answers_PK)):
+        raise ValueError("an evaluation needs at least one problem, and equally many samples and answers of each")
+    right_PK = [[verdict.right for verdict in row] for row in verdicts_PK]
+    correct_PK = _matrix(right_PK)
+    rewards = np.array([verdict.reward for row in verdicts_PK for verdict in row], dtype=np.float64)
+    finite = rewards[np.isfinite(rewards)]
+    pass_P = {k: pass_at_k(correct_PK.sum(axis=1), samples, k) for k in (ks or _doublings(samples))}
+    majority_P = majority_at_k(answers_PK, right_PK)
+
+    def interval(values_P: Floats) -> Interval:
+        return share_interval(values_P, confidence, draws, rng=rng)
+
+    return EvalReport(
+        problems=len(verdicts_PK),
+        samples=samples,
+        confidence=confidence,
+        avg_at_k=avg_at_k(correct_PK),
+        avg_interval=interval(correct_PK.mean(axis=1)),
+        pass_at_k={k: float(values_P.mean()) for k, values_P in pass_P.items()},
+        pass_intervals={k: interval(values_P) for k, values_P in pass_P.items()},
+        majority_at_k=float(majority_P.mean()),
+        majority_interval=interval(majority_P),
+        consensus_on_correct=None if stated_PK is None else consensus_on_correct([e for row in stated_PK for e in row]),
+        mean_reward=float(finite.mean()) if finite.size else math.nan,
+        reward_interval=_reward_interval(verdicts_PK, confidence, draws, rng),
+        rewards_non_finite=int(rewards.size - finite.size),
+        verdicts=dict(Counter(verdict.kind for row in verdicts_PK for verdict in row)),
+        success_P=tuple(correct_PK.mean(axis=1).tolist()),
+        tables={
+            name: {
+                value: LabelScores(
+                    problems=len(rows),
+                    avg_at_k=avg_at_k(correct_PK[rows]),
+                    avg_interval=interval(correct_PK[rows].mean(axis=1)),
+                    pass_at_k=float((correct_PK[rows].sum(axis=1) > 0).mean()),
+                )
+                for value, rows in parts.items()
+            }
+            for name, parts in _by_label(labels_P or ()).items()
+        },
+        measures={
+            name: MeanInterval(float(values_P.mean()), interval(values_P))
+            for name, values_P in _by_measure(measures_PK or ()).items()
+        },
+    )
+
+
+def _reward_interval(
+    verdicts_PK: Sequence[Sequence[Verdict]], confidence: float, draws: int, rng: np.random.Generator
+) -> Interval:
+    """Of the mean reward; problems without any finite reward have no say."""
+    rewards = [[v.reward for v in row if math.isfinite(v.reward)] for row in verdicts_PK]
+    means_P = [float(np.mean(row)) for row in rewards if row]
+    if not means_P:
+        return Interval(math.nan, math.nan)
+    within = min(means_P) >= 0 and max(means_P) <= 1
+    return (share_interval if within else bootstrap_interval)(means_P, confidence, draws, rng=rng)
+
+
+def _by_label(labels_P: Sequence[Mapping[str, str]]) -> dict[str, dict[str, list[int]]]:
+    """Name of a label -> value -> the problems that have it, values in the order that a person expects."""
+    found: dict[str, dict[str, list[int]]] = {}
+    for p, labels in enumerate(labels_P):
+        for name, value in labels.items():
+            found.setdefault(name, {}).setdefault(value, []).append(p)
+    return {name: dict(sorted(parts.items(), key=lambda part: _natural(part[0]))) for name, parts in found.items()}
+
+
+def _natural(text: str) -> list[tuple[int, str]]:
+    """For sorting: numbers by value, so that 3*10 follows 3*9."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", text)]
+
+
+def _by_measure(measures_PK: Sequence[Sequence[Mapping[str, float]]]) -> dict[str, Floats]:
+    """Each measure's mean over the samples of each problem."""
+    names = dict.fromkeys(name for row in measures_PK for measures in row for name in measures)
+    return {
+        name: np.array([np.mean([measures[name] for measures in row]) for row in measures_PK], dtype=np.float64)
+        for name in names
+    }
+
+
+def _majority(answers: Sequence[str | None], rights: Sequence[bool]) -> float:
+    votes: dict[str, list[bool]] = {}
+    for answer, right in zip(answers, rights, strict=True):
+        if answer is not None:
+            votes.setdefault(answer, []).append(right)
+    if not votes:
+        return 0.0
+    most = max(len(group) for group in votes.values())
+    return float(np.mean([np.mean(group) for group in votes.values() if len(group) == most]))
+
+
+def _matrix(correct_PK: ArrayLike) -> NDArray[np.float64]:
+    matrix = np.asarray(correct_PK, dtype=np.float64)
+    if matrix.ndim != 2 or not matrix.size:
+        raise ValueError(f"correctness is problems x samples, got an array of shape {matrix.shape}")
+    return matrix
+
+
+def _doublings(samples: int) -> list[int]:
+    """1, 2, 4, ... below the number of samples, then that number."""
+    return [2**e for e in range(samples.bit_length()) if 2**e < samples] + [samples]
