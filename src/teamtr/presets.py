@@ -124,8 +124,8 @@ class Plan:
         """
         if name not in PRESETS:
             near = difflib.get_close_matches(name, PRESETS, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise UserError(f"there is no preset {name!r}{hint} There are {', '.join(PRESETS)}")
+            hint = f" (did you mean {near[0]!r}?)" if near else ""
+            raise UserError(f"there is no preset {name!r}{hint}; there are {', '.join(PRESETS)}")
         known = {value.name for value in fields(cls)}
         if unknown := sorted(changes.keys() - known):
             raise UserError(f"a plan has no {unknown[0]!r}; it has radius, {', '.join(sorted(known))}")

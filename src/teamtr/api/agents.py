@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from teamtr.errors import UserError
 
 if TYPE_CHECKING:
+    from peft import LoraConfig as PeftLoraConfig
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from teamtr.config import LoraConfig
@@ -27,7 +29,7 @@ class Agent:
         model: a transformers model, a folder, a hub id, or ``"tiny"`` for the built-in model.
         tokenizer: the model's tokenizer; needed with a model object, and only then.
         system_prompt: what it is told at the outset.
-        lora: train an adapter of this shape; None trains the whole model.
+        lora: train an adapter of this shape, ``teamtr.LoraConfig`` or PEFT's; None trains the whole model.
         sees: what it sees of the conversation: ``"everything"``, ``"blind"`` (none of the current round), or as in the
             team file.
         max_tokens: most tokens of one message.
@@ -38,7 +40,7 @@ class Agent:
     model: str | Path | PreTrainedModel
     tokenizer: PreTrainedTokenizerBase | None = None
     system_prompt: str = ""
-    lora: LoraConfig | None = None
+    lora: LoraConfig | PeftLoraConfig | None = None
     sees: Sees = "everything"
     max_tokens: int = 256
     frozen: bool = False
@@ -49,10 +51,44 @@ class Agent:
                 raise UserError(f"agent {self.name!r}: a folder or hub id brings its own tokenizer: leave it out")
         elif self.tokenizer is None:
             raise UserError(f"agent {self.name!r}: a model object needs its tokenizer: Agent(name, model, tokenizer)")
+        elif getattr(self.model, "peft_config", None):
+            raise UserError(
+                f"agent {self.name!r}: its model carries adapters already: give model.merge_and_unload(), and lora= "
+                "for a new one"
+            )
 
     @property
     def is_object(self) -> bool:
         return not isinstance(self.model, str | Path)
+
+
+def lora_settings(agent: Agent) -> dict[str, Any] | None:
+    """The adapter as a team file says it; of PEFT's settings, those that TeamTR has."""
+    from teamtr.config import LoraConfig
+
+    lora = agent.lora
+    if lora is None:
+        return None
+    if isinstance(lora, LoraConfig):
+        return lora.model_dump(mode="json")
+    from peft import LoraConfig as PeftLoraConfig
+
+    if not isinstance(lora, PeftLoraConfig):
+        raise UserError(f"agent {agent.name!r}: lora must be a LoraConfig of teamtr or PEFT, got {lora!r:.80}")
+    targets = lora.target_modules
+    if targets is None:
+        raise UserError(f"agent {agent.name!r}: say which layers the adapter is for: target_modules='all-linear'")
+    known = {"r": lora.r, "lora_alpha": lora.lora_alpha, "target_modules": targets, "task_type": lora.task_type}
+    plain = PeftLoraConfig(**known).to_dict()
+    if other := sorted(name for name, value in lora.to_dict().items() if value != plain.get(name)):
+        raise UserError(
+            f"agent {agent.name!r}: TeamTR's adapters have no {', '.join(other)}: r, lora_alpha and target_modules only"
+        )
+    return {
+        "rank": lora.r,
+        "alpha": float(lora.lora_alpha),
+        "targets": targets if isinstance(targets, str) else sorted(targets),
+    }
 
 
 Export = Callable[[str, Path, bool], Path]
@@ -69,17 +105,28 @@ class TrainedAgent:
         """Write the newest checkpoint as transformers or PEFT reads it, with a model card.
 
         Args:
-            folder: where to; must not exist yet.
+            folder: where to; a new or empty folder.
             merge: merge an adapter into its base and save a whole model.
         """
         return self._export(self.name, Path(folder), merge)
 
     def push_to_hub(self, repo_id: str, *, merge: bool = False, private: bool = True, token: str | None = None) -> str:
-        """Save it and upload the folder to the Hugging Face hub; returns the address of the commit."""
+        """Save it and upload the folder to the Hugging Face hub; returns the address of the commit.
+
+        An adapter is uploaded without its base, so its base must be on the hub; else ``merge`` it.
+        """
         from huggingface_hub import HfApi
 
         hub = HfApi(token=token)
         with tempfile.TemporaryDirectory() as temporary:
             folder = self.save_pretrained(Path(temporary) / self.name, merge=merge)
+            _require_base_on_hub(self.name, folder)
             hub.create_repo(repo_id, private=private, exist_ok=True)
             return str(hub.upload_folder(repo_id=repo_id, folder_path=folder, commit_message=f"TeamTR: {self.name}"))
+
+
+def _require_base_on_hub(name: str, folder: Path) -> None:
+    """An adapter that names a folder of this machine as its base could be loaded nowhere else."""
+    adapter = folder / "adapter_config.json"
+    if adapter.exists() and Path(json.loads(adapter.read_text())["base_model_name_or_path"]).is_absolute():
+        raise UserError(f"agent {name!r} is an adapter on a model that is not on the hub: push_to_hub(..., merge=True)")

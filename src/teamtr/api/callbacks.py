@@ -18,7 +18,7 @@ class Callback:
     """Override what you want to see. ``trainer.stop()`` ends the run after the update in progress, and saves it."""
 
     def on_record(self, record: Record, trainer: Stoppable) -> None:
-        """Every record; by default hands it on by its kind."""
+        """Every record of the log, and how the run ended; by default hands it on by its kind."""
         handler = getattr(self, f"on_{record['kind']}", None)
         if handler is not None:
             handler(record, trainer)
@@ -37,6 +37,9 @@ class Callback:
 
     def on_stage(self, record: Record, trainer: Stoppable) -> None:
         """Every agent was updated once."""
+
+    def on_stopped(self, record: Record, trainer: Stoppable) -> None:
+        """The run was stopped and is saved."""
 
     def on_finished(self, record: Record, trainer: Stoppable) -> None:
         """All stages are done."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
+import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,7 +28,8 @@ class RewardTask(Task):
 
     A function is called as ``f(prompts=..., completions=..., transcripts=..., **columns)`` with one entry per episode
     and returns as many numbers. ``completions`` are the team's answers, ``transcripts`` all messages of each episode;
-    every other column of the rows comes as a list of its own. It runs in this process: what may hang or crash belongs
+    every column of the rows but the prompt comes as a list of its own. A function without ``**columns`` is given what
+    it names. It runs in this process: what may hang or crash belongs
     into a file of its own (``grader: python:FILE:FUNCTION`` in a team file), where it can be killed.
 
     Args:
@@ -48,6 +51,8 @@ class RewardTask(Task):
         reward_range: float | None = None,
     ) -> None:
         self.functions = tuple(reward_funcs) if isinstance(reward_funcs, Sequence) else (reward_funcs,)
+        if not self.functions or not all(map(callable, self.functions)):
+            raise UserError(f"reward_funcs must be a function, a list of functions or a Task, got {reward_funcs!r:.80}")
         rows = _problems(train, "train_dataset")
         held_out = _problems(test, "eval_dataset") if test is not None else ()
         if test is None:
@@ -74,8 +79,8 @@ class RewardTask(Task):
         return sorted({name for problem, _, _ in episodes for name in problem.columns})
 
     def _called(self, function: RewardFunc, given: Mapping[str, Any], count: int) -> list[float]:
-        name = getattr(function, "__name__", type(function).__name__)
-        rewards = function(**given)
+        name = _name(function)
+        rewards = function(**_wanted(function, given))
         try:
             found = [float(reward) for reward in rewards]
         except (TypeError, ValueError) as error:
@@ -91,13 +96,45 @@ class RewardTask(Task):
         return Verdict("right" if reward >= self.threshold else "wrong", reward)
 
     def describe(self) -> str:
-        """What names this task in a run folder: functions by name, rows by a hash."""
-        digest = hashlib.blake2b(digest_size=8)
-        for split in ("train", "test"):
-            for problem in self.problems(split):
-                digest.update(repr((split, problem.id, problem.prompt, problem.answer)).encode())
-        names = "+".join(getattr(f, "__qualname__", type(f).__qualname__) for f in self.functions)
-        return f"{names} on {digest.hexdigest()}"
+        """What names this task in a run folder: functions by name."""
+        return "+".join(map(_name, self.functions))
+
+
+def _name(function: RewardFunc) -> str:
+    return str(getattr(function, "__qualname__", type(function).__qualname__))
+
+
+def _wanted(function: RewardFunc, given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What the function takes of it."""
+    signature = inspect.signature(function)
+    if not any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values()):
+        given = {name: value for name, value in given.items() if name in signature.parameters}
+    try:
+        signature.bind(**given)
+    except TypeError as error:
+        raise UserError(f"reward function {_name(function)}: {error}; there are {', '.join(sorted(given))}") from None
+    return given
+
+
+def problems_hash(task: Task) -> str:
+    """A name for all problems of a task, with everything that their rows say."""
+    digest = hashlib.blake2b(digest_size=8)
+    for split in ("train", "test"):
+        try:
+            problems = task.problems(split)
+        except UserError:  # a task may have nothing held out
+            continue
+        for problem in problems:
+            said = (split, problem.id, problem.prompt, problem.answer, dict(problem.private), dict(problem.columns))
+            digest.update(json.dumps(said, sort_keys=True, default=_plain).encode())
+    return digest.hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    """What JSON has no form for: sets in order, arrays as lists, anything else by its type."""
+    if isinstance(value, set | frozenset):
+        return sorted(map(repr, value))
+    return value.tolist() if hasattr(value, "tolist") else type(value).__qualname__
 
 
 def _problems(rows: Dataset, what: str) -> tuple[Problem, ...]:
@@ -110,7 +147,7 @@ def _problems(rows: Dataset, what: str) -> tuple[Problem, ...]:
             raise UserError(f"{what}: row {k} has no 'prompt' (nor 'question' or 'problem'); it has {sorted(row)}")
         prompt = _text(row[column], f"{what}: row {k}")
         answer = next((row[name] for name in ANSWERS if name in row), None)
-        columns = {str(name): value for name, value in row.items() if name not in (column, "id")}
+        columns = {str(name): value for name, value in row.items() if name != column}
         base = str(row.get("id", hashlib.blake2b(prompt.encode(), digest_size=6).hexdigest()))
         seen[base] += 1
         ident = base if seen[base] == 1 else f"{base}-{seen[base]}"
@@ -135,10 +172,9 @@ def _text(prompt: Any, where: str) -> str:
 
 
 def _hold_out(problems: tuple[Problem, ...]) -> tuple[tuple[Problem, ...], tuple[Problem, ...]]:
-    """A tenth of the problems, by a hash of their text, at least one."""
-    order = sorted(problems, key=lambda p: hashlib.blake2b(p.prompt.encode(), digest_size=8).digest())
-    count = max(1, len(problems) // 10)
-    if len(problems) < 2:
-        raise UserError("one row cannot be shared out: give an eval_dataset, or more rows")
-    held = {problem.id for problem in order[:count]}
-    return tuple(p for p in problems if p.id not in held), tuple(p for p in problems if p.id in held)
+    """A tenth of the prompts, by a hash of their text, at least one; rows of one prompt stay together."""
+    prompts = sorted({p.prompt for p in problems}, key=lambda text: hashlib.blake2b(text.encode()).digest())
+    if len(prompts) < 2:
+        raise UserError("one prompt cannot be shared out: give an eval_dataset, or rows with other prompts")
+    held = set(prompts[: max(1, len(prompts) // 10)])
+    return tuple(p for p in problems if p.prompt not in held), tuple(p for p in problems if p.prompt in held)

@@ -7,15 +7,17 @@ with something else is refused; such a run goes on with ``TeamTrainer`` and not 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
+from dataclasses import is_dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from teamtr.api.agents import Agent, TrainedAgent
+from teamtr.api.agents import Agent, TrainedAgent, lora_settings
 from teamtr.api.callbacks import AnyCallback, Record, tell
-from teamtr.api.rewards import Dataset, RewardFunc, RewardTask
+from teamtr.api.rewards import Dataset, RewardFunc, RewardTask, problems_hash
 from teamtr.errors import UserError
 from teamtr.presets import Plan
 from teamtr.theory.estimators import GroupAdvantage
@@ -23,6 +25,7 @@ from teamtr.theory.estimators import GroupAdvantage
 if TYPE_CHECKING:
     from teamtr.config import TeamFile
     from teamtr.session.build import Parts
+    from teamtr.session.resume import StoredRun
     from teamtr.tasks import Task
     from teamtr.team import Router
     from teamtr.types import EvalReport
@@ -66,12 +69,15 @@ class TeamTrainer:
     ) -> None:
         if not agents:
             raise UserError("a team needs at least one agent")
+        if not isinstance(args, Plan | None):
+            raise UserError(f"args must be a Plan, such as Plan.preset('teamtr', radius=0.05), got {args!r:.80}")
         self.output_dir = Path(output_dir)
         self.callbacks = tuple(callbacks)
         self.plan = Plan() if args is None else args
         self._agents = tuple(agents)
+        self._sources = {id(agent): _source(agent) for agent in agents}
         self._task = _task(reward_funcs, train_dataset, eval_dataset, success_threshold, reward_range)
-        self._router = router
+        self._router = _checked(router, self._agents, answer)
         self._stopping = False
         self.team_file = self._team_file(answer, seed, dict(config or {}))
 
@@ -99,17 +105,15 @@ class TeamTrainer:
     def evaluate(self, *, split: str = "test", problems: int | None = None, samples: int | None = None) -> EvalReport:
         """Play held-out problems with the newest weights of the run, or with the first ones before there is a run."""
         from teamtr.session.build import build
-        from teamtr.session.resume import StoredRun
         from teamtr.session.train import evaluate_team
-        from teamtr.store import NotARun
 
-        try:
-            stored = StoredRun.read(self.output_dir)
-            session, team = stored.build(self._parts())
-            stage = int(stored.commit.progress["stage"])
-        except NotARun:
+        stored = self._stored()
+        if stored is None:
             session = build(self.team_file, parts=self._parts())
             team, stage = session.current_team(), 0
+        else:
+            session, team = stored.build(self._parts())
+            stage = int(stored.commit.progress["stage"])
         report, _ = evaluate_team(session, team, stage=stage, split=split, problems=problems, samples=samples)
         return report
 
@@ -131,8 +135,22 @@ class TeamTrainer:
     def _export(self, agent: str, folder: Path, merge: bool) -> Path:
         from teamtr.session.export import export
 
+        if self._stored() is None:
+            raise UserError(f"there is no run in {self.output_dir} yet: call train() first")
         export(self.output_dir, folder, agent=agent, merge=merge, task=self._task, load=self._loader())
         return folder
+
+    def _stored(self) -> StoredRun | None:
+        """The run in the folder with the settings of now; None where none has begun. Refuses another run."""
+        from teamtr.session.resume import StoredRun, require_same
+        from teamtr.store import NotARun
+
+        try:
+            stored = StoredRun.read(self.output_dir)
+        except NotARun:
+            return None
+        require_same(self.output_dir, stored.team_file, self.team_file)
+        return replace(stored, team_file=self.team_file)
 
     def _parts(self) -> Parts:
         from teamtr.session.build import Parts
@@ -142,9 +160,14 @@ class TeamTrainer:
         return Parts(self._task, self.plan, router, partial(local_engine, load=self._loader()))
 
     def _loader(self) -> Callable[[str], tuple[Any, Any]] | None:
-        objects = {_source(agent): (agent.model, agent.tokenizer) for agent in self._agents if agent.is_object}
-        # A copy each time: training changes a model, and adapters change its layers.
-        return (lambda source: deepcopy(objects[source])) if objects else None
+        objects: dict[str, Any] = {self._sources[id(a)]: (a.model, a.tokenizer) for a in self._agents if a.is_object}
+
+        def load(source: str) -> tuple[Any, Any]:
+            """A copy each time, in float32 as folders are loaded: training changes weights, adapters change layers."""
+            model, tokenizer = deepcopy(objects[source])
+            return model.float().eval(), tokenizer
+
+        return load if objects else None
 
     def _team_file(self, answer: str, seed: int, config: dict[str, Any]) -> TeamFile:
         from teamtr.config import from_data, plan_keys
@@ -153,33 +176,62 @@ class TeamTrainer:
         for agent in self._agents:
             settings: dict[str, Any] = {
                 "name": agent.name,
-                "model": _source(agent),
+                "model": self._sources[id(agent)],
                 "system_prompt": agent.system_prompt,
                 "train": "full" if agent.lora is None else "lora",
                 "sees": agent.sees,
                 "max_tokens": agent.max_tokens,
                 "frozen": agent.frozen,
             }
-            if agent.lora is not None:
-                settings["lora"] = agent.lora.model_dump()
+            if (lora := lora_settings(agent)) is not None:
+                settings["lora"] = lora
             agents.append(settings)
         team: dict[str, Any] = {"agents": agents, "answer": answer}
-        own: dict[str, str] = {"task": _describe(self._task)}
+        own = {"task": f"{_describe(self._task)} on {problems_hash(self._task)}"}
         if isinstance(self._router, Mapping):
             team["router"] = dict(self._router)
         elif self._router is not None:
             own["router"] = _describe(self._router)
-        if type(self.plan.advantage) is not GroupAdvantage:
-            own["advantage"] = _describe(self.plan.advantage)
+            team["router"] = {"rounds": self._router.rounds}  # what the file can say of it
+        if given := sorted(key for key in config if key.partition(".")[0] in SAID_ELSEWHERE):
+            section = given[0].partition(".")[0]
+            raise UserError(f"config has {given[0]!r}: give it to TeamTrainer as {SAID_ELSEWHERE[section]}")
+        plan = plan_keys(self.plan)
+        advantage = self.plan.advantage
+        if type(advantage) is not GroupAdvantage or advantage.eps != GroupAdvantage().eps:  # which has no key
+            own["advantage"] = _describe(advantage)
         data = {
-            "name": self.output_dir.name,
+            "name": _run_name(self.output_dir),
             "seed": seed,
             "task": {"name": "object"},
             "team": team,
-            "plan": plan_keys(self.plan),
+            "plan": plan,
             "python": own,
         }
         return from_data(data, "TeamTrainer", config).anchored(Path())
+
+
+SAID_ELSEWHERE = {"plan": "args", "task": "reward_funcs", "python": "an object"}
+"""Sections of the team file that have an argument of their own."""
+
+
+def _run_name(folder: Path) -> str:
+    """The folder's name, as far as a team file takes it."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", folder.resolve().name).lstrip("._-")[:200] or "team"
+
+
+def _checked(
+    router: Mapping[str, Any] | Router | None, agents: Sequence[Agent], answer: str
+) -> Mapping[str, Any] | Router | None:
+    from teamtr.team import Router as AnyRouter
+
+    if router is None or isinstance(router, Mapping):
+        return router
+    if not isinstance(router, AnyRouter):
+        raise UserError(f"router must be a mapping or a teamtr.Router, got {router!r:.80}")
+    if answer in [agent.name for agent in agents] and not router.turns_of(answer):
+        raise UserError(f"answer names {answer!r}, who never speaks by {_describe(router)}")
+    return router
 
 
 def _task(
@@ -210,6 +262,8 @@ def _source(agent: Agent) -> str:
 
 
 def _describe(thing: Any) -> str:
-    """What a run folder calls an object of yours: as it says itself, or by class."""
+    """What a run folder calls an object of yours: as it says itself, a dataclass with its values, else by class."""
     own = getattr(thing, "describe", None)
-    return str(own()) if callable(own) else f"{type(thing).__module__}.{type(thing).__qualname__}"
+    if callable(own):
+        return str(own())
+    return repr(thing) if is_dataclass(thing) else type(thing).__qualname__

@@ -148,6 +148,7 @@ def plan_keys(plan: Plan) -> dict[str, Any]:
     """The keys of the section ``plan`` that give this plan; an advantage estimator of one's own has none."""
     nats = "radius_nats_per_token" if plan.radii.per_token else "radius_nats_per_message"
     keys = {
+        "preset": _preset_of(plan),
         "stages": plan.stages,
         "problems": plan.problems,
         "group_size": plan.group_size,
@@ -174,6 +175,20 @@ def plan_keys(plan: Plan) -> dict[str, Any]:
     if type(plan.advantage) is GroupAdvantage:
         keys |= {"normalize": plan.advantage.normalize, "a_clip": plan.advantage.clip}
     return keys
+
+
+def _preset_of(plan: Plan) -> str:
+    """The preset that this plan is, but for sizes and radius; what is none goes by the first."""
+    sizes: dict[str, Any] = {
+        "stages": plan.stages,
+        "problems": plan.problems,
+        "group_size": plan.group_size,
+        "gamma": plan.gamma,
+    }
+    for name, preset in PRESETS.items():
+        if replace(preset, **sizes, radii=replace(preset.radii, nats=plan.radii.nats)) == plan:
+            return name
+    return next(iter(PRESETS))
 
 
 def _changed(record: Any, **values: Any) -> Any:

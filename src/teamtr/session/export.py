@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from teamtr.config import AgentConfig, TeamConfig, TeamFile
+from teamtr.config import AgentConfig, TeamFile
 from teamtr.errors import UserError
 from teamtr.session.build import build_task
 from teamtr.session.models import OBJECT, Loader, base_model, quieten
@@ -145,18 +145,20 @@ def model_card(team_file: TeamFile, config: AgentConfig, records: Sequence[Recor
     plan = team_file.plan.plan()
     unit = "token" if plan.radii.per_token else "message"
     title = f"{config.name} of {team_file.name}"
-    base = config.model if config.model != "tiny" else "the built-in tiny model"
+    base = "the built-in tiny model" if config.model == "tiny" else config.model
+    if config.model.startswith(OBJECT):
+        base = f"a model of a Python program, {config.model}"
     lines = [
         *_header(config, exported),
         f"# {title}",
         "",
-        f"One agent of a team that was trained with TeamTR: `{config.name}` {_speaks(team_file.team)}.",
+        f"One agent of a team that was trained with TeamTR: `{config.name}` {_speaks(team_file)}.",
         "",
         "| | |",
         "|---|---|",
         f"| base | {base} ({'all weights trained' if config.train == 'full' else 'LoRA'}) |",
         f"| form of this folder | {_FORMS[exported.form]} |",
-        f"| task | {team_file.task.name} |",
+        f"| task | {team_file.python.get('task', team_file.task.name)} |",
         f"| team | {', '.join(f'{a.name} ({a.model}, {a.train})' for a in team_file.team.agents)} |",
         f"| plan | {team_file.plan.preset}, seed {team_file.seed} |",
         f"| radius | {plan.radii.nats:g} nats per {unit} |",
@@ -183,7 +185,10 @@ _FORMS = {
 }
 
 
-def _speaks(team: TeamConfig) -> str:
+def _speaks(team_file: TeamFile) -> str:
+    team = team_file.team
+    if own := team_file.python.get("router"):
+        return f"speaks when {own} says"
     names = [f"`{name}`" for name in team.speaking_order]
     if team.router.kind == "schedule":
         return f"speaks in the order {' → '.join(names)}"
@@ -193,7 +198,8 @@ def _speaks(team: TeamConfig) -> str:
 def _header(config: AgentConfig, exported: Exported) -> list[str]:
     library = "peft" if exported.form == "adapter" else "transformers"
     lines = ["---", f"library_name: {library}", "pipeline_tag: text-generation", "tags: [teamtr]"]
-    on_hub = config.model != "tiny" and not Path(config.model).is_absolute()
+    own = config.model == "tiny" or config.model.startswith(OBJECT)
+    on_hub = not own and not Path(config.model).is_absolute()
     return [*lines, *([f"base_model: {json.dumps(config.model)}"] if on_hub else []), "---", ""]
 
 

@@ -78,15 +78,20 @@ def claim(run: RunFolder, team_file: TeamFile, commit: Commit | None) -> None:
             stored = loads_stored(run.team_file.read_text(), name=str(run.team_file))
         except ConfigError as error:
             raise OtherRun(f"the team file stored in {run.path} cannot be read:\n{error}") from error
-        changed = _differences(stored.model_dump(), team_file.model_dump())
-        other = [key for key in changed if not any(f"{key}.".startswith(f"{free}.") for free in MAY_CHANGE)]
-        if other:
-            raise OtherRun(
-                f"{run.path} holds a run with other settings ({', '.join(other[:5])}"
-                f"{', …' if len(other) > 5 else ''}); choose another folder, or undo the change to go on with it"
-            )
+        require_same(run.path, stored, team_file)
         _require_stages(run, team_file, commit)
     write_atomic(run.team_file, text.encode())
+
+
+def require_same(folder: Path, stored: TeamFile, team_file: TeamFile) -> None:
+    """Refuse a team file that is another than the one stored in the folder, but for what may change."""
+    changed = _differences(stored.model_dump(), team_file.model_dump())
+    other = [key for key in changed if not any(f"{key}.".startswith(f"{free}.") for free in MAY_CHANGE)]
+    if other:
+        raise OtherRun(
+            f"{folder} holds a run with other settings ({', '.join(other[:5])}"
+            f"{', …' if len(other) > 5 else ''}); choose another folder, or undo the change to go on with it"
+        )
 
 
 def _require_stages(run: RunFolder, team_file: TeamFile, commit: Commit) -> None:
