@@ -307,7 +307,7 @@ def fused_learner() -> None:
     messages = [np.array(r, dtype=np.int32) for r in ([4, 5], [7, 7, 3], [8], [6, 5])]
     calls: Counter[str] = Counter()
     for name in ("norm", "gated", "turned"):
-        setattr(fused, name, _counting(name, getattr(fused, name), calls))
+        setattr(fused_layers, name, _counting(name, getattr(fused_layers, name), calls))
     found = []
     for fuses in (False, True):
         FusedLora.fuses = lambda *_, fuses=fuses: fuses

@@ -46,10 +46,10 @@ from teamtr.types import (
     SKIPPED,
     Certificate,
     EvalReport,
-    Figure,
     Interval,
+    LabelScores,
+    MeanInterval,
     Outcome,
-    Part,
     StageReport,
     UpdateReport,
     was_kept,
@@ -90,8 +90,8 @@ EVALUATION = EvalReport(
     verdicts={"right": 4, "wrong": 4},
     success_P=(1.0, 0.0),
     problem_ids=("a", "b"),
-    tables={"size": {"2*2": Part(2, 0.5, INTERVAL, 1.0)}},
-    measures={"length": Figure(3.5, Interval(3.0, 4.0))},
+    tables={"size": {"2*2": LabelScores(2, 0.5, INTERVAL, 1.0)}},
+    measures={"length": MeanInterval(3.5, Interval(3.0, 4.0))},
 )
 REPORT = UpdateReport(
     agent="left",
