@@ -45,6 +45,10 @@ class Region:
     adapt_beta: bool = True
 
 
+Allocation = Literal["equal", "gain", "certified"]
+OrderKind = Literal["fixed", "reverse", "random", "largest_gain", "together"]
+
+
 @dataclass(frozen=True)
 class Radii:
     """The KL allowed to one step, in nats per message unless ``per_token``.
@@ -58,7 +62,7 @@ class Radii:
     nats: float = 0.01
     per_token: bool = False
     adapt: bool = False
-    allocation: Literal["equal", "gain", "certified"] = "equal"
+    allocation: Allocation = "equal"
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,7 @@ class Order:
     """Who is updated when: one agent a step, or all of them together in one step. ``largest_gain`` takes first the
     agent whose last update gained most."""
 
-    kind: Literal["fixed", "reverse", "random", "largest_gain", "together"] = "fixed"
+    kind: OrderKind = "fixed"
 
 
 @dataclass(frozen=True)

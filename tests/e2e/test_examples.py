@@ -94,3 +94,13 @@ def test_the_page_shows_code_that_runs() -> None:
     for block in blocks[1:]:
         for part in block.strip().split("\n\n\n"):
             assert any(part in text for text in there), part
+
+
+@pytest.mark.long
+def test_the_readme_s_program_runs(tmp_path: Path) -> None:
+    (block,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), flags=re.M | re.S)
+    (tmp_path / "readme.py").write_text(block)
+    said = ran("readme.py", cwd=tmp_path)
+    assert 0.0 <= float(said.split()[-1]) <= 1.0
+    assert (tmp_path / "solver" / "model.safetensors").is_file()
+    assert (tmp_path / "runs" / "sums" / "log.jsonl").is_file()

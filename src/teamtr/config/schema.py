@@ -19,7 +19,7 @@ from pydantic_core import PydanticCustomError
 from teamtr.config.team import TeamConfig
 from teamtr.config.texts import Device, Preset, RunName
 from teamtr.errors import UserError
-from teamtr.presets import PRESETS, Order, Plan
+from teamtr.presets import PRESETS, Allocation, Order, OrderKind, Plan
 from teamtr.settings.paths import Anchor
 from teamtr.settings.refusals import Refusal
 from teamtr.settings.section import Section, key, unset
@@ -27,6 +27,7 @@ from teamtr.settings.values import Above0, Count, Decay, Flag, From0, Positive, 
 from teamtr.tasks.config import TaskConfig
 from teamtr.tasks.registry import section_class
 from teamtr.theory.estimators import GroupAdvantage
+from teamtr.theory.objective import AverageOver, Ratio
 
 
 class TinyConfig(Section):
@@ -61,20 +62,18 @@ class PlanConfig(Section):
     a_clip: Above0 | None = unset("Advantages are clipped to this size; .inf for no clipping.", allow_inf_nan=True)
     clip: Above0 | None = unset("How far from 1 the likelihood ratio counts, both ways.")
     clip_high: Above0 | None = unset("The same upwards only.")
-    ratio: Literal["message", "token", "length_normalized"] | None = unset("What the likelihood ratio is taken over.")
-    average_over: Literal["messages", "tokens"] | None = unset("What the objective averages over.")
+    ratio: Ratio | None = unset("What the likelihood ratio is taken over.")
+    average_over: AverageOver | None = unset("What the objective averages over.")
     reference_kl: From0 | None = unset(
         "Weight of the KL per token from the new policy to the one that the run began with, as in GRPO; 0 has none."
     )
-    order: Literal["fixed", "reverse", "random", "largest_gain", "together"] | None = unset(
-        "Who is updated when; fixed is as listed."
-    )
+    order: OrderKind | None = unset("Who is updated when; fixed is as listed.")
     resample_every: Count | None = unset("Sample anew before every n-th update; 0 is only at the start of a stage.")
     importance_weighted: Flag | None = unset("Weigh reused episodes by their likelihood ratio.")
     gate: Flag | None = unset("Accept an update only when its upper KL bound is within the radius.")
     beta: From0 | None = unset("Weight of the KL penalty at the start.")
     adapt_beta: Flag | None = unset("Steer beta towards the radius.")
-    allocate: Literal["equal", "gain", "certified"] | None = unset(
+    allocate: Allocation | None = unset(
         "How a stage's radii are shared out: equally, by each agent's last gain, or for the best certified bound."
     )
     adapt_radius: Flag | None = unset("Move each agent's radius towards the KL it really uses.")

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+Ratio = Literal["message", "token", "length_normalized"]
+AverageOver = Literal["messages", "tokens"]
+
 
 @dataclass(frozen=True)
 class Objective:
@@ -17,10 +20,10 @@ class Objective:
     with (GRPO, arXiv 2402.03300); 0 has no reference.
     """
 
-    ratio: Literal["message", "token", "length_normalized"] = "message"
+    ratio: Ratio = "message"
     clip_low: float = 0.2
     clip_high: float = 0.2
-    average_over: Literal["messages", "tokens"] = "messages"
+    average_over: AverageOver = "messages"
     reference_kl: float = 0.0
 
     @property

@@ -7,7 +7,6 @@ at padded positions (nan and inf included) reaches neither a value nor a gradien
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import torch
@@ -15,7 +14,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from teamtr.theory.gain import LOG_RATIO_BOUND
-from teamtr.theory.objective import Objective
+from teamtr.theory.objective import AverageOver, Objective
 
 
 @dataclass(frozen=True)
@@ -97,9 +96,7 @@ def clipped_surrogate(
     )
 
 
-def reference_kl(
-    logp_new_MT: Tensor, logp_ref_MT: Tensor, mask_MT: Tensor, average_over: Literal["messages", "tokens"]
-) -> Tensor:
+def reference_kl(logp_new_MT: Tensor, logp_ref_MT: Tensor, mask_MT: Tensor, average_over: AverageOver) -> Tensor:
     """GRPO's penalty (arXiv 2402.03300, eq. 3 and 4) as a sum, to be divided by ``surrogate_denominator``.
 
     exp(d) - d - 1 with d = log ref - log new of each token: unbiased for KL(new || ref) under samples from new, never
@@ -111,7 +108,7 @@ def reference_kl(
     return (kl_M if average_over == "tokens" else kl_M / mask_MT.sum(dim=-1).clamp(min=1)).sum()
 
 
-def surrogate_denominator(lengths_M: ArrayLike, average_over: Literal["messages", "tokens"]) -> float:
+def surrogate_denominator(lengths_M: ArrayLike, average_over: AverageOver) -> float:
     """What ``clipped_surrogate`` divides by, from message lengths alone.
 
     Gradient accumulation needs it for the whole minibatch before the first micro-batch goes backward.
