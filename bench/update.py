@@ -23,9 +23,10 @@ import teamtr.engines.learner as learner_module
 from common import SHAPES, adapted_team, device, make_batch, make_model, matrix_rate, peak_gb, report, seconds, so_far
 from teamtr.engines.scoring import token_logp
 from teamtr.presets import PRESETS
+from teamtr.reports import UpdateReport
 from teamtr.training.batch import Optimization, TrainingBatch
 from teamtr.training.update import update_agent
-from teamtr.types import AgentBatch, AgentState, UpdateReport
+from teamtr.types import AgentBatch, AgentState
 
 GROUP = 8
 HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}

@@ -23,7 +23,8 @@ from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type
 import numpy as np
 
 from teamtr.errors import Refused
-from teamtr.types import EvalReport, Floats, Interval, StageReport, UpdateReport, was_kept
+from teamtr.reports import EvalReport, Interval, StageReport, UpdateReport, was_kept
+from teamtr.types import Floats
 
 LOG_VERSION = 2
 Record = Mapping[str, Any]

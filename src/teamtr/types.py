@@ -19,8 +19,8 @@ A worked example, two agents, one problem, G = 2::
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Final, Literal, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,28 +33,6 @@ Floats = NDArray[np.float64]
 
 VerdictKind = Literal["right", "wrong", "unparsed", "timeout", "crash"]
 Finish = Literal["stop", "length"]
-Outcome = Literal[
-    "accepted",  # inside its region (or no region was asked for)
-    "accepted_unverifiable",  # inside, but the noise floor of scoring is above a tenth of the radius
-    "restored",  # no step along the line was inside the region with a positive surrogate
-    "skipped_silent",  # the agent never spoke in the batch
-    "skipped_no_signal",  # every group had equal rewards
-    "skipped_non_finite",  # a loss, gradient, log-probability or every reward was not finite
-]
-KEPT: Final[frozenset[Outcome]] = frozenset({"accepted", "accepted_unverifiable"})
-"""The outcomes after which the agent's policy is another."""
-SKIPPED: Final[frozenset[Outcome]] = frozenset({"skipped_silent", "skipped_no_signal", "skipped_non_finite"})
-"""The outcomes of updates that tried nothing."""
-
-
-def was_kept(outcome: object) -> bool:
-    """Whether an update with this outcome was kept; no for whatever is not an outcome, as a damaged log may hold."""
-    return isinstance(outcome, str) and outcome in KEPT
-
-
-def was_skipped(outcome: object) -> bool:
-    """Whether an update with this outcome tried nothing."""
-    return isinstance(outcome, str) and outcome in SKIPPED
 
 
 @dataclass(frozen=True)
@@ -367,155 +345,8 @@ class AgentState:
     updates: int = 0
 
 
-@dataclass(frozen=True)
-class Certificate:
-    """The gain is at least ``lower_bound``, the sum of the signed ``terms``. Floats, or arrays over teams."""
-
-    kind: str
-    terms: Mapping[str, float | Floats]
-    lower_bound: float | Floats
-
-
-@dataclass(frozen=True)
-class UpdateReport:
-    """One update of one agent: the policy that was kept, never the one that was tried.
-
-    All KLs run from the policy before to the policy after, but ``kl_reference`` from the policy after to the one that
-    the run began with. ``radius``, ``kl_upper``, ``kl_rejected`` and ``noise_floor`` are in nats per ``unit``;
-    ``kl_per_token`` and ``kl_reference`` per token; the others per message.
-    """
-
-    agent: str
-    outcome: Outcome
-    reason: str
-    radius: float
-    unit: Literal["message", "token"] = "message"
-    kl_full: float = 0.0
-    kl_upper: float = 0.0
-    kl_k1: float = 0.0
-    kl_k3: float = 0.0
-    kl_discounted: float = 0.0
-    kl_per_token: float = 0.0
-    kl_reference: float | None = None  # by k3 on the batch's messages; None without a reference
-    kl_rejected: float | None = None  # the upper bound of the first candidate, when it was outside
-    noise_floor: float | None = None
-    surrogate: float = 0.0
-    zeta_norm: float = 0.0
-    zeta_clip: float = 0.0
-    zeta_ratio: float = 0.0
-    ratio_clip_rate: float = 0.0
-    advantage_clip_rate: float = 0.0
-    beta: float = 0.0
-    step_scale: float = 1.0
-    steps: int = 0
-    backtracks: int = 0
-    fraction: float = 0.0  # how far along the line from the old to the tried parameters the kept ones lie
-    messages: int = 0
-    messages_measured: int = 0  # of them, by the look of the gate that decided
-    groups: int = 0
-    groups_without_signal: int = 0
-    groups_non_finite: int = 0
-    groups_aside: int = 0  # not trained on: the certificates are theirs; 0: of those that were trained on
-    mismatch_sampler: float | None = None  # mean |log p_sampler - log p_learner| per token
-    mismatch_median: float | None = None  # the same, median over tokens
-    mismatch_largest: float | None = None  # the same, largest over tokens
-    mismatch_per_message: float | None = None  # median over messages of |log-probability of the whole message| apart
-    certificates: tuple[Certificate, ...] = ()
-    """What the kept step is worth at least: ours ("turn_aware", units of reward) and the paper's ("single_step", units
-    of the normalized advantage). Empty when nothing was kept or the range of rewards is not known."""
-    version_before: str = ""
-    version_after: str = ""
-    tokens: Mapping[str, int] = field(default_factory=dict)
-    seconds: Mapping[str, float] = field(default_factory=dict)
-
-    @property
-    def accepted(self) -> bool:
-        return was_kept(self.outcome)
-
-    def certificate(self, kind: str) -> Certificate | None:
-        """The certificate of this kind; None when there is none."""
-        return next((found for found in self.certificates if found.kind == kind), None)
-
-    @property
-    def zeta(self) -> float:
-        return self.zeta_norm + self.zeta_clip + self.zeta_ratio
-
-
-@dataclass(frozen=True)
-class StageReport:
-    """One stage: what was kept, the sum of its steps' certificates, and what fresh batches measured of their gains.
-
-    ``measured`` sums the gains of the steps after which the same problems were played again (all but the last);
-    ``certified_of_measured`` sums the turn-aware certificates of the same steps, to be compared with it.
-    """
-
-    stage: int
-    steps: int
-    accepted: int
-    certificates: tuple[Certificate, ...] = ()
-    measured: float | None = None
-    certified_of_measured: float | None = None
-
-
 def common_beginning(a: Ids, b: Ids) -> int:
     """How many ids two rows begin with in common."""
     n = min(len(a), len(b))
     differ = np.flatnonzero(a[:n] != b[:n])
     return int(differ[0]) if len(differ) else n
-
-
-class Interval(NamedTuple):
-    low: float
-    high: float
-
-
-class MeanInterval(NamedTuple):
-    """A mean and its interval."""
-
-    value: float
-    interval: Interval
-
-
-@dataclass(frozen=True)
-class LabelScores:
-    """The problems of one label: a row of a table."""
-
-    problems: int
-    avg_at_k: float
-    avg_interval: Interval
-    pass_at_k: float
-    """At k = K."""
-
-
-@dataclass(frozen=True)
-class EvalReport:
-    """What an evaluation of P problems x K samples found. Intervals are over problems, at ``confidence``."""
-
-    problems: int
-    samples: int
-    confidence: float
-    avg_at_k: float
-    avg_interval: Interval
-    pass_at_k: Mapping[int, float]
-    pass_intervals: Mapping[int, Interval]
-    majority_at_k: float
-    majority_interval: Interval
-    consensus_on_correct: float | None  # None when nobody recorded what the agents stated
-    mean_reward: float  # over finite rewards
-    reward_interval: Interval
-    rewards_non_finite: int
-    verdicts: Mapping[str, int]
-    success_P: tuple[float, ...] = ()
-    """The share of right samples of each problem, so that two evaluations can be compared problem by problem."""
-    problem_ids: tuple[str, ...] = ()
-    tables: Mapping[str, Mapping[str, LabelScores]] = field(default_factory=dict)
-    """By what the task labels problems with: {"size": {"2*2": ..., "2*3": ...}}."""
-    measures: Mapping[str, MeanInterval] = field(default_factory=dict)
-    """What the task measures besides its verdicts."""
-
-    def as_record(self) -> dict[str, Any]:
-        """For the log and for JSON: keys are text."""
-        record = asdict(self)
-        for name in ("pass_at_k", "pass_intervals"):
-            record[name] = {str(k): value for k, value in record[name].items()}
-        return record

@@ -11,12 +11,12 @@ from small import SameLetter, World
 from teamtr.presets import PRESETS
 from teamtr.randomness import generator, seed_of
 from teamtr.records import MeasuredGain, UpdateRecord
+from teamtr.reports import Certificate, Outcome, UpdateReport
 from teamtr.rollout import play
 from teamtr.theory.certificates import by_own_turn, surrogate_by_problem, turn_aware_certificate
 from teamtr.theory.intervals import bootstrap_upper
 from teamtr.training.stage import stage_report
 from teamtr.training.update import CertificateInputs, certify
-from teamtr.types import Certificate, Outcome, UpdateReport
 
 pytestmark = pytest.mark.long
 

@@ -32,7 +32,10 @@ learner: {micro_batch: 8}
 MAKERS = {"local": local_engine, "remote": remote_engine}
 
 
-@pytest.fixture(scope="module", params=["local-full", "local-lora", "remote-full", "remote-lora"])
+REMOTE = [pytest.param(f"remote-{kind}", marks=pytest.mark.long) for kind in ("full", "lora")]
+
+
+@pytest.fixture(scope="module", params=["local-full", "local-lora", *REMOTE])
 def session(request: Any) -> Iterator[Session]:
     where, train_kind = request.param.split("-")
     built = build(loads(TEAM.replace("TRAIN", train_kind), name="port"), parts=Parts(make_engine=MAKERS[where]))

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
 from teamtr.config import json_schema, recipe_text, recipes, schema_keys
@@ -15,8 +16,6 @@ from teamtr.config.texts import ANSWER_WORDS
 from teamtr.presets import PRESETS
 from teamtr.tasks.registry import task_names
 from teamtr.team.visibility import FORMS, MAPPING
-
-jsonschema = pytest.importorskip("jsonschema", reason="part of the dev extra")
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md"]

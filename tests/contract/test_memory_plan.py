@@ -29,10 +29,11 @@ from teamtr.engines.torch.policy import TransformerPolicy
 from teamtr.errors import UserError
 from teamtr.ports import Lengths, MemoryItem, MemoryPlan
 from teamtr.rollout import play
-from teamtr.session import checks as preflight
+from teamtr.session import checks
 from teamtr.session import train as run
 from teamtr.session.build import build
 from teamtr.session.memory import demand_of, longest, plan_memory, rehearse
+from teamtr.session.success import evaluate_team
 from teamtr.types import PLAYER
 
 TEAM = """
@@ -296,7 +297,7 @@ def test_an_evaluation_larger_than_a_batch_is_planned_and_reserved():
     rehearse(large)
     policy = large.engine.learner("speaker").policy
     before = policy.serving.server_of(policy.causal_lm).books
-    run.evaluate_team(large, large.current_team(), stage=0)
+    evaluate_team(large, large.current_team(), stage=0)
     assert policy.serving.server_of(policy.causal_lm).books is before, "no page was added"
 
 
@@ -305,7 +306,7 @@ def test_the_check_before_a_run_is_planned(monkeypatch):
     """It plays more episodes than a small batch has."""
     small = build(loads(TEAM.format(train="lora", engine="paged"), "plan.yaml", ["eval.every=0"]))
     planned = items(small)["keys and values"]
-    preflight.measure_floors(small)
+    checks.measure_floors(small)
     policy = small.engine.learner("speaker").policy
     server = policy.serving.server_of(policy.causal_lm)
     page = Pool.bytes_per_page(AttentionShape.of(policy.causal_lm.config), PAGE, torch.float32)

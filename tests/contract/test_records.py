@@ -38,10 +38,7 @@ from teamtr.records import (
     require_known,
     updates_before,
 )
-from teamtr.session.history import History
-from teamtr.store import Log, RunFolder, RunLog, StoreError
-from teamtr.store.log import decode, encode
-from teamtr.types import (
+from teamtr.reports import (
     KEPT,
     SKIPPED,
     Certificate,
@@ -55,6 +52,9 @@ from teamtr.types import (
     was_kept,
     was_skipped,
 )
+from teamtr.session.history import History
+from teamtr.store import Log, RunFolder, RunLog, StoreError
+from teamtr.store.log import decode, encode
 
 SOURCE = Path(__file__).parents[2] / "src" / "teamtr"
 OLD_RUN = Path(__file__).parents[1] / "fixtures" / "old_run"

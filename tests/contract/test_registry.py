@@ -17,7 +17,7 @@ from teamtr.errors import Refused, UserError
 from teamtr.presets import Overlong
 from teamtr.rollout import play
 from teamtr.rollout.cost import Account
-from teamtr.session import checks as preflight
+from teamtr.session import checks
 from teamtr.session import train as run
 from teamtr.session.build import build, build_task
 from teamtr.tasks import Benchmark, WrongAnswer, benchmark
@@ -248,8 +248,8 @@ def with_task(session: Any, task: Any, *, answer: str = "last") -> Any:
 
 @pytest.mark.parametrize("answer", ["last", "majority", "a"])
 def test_a_sound_task_passes(small: Any, answer: str) -> None:
-    assert preflight.self_test(with_task(small, _Sums(), answer=answer)) == []
-    assert preflight.self_test(small) == []
+    assert checks.self_test(with_task(small, _Sums(), answer=answer)) == []
+    assert checks.self_test(small) == []
 
 
 @pytest.mark.parametrize(
@@ -263,7 +263,7 @@ def test_a_sound_task_passes(small: Any, answer: str) -> None:
 )
 def test_a_broken_task_is_refused(small: Any, task: type, message: str) -> None:
     with pytest.raises(Refused, match=message):
-        preflight.self_test(with_task(small, task()))
+        checks.self_test(with_task(small, task()))
 
 
 def test_a_run_does_not_begin_with_a_broken_task(small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,17 +277,17 @@ def test_too_few_tokens_for_any_answer_is_a_warning(small: Any) -> None:
         def gold(self, problem: Any) -> str:
             return f"It must surely be this: = {problem.answer}"
 
-    [warning] = preflight.self_test(with_task(small, Wordy()))
+    [warning] = checks.self_test(with_task(small, Wordy()))
     assert "agent 'a' may write 8 tokens" in warning
 
 
 def test_right_answers_that_would_be_punished_for_their_length_are_a_warning(small: Any) -> None:
     strict = replace(small, plan=replace(small.plan, overlong=Overlong(cache=1.0)))
-    [warning] = preflight.self_test(with_task(strict, _Sums()))
+    [warning] = checks.self_test(with_task(strict, _Sums()))
     assert "of 8 tokens and is punished for its length" in warning
     assert "plan.overlong_cache" in warning
     mild = replace(small, plan=replace(small.plan, overlong=Overlong(cache=0.2)))
-    assert preflight.self_test(with_task(mild, _Sums())) == []
+    assert checks.self_test(with_task(mild, _Sums())) == []
 
 
 # -- the document ---------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from teamtr.cli import app
 from teamtr.cli.evaluate import _told
 from teamtr.config import load_team_file
 from teamtr.evaluation.metrics import summarise
-from teamtr.session import evaluations as generations
+from teamtr.session import evaluations
 from teamtr.session.build import build
 from teamtr.session.evaluations import Evaluation
 from teamtr.store import read_episodes
@@ -47,7 +47,7 @@ def team_file(folder: Path, task: str, router: str = "{}") -> Path:
 @pytest.fixture
 def sums(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A team that is asked eight sums, two problems a chunk."""
-    monkeypatch.setattr(generations, "EPISODES_PER_CHUNK", 4)
+    monkeypatch.setattr(evaluations, "EPISODES_PER_CHUNK", 4)
     write_rows(tmp_path, OWN["math500"])
     return team_file(tmp_path, "{name: math500, path: rows.jsonl}")
 
@@ -101,7 +101,7 @@ def test_a_killed_evaluation_goes_on_to_the_same_figures(
 ) -> None:
     whole = invoke("--team", sums, "--samples", 2, "--out", tmp_path / "whole")
     asked: list[int] = []
-    real = generations.play
+    real = evaluations.play
 
     def counted(context: Any, team: Any, problems: Any, *more: Any, **others: Any) -> Any:
         asked.append(len(problems))
@@ -109,7 +109,7 @@ def test_a_killed_evaluation_goes_on_to_the_same_figures(
             raise KeyboardInterrupt
         return real(context, team, problems, *more, **others)
 
-    monkeypatch.setattr(generations, "play", counted)
+    monkeypatch.setattr(evaluations, "play", counted)
     invoke("--team", sums, "--samples", 2, "--out", tmp_path / "killed", code=130)
     rest = invoke("--team", sums, "--samples", 2, "--out", tmp_path / "killed")
     assert asked == [2, 2, 2, 2, 2], "two chunks were kept; the third is played again"
@@ -147,7 +147,7 @@ def test_kept_replies_are_graded_again_without_sampling(
     def no_play(*_: Any, **__: Any) -> None:
         raise AssertionError("nothing may be sampled")
 
-    monkeypatch.setattr(generations, "play", no_play)
+    monkeypatch.setattr(evaluations, "play", no_play)
     monkeypatch.setattr(Math, "grade_replies", lambda self, replies: [Verdict("right", 1.0, r) for _, r in replies])
     assert invoke("--team", sums, "--samples", 2, "--out", out)["avg_at_k"] == before["avg_at_k"]
     after = invoke("--team", sums, "--samples", 2, "--out", out, "--regrade")

@@ -19,7 +19,8 @@ from teamtr.evaluation.metrics import (
     share_interval,
     summarise,
 )
-from teamtr.types import Interval, Verdict
+from teamtr.reports import Interval
+from teamtr.types import Verdict
 
 RIGHT = Verdict("right", 1.0)
 WRONG = Verdict("wrong", 0.25)

@@ -24,11 +24,11 @@ from teamtr.theory.estimators import GroupAdvantage
 
 if TYPE_CHECKING:
     from teamtr.config import TeamFile
+    from teamtr.reports import EvalReport
     from teamtr.session.build import Parts
     from teamtr.session.resume import StoredRun
     from teamtr.tasks import Task
     from teamtr.team import Router
-    from teamtr.types import EvalReport
 
 
 class TeamTrainer:
@@ -105,7 +105,7 @@ class TeamTrainer:
     def evaluate(self, *, split: str = "test", problems: int | None = None, samples: int | None = None) -> EvalReport:
         """Play held-out problems with the newest weights of the run, or with the first ones before there is a run."""
         from teamtr.session.build import build
-        from teamtr.session.train import evaluate_team
+        from teamtr.session.success import evaluate_team
 
         stored = self._stored()
         if stored is None:

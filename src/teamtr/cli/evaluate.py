@@ -12,9 +12,9 @@ from teamtr.cli.common import JsonFlag, answer, app, emit, errors, read_team_fil
 
 if TYPE_CHECKING:
     from teamtr.evaluation.evaluate import Scores
+    from teamtr.reports import EvalReport, Interval, LabelScores
     from teamtr.session.build import Session
     from teamtr.team import Team
-    from teamtr.types import EvalReport, Interval, LabelScores
 
 
 @app.command("eval")

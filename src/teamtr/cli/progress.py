@@ -14,8 +14,8 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from teamtr.reports import was_skipped
 from teamtr.text import share
-from teamtr.types import was_skipped
 
 Record = dict[str, Any]
 BLOCKS = "▁▂▃▄▅▆▇█"

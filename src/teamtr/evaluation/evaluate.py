@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 
 from teamtr.evaluation.metrics import summarise
 from teamtr.randomness import generator
+from teamtr.reports import EvalReport
 from teamtr.rollout import Ledger, RolloutContext, play
 from teamtr.team import Team
-from teamtr.types import EvalReport, Problem, RolloutBatch, Verdict
+from teamtr.types import Problem, RolloutBatch, Verdict
 
 PROBLEMS_IN_A_RUN, SAMPLES_IN_A_RUN = 64, 4
 """Of an evaluation during a run, when the team file says nothing."""

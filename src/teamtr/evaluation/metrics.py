@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from teamtr.randomness import resampled_range
-from teamtr.types import EvalReport, Floats, Interval, LabelScores, MeanInterval, Verdict
+from teamtr.reports import EvalReport, Interval, LabelScores, MeanInterval
+from teamtr.types import Floats, Verdict
 
 
 def avg_at_k(correct_PK: ArrayLike) -> float:

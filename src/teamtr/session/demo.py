@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from teamtr.config import TeamFile, loads, recipe_text
+from teamtr.reports import was_kept
 from teamtr.session import train as runs
 from teamtr.store import RunFolder, read_episodes
-from teamtr.types import Episode, was_kept
+from teamtr.types import Episode
 
 Watch = Callable[[Iterator[runs.Record]], Iterator[runs.Record]]
 

@@ -22,12 +22,13 @@ from typing import Any
 from teamtr.errors import UserError
 from teamtr.evaluation.evaluate import Scores, scores_of
 from teamtr.randomness import seed_of
+from teamtr.reports import EvalReport
 from teamtr.rollout import Ledger, RolloutContext, play
 from teamtr.session.build import Session
 from teamtr.store import read_episodes, write_atomic, write_episodes
 from teamtr.store.log import encode
 from teamtr.team import Team, team_answer
-from teamtr.types import EvalReport, Problem, RolloutBatch
+from teamtr.types import Problem, RolloutBatch
 
 EPISODES_PER_CHUNK = 512
 

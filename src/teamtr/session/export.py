@@ -16,13 +16,13 @@ from typing import Any
 
 from teamtr.config import AgentConfig, TeamFile
 from teamtr.errors import UserError
+from teamtr.reports import was_kept
 from teamtr.session.build import build_task
 from teamtr.session.models import OBJECT, Loader, base_model, quieten
 from teamtr.session.resume import StoredRun
 from teamtr.store.atomic import make_folder, temporary_beside
 from teamtr.tasks import Task
 from teamtr.text import share
-from teamtr.types import was_kept
 
 OURS = ("optimizer.safetensors", "state.json", "manifest.json")
 """What a checkpoint holds besides the model."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from teamtr.records import AnyRecord, EvalRecord, StageRecord, UpdateRecord
-from teamtr.types import UpdateReport
+from teamtr.reports import UpdateReport
 
 
 class History:

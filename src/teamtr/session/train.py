@@ -22,8 +22,6 @@ import numpy as np
 import torch
 
 from teamtr.config import TeamFile
-from teamtr.evaluation.evaluate import PROBLEMS_IN_A_RUN, SAMPLES_IN_A_RUN, evaluate
-from teamtr.evaluation.exact import role_success
 from teamtr.ports import Snapshot
 from teamtr.randomness import generator, seed_of
 from teamtr.records import (
@@ -42,6 +40,7 @@ from teamtr.records import (
     encode_record,
     updates_before,
 )
+from teamtr.reports import UpdateReport
 from teamtr.rollout import Ledger, collect, play, punishments_PG, trained_returns_PG
 from teamtr.rollout.cost import Account
 from teamtr.session.build import AS_WRITTEN, Parts, Session, build
@@ -50,6 +49,7 @@ from teamtr.session.history import History
 from teamtr.session.memory import before_training, peak_gb
 from teamtr.session.resume import claim
 from teamtr.session.state import Position, RunState
+from teamtr.session.success import evaluate_team, exact_success
 from teamtr.store import (
     Commit,
     RunFolder,
@@ -59,8 +59,7 @@ from teamtr.store import (
     read_episodes,
     write_episodes,
 )
-from teamtr.tasks import Roles
-from teamtr.team import Blind, Schedule, Team
+from teamtr.team import Team
 from teamtr.theory.intervals import measured_gain
 from teamtr.trackers import follow
 from teamtr.training.algorithm import Slot, Step, run_stage, schedule
@@ -69,7 +68,7 @@ from teamtr.training.probe import Rollouts, log_ratios, stale_probe, token_shift
 from teamtr.training.radii import shared_radii
 from teamtr.training.stage import stage_report
 from teamtr.training.update import CertificateInputs, Update, update_agent
-from teamtr.types import EvalReport, Problem, RolloutBatch, UpdateReport
+from teamtr.types import Problem, RolloutBatch
 
 Record = dict[str, Any]
 """A record as it is logged and yielded."""
@@ -470,45 +469,3 @@ class _Driver:
         report, ledger = evaluate_team(self.session, self.team, stage=stage)
         tokens, seconds = sum(ledger.sampled_tokens.values()), time.perf_counter() - started
         yield self._log(EvalRecord(**self._where(), report=report, tokens=tokens, seconds=seconds))
-
-
-def evaluate_team(
-    session: Session,
-    team: Team,
-    *,
-    stage: int,
-    split: str = "test",
-    problems: int | None = None,
-    samples: int | None = None,
-    temperature: float | None = None,
-) -> tuple[EvalReport, Ledger]:
-    """Play held-out problems with the team file's evaluation settings, or those given."""
-    settings = session.team_file.eval
-    ledger = Ledger()
-    report = evaluate(
-        session.context,
-        team,
-        session.task.problems(split)[: problems or settings.problems or PROBLEMS_IN_A_RUN],
-        samples or settings.samples or SAMPLES_IN_A_RUN,
-        seed=seed_of(session.team_file.seed, "eval", split, stage),
-        temperature=settings.temperature if temperature is None else temperature,
-        ledger=ledger,
-    )
-    return report, ledger
-
-
-def exact_success(session: Session, team: Team) -> float | None:
-    """The team's success without sampling noise, where the task has a closed form (roles); else None."""
-    task, router = session.task, session.context.router
-    one_round = isinstance(router, Schedule) and [sorted(order) for order in router.orders] == [sorted(team.names)]
-    if not isinstance(task, Roles) or not one_round:
-        return None
-    blind = all(isinstance(agent.sees, Blind) and agent.sees.is_blind_in(0) for agent in team)
-    if not blind or any(agent.max_tokens < 2 for agent in team):
-        return None  # the closed form needs messages that are independent and end
-    codecs = session.context.codecs
-    words = {
-        name: (codecs[name].encode_message(task.VOLUNTEER), codecs[name].encode_message(task.ABSTAIN))
-        for name in team.names
-    }
-    return role_success(team, session.engine, codecs, task.problems("test"), words)

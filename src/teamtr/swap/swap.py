@@ -48,7 +48,8 @@ from teamtr.session.export import agent_of
 from teamtr.session.models import distiller
 from teamtr.session.resume import SWAP_REQUEST, StoredRun
 from teamtr.session.state import Position, RunState
-from teamtr.session.train import Record, evaluate_team
+from teamtr.session.success import evaluate_team
+from teamtr.session.train import Record
 from teamtr.store import Checkpoints, Commit, RunFolder, RunLog, read_episodes, write_atomic, write_episodes
 from teamtr.store.atomic import discard_folder, make_folder, remove_leftovers
 from teamtr.store.log import decode, encode

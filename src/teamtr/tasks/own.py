@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABCMeta
-from collections.abc import Sequence
 from typing import Annotated, Any, Self
 
 from teamtr.errors import UserError
@@ -14,7 +13,6 @@ from teamtr.settings.values import of_form
 from teamtr.tasks.base import Benchmark, Data, Task
 from teamtr.tasks.config import TaskConfig, TaskContext
 from teamtr.tasks.registry import task
-from teamtr.types import Problem, Verdict
 
 OwnTaskName = Annotated[
     str, of_form(r"python:.+\.py:[^\W\d]\w*", "must be python:FILE.py:CLASS (FILE relative to the team file)")
@@ -74,7 +72,7 @@ def _completed(name: str, made: Any) -> Task:
 
 @task("object")
 class ObjectTask(Task):
-    """Stands for a task that a Python program gave to ``TeamTrainer``; only that program can give it again."""
+    """Stands for a task that a Python program gave to ``TeamTrainer``; nobody else makes one."""
 
     class Config(TaskConfig):
         """A task that was given to TeamTrainer as an object; see ``python``."""
@@ -82,6 +80,3 @@ class ObjectTask(Task):
     @classmethod
     def from_config(cls, config: TaskConfig, context: TaskContext) -> Task:
         raise UserError("the task of this team is an object of a Python program: go on with it by teamtr.TeamTrainer")
-
-    def grade(self, episodes: Sequence[tuple[Problem, str, Sequence[str]]]) -> list[Verdict]:
-        raise NotImplementedError

@@ -18,10 +18,11 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from teamtr.reports import Certificate
 from teamtr.theory.concentration import empirical_correction
 from teamtr.theory.gain import bound_log_ratio
 from teamtr.theory.occupancy import change_of_measure, cumulative_shift, shift_by_kl, tv_by_kl
-from teamtr.types import Certificate, Floats
+from teamtr.types import Floats
 
 
 def _certificate(kind: str, **terms: ArrayLike) -> Certificate:

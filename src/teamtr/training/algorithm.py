@@ -12,13 +12,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from teamtr.presets import Order, Plan
+from teamtr.reports import UpdateReport
 from teamtr.rollout import require_fresh, trained_returns_PG
 from teamtr.team import Team
 from teamtr.theory.allocation import update_order
 from teamtr.theory.weights import normalized_weights
 from teamtr.training.batch import TrainingBatch
 from teamtr.training.update import Update
-from teamtr.types import RolloutBatch, UpdateReport
+from teamtr.types import RolloutBatch
 
 Collect = Callable[[Team, int], RolloutBatch]
 UpdateAgent = Callable[[str, TrainingBatch], Update]

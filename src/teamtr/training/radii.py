@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from teamtr.presets import Radii
+from teamtr.reports import UpdateReport
 from teamtr.theory.allocation import best_radii, equal_radii, proportional_radii
 from teamtr.theory.certificates import turn_aware_price
-from teamtr.types import UpdateReport
 
 KEPT_EQUAL = 0.1
 """The share of a stage's total that is equal for all: an agent that gained nothing can still move."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from teamtr.records import UpdateRecord
+from teamtr.reports import Certificate, StageReport
 from teamtr.theory.certificates import add_up
-from teamtr.types import Certificate, StageReport
 
 
 def stage_report(stage: int, updates: Sequence[UpdateRecord]) -> StageReport:

@@ -25,6 +25,7 @@ import numpy as np
 from teamtr.ports import Learner, Snapshot
 from teamtr.presets import Plan, Radii, Region
 from teamtr.randomness import generator, seed_of
+from teamtr.reports import Certificate, Outcome, UpdateReport
 from teamtr.theory.certificates import (
     by_own_turn,
     single_step_certificate,
@@ -39,7 +40,7 @@ from teamtr.theory.objective import Objective
 from teamtr.theory.zeta import zeta_clip, zeta_ratio
 from teamtr.training.batch import Fold, Optimization, TrainingBatch
 from teamtr.training.gate import GateResult, Start, Subsample, gate
-from teamtr.types import AgentBatch, AgentState, Certificate, Divergence, Floats, Outcome, UpdateReport
+from teamtr.types import AgentBatch, AgentState, Divergence, Floats
 
 FILL = 0.8
 """The share of the radius that steps aim for; the rest is room for the upper bound."""

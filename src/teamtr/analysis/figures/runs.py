@@ -12,7 +12,7 @@ from teamtr.analysis.report import Reading, read_run
 from teamtr.analysis.report.compare import labels
 from teamtr.analysis.report.summary import summarise
 from teamtr.presets import Order
-from teamtr.types import was_kept
+from teamtr.reports import was_kept
 
 
 @dataclass(frozen=True)

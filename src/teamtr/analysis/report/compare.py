@@ -25,10 +25,11 @@ from teamtr.errors import UserError
 from teamtr.evaluation.metrics import alike_interval
 from teamtr.randomness import generator
 from teamtr.records import Record, number
+from teamtr.reports import was_kept
 from teamtr.store import StoreError, read_episodes
 from teamtr.text import visible
 from teamtr.theory.intervals import mean_interval
-from teamtr.types import RolloutBatch, was_kept
+from teamtr.types import RolloutBatch
 
 
 @dataclass(frozen=True)

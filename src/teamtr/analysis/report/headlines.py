@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from teamtr.types import was_kept
+from teamtr.reports import was_kept
 
 Data = Mapping[str, Any]
 Answer = dict[str, str]

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from teamtr.analysis.report.headlines import clock
+from teamtr.reports import was_kept
 from teamtr.text import in_markdown, visible
-from teamtr.types import was_kept
 
 Data = Mapping[str, Any]
 

@@ -20,8 +20,8 @@ from teamtr.analysis.report.headlines import headlines
 from teamtr.analysis.report.reading import Reading
 from teamtr.analysis.report.swaps import swap_rows
 from teamtr.records import Record, accepted, mapping, mappings, number, of_kind, whole
+from teamtr.reports import was_skipped
 from teamtr.theory.weights import weight_degeneracy
-from teamtr.types import was_skipped
 
 FORMAT = 1
 _NUMBERS = [
