@@ -1,4 +1,4 @@
-"""Swap one agent of a trained team for a model that never saw the team: aligned, direct, or train anew.
+"""Swap one agent of a trained team for a model that never saw the team: aligned, direct, or from scratch.
 
     python experiments/swap.py --out runs/swap --seeds 3 --stages 20 --figure docs/figures/swap.svg
     python experiments/swap.py --out runs/swap-smollm2 --model FOLDER --seeds 1 --stages 4 --modes aligned,direct
@@ -33,7 +33,7 @@ from teamtr.swap.request import Mode
 from teamtr.tasks.games.sums import Sums
 
 MODES: tuple[Mode, ...] = ("aligned", "direct", "reset")
-NAMES = {"aligned": "aligned (Stage-0)", "direct": "direct", "reset": "train anew"}
+NAMES = {"aligned": "aligned (Stage-0)", "direct": "direct", "reset": "from scratch"}
 SUMS = (
     "plan.stages=15", "plan.problems=64", "eval.every=5", "eval.problems=256", "eval.samples=4",
     "sampling.temperature=1", "sampling.memory_gb=2",
