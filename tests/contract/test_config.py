@@ -649,7 +649,7 @@ def test_plan_without_changes_is_the_preset(preset: str) -> None:
 def test_what_the_reference_says_of_a_preset_makes_it(preset: str) -> None:
     """And it speaks of every key that a preset decides."""
     assert PlanConfig(preset="teamtr", **preset_differences(preset)).plan() == PRESETS[preset]
-    decided = {k.key.removeprefix("plan.") for k in schema_keys() if k.default == "as the preset says"}
+    decided = {k.key.removeprefix("plan.") for k in schema_keys() if k.default == "the preset's"}
     assert decided == {*PRESET_KEYS, "radius_nats_per_token"}
 
 
@@ -796,11 +796,15 @@ def test_schema_keys_list_every_key_with_a_description() -> None:
         return keys[key, when].type, keys[key, when].default
 
     assert shown("plan.group_size") == ("whole number >= 2", "16")
-    assert shown("plan.beta") == ("number >= 0", "as the preset says")
+    assert shown("plan.beta") == ("number >= 0", "the preset's")
     assert shown("task.name") == (" | ".join(task_names()), "")
     assert shown("task.held_out", "task.name is data") == ("number > 0, < 1", "0.1")
     assert shown("team.lora.targets") == ("text | list of text", '"all-linear"')
-    assert shown("team.agents.NAME.lora.rank") == ("whole number >= 1", "as the team says")
+    assert shown("task.player.max_tokens", "task.name is arbench:dc | arbench:gn | arbench:sp") == (
+        "whole number >= 1",
+        "128",
+    )
+    assert shown("team.agents.NAME.lora.rank") == ("whole number >= 1", "the team's")
     assert shown("team.template_kwargs") == ("mapping of text to any value", "{}")
     assert shown("learner.betas") == ("list of 2: number >= 0, < 1", "[0.9, 0.99]")
 

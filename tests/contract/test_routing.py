@@ -396,15 +396,15 @@ def test_sees_in_a_team_file():
         (THREE + "  router: {kind: addressed, turns: «0»}", "team.router.turns must be at least 1, got 0"),
         (
             THREE + "  router: {kind: addressed, turns: 3, «rounds»: 2}",
-            'team.router.rounds means nothing to router "addressed"; it takes turns, order, then',
+            'team.router.rounds is not a setting of router "addressed"; it takes turns, order, then',
         ),
         (
             THREE + "  router: {«turns»: 3}",
-            'team.router.turns means nothing to router "schedule"; it takes order, rounds, then',
+            'team.router.turns is not a setting of router "schedule"; it takes order, rounds, then',
         ),
         (
             THREE + "  router: {kind: 'python:x.py:X', «order»: [a]}",
-            'team.router.order means nothing to router "python:x.py:X"; give it in team.router.options',
+            'team.router.order is not a setting of router "python:x.py:X"; give it in team.router.options',
         ),
         (THREE + "  router: {options: {«x»: 1}}", 'team.router.options has no "x" for router "schedule"'),
         (
@@ -460,7 +460,7 @@ def test_a_new_router_and_a_new_visibility_touch_one_file(monkeypatch: pytest.Mo
     assert visibility(team_file.team.agents[1].sees) == Only(("judge",))
     check_marked(
         f"{HEAD}{agents}  router: {{kind: backwards, «then»: [a]}}\n",
-        'team.router.then means nothing to router "backwards"; it takes order, skip',
+        'team.router.then is not a setting of router "backwards"; it takes order, skip',
     )
     check_marked(
         f"{HEAD}{agents}  router: {{kind: backwards, options: {{«skp»: 1}}}}\n",
@@ -692,7 +692,7 @@ def test_what_the_page_on_teams_shows_can_be_used(tmp_path: Path):
         loads(text + (f"  router: {row}\n" if word == "router" else ""))
     (code,) = re.findall("^```python\n(.*?)^```", page, flags=re.M | re.S)
     (tmp_path / "moderated.py").write_text(code)
-    (kind,) = re.findall(r"^Then `router: (.*?)` uses it", page, flags=re.M)
+    (kind,) = re.findall(r"^Then use it with `router: (.*?)`\.", page, flags=re.M)
     (tmp_path / "team.yaml").write_text(f"{three}  router: {kind}\n")
     router = build.build_router(load_team_file(tmp_path / "team.yaml"))
     spoken = episode(router, {"bob": "why?"}, names=("ann", "bob", "judge"))

@@ -158,7 +158,7 @@ def test_fewer_stages_than_are_done_are_refused(finished, team_file, tmp_path):
 def test_a_finished_run_says_so(finished, team_file):
     folder, _ = finished
     told = invoke("train", team_file, "--out", folder).stderr
-    assert "this run has done all its 2 stages; raise plan.stages to go on\n" in told
+    assert "this run has finished all 2 stages; raise plan.stages to continue\n" in told
     assert told.endswith(f"run folder: {folder}; next: teamtr report {folder}\n")
 
 
@@ -526,7 +526,7 @@ def test_ctrl_c_while_the_tiny_base_is_taught_stops_at_once(team_file, tmp_path)
     finally:
         process.kill()
     assert process.returncode == 130
-    assert stderr == "error: interrupted; what was saved is whole: give the same command again to go on\n"
+    assert stderr == "error: interrupted; what was saved is intact: run the same command again to resume\n"
     assert json.loads(stdout)["exit_code"] == 130
     assert list(contents(folder)) == ["team.yaml"], "which binds nobody before there is a checkpoint"
 

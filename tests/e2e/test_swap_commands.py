@@ -264,7 +264,7 @@ def test_stages_after_a_swap(run):
 
 def test_swap_refuses_what_contradicts_itself(run, tmp_path):
     options = ("--agent", "left", "--with", "tiny", "--out", tmp_path / "x")
-    assert "exclude each other" in invoke("swap", run, *options, "--no-align", "--reset", code=2).stderr
+    assert "use either --no-align or --reset" in invoke("swap", run, *options, "--no-align", "--reset", code=2).stderr
     assert "full or lora" in invoke("swap", run, *options, "--train", "some", code=2).stderr
     assert "keep or strip or forbid" in invoke("swap", run, *options, "--think", "aloud", code=2).stderr
     assert "strictly between" in invoke("swap", run, *options, "--held-out", 1, code=2).stderr

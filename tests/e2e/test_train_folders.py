@@ -106,7 +106,7 @@ def test_a_run_that_learnt_nothing_says_why(here: Path) -> None:
     (here / "team.yaml").write_text(team)
     code, said = teamtr("train", "team.yaml", "--out", "run")
     assert code == 0, said
-    assert "nothing was learnt: in every group all episodes earned the same" in said
+    assert "nothing was learned: in every group, all episodes got the same reward" in said
 
 
 def test_updates_without_a_signal_are_counted_at_the_end(here: Path) -> None:

@@ -12,7 +12,7 @@ __all__ = ["app", "main"]
 
 
 @app.callback()
-def _about(version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False) -> None:
+def _about(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
     if version:
         from teamtr.version import __version__
 

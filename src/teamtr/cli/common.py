@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from teamtr.config import TeamFile
 
 EXIT_CODES = """Exit codes: 0 done; 1 the run failed; 2 wrong usage or team file; 3 refused (folder in use,
-radius not visible, other run in the folder); 130 interrupted and saved."""
+KL noise floor too high for the radius, another run in the folder); 130 interrupted and saved."""
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -108,7 +108,7 @@ def errors() -> Iterator[None]:
     except OSError as error:
         fail(str(error), 1)
     except KeyboardInterrupt:
-        fail("interrupted; what was saved is whole: give the same command again to go on", 130)
+        fail("interrupted; what was saved is intact: run the same command again to resume", 130)
     finally:
         library.removeHandler(teller)
         library.setLevel(before)
@@ -139,7 +139,7 @@ class Stop:
         if self.asked or not self._updating:
             raise KeyboardInterrupt
         self.asked = True
-        sys.stderr.write("\nfinishing this update, then saving; once more to stop at once\n")
+        sys.stderr.write("\nfinishing this update, then saving; press again to stop at once\n")
 
     def during(self, records: Iterable[Item]) -> Iterator[Item]:
         """Hand on the records of a run; updates are made from the first of them to the end."""

@@ -18,24 +18,25 @@ if TYPE_CHECKING:
 @app.command()
 def demo(
     task: Annotated[
-        str, typer.Option(help="`code`: pass on a code in halves; `roles`: exactly one volunteers.")
+        str,
+        typer.Option(help="`code`: say a code of which two agents see half each; `roles`: exactly one must volunteer."),
     ] = "code",
     agents: Annotated[int, typer.Option(min=2, max=26, help="How many agents play `roles`.")] = 5,
     compare: Annotated[
         str | None,
-        typer.Option(help="Train a second team with this preset, side by side.", autocompletion=preset_names),
+        typer.Option(help="Also train a second team with this preset.", autocompletion=preset_names),
     ] = None,
-    radius: Annotated[float | None, typer.Option(help="KL allowed to one update, nats per message.")] = None,
+    radius: Annotated[float | None, typer.Option(help="Largest KL of one update, in nats per message.")] = None,
     stages: Annotated[int | None, typer.Option(help="Stages; in each, every agent is updated once.")] = None,
     seed: Annotated[int, typer.Option(help="First seed.")] = 0,
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds to train, one after the other.")] = 1,
     out: Annotated[Path | None, typer.Option(help="Keep the run folders here.")] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Train a team of tiny models on a game that it can only win together: one command, a minute or two on a CPU.
+    """Train a team of tiny models on a game that they can only win together: one command, about two minutes on a CPU.
 
-    `teamtr demo` teaches three models to pass on a code of which two of them see half each.
-    `teamtr demo --task roles --compare naive_sequential` shows what sampling anew after every update is worth.
+    `teamtr demo` trains three models on code exchange: two see half of a code each, the third must say all of it.
+    `teamtr demo --task roles --compare naive_sequential` compares fresh rollouts after every update with stale ones.
     """
     from teamtr.cli.progress import TrainingScreen, say
     from teamtr.presets import PRESETS
@@ -44,7 +45,7 @@ def demo(
     if task not in ("code", "roles"):
         fail(f"--task is code or roles, not {task!r}", 2)
     if compare is not None and compare not in PRESETS:
-        fail(f"--compare names no preset {compare!r}; there are {', '.join(PRESETS)}", 2)
+        fail(f"--compare: there is no preset {compare!r}; choose one of {', '.join(PRESETS)}", 2)
     presets = ["teamtr", *([compare] if compare else [])]
     results: dict[str, list[Any]] = {preset: [] for preset in presets}
     shown: list[Any] = []

@@ -20,28 +20,32 @@ if TYPE_CHECKING:
 @app.command("eval")
 def evaluate(
     run: Annotated[Path | None, typer.Argument(help="A run folder; its latest checkpoint is evaluated.")] = None,
-    team: Annotated[Path | None, typer.Option(help="Instead of a run: a team file, its models as they are.")] = None,
+    team: Annotated[
+        Path | None, typer.Option(help="Instead of a run: a team file, whose models are evaluated untrained.")
+    ] = None,
     changes: Annotated[
         list[str] | None, typer.Option("--set", help="With --team: a setting to change, such as `eval.samples=8`.")
     ] = None,
-    split: Annotated[str, typer.Option(help="Which problems.")] = "test",
-    limit: Annotated[int | None, typer.Option(min=1, help="The first so many problems only.")] = None,
+    split: Annotated[str, typer.Option(help="Which problems: test or train.")] = "test",
+    limit: Annotated[int | None, typer.Option(min=1, help="Evaluate only the first problems, this many.")] = None,
     samples: Annotated[
         int | None,
-        typer.Option(min=1, help="Episodes of each problem; without it, as in the team file, or the paper's K."),
+        typer.Option(min=1, help="Episodes per problem. [default: the team file's, else the paper's K]"),
     ] = None,
-    temperature: Annotated[float | None, typer.Option(min=0.0, help="0 is greedy; else as in the team file.")] = None,
-    regrade: Annotated[bool, typer.Option("--regrade", help="Sample nothing; grade the kept replies again.")] = False,
+    temperature: Annotated[
+        float | None, typer.Option(min=0.0, help="Sampling temperature; 0 is greedy. [default: the team file's]")
+    ] = None,
+    regrade: Annotated[bool, typer.Option("--regrade", help="Sample nothing; grade the stored replies again.")] = False,
     out: Annotated[
-        Path | None, typer.Option(help="Where replies are kept; without it, `evals` in the run, or `evals/NAME`.")
+        Path | None, typer.Option(help="Where replies are stored. [default: `evals` in the run, or `evals/NAME`]")
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Evaluate a team on held-out problems: avg@K, unbiased pass@K, majority, consensus, each with its interval, and
-    tables by subject or size.
+    """Evaluate a team on held-out problems: avg@K, unbiased pass@K, majority and consensus, with confidence intervals,
+    and tables by subject or size.
 
-    Replies are kept as they come, so that the same command goes on where a killed one stopped, and `--regrade` grades
-    them again without sampling.
+    Replies are stored as they come, so the same command resumes a killed evaluation, and `--regrade` grades them again
+    without sampling.
     """
     with errors():
         from teamtr.errors import UserError
@@ -69,7 +73,7 @@ def evaluate(
         report = evaluation.run(regrade=regrade, ledger=ledger, progress=_say_progress)
     replies = report.problems * report.samples
     if kept := replies - ledger.episodes:
-        say(f"{kept} of {replies} replies were there from before, in {evaluation.folder}")
+        say(f"{kept} of {replies} replies were already stored in {evaluation.folder}")
     answer(_told(report), as_json)
     if as_json:
         emit(

@@ -17,10 +17,10 @@ def figures(
     only: Annotated[list[str] | None, typer.Option(help="Only this figure; may be given several times.")] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Draw our version of the paper's figures from logs: for each an SVG, a CSV of its numbers, and a page of all.
+    """Draw our versions of the paper's figures from logs: an SVG and a CSV for each, and one page with all of them.
 
-    What a log does not hold is told with the setting that would log it, and the other figures are drawn. Exit code 1
-    when none could be.
+    If a log lacks the data for a figure, the command names the setting that would log it and draws the other figures.
+    The exit code is 1 if none could be drawn.
     """
     from teamtr.analysis.figures import hang, read_runs
     from teamtr.cli.progress import say

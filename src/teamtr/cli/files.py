@@ -19,10 +19,10 @@ def check(
     overrides: Overrides = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Look at a team file before training: keys, models, templates, data, grader, and whether the radius can be seen.
+    """Check a team file before training: keys, models, templates, data, grader, and the KL noise floor.
 
-    Known-right and known-wrong answers go through the task's own grader. The radius is measured: after a negligible
-    change of the weights, the KL that rounding alone produces must stay under a tenth of it. In bf16 it usually does
+    Known-right and known-wrong answers go through the task's own grader. The noise floor is the KL that rounding alone
+    produces after a negligible change of the weights; it must be under a tenth of the radius. In bf16 it usually is
     not.
     """
     with errors():
@@ -58,7 +58,7 @@ def recipes(
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """List the ready team files, or print one: `teamtr recipes roles > roles.yaml`."""
+    """List the built-in team files, or print one: `teamtr recipes roles > roles.yaml`."""
     from teamtr.config import recipe_text
     from teamtr.config import recipes as all_recipes
 
@@ -84,12 +84,12 @@ def init(
     recipe: Annotated[
         str, typer.Option(help="Which recipe to start from; see `teamtr recipes`.", autocompletion=recipe_names)
     ] = "code-exchange",
-    force: Annotated[bool, typer.Option(help="Overwrite files that are there.")] = False,
+    force: Annotated[bool, typer.Option(help="Overwrite existing files.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Write a team file to start from, and beside it the JSON schema that editors check it with.
+    """Write a team file to start from, and next to it the JSON schema for editors.
 
-    It never overwrites a team file unless told to.
+    It overwrites an existing team file only with `--force`.
     """
     from teamtr.cli.progress import say
     from teamtr.config import recipe_text
@@ -99,9 +99,9 @@ def init(
     with errors():
         text = recipe_text(recipe)
         if path.exists() and not force:
-            fail(f"{path} exists; choose another name, or --force", 2)
+            fail(f"{path} exists; choose another name, or use --force", 2)
         if schema.exists() and not is_ours(schema) and not force:
-            fail(f"{schema} exists and was not made by teamtr; choose another folder, or --force", 2)
+            fail(f"{schema} exists and was not made by teamtr; choose another folder, or use --force", 2)
         path.parent.mkdir(parents=True, exist_ok=True)
         schema.write_text(json_schema_text(), encoding="utf-8")
         path.write_text(FIRST_LINE + text, encoding="utf-8")
@@ -112,9 +112,9 @@ def init(
 
 @app.command()
 def schema(
-    out: Annotated[Path | None, typer.Option(help="File to write; without it, stdout.")] = None,
+    out: Annotated[Path | None, typer.Option(help="File to write. [default: stdout]")] = None,
 ) -> None:
-    """Print the JSON schema of a team file, for editors; `teamtr init` writes it beside the team file."""
+    """Print the JSON schema of a team file, for editors; `teamtr init` writes it next to the team file."""
     from teamtr.cli.progress import say
     from teamtr.config import json_schema_text
     from teamtr.tasks.registry import broken_tasks
@@ -131,7 +131,7 @@ def schema(
 
 @app.command()
 def reference(
-    out: Annotated[Path | None, typer.Option(help="File to write; without it, stdout.")] = None,
+    out: Annotated[Path | None, typer.Option(help="File to write. [default: stdout]")] = None,
 ) -> None:
     """Print every key of a team file with its type, default and meaning, as Markdown."""
     from teamtr.config import reference as text

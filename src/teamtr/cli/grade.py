@@ -12,11 +12,13 @@ from teamtr.cli.common import JsonFlag, answer, app, emit, errors
 
 @app.command()
 def grade(
-    task: Annotated[str, typer.Argument(help="Whose grader: `math500`, `zebralogic`, `gym:chain_sum`, ...")],
+    task: Annotated[
+        str, typer.Argument(help="The task whose grader to use: `math500`, `zebralogic`, `gym:chain_sum`, ...")
+    ],
     responses: Annotated[Path, typer.Option(help="The replies: rows with `response` and `id`, or a problem's fields.")],
     out: Annotated[Path, typer.Option(help="Where to write the rows with `verdict`, `reward` and `extracted`.")],
     data: Annotated[
-        list[str] | None, typer.Option(help="File or hub id with the problems that `id` names; may be repeated.")
+        list[str] | None, typer.Option(help="File or hub id with the problems that `id` refers to; may be repeated.")
     ] = None,
     grader: Annotated[
         str | None, typer.Option(help="For mathematics: default, deepscaler, dapo, last_number; gsm8k: official.")
@@ -25,8 +27,8 @@ def grade(
 ) -> None:
     """Grade stored replies as a benchmark does, without any model.
 
-    A row that cannot be read, or names no problem, is an error with its line, and nothing is written; a reply that
-    states no answer is `unparsed`.
+    A row that cannot be read, or that names no problem, is an error with its line number, and nothing is written. A
+    reply that states no answer is `unparsed`.
     """
     from teamtr.tasks.data.replies import grade_file
 

@@ -13,12 +13,12 @@ from teamtr.cli.common import JsonFlag, answer, app, emit, errors, fail
 lab = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
-    help="Exact experiments on teams small enough to solve: nothing is sampled, so what fails here is wrong.",
+    help="Exact experiments on teams small enough to solve: nothing is sampled, so any violation is real.",
 )
 app.add_typer(lab, name="lab")
 
 Figure = Annotated[Path | None, typer.Option("--figure", help="Where to draw the figure (PNG).")]
-Seed = Annotated[int, typer.Option(help="Of everything random.")]
+Seed = Annotated[int, typer.Option(help="Random seed.")]
 
 
 def _finish_lab(
@@ -38,12 +38,12 @@ def _finish_lab(
 
 @lab.command()
 def verify(
-    teams: Annotated[int, typer.Option(min=1, help="Random teams.")] = 10000,
+    teams: Annotated[int, typer.Option(min=1, help="Number of random teams.")] = 10000,
     seed: Seed = 0,
     figure: Figure = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Check every statement of the paper, and ours, on random teams solved exactly; exit code 1 on a violation."""
+    """Check every statement of the paper, and ours, on exactly solved random teams; exit code 1 on a violation."""
     from teamtr.cli.progress import table
     from teamtr.lab import figures
     from teamtr.lab import verify as labs
@@ -73,15 +73,15 @@ def _exponent(fit: dict[str, float] | None) -> str:
 
 @lab.command()
 def roles(
-    seeds: Annotated[int, typer.Option(min=2, help="Teams of each size.")] = 8,
-    stages: Annotated[int, typer.Option(min=10, help="Stages of each run.")] = 40,
-    radius: Annotated[float, typer.Option(help="KL that every update fills, nats per message.")] = 0.01,
-    largest: Annotated[int, typer.Option(min=2, help="Team sizes run from 2 to this.")] = 12,
+    seeds: Annotated[int, typer.Option(min=2, help="Teams per size.")] = 8,
+    stages: Annotated[int, typer.Option(min=10, help="Stages per run.")] = 40,
+    radius: Annotated[float, typer.Option(help="KL of every update, in nats per message.")] = 0.01,
+    largest: Annotated[int, typer.Option(min=2, help="Largest team size; the smallest is 2.")] = 12,
     seed: Seed = 0,
     figure: Figure = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Exactly one of n must volunteer, blind: exact updates from fresh and from stale occupancies."""
+    """Exactly one of n blind agents must volunteer: exact updates from fresh and from stale state distributions."""
     from teamtr.cli.progress import table
     from teamtr.lab import figures
     from teamtr.lab import roles as labs

@@ -14,13 +14,13 @@ from teamtr.cli.common import JsonFlag, Overrides, answer, app, emit, errors, re
 def plan(
     team_file: Annotated[Path, typer.Argument(help="The team file (YAML).")],
     overrides: Overrides = None,
-    rehearse: Annotated[bool, typer.Option(help="Also take the longest step for real, and undo it.")] = False,
+    rehearse: Annotated[bool, typer.Option(help="Also run the longest step, and undo it.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """What the team needs in memory before anything runs: weights, keys and values, optimizer, the worst step.
+    """Estimate the memory that a team needs: weights, KV blocks, optimizer state, the largest step.
 
-    `--rehearse` takes the longest possible step of every agent and compares the plan with what was really used; on a
-    GPU, `teamtr train` does the same before it begins or goes on, and logs the peak of every stage beside the plan.
+    `--rehearse` runs the longest possible step of every agent and compares the plan with the memory used. On a GPU,
+    `teamtr train` does the same when it starts or resumes, and logs the peak of every stage next to the plan.
     """
     with errors():
         settings = read_team_file(team_file, overrides)
@@ -33,7 +33,7 @@ def plan(
         planned = plan_memory(session)
         tried = try_it(session) if rehearse else None
     rows = [(item.what, f"{item.gb:.3g}", item.why) for item in planned.items]
-    rows.append(("in all", f"{planned.total / GB:.3g}", "" if planned.available is None else "of what the card has:"))
+    rows.append(("in all", f"{planned.total / GB:.3g}", "" if planned.available is None else "of the GPU's memory:"))
     if planned.available is not None:
         rows.append(("available", f"{planned.available / GB:.3g}", "fits" if planned.fits else "DOES NOT FIT"))
     answer(table(("what", "GB", ""), rows), as_json)

@@ -88,13 +88,13 @@ class TrainingScreen:
                 if memory and memory["peak_gb"] > memory["planned_gb"] and not self.over_plan:
                     self.over_plan = True
                     self._print(
-                        f"warning: {memory['peak_gb']:.3g} GB of the card's memory were used, where `teamtr plan` "
+                        f"warning: {memory['peak_gb']:.3g} GB of GPU memory were used, but `teamtr plan` "
                         f"expected {memory['planned_gb']:.3g}"
                     )
             case "tracker":
                 self._print(f"warning: {record['text']}")
             case "stopped":
-                self._print(f"stopped after update {record['updates']}, saved; the same command goes on")
+                self._print(f"stopped after update {record['updates']}, saved; the same command resumes")
 
     def _update(self, record: Record) -> None:
         self.agents[record["agent"]] = record
@@ -124,7 +124,7 @@ class TrainingScreen:
 
     def _table(self, rate: str, eta: str) -> Table:
         table = Table(box=None, padding=(0, 1), show_edge=False)
-        for title in ("agent", "stage", "reward", "KL/radius", "", "back-offs", "outcome"):
+        for title in ("agent", "stage", "reward", "KL/radius", "", "backtracks", "outcome"):
             table.add_column(title, no_wrap=True, style="dim" if title == "outcome" else "")
         for name, r in self.agents.items():
             share = r["kl_upper"] / r["radius"] if r["radius"] else 0.0

@@ -20,14 +20,14 @@ def report(
     run: Annotated[Path, typer.Argument(help="A run folder.")],
     form: Annotated[str, typer.Option("--format", help="`html`, `md` or `json`.")] = "html",
     out: Annotated[
-        Path | None, typer.Option(help="File to write; without it `RUN/report.html`, or stdout for md and json.")
+        Path | None, typer.Option(help="File to write. [default: `RUN/report.html`, or stdout for md and json]")
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Show what training did: one HTML file with plots and conversations that opens anywhere, without a network.
+    """Show what training did: one self-contained HTML file with plots and conversations.
 
-    It answers five questions: does it improve, is each update inside its region, would stale rollouts have fooled
-    it, what do the agents say to each other, what did it cost. A run that is still training can be reported as well.
+    It answers five questions: does it improve, is each update inside its trust region, would stale rollouts have misled
+    it, what do the agents say to each other, what did it cost. It also works while a run is training.
     """
     from teamtr.analysis.report import build_report, plain, report_page, report_text
     from teamtr.cli.progress import say
@@ -58,15 +58,17 @@ def report(
 
 @app.command()
 def view(
-    runs: Annotated[list[Path] | None, typer.Argument(help="Run folders, or folders of runs; else `runs`.")] = None,
+    runs: Annotated[
+        list[Path] | None, typer.Argument(help="Run folders, or folders of runs. [default: `runs`]")
+    ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 0,
-    allow_remote: Annotated[bool, typer.Option(help="Let --host be an address that others can reach.")] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 picks a free one.")] = 0,
+    allow_remote: Annotated[bool, typer.Option(help="Allow a --host that other machines can reach.")] = False,
 ) -> None:
-    """Watch runs in a browser while they train. Prints a link that holds a secret; Ctrl-C ends it.
+    """Watch runs in a browser while they train. Prints a link that contains a secret token; Ctrl-C stops it.
 
-    It only reads, takes no lock, and loads what is looked at. Only this machine can reach it, and only who has the
-    link.
+    It only reads, takes no lock, and loads batches on demand. By default only this machine can reach it, and only with
+    the link.
     """
     from teamtr.analysis.report.serve import Library, LiveServer
     from teamtr.cli.progress import say
@@ -79,7 +81,7 @@ def view(
         with LiveServer(Library(folders), host=host, port=port, allow_remote=allow_remote) as server:
             sys.stdout.write(f"{server.link}\n")
             sys.stdout.flush()
-            say("open the link above; Ctrl-C ends")
+            say("open the link above; Ctrl-C to stop")
             try:
                 server.serve_forever(poll_interval=0.5)
             except KeyboardInterrupt:
@@ -88,12 +90,12 @@ def view(
 
 @app.command()
 def compare(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders; the first is compared with the others.")],
-    form: Annotated[str, typer.Option("--format", help="What is printed: `text` or `md`.")] = "text",
+    runs: Annotated[list[Path], typer.Argument(help="Run folders; the others are compared with the first.")],
+    form: Annotated[str, typer.Option("--format", help="Output format: `text` or `md`.")] = "text",
     out: Annotated[Path | None, typer.Option(help="Write the comparison as one HTML file.")] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Compare runs on an axis of sampled tokens: final success with a paired interval, and the settings that differ."""
+    """Compare runs by sampled tokens: final success with a paired interval, and the settings that differ."""
     from teamtr.analysis.report import compare_page, compare_runs, comparison_tables, comparison_text, plain
     from teamtr.cli.progress import say, table
     from teamtr.store import write_atomic

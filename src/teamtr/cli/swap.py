@@ -18,21 +18,27 @@ Run = Annotated[Path, typer.Argument(help="A run folder.")]
 @app.command()
 def swap(
     run: Run,
-    agent: Annotated[str, typer.Option(help="Who is replaced.", autocompletion=agents_of_run)],
+    agent: Annotated[str, typer.Option(help="The agent to replace.", autocompletion=agents_of_run)],
     model: Annotated[str, typer.Option("--with", help="The new model: a folder, a hub id or tiny.")],
-    out: Annotated[Path | None, typer.Option(help="The new run's folder; without it, `RUN-swap-AGENT`.")] = None,
-    no_align: Annotated[bool, typer.Option("--no-align", help="Direct swap: put it in as it is.")] = False,
-    reset: Annotated[bool, typer.Option("--reset", help="Put it in and train the whole team anew.")] = False,
-    train: Annotated[str | None, typer.Option(help="full or lora; else full for tiny, lora for others.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the new run. [default: `RUN-swap-AGENT`]")] = None,
+    no_align: Annotated[bool, typer.Option("--no-align", help="Install the model without alignment.")] = False,
+    reset: Annotated[
+        bool, typer.Option("--reset", help="Install the model and retrain the whole team from scratch.")
+    ] = False,
+    train: Annotated[str | None, typer.Option(help="full or lora. [default: full for tiny, lora for others]")] = None,
     probes: Annotated[int, typer.Option(min=2, help="Messages of the old agent to align on.")] = 500,
-    held_out: Annotated[float, typer.Option(help="Share of them that is only looked at.")] = 0.2,
-    learning_rate: Annotated[float | None, typer.Option(help="Of the alignment; else several are tried.")] = None,
+    held_out: Annotated[float, typer.Option(help="Share of their problems that is held out.")] = 0.2,
+    learning_rate: Annotated[
+        float | None, typer.Option(help="Learning rate of the alignment. [default: several are tried]")
+    ] = None,
     max_steps: Annotated[int, typer.Option(min=1, help="Most steps of the alignment.")] = 2000,
-    doublings: Annotated[int, typer.Option(min=0, help="How often more probes may be played.")] = 5,
-    check_every: Annotated[int, typer.Option(min=1, help="Steps between looks at the held-out probes.")] = 25,
-    think: Annotated[str | None, typer.Option(help="From now on: keep, strip or forbid; see docs/swap.md.")] = None,
-    tools: Annotated[str | None, typer.Option(help="From now on: off or canonical.")] = None,
-    system: Annotated[str | None, typer.Option(help="From now on: explicit or template.")] = None,
+    doublings: Annotated[int, typer.Option(min=0, help="How often the number of probes may double.")] = 5,
+    check_every: Annotated[int, typer.Option(min=1, help="Steps between checks on the held-out probes.")] = 25,
+    think: Annotated[
+        str | None, typer.Option(help="Thinking, from the swap on: keep, strip or forbid; see docs/swap.md.")
+    ] = None,
+    tools: Annotated[str | None, typer.Option(help="Tool calls, from the swap on: off or canonical.")] = None,
+    system: Annotated[str | None, typer.Option(help="System prompt, from the swap on: explicit or template.")] = None,
     stages: Annotated[
         int | None,
         typer.Option(min=1, help="Stages of the new run. [default: remaining stages, or the full plan if finished]"),
@@ -41,15 +47,15 @@ def swap(
     eval_samples: Annotated[int | None, typer.Option(min=1, help="As in `teamtr eval`.")] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Replace one agent of a trained team by another model, align it briefly, and leave a run to go on with.
+    """Replace one agent of a trained team with another model, align it briefly, and write a run to continue from.
 
-    The old agent's own messages, in states of the team's own conversations, teach the new one until the exact KL from
-    old to new is within the radius on probes held out. The old run is never touched; the swap itself is not certified
-    (no bound says that the team is as good as before), updates after it are. The same command goes on with a swap that
-    was interrupted. Then: `teamtr train OUT`.
+    The new model learns from the old agent's messages in the team's own conversations, until the exact KL from old to
+    new is within the radius on held-out probes. The old run is not changed. The swap itself is not certified (no bound
+    says that the team is as good as before); updates after it are. The same command resumes an interrupted swap. Then:
+    `teamtr train OUT`.
     """
     if no_align and reset:
-        fail("--no-align and --reset exclude each other: a reset team has nothing to align to", 2)
+        fail("use either --no-align or --reset: a team that is retrained from scratch has nothing to align to", 2)
     for flag, value, values in (
         ("--train", train, ("full", "lora")),
         ("--think", think, ("keep", "strip", "forbid")),
@@ -111,7 +117,7 @@ def _lines(record: dict[str, Any]) -> list[str]:
             return [f"{when}: held-out success {share(record['avg_at_k'], record['avg_interval'])}"]
         case "align":
             of_what = "cross-entropy" if record["radius"] is None else f"KL, radius {record['radius']:g}"
-            found = f"{record['kl']:.4f} (upper {record['upper']:.4f}, trained on {record['train_kl']:.4f})"
+            found = f"{record['kl']:.4f} (upper {record['upper']:.4f}, on training probes {record['train_kl']:.4f})"
             return [f"  rate {record['learning_rate']:<8.3g} step {record['step']:>5}  {found}  {of_what}"]
         case "swap":
             return _summary(record)
@@ -122,7 +128,7 @@ def _summary(record: dict[str, Any]) -> list[str]:
     alignment = record["alignment"] or {}
     lines = [
         f"{record['agent']}: {record['from']['model']} -> {record['to']['model']}, {record['mode']}; "
-        f"shock {100 * record['shock']:.1f} points (as it came: {100 * record['direct_shock']:.1f}); not certified"
+        f"shock {100 * record['shock']:.1f} points (unaligned: {100 * record['direct_shock']:.1f}); not certified"
     ]
     if alignment.get("within_radius") is not None:
         lines.append(_against_radius("held-out probes", alignment, alignment["radius"]))
@@ -130,11 +136,11 @@ def _summary(record: dict[str, Any]) -> list[str]:
         lines.append(_against_radius("unseen test problems", alignment["unseen"], alignment["radius"]))
     if alignment.get("within_radius") is False:
         lines.append(
-            f"warning: the radius was not reached ({alignment['train_kl']:.4f} on the probes trained on); try more "
+            f"warning: the radius was not reached ({alignment['train_kl']:.4f} on the training probes); try more "
             "--probes, more --max-steps or another --learning-rate"
         )
     elif "unseen" in alignment and not _is_within(alignment["unseen"], alignment["radius"]):
-        lines.append("warning: aligned on the probes' problems only; more --probes bring in more problems")
+        lines.append("warning: aligned on the probes' problems only; more --probes cover more problems")
     if "note" in alignment:
         lines.append(f"warning: {alignment['note']}")
     return lines
@@ -153,18 +159,20 @@ def _is_within(found: dict[str, Any], radius: float) -> bool:
 @app.command()
 def compat(
     a: Annotated[str, typer.Argument(help="A model: a folder, a hub id or tiny.")],
-    b: Annotated[str, typer.Argument(help="The other.")],
-    strings: Annotated[Path | None, typer.Option(help="A text file; every line is a string to compare on.")] = None,
-    run: Annotated[Path | None, typer.Option(help="A run folder, whose own contexts are compared on.")] = None,
-    count: Annotated[int, typer.Option(min=1, help="At most how many of --strings and --run.")] = 1000,
+    b: Annotated[str, typer.Argument(help="The other model.")],
+    strings: Annotated[
+        Path | None, typer.Option(help="A text file; the tokenizers are compared on every line.")
+    ] = None,
+    run: Annotated[Path | None, typer.Option(help="A run folder; the tokenizers are compared on its contexts.")] = None,
+    count: Annotated[int, typer.Option(min=1, help="Most strings taken from --strings and --run.")] = 1000,
     as_json: JsonFlag = False,
 ) -> None:
-    """Compare two models' tokenizers id by id, on a team's own contexts and on 1,000 strings made to be difficult.
+    """Compare the token ids of two models, on a team's own contexts and on 1,000 difficult strings.
 
-    Of the team's own up to --count are taken, evenly spread over all that there are. The difficult ones (blanks,
-    scripts, digits, markup, tool calls) come beside them, always all.
+    Of the team's own contexts, up to --count are taken, evenly spaced. The difficult strings (blanks, scripts, digits,
+    markup, tool calls) are always all used.
 
-    Exit code 0: identical ids, so that an exact KL exists between the two; 3: not, and where.
+    Exit code 0: the ids are identical, so an exact KL exists between the two models; 3: they differ, and where.
     """
     from teamtr.chat.tokenizers import compare_tokenizers
     from teamtr.session.models import load_tokenizer
@@ -198,15 +206,19 @@ def _lines_of(file: Path) -> list[str]:
 @app.command()
 def export(
     run: Run,
-    out: Annotated[Path, typer.Argument(help="A new folder.")],
+    out: Annotated[Path, typer.Argument(help="The folder to create.")],
     agent: Annotated[
         str | None,
-        typer.Option(help="This agent into OUT; else all, each into OUT/AGENT.", autocompletion=agents_of_run),
+        typer.Option(
+            help="Export this agent into OUT. [default: all agents, each into OUT/AGENT]", autocompletion=agents_of_run
+        ),
     ] = None,
-    merge: Annotated[bool, typer.Option("--merge", help="Add an adapter into its base: a whole model.")] = False,
+    merge: Annotated[
+        bool, typer.Option("--merge", help="Merge the adapter into its base, and write a whole model.")
+    ] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Write agents of a run as folders that plain transformers or PEFT loads, each with a model card."""
+    """Export agents of a run as folders that transformers or PEFT can load, each with a model card."""
     with errors():
         from teamtr.cli.progress import say
         from teamtr.session.export import export as export_agents

@@ -15,18 +15,19 @@ from teamtr.cli.common import JsonFlag, Overrides, app, emit, errors, interrupti
 @app.command()
 def train(
     team_file: Annotated[
-        Path, typer.Argument(help="The team file (YAML; `teamtr init` writes one), or a run folder to go on with.")
+        Path, typer.Argument(help="The team file (YAML; `teamtr init` writes one), or a run folder to resume.")
     ],
     overrides: Overrides = None,
     out: Annotated[
-        Path | None, typer.Option(help="Run folder; without it, the one that holds the team file, else `runs/NAME`.")
+        Path | None,
+        typer.Option(help="Run folder. [default: the folder of the team file if it holds a run, else `runs/NAME`]"),
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Train a team, or go on with the run that is in the folder: the same command resumes.
+    """Train a team, or resume the run in the folder: the same command does both.
 
-    Ctrl-C once finishes the update and saves; twice stops at once. Every update is a checkpoint, so nothing but the
-    update in progress is ever lost.
+    Ctrl-C once finishes the update and saves; twice stops at once. Every update is a checkpoint, so at most the update
+    in progress is lost.
     """
     last: dict[str, Any] = {}
     outcomes: Counter[str] = Counter()
@@ -45,14 +46,14 @@ def train(
                 last[record["kind"]] = record
                 outcomes.update([record["outcome"]] if record["kind"] == "update" else [])
     if "resume" in last and "update" not in last and "finished" in last:
-        say(f"this run has done all its {settings.plan.stages} stages; raise plan.stages to go on")
+        say(f"this run has finished all {settings.plan.stages} stages; raise plan.stages to continue")
     if set(outcomes) == {"skipped_no_signal"}:
         say(
-            "nothing was learnt: in every group all episodes earned the same. Easier problems, larger groups or a "
-            "reward with partial credit give a signal; `teamtr report` shows what the agents said"
+            "nothing was learned: in every group, all episodes got the same reward. Easier problems, larger groups or "
+            "a reward with partial credit give a signal; `teamtr report` shows what the agents said"
         )
     elif silent := outcomes["skipped_no_signal"]:
-        say(f"{silent} of {outcomes.total()} updates had no signal: in every group all episodes earned the same")
+        say(f"{silent} of {outcomes.total()} updates had no signal: in every group, all episodes got the same reward")
     say(f"run folder: {folder}; next: teamtr report {shlex.quote(str(folder))}")
     if as_json:
         evaluation, update = last.get("eval"), last.get("update")

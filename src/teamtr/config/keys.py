@@ -61,7 +61,8 @@ def _walk(model: type[Section], prefix: str, tasks: tuple[str, ...] = (), inheri
                 yield from (other for other in _walk(own, f"{key}.", names) if other.key != f"{key}.name")
         elif sections:
             each = "NAME." if typing.get_origin(info.annotation) is tuple else ""
-            yield from _walk(sections[0], f"{key}.{each}", tasks, model.unset_means if info.default is None else "")
+            left_to = model.unset_means if info.default is None and model.unset_means != Section.unset_means else ""
+            yield from _walk(sections[0], f"{key}.{each}", tasks, left_to)
         else:
             type_name, required = _type_name(info.annotation, info.metadata), info.is_required()
             value = None if required else info.get_default(call_default_factory=True)

@@ -16,12 +16,12 @@ HEAD = """\
 
 <!-- Made by `teamtr reference`; do not edit. -->
 
-A team file is YAML 1.2: `1e-5` is a number, `no` is text. `name`, `task`, `team.agents` and a model, the team's or each
-agent's own, must be given. A wrong
-key or value is reported with file, line, column and the nearest right one, all mistakes at once. Any key can be changed
-on the command line by its dotted name: `teamtr train team.yaml plan.stages=10 team.agents.left.model=tiny`.
-`teamtr init` writes a file to start from, `teamtr check` looks at it, and a run folder holds the file with every
-default written out. `teamtr schema` prints all this as a JSON schema for [editors](install.md#editors).
+A team file is YAML 1.2: `1e-5` is a number, `no` is text. `name`, `task`, `team.agents` and a model are required; the
+model may be the team's or each agent's own. All wrong keys and values are reported at once, each with file, line,
+column and the nearest right one. Any key can be changed on the command line by its dotted name:
+`teamtr train team.yaml plan.stages=10 team.agents.left.model=tiny`. `teamtr init` writes a file to start from, and
+`teamtr check` checks it. A run folder holds the file with every default written out. `teamtr schema` prints all this as
+a JSON schema for [editors](install.md#editors).
 """
 
 

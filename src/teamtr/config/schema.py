@@ -34,10 +34,10 @@ class TinyConfig(Section):
     """The built-in model: a small transformer over characters."""
 
     layers: Positive = key(2, "Transformer blocks.")
-    width: Positive = key(64, "Size of a hidden state; an even multiple of heads.")
+    width: Positive = key(64, "Hidden size; an even multiple of heads.")
     heads: Positive = key(4, "Attention heads.")
-    warmup_steps: Count = key(200, "Supervised steps that teach the form of messages before training.")
-    warmup_learning_rate: From0 = key(3e-3, "Learning rate of those steps.")
+    warmup_steps: Count = key(200, "Supervised warm-up steps on the form of messages, before training.")
+    warmup_learning_rate: From0 = key(3e-3, "Learning rate of the warm-up.")
 
     def _refusals(self) -> Iterator[Refusal]:
         if self.width % (2 * self.heads):
@@ -47,46 +47,49 @@ class TinyConfig(Section):
 
 
 class PlanConfig(Section):
-    """The algorithm: a preset and what differs from it. What is left out is as the preset says."""
+    """The algorithm: a preset, and the keys that differ from it. Keys that are left out come from the preset."""
 
-    unset_means: ClassVar[str] = "as the preset says"
+    unset_means: ClassVar[str] = "the preset's"
 
     preset: Preset = key("teamtr", "The algorithm to start from; see teamtr.presets.")
     stages: Positive = key(40, "Stages; in each, every agent is updated once.")
     problems: Positive = key(32, "Problems in a batch.")
-    group_size: Annotated[int, Strict(), Ge(2)] = key(16, "Episodes of each problem.")
-    radius_nats_per_message: Above0 | None = unset("KL allowed to one update, in nats per message.")
-    radius_nats_per_token: Above0 | None = unset("The same in nats per token, instead of per message.")
+    group_size: Annotated[int, Strict(), Ge(2)] = key(16, "Episodes per problem.")
+    radius_nats_per_message: Above0 | None = unset("Largest KL of one update, in nats per message.")
+    radius_nats_per_token: Above0 | None = unset("The same, in nats per token instead of per message.")
     gamma: Annotated[float, Strict(), Gt(0), Le(1)] = key(1.0, "Discount per turn.")
-    normalize: Flag | None = unset("Divide advantages by the deviation of their group.")
+    normalize: Flag | None = unset("Divide advantages by the standard deviation of their group.")
     a_clip: Above0 | None = unset("Advantages are clipped to this size; .inf for no clipping.", allow_inf_nan=True)
-    clip: Above0 | None = unset("How far from 1 the likelihood ratio counts, both ways.")
-    clip_high: Above0 | None = unset("The same upwards only.")
+    clip: Above0 | None = unset("Clip range of the likelihood ratio: 1 - clip to 1 + clip.")
+    clip_high: Above0 | None = unset("The upper clip range, if it differs from clip.")
     ratio: Ratio | None = unset("What the likelihood ratio is taken over.")
     average_over: AverageOver | None = unset("What the objective averages over.")
     reference_kl: From0 | None = unset(
-        "Weight of the KL per token from the new policy to the one that the run began with, as in GRPO; 0 has none."
+        "Weight of the KL per token from the new policy to the run's initial policy, as in GRPO; 0 for none."
     )
-    order: OrderKind | None = unset("Who is updated when; fixed is as listed.")
-    resample_every: Count | None = unset("Sample anew before every n-th update; 0 is only at the start of a stage.")
-    importance_weighted: Flag | None = unset("Weigh reused episodes by their likelihood ratio.")
-    gate: Flag | None = unset("Accept an update only when its upper KL bound is within the radius.")
-    beta: From0 | None = unset("Weight of the KL penalty at the start.")
-    adapt_beta: Flag | None = unset("Steer beta towards the radius.")
+    order: OrderKind | None = unset("Order of the updates in a stage; fixed is the order in which agents are listed.")
+    resample_every: Count | None = unset(
+        "Collect fresh rollouts before every n-th update; 0: only at the start of a stage."
+    )
+    importance_weighted: Flag | None = unset("Weight reused episodes by their likelihood ratio.")
+    gate: Flag | None = unset("Accept an update only if its upper KL bound is within the radius.")
+    beta: From0 | None = unset("Initial weight of the KL penalty.")
+    adapt_beta: Flag | None = unset("Adapt beta so that the KL approaches the radius.")
     allocate: Allocation | None = unset(
-        "How a stage's radii are shared out: equally, by each agent's last gain, or for the best certified bound."
+        "How a stage's KL budget is split among agents: equally, by each agent's last gain, or for the best certified "
+        "bound."
     )
-    adapt_radius: Flag | None = unset("Move each agent's radius towards the KL it really uses.")
-    overlong_filter: Flag | None = unset("Make no step from messages that were cut at max_tokens, as in DAPO.")
+    adapt_radius: Flag | None = unset("Move each agent's radius towards the KL that it actually uses.")
+    overlong_filter: Flag | None = unset("Exclude messages truncated at max_tokens from the loss, as in DAPO.")
     overlong_cache: UpTo1 | None = unset(
-        "The last share of max_tokens, in which a message takes up to 1 from its episode's reward; cut, it takes 1, as "
-        "in DAPO. The worst message counts; 0 takes nothing."
+        "Share of max_tokens, at its end, over which a message lowers its episode's reward by up to 1; a truncated "
+        "message lowers it by 1, as in DAPO. The worst message counts; 0: no punishment."
     )
     dynamic_sampling: Flag | None = unset(
-        "Put new problems in the place of groups with equal rewards, until every group has a signal or all problems "
-        "were tried, as in DAPO."
+        "Replace groups with equal rewards by new problems, until every group has a signal or all problems were "
+        "tried, as in DAPO."
     )
-    dynamic_sampling_limit: Count = key(0, "Most rounds of that for one batch; 0 sets no limit.")
+    dynamic_sampling_limit: Count = key(0, "Most rounds of dynamic sampling for one batch; 0: no limit.")
 
     def _settle(self) -> None:
         """Write out the preset's radius when none is given."""
@@ -105,7 +108,7 @@ class PlanConfig(Section):
         if self.allocate not in (None, "equal") and self.plan().reuses_rollouts:
             message = (
                 f"plan.allocate: {self.allocate} goes by certificates, and a plan that reuses rollouts has none for "
-                "its later updates; use plan.allocate: equal, or sample anew before every update"
+                "its later updates; use plan.allocate: equal, or collect fresh rollouts before every update"
             )
             yield Refusal(("plan", "allocate"), message)
 
@@ -201,68 +204,64 @@ class LearnerConfig(Section):
     learning_rate: From0 = key(1e-3, "Adam's learning rate; 0 changes nothing.")
     epochs: Positive = key(2, "Passes over a batch in one update.")
     minibatches: Positive = key(4, "Optimizer steps in one pass.")
-    micro_batch: Positive = key(64, "Messages computed at a time; changes memory, not results.")
-    max_grad_norm: Above0 = key(1.0, "Gradients longer than this are shortened to it.")
+    micro_batch: Positive = key(64, "Messages per forward pass; changes memory, not results.")
+    max_grad_norm: Above0 = key(1.0, "Gradients are clipped to this norm.")
     precision: Literal["auto", "fp32", "tf32", "fp16", "bf16"] = key(
         "auto",
-        "Arithmetic of training and scoring; auto: the cheapest whose measured noise is under a tenth of the radius.",
+        "Precision of training and scoring; auto: the cheapest whose measured noise is under a tenth of the radius.",
     )
-    confidence: Annotated[float, Strict(), Ge(0.5), Lt(1)] = key(
-        0.95, "Confidence of the upper KL bound that the gate looks at."
-    )
+    confidence: Annotated[float, Strict(), Ge(0.5), Lt(1)] = key(0.95, "Confidence level of the gate's upper KL bound.")
     gate_share: Annotated[float, Strict(), Gt(0), Le(1)] = key(
         0.25,
-        "Share of every problem's episodes that the gate measures first, and all where those do not settle it; 1: all "
-        "at once, as plans that reuse rollouts always do.",
+        "Share of every problem's episodes that the gate measures first; it measures all if those do not settle it. "
+        "1: all at once, as in plans that reuse rollouts.",
     )
     certify_share: Annotated[float, Strict(), Ge(0), Lt(1)] = key(
         0.0,
-        "Share of a batch's problems that are not learnt from; certificates are then computed on them and hold. "
-        "0: certificates come from the batch that was learnt from, and are optimistic.",
+        "Share of a batch's problems held out from training; certificates are then computed on them and hold. "
+        "0: certificates are computed on the training batch, and are optimistic.",
     )
     cross_fit: Flag = key(
         False,
-        "Judge an update by problems that it was not made from: it trains on one half of them and asks the other "
-        "whether that gained, then the halves change places. Off: its own batch judges it, too kindly.",
+        "Judge an update by problems that it was not trained on: train on one half, judge on the other, then exchange "
+        "the halves. Off: the training batch judges the update, and is optimistic.",
     )
-    max_backtracks: Count = key(6, "Tries along the line back to the old weights before restoring them.")
+    max_backtracks: Count = key(6, "Most backtracking tries before the old weights are restored.")
     betas: tuple[Decay, Decay] = key((0.9, 0.99), "Adam's two decay rates.")
 
 
 class SamplingConfig(Section):
     """How messages are sampled in training."""
 
-    temperature: Above0 = key(1.0, "Temperature of training; the policy is defined with it.")
+    temperature: Above0 = key(1.0, "Sampling temperature in training; it is part of the policy.")
     engine: Literal["auto", "paged", "plain"] = key(
-        "auto", "paged: pages of keys and values, captured graphs; plain: any device. auto is paged on a GPU."
+        "auto", "paged: KV blocks and CUDA graphs; plain: works on any device. auto is paged on a GPU."
     )
     precision: Literal["auto", "fp32", "fp16", "bf16"] = key(
-        "auto", "Arithmetic of the paged engine; auto is fp16 on a GPU (bf16 once a model overflows it), fp32 on a CPU."
+        "auto", "Precision of the paged engine; auto is fp16 on a GPU (bf16 once a model overflows it), fp32 on a CPU."
     )
-    compiled: Flag | None = unset("Compile decoding (a minute at start); without it, for models of 0.4 billion up.")
-    memory_gb: Above0 | None = unset("Most memory for keys and values; without it, four tenths of what is free.")
+    compiled: Flag | None = unset(
+        "Compile decoding (takes a minute at the start); default: for models with at least 0.4 billion parameters."
+    )
+    memory_gb: Above0 | None = unset("Most memory for KV blocks; default: four tenths of the free memory.")
 
 
 class EvalConfig(Section):
-    """Evaluation during a run, and what ``teamtr eval`` takes when it is not told."""
+    """Evaluation during a run, and the defaults of ``teamtr eval``."""
 
-    every: Count = key(10, "Stages between evaluations; 0 is never.")
-    problems: Positive | None = unset(
-        "Held-out problems, at most; without it, 64 during a run and all for teamtr eval."
-    )
-    samples: Positive | None = unset(
-        "Episodes of each problem; without it, 4 during a run and the K of the paper for teamtr eval."
-    )
-    temperature: From0 | None = unset("Without it, as trained; 0 is greedy.")
+    every: Count = key(10, "Stages between evaluations; 0: never.")
+    problems: Positive | None = unset("Most held-out problems; default: 64 during a run, all for teamtr eval.")
+    samples: Positive | None = unset("Episodes per problem; default: 4 during a run, the paper's K for teamtr eval.")
+    temperature: From0 | None = unset("Sampling temperature; 0 is greedy; default: as in training.")
 
 
 class DiagnosticsConfig(Section):
-    """What is measured beside training."""
+    """What is measured in addition to training."""
 
     every: Count = key(
         0,
-        "Stages between probes of staleness and of moved tokens; 0 is never. A probed stage samples one more batch at "
-        "its start and one before every later update, which nothing learns from, and scores them.",
+        "Stages between probes of staleness and token shift; 0: never. A probed stage samples one extra batch at its "
+        "start and one before every later update, and scores them; nothing is trained on them.",
     )
 
 
@@ -296,10 +295,10 @@ AnyTask = Annotated[SerializeAsAny[TaskConfig], BeforeValidator(_task_section)]
 class TeamFile(Section):
     """A whole team file."""
 
-    name: RunName = Field(description="Names the run.")
-    seed: Count = key(0, "All randomness comes from it.")
+    name: RunName = Field(description="Name of the run.")
+    seed: Count = key(0, "Seed of all randomness.")
     device: Device = key("auto", "auto, cpu, cuda or cuda:N.")
-    task: AnyTask = Field(description="The problems: a game made by code, your own data, or a benchmark.")
+    task: AnyTask = Field(description="The problems: a generated game, your own data, or a benchmark.")
     team: TeamConfig
     tiny: TinyConfig = TinyConfig()
     plan: PlanConfig = PlanConfig()
@@ -309,18 +308,19 @@ class TeamFile(Section):
     diagnostics: DiagnosticsConfig = DiagnosticsConfig()
     store: StoreConfig = StoreConfig()
     trackers: tuple[Tracker, ...] = key(
-        (), "Where numbers go besides the log: tensorboard, wandb, mlflow, trackio, see docs/trackers.md."
+        (), "Trackers that get the numbers of the log: tensorboard, wandb, mlflow, trackio; see docs/trackers.md."
     )
 
     python: dict[str, str] = key(
-        {}, "Written by TeamTrainer: what only a Python program can give, by name. Such a run goes on from Python."
+        {},
+        "Written by TeamTrainer: names of objects that only a Python program can give. Such a run resumes from Python.",
     )
 
     def _refusals(self) -> Iterator[Refusal]:
         """What the task asks of the team that plays it, trackers named twice, and judges without anything to judge."""
         yield from self.task.refusals_of(self.team)
         if self.learner.cross_fit and not self.plan.plan().region.gate:
-            message = "learner.cross_fit says what the gate judges by, and this plan has no gate; leave it out"
+            message = "learner.cross_fit changes what the gate is judged on, and this plan has no gate; leave it out"
             yield Refusal(("learner", "cross_fit"), message)
         count = self.plan.problems
         if self.learner.cross_fit and count < 4:

@@ -87,35 +87,39 @@ class LoraConfig(Section):
     targets: Annotated[
         Annotated[NonEmpty, Tag("text")] | Annotated[tuple[NonEmpty, ...], Field(min_length=1), Tag("list")],
         Discriminator(_text_or_list, "text_or_list", "must be text or a list of text"),
-    ] = key("all-linear", "Which layers carry it: all-linear, a pattern, or a list of names.")
+    ] = key("all-linear", "Layers that get an adapter: all-linear, a pattern, or a list of names.")
 
 
 class AgentConfig(Section):
-    """One agent. What it leaves out of model, system_prompt, train, lora and max_tokens is as its team says."""
+    """One agent. If it has no model, system_prompt, train, lora or max_tokens, it takes the team's."""
 
-    unset_means: ClassVar[str] = "as the team says"
+    unset_means: ClassVar[str] = "the team's"
 
-    name: AgentName = Field(description="How the others call it.")
-    model: NonEmpty = unset("tiny, tabular, a folder (relative to the team file) or a hub id; else the team's.")
-    system_prompt: str = unset("What it is told before everything else; else the team's.")
-    train: Train = unset("All weights or an adapter; else the team's; else full for tiny and tabular, or lora.")
-    lora: LoraConfig = unset("The adapter, when it trains one; else the team's, key by key.")
+    name: AgentName = Field(description="Name of the agent, for the others and in the log.")
+    model: NonEmpty = unset("tiny, tabular, a folder (relative to the team file) or a hub id.")
+    system_prompt: str = unset("Its system prompt.")
+    train: Train = unset(
+        "full: all weights; lora: an adapter. If the team has none either: full for tiny and tabular, else lora."
+    )
+    lora: LoraConfig = unset("The adapter, if it trains one; missing keys are the team's.")
     sees: Sees = key("everything", SEES_HELP)
-    max_tokens: Positive = unset("Most tokens in one message, end included; else the team's.")
+    max_tokens: Positive = unset("Most tokens in one message, including the end token.")
     frozen: Flag = key(False, "Speaks, but is never updated.")
 
 
 class ProtocolConfig(Section):
-    """How an agent's words enter the shared context, so that models of different kinds understand each other."""
+    """How messages enter the shared context, so that different models understand each other."""
 
     think: Literal["keep", "strip", "forbid"] = key(
-        "keep", "Thinking in a message: shared as it is, left out of what others see, or a breach that is counted."
+        "keep", "Thinking in a message: shared as it is, hidden from the others, or hidden and counted as a violation."
     )
     tools: Literal["off", "canonical"] = key(
-        "off", "canonical: tool calls of any dialect become one JSON form before others see them; none is executed."
+        "off",
+        "canonical: tool calls of any dialect are rewritten to one JSON form before others see them; none is executed.",
     )
     system: Literal["explicit", "template"] = key(
-        "explicit", "explicit: the system prompt is always stated; template: a model's template may supply its own."
+        "explicit",
+        "explicit: the system prompt is always sent, even if empty; template: a chat template may supply its own.",
     )
 
 
@@ -127,13 +131,13 @@ class RouterConfig(Section):
     """Who speaks when."""
 
     kind: RouterKind = key(
-        "schedule", f"Who decides: {', '.join(ROUTERS)}, or your own class, python:FILE.py:CLASS; see docs/teams.md."
+        "schedule", f"The router: {', '.join(ROUTERS)}, or your own class, python:FILE.py:CLASS; see docs/teams.md."
     )
-    rounds: Rounds = key(1, "How often the speaking order is gone through; or a list with the order of every round.")
-    order: Names | None = unset("Names in speaking order; without it, the agents as listed.")
-    then: Names | None = unset("Who speaks in a last round of its own; without order, the others are before it.")
-    turns: Positive | None = unset("For addressed, where it must be given: most messages before those of then.")
-    options: dict[str, Any] = key({}, "What a class of your own is called with, besides the agents.")
+    rounds: Rounds = key(1, "Number of rounds, each in the speaking order; or a list with the order of every round.")
+    order: Names | None = unset("Names in speaking order; default: the agents as listed.")
+    then: Names | None = unset("Who speaks in a final round; without order, all others speak before it.")
+    turns: Positive | None = unset("Required for addressed: most messages before those of then.")
+    options: dict[str, Any] = key({}, "Arguments of your own class, in addition to the agents.")
 
     @property
     def is_own(self) -> bool:
@@ -172,7 +176,7 @@ class RouterConfig(Section):
         for name in self.given:
             if name not in taken:
                 remedy = "give it in team.router.options" if self.is_own else f"it takes {', '.join(taken)}"
-                message = f"team.router.{name} means nothing to router {show(self.kind)}; {remedy}"
+                message = f"team.router.{name} is not a setting of router {show(self.kind)}; {remedy}"
                 yield Refusal((*_ROUTER, name), message, (kind,), at_key=True)
         for name in self.options:
             if not self.is_own and (name not in taken or name in type(self).model_fields):
@@ -187,17 +191,17 @@ class RouterConfig(Section):
 class TeamConfig(Section):
     """The agents and how they talk."""
 
-    model: NonEmpty | None = unset("The model of agents that name none.")
-    system_prompt: str = key("", "The system prompt of agents that have none.")
-    train: Train | None = unset("What agents train that do not say: full or lora.")
-    lora: LoraConfig = key(LoraConfig(), "The adapter of agents that do not say.")
-    max_tokens: Positive = key(16, "Most tokens in a message of agents that do not say.")
+    model: NonEmpty | None = unset("Model of agents that have none of their own.")
+    system_prompt: str = key("", "System prompt of agents that have none of their own.")
+    train: Train | None = unset("What agents train by default: full or lora.")
+    lora: LoraConfig = key(LoraConfig(), "The default adapter.")
+    max_tokens: Positive = key(16, "Default for the most tokens in one message.")
     agents: Annotated[tuple[AgentConfig, ...], Field(min_length=1)]
     router: RouterConfig = RouterConfig()
     answer: str = key("last", "Whose message is the team's answer: last, majority or an agent.")
     protocol: ProtocolConfig = ProtocolConfig()
     history: Literal["transcript", "chat"] = key(
-        "transcript", "The talk so far as lines of one user message, or as chat messages."
+        "transcript", "The conversation so far: as lines of one user message (transcript), or as chat messages (chat)."
     )
     template_kwargs: dict[str, Any] = key({}, "Passed to the chat template, such as enable_thinking: false.")
 

@@ -24,10 +24,10 @@ class OwnTask(Benchmark):
     """Stands for all of them: what it makes is an object of the person's own class."""
 
     class Config(TaskConfig):
-        """A task of your own: a class in a Python file, see docs/tasks.md."""
+        """Your own task: a class in a Python file, see docs/tasks.md."""
 
         name: OwnTaskName
-        options: dict[str, Any] = key({}, "What the class is called with.")
+        options: dict[str, Any] = key({}, "Arguments of the class.")
 
         def arguments(self, context: TaskContext) -> dict[str, Any]:
             return self.options
@@ -75,7 +75,7 @@ class ObjectTask(Task):
     """Stands for a task that a Python program gave to ``TeamTrainer``; nobody else makes one."""
 
     class Config(TaskConfig):
-        """A task that was given to TeamTrainer as an object; see ``python``."""
+        """A task passed to TeamTrainer as an object; see ``python``."""
 
     @classmethod
     def from_config(cls, config: TaskConfig, context: TaskContext) -> Task:

@@ -72,12 +72,12 @@ class PolicyPlayer:
 class PlayerConfig(Section):
     """Who plays the other roles of an interactive task: a frozen agent, a model, or a model at an endpoint."""
 
-    agent: NonEmpty | None = unset("An agent of the team that is frozen.")
+    agent: NonEmpty | None = unset("A frozen agent of the team.")
     model: NonEmpty | None = unset("A folder (relative to the team file) or hub id; with base_url, its name there.")
     base_url: NonEmpty | None = unset("An OpenAI-compatible endpoint, such as http://127.0.0.1:8000/v1.")
     key_variable: NonEmpty | None = unset("The environment variable that holds the endpoint's key.")
     max_tokens: Positive = key(128, "Most tokens in one answer.")
-    temperature: From0 = key(0.0, "Of the answers; 0 is greedy.")
+    temperature: From0 = key(0.0, "Sampling temperature of its answers; 0 is greedy.")
 
     def _refusals(self) -> Iterator[Refusal]:
         here = ("task", "player")

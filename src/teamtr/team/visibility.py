@@ -118,8 +118,9 @@ MAPPING = {
 """What a mapping may hold, one property per entry of ``FORMS``, as a JSON schema."""
 
 HELP = (
-    "What it sees of the talk: everything; blind: no message of the current round; {blind: [0]}: so in these "
-    "rounds, counted from 0; {only: [ann, bob]}: these agents' messages and its own. A mapping may hold both."
+    "What it sees of the conversation. everything: all messages; blind: no message of the current round; {blind: [0]}: "
+    "blind in these rounds, counted from 0; {only: [ann, bob]}: these agents' messages and its own. A mapping may have "
+    "both."
 )
 
 

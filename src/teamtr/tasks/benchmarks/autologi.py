@@ -110,7 +110,7 @@ class AutoLogi(Benchmark):
         """Logic puzzles, verified by their own code in a sandbox."""
 
         seconds: Above0 = key(5.0, "Time limit of one verification.")
-        workers: Positive = key(1, "Verifications at a time.")
+        workers: Positive = key(1, "Verification processes.")
 
     samples = 64
 

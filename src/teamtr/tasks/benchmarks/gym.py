@@ -84,11 +84,11 @@ class Gym(Benchmark):
         """A family of reasoning-gym."""
 
         name: GymName
-        parameters: dict[str, Any] = key({}, "Of the family, such as max_terms: 3.")
-        train_problems: Positive = key(1000, "Questions to draw for training.")
-        test_problems: Positive = key(100, "Questions to draw for evaluation.")
+        parameters: dict[str, Any] = key({}, "Parameters of the family, such as max_terms: 3.")
+        train_problems: Positive = key(1000, "Problems generated for training.")
+        test_problems: Positive = key(100, "Problems generated for evaluation.")
         seconds_per_item: Above0 = key(5.0, "Time limit for scoring one answer.")
-        workers: Positive = key(1, "Processes that score.")
+        workers: Positive = key(1, "Scoring processes.")
 
         def arguments(self, context: TaskContext) -> dict[str, Any]:
             return {

@@ -71,14 +71,14 @@ class Math(Benchmark):
     """
 
     class Config(BenchmarkConfig):
-        """Problems of mathematics with one answer."""
+        """Math problems with one answer."""
 
         grader: Literal["default", "deepscaler", "dapo", "last_number", "official"] = key(
-            "default", "How answers are read and compared, see docs/graders.md; official is gsm8k's own."
+            "default", "How answers are extracted and compared, see docs/graders.md; official is for gsm8k only."
         )
         against: tuple[NonEmpty, ...] = key((), "Evaluation files or hub ids whose problems must not be trained on.")
         seconds_per_item: Above0 = key(2.0, "Time limit for comparing one answer.")
-        workers: Positive = key(2, "Processes that compare answers.")
+        workers: Positive = key(2, "Grading processes.")
 
         def anchored(self, anchor: Anchor) -> Self:
             against = tuple(str(anchor.source(source)) for source in self.against)

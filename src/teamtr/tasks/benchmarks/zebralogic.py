@@ -64,10 +64,10 @@ class ZebraLogic(Benchmark):
     """
 
     class Config(BenchmarkConfig):
-        """Grid puzzles, answered by a table."""
+        """Grid puzzles, answered with a table."""
 
         partial: Flag = key(False, "Reward the share of right cells, not only the whole table.")
-        template: NonEmpty | None = unset("A file with the prompt, relative to the team file; without it, ours.")
+        template: NonEmpty | None = unset("A file with the prompt, relative to the team file; default: our prompt.")
 
         def anchored(self, anchor: Anchor) -> Self:
             template = None if self.template is None else anchor.path(self.template)

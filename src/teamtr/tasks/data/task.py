@@ -85,15 +85,15 @@ class DataTask(Task):
         path: NonEmpty = Field(
             description="A .jsonl, .json (a list of rows) or .parquet file, relative to the team file."
         )
-        question: NonEmpty | None = unset("Column of the question; without it, prompt, question or problem.")
-        answer: NonEmpty | None = unset("Column of the answer; without it, answer, solution or target.")
-        held_out: Share = key(0.1, "Share of the rows kept for evaluation.")
+        question: NonEmpty | None = unset("Column of the question; default: prompt, question or problem.")
+        answer: NonEmpty | None = unset("Column of the answer; default: answer, solution or target.")
+        held_out: Share = key(0.1, "Share of the rows held out for evaluation.")
         grader: Grader = key("exact", "exact, number, regex, or python:FILE:FUNCTION (FILE relative to the team file).")
         pattern: Pattern | None = unset(
-            "For grader regex: its one group is the answer; its last match in a message counts."
+            "For grader regex: a pattern whose one group is the answer; the last match in a message counts."
         )
         threshold: Annotated[float, Strict()] = key(1.0, "A reward of at least this counts as right.")
-        private: dict[str, NonEmpty] = key({}, "Agent name to the column that this agent alone sees.")
+        private: dict[str, NonEmpty] = key({}, "Agent name to the column that only this agent sees.")
         seconds_per_item: Above0 = key(5.0, "Time limit for grading one answer.")
 
         @property

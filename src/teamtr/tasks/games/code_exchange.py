@@ -55,9 +55,9 @@ class CodeExchange(Task):
     class Config(TaskConfig):
         """Code exchange: ``left`` and ``right`` each see half of a code, ``speaker`` must say it all."""
 
-        symbols: Symbols = key("ABCD", "The letters codes are made of.")
+        symbols: Symbols = key("ABCD", "Letters that codes are made of.")
         half_length: Positive = key(1, "Letters in each half of a code.")
-        held_out: Share = key(0.25, "Share of all codes kept for evaluation.")
+        held_out: Share = key(0.25, "Share of all codes held out for evaluation.")
         partial_credit: Flag = key(True, "Reward each right letter, not only the whole code.")
         skill: UpTo1 = key(
             0.0, "Share of right letters in the examples that warm up the tiny model; 0 starts at chance."

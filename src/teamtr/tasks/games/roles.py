@@ -38,9 +38,7 @@ class Roles(Task):
     class Config(TaskConfig):
         """Roles: in a blind round, exactly one of n agents, called a1 to an, must volunteer."""
 
-        tags: Annotated[int, Strict(), Ge(1), Le(26)] = key(
-            1, "How many different problems there are, told apart by a tag."
-        )
+        tags: Annotated[int, Strict(), Ge(1), Le(26)] = key(1, "Number of different problems, distinguished by a tag.")
 
         def arguments(self, context: TaskContext) -> dict[str, Any]:
             return {"agents": len(context.agents), "tags": self.tags}

@@ -32,12 +32,12 @@ class Sums(Task):
     """
 
     class Config(TaskConfig):
-        """Sums of whole numbers, made by code, for models that can already write."""
+        """Generated sums of whole numbers, for models that can already write."""
 
         terms: Annotated[int, Strict(), Ge(2), Le(16)] = key(2, "Numbers to add.")
-        digits: Annotated[int, Strict(), Ge(1), Le(9)] = key(2, "Digits of each.")
+        digits: Annotated[int, Strict(), Ge(1), Le(9)] = key(2, "Digits of each number.")
         problems: Annotated[int, Strict(), Ge(8)] = key(
-            4096, "Different sums, at most; a quarter, up to 256, is held out."
+            4096, "Most different sums; a quarter of them, up to 256, is held out."
         )
 
         def arguments(self, context: TaskContext) -> dict[str, Any]:

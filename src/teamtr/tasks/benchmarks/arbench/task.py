@@ -49,13 +49,13 @@ class ArBench(Benchmark):
     """
 
     class Config(BenchmarkConfig):
-        """Interactive games: what is missing must be asked for, round by round."""
+        """Interactive games: the team asks for missing information, round by round."""
 
         not_arguments: ClassVar[frozenset[str]] = BenchmarkConfig.not_arguments | {"player"}
 
         player: PlayerConfig | None = unset("Who plays the referee (arbench:sp) or the suspects (arbench:dc).")
         prompts: NonEmpty | None = unset(
-            "The benchmark's prompts.json, relative to the team file; without it, our texts."
+            "The benchmark's prompts.json, relative to the team file; default: our prompts."
         )
 
         @property

@@ -60,7 +60,7 @@ class PlanBench(Benchmark):
     """
 
     class Config(BenchmarkConfig):
-        """Plans for block worlds, judged by doing them."""
+        """Plans for block worlds, graded by executing them."""
 
     samples = 8
 
