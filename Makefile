@@ -1,10 +1,11 @@
-# make setup    an environment in .venv with everything the project needs
-# make demo     the first five minutes: three tiny models learn to pass on a code
-# make test-fast  the quick tests of every module, for while one works: a minute
-# make test     all tests but those marked slow: minutes, and part of make check
-# make test-slow  those as well;  make test-gpu  the ones that need a card
-# make docs     the documentation site, in build/site
-# make check    style, types, import directions, tests: what a change must pass
+# make setup      creates .venv with everything the project needs
+# make demo       trains three tiny models to pass on a code
+# make test-fast  quick tests of every module: about a minute
+# make test       all tests except those marked slow: minutes; part of make check
+# make test-slow  all tests, including the slow ones
+# make test-gpu   tests that need a GPU
+# make docs       builds the documentation site in build/site
+# make check      style, types, import directions, tests: what a change must pass
 PYTHON ?= python3
 BIN := .venv/bin
 export OMP_WAIT_POLICY ?= PASSIVE
@@ -14,7 +15,7 @@ setup: .venv/.ready
 
 .venv/.ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-	  { echo "teamtr needs Python 3.11 or newer; say which with: make setup PYTHON=python3.12"; exit 1; }
+	  { echo "teamtr needs Python 3.11 or newer; choose one with: make setup PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@

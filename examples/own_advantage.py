@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from teamtr import Agent, GroupAdvantage, Plan, TeamTrainer
 
 
-@dataclass(frozen=True)  # a frozen value: a run that goes on with another estimator is refused
+@dataclass(frozen=True)  # a frozen value: resuming with another estimator is refused
 class LeaveOneOut(GroupAdvantage):
     """R - mean of the other G - 1 returns, which is G / (G - 1) times R - mean of all. Axes: P problems, G episodes."""
 

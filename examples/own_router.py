@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from teamtr import Agent, Plan, TeamTrainer
 
 
-@dataclass(frozen=True)  # a frozen value: a run that goes on with another router is refused
+@dataclass(frozen=True)  # a frozen value: resuming with another router is refused
 class HelpIfNeeded:
     """The solver speaks; if it does not begin with a digit, the helper speaks and the solver tries again."""
 

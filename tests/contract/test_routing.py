@@ -484,7 +484,7 @@ def test_the_last_word_may_be_anyones_where_what_was_said_decides(router: str, r
 def test_an_order_that_leaves_an_agent_out_still_loads_and_is_told():
     text = "name: r\ntask: {name: sums}\nteam:\n  model: tabular\n" + THREE + "  router: {order: [a, b]}\n"
     told = doubts(build.build(loads(text)))
-    assert any("'judge' never speaks by team.router" in doubt for doubt in told)
+    assert any("'judge' never speaks under team.router" in doubt for doubt in told)
     quiet = doubts(build.build(loads(text.replace("name: judge", "name: judge, frozen: true"))))
     assert not any("never speaks" in doubt for doubt in quiet)
 
@@ -673,7 +673,7 @@ def test_a_router_of_ones_own_that_cannot_be_used(tmp_path: Path):
     team_file = first(tmp_path, f"{THREE}  answer: judge\n  router: {{kind: {own}}}\n")
     assert build.build_router(team_file).turns_of("judge") == 4
     (tmp_path / "moderated.py").write_text(MODERATED.replace("if agent in self.agents", "if agent in 'ab'"))
-    with pytest.raises(UserError, match=r"team\.answer names 'judge', who never speaks by the router"):
+    with pytest.raises(UserError, match=r"team\.answer names 'judge', who never speaks under the router"):
         build.build(team_file)
 
 

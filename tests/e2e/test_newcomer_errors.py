@@ -424,8 +424,8 @@ def test_what_makes_learning_unlikely_is_told_before_it_is_tried(tmp_path: Path)
     assert result.exit_code == 0, result.output
     for warning in (
         "3 problems to train on, and plan.problems is",
-        "3 held-out problems: intervals over so few say little",
-        "the built-in tiny model is not taught before training",
+        "3 held-out problems: too few for informative intervals",
+        "the built-in tiny model gets no warm-up",
         "3 of 3 problems have characters that the tokenizer does not know",
     ):
         assert result.stdout.count(f"warning: {warning}") == 1

@@ -230,7 +230,7 @@ def _checked(
     if not isinstance(router, AnyRouter):
         raise UserError(f"router must be a mapping or a teamtr.Router, got {router!r:.80}")
     if answer in [agent.name for agent in agents] and not router.turns_of(answer):
-        raise UserError(f"answer names {answer!r}, who never speaks by {_describe(router)}")
+        raise UserError(f"answer names {answer!r}, who never speaks under {_describe(router)}")
     return router
 
 

@@ -26,8 +26,8 @@ def report(
 ) -> None:
     """Show what training did: one self-contained HTML file with plots and conversations.
 
-    It answers five questions: does it improve, is each update inside its trust region, would stale rollouts have misled
-    it, what do the agents say to each other, what did it cost. It also works while a run is training.
+    It answers five questions: does it improve, is each update inside its region, would stale rollouts have fooled it,
+    what do the agents say to each other, what did it cost. It also works while a run is training.
     """
     from teamtr.analysis.report import build_report, plain, report_page, report_text
     from teamtr.cli.progress import say

@@ -151,5 +151,5 @@ def build_router(team_file: TeamFile) -> Router:
         needed = ", ".join(part for part in ("next", "turns_of", "horizon", "rounds") if not hasattr(router, part))
         raise UserError(f"{settings.kind}: what it makes has no {needed}; see teamtr.team.Router and docs/teams.md")
     if team.answer in team.names and not router.turns_of(team.answer):
-        raise UserError(f"team.answer names {team.answer!r}, who never speaks by the router {settings.kind}")
+        raise UserError(f"team.answer names {team.answer!r}, who never speaks under the router {settings.kind}")
     return router

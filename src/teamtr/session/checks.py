@@ -102,7 +102,7 @@ def self_test(session: Session) -> list[str]:
         raise GraderNotTrusted(
             "grader self-test failed: reference answers were misgraded, so rewards would mean nothing:\n"
             + "\n".join(failed[:10])
-            + "\nIf only gold answers fail, the model's tokenizer may not be able to write them; else mend the task."
+            + "\nIf only gold answers fail, the model's tokenizer may not be able to write them; else fix the task."
         )
     return _too_short(session, [turns for each, turns in zip(known, said, strict=True) if each.is_right])
 
@@ -114,18 +114,20 @@ def doubts(session: Session) -> list[str]:
     for name in session.team.trainable:
         if not session.context.router.turns_of(name):
             found.append(
-                f"agent {name!r} never speaks by team.router and is never updated: set frozen: true, or let it"
+                f"agent {name!r} never speaks under team.router and is never updated: set frozen: true, or let it speak"
             )
     if len(problems) < settings.plan.problems:
         wanted = settings.plan.problems
-        found.append(f"{len(problems)} problems to train on, and plan.problems is {wanted}: every batch has them all")
+        found.append(
+            f"{len(problems)} problems to train on, and plan.problems is {wanted}: every batch has all of them"
+        )
     if settings.eval.every and 0 < (held_out := len(task.problems("test"))) < FEW:
-        found.append(f"{held_out} held-out problems: intervals over so few say little")
+        found.append(f"{held_out} held-out problems: too few for informative intervals")
     untaught = not task.format_examples(generator(settings.seed, "form"), 1)
     if untaught and settings.tiny.warmup_steps and any(agent.model == "tiny" for agent in settings.team.agents):
         found.append(
-            "the built-in tiny model is not taught before training, for this task has no examples of messages: it "
-            "begins with random letters; take a pretrained model, or a task such as code to try things"
+            "the built-in tiny model gets no warm-up, because this task has no examples of messages: it starts with "
+            "random letters; use a pretrained model, or try a task such as code"
         )
     codecs = {id(tokenizer): codec for codec in session.context.codecs.values() if (tokenizer := _tokenizer(codec))}
     for codec in codecs.values():
@@ -152,9 +154,9 @@ def _require_an_answer(session: Session, problems: Sequence[Problem]) -> None:
     failures.update(before)
     if all(verdict.kind in ("crash", "timeout") for verdict in verdicts):
         raise GraderNotTrusted(
-            f"the grader failed on all {len(verdicts)} replies it was tried with, so that nothing could be learnt:\n"
+            f"the grader failed on all {len(verdicts)} replies it was tried with, so nothing could be learned:\n"
             + "\n".join(f"  {why}" for why in failed)
-            + "\nA grader gives a reward for any text, 0 where it cannot read it. If it is only slow, raise "
+            + "\nA grader must give a reward for any text, 0 if it cannot read it. If it is only slow, raise "
             "task.seconds_per_item."
         )
 

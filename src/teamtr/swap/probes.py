@@ -63,7 +63,7 @@ def play_probes(
     seed = session.team_file.seed
     turns = session.context.router.turns_of(agent)
     if turns == 0:
-        raise UserError(f"agent {agent!r} never speaks by team.router; there is nothing to align it on")
+        raise UserError(f"agent {agent!r} never speaks under team.router; there is nothing to align it on")
     wanted = -(-probes // (turns * GROUP))
     rng = generator(seed, "swap", "problems", agent, part)
     order = np.concatenate([rng.permutation(len(problems)) for _ in range(-(-wanted // len(problems)))])[:wanted]

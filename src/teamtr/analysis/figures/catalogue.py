@@ -26,7 +26,7 @@ FIGURES = (
         "learning-curves",
         "Learning curves",
         ("fig:training-curves",),
-        "evaluations (`eval.every`); several runs overlay, seeds of one team file become a band",
+        "evaluations (`eval.every`); several runs are overlaid, seeds of one team file become a band",
         learning.learning_curves,
     ),
     Figure("region", "KL per update against the radius", ("fig:tr-cert",), "updates", region.region),
@@ -34,7 +34,7 @@ FIGURES = (
         "certificate",
         "Certificate against measured gain",
         ("fig:tr-cert",),
-        "a plan that samples anew before every update, a task whose range of rewards is known",
+        "a plan with fresh rollouts before every update, a task whose reward range is known",
         region.certificate,
     ),
     Figure(
@@ -66,15 +66,17 @@ FIGURES = (
         "evaluations (`eval.every`), two stages",
         learning.coordination,
     ),
-    Figure("order", "Order sensitivity", ("tab:ablation",), "runs of at least two `plan.order`", learning.order),
     Figure(
-        "scaling", "Growth with the team", ("tab:scaling",), "runs of teams of at least two sizes", learning.scaling
+        "order", "Order sensitivity", ("tab:ablation",), "runs with at least two values of `plan.order`", learning.order
+    ),
+    Figure(
+        "scaling", "Growth with the team", ("tab:scaling",), "runs with teams of at least two sizes", learning.scaling
     ),
     Figure(
         "swap",
         "Swap and recovery",
         ("fig:plugin-upgrade", "tab:pnp-ablation"),
-        "runs made by `teamtr swap` and trained on",
+        "runs made by `teamtr swap` and then trained",
         learning.swap,
     ),
     Figure(
@@ -82,8 +84,8 @@ FIGURES = (
     ),
 )
 NOT_FROM_LOGS = {
-    "fig:overview": "a drawing of landscapes; its inset, penalties against n, is `teamtr lab scaling --figure F`",
-    "tab:main-results": "a table of benchmarks: `teamtr eval RUN` for each, `teamtr compare RUN RUN` for differences",
+    "fig:overview": "a sketch of landscapes; its inset, penalties against n, is `teamtr lab scaling --figure F`",
+    "tab:main-results": "benchmark results: `teamtr eval RUN` for each run, `teamtr compare RUN RUN` for differences",
     "tab:app-exp-overview": "a list of experiments",
 }
 """What the paper shows and no figure here does, and why."""
