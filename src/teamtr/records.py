@@ -302,12 +302,12 @@ def require_known(records: Sequence[Record], where: object) -> None:
     found, kinds = log_version(records), unknown_kinds(records)
     if found > LOG_VERSION:
         raise NewerLog(
-            f"{where} is a log of version {found}, and this TeamTR reads versions 1 to {LOG_VERSION}: go on with the "
+            f"{where} is a log of version {found}, and this TeamTR reads versions 1 to {LOG_VERSION}: use the "
             "TeamTR that wrote it, or a newer one; `teamtr report` shows what it can"
         )
     if kinds:
         raise NewerLog(
-            f"{where} holds records of a kind that this TeamTR does not know ({', '.join(kinds[:8])}): go on with the "
+            f"{where} holds records of a kind that this TeamTR does not know ({', '.join(kinds[:8])}): use the "
             "TeamTR that wrote them, or a newer one; `teamtr report` shows the others"
         )
 

@@ -411,7 +411,7 @@ def test_logits_that_are_not_finite_are_sampled_anew_in_the_other_precision(monk
     with torch.no_grad():  # beyond float16, well within float32: what follows is a norm
         policy.causal_lm.get_input_embeddings().weight.mul_(1e6)
     prompts = some_prompts(4)
-    with pytest.warns(UserWarning, match=r"not finite \(paged fp16\): sampled anew, and from now on paged fp32"):
+    with pytest.warns(UserWarning, match=r"not finite \(paged fp16\): sampled again, and from now on with paged fp32"):
         said = policy.sample(prompts, uniforms(0, len(prompts), 5), temperature=1.0)
     assert policy.sampling_path == "paged fp32"
     monkeypatch.setattr(policy, "serving", None)

@@ -428,7 +428,7 @@ def test_history_is_not_rewritten(tmp_path: Path) -> None:
     checkpoints, save = Checkpoints(tmp_path), Saver()
     checkpoints.commit(1, {"left": "a1"}, save, {})
     checkpoints.commit(2, {"left": "a2"}, save, {})
-    with pytest.raises(StoreError, match=r"cannot commit 2: .*000002 is whole and holds other content"):
+    with pytest.raises(StoreError, match=r"cannot commit 2: .*000002 is intact and holds other content"):
         checkpoints.commit(2, {"left": "a3"}, save, {})
     with pytest.raises(StoreError, match=r"cannot commit 1: .* holds a later update"):
         checkpoints.commit(1, {"left": "a1"}, save, {})

@@ -143,7 +143,7 @@ def test_fewer_stages_than_are_done_are_refused(finished, team_file, tmp_path):
     before = contents(folder)
     refused = invoke("train", team_file, "plan.stages=1", "--out", folder, code=2).stderr
     assert "plan.stages is 1, but the run in" in refused
-    assert "has done 2 stages: set plan.stages to 2 or more to go on with it, or choose a new folder" in refused
+    assert "has done 2 stages: set plan.stages to 2 or more to resume it, or choose a new folder" in refused
     assert "teaching" not in refused
     assert contents(folder) == before
 
@@ -351,7 +351,7 @@ def test_a_radius_that_drowns_in_rounding_is_refused(team_file, tmp_path, monkey
         TransformerPolicy, "features", lambda self, p, m: (lambda h: h + 6.0 * (h * 1e6).frac())(features(self, p, m))
     )
     result = invoke("check", team_file, code=3)
-    assert "cannot be seen" in result.stderr
+    assert "the KL noise floor is too high" in result.stderr
     assert "noise floor" in result.stderr
     assert "raise plan.radius_nats_per_message, or shorten max_tokens" in result.stderr
     assert "fp32 (or" not in result.stderr, "it is what it has"

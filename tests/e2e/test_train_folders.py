@@ -66,7 +66,7 @@ def test_training_into_an_unfinished_swap_is_refused(here: Path) -> None:
     (here / "out" / "checkpoints").mkdir()
     code, said = teamtr("train", "team.yaml", "--out", "out")
     assert code == 3, said
-    assert "holds a swap that has not ended" in said
+    assert "holds an unfinished swap" in said
     assert request.read_text() == "{}"
     assert not (here / "out" / "team.yaml").exists()
 

@@ -233,7 +233,7 @@ def test_a_log_that_cannot_be_read_back_does_not_end_the_run(tmp_path: Path, mon
 def test_what_a_tracker_says_cannot_write_on_the_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, Bad("send", error=RuntimeError("a\x1b[2Jb\u202ec\r\nd"), times=1))
     told, state = follow(tmp_path, [START, *updates(2)])
-    assert told[0] == "tracker wandb failed: RuntimeError: a⟨U+001B⟩[2Jb⟨U+202E⟩c d. Training goes on"
+    assert told[0] == "tracker wandb failed: RuntimeError: a⟨U+001B⟩[2Jb⟨U+202E⟩c d. Training continues"
     assert "⟨U+202E⟩" in state["problem"]
 
 

@@ -131,8 +131,8 @@ def _require_parts(team_file: TeamFile, parts: Parts) -> None:
     missing = [f"{name} ({said})" for name, said in team_file.python.items() if given.get(name, parts) is None]
     if missing:
         raise UserError(
-            f"this team was made by a Python program with {', '.join(missing)}, which a team file cannot hold: go on "
-            "with it by teamtr.TeamTrainer, with the same objects"
+            f"this team was made by a Python program with {', '.join(missing)}, which a team file cannot hold: resume "
+            "it with teamtr.TeamTrainer and the same objects"
         )
 
 

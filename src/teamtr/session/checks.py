@@ -296,7 +296,7 @@ def require_visible(session: Session, floors: list[Floor]) -> None:
     blind = [f for f in floors if not f.visible]
     if blind and session.plan.region.gate:
         raise RadiusNotVisible(
-            "the trust region cannot be seen: rounding alone moves a message by more than a tenth of the radius.\n"
+            "the KL noise floor is too high: rounding alone moves a message by more than a tenth of the radius.\n"
             + "\n".join(f"  {f}" for f in blind)
             + f"\n{_remedy(blind)}"
         )

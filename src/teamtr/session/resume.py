@@ -70,8 +70,8 @@ def claim(run: RunFolder, team_file: TeamFile, commit: Commit | None) -> None:
     text = dump(team_file)
     if (run.path / SWAP_REQUEST).exists() and not run.team_file.exists():
         raise OtherRun(
-            f"{run.path} holds a swap that has not ended: the same `teamtr swap` command goes on with it; choose "
-            "another folder to train in"
+            f"{run.path} holds an unfinished swap: the same `teamtr swap` command resumes it; choose another "
+            "folder to train in"
         )
     if run.team_file.exists() and commit is not None:  # a run that never began binds nobody
         try:
@@ -90,7 +90,7 @@ def require_same(folder: Path, stored: TeamFile, team_file: TeamFile) -> None:
     if other:
         raise OtherRun(
             f"{folder} holds a run with other settings ({', '.join(other[:5])}"
-            f"{', …' if len(other) > 5 else ''}); choose another folder, or undo the change to go on with it"
+            f"{', …' if len(other) > 5 else ''}); choose another folder, or undo the change to resume it"
         )
 
 
@@ -107,7 +107,7 @@ def _require_stages(run: RunFolder, team_file: TeamFile, commit: Commit) -> None
         told += f" and {updated} of {each} updates of the next"
     raise UserError(
         f"plan.stages is {team_file.plan.stages}, but the run in {run.path} has done {told}: "
-        f"set plan.stages to {begun} or more to go on with it, or choose a new folder"
+        f"set plan.stages to {begun} or more to resume it, or choose a new folder"
     )
 
 

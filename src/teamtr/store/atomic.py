@@ -48,7 +48,7 @@ def commit_folder(tmp: Path, final: Path) -> str:
     verified later. Both paths must be in one file system; ``final`` must not exist.
     """
     if final.exists():
-        raise StoreError(f"{final} exists already; a committed folder is written once. Remove it to write it anew")
+        raise StoreError(f"{final} exists already; a committed folder is written once. Remove it to write it again")
     files = _files_in(tmp)
     if MANIFEST in files:
         raise StoreError(f"{tmp / MANIFEST} is a name this store needs for itself; save under another name")

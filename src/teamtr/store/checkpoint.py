@@ -159,9 +159,9 @@ class Checkpoints:
                 continue
             if other > number or _content(stored) != wanted:
                 raise StoreError(
-                    f"cannot commit {number}: {self._commit_folder(other)} is whole and holds "
+                    f"cannot commit {number}: {self._commit_folder(other)} is intact and holds "
                     f"{'a later update' if other > number else 'other content'}. Resume from the newest commit, or "
-                    "remove that folder to go on from an earlier one"
+                    "remove that folder to resume from an earlier one"
                 )
             same = stored
         return same

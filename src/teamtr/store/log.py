@@ -156,8 +156,8 @@ class RunLog(Log):
                 found.append(decode_record(record))
             except RecordError as error:
                 raise StoreError(
-                    f"{self.path}, line {len(found) + 1} is no record to go on from ({error}): restore the file from a "
-                    "copy, or begin another run"
+                    f"{self.path}, line {len(found) + 1} is not a record to resume from ({error}): restore the file "
+                    "from a copy, or start another run"
                 ) from error
         return found
 

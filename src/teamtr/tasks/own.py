@@ -79,4 +79,6 @@ class ObjectTask(Task):
 
     @classmethod
     def from_config(cls, config: TaskConfig, context: TaskContext) -> Task:
-        raise UserError("the task of this team is an object of a Python program: go on with it by teamtr.TeamTrainer")
+        raise UserError(
+            "the task of this team is an object of a Python program: resume the run with teamtr.TeamTrainer"
+        )

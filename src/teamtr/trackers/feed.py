@@ -157,7 +157,7 @@ class Feed:
         told = visible(" ".join(str(error).split()))[:300] or "no message"
         problem = told if isinstance(error, Unusable) else f"{type(error).__name__}: {told}"
         if self.state.problem is None:
-            self.news.put(f"tracker {self.name} failed: {problem}. Training goes on")
+            self.news.put(f"tracker {self.name} failed: {problem}. Training continues")
         if not self._off and (isinstance(error, Unusable) or self._in_a_row >= MOST_FAILURES):
             self._off = True
             self.news.put(f"tracker {self.name} is switched off for the rest of this command; the log has everything")

@@ -74,7 +74,7 @@ def _begin(name: str, run: Tracked, past: Sequence[Point], *, new: bool) -> Feed
 def _none(names: Sequence[str], error: Exception) -> list[Record]:
     told = visible(" ".join(str(error).split()))[:300]
     why = f"the log could not be read back ({type(error).__name__}: {told}), so that it gets nothing of this command"
-    return [_told(name, f"tracker {name}: {why}. Training goes on") for name in names]
+    return [_told(name, f"tracker {name}: {why}. Training continues") for name in names]
 
 
 def _news(feeds: Sequence[Feed]) -> Iterator[Record]:

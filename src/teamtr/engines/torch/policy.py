@@ -351,7 +351,7 @@ class TransformerPolicy(Policy):
                     f"{broken}: its weights are broken, or sampling.precision is too narrow for them (bf16 and fp32 "
                     "have more range than fp16)"
                 )
-            warnings.warn(f"{broken}: sampled anew, and from now on {self.sampling_path}", stacklevel=2)
+            warnings.warn(f"{broken}: sampled again, and from now on with {self.sampling_path}", stacklevel=2)
 
     def _sample(
         self, prompts: Sequence[Ids], uniform_BT: NDArray[np.float64], drawing: TokenSampler, version: str
