@@ -21,6 +21,10 @@ def train(
     out: Annotated[
         Path | None, typer.Option(help="Run folder; without it, the one that holds the team file, else `runs/NAME`.")
     ] = None,
+    accept_changes: Annotated[
+        bool,
+        typer.Option("--accept-changes", help="Go on though data, code or models are not those the run began with."),
+    ] = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Train a team, or go on with the run that is in the folder: the same command resumes.
@@ -41,7 +45,8 @@ def train(
         inside_a_run = bool(RunFolder(team_file.parent).checkpoints.numbers())
         folder = out or (team_file.parent if inside_a_run else Path("runs") / settings.name)
         with TrainingScreen() as screen:
-            for record in stop.during(screen.watch(runs.train(settings, folder, stop=stop))):
+            records = runs.train(settings, folder, stop=stop, accept_changes=accept_changes)
+            for record in stop.during(screen.watch(records)):
                 last[record["kind"]] = record
                 outcomes.update([record["outcome"]] if record["kind"] == "update" else [])
     if "resume" in last and "update" not in last and "finished" in last:
