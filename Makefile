@@ -4,13 +4,14 @@
 # make test       all tests except those marked slow: minutes; part of make check
 # make test-slow  all tests, including the slow ones
 # make test-gpu   tests that need a GPU
+# make test-chaos random faults for SECONDS seconds (1200) with each of SEEDS (0 1 2)
 # make docs       builds the documentation site in build/site
 # make check      style, types, import directions, tests: what a change must pass
 PYTHON ?= python3
 BIN := .venv/bin
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: setup demo test-fast test test-slow test-gpu docs lint check clean
+.PHONY: setup demo test-fast test test-slow test-gpu test-chaos docs lint check clean
 setup: .venv/.ready
 
 .venv/.ready: pyproject.toml constraints.txt
@@ -37,6 +38,13 @@ test-slow: setup
 
 test-gpu: setup
 	$(BIN)/python -m pytest tests/gpu
+
+SECONDS ?= 1200
+SEEDS ?= 0 1 2
+test-chaos: setup
+	for seed in $(SEEDS); do \
+	  OMP_NUM_THREADS=1 $(BIN)/python tests/chaos.py --seconds $(SECONDS) --seed $$seed || exit 1; \
+	done
 
 docs: setup
 	@$(BIN)/python -c 'import mkdocs' 2>/dev/null || \

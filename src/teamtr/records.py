@@ -83,6 +83,8 @@ class ResumeRecord(Begun):
     kind: ClassVar[Literal["resume"]] = "resume"
     skipped: tuple[str, ...] = ()
     """Which newer commits were damaged and passed over."""
+    changes: tuple[str, ...] = ()
+    """What is other than when the run began: inputs, libraries, a log that has lost lines."""
     evals: tuple[float, ...] = ()
     """Success of the evaluations so far."""
 
@@ -285,6 +287,16 @@ def decode_record(record: Record) -> AnyRecord:
     if not isinstance(kind, str) or kind not in _BY_KIND:
         raise RecordError(f"its kind is {kind!r}, and the known ones are {', '.join(_BY_KIND)}")
     made: AnyRecord = _build(_BY_KIND[kind], record)
+    return made
+
+
+def encode_report(report: UpdateReport) -> dict[str, Any]:
+    """An update's report by itself, as ``encode_record`` writes it."""
+    return {key: _as_json_has_it(value) for key, value in asdict(report).items()}
+
+
+def decode_report(report: Record) -> UpdateReport:
+    made: UpdateReport = _build(UpdateReport, report)
     return made
 
 

@@ -274,6 +274,7 @@ class AgentInfo:
     ``precision`` is the arithmetic of scoring and training; ``precisions`` are this one and all finer ones that
     ``set_precision`` takes, in order. ``sampling`` says in a few words how messages are sampled. ``end_ids`` end a
     message. ``reference_version`` names the policy that a reference KL is taken to; None without one.
+    ``config_version`` names what is computed besides the weights, ``base_version`` the frozen weights under an adapter.
     """
 
     precision: str
@@ -282,6 +283,8 @@ class AgentInfo:
     end_ids: frozenset[int]
     device: str = "cpu"
     reference_version: str | None = None
+    config_version: str = ""
+    base_version: str = ""
 
 
 @dataclass(frozen=True)

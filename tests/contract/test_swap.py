@@ -438,7 +438,7 @@ def test_a_swap_begins_its_stage_with_nothing_carried_over(newcomer, tmp_path):
     for _ in swap(source, Request("speaker", str(newcomer), train="full", mode="direct", **QUICK), tmp_path / "new"):
         pass
     progress = RunFolder.read(tmp_path / "new").checkpoints.latest().progress
-    kept = {"stage", "done", "number", "account", "versions", "precisions", "references", "states"}
+    kept = {"stage", "done", "number", "account", "versions", "precisions", "references", "states", "history", "inputs"}
     assert {key: value for key, value in progress.items() if key not in kept and value is not None} == {}
 
 

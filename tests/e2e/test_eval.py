@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -194,3 +195,56 @@ def test_equal_rewards_have_no_interval_but_shares_do() -> None:
 )
 def test_what_to_evaluate_must_be_said(arguments: tuple[str, ...], message: str) -> None:
     assert message in " ".join(invoke(*arguments, code=2).split())
+
+
+# -- verdicts follow the answers and the grader --------------------------------------------------------------
+
+
+def asked(folder: Path, answers: Mapping[str, str]) -> None:
+    """Twelve questions, with these answers where there are some."""
+    rows = [{"question": f"say {k}", "answer": answers.get(f"say {k}", "not this")} for k in range(12)]
+    write_rows(folder, rows)
+
+
+def replies(folder: str) -> dict[str, str]:
+    files = sorted(Path(folder).glob("problems-*.jsonl.gz"))
+    batches = [read_episodes(file) for file in files]
+    return {p.prompt: e.answer or "" for batch in batches for p, e in zip(batch.problems, batch.episodes, strict=True)}
+
+
+def test_corrected_answers_are_graded_again_without_sampling(tmp_path: Path) -> None:
+    asked(tmp_path, {})
+    file = team_file(tmp_path, "{name: data, path: rows.jsonl, held_out: 0.5}")
+    arguments = ("--team", file, "--samples", 1, "--out", tmp_path / "evals")
+    first = invoke(*arguments)
+    assert "right" not in first["verdicts"]
+    said = replies(first["folder"])
+    assert all(reply.strip() for reply in said.values()), "the untrained model says something every time"
+    asked(tmp_path, said)
+    second = invoke(*arguments)
+    assert second["verdicts"] == {"right": len(said)}
+    assert second["tokens"] == 0, "nothing was sampled"
+    assert len(list(Path(second["folder"]).glob("problems-*"))) == 1, "no verdicts of before are left"
+    assert invoke(*arguments)["verdicts"] == {"right": len(said)}
+
+
+def test_another_grader_grades_again(tmp_path: Path) -> None:
+    asked(tmp_path, {})
+    reward = tmp_path / "reward.py"
+    reward.write_text("def reward(prompts, completions, **columns):\n    return [1.0 for text in completions]\n")
+    file = team_file(tmp_path, "{name: data, path: rows.jsonl, held_out: 0.5, grader: 'python:reward.py:reward'}")
+    arguments = ("--team", file, "--samples", 1, "--out", tmp_path / "evals")
+    assert set(invoke(*arguments)["verdicts"]) == {"right"}
+    reward.write_text(reward.read_text().replace("1.0", "0.0"))
+    second = invoke(*arguments)
+    assert (set(second["verdicts"]), second["tokens"]) == ({"wrong"}, 0)
+
+
+def test_an_environment_may_depend_on_the_answer_so_that_all_is_played_again(tmp_path: Path) -> None:
+    write_rows(tmp_path, [{"id": "n", "answer": "0123"}])
+    file = team_file(tmp_path, "{name: 'arbench:gn', test: rows.jsonl}", TWO_ROUNDS)
+    arguments = ("--team", file, "--samples", 1, "--out", tmp_path / "evals")
+    assert invoke(*arguments)["tokens"] > 0
+    assert invoke(*arguments)["tokens"] == 0
+    write_rows(tmp_path, [{"id": "n", "answer": "9876"}])
+    assert invoke(*arguments)["tokens"] > 0

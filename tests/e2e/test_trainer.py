@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -21,6 +23,7 @@ from teamtr.cli import app
 from teamtr.config.schema import PlanConfig, plan_keys
 from teamtr.engines.torch.loading import tiny_model
 from teamtr.presets import PRESETS
+from teamtr.session.inputs import OtherInputs
 from teamtr.session.resume import OtherRun
 from teamtr.store import RunFolder
 from teamtr.tasks import CodeExchange, Task
@@ -146,7 +149,7 @@ def test_the_command_line_refuses_to_go_on_with_objects(run: TeamTrainer, comman
     code, said = invoke(command, run.output_dir)
     assert code == 2, said
     assert "TeamTrainer" in said
-    assert "vowels on" in said
+    assert "vowels" in said
     assert weights(run.output_dir) == before
 
 
@@ -277,7 +280,7 @@ def test_a_task_is_a_reward(tmp_path: Path) -> None:
     updates = [record for record in trainer.train() if record["kind"] == "update"]
     assert [update["success"] for update in updates] == [0.5, 0.5]
     assert all(update["certificates"] for update in updates), "the reward's range is known"
-    with pytest.raises(OtherRun, match=r"python\.task"):
+    with pytest.raises(OtherInputs, match="problems of train: some"):
         made(tmp_path / "run", reward_funcs=letters("abd"), train_dataset=None).train()
 
 
@@ -377,8 +380,6 @@ def other_name(prompts, completions, **columns) -> list[float]:
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"train_dataset": [*ROWS, {"prompt": "say g", "answer": "g", "weight": 1.0}]}, r"python\.task"),
-        ({"train_dataset": [{**row, "weight": 2.0} for row in ROWS]}, r"python\.task"),
         ({"reward_funcs": other_name}, r"python\.task"),
         ({"reward_funcs": [vowels, other_name]}, r"python\.task"),
         ({"agents": 7}, r"team\.agents\.solver\.model"),
@@ -397,6 +398,52 @@ def test_another_run_is_refused(run: TeamTrainer, changes: dict[str, Any], named
         with pytest.raises(OtherRun, match=named):
             act()
     assert weights(run.output_dir) == before
+
+
+def vowels_that_cost(prompts, completions, **columns) -> list[float]:
+    return [-reward for reward in vowels(prompts, completions)]
+
+
+vowels_that_cost.__qualname__ = vowels.__qualname__
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"train_dataset": [*ROWS, {"prompt": "say g", "answer": "g", "weight": 1.0}]}, "problems of train: there are"),
+        ({"train_dataset": [{**row, "weight": 2.0} for row in ROWS]}, "problems of train: some"),
+        ({"train_dataset": ROWS[::-1]}, "problems of train: .* in another order"),
+        ({"reward_funcs": vowels_that_cost}, "task: the code has changed"),
+    ],
+)
+def test_a_run_does_not_go_on_with_other_data_or_rewards_unless_asked_to(
+    tmp_path: Path, changes: dict[str, Any], named: str
+) -> None:
+    first = made(tmp_path / "run", callbacks=[lambda record: record["kind"] == "update"])
+    first.train()
+    before = weights(tmp_path / "run")
+    other = made(tmp_path / "run", agents=first._agents, **changes)
+    with pytest.raises(OtherInputs, match=named):
+        other.train()
+    assert weights(tmp_path / "run") == before
+    resumed = other.train(accept_changes=True)
+    assert resumed[0]["kind"] == "resume"
+    assert any(re.search(named, text) for text in resumed[0]["changes"])
+    assert other.train()[0]["changes"] == [], "what was accepted is what the run has now"
+
+
+def test_another_tokenizer_object_is_refused(run: TeamTrainer) -> None:
+    def exchanged(agent: Agent) -> Agent:
+        if not agent.is_object:
+            return agent
+        tokenizer = deepcopy(agent.tokenizer)
+        tokenizer.chat_template = tokenizer.chat_template + " "
+        return replace(agent, tokenizer=tokenizer)
+
+    other = made(run.output_dir, agents=[exchanged(agent) for agent in run._agents])
+    for act in (other.train, other.evaluate):
+        with pytest.raises(OtherInputs, match="its chat template has changed"):
+            act()
 
 
 # -- saving and publishing -----------------------------------------------------------------------------------
@@ -419,7 +466,7 @@ def test_a_whole_model_loads_in_plain_transformers(run: TeamTrainer, tmp_path: P
     card = (folder / "README.md").read_text()
     assert "a model of a Python program" in card
     assert "base_model" not in card, "an object is no model of the hub"
-    assert "| task | vowels on " in card
+    assert "| task | vowels |" in card
 
 
 def test_an_adapter_on_an_object_loads_in_peft_and_merges_to_the_same(run: TeamTrainer, tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -95,6 +94,10 @@ class RewardTask(Task):
             return Verdict("crash", reward)
         return Verdict("right" if reward >= self.threshold else "wrong", reward)
 
+    @property
+    def own_code(self) -> object:
+        return (self.functions, self.threshold)
+
     def describe(self) -> str:
         """What names this task in a run folder: functions by name."""
         return "+".join(map(_name, self.functions))
@@ -114,27 +117,6 @@ def _wanted(function: RewardFunc, given: Mapping[str, Any]) -> Mapping[str, Any]
     except TypeError as error:
         raise UserError(f"reward function {_name(function)}: {error}; there are {', '.join(sorted(given))}") from None
     return given
-
-
-def problems_hash(task: Task) -> str:
-    """A name for all problems of a task, with everything that their rows say."""
-    digest = hashlib.blake2b(digest_size=8)
-    for split in ("train", "test"):
-        try:
-            problems = task.problems(split)
-        except UserError:  # a task may have nothing held out
-            continue
-        for problem in problems:
-            said = (split, problem.id, problem.prompt, problem.answer, dict(problem.private), dict(problem.columns))
-            digest.update(json.dumps(said, sort_keys=True, default=_plain).encode())
-    return digest.hexdigest()
-
-
-def _plain(value: Any) -> Any:
-    """What JSON has no form for: sets in order, arrays as lists, anything else by its type."""
-    if isinstance(value, set | frozenset):
-        return sorted(map(repr, value))
-    return value.tolist() if hasattr(value, "tolist") else type(value).__qualname__
 
 
 def _problems(rows: Dataset, what: str) -> tuple[Problem, ...]:

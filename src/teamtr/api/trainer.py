@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from teamtr.api.agents import Agent, TrainedAgent, lora_settings
 from teamtr.api.callbacks import AnyCallback, Record, tell
-from teamtr.api.rewards import Dataset, RewardFunc, RewardTask, problems_hash
+from teamtr.api.rewards import Dataset, RewardFunc, RewardTask
 from teamtr.errors import UserError
 from teamtr.presets import Plan
 from teamtr.theory.estimators import GroupAdvantage
@@ -83,17 +83,21 @@ class TeamTrainer:
 
     # -- what a trainer does ----------------------------------------------------------------------------------
 
-    def train(self) -> list[Record]:
-        """Train to the end of the plan, or go on with the run in ``output_dir``; returns the records of this call."""
-        return list(self.records())
+    def train(self, *, accept_changes: bool = False) -> list[Record]:
+        """Train to the end of the plan, or go on with the run in ``output_dir``; returns the records of this call.
 
-    def records(self) -> Iterator[Record]:
+        A run goes on with the data, rewards and models that it began with; ``accept_changes`` goes on with others.
+        """
+        return list(self.records(accept_changes=accept_changes))
+
+    def records(self, *, accept_changes: bool = False) -> Iterator[Record]:
         """The same, one record at a time, as training makes them."""
         from teamtr.session.train import train
 
         self._stopping = False
         parts = self._parts()
-        for record in train(self.team_file, self.output_dir, stop=lambda: self._stopping, parts=parts):
+        options: dict[str, Any] = {"parts": parts, "accept_changes": accept_changes}
+        for record in train(self.team_file, self.output_dir, stop=lambda: self._stopping, **options):
             for callback in self.callbacks:
                 tell(callback, record, self)
             yield record
@@ -187,7 +191,7 @@ class TeamTrainer:
                 settings["lora"] = lora
             agents.append(settings)
         team: dict[str, Any] = {"agents": agents, "answer": answer}
-        own = {"task": f"{_describe(self._task)} on {problems_hash(self._task)}"}
+        own = {"task": _describe(self._task)}
         if isinstance(self._router, Mapping):
             team["router"] = dict(self._router)
         elif self._router is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -52,6 +54,16 @@ class ChatCodec:
         self._special_ids = frozenset({*tokenizer.all_special_ids, *added})
         self._prompts: dict[tuple[tuple[str, str], ...], Ids] = {}
         self._texts: dict[bytes, str] = {}
+
+    @property
+    def identity(self) -> tuple[str, str]:
+        """Hashes of the tokenizer and of the chat template with its arguments."""
+        tokenizer = self.tokenizer
+        fast = getattr(tokenizer, "backend_tokenizer", None)
+        whole = fast.to_str() if fast is not None else json.dumps(tokenizer.get_vocab(), sort_keys=True)
+        added = sorted((i, str(t.content), t.special) for i, t in tokenizer.added_tokens_decoder.items())
+        template = json.dumps([tokenizer.chat_template, self.template_kwargs], sort_keys=True, default=str)
+        return _digest(json.dumps([whole, added, tokenizer.eos_token_id])), _digest(template)
 
     def text(self, messages: Sequence[dict[str, str]], *, for_reply: bool = True) -> str:
         """The rendered prompt as text."""
@@ -110,6 +122,10 @@ class ChatCodec:
                 return False
             raise ProtocolError(f"the chat template could not be rendered: {error}") from error
         return "\u00a7sys\u00a7" in text
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 def _fold_system(messages: list[dict[str, str]]) -> list[dict[str, str]]:

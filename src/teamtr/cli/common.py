@@ -107,11 +107,25 @@ def errors() -> Iterator[None]:
         fail(str(error), error.exit_code)
     except OSError as error:
         fail(str(error), 1)
+    except (MemoryError, RuntimeError) as error:
+        if not _is_out_of_memory(error):
+            raise
+        fail(
+            "there is not enough memory; what was saved is whole. `teamtr plan` says what a team needs: a smaller "
+            "learner.micro_batch, shorter messages or fewer episodes need less",
+            1,
+        )
     except KeyboardInterrupt:
         fail("interrupted; what was saved is intact: run the same command again to resume", 130)
     finally:
         library.removeHandler(teller)
         library.setLevel(before)
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    """Also what torch raises; asked without loading it."""
+    texts = ("can't allocate memory", "not enough memory", "out of memory", "Cannot allocate memory")
+    return isinstance(error, MemoryError) or any(text in str(error) for text in texts)
 
 
 class _Teller(logging.Handler):

@@ -70,7 +70,7 @@ def evaluate(
             samples=samples,
             temperature=temperature,
         )
-        report = evaluation.run(regrade=regrade, ledger=ledger, progress=_say_progress)
+        report = evaluation.run(regrade=regrade, ledger=ledger, progress=_say_progress, tell=say)
     replies = report.problems * report.samples
     if kept := replies - ledger.episodes:
         say(f"{kept} of {replies} replies were already stored in {evaluation.folder}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -73,7 +74,8 @@ class TrainingScreen:
                 verb = "training" if record["kind"] == "start" else f"resuming after {record['updates']} updates"
                 paths = ", ".join(sorted(set(record["samplers"].values())))
                 self._print(f"{self.label}{verb}: {record['name']}, {', '.join(record['agents'])} (sampling: {paths})")
-                for warning in (*record.get("skipped", ()), *record.get("warnings", ())):
+                told = (record.get(key, ()) for key in ("skipped", "changes", "warnings"))
+                for warning in itertools.chain.from_iterable(told):
                     self._print(f"warning: {warning}")
             case "eval":
                 self.evals.append(record["avg_at_k"])

@@ -22,6 +22,10 @@ def train(
         Path | None,
         typer.Option(help="Run folder. [default: the folder of the team file if it holds a run, else `runs/NAME`]"),
     ] = None,
+    accept_changes: Annotated[
+        bool,
+        typer.Option("--accept-changes", help="Go on though data, code or models are not those the run began with."),
+    ] = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Train a team, or resume the run in the folder: the same command does both.
@@ -42,7 +46,8 @@ def train(
         inside_a_run = bool(RunFolder(team_file.parent).checkpoints.numbers())
         folder = out or (team_file.parent if inside_a_run else Path("runs") / settings.name)
         with TrainingScreen() as screen:
-            for record in stop.during(screen.watch(runs.train(settings, folder, stop=stop))):
+            records = runs.train(settings, folder, stop=stop, accept_changes=accept_changes)
+            for record in stop.during(screen.watch(records)):
                 last[record["kind"]] = record
                 outcomes.update([record["outcome"]] if record["kind"] == "update" else [])
     if "resume" in last and "update" not in last and "finished" in last:

@@ -1,14 +1,17 @@
-"""Versions of weights: a hash of names, shapes and bits, computed where the tensors are."""
+"""Versions of weights and of configurations. Weights are hashed where the tensors are: names, shapes and bits."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_NOT_COMPUTED_WITH = {"_name_or_path", "transformers_version", "dtype", "torch_dtype", "architectures", "auto_map"}
 _FACTORS = (-7046029254386353131, -4417276706812531889)
 
 
@@ -24,6 +27,14 @@ def hash_tensors(tensors: Mapping[str, Tensor], salt: str = "") -> str:
     for name in sorted(tensors):
         digest.update(f"{name} {tensors[name].dtype} {tuple(tensors[name].shape)} {folds[name]}".encode())
     return digest.hexdigest()
+
+
+def hash_config(config: Any, end_ids: Iterable[int]) -> str:
+    """A hash of a model's configuration, as far as it differs from the defaults of its class (a newer transformers may
+    have more of them), and of the tokens that end a message."""
+    said = {key: value for key, value in config.to_diff_dict().items() if key not in _NOT_COMPUTED_WITH}
+    text = json.dumps([said, sorted(end_ids)], sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def _folds(tensors: Sequence[Tensor], chunk: int = 1 << 22) -> Tensor:

@@ -65,6 +65,8 @@ class LocalEngine:
             end_ids=policy.end_ids,
             device=str(policy.device),
             reference_version=learner.initial_version,
+            config_version=policy.config_version,
+            base_version=policy.base_version,
         )
 
     def set_precision(self, agent: str, precision: str) -> None:

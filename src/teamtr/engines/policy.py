@@ -39,6 +39,9 @@ class Policy(ABC):
     base_version: str = ""
     """A hash of what the policy needs and does not train (the frozen base of an adapter); empty when nothing."""
 
+    config_version: str = ""
+    """A hash of what is computed besides the weights: the model's configuration."""
+
     precision: str
     """The arithmetic of ``features``: fp64, fp32, tf32, fp16 or bf16. May be changed between calls."""
 

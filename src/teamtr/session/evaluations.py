@@ -1,13 +1,13 @@
 """Evaluations that can be killed, resumed and graded again: their episodes are kept, chunk by chunk.
 
-    evals/test-k64-1f0c9a2b/                    one folder for each team, split, K and temperature
-      settings.json                             which
-      problems-00000-00008-77d0f3aa.jsonl.gz    the episodes of these problems, written when all were played
-      report.json                               the figures of the last evaluation
+    evals/test-k64-1f0c9a2b/                             one folder for each team, split, K and temperature
+      settings.json                                      which
+      problems-00000-00008-77d0f3aa-5c0e1b22.jsonl.gz    the episodes of these problems, written when all were played
+      report.json                                        the figures of the last evaluation
 
-A chunk's name holds a hash of its problems, so that other data are never taken for the same; and its randomness comes
-from its place, so that an evaluation that was killed ends with the same figures. A chunk that is there is not sampled
-again; ``regrade`` gives every answer to the grader once more.
+A chunk's name holds a hash of what its problems ask, so that other data are never taken for the same, and a hash of
+the answers and the grader: when those have changed, the kept replies are graded again. A chunk's randomness comes from
+its place, so that an evaluation that was killed ends with the same figures. A chunk that is there is not sampled again.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from teamtr.randomness import seed_of
 from teamtr.reports import EvalReport
 from teamtr.rollout import Ledger, RolloutContext, play
 from teamtr.session.build import Session
+from teamtr.session.inputs import grader_id, problem_digest
 from teamtr.store import read_episodes, write_atomic, write_episodes
 from teamtr.store.log import encode
 from teamtr.team import Team, team_answer
@@ -95,25 +96,36 @@ class Evaluation:
         regrade: bool = False,
         ledger: Ledger | None = None,
         progress: Progress = lambda done, of, scores: None,
+        tell: Callable[[str], None] = lambda text: None,
     ) -> EvalReport:
-        """Play what is not there yet, grade it, and report. With ``regrade`` nothing is played, all is graded anew."""
+        """Play what is not there yet, grade it, and report. With ``regrade`` nothing is played, all is graded anew.
+        ``tell`` hears what is done to kept replies."""
         problems = self.session.task.problems(self.split)[: self.limit]
         if not problems:
             raise UserError(f"the split {self.split!r} has no problems: choose another with --split")
-        context, parts = self.session.context, []
+        context, parts, grader = self.session.context, [], grader_id(self.session)
         write_atomic(self.folder / "settings.json", encode(self.settings, "the settings") + b"\n")
         for chunk in _chunks(problems, max(1, EPISODES_PER_CHUNK // self.samples)):
-            file = self.folder / chunk.file_name
-            if regrade:
-                batch = _graded_again(context, self._stored(file), chunk.problems)
-                write_episodes(file, batch)
-            elif file.exists():
-                batch = replace(read_episodes(file), problems=tuple(chunk.problems))
-            else:
+            file = self.folder / chunk.file_name(grader, interactive=context.task.environment is not None)
+            kept = _kept(file)
+            if regrade and kept is None:
+                raise UserError(
+                    f"{file.parent} holds no episodes of {file.stem.removesuffix('.jsonl')}, so that there is nothing "
+                    "to grade again: evaluate first, with the same split, samples, temperature and limit"
+                )
+            if kept is None:
                 batch = self._played(chunk, ledger)
                 write_episodes(file, batch)
+            elif kept == file and not regrade:
+                batch = replace(read_episodes(file), problems=tuple(chunk.problems))
+            else:
+                batch = _graded_again(context, read_episodes(kept), chunk.problems)
+                write_episodes(file, batch)
+                if kept != file:
+                    tell(f"problems {chunk.first} to {chunk.last}: answers or grader have changed, graded again")
+                    kept.unlink(missing_ok=True)
             parts.append(scores_of(context, batch))
-            progress(chunk.first + len(chunk.problems), len(problems), parts[-1])
+            progress(chunk.last, len(problems), parts[-1])
         report = Scores.together(parts).report(self.seed)
         write_atomic(self.folder / "report.json", encode(report.as_record(), "the report") + b"\n")
         return report
@@ -129,14 +141,6 @@ class Evaluation:
             ledger=ledger,
         )
 
-    def _stored(self, file: Path) -> RolloutBatch:
-        if not file.exists():
-            raise UserError(
-                f"{file.parent} holds no episodes of {file.stem.removesuffix('.jsonl')}, so that there is nothing to "
-                "grade again: evaluate first, with the same split, samples, temperature and limit"
-            )
-        return read_episodes(file)
-
 
 @dataclass(frozen=True)
 class _Chunk:
@@ -144,9 +148,23 @@ class _Chunk:
     problems: Sequence[Problem]
 
     @property
-    def file_name(self) -> str:
-        asked = _digest([[problem.id, problem.prompt, problem.private] for problem in self.problems])
-        return f"problems-{self.first:05d}-{self.first + len(self.problems):05d}-{asked}.jsonl.gz"
+    def last(self) -> int:
+        return self.first + len(self.problems)
+
+    def file_name(self, grader: str, *, interactive: bool) -> str:
+        """What an environment says may depend on all of a problem: then nothing is kept of another."""
+        graded = _digest([grader, *map(problem_digest, self.problems)])
+        asked = graded if interactive else _digest([[p.id, p.prompt, p.private] for p in self.problems])
+        return f"problems-{self.first:05d}-{self.last:05d}-{asked}-{graded}.jsonl.gz"
+
+
+def _kept(file: Path) -> Path | None:
+    """The file, or one with replies to the same questions that another grader judged, or by other answers."""
+    if file.exists():
+        return file
+    asked = file.name.removesuffix(".jsonl.gz").rpartition("-")[0]
+    others = [*file.parent.glob(f"{asked}-*.jsonl.gz"), *file.parent.glob(f"{asked}.jsonl.gz")]
+    return max(others, key=lambda other: other.stat().st_mtime_ns, default=None)
 
 
 def _chunks(problems: Sequence[Problem], size: int) -> Iterator[_Chunk]:

@@ -1,10 +1,24 @@
-"""What a run's log says so far, kept in memory: read once when a run goes on, and added to with every record."""
+"""What a run has done so far, kept in memory and added to with every record.
+
+What decides anything (each agent's last update, and those of the stage in progress) is part of every commit; the log
+only says which stages have their report and their evaluation.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-from teamtr.records import AnyRecord, EvalRecord, StageRecord, UpdateRecord
+from teamtr.records import (
+    AnyRecord,
+    EvalRecord,
+    StageRecord,
+    UpdateRecord,
+    decode_record,
+    decode_report,
+    encode_record,
+    encode_report,
+)
 from teamtr.reports import UpdateReport
 
 
@@ -24,6 +38,20 @@ class History:
         self._earlier: dict[str, UpdateReport] = {}
         for record in records:
             self.add(record)
+
+    def as_state(self) -> dict[str, Any]:
+        """What a commit holds of it."""
+        return {
+            "earlier": {name: encode_report(report) for name, report in self._earlier.items()},
+            "newest": [encode_record(update) for update in self._newest],
+        }
+
+    def take_state(self, state: Mapping[str, Any], last: AnyRecord | None) -> None:
+        """Put the updates that a commit holds, and its own, in the place of those that the log has."""
+        self._earlier = {name: decode_report(report) for name, report in state["earlier"].items()}
+        self._newest = [update for found in state["newest"] if isinstance(update := decode_record(found), UpdateRecord)]
+        if last is not None:
+            self.add(last)
 
     def add(self, record: AnyRecord) -> None:
         match record:

@@ -10,6 +10,7 @@ from typing import Any
 from teamtr.config import ConfigError, TeamFile, dump, loads_stored
 from teamtr.errors import Refused, UserError
 from teamtr.session.build import AS_WRITTEN, Parts, Session, build
+from teamtr.session.inputs import Inputs, inputs_of, require_same_models
 from teamtr.store import Commit, NotARun, RunFolder, StoreError, write_atomic
 from teamtr.team import Team
 
@@ -60,8 +61,10 @@ class StoredRun:
         return cls(run, team_file, commit)
 
     def build(self, parts: Parts = AS_WRITTEN) -> tuple[Session, Team]:
-        """The team of the commit."""
+        """The team of the commit. Raises OtherInputs when its models are not those that were trained."""
         session = build(self.team_file, taught=False, parts=parts)
+        if (then := self.commit.progress.get("inputs")) is not None:
+            require_same_models(Inputs.of_record(then), inputs_of(session), self.folder.path)
         return session, session.load(lambda name: self.folder.checkpoints.folder_of(self.commit, name))
 
 
@@ -72,6 +75,11 @@ def claim(run: RunFolder, team_file: TeamFile, commit: Commit | None) -> None:
         raise OtherRun(
             f"{run.path} holds an unfinished swap: the same `teamtr swap` command resumes it; choose another "
             "folder to train in"
+        )
+    if commit is None and run.log.mark().records:
+        raise StoreError(
+            f"{run.path} has a log and no checkpoint: its commits are gone, and a new run would erase the log. Restore "
+            f"{run.checkpoints.folder} from a copy, or choose another folder"
         )
     if run.team_file.exists() and commit is not None:  # a run that never began binds nobody
         try:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from teamtr.rollout.cost import Account
-from teamtr.store import Commit
+from teamtr.store import Commit, LogMark
 from teamtr.types import AgentState
 
 
@@ -38,6 +38,12 @@ class RunState:
     versions: Mapping[str, str]
     precisions: Mapping[str, str]
     references: Mapping[str, str] = field(default_factory=dict)
+    history: Mapping[str, Any] | None = None
+    """The updates that later ones depend on; see ``history``. None in runs of version 0.1, which read their log."""
+    inputs: Mapping[str, Any] | None = None
+    """What the run learns from, by hash; None in runs of version 0.1."""
+    log: LogMark | None = None
+    """What the log held before the commit's own record."""
 
     def as_progress(self) -> dict[str, Any]:
         """As a commit stores it."""
@@ -57,5 +63,8 @@ class RunState:
             versions=progress.pop("versions"),
             precisions=progress.pop("precisions"),
             references=progress.pop("references", {}),
+            history=progress.pop("history", None),
+            inputs=progress.pop("inputs", None),
+            log=None if (mark := progress.pop("log", None)) is None else LogMark(**mark),
             position=Position(**progress),
         )

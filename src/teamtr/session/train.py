@@ -46,6 +46,7 @@ from teamtr.rollout.cost import Account
 from teamtr.session.build import AS_WRITTEN, Parts, Session, build
 from teamtr.session.checks import doubts, measure_floors, require_visible, self_test
 from teamtr.session.history import History
+from teamtr.session.inputs import Inputs, inputs_of, require_same_inputs
 from teamtr.session.memory import before_training, peak_gb
 from teamtr.session.resume import claim
 from teamtr.session.state import Position, RunState
@@ -57,7 +58,6 @@ from teamtr.store import (
     batch_name,
     probe_name,
     read_episodes,
-    write_episodes,
 )
 from teamtr.team import Team
 from teamtr.theory.intervals import measured_gain
@@ -80,12 +80,14 @@ def train(
     *,
     stop: Callable[[], bool] = lambda: False,
     parts: Parts = AS_WRITTEN,
+    accept_changes: bool = False,
 ) -> Iterator[Record]:
     """Train in this folder, or go on with the run that is there; yields every record of the log as it is made, and
     what went wrong with the team file's trackers (kind "tracker", not in the log).
 
     ``stop()`` is asked after every update; when it says yes, everything is saved and the generator ends. A run that
-    fails before it has begun leaves no folder behind, if there was none.
+    fails before it has begun leaves no folder behind, if there was none. ``accept_changes``: go on with data, code or
+    models that are other than when the run began, which is refused otherwise.
     """
     there = Path(folder).exists()
     with RunFolder.open(folder, keep_commits=team_file.store.keep_checkpoints) as run:
@@ -96,7 +98,7 @@ def train(
         taught = commit is None or team_file.plan.plan().objective.has_reference  # else a commit holds all that matters
         try:
             yield from follow(
-                _Driver(run, build(team_file, taught=taught, parts=parts), stop).go(commit),
+                _Driver(run, build(team_file, taught=taught, parts=parts), stop, accept_changes).go(commit),
                 team_file.trackers,
                 run.path,
                 name=team_file.name,
@@ -104,7 +106,7 @@ def train(
                 history=run.log.read,
             )
         except Exception:  # whatever it was is raised again; Ctrl-C keeps the folder, the same command goes on
-            if not there and run.checkpoints.latest() is None:
+            if not there and run.in_place and run.checkpoints.latest() is None:
                 shutil.rmtree(run.path)  # the lock is ours until the block ends
             raise
 
@@ -112,10 +114,13 @@ def train(
 class _Driver:
     """Drives the loop of one run and keeps its books."""
 
-    def __init__(self, run: RunFolder, session: Session, stop: Callable[[], bool]) -> None:
+    def __init__(self, run: RunFolder, session: Session, stop: Callable[[], bool], accept_changes: bool) -> None:
         self.run = run
         self.session = session
         self.stop = stop
+        self.accept_changes = accept_changes
+        self.inputs = inputs_of(session)
+        self.changes: tuple[str, ...] = ()
         self.seed = session.team_file.seed
         self.account = Account()
         self.team = session.current_team()
@@ -160,7 +165,7 @@ class _Driver:
         problems, others = self._draw(stage, self.session.plan.problems)
         held = self._held_batch(slots)
         if self._probing and self.position.done == 0:
-            write_episodes(self.run.episodes / probe_name(stage), self._rollouts_for_probes("start"))
+            self.run.write_episodes(probe_name(stage), self._rollouts_for_probes("start"))
 
         def gather(team: Team, step: int) -> RolloutBatch:
             ledger = Ledger()
@@ -181,7 +186,7 @@ class _Driver:
             self._measure(batch)
             name = batch_name(stage, step)
             if self.session.team_file.store.episodes or plan.reuses_rollouts:
-                write_episodes(self.run.episodes / name, batch)
+                self.run.write_episodes(name, batch)
                 self.position = replace(self.position, batch=name)
             return batch
 
@@ -390,6 +395,9 @@ class _Driver:
             self.team.versions,
             self.session.precisions(),
             self.session.references(),
+            self.history.as_state(),
+            self.inputs.as_record(),
+            self.run.log.mark(),
         )
         self.run.checkpoints.commit(
             self.position.number,
@@ -411,13 +419,13 @@ class _Driver:
         require_visible(self.session, floors)
         self.memory = before_training(self.session)
         self._save(None, updated=None)
-        self.run.log.rewind(lambda record: False)
         return StartRecord(**self._begun(), floors={f.agent: f.noise_floor for f in floors}, warnings=warnings)
 
     def _go_on(self, commit: Commit) -> ResumeRecord:
         self._resume(commit)
         self.memory = before_training(self.session)  # the card, or after a swap the model, may be another
-        return ResumeRecord(**self._begun(), skipped=commit.skipped, evals=tuple(self.history.success))
+        evals = tuple(self.history.success)
+        return ResumeRecord(**self._begun(), skipped=commit.skipped, changes=self.changes, evals=evals)
 
     def _begun(self) -> dict[str, Any]:
         return {
@@ -435,8 +443,11 @@ class _Driver:
 
     def _resume(self, commit: Commit) -> None:
         folder_of = partial(self.run.checkpoints.folder_of, commit)
-        self.team = self.session.load(folder_of)
         state = RunState.of(commit, folder_of)
+        if state.inputs is not None:
+            then = Inputs.of_record(state.inputs)
+            self.changes = require_same_inputs(then, self.inputs, self.run.path, accept=self.accept_changes)
+        self.team = self.session.load(folder_of)
         if self.team.versions != state.versions:
             raise StoreError(f"the weights in {self.run.path} are not those that commit {commit.number} names")
         if state.references != self.session.references():
@@ -448,11 +459,26 @@ class _Driver:
         for name, precision in state.precisions.items():  # what "auto" settled on when the run began
             self.session.engine.set_precision(name, precision)
         self.fingerprints = dict(commit.agents)
-        self.run.log.truncate_torn()
-        self.run.log.rewind(lambda record: updates_before(record) <= commit.number)
-        self.history = History(self.run.log.records())
-        if commit.record is not None and self.history.updates < commit.number:
-            self._log(decode_record(commit.record))
+        self._take_up_log(commit, state)
+
+    def _take_up_log(self, commit: Commit, state: RunState) -> None:
+        """Cut the log back to the commit, and tell what it has lost."""
+        log = self.run.log
+        if state.log is not None and (lost := log.lost(state.log)) is not None:
+            what = f"has lost {lost} of the {state.log.records} records" if lost else "has other records than those"
+            told = f"{log.path.name} {what} that the last commit knows of: figures and reports of this run lack them"
+            self.changes = (*self.changes, told)
+        log.truncate_torn()
+        log.rewind(lambda record: updates_before(record) <= commit.number)
+        self.history = History(log.records())
+        last = None if commit.record is None else decode_record(commit.record)
+        is_logged = self.history.updates >= commit.number
+        if state.history is not None:
+            self.history.take_state(state.history, last)
+        if last is not None and not is_logged:
+            log.write(last)
+            if state.history is None:
+                self.history.add(last)
 
     def _where(self) -> dict[str, int]:
         return {"stage": self.position.stage, "updates": self.position.number}

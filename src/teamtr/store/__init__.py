@@ -15,12 +15,13 @@ from teamtr.store.atomic import StoreError, commit_folder, verify_folder, write_
 from teamtr.store.checkpoint import Checkpoints, Commit
 from teamtr.store.episodes import batch_name, probe_name, read_episodes, write_episodes
 from teamtr.store.folder import NotARun, RunFolder, RunLocked
-from teamtr.store.log import Log, RunLog
+from teamtr.store.log import Log, LogMark, RunLog
 
 __all__ = [
     "Checkpoints",
     "Commit",
     "Log",
+    "LogMark",
     "NotARun",
     "RunFolder",
     "RunLocked",

@@ -56,13 +56,19 @@ class Commit:
 class Checkpoints:
     """The checkpoints of one run. Writing is for the process that holds the run folder's lock."""
 
-    def __init__(self, folder: Path, keep: int = 2, *, writable: bool = True) -> None:
-        """``keep``: how many commits stay; older ones go after each commit. 0 keeps all."""
+    def __init__(
+        self, folder: Path, keep: int = 2, *, writable: bool = True, guard: Callable[[], None] = lambda: None
+    ) -> None:
+        """``keep``: how many commits stay; older ones go after each commit. 0 keeps all.
+
+        ``guard`` is called before anything is written, and raises where nothing may be.
+        """
         if keep < 0:
             raise ValueError(f"keep must be 0 (all) or the number of commits to keep, got {keep}")
         self.folder = Path(folder)
         self.keep = keep
         self._writable = writable
+        self._guard = guard
         # Manifest hash of the agent folders that this process wrote or verified: gigabytes are hashed once.
         self._whole: dict[Path, str] = {}
 
@@ -84,6 +90,7 @@ class Checkpoints:
         """
         if not self._writable:
             raise StoreError(f"{self.folder} was opened for reading; open the run folder with RunFolder.open to write")
+        self._guard()
         if number < 0:
             raise StoreError(f"a commit's number counts updates, got {number}")
         for name, version in agents.items():

@@ -16,7 +16,11 @@ import orjson
 from teamtr.errors import Refused, UserError
 from teamtr.store.atomic import TEMPORARY, StoreError, explained, make_folder, remove_leftovers
 from teamtr.store.checkpoint import Checkpoints
+from teamtr.store.episodes import write_episodes
 from teamtr.store.log import RunLog
+from teamtr.types import RolloutBatch
+
+LOCK = ".lock"
 
 # A lock belongs to the open file, which a forked child (a worker of a pool) shares. A worker that outlived its killed
 # parent would keep the run locked, so every child closes what it inherited; that does not release the parent's lock.
@@ -53,7 +57,8 @@ class RunFolder:
 
     path: Path
     keep_commits: int = 2
-    writable: bool = False
+    lock: int | None = None
+    """The descriptor of the lock, for the one that writes."""
 
     @classmethod
     @contextmanager
@@ -69,10 +74,10 @@ class RunFolder:
             raise NotARun(f"there is no run folder {path}: check the path, or start a run there with `teamtr train`")
         _require_ours(path)
         _make(path)
-        descriptor = _lock(path / ".lock", path)
+        descriptor = _lock(path / LOCK, path)
         _held.add(descriptor)
         try:
-            run = cls(path, keep_commits, writable=True)
+            run = cls(path, keep_commits, descriptor)
             make_folder(run.checkpoints.folder)
             make_folder(run.episodes)
             remove_leftovers(path, recursive=False)
@@ -104,11 +109,39 @@ class RunFolder:
 
     @cached_property
     def log(self) -> RunLog:
-        return RunLog(self.path / "log.jsonl", writable=self.writable)
+        return RunLog(self.path / "log.jsonl", writable=self.writable, guard=self.require_in_place)
 
     @cached_property
     def checkpoints(self) -> Checkpoints:
-        return Checkpoints(self.path / "checkpoints", keep=self.keep_commits, writable=self.writable)
+        folder = self.path / "checkpoints"
+        return Checkpoints(folder, keep=self.keep_commits, writable=self.writable, guard=self.require_in_place)
+
+    @property
+    def writable(self) -> bool:
+        return self.lock is not None
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the folder that was locked is still the one at ``path``."""
+        if self.lock is None:
+            return True
+        try:
+            return os.path.samestat(os.fstat(self.lock), os.stat(self.path / LOCK))
+        except OSError:
+            return False
+
+    def require_in_place(self) -> None:
+        """A folder that was moved, removed or replaced while a run writes to it would come to lie in two halves."""
+        if not self.in_place:
+            raise StoreError(
+                f"the run folder {self.path} was moved, removed or replaced while this run was writing to it, so the "
+                "run stops. Every update that was saved is where that folder is now: go on with `teamtr train FOLDER`"
+            )
+
+    def write_episodes(self, name: str, batch: RolloutBatch) -> None:
+        """Into the folder of episodes, under this name."""
+        self.require_in_place()
+        write_episodes(self.episodes / name, batch)
 
 
 def _require_ours(path: Path) -> None:
@@ -117,7 +150,7 @@ def _require_ours(path: Path) -> None:
     if path.is_dir():
         with explained(path):
             found = sorted(entry.name for entry in path.iterdir())
-        foreign = [name for name in found if name != ".lock" and not name.startswith(TEMPORARY)]
+        foreign = [name for name in found if name != LOCK and not name.startswith(TEMPORARY)]
         if foreign and not _has_checkpoints(path):
             there = ", ".join(foreign[:3]) + (", …" if len(foreign) > 3 else "")
             raise NotARun(

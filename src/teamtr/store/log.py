@@ -13,9 +13,11 @@ arrays are written as numbers and lists; a tuple comes back as a list, and every
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,6 +44,15 @@ def decode(data: bytes) -> Any:
     return _from_json(value) if b'"$' in data else value
 
 
+@dataclass(frozen=True)
+class LogMark:
+    """How far a log goes: its whole records, their bytes, and a hash of them."""
+
+    records: int
+    bytes: int
+    sha256: str
+
+
 class _Line(NamedTuple):
     record: dict[str, Any]
     end_bytes: int  # where the line ends in the file, newline included
@@ -53,10 +64,14 @@ class Log:
     A process killed while it appends leaves a torn last line: reading ignores it, the next append drops it.
     """
 
-    def __init__(self, path: Path, *, writable: bool = True) -> None:
+    def __init__(self, path: Path, *, writable: bool = True, guard: Callable[[], None] = lambda: None) -> None:
+        """``guard`` is called before anything is written, and raises where nothing may be."""
         self.path = Path(path)
         self._writable = writable
+        self._guard = guard
         self._tail_is_whole = False
+        self._hash = hashlib.sha256()
+        self._hashed = LogMark(0, 0, "")
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Add one record; on return it is on the disk."""
@@ -75,6 +90,8 @@ class Log:
             if is_new:
                 sync_folder(self.path.parent)
         self._tail_is_whole = True
+        self._hash.update(line)
+        self._hashed = LogMark(self._hashed.records + 1, self._hashed.bytes + len(line), "")
 
     def read(self) -> list[dict[str, Any]]:
         """Every whole record, oldest first. A torn line that is not the last is a StoreError with its number."""
@@ -90,8 +107,27 @@ class Log:
             with explained(self.path), open(self.path, "r+b") as file:
                 file.truncate(whole_bytes)
                 os.fsync(file.fileno())
-        self._tail_is_whole = True
+        self._is_whole(data[:whole_bytes])
         return len(data) - whole_bytes
+
+    def mark(self) -> LogMark:
+        """Of what this process knows to be in the file."""
+        if not self._tail_is_whole:
+            self.truncate_torn()
+        return LogMark(self._hashed.records, self._hashed.bytes, self._hash.hexdigest())
+
+    def lost(self, mark: LogMark) -> int | None:
+        """How many of the records at this mark are gone; 0 when they are there but others, None when all is there."""
+        data = self._bytes()[: mark.bytes]
+        if hashlib.sha256(data).hexdigest() == mark.sha256:
+            return None
+        return max(0, mark.records - data.count(b"\n"))
+
+    def _is_whole(self, data: bytes) -> None:
+        """This is what the file holds now."""
+        self._tail_is_whole = True
+        self._hash = hashlib.sha256(data)
+        self._hashed = LogMark(data.count(b"\n"), len(data), "")
 
     def rewind(self, keep: Callable[[dict[str, Any]], bool]) -> int:
         """Cut the log back, atomically, to its longest prefix of records that satisfy ``keep``.
@@ -106,6 +142,7 @@ class Log:
         end_bytes = _end(lines[:kept])
         if end_bytes < len(data):
             write_atomic(self.path, data[:end_bytes])
+            self._is_whole(data[:end_bytes])
         return len(lines) - kept
 
     def _bytes(self) -> bytes:
@@ -137,6 +174,7 @@ class Log:
     def _require_writable(self) -> None:
         if not self._writable:
             raise StoreError(f"{self.path} was opened for reading; open the run folder with RunFolder.open to write")
+        self._guard()
 
 
 class RunLog(Log):

@@ -37,6 +37,7 @@ from teamtr.records import (
     StoppedRecord,
     SwapEvalRecord,
     SwapRecord,
+    decode_record,
     encode_record,
     of_kind,
     updates_before,
@@ -45,6 +46,8 @@ from teamtr.rollout import Ledger
 from teamtr.session.build import Session, build
 from teamtr.session.checks import measure_floors, require_visible
 from teamtr.session.export import agent_of
+from teamtr.session.history import History
+from teamtr.session.inputs import inputs_of
 from teamtr.session.models import distiller
 from teamtr.session.resume import SWAP_REQUEST, StoredRun
 from teamtr.session.state import Position, RunState
@@ -355,6 +358,8 @@ class _Swap:
             self._new_team().versions,
             self.new.precisions(),
             self.new.references(),
+            self._history(),
+            inputs_of(self.new).as_record(),
         )
         self.target.checkpoints.commit(
             number,
@@ -364,6 +369,14 @@ class _Swap:
         )
         write_atomic(self.target.team_file, dump(self.team_file).encode())
         _tidy(self.target)
+
+    def _history(self) -> dict[str, Any] | None:
+        if self.state.history is None:
+            return None
+        history = History()
+        record = self.commit.record
+        history.take_state(self.state.history, None if record is None else decode_record(record))
+        return history.as_state()
 
     def _states(self) -> dict[str, AgentState]:
         """Agents that stay are steered on as they were; the new one, or all of a team trained anew, begin afresh."""

@@ -79,6 +79,13 @@ class Task(ABC):
         """The task that a section of the team file describes."""
         return cls(**config.arguments(context))
 
+    @property
+    def own_code(self) -> object:
+        """What of this task is a person's own code, and the plain values that it was made with: a run that goes on with
+        another is refused."""
+        plain = {name: value for name, value in vars(self).items() if isinstance(value, bool | int | float | str)}
+        return type(self), plain
+
     @cached_property
     def failures(self) -> Counter[str]:
         return Counter()

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from teamtr.engines.hashing import hash_config
 from teamtr.engines.paged.pool import SamplerPool
 from teamtr.engines.policy import Head, Policy, Precision
 from teamtr.engines.sampling import TokenSampler
@@ -67,6 +68,7 @@ class TransformerPolicy(Policy):
         self.causal_lm = model.get_base_model() if adapter else model
         self.device = next(self.causal_lm.parameters()).device
         self.end_ids = end_ids_of(self.causal_lm, tokenizer)
+        self.config_version = hash_config(self.causal_lm.config, self.end_ids)
         self.serving = serving
         self._fused = fused
         self._layouts: ExitStack | None = None

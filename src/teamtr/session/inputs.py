@@ -1,0 +1,250 @@
+"""The identity of a run's inputs: what it learns from, by hash, and what has changed since it began.
+
+Every commit holds the inputs of the run. When a run goes on, what is there now is compared with them: a change of what
+is learnt is refused, any other is told. ``accept`` is the way to go on with a change on purpose.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from teamtr.chat import ChatCodec
+from teamtr.config import TeamFile
+from teamtr.errors import Refused, UserError
+from teamtr.own_code import PREFIX
+from teamtr.session.build import Session
+from teamtr.session.environment import environment, library_digest
+from teamtr.session.own_sources import file_digest, object_digest, program_digest
+from teamtr.tasks import Task
+from teamtr.tasks.players import PolicyPlayer
+from teamtr.types import PLAYER, Problem
+
+
+class OtherInputs(Refused):
+    """The run would learn from something else than it began with."""
+
+
+@dataclass(frozen=True)
+class RowsId:
+    """The problems of a split: how many, and hashes of all of them in order and regardless of order."""
+
+    count: int
+    in_order: str
+    in_any_order: str
+
+
+@dataclass(frozen=True)
+class ModelId:
+    """What an agent is besides the weights that it trains. ``base`` is empty where nothing is frozen."""
+
+    config: str
+    tokenizer: str
+    template: str
+    base: str = ""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """All inputs of a run, by hash.
+
+    Attributes:
+        rows: the problems, by split.
+        code: the person's own code, by the setting that names it.
+        files: other files, by the setting that names them; ``rows`` says what is used of them.
+        models: by agent.
+        environment: versions of libraries, revision of the project, threads.
+    """
+
+    rows: Mapping[str, RowsId] = field(default_factory=dict)
+    code: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
+    models: Mapping[str, ModelId] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    def as_record(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def of_record(cls, record: Mapping[str, Any]) -> Inputs:
+        rows = {split: RowsId(**found) for split, found in record["rows"].items()}
+        models = {name: ModelId(**found) for name, found in record["models"].items()}
+        return cls(rows, record["code"], record["files"], models, record["environment"])
+
+
+@dataclass(frozen=True)
+class Change:
+    """What is other than it was. ``learns``: the run would learn something else by it."""
+
+    text: str
+    learns: bool
+
+
+def inputs_of(session: Session) -> Inputs:
+    """The inputs of a run as they are now."""
+    return Inputs(
+        rows={split: rows_id(problems) for split, problems in _splits(session.task)},
+        code=_code(session),
+        files={key: file_digest(file) for key, file in _files(session.team_file)},
+        models={name: _model(session, name) for name in session.engine.agents},
+        environment=environment(),
+    )
+
+
+def changes(then: Inputs, now: Inputs) -> list[Change]:
+    """What is other now, with what a run learns from first."""
+    found = [*_rows_changed(then, now), *_code_changed(then, now), *_models_changed(then, now)]
+    files = [f"{key}: the file has changed, and the problems in it have not" for key in _other(then.files, now.files)]
+    rows_changed = any(change.text.startswith("problems") for change in found)
+    found += [Change(text, learns=False) for text in files if not rows_changed]
+    for name in _other(then.environment, now.environment):
+        before, after = then.environment.get(name, "none"), now.environment.get(name, "none")
+        found.append(Change(f"{name}: {after}, was {before}", learns=False))
+    return sorted(found, key=lambda change: not change.learns)
+
+
+def require_same_inputs(then: Inputs, now: Inputs, where: Path, *, accept: bool) -> tuple[str, ...]:
+    """Raises OtherInputs unless the run learns from what it began with, or that is accepted; returns what to tell."""
+    found = changes(then, now)
+    refused = [change.text for change in found if change.learns]
+    if refused and not accept:
+        raise OtherInputs(
+            f"the run in {where} would learn from something else than it began with:\n"
+            + "".join(f"  {text}\n" for text in refused)
+            + "Put it back as it was, or begin another run. To go on with the change on purpose, add --accept-changes "
+            "(in Python: accept_changes=True); it is written into the log"
+        )
+    return tuple(change.text for change in found)
+
+
+def require_same_models(then: Inputs, now: Inputs, where: Path) -> None:
+    """Raises OtherInputs when an agent of the run is not what was trained, besides its weights."""
+    if found := [change.text for change in _models_changed(then, now)]:
+        raise OtherInputs(
+            f"the agents of the run in {where} are not those that were trained:\n"
+            + "".join(f"  {text}\n" for text in found)
+            + "Put their models back as they were"
+        )
+
+
+def grader_id(session: Session) -> str:
+    """A hash of all that decides a verdict besides the reply and the problem."""
+    task = session.team_file.task.model_dump(mode="json")
+    ours = library_digest("grading", "tasks")
+    return _digest([task, _code(session), ours])[:8]
+
+
+def rows_id(problems: Sequence[Problem]) -> RowsId:
+    """The identity of these problems, with everything that their rows say."""
+    every = [problem_digest(problem) for problem in problems]
+    return RowsId(len(every), _digest(every), _digest(sorted(every)))
+
+
+def problem_digest(problem: Problem) -> str:
+    said = (problem.id, problem.prompt, problem.answer, dict(problem.private), dict(problem.columns))
+    return _digest(said)[:16]
+
+
+def _splits(task: Task) -> Iterator[tuple[str, Sequence[Problem]]]:
+    for split in ("train", "test"):
+        try:
+            yield split, task.problems(split)
+        except UserError:  # a task may have nothing held out
+            continue
+
+
+def _code(session: Session) -> dict[str, str]:
+    """Of files that the team file names, and of objects that a Python program gave."""
+    named = {key: program_digest(file) for key, file in _programs(session.team_file)}
+    given = {"task": session.task.own_code, "router": session.context.router, "advantage": session.plan.advantage}
+    objects = {name: object_digest(given[name]) for name in session.team_file.python if name in given}
+    return named | objects
+
+
+def _programs(team_file: TeamFile) -> Iterator[tuple[str, Path]]:
+    for key, text in _texts(team_file.model_dump(mode="json")):
+        if text.startswith(PREFIX):
+            yield key, Path(text.removeprefix(PREFIX).rpartition(":")[0])
+
+
+def _files(team_file: TeamFile) -> Iterator[tuple[str, Path]]:
+    for key, text in _texts(team_file.model_dump(mode="json")):
+        if len(text) < 4096 and "\0" not in text and Path(text).is_absolute() and Path(text).is_file():
+            yield key, Path(text)
+
+
+def _texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Every text in a team file, with its dotted key; of agents, by name."""
+    if isinstance(value, str):
+        yield key, value
+    elif isinstance(value, Mapping):
+        for name, item in value.items():
+            yield from _texts(item, f"{key}.{name}" if key else str(name))
+    elif isinstance(value, list):
+        for k, item in enumerate(value):
+            name = item.get("name", k) if isinstance(item, Mapping) else k
+            yield from _texts(item, f"{key}.{name}")
+
+
+def _model(session: Session, name: str) -> ModelId:
+    info = session.engine.info(name)
+    codec = session.context.codecs.get(name)
+    if name == PLAYER and isinstance(session.task.player, PolicyPlayer):
+        codec = session.task.player.codec
+    base = session.engine.version(name) if name == PLAYER else info.base_version
+    if not isinstance(codec, ChatCodec):
+        return ModelId(info.config_version, "", "", base)
+    return ModelId(info.config_version, *codec.identity, base)
+
+
+def _rows_changed(then: Inputs, now: Inputs) -> Iterator[Change]:
+    for split in _other(then.rows, now.rows):
+        before, after = then.rows.get(split, RowsId(0, "", "")), now.rows.get(split, RowsId(0, "", ""))
+        if before.in_any_order == after.in_any_order:
+            what = f"the {after.count} are the same in another order"
+        elif before.count != after.count:
+            what = f"there are {after.count}, there were {before.count}"
+        else:
+            what = f"some of the {after.count} have changed"
+        yield Change(f"problems of {split}: {what}", learns=split == "train")
+
+
+def _code_changed(then: Inputs, now: Inputs) -> Iterator[Change]:
+    for key in _other(then.code, now.code):
+        yield Change(f"{key}: the code has changed", learns=True)
+
+
+def _models_changed(then: Inputs, now: Inputs) -> Iterator[Change]:
+    said = {
+        "config": "the configuration of its model has changed",
+        "tokenizer": "its tokenizer has changed",
+        "template": "its chat template has changed",
+        "base": "the weights of its base model have changed",
+    }
+    for name in _other(then.models, now.models):
+        before, after = then.models.get(name), now.models.get(name)
+        if before is None or after is None:
+            yield Change(f"agent {name}: {'new' if before is None else 'gone'}", learns=True)
+            continue
+        for part, what in said.items():
+            if getattr(before, part) != getattr(after, part):
+                yield Change(f"agent {name}: {what}", learns=True)
+
+
+def _other(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    return [key for key in sorted({*then, *now}) if then.get(key) != now.get(key)]
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=_plain).encode()).hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    """What JSON has no form for: sets in order, arrays as lists, anything else by its type."""
+    if isinstance(value, set | frozenset):
+        return sorted(map(repr, value))
+    return value.tolist() if hasattr(value, "tolist") else type(value).__qualname__
