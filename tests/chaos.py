@@ -35,6 +35,7 @@ sys.path.insert(0, str(Path(__file__).parent / "faults"))
 
 import killing
 import torch
+
 from taught import remember_teaching
 
 LONG = 300.0

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import chaos
 import pytest
+
+import chaos
 
 pytestmark = pytest.mark.long
 
