@@ -143,7 +143,7 @@ def test_a_swap_is_told_from_its_record(page, tmp_path):
     assert "wider" in texts(page, "#swap h3")[0]
     assert "/somebody" not in page.js("document.documentElement.outerHTML")
     assert "On 120 messages that steered nothing: 0.0052, upper bound 0.0061." in texts(page, "#swap .caption")[4]
-    assert texts(page, "#swap .no") == ["differs", "differs"]  # one of each swap
+    assert texts(page, "#swap td .bad") == ["differs", "differs"]  # one of each swap
     assert texts(page, "#swap figure h3")[:2] == ["Recovery", "Alignment: held-out probes"]
     # the two evaluations after the swap, joined to what was installed
     recovered = page.js("document.querySelector('#swap figure').querySelectorAll('circle.dot').length")
