@@ -255,11 +255,11 @@ def _stretches(points: _Placed) -> _Placed:
 
 
 def as_plain(part: Any) -> Any:
-    """Values that JSON holds; every part says its kind."""
+    """Values that JSON holds; every part says its kind. The table that stands for a chart in Markdown is left out."""
     if isinstance(part, Series):
         return vars(part)
     if isinstance(part, Axis | Part):
-        entries = {field.name: as_plain(getattr(part, field.name)) for field in fields(part)}
+        entries = {field.name: as_plain(getattr(part, field.name)) for field in fields(part) if field.name != "table"}
         return {"part": type(part).__name__.lower(), **entries}
     if isinstance(part, Mapping):
         return {key: as_plain(value) for key, value in part.items()}
