@@ -42,8 +42,8 @@ def report_page(report: Report) -> str:
 
 def compare_page(comparison: Mapping[str, Any]) -> str:
     """Several runs on one axis, as one HTML file."""
-    shown = [section.as_plain() for section in comparison_sections(comparison)]
-    data = {"mode": "compare", "compare": comparison, "sections": shown}
+    held = [section.as_plain() for section in comparison_sections(comparison)]
+    data = {"mode": "compare", "compare": comparison, "sections": held}
     return _page("Comparison · TeamTR", data, "", connect="'none'")
 
 

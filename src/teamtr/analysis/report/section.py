@@ -89,14 +89,13 @@ _TAKEN = ("top", "headlines", "page", "data")
 """Names of other elements of the page."""
 
 
-def register(section: Section) -> Section:
+def register(section: Section) -> None:
     """Add a section to every report that is made from now on."""
     if not section.key.isidentifier() or section.key in _TAKEN:
         raise UserError(f"a section's key is a word of letters, and none of {', '.join(_TAKEN)}: not {section.key!r}")
     if section.key in _registered:
         raise UserError(f"two sections have the key {section.key!r}, {section.title!r} is the second: rename it")
     _registered[section.key] = section
-    return section
 
 
 def sections() -> list[Section]:

@@ -36,11 +36,13 @@ def build_report(
     most_episodes: int = MOST_EPISODES_OF_A_BATCH,
 ) -> Report:
     """Read a run folder and compute everything that its report shows."""
-    reading = _with_sample(run if isinstance(run, Reading) else read_run(run), most_batches, most_episodes)
-    return Report(summarise(reading), {} if reading.sample is None else reading.sample.held)
+    reading = run if isinstance(run, Reading) else read_run(run)
+    sample, notes = _read_sample(reading, most_batches, most_episodes)
+    return Report(summarise(replace(reading, notes=(*reading.notes, *notes), sample=sample)), sample.held)
 
 
-def _with_sample(reading: Reading, most_batches: int, most_episodes: int) -> Reading:
+def _read_sample(reading: Reading, most_batches: int, most_episodes: int) -> tuple[Sample, list[str]]:
+    """And what is to be said of the batches that cannot be read."""
     batches, notes = _read_batches(choose_batches(reading.batches, most_batches))
     rule = (
         f"whole stages (first, last and evenly spaced ones), up to {most_batches} batches; of a batch at most "
@@ -48,8 +50,7 @@ def _with_sample(reading: Reading, most_batches: int, most_episodes: int) -> Rea
         "stages, the most mixed group, the lowest and the highest mean reward, groups with probed tokens, then evenly "
         "spaced ones"
     )
-    sample = Sample(batches, _held(reading, batches, most_episodes), rule)
-    return replace(reading, notes=(*reading.notes, *notes), sample=sample)
+    return Sample(batches, _held(reading, batches, most_episodes), rule), notes
 
 
 def _read_batches(files: Sequence[BatchFile]) -> tuple[list[tuple[BatchFile, RolloutBatch]], list[str]]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
+
+from teamtr.records import number
 
 NONE = "–"
 """What stands where a number is not known."""
@@ -11,7 +12,7 @@ NONE = "–"
 
 def finite(value: Any) -> bool:
     """Whether this is a number that can be shown and drawn."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return number({"x": value}, "x") is not None
 
 
 def num(value: Any, digits: int = 3) -> str:

@@ -20,12 +20,13 @@ function logTicks(low, high) {
 
 function extent(values, axis) {
   const good = values.filter((v) => isNumber(v) && (!axis.log || v > 0));
-  let low = axis.low ?? (good.length ? good.reduce((a, b) => Math.min(a, b)) : 0);
-  let high = axis.high ?? (good.length ? good.reduce((a, b) => Math.max(a, b)) : 1);
+  const from = isNumber(axis.low), to = isNumber(axis.high); // ends that are fixed
+  let low = from ? axis.low : good.length ? good.reduce((a, b) => Math.min(a, b)) : 0;
+  let high = to ? axis.high : good.length ? good.reduce((a, b) => Math.max(a, b)) : 1;
   if (axis.log) return low < high ? [low / 1.3, high * 1.3] : [low / 10, high * 10];
-  if (low === high) [low, high] = [low - (axis.low === null ? 0.5 : 0), high + 0.5];
+  if (low === high) [low, high] = [low - (from ? 0 : 0.5), high + 0.5];
   const pad = 0.06 * (high - low);
-  return [axis.low === null ? low - pad : low, axis.high === null ? high + pad : high];
+  return [from ? low : low - pad, to ? high : high + pad];
 }
 
 const valuesOf = (spec, which) =>

@@ -135,7 +135,8 @@ def _answer_by_steps(question: str, steps: Sequence[Data], fresh: bool | None) -
 
 
 def show(data: Data) -> list[Part]:
-    agents, parts = data["run"]["agents"], list[Part]()
+    agents = data["run"]["agents"]
+    parts: list[Part] = []
     if data["weights"]:
         parts.append(_weights_table(data["weights"]))
     if data["probes"]:
