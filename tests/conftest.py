@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -87,6 +90,24 @@ def taught(tmp_path_factory) -> Path:
     folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "taught"
     remember_teaching(folder)
     return folder
+
+
+@pytest.fixture
+def new_section(tmp_path, monkeypatch) -> Iterator[None]:
+    """A section in a file of its own (tests/new_section.py), in the folder where sections are looked for; and whatever
+    the test registers besides. Gone when it ends."""
+    from teamtr.analysis.report import section, sections
+
+    section.sections()
+    monkeypatch.setattr(section, "_registered", dict(section._registered))
+    folder = tmp_path / "sections"
+    folder.mkdir()
+    shutil.copy(Path(__file__).with_name("new_section.py"), folder / "lengths.py")
+    monkeypatch.setattr(sections, "__path__", [*sections.__path__, str(folder)])
+    section._load_built_in.cache_clear()
+    section.sections()
+    yield
+    del sys.modules["teamtr.analysis.report.sections.lengths"]
 
 
 @pytest.fixture(params=["tabular", "full", "lora"])

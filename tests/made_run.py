@@ -4,11 +4,27 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from teamtr.analysis.report.parts import (
+    Axis,
+    Chart,
+    Code,
+    Facts,
+    Grid,
+    Group,
+    Multiples,
+    Nothing,
+    Part,
+    Table,
+    Text,
+    Toned,
+    dots,
+)
 from teamtr.store import batch_name, write_episodes
 from teamtr.store.log import decode, encode
 from teamtr.types import Episode, Message, Problem, Reply, RolloutBatch, Turn, Verdict
@@ -323,3 +339,20 @@ def swapped(folder: Path, mode: str) -> Path:
     records = [decode(line) for line in (path / "log.jsonl").read_bytes().splitlines()]
     write_log(path, [*records[:7], record, *records[7:]])
     return path
+
+
+def hostile_parts() -> list[Part]:
+    """Every kind of part, with hostile text wherever it takes a text."""
+    rows = [{"x": k, "y": k} for k in range(3)]
+    chart = Chart(
+        HOSTILE,
+        Axis(HOSTILE),
+        Axis(HOSTILE),
+        [dots(rows, "x", "y", tip=lambda row: HOSTILE, label=HOSTILE)],
+        HOSTILE,
+        levels=[(1.0, HOSTILE)],
+    )
+    table = Table([HOSTILE, "b"], [[HOSTILE, Toned(HOSTILE, "bad")]], HOSTILE, HOSTILE)
+    empty = replace(chart, series=[], nothing=HOSTILE)
+    parts = [Facts((Toned(HOSTILE),)), Text(HOSTILE), Nothing(HOSTILE), Code(HOSTILE), Code(HOSTILE, HOSTILE), table]
+    return [Group(HOSTILE, HOSTILE, "agent-0", [*parts, Grid([chart, empty]), Multiples([chart], HOSTILE, table)])]

@@ -9,15 +9,18 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from chromium import Page, chromium, find_chromium
-from made_run import HOSTILE, made_batch, made_run, probe_record, swap_record, update_record, write_log
+from made_run import HOSTILE, hostile_parts, made_batch, made_run, probe_record, swap_record, update_record, write_log
 from teamtr.analysis.report import build_report, compare_page, compare_runs, report_page
+from teamtr.analysis.report.section import Section, register
 from teamtr.analysis.report.serve import Library, LiveServer
+from teamtr.analysis.report.words import num, percent, signed
 from teamtr.store import Log
 
 AGENTS = ("left", "right", "speaker")
@@ -85,6 +88,7 @@ def test_every_section_is_there_and_every_plot_has_axes_and_a_caption(page, tmp_
     assert page.problems == []
 
 
+ALL_BUT_EMPTY_DRAWN = "[...document.querySelectorAll('.plot')].every(plot => plot.querySelector('svg, .nothing'))"
 ALL_DRAWN = "[...document.querySelectorAll('.plot')].every(plot => plot.querySelector('svg'))"
 
 
@@ -143,7 +147,7 @@ def test_a_swap_is_told_from_its_record(page, tmp_path):
     assert "wider" in texts(page, "#swap h3")[0]
     assert "/somebody" not in page.js("document.documentElement.outerHTML")
     assert "On 120 messages that steered nothing: 0.0052, upper bound 0.0061." in texts(page, "#swap .caption")[4]
-    assert texts(page, "#swap .no") == ["differs", "differs"]  # one of each swap
+    assert texts(page, "#swap td .bad") == ["differs", "differs"]  # one of each swap
     assert texts(page, "#swap figure h3")[:2] == ["Recovery", "Alignment: held-out probes"]
     # the two evaluations after the swap, joined to what was installed
     recovered = page.js("document.querySelector('#swap figure').querySelectorAll('circle.dot').length")
@@ -263,6 +267,60 @@ def test_filters_siblings_and_stages(page, tmp_path):
     page.js("document.querySelector('.details .link').click()")
     page.wait("document.querySelector('.dialogue .meta').textContent.startsWith('stage 0, step 0')")
     assert page.problems == []
+
+
+def test_one_file_adds_a_section_to_the_page(page, tmp_path, new_section):
+    """And to the live page, which has read no conversations."""
+    run = made_run(tmp_path / "runs" / "run")
+    url = written(tmp_path, run)
+    page.open(url)
+    page.wait(ALL_DRAWN)
+    assert texts(page, "#lengths h2, #lengths .lead, #lengths h3") == [
+        "Message lengths",
+        "Do messages grow?",
+        "Tokens of a message",
+    ]
+    assert page.js("document.querySelectorAll('#lengths svg circle.dot').length") == 9  # three agents, three stages
+    assert page.js("document.querySelector('#lengths .target').tip") == "left, stage 0: 3"
+    links = page.js("[...document.querySelectorAll('nav a')].map(a => a.hash.slice(1))")
+    assert links == page.js("[...document.querySelectorAll('section')].map(s => s.id)")
+    assert links.index("lengths") == links.index("staleness") + 1
+    assert page.requests == [url]
+    with LiveServer(Library([run])) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        try:
+            page.open(server.link)
+            page.wait("document.querySelector('#lengths .nothing') !== null")
+            assert "Message lengths" in texts(page, "nav a")
+        finally:
+            page.open("data:text/html,<html data-ready=yes>")
+            server.shutdown()
+            thread.join()
+    assert page.problems == []
+
+
+def test_hostile_text_in_any_part_of_a_section_does_nothing(page, tmp_path, new_section):
+    register(Section("hostile", HOSTILE, 1, HOSTILE, show=lambda data: hostile_parts()))
+    url = written(tmp_path, made_run(tmp_path / "run", stages=1))
+    page.open(url)
+    page.wait(ALL_BUT_EMPTY_DRAWN)
+    assert page.js("document.querySelectorAll('#hostile svg').length") == 2
+    shown = page.js("document.querySelector('#hostile').textContent")
+    assert shown.count("</script><script>window.pwned = 1</script><img src=x onerror=") >= 20
+    assert not set(shown) & set("\u202e\u2066\u2028\x07")
+    assert page.js("document.querySelectorAll('#hostile img, #hostile script').length") == 0
+    assert page.js("window.pwned") is None
+    assert page.requests == [url]
+    assert page.problems == []
+
+
+def test_the_script_says_numbers_as_the_sections_do(page):
+    """A section's words come from Python, those of the conversations and of the timeline from the script."""
+    script = (files("teamtr.analysis.report") / "assets" / "dom.js").read_text()
+    values = [0, 1, -3, 0.1, 0.125, 0.3125, 0.00012345, -0.5, 12.345, 999.96, 1234.5, 12345678, 1234567.8, 2 / 3, 1e-9]
+    said = page.js(f"(() => {{ {script}; return {values}.map(x => [num(x), num(x, 2), signed(x), percent(x)]); }})()")
+    assert said == [[num(x), num(x, 2), signed(x), percent(x)] for x in values]
 
 
 def test_light_dark_and_phone(page, tmp_path):

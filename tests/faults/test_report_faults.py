@@ -153,6 +153,17 @@ def test_numbers_that_are_none(run):
     assert data["evals"][0]["low"] is None
 
 
+def test_numbers_beyond_all_measure(run):
+    """Whole numbers that no float holds, and counts that no memory holds."""
+    records = Log(run / "log.jsonl").read()
+    records[0] |= {"floors": {"left": 10**400}, "threads": 10**400}
+    probe = probe_record()
+    probe["gap"]["problems"] = 1e300
+    records[2] |= {"probe": probe, "exact_success": [0.5, 10**400], "beta": 1e308}
+    write_log(run, records)
+    assert opened(run)["probes"]["updates"][0]["gap"]["error"] > 0.0
+
+
 def test_a_run_that_has_just_begun(tmp_path):
     run = tmp_path / "run"
     run.mkdir()

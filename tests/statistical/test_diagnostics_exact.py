@@ -494,7 +494,9 @@ def test_every_diagnostic_is_in_the_table():
         "order",
         "probes",
         "stability",
+        "staleness",
         "subsampling",
+        "swaps",
         "tracking",
         "zeta",
     }

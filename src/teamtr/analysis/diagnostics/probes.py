@@ -10,6 +10,8 @@ from typing import Any
 from teamtr.records import Record, mapping, mappings, number, numbers, whole
 from teamtr.theory.intervals import student_quantile
 
+MANY = 10_000
+
 
 @dataclass(frozen=True)
 class Gap:
@@ -91,7 +93,8 @@ def _gap(logged: Record) -> Gap | None:
         return None
     if not 0.0 < confidence < 1.0:
         return None
-    error = (upper - lower) / 2.0 / student_quantile((1.0 + confidence) / 2.0, problems - 1)
+    # The quantile takes memory of that size, and beyond so many problems is that of the normal law.
+    error = (upper - lower) / 2.0 / student_quantile((1.0 + confidence) / 2.0, min(problems, MANY) - 1)
     return Gap(estimate, lower, upper, error)
 
 

@@ -4,7 +4,8 @@ Reads run folders (the log, the newest commit, stored episodes) and nothing else
 """
 
 from teamtr.analysis.report.compare import compare_runs
-from teamtr.analysis.report.markdown import comparison_tables, comparison_text, report_text
+from teamtr.analysis.report.comparison import comparison_tables
+from teamtr.analysis.report.markdown import comparison_text, report_text
 from teamtr.analysis.report.page import compare_page, plain, report_page
 from teamtr.analysis.report.reading import Reading, read_run
 from teamtr.analysis.report.static import Report, build_report

@@ -19,19 +19,13 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from teamtr.analysis.report.comparison import comparison_sections
+from teamtr.analysis.report.section import Data, sections, shown
 from teamtr.analysis.report.static import Report
 from teamtr.text import visible
 
-_SCRIPTS = (
-    "dom.js",
-    "charts.js",
-    "sections.js",
-    "shift.js",
-    "swap.js",
-    "conversations.js",
-    "compare.js",
-    "main.js",
-)
+_SCRIPTS = ("dom.js", "charts.js", "parts.js", "opening.js")
+"""Before the scripts of sections; ``main.js`` comes last and puts the page together."""
 _UNSAFE = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 
 
@@ -39,7 +33,7 @@ def report_page(report: Report) -> str:
     """The static report as one HTML file."""
     blobs = {name: _blob(payload) for name, payload in report.conversations.items()}
     numbered = {name: f"batch-{k}" for k, name in enumerate(blobs)}
-    data = {"mode": "report", "report": report.data, "blobs": numbered}
+    data = {"mode": "report", "report": report.data, "sections": shown_plainly(report.data), "blobs": numbered}
     held = "\n".join(
         f'<script type="application/octet-stream" id="{numbered[name]}">{blob}</script>' for name, blob in blobs.items()
     )
@@ -48,12 +42,19 @@ def report_page(report: Report) -> str:
 
 def compare_page(comparison: Mapping[str, Any]) -> str:
     """Several runs on one axis, as one HTML file."""
-    return _page("Comparison · TeamTR", {"mode": "compare", "compare": comparison}, "", connect="'none'")
+    held = [section.as_plain() for section in comparison_sections(comparison)]
+    data = {"mode": "compare", "compare": comparison, "sections": held}
+    return _page("Comparison · TeamTR", data, "", connect="'none'")
 
 
 def live_page() -> str:
     """The page that asks its own server for runs."""
     return _page("TeamTR", {"mode": "live"}, "", connect="'self'")
+
+
+def shown_plainly(data: Data) -> list[dict[str, Any]]:
+    """What the sections show of a report's data, as the page's script takes it."""
+    return [section.as_plain() for section in shown(data)]
 
 
 def embedded_json(value: Any) -> str:
@@ -88,6 +89,10 @@ def _blob(payload: Mapping[str, Any]) -> str:
     return base64.b64encode(gzip.compress(to_json(payload).encode(), compresslevel=6, mtime=0)).decode()
 
 
+def _scripts() -> list[str]:
+    return [*_SCRIPTS, *(section.script for section in sections() if section.script), "main.js"]
+
+
 @cache
 def _asset(name: str) -> str:
     return (files("teamtr.analysis.report") / "assets" / name).read_text(encoding="utf-8")
@@ -99,7 +104,7 @@ def _hash(text: str) -> str:
 
 def _page(title: str, data: Mapping[str, Any], held: str, *, connect: str) -> str:
     style = _asset("page.css")
-    script = "\n".join(['(() => {\n"use strict";', *(_asset(name) for name in _SCRIPTS), "})();"])
+    script = "\n".join(['(() => {\n"use strict";', *map(_asset, _scripts()), "})();"])
     policy = (
         f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; connect-src {connect}; "
         "base-uri 'none'; form-action 'none'"

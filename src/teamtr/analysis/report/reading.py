@@ -18,6 +18,7 @@ from teamtr.presets import Plan
 from teamtr.records import LOG_VERSION, Record, log_version, mapping, of_kind, unknown_kinds
 from teamtr.store import NotARun, RunFolder
 from teamtr.store.log import decode
+from teamtr.types import RolloutBatch
 
 _BATCH = re.compile(r"stage-([0-9]{4,9})-step-([0-9]{2,9})\.jsonl\.gz")
 _COMMIT = re.compile(r"[0-9]{6,12}")
@@ -89,6 +90,15 @@ class LogTail:
 
 
 @dataclass(frozen=True)
+class Sample:
+    """Stored batches that were read: whole, and as much of each as a page holds, by name. ``rule`` says which."""
+
+    batches: Sequence[tuple[BatchFile, RolloutBatch]]
+    held: Mapping[str, Mapping[str, Any]]
+    rule: str
+
+
+@dataclass(frozen=True)
 class Reading:
     """What was found in a run folder. ``notes`` says, for a person, what is missing and what it hides."""
 
@@ -101,6 +111,8 @@ class Reading:
     """The stored version of each agent in the newest commit."""
     batches: Sequence[BatchFile]
     notes: Sequence[str] = field(default_factory=tuple)
+    sample: Sample | None = None
+    """Of the stored batches; None on the live page, which reads one when it is looked at."""
 
     @property
     def updates(self) -> list[Record]:

@@ -28,7 +28,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from teamtr.analysis.diagnostics.probes import token_kls
 from teamtr.analysis.report.conversations import batch_payload, choose_groups
-from teamtr.analysis.report.page import live_page, to_json
+from teamtr.analysis.report.page import live_page, shown_plainly, to_json
 from teamtr.analysis.report.reading import LogTail, list_batches, read_run
 from teamtr.analysis.report.spelling import speller
 from teamtr.analysis.report.summary import summarise
@@ -57,6 +57,7 @@ class _Kept:
 
     stamp: str
     report: dict[str, Any]
+    sections: list[dict[str, Any]]
     rests_until: float
 
 
@@ -91,7 +92,7 @@ class Library:
                 kept = self._summaries[key] = self._read(key, path, kept)
             if kept.stamp == stamp:
                 return {"unchanged": True, "stamp": stamp}
-            return {"stamp": kept.stamp, "report": kept.report}
+            return {"stamp": kept.stamp, "report": kept.report, "sections": kept.sections}
 
     def _read(self, key: str, path: Path, kept: _Kept | None) -> _Kept:
         """The run as it is now. The longer a summary took, the longer the next one waits: a big run costs no more of
@@ -103,8 +104,9 @@ class Library:
         if kept is not None and kept.stamp == stamp:
             return kept
         report = summarise(read_run(path, tail))
+        sections = shown_plainly(report)
         took = time.thread_time() - started
-        return _Kept(stamp, report, time.monotonic() + (REST * took if took > AT_ONCE else 0.0))
+        return _Kept(stamp, report, sections, time.monotonic() + (REST * took if took > AT_ONCE else 0.0))
 
     def batch(self, key: str, name: str) -> dict[str, Any] | None:
         """One stored batch; None when this run's listing has no such name."""

@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from teamtr.analysis.diagnostics.accounting import overhead, spent_by_agent
-from teamtr.analysis.diagnostics.coordination import coordination
-from teamtr.analysis.diagnostics.kl_reliability import kl_reliability
 from teamtr.analysis.diagnostics.order import order_of
-from teamtr.analysis.diagnostics.probes import probed, stale_gap_by_stage
-from teamtr.analysis.diagnostics.stability import stability
-from teamtr.analysis.diagnostics.subsampling import subsample_reliability
-from teamtr.analysis.diagnostics.tracking import Tracking, certificate_tracking, gains, stale_updates
-from teamtr.analysis.diagnostics.zeta import zeta_proxy
-from teamtr.analysis.report.headlines import headlines
+from teamtr.analysis.diagnostics.tracking import gains, stale_updates
 from teamtr.analysis.report.reading import Reading
-from teamtr.analysis.report.swaps import swap_rows
+from teamtr.analysis.report.section import computed, sections
 from teamtr.records import Record, accepted, mapping, mappings, number, of_kind, whole
 from teamtr.reports import was_skipped
-from teamtr.theory.weights import weight_degeneracy
 
 FORMAT = 1
 _NUMBERS = [
@@ -59,34 +49,17 @@ _COUNTS = [
 
 
 def summarise(reading: Reading) -> dict[str, Any]:
-    """Everything but the conversations and what needs them (``staleness``, ``example``: null until they are read)."""
-    updates = reading.updates
-    tracking = certificate_tracking(updates)
-    stable = stability(updates, reading.evals)
-    zeta = zeta_proxy(updates)
+    """What every section may read, what each computes, and the answers to their questions."""
     data: dict[str, Any] = {
         "format": FORMAT,
         "run": run_facts(reading),
         "notes": list(reading.notes),
         "evals": eval_rows(reading.records),
-        "updates": update_rows(updates),
-        "certificates": {kind: _tracking(found) for kind, found in tracking.items()},
-        "kl_reliability": [asdict(estimator) for estimator in kl_reliability(updates)],
-        "kl_subsamples": [asdict(subsample) for subsample in subsample_reliability(updates)],
-        "stability": asdict(stable),
-        "coordination": [{**asdict(c), "alone": c.alone} for c in coordination(reading.evals)],
-        "zeta": None if zeta is None else asdict(zeta),
-        "weights": _weights(reading),
-        "probes": _probes(updates),
-        "staleness": None,
-        "example": None,
-        "swaps": swap_rows(reading.records),
-        "cost": _cost(reading),
-        "grader_failures": dict(mapping(updates[-1], "grader_failures")) if updates else {},
-        "reproduce": _reproduce(reading),
-        "batches": [{"name": b.name, "stage": b.stage, "step": b.step} for b in reading.batches],
+        "updates": update_rows(reading.updates),
+        "grader_failures": dict(mapping(reading.updates[-1], "grader_failures")) if reading.updates else {},
     }
-    data["headlines"] = headlines(data)
+    data |= computed(reading)
+    data["headlines"] = [asdict(section.answer(data)) for section in sections() if section.answer is not None]
     return data
 
 
@@ -181,69 +154,3 @@ def _outside(update: Record) -> bool:
     if radius is None or not isinstance(upper, int | float):
         return False
     return not upper <= radius * (1 + 1e-9)
-
-
-def _tracking(found: Tracking) -> dict[str, Any]:
-    return {
-        "count": len(found.updates),
-        "exact": bool(found.gains) and all(gain.exact for gain in found.gains),
-        "rank_correlation": found.rank_correlation,
-        "violations": found.violations,
-        "violation_rate": found.violation_rate,
-        "positive": found.positive,
-        "not_applicable": found.not_applicable,
-    }
-
-
-def _probes(updates: Sequence[Record]) -> dict[str, Any] | None:
-    found = probed(updates)
-    if not found:
-        return None
-    by_stage = {stage: asdict(gap) for stage, gap in stale_gap_by_stage(found).items()}
-    return {"updates": [asdict(one) for one in found], "by_stage": by_stage}
-
-
-def _weights(reading: Reading) -> dict[str, Any] | None:
-    """Of the newest commit: only there are trajectory weights stored, and only when rollouts are reused."""
-    logs = reading.progress.get("log_weights")
-    try:
-        return None if not logs else {"update": whole(reading.progress, "number"), **asdict(weight_degeneracy(logs))}
-    except (ValueError, TypeError):
-        return None
-
-
-def _cost(reading: Reading) -> dict[str, Any]:
-    updates = reading.updates
-    tokens, seconds = mapping(reading.account, "tokens"), mapping(reading.account, "seconds")
-    found = overhead(updates, seconds or None)
-    last: Record = updates[-1] if updates else {}
-    return {
-        "complete": bool(seconds),
-        "tokens": _table(tokens) or spent_by_agent(updates, "tokens"),
-        "seconds": _table(seconds) or spent_by_agent(updates, "seconds"),
-        "sampled_tokens": whole(last, "sampled_tokens_total") or 0,
-        "episodes": whole(last, "episodes_total") or 0,
-        "eval_tokens": sum(whole(r, "tokens") or 0 for r in reading.evals),
-        "eval_seconds": sum(number(r, "seconds") or 0.0 for r in reading.evals),
-        "overhead": {**asdict(found), "token_ratio": found.token_ratio, "seconds_ratio": found.seconds_ratio},
-    }
-
-
-def _table(table: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    return {agent: {p: number(phases, p) or 0.0 for p in phases} for agent, phases in table.items() if phases}
-
-
-def _reproduce(reading: Reading) -> dict[str, Any]:
-    from teamtr.version import __version__
-
-    name = reading.folder.name
-    again = shlex.quote(f"{name}-again")
-    return {
-        "version": __version__,
-        "commands": [
-            "# beside the run folder",
-            f"teamtr train {shlex.quote(f'{name}/team.yaml')} --out {again}",
-            f"teamtr report {again}",
-        ],
-        "team_file": reading.team_text,
-    }

@@ -10,6 +10,11 @@ class Batches {
     this.reader = null;
   }
   has(name) { return this.held(name); }
+  /** The batches of a run that grew; what is known of the problems in them is kept. */
+  update(rows) {
+    const problems = new Map(this.rows.map((row) => [row.name, row.problems]));
+    this.rows = rows.map((row) => ({ ...row, problems: row.problems ?? problems.get(row.name) }));
+  }
   get(name) {
     if (!this.loaded.has(name)) {
       const promise = this.fetchBatch(name);
@@ -198,12 +203,12 @@ class Reader {
   }
 }
 
-function conversationsSection(data, batches) {
+OWN.conversations = (data, batches) => {
   const sample = data.sample;
   const lead = sample ? `${num(sample.episodes)} episodes of ${sample.batches} of ${sample.stored_batches} stored batches are in this file: ${sample.rule}.`
     : "Every stored batch can be read; it is loaded when chosen.";
-  if (!batches.rows.some((row) => batches.has(row.name))) {
-    return section("conversations", "Conversations", null, el("p", { class: "nothing" }, "No conversations are stored with this run."));
-  }
-  return section("conversations", "Conversations", lead, new Reader(data, batches).root);
-}
+  if (!batches.rows.some((row) => batches.has(row.name))) return [el("p", { class: "nothing" }, "No conversations are stored with this run.")];
+  if (batches.reader) batches.reader.extend(batches.rows); // a live page is drawn anew around what is being read
+  else new Reader(data, batches);
+  return [el("p", { class: "lead" }, lead), batches.reader.root];
+};

@@ -55,7 +55,7 @@ function num(x, digits = 3) {
   if (!isNumber(x)) return String(x);
   if (Number.isInteger(x)) return GROUPED.format(x);
   const size = Math.abs(x);
-  if (size !== 0 && (size < 1e-3 || size >= 1e6)) return x.toExponential(digits - 1).replace(/\.?0+e/, "e").replace("e-", "e−");
+  if (size !== 0 && (size < 1e-3 || size >= 1e6)) return x.toExponential(digits - 1).replace(/\.?0+e/, "e").replace("e+", "e").replace("e-", "e−");
   return GROUPED.format(Number(x.toPrecision(digits)));
 }
 const percent = (x, digits = 0) => (isNumber(x) ? (100 * x).toFixed(digits) + " %" : "–");

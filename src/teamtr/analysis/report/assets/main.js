@@ -10,19 +10,15 @@ function themeButton() {
   return button;
 }
 
-const PARTS = [["headlines", "At a glance"], ["learning", "Learning"], ["region", "Trust region"], ["certificate", "Certificate"], ["staleness", "Staleness"],
-  ["shift", "Token shift"], ["timeline", "Timeline"], ["conversations", "Conversations"], ["cost", "Accounting"], ["swap", "Swap"], ["reproduce", "Reproduce"]];
-/** Links to the sections that this run has. */
-const partsOf = (data) => PARTS.filter(([id]) => (id !== "swap" || data.swaps.length) && (id !== "shift" || (data.probes && data.probes.updates.some((p) => p.shift))));
+const OPENING = { key: "headlines", title: "At a glance" };
+const linksTo = (sections) => sections.map(({ key, title }) => el("a", { href: "#" + key }, title));
 
-function navigation(parts, extra) {
-  return el("nav", { "aria-label": "sections" }, el("span", { class: "brand" }, "TeamTR"),
-    el("div", { class: "links" }, parts.map(([id, text]) => el("a", { href: "#" + id }, text))), extra || null, themeButton());
+function navigation(links, extra) {
+  return el("nav", { "aria-label": "sections" }, el("span", { class: "brand" }, "TeamTR"), links, extra || null, themeButton());
 }
 
-function reportSections(data, batches, conversations) {
-  return [headerSection(data), headlinesSection(data), learningSection(data), regionSection(data), certificateSection(data),
-    stalenessSection(data), shiftSection(data), timelineSection(data, batches), conversations, costSection(data), swapSection(data), reproduceSection(data)].filter(Boolean);
+function reportSections(data, sections, batches) {
+  return [headerSection(data), headlinesSection(data), ...sections.map((shown) => drawSection(shown, data, batches))];
 }
 
 async function unpack(id) {
@@ -33,9 +29,14 @@ async function unpack(id) {
 }
 
 function startReport(held, page) {
-  const data = held.report;
-  const batches = new Batches(data.batches, (n) => n in held.blobs, (n) => unpack(held.blobs[n]));
-  page.replaceChildren(navigation(partsOf(data)), ...reportSections(data, batches, conversationsSection(data, batches)), footer());
+  const batches = new Batches(held.report.batches, (n) => n in held.blobs, (n) => unpack(held.blobs[n]));
+  const links = el("div", { class: "links" }, linksTo([OPENING, ...held.sections]));
+  page.replaceChildren(navigation(links), ...reportSections(held.report, held.sections, batches), footer());
+}
+
+function startComparison(held, page) {
+  const links = el("div", { class: "links" }, linksTo(held.sections));
+  page.replaceChildren(navigation(links), comparisonHeader(held.compare), ...held.sections.map((shown) => drawSection(shown)), footer());
 }
 
 const footer = () => el("footer", null, "TeamTR. This page holds everything it shows and asks nobody for anything.");
@@ -53,12 +54,12 @@ class Live {
     this.page = page;
     this.key = null;
     this.stamp = "";
-    this.reader = null;
+    this.links = el("div", { class: "links" });
     this.search = el("input", { type: "search", placeholder: "search runs", "aria-label": "search runs", input: () => this.listRuns() });
     this.runs = el("div", { class: "runs" });
     this.status = el("span", { class: "status", "aria-live": "polite" }, "connecting…");
     this.body = el("div", null);
-    page.replaceChildren(navigation(PARTS, this.status), el("div", { class: "runs-panel" }, this.search, this.runs), this.body);
+    page.replaceChildren(navigation(this.links, this.status), el("div", { class: "runs-panel" }, this.search, this.runs), this.body);
     this.known = [];
     this.refreshRuns();
     this.poll();
@@ -101,21 +102,14 @@ class Live {
     this.status.textContent = visible("live · " + new Date().toLocaleTimeString());
     if (answer.unchanged) return;
     this.stamp = answer.stamp;
-    this.render(answer.report);
+    this.render(answer.report, answer.sections);
   }
-  render(data) {
-    const at = scrollY;
-    if (!this.batches) {
-      const key = this.key;
-      this.batches = new Batches(data.batches, () => true, (n) => ask(`api/batch/${key}/${n}`));
-      this.conversations = conversationsSection(data, this.batches);
-    } else {
-      const problems = new Map(this.batches.rows.map((row) => [row.name, row.problems]));
-      this.batches.rows = data.batches.map((row) => ({ ...row, problems: problems.get(row.name) }));
-      if (this.batches.reader) this.batches.reader.extend(data.batches);
-      else if (data.batches.length) this.conversations = conversationsSection(data, this.batches);
-    }
-    this.body.replaceChildren(...reportSections(data, this.batches, this.conversations));
+  render(data, sections) {
+    const at = scrollY, key = this.key;
+    this.batches ??= new Batches([], () => true, (n) => ask(`api/batch/${key}/${n}`));
+    this.batches.update(data.batches);
+    this.links.replaceChildren(...linksTo([OPENING, ...sections]));
+    this.body.replaceChildren(...reportSections(data, sections, this.batches));
     scrollTo(0, at);
   }
 }
@@ -125,7 +119,7 @@ function start() {
   const held = JSON.parse(document.getElementById("data").textContent);
   const page = document.getElementById("page");
   if (held.mode === "live") new Live(page);
-  else if (held.mode === "compare") page.replaceChildren(navigation([["learning", "Learning"], ["difference", "Difference"], ["settings", "Settings"], ["numbers", "Numbers"]]), ...comparePage(held.compare).filter(Boolean), footer());
+  else if (held.mode === "compare") startComparison(held, page);
   else startReport(held, page);
   document.documentElement.dataset.ready = "yes";
 }

@@ -9,7 +9,6 @@ import numpy as np
 
 from teamtr.analysis.diagnostics.contexts import FORMS, Heard, finest_repeating, heard_by
 from teamtr.analysis.diagnostics.drift import Drift, context_drift
-from teamtr.analysis.report.reading import BatchFile
 from teamtr.randomness import generator
 from teamtr.team import Agent
 from teamtr.theory.intervals import Measured, measured_gain
@@ -42,22 +41,17 @@ class StaleStep:
 
 
 def stale_steps(
-    files: Sequence[BatchFile],
-    batches: Mapping[str, RolloutBatch],
-    updated: Mapping[tuple[int, int], Agent],
-    gamma: float,
+    batches: Mapping[tuple[int, int], RolloutBatch], updated: Mapping[tuple[int, int], Agent], gamma: float
 ) -> list[StaleStep]:
-    """Every batch of these that is not its stage's first, against that first. ``updated``: who was updated, by stage
-    and step."""
-    starts = {file.stage: batches[file.name] for file in files if file.step == 0 and file.name in batches}
+    """Every batch that is not its stage's first, against that first. Both mappings are by stage and step; ``updated``
+    says who was updated."""
     found = []
-    for file in files:
-        agent = updated.get((file.stage, file.step))
-        if file.step == 0 or file.stage not in starts or file.name not in batches or agent is None:
+    for (stage, step), now in batches.items():
+        agent, start = updated.get((stage, step)), batches.get((stage, 0))
+        if step == 0 or start is None or agent is None:
             continue
-        start, now = starts[file.stage], batches[file.name]
-        drifts = context_drifts(heard_by(agent, start), heard_by(agent, now), file.stage, file.step)
-        found.append(StaleStep(file.stage, file.step, agent.name, drifts, _moved(start, now, gamma)))
+        drifts = context_drifts(heard_by(agent, start), heard_by(agent, now), stage, step)
+        found.append(StaleStep(stage, step, agent.name, drifts, _moved(start, now, gamma)))
     return found
 
 

@@ -1,0 +1,96 @@
+"""Accounting: where tokens and time went, and what fresh rollouts cost beside naive sequential training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+
+from teamtr.analysis.diagnostics.accounting import overhead, spent_by_agent
+from teamtr.analysis.report.parts import Facts, Grid, Part, Table, Text, Toned
+from teamtr.analysis.report.reading import Reading
+from teamtr.analysis.report.section import Answer, Data, Section, register
+from teamtr.analysis.report.words import NONE, clock, num
+from teamtr.records import Record, mapping, number, whole
+
+Spent = Mapping[str, Mapping[str, float]]
+"""By agent and phase."""
+
+
+def compute(run: Reading) -> Data:
+    updates = run.updates
+    tokens, seconds = mapping(run.account, "tokens"), mapping(run.account, "seconds")
+    found = overhead(updates, seconds or None)
+    last: Record = updates[-1] if updates else {}
+    cost = {
+        "complete": bool(seconds),
+        "tokens": _numbers(tokens) or spent_by_agent(updates, "tokens"),
+        "seconds": _numbers(seconds) or spent_by_agent(updates, "seconds"),
+        "sampled_tokens": whole(last, "sampled_tokens_total") or 0,
+        "episodes": whole(last, "episodes_total") or 0,
+        "eval_tokens": sum(whole(r, "tokens") or 0 for r in run.evals),
+        "eval_seconds": sum(number(r, "seconds") or 0.0 for r in run.evals),
+        "overhead": {**asdict(found), "token_ratio": found.token_ratio, "seconds_ratio": found.seconds_ratio},
+    }
+    return {"cost": cost}
+
+
+def _numbers(table: Mapping[str, object]) -> Spent:
+    spent = {agent: mapping(table, agent) for agent in table}
+    return {agent: {p: number(phases, p) or 0.0 for p in phases} for agent, phases in spent.items() if phases}
+
+
+def answer(data: Data) -> Answer:
+    cost = data["cost"]
+    tokens, seconds = cost["overhead"]["token_ratio"], cost["overhead"]["seconds_ratio"]
+    against = ""
+    if tokens is not None and tokens > 1.001:
+        against = f" Sampling anew before every update took {tokens:.2f} times the tokens of naive sequential training"
+        against += f" and about {seconds:.2f} times its time." if seconds else "."
+    told = f"{len(data['updates'])} updates in {clock(data['run']['seconds'])}, {cost['episodes']:,} episodes.{against}"
+    return Answer("What did it cost?", "plain", f"{cost['sampled_tokens']:,} tokens", told)
+
+
+def show(data: Data) -> list[Part]:
+    cost = data["cost"]
+    tokens, seconds = cost["overhead"]["token_ratio"], cost["overhead"]["seconds_ratio"]
+    facts = [f"{num(cost['sampled_tokens'])} tokens sampled", f"{num(cost['episodes'])} episodes"]
+    facts += [f"{tokens:.2f} × the tokens of naive sequential"] if tokens else []
+    facts += [f"about {seconds:.2f} × its time"] if seconds else []
+    incomplete = "" if cost["complete"] else "Without a checkpoint the log alone tells no sampling by agent. "
+    return [
+        Facts(tuple(map(Toned, facts))),
+        Grid(
+            [
+                _by_agent("Tokens by agent and phase", cost["tokens"], lambda x: num(round(x))),
+                _by_agent("Seconds by agent and phase", cost["seconds"], lambda x: num(round(x, 2), 4)),
+            ]
+        ),
+        Text(
+            f"{incomplete}Overhead: naive sequential training samples once a stage, so it is charged the tokens of "
+            "each stage's first step; its time is ours less the same share of sampling. Evaluations are apart: "
+            f"{num(cost['eval_tokens'])} tokens, {clock(cost['eval_seconds'])}."
+        ),
+    ]
+
+
+def _by_agent(title: str, spent: Spent, form: Callable[[float], str]) -> Table:
+    phases = list(dict.fromkeys(phase for row in spent.values() for phase in row))
+    rows = [
+        (agent, *(form(row[p]) if p in row else NONE for p in phases), form(sum(row.values())))
+        for agent, row in spent.items()
+    ]
+    total = [sum(row.get(phase, 0.0) for row in spent.values()) for phase in phases]
+    return Table(("", *phases, "all"), [*rows, ("all", *map(form, total), form(sum(total)))], title=title)
+
+
+register(
+    Section(
+        key="cost",
+        title="Accounting",
+        place=80,
+        lead="Where tokens and time went.",
+        compute=compute,
+        show=show,
+        answer=answer,
+    )
+)
