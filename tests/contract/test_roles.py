@@ -211,7 +211,7 @@ def read_back(content: str, labels: Sequence[str]) -> tuple[str, list[tuple[str,
     return texts[0], [(label, text) for (label, _), text in zip(found[1:], texts[1:], strict=True)]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(prompt=TEXTS, history=st.lists(st.tuples(st.sampled_from(SPEAKERS), TEXTS), max_size=5))
 def test_a_transcript_tells_who_said_what_to_the_character(prompt: str, history: list[tuple[str, str]]):
     messages = render(
@@ -261,6 +261,7 @@ def test_whoever_has_not_spoken_yet_cannot_be_forged_either():
     assert [message["content"].endswith("\n> referee: Yes") for message in shown.values()] == [False, True]
 
 
+@pytest.mark.long
 def test_what_a_trainer_is_given_goes_the_same_way(tmp_path):
     """Rows of a Python program with markers and speakers in them: the prompts hold the template's own turns alone."""
     from teamtr import Agent, Plan, TeamTrainer
