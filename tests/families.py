@@ -1,4 +1,8 @@
-"""Chat templates of many model families (tests/fixtures/templates), each with a tiny byte-level tokenizer."""
+"""Chat templates of many model families (tests/fixtures/templates), each with a tiny byte-level tokenizer.
+
+Which tokens a family declares special differs between its releases; so tests use every family twice, as the fixture
+says and with none declared special but the end.
+"""
 
 from __future__ import annotations
 
