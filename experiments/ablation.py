@@ -142,7 +142,9 @@ def newcomer(folder: Path, seed: int) -> None:
 def _example(
     codec: ChatCodec, agent: str, problem: Problem, before: Sequence[tuple[str, str]], text: str
 ) -> tuple[Ids, Ids]:
-    prompt = codec.encode(render(agent=agent, system_prompt="", problem=problem, history=before))
+    prompt = codec.encode(
+        render(agent=agent, system_prompt="", problem=problem, history=before, speakers=CodeExchange.agents)
+    )
     return prompt, codec.encode_message(text)
 
 

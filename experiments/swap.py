@@ -42,6 +42,7 @@ SUMS = (
     "team.agents.finaliser.system_prompt=Decide. Answer with the final sum only.",
 )  # fmt: skip
 """What differs from the recipe, which has since got prompts with examples and a lower temperature."""
+SPEAKERS = ("solver", "checker", "finaliser")
 FINALISER = "Decide. Answer with the final sum only."
 TRAINED = 0.85
 """What a team must reach before one of its agents is replaced."""
@@ -84,7 +85,7 @@ def pretrained_newcomer(folder: Path, seed: int, model: Path, steps: int) -> Non
     codec = ChatCodec(tokenizer)
     examples = []
     for problem in Sums(digits=1, seed=1000 + seed).problems("train"):
-        prompt = render(agent="finaliser", system_prompt=FINALISER, problem=problem, history=[])
+        prompt = render(agent="finaliser", system_prompt=FINALISER, problem=problem, history=[], speakers=SPEAKERS)
         examples.append((codec.encode(prompt), codec.encode_message(f"The sum is {problem.answer}.")))
     teach_form(own, examples, steps=steps, learning_rate=2e-5, batch=16, seed=seed)
     own.save_pretrained(folder)

@@ -158,7 +158,9 @@ def _prompt(turn: int, history: int) -> Ids:
     letter, said = texts_of(history, turn)
     problem = Problem(id="", prompt=letter)
     spoken = list(zip(NAMES[:turn], said, strict=True))
-    return LetterCodec().encode(render(agent=NAMES[turn], system_prompt="", problem=problem, history=spoken))
+    agent = NAMES[turn]
+    chat = render(agent=agent, system_prompt="", problem=problem, history=spoken, speakers=NAMES)
+    return LetterCodec().encode(chat)
 
 
 def _tables(engine: LocalEngine) -> Floats:

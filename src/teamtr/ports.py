@@ -287,6 +287,10 @@ class Environment(Protocol):
         roles can be asked in one batch."""
         ...
 
+    def speakers(self, problem: Problem) -> Sequence[str]:
+        """Every author that a reply to this problem may have: nobody else's line can pass for one of theirs."""
+        ...
+
 
 class Task(Protocol):
     """What the loop asks of a task. ``teamtr.tasks.Task`` is the base class, with a default for all but ``grade``."""

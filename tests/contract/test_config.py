@@ -342,6 +342,11 @@ DATA = "{name: data, path: x}"
         ),
         (
             DATA,
+            "{model: tiny, agents: [{name: «You»}]}",
+            'team.agents.You.name must not be "You": so every agent\'s own lines are labelled in what it is shown',
+        ),
+        (
+            DATA,
             "{model: tabular, train: lora, agents: [«{name: a}»]}",
             'agent "a" is tabular and cannot train lora; set train: full',
         ),

@@ -56,7 +56,8 @@ PROBLEM = Problem("p", "How many?", private={"a": "a secret", "b": "another"})
 
 
 def test_transcript_shows_what_the_agent_may_see_and_no_more():
-    messages = render(agent="a", system_prompt="Be brief.", problem=PROBLEM, history=[("b", "hm"), ("a", "yes")])
+    history = [("b", "hm"), ("a", "yes")]
+    messages = render(agent="a", system_prompt="Be brief.", problem=PROBLEM, history=history, speakers=("a", "b"))
     assert messages == [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "How many?\na secret\nb: hm\nyou: yes"},
@@ -66,7 +67,9 @@ def test_transcript_shows_what_the_agent_may_see_and_no_more():
 
 def test_chat_style_alternates():
     history = [("b", "one"), ("c", "two"), ("a", "three"), ("b", "four")]
-    messages = render(agent="a", system_prompt="", problem=PROBLEM, history=history, style="chat")
+    messages = render(
+        agent="a", system_prompt="", problem=PROBLEM, history=history, speakers=("a", "b", "c"), style="chat"
+    )
     assert [m["role"] for m in messages] == ["system", "user", "assistant", "user"]
     assert messages[1]["content"] == "How many?\na secret\nb: one\nc: two"
     assert messages[2]["content"] == "three"

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from teamtr.chat.lookalikes import Lookalikes
+from teamtr.chat.markers import Disarm, find_markers
 from teamtr.chat.systems import SystemPolicy, with_system_policy
 from teamtr.errors import UserError
 from teamtr.types import Ids
@@ -24,9 +26,10 @@ class ProtocolError(UserError):
 class ChatCodec:
     """One tokenizer with its chat template.
 
-    Markers of the template (``<|im_end|>`` and the like) that turn up inside a message are broken by a space,
-    so that no agent can close another's turn by writing its end marker as text. ``sharing`` says what of a message
-    the team gets to see, ``system`` what becomes of an empty system prompt; by default, all of it, and it is sent.
+    Markers of the template (``<|im_end|>``, ``[INST]``, ``USER:``; see ``markers.py``) that turn up inside a message
+    are broken by a blank, so that nobody can end a turn or speak in another role by writing a marker as text.
+    ``sharing`` says what of a message the team gets to see, ``system`` what becomes of an empty system prompt; by
+    default, all of it, and it is sent.
     """
 
     def __init__(
@@ -47,11 +50,10 @@ class ChatCodec:
         self.sharing = sharing
         self.system: SystemPolicy = system
         self.fold_system = not self._accepts_system()
-        # Some markers are special without standing in the tokenizer's map of special tokens.
-        added = {i: str(t.content) for i, t in tokenizer.added_tokens_decoder.items() if t.special}
-        markers = {*tokenizer.all_special_tokens, *added.values()}
-        self._markers = sorted((s for s in markers if len(s) > 1), key=len, reverse=True)
-        self._special_ids = frozenset({*tokenizer.all_special_ids, *added})
+        self.markers = find_markers(tokenizer, self._render)
+        lookalikes = Lookalikes(tokenizer)
+        self._disarm_turns = Disarm(self.markers.turns, lookalikes)
+        self._disarm_all = Disarm((*self.markers.turns, *self.markers.tools), lookalikes)
         self._prompts: dict[tuple[tuple[str, str], ...], Ids] = {}
         self._texts: dict[bytes, str] = {}
 
@@ -68,14 +70,10 @@ class ChatCodec:
     def text(self, messages: Sequence[dict[str, str]], *, for_reply: bool = True) -> str:
         """The rendered prompt as text."""
         heard = with_system_policy(messages, self.system)
-        clean = [{"role": m["role"], "content": self._disarm(m["content"])} for m in heard]
+        clean = [{"role": m["role"], "content": self._disarmed(m)} for m in heard]
         if self.fold_system:
             clean = _fold_system(clean)
-        return str(
-            self.tokenizer.apply_chat_template(
-                clean, tokenize=False, add_generation_prompt=for_reply, **self.template_kwargs
-            )
-        )
+        return self._render(clean, for_reply)
 
     def encode(self, messages: Sequence[dict[str, str]]) -> Ids:
         """Prompt ids. Rendering is a function of the text, so equal messages are rendered once."""
@@ -89,8 +87,8 @@ class ChatCodec:
         return ids
 
     def encode_message(self, text: str) -> Ids:
-        """A message as its author would have sampled it: the text and the end token."""
-        ids = self.tokenizer.encode(text, add_special_tokens=False)
+        """A message as its author would have sampled it: the text and the end token. Markers in it stay text."""
+        ids = self.tokenizer.encode(self._disarm_turns(text), add_special_tokens=False)
         return np.array([*ids, self.tokenizer.eos_token_id], dtype=np.int32)
 
     def decode(self, token_ids: Ids) -> str:
@@ -100,23 +98,27 @@ class ChatCodec:
         if text is None:
             if len(self._texts) >= CACHED:
                 self._texts.clear()
-            kept = [i for i in token_ids.tolist() if i not in self._special_ids]
+            kept = [i for i in token_ids.tolist() if i not in self.markers.token_ids]
             text = str(self.tokenizer.decode(kept, skip_special_tokens=False))
             text = self._texts[key] = text if self.sharing is None else self.sharing(text)
         return text
 
-    def _disarm(self, text: str) -> str:
-        for marker in self._markers:
-            if marker in text:
-                text = text.replace(marker, f"{marker[0]} {marker[1:]}")
-        return text
+    def _disarmed(self, message: Mapping[str, str]) -> str:
+        """An agent's own words and the team file's may call tools; what all others write holds no marker at all."""
+        disarm = self._disarm_turns if message["role"] in ("assistant", "system") else self._disarm_all
+        return disarm(message["content"])
+
+    def _render(self, messages: Sequence[Mapping[str, str]], for_reply: bool) -> str:
+        return str(
+            self.tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=for_reply, **self.template_kwargs
+            )
+        )
 
     def _accepts_system(self) -> bool:
         probe = [{"role": "system", "content": "\u00a7sys\u00a7"}, {"role": "user", "content": "u"}]
         try:
-            text = self.tokenizer.apply_chat_template(
-                probe, tokenize=False, add_generation_prompt=True, **self.template_kwargs
-            )
+            text = self._render(probe, True)
         except Exception as error:  # templates raise what they like
             if "system" in str(error).lower():
                 return False

@@ -7,13 +7,16 @@ transcript (default)  one system and one user message; the conversation so far i
                       No template rewrites history, because no history goes through it.
 chat                  the agent's own turns are assistant messages, the others' are user messages. The template
                       must then be stable under appended messages (``template.check_template``).
+
+In both, ``transcript.py`` writes the others' lines, so that no text can pass for another speaker's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Literal
 
+from teamtr.chat.transcript import YOU, quoted, spoken
 from teamtr.types import Problem
 
 ChatMessages = list[dict[str, str]]
@@ -25,21 +28,25 @@ def render(
     system_prompt: str,
     problem: Problem,
     history: Sequence[tuple[str, str]],
+    speakers: Collection[str],
     style: Literal["transcript", "chat"] = "transcript",
 ) -> ChatMessages:
-    """Chat messages for one agent; ``history`` is (author, text) of the turns it sees."""
-    question = "\n".join(part for part in (problem.prompt, problem.private.get(agent, "")) if part)
+    """Chat messages for one agent; ``history`` is (author, text) of the turns it sees, ``speakers`` are all who may
+    speak in this episode, whether they have spoken or not."""
+    names = {*speakers, *(author for author, _ in history)}
+    question = quoted("\n".join(part for part in (problem.prompt, problem.private.get(agent, "")) if part), names)
     system = {"role": "system", "content": system_prompt}
     if style == "transcript":
-        lines = [question, *(f"{'you' if author == agent else author}: {text}" for author, text in history)]
+        lines = [question, *(spoken(YOU if author == agent else author, text, names) for author, text in history)]
         return [system, {"role": "user", "content": "\n".join(lines)}]
 
     messages = [system, {"role": "user", "content": question}]
     for author, text in history:
+        said = spoken(author, text, names)
         if author == agent:
             messages.append({"role": "assistant", "content": text})
         elif messages[-1]["role"] == "user":  # several templates refuse two user messages in a row
-            messages[-1] = {"role": "user", "content": f"{messages[-1]['content']}\n{author}: {text}"}
+            messages[-1] = {"role": "user", "content": f"{messages[-1]['content']}\n{said}"}
         else:
-            messages.append({"role": "user", "content": f"{author}: {text}"})
+            messages.append({"role": "user", "content": said})
     return messages

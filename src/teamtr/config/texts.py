@@ -6,6 +6,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator
 
+from teamtr.chat.transcript import YOU
 from teamtr.presets import PRESETS
 from teamtr.settings.refusals import hint, show
 from teamtr.settings.values import InSchema, of_form
@@ -23,9 +24,11 @@ def _at_most(characters: int) -> AfterValidator:
     return AfterValidator(check)
 
 
-def _no_answer_word(value: str) -> str:
+def _no_reserved_word(value: str) -> str:
     if value in ANSWER_WORDS:
         raise ValueError(f"must not be {show(value)}: team.answer gives that word a meaning of its own")
+    if value.lower() == YOU:
+        raise ValueError(f"must not be {show(value)}: so every agent's own lines are labelled in what it is shown")
     return value
 
 
@@ -50,8 +53,8 @@ AgentName = Annotated[
         r"[A-Za-z][A-Za-z0-9_-]*", "must be a letter (a-z, A-Z), then letters, digits (0-9), dashes or underscores"
     ),
     _at_most(64),
-    AfterValidator(_no_answer_word),
-    InSchema({"maxLength": 64, "not": {"enum": list(ANSWER_WORDS)}}),
+    AfterValidator(_no_reserved_word),
+    InSchema({"maxLength": 64, "not": {"enum": [*ANSWER_WORDS, YOU]}}),
 ]
 Device = Annotated[str, of_form(r"auto|cpu|cuda(:[0-9]+)?", "must be auto, cpu, cuda or cuda:N")]
 Preset = Annotated[str, AfterValidator(_preset), InSchema({"enum": list(PRESETS)})]

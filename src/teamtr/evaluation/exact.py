@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from teamtr.chat import render
-from teamtr.ports import Codec, Engine, Learner
-from teamtr.team import Agent, Team
+from teamtr.ports import Codec, Engine
+from teamtr.team import Team
 from teamtr.types import AgentBatch, Floats, Ids, Problem
 
 
@@ -33,17 +33,23 @@ def role_success(
     distinct = {problem.prompt: problem for problem in problems}
     total = 0.0
     for prompt, problem in distinct.items():
-        said = np.array([_word_probabilities(engine.learner(a.name), codecs[a.name], a, problem, words) for a in team])
+        said = np.array([_word_probabilities(engine, codecs, team, a.name, problem, words) for a in team])
         share = sum(p.prompt == prompt for p in problems) / len(problems)
         total += share * exactly_one(said[:, 0], said[:, 1])
     return total
 
 
 def _word_probabilities(
-    learner: Learner, codec: Codec, agent: Agent, problem: Problem, words: Mapping[str, tuple[Ids, Ids]]
+    engine: Engine,
+    codecs: Mapping[str, Codec],
+    team: Team,
+    name: str,
+    problem: Problem,
+    words: Mapping[str, tuple[Ids, Ids]],
 ) -> Floats:
-    name, system_prompt = agent.name, agent.system_prompt
-    context = codec.encode(render(agent=name, system_prompt=system_prompt, problem=problem, history=[]))
+    learner, prompt = engine.learner(name), team[name].system_prompt
+    chat = render(agent=name, system_prompt=prompt, problem=problem, history=[], speakers=team.names)
+    context = codecs[name].encode(chat)
     one, zero = words[name]
     blank = np.zeros(2, dtype=np.int64)
     batch = AgentBatch(name, (context, context), (one, zero), (np.zeros(0, np.float32),) * 2, blank, blank, blank)

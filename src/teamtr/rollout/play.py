@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from teamtr.chat import render
+from teamtr.chat.transcript import YOU, is_label
 from teamtr.errors import UserError
 from teamtr.ports import Codec, Environment, Sampler, Task
 from teamtr.randomness import seed_of, uniforms
-from teamtr.team import Agent, Router, Team, Upcoming, team_answer, visible
+from teamtr.team import Router, Team, Upcoming, team_answer, visible
 from teamtr.team.router import next_turn, opens_round
 from teamtr.types import Episode, Problem, Reply, RolloutBatch, Situation, Turn, Verdict, conversation
 
@@ -48,6 +49,11 @@ class RolloutContext:
     task: Task
     answer: str = "last"
     history: Literal["transcript", "chat"] = "transcript"
+
+    def speakers(self, team: Team, problem: Problem) -> tuple[str, ...]:
+        """All who may speak in an episode of this problem: the agents, and whoever the environment speaks as."""
+        environment = self.task.environment
+        return team.names if environment is None else (*team.names, *_authors(environment, problem))
 
 
 class StaleWeights(RuntimeError):
@@ -91,7 +97,7 @@ def play(
         if not speaking:
             break
         for name, turns in speaking.items():
-            _speak(context, team[name], turns, seed_of(seed, "turn", tick, name), temperature, ledger)
+            _speak(context, team, name, turns, seed_of(seed, "turn", tick, name), temperature, ledger)
         tick += 1
     answers = [_said(context, state.turns) for state in states]
     started = time.perf_counter()
@@ -141,13 +147,32 @@ def _step_environment(
     ]
     for state, reply in zip(asked, environment.reply(situations, seed=seed), strict=True):
         for message in reply.messages:
-            if message.author in team.names:
-                raise UserError(
-                    f"the environment of problem {state.problem.id!r} speaks as {message.author!r}, which is also the "
-                    "name of an agent: call the agent otherwise, or it takes these words for its own"
-                )
+            _check_author(environment, team, state.problem, message.author)
         state.replies.append(reply)
     ledger.environment_seconds += time.perf_counter() - started
+
+
+def _authors(environment: Environment, problem: Problem) -> Sequence[str]:
+    if not hasattr(environment, "speakers"):  # written by somebody whom no type checker told
+        raise UserError(
+            f"{type(environment).__name__} does not say who speaks in it: give it `def speakers(self, problem)`, which "
+            "returns the names of all authors that its replies may have (docs/tasks.md)"
+        )
+    return environment.speakers(problem)
+
+
+def _check_author(environment: Environment, team: Team, problem: Problem, author: str) -> None:
+    """Every author must be known beforehand and read like nobody else, or a message could pass for one of its lines."""
+    speaks = f"the environment of problem {problem.id!r} speaks as {author!r}"
+    if author in team.names:
+        raise UserError(
+            f"{speaks}, which is also the name of an agent: call the agent otherwise, or it takes these words for "
+            "its own"
+        )
+    if author not in _authors(environment, problem):
+        raise UserError(f"{speaks}, whom its speakers() does not name: name there everyone it may speak as")
+    if not is_label(author):
+        raise UserError(f"{speaks}: a name must be one line without a colon, and not {YOU!r}")
 
 
 def _upcoming(router: Router, team: Team, state: EpisodeState) -> Upcoming | None:
@@ -167,14 +192,15 @@ def _speakers(router: Router, team: Team, states: Sequence[EpisodeState]) -> dic
 
 def _speak(
     context: RolloutContext,
-    agent: Agent,
+    team: Team,
+    name: str,
     turns: Sequence[tuple[EpisodeState, int]],
     seed: int,
     temperature: float | None,
     ledger: Ledger,
 ) -> None:
     """One turn of one agent in all these episodes."""
-    codec = context.codecs[agent.name]
+    agent, codec = team[name], context.codecs[name]
     started = time.perf_counter()
     prompts = [
         codec.encode(
@@ -183,6 +209,7 @@ def _speak(
                 system_prompt=agent.system_prompt,
                 problem=state.problem,
                 history=[(m.author, m.text) for m in conversation(visible(state.turns, agent, round), state.replies)],
+                speakers=context.speakers(team, state.problem),
                 style=context.history,
             )
         )

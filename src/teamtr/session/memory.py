@@ -111,7 +111,12 @@ def longest(session: Session) -> dict[str, Lengths]:
 def _prompt(session: Session, agent: Agent, problem: Problem, history: History) -> Ids:
     context = session.context
     chat = render(
-        agent=agent.name, system_prompt=agent.system_prompt, problem=problem, history=history, style=context.history
+        agent=agent.name,
+        system_prompt=agent.system_prompt,
+        problem=problem,
+        history=history,
+        speakers=context.speakers(session.team, problem),
+        style=context.history,
     )
     return context.codecs[agent.name].encode(chat)
 

@@ -356,6 +356,7 @@ def _warm_tiny(team_file: TeamFile, task: Task, agents: Sequence[str]) -> tuple[
                 system_prompt=prompts[agent],
                 problem=problem,
                 history=history,
+                speakers=team_file.team.names,
                 style=team_file.team.history,
             )
         )

@@ -117,6 +117,7 @@ def make_probes(
                 system_prompt=agent.system_prompt,
                 problem=problem,
                 history=[(m.author, m.text) for m in heard],
+                speakers=session.context.speakers(session.team, problem),
                 style=session.context.history,
             )
         )

@@ -30,9 +30,14 @@ def context_strings(batch: RolloutBatch) -> Iterator[str]:
     seen: set[str] = set()
     for episode in batch.episodes:
         history: list[tuple[str, str]] = []
+        speakers = {message.author for message in episode.messages}
         for message in episode.messages:
             shown = render(
-                agent=message.author, system_prompt="", problem=problems[episode.problem_id], history=history
+                agent=message.author,
+                system_prompt="",
+                problem=problems[episode.problem_id],
+                history=history,
+                speakers=speakers,
             )[-1]["content"]
             for string in (shown, message.text):
                 if string and string not in seen:

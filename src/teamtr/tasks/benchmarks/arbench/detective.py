@@ -140,6 +140,9 @@ class Interrogation:
         }
         return [self._reply(situation, answers.get(i)) for i, situation in enumerate(situations)]
 
+    def speakers(self, problem: Problem) -> tuple[str, ...]:
+        return (ENVIRONMENT, *problem.columns["names"])
+
     def _prompt(self, situation: Situation, question: Question) -> ChatMessages:
         role = next(person for person in situation.problem.columns["suspects"] if person["name"] == question.suspect)
         chat = [{"role": "system", "content": fill(self.texts["player"], **role)}]

@@ -97,6 +97,9 @@ class NumberKeeper:
     def reply(self, situations: Sequence[Situation], *, seed: int) -> list[Reply]:
         return [self._reply(situation) for situation in situations]
 
+    def speakers(self, problem: Problem) -> tuple[str, ...]:
+        return (ENVIRONMENT,)
+
     def _reply(self, situation: Situation) -> Reply:
         if not situation.acts:
             return _says(budget(self.texts, situation))

@@ -108,6 +108,9 @@ class Referee:
         answers = dict(zip(asked, said, strict=True))
         return [self._reply(s, word_in(answers[i]) if i in answers else None) for i, s in enumerate(situations)]
 
+    def speakers(self, problem: Problem) -> tuple[str, ...]:
+        return (ENVIRONMENT, REFEREE)
+
     def _prompt(self, situation: Situation) -> ChatMessages:
         surface, bottom = situation.problem.columns["surface"], situation.problem.answer
         return [
