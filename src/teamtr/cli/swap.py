@@ -20,6 +20,7 @@ def swap(
     run: Run,
     agent: Annotated[str, typer.Option(help="Who is replaced.", autocompletion=agents_of_run)],
     model: Annotated[str, typer.Option("--with", help="The new model: a folder, a hub id or tiny.")],
+    revision: Annotated[str | None, typer.Option(help="Of a hub id: the branch, tag or commit to take.")] = None,
     out: Annotated[Path | None, typer.Option(help="The new run's folder; without it, `RUN-swap-AGENT`.")] = None,
     no_align: Annotated[bool, typer.Option("--no-align", help="Direct swap: put it in as it is.")] = False,
     reset: Annotated[bool, typer.Option("--reset", help="Put it in and train the whole team anew.")] = False,
@@ -68,6 +69,7 @@ def swap(
         request = Request(
             agent=agent,
             model=model,
+            revision=revision,
             mode="reset" if reset else "direct" if no_align else "aligned",
             train=train,  # type: ignore[arg-type]
             probes=probes,

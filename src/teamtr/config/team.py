@@ -97,12 +97,20 @@ class AgentConfig(Section):
 
     name: AgentName = Field(description="How the others call it.")
     model: NonEmpty = unset("tiny, tabular, a folder (relative to the team file) or a hub id; else the team's.")
+    revision: NonEmpty | None = unset(
+        "Of a hub id: the branch, tag or commit to take; the team's with the team's model."
+    )
     system_prompt: str = unset("What it is told before everything else; else the team's.")
     train: Train = unset("All weights or an adapter; else the team's; else full for tiny and tabular, or lora.")
     lora: LoraConfig = unset("The adapter, when it trains one; else the team's, key by key.")
     sees: Sees = key("everything", SEES_HELP)
     max_tokens: Positive = unset("Most tokens in one message, end included; else the team's.")
     frozen: Flag = key(False, "Speaks, but is never updated.")
+
+    @property
+    def source(self) -> tuple[str, str | None]:
+        """What its model is loaded from: agents of the same one share it."""
+        return self.model, self.revision
 
 
 class ProtocolConfig(Section):
@@ -188,6 +196,7 @@ class TeamConfig(Section):
     """The agents and how they talk."""
 
     model: NonEmpty | None = unset("The model of agents that name none.")
+    revision: NonEmpty | None = unset("Of that model, when it is a hub id: a branch, a tag or a commit.")
     system_prompt: str = key("", "The system prompt of agents that have none.")
     train: Train | None = unset("What agents train that do not say: full or lora.")
     lora: LoraConfig = key(LoraConfig(), "The adapter of agents that do not say.")
@@ -247,6 +256,7 @@ class TeamConfig(Section):
         return agent.model_copy(
             update={
                 "model": model,
+                "revision": agent.revision or (self.revision if agent.model is None else None),
                 "system_prompt": self.system_prompt if agent.system_prompt is None else agent.system_prompt,
                 "train": agent.train or self.train or ("full" if model in BUILT_IN_MODELS else "lora"),
                 "lora": self.lora.model_copy(update=own_lora),
@@ -262,6 +272,9 @@ class TeamConfig(Section):
             if agent.model is None:
                 message = f'agent "{agent.name}" has no model; give it one, or set team.model for all'
                 yield Refusal(here, message, (("team", "model"), (*here, "model")))
+            if agent.model in BUILT_IN_MODELS and agent.revision is not None:
+                message = f'agent "{agent.name}" is {agent.model}, which has no revision; leave it out'
+                yield Refusal(here, message, (("team", "revision"), (*here, "revision")))
             if agent.model == "tabular" and agent.train == "lora":
                 yield Refusal(here, f'agent "{agent.name}" is tabular and cannot train lora; set train: full')
         yield from self._refusals_of_names()

@@ -78,7 +78,7 @@ def swap(run: Path | str, request: Request, out: Path | str) -> Iterator[Record]
     stored = StoredRun.read(source)
     stored.folder.log.require_known()
     agent_of(stored.team_file, request.agent)
-    require_model(request.model)
+    require_model(request.model, request.revision)
     _require_no_run(RunFolder(target_path))
     with RunFolder.open(target_path) as target:
         if _claim(target, request, source, stored.commit):
