@@ -130,7 +130,25 @@ def _tokenizer(place: _Place) -> Any:
     from transformers import AutoTokenizer
 
     with _explained(place, what="tokenizer of model"):
-        return AutoTokenizer.from_pretrained(place.where, trust_remote_code=False, **place.options)
+        tokenizer = AutoTokenizer.from_pretrained(place.where, trust_remote_code=False, **place.options)
+    own = (tokenizer.init_kwargs.get("auto_map") or {}).get("AutoTokenizer") or ()
+    classes = [str(name).rpartition(".")[2] for name in ([own] if isinstance(own, str) else own) if name]
+    if classes and not any(map(_is_known, classes)):  # the loader has put a general one in its place
+        raise ModelError(_NEEDS_CODE.format(f"tokenizer of model {place.source!r}"))
+    return tokenizer
+
+
+def _is_known(name: str) -> bool:
+    """Whether transformers has a tokenizer of this name itself."""
+    from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
+
+    return tokenizer_class_from_name(name) is not None
+
+
+_NEEDS_CODE = (
+    "{} needs Python code that comes with it (auto_map), which is never run: give a model whose architecture and "
+    "tokenizer transformers has itself"
+)
 
 
 @contextmanager
@@ -143,10 +161,7 @@ def _explained(place: _Place, what: str = "model") -> Iterator[None]:
         raise
     except Exception as error:
         if "trust_remote_code" in str(error):
-            raise ModelError(
-                f"{told} needs Python code that comes with it (auto_map), which is never run: give a model whose "
-                "architecture and tokenizer transformers has itself"
-            ) from error
+            raise ModelError(_NEEDS_CODE.format(told)) from error
         if place.folder is None and isinstance(error, OSError) and WEIGHTS in str(error):
             raise ModelError(
                 f"{told} has no safetensors on the hub; pickled weights are not read, as they can run code. If you "
