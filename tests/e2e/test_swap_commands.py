@@ -259,6 +259,44 @@ def test_swap_says_where_it_is_within_the_radius_and_where_not():
     assert short[3].startswith("warning: the radius was not reached")
 
 
+@pytest.mark.parametrize("command", ["eval", "export", "swap"])
+def test_a_damaged_checkpoint_is_told_and_the_one_before_it_read(command, run, tmp_path):
+    torn = tmp_path / "torn"
+    shutil.copytree(run, torn)
+    numbers = RunFolder.read(torn).checkpoints.numbers()
+    newest = torn / "checkpoints" / "commits" / f"{numbers[-1]:06d}" / "team.json"
+    newest.write_bytes(newest.read_bytes()[:-9])
+    told = {
+        "eval": ("eval", torn, "--limit", 1, "--json"),
+        "export": ("export", torn, tmp_path / "out", "--agent", "left", "--json"),
+        "swap": ("swap", torn, "--agent", "left", "--with", "tiny", "--no-align", "--probes", 8, "--eval-problems", 1),
+    }[command]
+    result = invoke(*told)
+    said = " ".join(result.stderr.split())
+    assert f"warning: commit {numbers[-1]} was passed over: {newest} has" in said
+    assert f"Read instead: the team after {numbers[-2]} updates" in said
+    if command == "eval":
+        assert last_json(result)["updates"] == numbers[-2]
+    if command == "export":
+        assert "after 3 updates" not in (tmp_path / "out" / "README.md").read_text(), "that is of the damaged one"
+
+
+def test_a_run_that_is_read_is_built_though_it_has_gone_on(run, tmp_path):
+    """What ``eval``, ``export`` and ``swap`` do beside ``train``: read the newest commit, and then load it."""
+    copied = tmp_path / "run"
+    shutil.copytree(run, copied)
+    stored = StoredRun.read(copied)
+    versions = stored.commit.progress["versions"]
+    with RunFolder.open(copied, keep_commits=1) as writer:
+        for number in range(4, 8):
+            agents = {name: f"{number:x}{k}" for k, name in enumerate(stored.commit.agents)}
+            save = lambda name, folder: (folder / "model.safetensors").write_bytes(b"")  # noqa: E731
+            writer.checkpoints.commit(number, agents, save, {})
+        _, team = stored.build()
+        assert team.versions == versions
+        assert writer.checkpoints.numbers() == [3, 7]
+
+
 def test_stages_after_a_swap(run):
     """As the help of --stages says: what is left; of a finished run all once more; or what was asked for."""
     from teamtr.swap.request import Request, new_team_file

@@ -26,6 +26,7 @@ from teamtr.reports import EvalReport
 from teamtr.rollout import Ledger, RolloutContext, play
 from teamtr.session.build import Session
 from teamtr.store import read_episodes, write_atomic, write_episodes
+from teamtr.store.atomic import remove_leftovers
 from teamtr.store.log import encode
 from teamtr.team import Team, team_answer
 from teamtr.types import Problem, RolloutBatch
@@ -101,6 +102,7 @@ class Evaluation:
         if not problems:
             raise UserError(f"the split {self.split!r} has no problems: choose another with --split")
         context, parts = self.session.context, []
+        remove_leftovers(self.folder, recursive=False)
         write_atomic(self.folder / "settings.json", encode(self.settings, "the settings") + b"\n")
         for chunk in _chunks(problems, max(1, EPISODES_PER_CHUNK // self.samples)):
             file = self.folder / chunk.file_name

@@ -7,7 +7,6 @@ training leaves with it: no optimizer, no steering state.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,11 +15,12 @@ from typing import Any
 
 from teamtr.config import AgentConfig, TeamFile
 from teamtr.errors import UserError
+from teamtr.records import updates_before
 from teamtr.reports import was_kept
 from teamtr.session.build import build_task
-from teamtr.session.models import OBJECT, Loader, base_model, quieten
+from teamtr.session.models import OBJECT, Loader, base_model, quieten, save_pretrained
 from teamtr.session.resume import StoredRun
-from teamtr.store.atomic import make_folder, temporary_beside
+from teamtr.store.atomic import whole_folder
 from teamtr.tasks import Task
 from teamtr.text import share
 
@@ -69,19 +69,17 @@ def export(
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UserError(f"{target} exists and is not an empty folder; export into a new one")
     quieten()
-    make_folder(target.parent)
-    temporary = temporary_beside(target)
-    records = source.log.read()
+    records = [r for r in source.log.read() if updates_before(r) <= commit.number]  # a run may go on meanwhile
     written = []
 
     def base(config: AgentConfig) -> tuple[Any, Any]:
         return base_model(team_file, build_task(team_file) if task is None else task, config, load)
 
-    try:
+    with whole_folder(target) as temporary:
         for config in chosen:
             inside = Path() if agent is not None else Path(config.name)
             folder = temporary / inside
-            folder.mkdir(parents=True)
+            folder.mkdir(exist_ok=True)
             written.append(
                 _export_agent(
                     config, source.checkpoints.folder_of(commit, config.name), folder, target / inside, merge, base
@@ -89,12 +87,6 @@ def export(
             )
             card = model_card(team_file, config, records, written[-1])
             (folder / "README.md").write_text(card)
-        if target.exists():
-            target.rmdir()
-        os.rename(temporary, target)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
     return written
 
 
@@ -119,15 +111,13 @@ def _export_agent(config: AgentConfig, stored: Path, folder: Path, final: Path, 
         from peft import PeftModel
 
         model, tokenizer = base_of(config)
-        PeftModel.from_pretrained(model, stored).merge_and_unload().save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
+        save_pretrained(PeftModel.from_pretrained(model, stored).merge_and_unload(), tokenizer, folder)
         return Exported(config.name, final, "merged", *config.source)
     _copy(stored, folder)
     base = config.model
     if config.model == "tiny" or config.model.startswith(OBJECT):
         model, tokenizer = base_of(config)
-        model.save_pretrained(folder / BASE)
-        tokenizer.save_pretrained(folder / BASE)
+        save_pretrained(model, tokenizer, folder / BASE)
         base = str((final / BASE).absolute())
     settings = json.loads((folder / "adapter_config.json").read_text())
     settings["base_model_name_or_path"], settings["revision"] = base, config.revision

@@ -9,6 +9,7 @@ import copy
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -21,6 +22,7 @@ from teamtr.engines.learner import PolicyLearner
 from teamtr.engines.local import LocalEngine
 from teamtr.engines.paged.pool import SamplerPool, has_kernels
 from teamtr.engines.policy import CHEAPEST_FIRST, Policy, Precision
+from teamtr.engines.saving import raising_os_errors
 from teamtr.engines.tabular import TabularPolicy
 from teamtr.engines.torch import pretrained
 from teamtr.engines.torch.fused_lora import fuse_lora
@@ -143,6 +145,13 @@ def base_model(team_file: TeamFile, task: Task, agent: AgentConfig, load: Loader
     if agent.model != "tiny":
         return load_pretrained(*agent.source)
     return _warm_tiny(team_file, task, [a.name for a in team_file.team.agents if a.model == "tiny"])
+
+
+def save_pretrained(model: Any, tokenizer: Any, folder: Path) -> None:
+    """Write both as transformers reads them. Whatever refuses to write is an OSError."""
+    with raising_os_errors():
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
 
 
 def weights_hash(model: Any) -> str:

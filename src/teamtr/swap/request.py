@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -16,9 +15,9 @@ from teamtr.config import AgentConfig, TeamFile, dump, loads
 from teamtr.errors import UserError
 from teamtr.session.build import build_task
 from teamtr.session.export import agent_of
-from teamtr.session.models import base_model, require_source
+from teamtr.session.models import base_model, require_source, save_pretrained
 from teamtr.settings.paths import BUILT_IN_MODELS
-from teamtr.store.atomic import make_folder, temporary_beside
+from teamtr.store.atomic import whole_folder
 
 Mode = Literal["aligned", "direct", "reset"]
 
@@ -125,12 +124,6 @@ def _keep_base(team_file: TeamFile, agent: AgentConfig, models: Path) -> str:
     final = models / "tiny"
     if not final.exists():
         model, tokenizer = base_model(team_file, build_task(team_file), agent)
-        make_folder(models)
-        temporary = temporary_beside(final)
-        try:
-            model.save_pretrained(temporary)
-            tokenizer.save_pretrained(temporary)
-            os.rename(temporary, final)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+        with whole_folder(final) as temporary:
+            save_pretrained(model, tokenizer, temporary)
     return os.path.abspath(final)
