@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import signal
 import time
@@ -113,6 +115,20 @@ def test_a_folder_that_may_not_be_written_to_can_be_read(tmp_path: Path) -> None
     finally:
         for path in paths:
             path.chmod(0o755 if path.is_dir() else 0o644)
+
+
+def test_a_file_system_without_locks_protects_nothing_and_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    writer, reader = Checkpoints(tmp_path, keep=1), Checkpoints(tmp_path, writable=False)
+    for number in range(3):
+        commit(writer, number)
+        assert latest(reader).number == number
+    assert writer.numbers() == [2]
 
 
 @pytest.mark.long

@@ -23,11 +23,11 @@ class FileLock:
     @classmethod
     def take(cls, path: Path, *, shared: bool = False, wait: bool = False) -> FileLock | None:
         """Lock what is there under this name. None when others hold it and ``wait`` is not asked for, and when nothing
-        is there, or no longer once the lock was had. Where the file system has no locks, nothing is protected."""
-        for_writing = not shared and not path.is_dir()  # which network file systems want for an exclusive lock
+        that may be read is there, or no longer once the lock was had. Where the file system has no locks, nothing is
+        protected."""
         try:
-            descriptor = os.open(path, os.O_RDWR if for_writing else os.O_RDONLY)
-        except FileNotFoundError:
+            descriptor = _opened(path, shared)
+        except (FileNotFoundError, PermissionError):
             return None
         lock = cls(descriptor)
         try:
@@ -54,6 +54,17 @@ class FileLock:
             self.descriptor = None
 
     __del__ = release
+
+
+def _opened(path: Path, shared: bool) -> int:
+    """For writing, if it may be, where the lock is to be exclusive: network file systems want that."""
+    if not shared:
+        try:
+            return os.open(path, os.O_RDWR)
+        except OSError as error:
+            if error.errno not in (errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS):
+                raise
+    return os.open(path, os.O_RDONLY)
 
 
 _held: WeakSet[FileLock] = WeakSet()
