@@ -33,7 +33,7 @@ _MASKS = re.compile(r"\.(attn|attention)\.(bias|masked_bias)$")
 
 
 def load_pretrained(source: str, revision: str | None = None) -> tuple[Any, Any]:
-    """(model, tokenizer) from a folder or a hub id, in float32: every tensor as it is stored, or a ModelError."""
+    """(model, tokenizer) from a folder or a hub id, in float32: whole and finite, or a ModelError."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
 
     place = _place(source, revision)
