@@ -259,7 +259,7 @@ def test_swap_says_where_it_is_within_the_radius_and_where_not():
     assert short[3].startswith("warning: the radius was not reached")
 
 
-@pytest.mark.parametrize("command", ["eval", "export", "swap"])
+@pytest.mark.parametrize("command", ["eval", "export", pytest.param("swap", marks=pytest.mark.long)])
 def test_a_damaged_checkpoint_is_told_and_the_one_before_it_read(command, run, tmp_path):
     torn = tmp_path / "torn"
     shutil.copytree(run, torn)
