@@ -24,7 +24,8 @@ import torch
 
 from teamtr.chat import ChatCodec, render
 from teamtr.config import load_team_file, loads, recipe_text
-from teamtr.engines.torch.loading import load_pretrained, teach_form
+from teamtr.engines.torch.loading import teach_form
+from teamtr.engines.torch.pretrained import load_pretrained
 from teamtr.session import train as runs
 from teamtr.session.build import build
 from teamtr.store import RunFolder

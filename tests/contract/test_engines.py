@@ -415,7 +415,8 @@ def test_adapters_on_embeddings_are_refused():
     from types import SimpleNamespace
 
     from conftest import SMALL
-    from teamtr.engines.torch.loading import ModelError, share_base, tiny_model
+    from teamtr.engines.torch.loading import share_base, tiny_model
+    from teamtr.engines.torch.model_files import ModelError
 
     model, _ = tiny_model(SMALL, seed=0)
     targets = SimpleNamespace(rank=2, alpha=4.0, targets=["embed_tokens", "q_proj"])

@@ -44,7 +44,7 @@ def run(tmp_path_factory) -> Path:
 def swapping(run, tmp_path) -> Iterator[_Swap]:
     stored = StoredRun.read(run)
     with RunFolder.open(tmp_path / "out") as target:
-        yield _Swap(run, target, Request("speaker", "tiny", probes=24), *stored.build(), stored.commit)
+        yield _Swap(stored, target, Request("speaker", "tiny", probes=24))
 
 
 def test_what_is_held_out_stays_so_when_probes_double(swapping, monkeypatch):

@@ -248,7 +248,7 @@ def test_a_misspelt_hub_id_is_told_at_once(team_file, monkeypatch):
     from huggingface_hub.errors import RepositoryNotFoundError
     from transformers import AutoTokenizer
 
-    from teamtr.engines.torch.loading import hub_options
+    from teamtr.engines.torch.pretrained import hub_options
 
     asked = []
 
@@ -269,7 +269,7 @@ def test_a_misspelt_hub_id_is_told_at_once(team_file, monkeypatch):
         assert "'SmolLm/nonesuch': there is no such folder, and the hub could not be reached (Name or" in told
         assert len(told.splitlines()) == 1
     assert [("SmolLm/nonesuch" in url, timeout <= 10) for url, timeout in asked] == [(True, True)] * 2
-    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda source, name: "config.json")
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda source, name, revision: "config.json")
     assert hub_options("SmolLm/nonesuch") == {"local_files_only": True}
     monkeypatch.undo()
     monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", unknown)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from teamtr.cli import app
@@ -149,7 +151,7 @@ def test_compat(exported, run, tmp_path):
     assert found["differences"][0]["string"] == "xAB"
     assert found["differences"][0]["position"] == 1
     assert "exact KL does not apply" in result.stderr
-    assert "no tokenizer could be loaded" in invoke("compat", "tiny", tmp_path, code=2).stderr
+    assert "the folder has no tokenizer" in invoke("compat", "tiny", tmp_path, code=2).stderr
 
 
 @pytest.mark.long
@@ -192,10 +194,11 @@ def test_without_out_the_new_run_is_beside_the_old_one(run, monkeypatch):
     assert (run.parent / "run-swap-speaker" / "team.yaml").exists()
 
 
-def test_swap_looks_at_what_was_asked_before_anything_takes_time(run, tmp_path, monkeypatch):
+def test_swap_looks_at_what_was_asked_before_anything_takes_time(run, exported, tmp_path, monkeypatch):
     """No model is built for a name that nobody has, a folder that is not there, or a folder that is taken."""
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "file").write_text("")
+    (tmp_path / "empty").mkdir()
 
     def build(*_: object) -> None:
         raise AssertionError("too early")
@@ -204,23 +207,30 @@ def test_swap_looks_at_what_was_asked_before_anything_takes_time(run, tmp_path, 
     for agent, model, out, told in (
         ("nobody", "tiny", "x", "no agent 'nobody' in this run; it has left, right, speaker"),
         ("left", "./nowhere", "x", "there is no such folder"),
+        ("left", tmp_path / "empty", "x", "the folder has no config.json"),
+        ("left", exported[0] / "right", "x", "is an adapter, not a whole model"),
         ("left", "SmolLm/nonesuch", "x", "there is no such folder, and the hub could not be reached"),
         ("left", "tiny", "mine", "neither empty nor a run folder"),
     ):
         refused = invoke("swap", run, "--agent", agent, "--with", model, "--out", tmp_path / out, code=2).stderr
         assert told in refused
-    assert sorted(str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*")) == ["mine", "mine/file"]
+    assert sorted(str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*")) == ["empty", "mine", "mine/file"]
 
 
 @pytest.mark.long
-def test_a_swap_that_never_began_binds_nobody(run, tmp_path):
-    """A folder that holds no model is found out late; the corrected command may use the same folder."""
-    (tmp_path / "empty").mkdir()
+def test_a_swap_that_never_began_binds_nobody(run, exported, tmp_path):
+    """Weights that are no numbers are found out when they are loaded; the corrected command may use the same folder."""
+    model, torn = exported[0] / "left", tmp_path / "torn"
+    shutil.copytree(model, torn)
+    weights = load_file(torn / "model.safetensors")
+    weights["model.norm.weight"][0] = torch.nan
+    save_file(weights, torn / "model.safetensors", {"format": "pt"})
     options = ("--agent", "speaker", "--no-align", "--probes", 8, "--eval-problems", 1, "--out", tmp_path / "out")
-    invoke("swap", run, "--with", tmp_path / "empty", *options, code=2)
+    refused = invoke("swap", run, "--with", torn, *options, code=2).stderr
+    assert "(model.norm.weight in model.safetensors)" in refused
     told = invoke("swap", run, "--with", "tiny", *options).stderr
     assert "held-out success" in told
-    assert "another swap (model differ)" in invoke("swap", run, "--with", tmp_path / "empty", *options, code=3).stderr
+    assert "another swap (model differ)" in invoke("swap", run, "--with", model, *options, code=3).stderr
 
 
 def test_swap_says_where_it_is_within_the_radius_and_where_not():
@@ -247,6 +257,44 @@ def test_swap_says_where_it_is_within_the_radius_and_where_not():
     short = _lines({**record, "alignment": {**alignment, "within_radius": False, "kl_upper": 0.2, "unseen": far}})
     assert short[1].endswith("(upper 0.2000), outside the radius 0.05")
     assert short[3].startswith("warning: the radius was not reached")
+
+
+@pytest.mark.parametrize("command", ["eval", "export", pytest.param("swap", marks=pytest.mark.long)])
+def test_a_damaged_checkpoint_is_told_and_the_one_before_it_read(command, run, tmp_path):
+    torn = tmp_path / "torn"
+    shutil.copytree(run, torn)
+    numbers = RunFolder.read(torn).checkpoints.numbers()
+    newest = torn / "checkpoints" / "commits" / f"{numbers[-1]:06d}" / "team.json"
+    newest.write_bytes(newest.read_bytes()[:-9])
+    told = {
+        "eval": ("eval", torn, "--limit", 1, "--json"),
+        "export": ("export", torn, tmp_path / "out", "--agent", "left", "--json"),
+        "swap": ("swap", torn, "--agent", "left", "--with", "tiny", "--no-align", "--probes", 8, "--eval-problems", 1),
+    }[command]
+    result = invoke(*told)
+    said = " ".join(result.stderr.split())
+    assert f"warning: commit {numbers[-1]} was passed over: {newest} has" in said
+    assert f"Read instead: the team after {numbers[-2]} updates" in said
+    if command == "eval":
+        assert last_json(result)["updates"] == numbers[-2]
+    if command == "export":
+        assert "after 3 updates" not in (tmp_path / "out" / "README.md").read_text(), "that is of the damaged one"
+
+
+def test_a_run_that_is_read_is_built_though_it_has_gone_on(run, tmp_path):
+    """What ``eval``, ``export`` and ``swap`` do beside ``train``: read the newest commit, and then load it."""
+    copied = tmp_path / "run"
+    shutil.copytree(run, copied)
+    stored = StoredRun.read(copied)
+    versions = stored.commit.progress["versions"]
+    with RunFolder.open(copied, keep_commits=1) as writer:
+        for number in range(4, 8):
+            agents = {name: f"{number:x}{k}" for k, name in enumerate(stored.commit.agents)}
+            save = lambda name, folder: (folder / "model.safetensors").write_bytes(b"")  # noqa: E731
+            writer.checkpoints.commit(number, agents, save, {})
+        _, team = stored.build()
+        assert team.versions == versions
+        assert writer.checkpoints.numbers() == [3, 7]
 
 
 def test_stages_after_a_swap(run):

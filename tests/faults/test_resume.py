@@ -6,6 +6,8 @@ import multiprocessing
 import os
 import random
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -165,3 +167,28 @@ def test_a_damaged_newest_checkpoint_is_passed_over(undisturbed, taught, tmp_pat
     resumed = [r for r in store.log.read() if r["kind"] == "resume"]
     assert "passed over" in resumed[0]["skipped"][0]
     assert_same(folder, undisturbed[0])
+
+
+FIRST_COMMIT = """\
+import sys
+import killing
+from teamtr.session.train import train
+for record in train(killing.team_file("team.train=lora", "team.lora.rank=2", "tiny.warmup_steps=1"), sys.argv[1]):
+    break
+"""
+
+
+def test_two_processes_write_the_same_bytes(tmp_path: Path) -> None:
+    """Sets come in another order in each of them, as in every two processes."""
+    paths = os.pathsep.join((*map(str, Path(__file__).parents[:2]), *sys.path))
+    processes, found = [], []
+    for seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+        processes.append(subprocess.Popen([sys.executable, "-c", FIRST_COMMIT, tmp_path / seed], env=environment))
+    assert [process.wait(LONG) for process in processes] == [0, 0]
+    for folder in (tmp_path / "1", tmp_path / "2"):
+        stored = sorted(path for path in (folder / "checkpoints").rglob("*") if path.is_file())
+        found.append({str(path.relative_to(folder)): path.read_bytes() for path in stored})
+    names = {Path(name).name for name in found[0]}
+    assert {"adapter_config.json", "adapter_model.safetensors", "tokenizer.json", "manifest.json", "team.json"} <= names
+    assert found[0] == found[1]

@@ -34,6 +34,7 @@ class Agent:
             team file.
         max_tokens: most tokens of one message.
         frozen: it speaks and is never updated.
+        revision: of a hub id: the branch, tag or commit to take.
     """
 
     name: str
@@ -44,11 +45,14 @@ class Agent:
     sees: Sees = "everything"
     max_tokens: int = 256
     frozen: bool = False
+    revision: str | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.model, str | Path):
             if self.tokenizer is not None:
                 raise UserError(f"agent {self.name!r}: a folder or hub id brings its own tokenizer: leave it out")
+        elif self.revision is not None:
+            raise UserError(f"agent {self.name!r}: a model object has no revision: leave it out")
         elif self.tokenizer is None:
             raise UserError(f"agent {self.name!r}: a model object needs its tokenizer: Agent(name, model, tokenizer)")
         elif getattr(self.model, "peft_config", None):

@@ -181,6 +181,7 @@ class TeamTrainer:
             settings: dict[str, Any] = {
                 "name": agent.name,
                 "model": self._sources[id(agent)],
+                "revision": agent.revision,
                 "system_prompt": agent.system_prompt,
                 "train": "full" if agent.lora is None else "lora",
                 "sees": agent.sees,

@@ -20,6 +20,7 @@ def swap(
     run: Run,
     agent: Annotated[str, typer.Option(help="The agent to replace.", autocompletion=agents_of_run)],
     model: Annotated[str, typer.Option("--with", help="The new model: a folder, a hub id or tiny.")],
+    revision: Annotated[str | None, typer.Option(help="For a hub id: the branch, tag or commit to load.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the new run. [default: `RUN-swap-AGENT`]")] = None,
     no_align: Annotated[bool, typer.Option("--no-align", help="Install the model without alignment.")] = False,
     reset: Annotated[
@@ -74,6 +75,7 @@ def swap(
         request = Request(
             agent=agent,
             model=model,
+            revision=revision,
             mode="reset" if reset else "direct" if no_align else "aligned",
             train=train,  # type: ignore[arg-type]
             probes=probes,

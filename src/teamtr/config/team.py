@@ -97,6 +97,7 @@ class AgentConfig(Section):
 
     name: AgentName = Field(description="Name of the agent, for the others and in the log.")
     model: NonEmpty = unset("tiny, tabular, a folder (relative to the team file) or a hub id.")
+    revision: NonEmpty | None = unset("For a hub id: the branch, tag or commit to load.")
     system_prompt: str = unset("Its system prompt.")
     train: Train = unset(
         "full: all weights; lora: an adapter. If the team has none either: full for tiny and tabular, else lora."
@@ -105,6 +106,11 @@ class AgentConfig(Section):
     sees: Sees = key("everything", SEES_HELP)
     max_tokens: Positive = unset("Most tokens in one message, including the end token.")
     frozen: Flag = key(False, "Speaks, but is never updated.")
+
+    @property
+    def source(self) -> tuple[str, str | None]:
+        """What its model is loaded from: agents of the same one share it."""
+        return self.model, self.revision
 
 
 class ProtocolConfig(Section):
@@ -192,6 +198,7 @@ class TeamConfig(Section):
     """The agents and how they talk."""
 
     model: NonEmpty | None = unset("Model of agents that have none of their own.")
+    revision: NonEmpty | None = unset("For a hub id: the branch, tag or commit of that model.")
     system_prompt: str = key("", "System prompt of agents that have none of their own.")
     train: Train | None = unset("What agents train by default: full or lora.")
     lora: LoraConfig = key(LoraConfig(), "The default adapter.")
@@ -251,6 +258,7 @@ class TeamConfig(Section):
         return agent.model_copy(
             update={
                 "model": model,
+                "revision": agent.revision or (self.revision if agent.model is None else None),
                 "system_prompt": self.system_prompt if agent.system_prompt is None else agent.system_prompt,
                 "train": agent.train or self.train or ("full" if model in BUILT_IN_MODELS else "lora"),
                 "lora": self.lora.model_copy(update=own_lora),
@@ -266,6 +274,9 @@ class TeamConfig(Section):
             if agent.model is None:
                 message = f'agent "{agent.name}" has no model; give it one, or set team.model for all'
                 yield Refusal(here, message, (("team", "model"), (*here, "model")))
+            if agent.model in BUILT_IN_MODELS and agent.revision is not None:
+                message = f'agent "{agent.name}" is {agent.model}, which has no revision; leave it out'
+                yield Refusal(here, message, (("team", "revision"), (*here, "revision")))
             if agent.model == "tabular" and agent.train == "lora":
                 yield Refusal(here, f'agent "{agent.name}" is tabular and cannot train lora; set train: full')
         yield from self._refusals_of_names()

@@ -24,6 +24,7 @@ from teamtr.engines.gradients import LossPart, gather
 from teamtr.engines.hashing import hash_tensors
 from teamtr.engines.optim import Adam
 from teamtr.engines.policy import Head, Policy
+from teamtr.engines.saving import raising_os_errors
 from teamtr.engines.scoring import score_tokens, token_logp
 from teamtr.engines.transfer import send
 from teamtr.errors import UserError
@@ -429,10 +430,10 @@ class PolicyLearner:
 
     def save(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.policy.save_weights(folder)
-        save_file(
-            {k: t.contiguous().cpu() for k, t in self.optimizer.state().items()}, folder / "optimizer.safetensors"
-        )
+        state = {k: t.contiguous().cpu() for k, t in self.optimizer.state().items()}
+        with raising_os_errors():
+            self.policy.save_weights(folder)
+            save_file(state, folder / "optimizer.safetensors")
 
     @torch.no_grad()
     def load(self, folder: Path) -> None:

@@ -27,6 +27,7 @@ from teamtr.rollout import Ledger, RolloutContext, play
 from teamtr.session.build import Session
 from teamtr.session.inputs import grader_id, problem_digest
 from teamtr.store import read_episodes, write_atomic, write_episodes
+from teamtr.store.atomic import remove_leftovers
 from teamtr.store.log import encode
 from teamtr.team import Team, team_answer
 from teamtr.types import Problem, RolloutBatch
@@ -104,6 +105,7 @@ class Evaluation:
         if not problems:
             raise UserError(f"the split {self.split!r} has no problems: choose another with --split")
         context, parts, grader = self.session.context, [], grader_id(self.session)
+        remove_leftovers(self.folder, recursive=False)
         write_atomic(self.folder / "settings.json", encode(self.settings, "the settings") + b"\n")
         for chunk in _chunks(problems, max(1, EPISODES_PER_CHUNK // self.samples)):
             file = self.folder / chunk.file_name(grader, interactive=context.task.environment is not None)

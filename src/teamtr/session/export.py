@@ -7,20 +7,20 @@ training leaves with it: no optimizer, no steering state.
 from __future__ import annotations
 
 import json
-import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from teamtr.config import AgentConfig, TeamFile
 from teamtr.errors import UserError
+from teamtr.records import updates_before
 from teamtr.reports import was_kept
 from teamtr.session.build import build_task
-from teamtr.session.models import OBJECT, Loader, base_model, quieten
+from teamtr.session.models import OBJECT, Loader, base_model, quieten, save_pretrained
 from teamtr.session.resume import StoredRun
-from teamtr.store.atomic import make_folder, temporary_beside
+from teamtr.store.atomic import whole_folder
 from teamtr.tasks import Task
 from teamtr.text import share
 
@@ -34,12 +34,18 @@ Record = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written: ``form`` is "model", "adapter" or "merged"; ``base`` is what an adapter stands on."""
+    """What was written: ``form`` is "model", "adapter" or "merged"; ``base`` is what an adapter stands on, and
+    ``revision`` which one of that hub id."""
 
     agent: str
     folder: Path
     form: str
     base: str | None = None
+    revision: str | None = None
+
+
+Base = Callable[[AgentConfig], tuple[Any, Any]]
+"""Loads (model, tokenizer) that an agent's adapter stands on."""
 
 
 def export(
@@ -63,19 +69,17 @@ def export(
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UserError(f"{target} exists and is not an empty folder; export into a new one")
     quieten()
-    make_folder(target.parent)
-    temporary = temporary_beside(target)
-    records = source.log.read()
+    records = [r for r in source.log.read() if updates_before(r) <= commit.number]  # a run may go on meanwhile
     written = []
 
-    def base(source: str) -> tuple[Any, Any]:
-        return base_model(team_file, build_task(team_file) if task is None else task, source, load)
+    def base(config: AgentConfig) -> tuple[Any, Any]:
+        return base_model(team_file, build_task(team_file) if task is None else task, config, load)
 
-    try:
+    with whole_folder(target) as temporary:
         for config in chosen:
             inside = Path() if agent is not None else Path(config.name)
             folder = temporary / inside
-            folder.mkdir(parents=True)
+            folder.mkdir(exist_ok=True)
             written.append(
                 _export_agent(
                     config, source.checkpoints.folder_of(commit, config.name), folder, target / inside, merge, base
@@ -83,12 +87,6 @@ def export(
             )
             card = model_card(team_file, config, records, written[-1])
             (folder / "README.md").write_text(card)
-        if target.exists():
-            target.rmdir()
-        os.rename(temporary, target)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
     return written
 
 
@@ -100,9 +98,7 @@ def agent_of(team_file: TeamFile, name: str) -> AgentConfig:
     raise UserError(f"no agent {name!r} in this run; it has {', '.join(team_file.team.names)}")
 
 
-def _export_agent(
-    config: AgentConfig, stored: Path, folder: Path, final: Path, merge: bool, base_of: Loader
-) -> Exported:
+def _export_agent(config: AgentConfig, stored: Path, folder: Path, final: Path, merge: bool, base_of: Base) -> Exported:
     """Fill ``folder``, which will be called ``final``."""
     if config.model == "tabular":
         raise UserError(f"agent {config.name!r} is a table, not a transformer; there is no other form to export it in")
@@ -114,21 +110,19 @@ def _export_agent(
     if merge:
         from peft import PeftModel
 
-        model, tokenizer = base_of(config.model)
-        PeftModel.from_pretrained(model, stored).merge_and_unload().save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-        return Exported(config.name, final, "merged", config.model)
+        model, tokenizer = base_of(config)
+        save_pretrained(PeftModel.from_pretrained(model, stored).merge_and_unload(), tokenizer, folder)
+        return Exported(config.name, final, "merged", *config.source)
     _copy(stored, folder)
     base = config.model
     if config.model == "tiny" or config.model.startswith(OBJECT):
-        model, tokenizer = base_of(config.model)
-        model.save_pretrained(folder / BASE)
-        tokenizer.save_pretrained(folder / BASE)
+        model, tokenizer = base_of(config)
+        save_pretrained(model, tokenizer, folder / BASE)
         base = str((final / BASE).absolute())
     settings = json.loads((folder / "adapter_config.json").read_text())
-    settings["base_model_name_or_path"] = base
+    settings["base_model_name_or_path"], settings["revision"] = base, config.revision
     (folder / "adapter_config.json").write_text(json.dumps(settings, indent=2) + "\n")
-    return Exported(config.name, final, "adapter", base)
+    return Exported(config.name, final, "adapter", base, config.revision)
 
 
 def _copy(stored: Path, folder: Path) -> None:
@@ -146,6 +140,8 @@ def model_card(team_file: TeamFile, config: AgentConfig, records: Sequence[Recor
     unit = "token" if plan.radii.per_token else "message"
     title = f"{config.name} of {team_file.name}"
     base = "the built-in tiny model" if config.model == "tiny" else config.model
+    if config.revision is not None:
+        base += f", revision {config.revision}"
     if config.model.startswith(OBJECT):
         base = f"a model of a Python program, {config.model}"
     lines = [
@@ -262,11 +258,12 @@ def _loading(exported: Exported) -> list[str]:
         ]
     own_base = exported.base is not None and Path(exported.base).name == BASE and Path(exported.base).is_absolute()
     base = f"THIS_FOLDER/{BASE}" if own_base else exported.base
+    revision = "" if exported.revision is None else f', revision="{exported.revision}"'
     return [
         "from peft import PeftModel",
         "from transformers import AutoModelForCausalLM, AutoTokenizer",
         "",
-        f'base = AutoModelForCausalLM.from_pretrained("{base}")',
+        f'base = AutoModelForCausalLM.from_pretrained("{base}"{revision})',
         'model = PeftModel.from_pretrained(base, "THIS_FOLDER")',
         'tokenizer = AutoTokenizer.from_pretrained("THIS_FOLDER")',
     ]

@@ -22,18 +22,13 @@ from teamtr.engines.learner import PolicyLearner
 from teamtr.engines.local import LocalEngine
 from teamtr.engines.paged.pool import SamplerPool, has_kernels
 from teamtr.engines.policy import CHEAPEST_FIRST, Policy, Precision
+from teamtr.engines.saving import raising_os_errors
 from teamtr.engines.tabular import TabularPolicy
+from teamtr.engines.torch import pretrained
 from teamtr.engines.torch.fused_lora import fuse_lora
-from teamtr.engines.torch.loading import (
-    TinyShape,
-    hub_options,
-    load_pretrained,
-    quieten,
-    share_base,
-    teach_form,
-    tiny_model,
-)
+from teamtr.engines.torch.loading import TinyShape, quieten, share_base, teach_form, tiny_model
 from teamtr.engines.torch.policy import TransformerPolicy
+from teamtr.engines.torch.pretrained import load_pretrained, require_finite
 from teamtr.engines.torch.tokenizer import character_tokenizer
 from teamtr.errors import UserError
 from teamtr.ports import Distiller, Engine
@@ -96,9 +91,15 @@ def local_engine(
         for agent in team_file.team.agents
     }
     if player is not None and player.base_url is None and player.agent is None:
-        source = str(player.model)
-        alone = AgentConfig(name="player", model=source, train="full", lora=LoraConfig(), system_prompt="")
-        models[PLAYER] = _transformer_models(team_file, task, source, [alone], pool, load)["player"]
+        alone = AgentConfig(
+            name="player",
+            model=str(player.model),
+            revision=player.revision,
+            train="full",
+            lora=LoraConfig(),
+            system_prompt="",
+        )
+        models[PLAYER] = _transformer_models(team_file, task, [alone], pool, load)["player"]
         learners[PLAYER] = PolicyLearner(PLAYER, models[PLAYER].policy)
     return Models(LocalEngine(learners), {name: model.codec for name, model in models.items()})
 
@@ -127,22 +128,30 @@ def distiller(new: Engine, old: Engine, agent: str) -> Distiller:
 
 def codecs_of(team_file: TeamFile) -> dict[str, ChatCodec]:
     """Every agent's codec, for an engine whose models live elsewhere; agents of one model share theirs."""
-    by_source = {agent.model: _codec(team_file, load_tokenizer(agent.model)) for agent in team_file.team.agents}
-    return {agent.name: by_source[agent.model] for agent in team_file.team.agents}
+    agents = team_file.team.agents
+    by_source = {agent.source: _codec(team_file, load_tokenizer(*agent.source)) for agent in agents}
+    return {agent.name: by_source[agent.source] for agent in agents}
 
 
-def base_model(team_file: TeamFile, task: Task, source: str, load: Loader | None = None) -> tuple[Any, Any]:
-    """(model, tokenizer) that agents of this source started from: what an adapter stands on.
+def base_model(team_file: TeamFile, task: Task, agent: AgentConfig, load: Loader | None = None) -> tuple[Any, Any]:
+    """(model, tokenizer) that this agent started from: what its adapter stands on.
 
     The built-in model is nowhere on disk: it is made again, from the same seed and examples.
     """
-    if source.startswith(OBJECT):
+    if agent.model.startswith(OBJECT):
         if load is None:
-            raise UserError(f"{source} was given by a Python program: export this agent with TeamTrainer")
-        return load(source)
-    if source != "tiny":
-        return load_pretrained(source)
-    return _warm_tiny(team_file, task, [a.name for a in team_file.team.agents if a.model == source])
+            raise UserError(f"{agent.model} was given by a Python program: export this agent with TeamTrainer")
+        return load(agent.model)
+    if agent.model != "tiny":
+        return load_pretrained(*agent.source)
+    return _warm_tiny(team_file, task, [a.name for a in team_file.team.agents if a.model == "tiny"])
+
+
+def save_pretrained(model: Any, tokenizer: Any, folder: Path) -> None:
+    """Write both as transformers reads them. Whatever refuses to write is an OSError."""
+    with raising_os_errors():
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
 
 
 def weights_hash(model: Any) -> str:
@@ -150,26 +159,15 @@ def weights_hash(model: Any) -> str:
     return hash_tensors(dict(model.named_parameters()))
 
 
-def require_on_hub(source: str) -> None:
-    """Raises a ModelError when neither the hub nor its cache has this id."""
-    hub_options(source)
+def require_source(source: str, revision: str | None = None) -> None:
+    """Raises a UserError for what can be known to be no model without loading it: its files, or the hub's answer."""
+    if source not in BUILT_IN_MODELS:
+        pretrained.require_source(source, revision)
 
 
-def load_tokenizer(source: str) -> Any:
+def load_tokenizer(source: str, revision: str | None = None) -> Any:
     """The tokenizer of a folder, a hub id or the built-in model."""
-    if source in BUILT_IN_MODELS:
-        return character_tokenizer()
-    from transformers import AutoTokenizer
-
-    path = Path(source).expanduser()
-    options = {} if path.exists() else hub_options(source)
-    try:
-        return AutoTokenizer.from_pretrained(str(path) if path.exists() else source, **options)
-    except (OSError, ValueError) as error:
-        first_line = str(error).strip().splitlines()[0]
-        raise UserError(
-            f"no tokenizer could be loaded from {source!r} ({first_line}); give a folder, a hub id or tiny"
-        ) from error
+    return character_tokenizer() if source in BUILT_IN_MODELS else pretrained.load_tokenizer(source, revision)
 
 
 def device_of(team_file: TeamFile) -> torch.device:
@@ -208,13 +206,13 @@ def _agent_models(
     team_file: TeamFile, task: Task, room: SamplerPool | None, load: Loader | None
 ) -> dict[str, AgentModel]:
     """One model per agent. Agents that name the same model share its codec, and its base when they train LoRA."""
-    by_source: dict[str, list[AgentConfig]] = {}
+    by_source: dict[tuple[str, str | None], list[AgentConfig]] = {}
     for agent in team_file.team.agents:
-        by_source.setdefault(agent.model, []).append(agent)
+        by_source.setdefault(agent.source, []).append(agent)
     models: dict[str, AgentModel] = {}
-    for source, agents in by_source.items():
-        make = _tabular_models if source == "tabular" else _transformer_models
-        models.update(make(team_file, task, source, agents, room, load))
+    for (model, _), agents in by_source.items():
+        make = _tabular_models if model == "tabular" else _transformer_models
+        models.update(make(team_file, task, agents, room, load))
     return models
 
 
@@ -231,7 +229,6 @@ def _codec(team_file: TeamFile, tokenizer: Any) -> ChatCodec:
 def _tabular_models(
     team_file: TeamFile,
     task: Task,
-    source: str,
     agents: Sequence[AgentConfig],
     room: SamplerPool | None,
     load: Loader | None = None,
@@ -277,21 +274,22 @@ def sampler_pool(team_file: TeamFile) -> SamplerPool | None:
 def _transformer_models(
     team_file: TeamFile,
     task: Task,
-    source: str,
     agents: Sequence[AgentConfig],
     room: SamplerPool | None,
     load: Loader | None = None,
 ) -> Mapping[str, AgentModel]:
+    """One model for each agent, all of one source."""
     quieten()
-    device = device_of(team_file)
+    source, device = agents[0].model, device_of(team_file)
     if device.index is not None:
         torch.cuda.set_device(device)  # kernels of our own are launched on the current one
     if source == "tiny":
         model, tokenizer = _warm_tiny(team_file, task, [a.name for a in agents])
     elif load is not None and source.startswith(OBJECT):
         model, tokenizer = load(source)
+        require_finite(model, f"the model of agent {agents[0].name!r}")
     else:
-        model, tokenizer = load_pretrained(source)
+        model, tokenizer = load_pretrained(*agents[0].source)
     model.to(device)
     codec = _codec(team_file, tokenizer)
     precision = _precision(team_file, device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +43,8 @@ class OtherRun(StoreError):
 
 @dataclass(frozen=True)
 class StoredRun:
-    """A run on disk: its settings and its last commit, before anything is built of them."""
+    """A run on disk: its settings and its last commit, before anything is built of them. As long as it is there, the
+    commit stays, whatever a run that goes on beside it prunes."""
 
     folder: RunFolder
     team_file: TeamFile
@@ -58,6 +60,8 @@ class StoredRun:
         commit = run.checkpoints.latest()
         if commit is None:
             raise NotARun(f"{folder} holds no checkpoint yet; train first")
+        for damaged in commit.skipped:
+            warnings.warn(f"{damaged}. Read instead: the team after {commit.number} updates", stacklevel=2)
         return cls(run, team_file, commit)
 
     def build(self, parts: Parts = AS_WRITTEN) -> tuple[Session, Team]:

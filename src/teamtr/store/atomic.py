@@ -2,7 +2,7 @@
 
 The order is always the same: write beside the final place under a name that starts with ``.tmp-``, sync what was
 written, rename, sync the parent. A process killed in between leaves only a ``.tmp-`` name, which every reader
-ignores and the next owner of the run folder removes.
+ignores and the next owner of the folder removes; a living process holds a lock on the one that it writes.
 """
 
 from __future__ import annotations
@@ -11,13 +11,15 @@ import hashlib
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 
 import orjson
 
 from teamtr.errors import TeamTRError
+from teamtr.store.locks import FileLock
 
 TEMPORARY = ".tmp-"
 MANIFEST = "manifest.json"
@@ -30,15 +32,63 @@ class StoreError(TeamTRError):
 def write_atomic(path: Path, data: bytes) -> None:
     """Put ``data`` at ``path``: whoever looks sees the old content or the new, never a part, also after a crash."""
     make_folder(path.parent)
-    temporary = temporary_beside(path)
     with explained(path):
+        temporary, lock = _new_temporary(path)
         try:
             _write_synced(temporary, data)
             os.replace(temporary, path)
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
+        finally:
+            lock.release()
         sync_folder(path.parent)
+
+
+@contextmanager
+def whole_file(final: Path) -> Iterator[TextIO]:
+    """A file to write, line by line, which gets the name ``final`` when the block ends and is gone when it fails.
+
+    What a killed process left of the same is taken over; what a living one is writing is a StoreError.
+    """
+    with _claimed(final, Path.touch) as temporary, explained(final):
+        with open(temporary, "w", encoding="utf-8") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, final)
+        sync_folder(final.parent)
+
+
+@contextmanager
+def whole_folder(final: Path) -> Iterator[Path]:
+    """The same for a folder to fill; ``final`` must not exist or be empty."""
+    final = Path(os.path.abspath(final))
+    with _claimed(final, make_folder) as temporary, explained(final):
+        for left in temporary.iterdir():
+            _remove(left)
+        yield temporary
+        os.rename(temporary, final)
+        sync_folder(final.parent)
+
+
+@contextmanager
+def _claimed(final: Path, make: Callable[[Path], None]) -> Iterator[Path]:
+    """A temporary that is named after ``final``, so that the next one who writes it finds it, and locked."""
+    temporary = final.with_name(f"{TEMPORARY}{final.name}")
+    make_folder(final.parent)
+    with explained(final):
+        make(temporary)
+        lock = FileLock.take(temporary)
+    if lock is None:
+        raise StoreError(f"{final} is being written by another process: wait until it ends, or choose another name")
+    try:
+        yield temporary
+    except BaseException:
+        _remove(temporary)
+        raise
+    finally:
+        lock.release()
 
 
 def commit_folder(tmp: Path, final: Path) -> str:
@@ -111,14 +161,13 @@ def discard_folder(folder: Path) -> None:
 
 
 def remove_leftovers(folder: Path, *, recursive: bool) -> None:
-    """Remove what interrupted writes left behind. Only for the owner of the lock: another's may be in progress."""
+    """Remove what interrupted writes left behind. Files that a living process is writing are left to it; of folders
+    only their owner is asked to call this."""
     for here, folders, files in os.walk(folder):
-        for name in files:
-            if name.startswith(TEMPORARY):
-                Path(here, name).unlink(missing_ok=True)
-        for name in folders:
-            if name.startswith(TEMPORARY):
-                shutil.rmtree(Path(here, name), ignore_errors=True)
+        for name in (*files, *folders):
+            if name.startswith(TEMPORARY) and (lock := FileLock.take(Path(here, name))) is not None:
+                _remove(Path(here, name))
+                lock.release()
         folders[:] = [name for name in folders if recursive and not name.startswith(TEMPORARY)]
 
 
@@ -149,9 +198,26 @@ def _sync(path: Path, flags: int) -> None:
         os.close(descriptor)
 
 
+def _new_temporary(path: Path) -> tuple[Path, FileLock]:
+    """An empty file beside ``path`` and the lock that says that somebody writes to it."""
+    while True:
+        temporary = temporary_beside(path)
+        # Not tempfile: its files are readable by their owner alone, and the rename would keep that.
+        temporary.touch(exist_ok=False)
+        lock = FileLock.take(temporary, wait=True)
+        if lock is not None:  # else somebody took it for a leftover before it was locked
+            return temporary, lock
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
 def _write_synced(path: Path, data: bytes) -> None:
-    # Not tempfile: its files are readable by their owner alone, and the rename would keep that.
-    with open(path, "xb") as file:
+    with open(path, "wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())

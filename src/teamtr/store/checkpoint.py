@@ -5,6 +5,8 @@
 
 A commit counts from the rename of its folder on, and it is renamed after every agent folder it names. So whenever
 the process dies, the newest commit is either the one before or the one after the update in progress.
+
+Old commits are pruned, with the agents that only they name, unless a reader holds them (``Checkpoints.latest``).
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from teamtr.store.atomic import (
     temporary_beside,
     verify_folder,
 )
+from teamtr.store.locks import FileLock
 from teamtr.store.log import decode, encode
 
 TEAM = "team.json"
@@ -71,6 +74,7 @@ class Checkpoints:
         self._guard = guard
         # Manifest hash of the agent folders that this process wrote or verified: gigabytes are hashed once.
         self._whole: dict[Path, str] = {}
+        self._hold: FileLock | None = None
 
     def commit(
         self,
@@ -110,25 +114,29 @@ class Checkpoints:
     def latest(self) -> Commit | None:
         """The newest commit of which every file of every agent is whole; None when nothing was ever committed.
 
+        A reader holds it until it asks again or this object is gone: the writer does not prune a commit that is held.
         A damaged newer commit is passed over and named in ``Commit.skipped``. Commits without a single whole one
         among them are a StoreError: beginning anew would be a silent loss.
         """
         while True:
             numbers = self.numbers()
             skipped: list[str] = []
+            commit = None
             for number in reversed(numbers):
                 try:
+                    self._hold = None if self._writable else self._held(number)
                     commit = self._verified(number)
-                except StoreError as error:
-                    skipped.append(f"commit {number} was passed over: {error}")
-                else:
                     break
-            # Without the lock, a commit may be pruned while it is read: it was not damaged, look again.
+                except (StoreError, OSError) as error:
+                    skipped.append(f"commit {number} was passed over: {error}")
+            # Without the lock, a commit may be pruned before it is held: it was not damaged, look again.
             if skipped and self.numbers() != numbers:
+                continue
+            if commit is not None and not self._writable and self._hold is None:
                 continue
             if not numbers:
                 return None
-            if len(skipped) == len(numbers):
+            if commit is None:
                 raise StoreError(
                     f"none of the {len(numbers)} commits in {self.folder} is whole: restore the folder from a copy, or "
                     "start a run in another folder.\n" + "\n".join(skipped)
@@ -220,14 +228,21 @@ class Checkpoints:
                 f"{path} cannot be read ({error}): restore it from a copy, or remove its folder"
             ) from error
 
+    def _held(self, number: int) -> FileLock | None:
+        """A lock that readers share and that the writer needs for itself to prune; None when the commit is gone. It is
+        on the commit's own file, so that a folder which may not be written to can be read."""
+        return FileLock.take(self._commit_folder(number) / TEAM, shared=True, wait=True)
+
     def _prune(self) -> None:
         if self.keep == 0:
             return
         numbers = self.numbers()
+        staying = numbers[-self.keep :]
         for number in numbers[: -self.keep]:
-            discard_folder(self._commit_folder(number))
+            if not self._discard_commit(number):
+                staying.append(number)
         needed: set[Path] = set()
-        for number in numbers[-self.keep :]:
+        for number in staying:
             try:
                 commit = self._read(number)
             except StoreError:  # damaged beyond naming its agents: it cannot be resumed from in any case
@@ -236,6 +251,17 @@ class Checkpoints:
         for folder in (self.folder / "agents").glob("*/*"):
             if folder not in needed and folder.is_dir() and _VERSION.fullmatch(folder.name):
                 self._discard_agent(folder)
+
+    def _discard_commit(self, number: int) -> bool:
+        """False when a reader holds it; its turn comes with a later commit."""
+        folder = self._commit_folder(number)
+        lock = FileLock.take(folder / TEAM)
+        if lock is None and (folder / TEAM).exists():
+            return False
+        discard_folder(folder)
+        if lock is not None:
+            lock.release()
+        return True
 
     def _discard_agent(self, folder: Path) -> None:
         self._whole.pop(folder, None)

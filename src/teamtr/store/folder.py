@@ -17,23 +17,14 @@ from teamtr.errors import Refused, UserError
 from teamtr.store.atomic import TEMPORARY, StoreError, explained, make_folder, remove_leftovers
 from teamtr.store.checkpoint import Checkpoints
 from teamtr.store.episodes import write_episodes
+from teamtr.store.locks import FileLock
 from teamtr.store.log import RunLog
 from teamtr.types import RolloutBatch
 
 LOCK = ".lock"
 
-# A lock belongs to the open file, which a forked child (a worker of a pool) shares. A worker that outlived its killed
-# parent would keep the run locked, so every child closes what it inherited; that does not release the parent's lock.
-_held: set[int] = set()
-
-
-def _close_inherited_locks() -> None:
-    for descriptor in _held:
-        os.close(descriptor)
-    _held.clear()
-
-
-os.register_at_fork(after_in_child=_close_inherited_locks)
+PARTS = ("checkpoints", "episodes", "evals", "models", "swap")
+"""Folders in a run folder that TeamTR writes to."""
 
 
 class RunLocked(StoreError):
@@ -57,8 +48,8 @@ class RunFolder:
 
     path: Path
     keep_commits: int = 2
-    lock: int | None = None
-    """The descriptor of the lock, for the one that writes."""
+    lock: FileLock | None = None
+    """Held by the one that writes."""
 
     @classmethod
     @contextmanager
@@ -74,21 +65,19 @@ class RunFolder:
             raise NotARun(f"there is no run folder {path}: check the path, or start a run there with `teamtr train`")
         _require_ours(path)
         _make(path)
-        descriptor = _lock(path / LOCK, path)
-        _held.add(descriptor)
+        lock = _lock(path / LOCK, path)
         try:
-            run = cls(path, keep_commits, descriptor)
+            run = cls(path, keep_commits, lock)
             make_folder(run.checkpoints.folder)
             make_folder(run.episodes)
             remove_leftovers(path, recursive=False)
-            remove_leftovers(run.checkpoints.folder, recursive=True)
-            remove_leftovers(run.episodes, recursive=True)
+            for part in PARTS:
+                remove_leftovers(path / part, recursive=True)
             yield run
         finally:
-            if descriptor in _held:  # not in a forked child that leaves the block: the lock is its parent's
-                _held.discard(descriptor)
-                os.ftruncate(descriptor, 0)
-                os.close(descriptor)
+            if lock.descriptor is not None:  # not in a forked child that leaves the block: the lock is its parent's
+                os.ftruncate(lock.descriptor, 0)
+                lock.release()
 
     @classmethod
     def read(cls, path: Path | str) -> RunFolder:
@@ -125,8 +114,10 @@ class RunFolder:
         """Whether the folder that was locked is still the one at ``path``."""
         if self.lock is None:
             return True
+        if self.lock.descriptor is None:  # of a forked child, which has closed it
+            return False
         try:
-            return os.path.samestat(os.fstat(self.lock), os.stat(self.path / LOCK))
+            return os.path.samestat(os.fstat(self.lock.descriptor), os.stat(self.path / LOCK))
         except OSError:
             return False
 
@@ -179,8 +170,8 @@ def _has_checkpoints(path: Path) -> bool:
     return folder.is_dir() and all(e.name in ("agents", "commits") or e.name.startswith(".") for e in folder.iterdir())
 
 
-def _lock(file: Path, run: Path) -> int:
-    """The descriptor of the locked file, which holds who locked it."""
+def _lock(file: Path, run: Path) -> FileLock:
+    """The lock of the file, which says who holds it."""
     with explained(file):
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
     try:
@@ -197,7 +188,7 @@ def _lock(file: Path, run: Path) -> int:
     except OSError as error:
         os.close(descriptor)
         raise StoreError(f"cannot lock {file} ({error.strerror}): put the run on a file system with locks") from error
-    return descriptor
+    return FileLock(descriptor)
 
 
 def _holder(content: bytes) -> str:

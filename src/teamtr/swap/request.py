@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -12,13 +11,13 @@ from typing import Any, Literal
 from teamtr.chat.message_filter import ToolPolicy
 from teamtr.chat.systems import SystemPolicy
 from teamtr.chat.thinking import ThinkPolicy
-from teamtr.config import TeamFile, dump, loads
+from teamtr.config import AgentConfig, TeamFile, dump, loads
 from teamtr.errors import UserError
 from teamtr.session.build import build_task
 from teamtr.session.export import agent_of
-from teamtr.session.models import base_model, require_on_hub
+from teamtr.session.models import base_model, require_source, save_pretrained
 from teamtr.settings.paths import BUILT_IN_MODELS
-from teamtr.store.atomic import make_folder, temporary_beside
+from teamtr.store.atomic import whole_folder
 
 Mode = Literal["aligned", "direct", "reset"]
 
@@ -33,7 +32,7 @@ class Request:
     run goes on for; None is what the plan has left, or all of them again when it is finished. ``learning_rate`` None
     tries several about the team file's. ``doublings``: how often more probes may be played, when those there are have
     been learnt by heart. ``think``, ``tools`` and ``system`` are switches of the team's protocol from the swap on; None
-    leaves one as it is.
+    leaves one as it is. ``revision`` is that of the model, when it is a hub id.
     """
 
     agent: str
@@ -53,6 +52,7 @@ class Request:
     think: ThinkPolicy | None = None
     tools: ToolPolicy | None = None
     system: SystemPolicy | None = None
+    revision: str | None = None
 
     def __post_init__(self) -> None:
         rate = self.learning_rate
@@ -88,9 +88,10 @@ def new_team_file(team_file: TeamFile, request: Request, *, next_stage: int, mod
     agents = []
     for config in team_file.team.agents:
         if config.name == request.agent:
-            agents.append(config.model_copy(update={"model": model, "train": train}))
+            changes = {"model": model, "revision": request.revision, "train": train}
+            agents.append(config.model_copy(update=changes))
         elif config.model == "tiny" and (config.train == "lora" or has_reference):
-            agents.append(config.model_copy(update={"model": _keep_base(team_file, config.name, models)}))
+            agents.append(config.model_copy(update={"model": _keep_base(team_file, config, models)}))
         else:
             agents.append(config)
     protocol = team_file.team.protocol.model_copy(update=request.protocol)
@@ -105,10 +106,10 @@ def new_team_file(team_file: TeamFile, request: Request, *, next_stage: int, mod
     return loads(dump(changed), name="the team after the swap")
 
 
-def require_model(model: str) -> None:
-    """A UserError when there is no such folder and the hub has no such model: found out before anything takes time."""
-    if _absolute(model) == model and not Path(model).is_dir() and model not in BUILT_IN_MODELS:
-        require_on_hub(model)
+def require_model(model: str, revision: str | None) -> None:
+    """A UserError for a folder that is no whole model and for an id that the hub does not have: found out before
+    anything takes time."""
+    require_source(_absolute(model), revision)
 
 
 def _absolute(model: str) -> str:
@@ -119,16 +120,10 @@ def _absolute(model: str) -> str:
     return os.path.abspath(path) if looks_like_path else model
 
 
-def _keep_base(team_file: TeamFile, agent: str, models: Path) -> str:
+def _keep_base(team_file: TeamFile, agent: AgentConfig, models: Path) -> str:
     final = models / "tiny"
     if not final.exists():
-        model, tokenizer = base_model(team_file, build_task(team_file), "tiny")
-        make_folder(models)
-        temporary = temporary_beside(final)
-        try:
-            model.save_pretrained(temporary)
-            tokenizer.save_pretrained(temporary)
-            os.rename(temporary, final)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+        model, tokenizer = base_model(team_file, build_task(team_file), agent)
+        with whole_folder(final) as temporary:
+            save_pretrained(model, tokenizer, temporary)
     return os.path.abspath(final)

@@ -81,14 +81,14 @@ def swap(run: Path | str, request: Request, out: Path | str) -> Iterator[Record]
     stored = StoredRun.read(source)
     stored.folder.log.require_known()
     agent_of(stored.team_file, request.agent)
-    require_model(request.model)
+    require_model(request.model, request.revision)
     _require_no_run(RunFolder(target_path))
     with RunFolder.open(target_path) as target:
         if _claim(target, request, source, stored.commit):
             _tidy(target)
             yield from (dict(record) for record in of_kind(target.log.read(), SwapRecord.kind))
             return
-        yield from _Swap(source, target, request, *stored.build(), stored.commit).go()
+        yield from _Swap(stored, target, request).go()
 
 
 def _require_apart(source: Path, target: Path) -> None:
@@ -144,25 +144,22 @@ def _made(target: RunFolder) -> Iterator[Path]:
 class _Swap:
     """One swap and its books."""
 
-    def __init__(
-        self, source: Path, target: RunFolder, request: Request, old: Session, team: Team, commit: Commit
-    ) -> None:
-        self.source = source
+    def __init__(self, stored: StoredRun, target: RunFolder, request: Request) -> None:
+        self.source = stored.folder
         self.target = target
         self.request = request
-        self.old = old
-        self.old_team = team
-        self.commit = commit
-        self.seed = old.team_file.seed
+        self.old, self.old_team = stored.build()
+        self.commit = stored.commit
+        self.seed = self.old.team_file.seed
         self.folder = target.path / "swap"
         remove_leftovers(self.folder, recursive=True)
         self.journal = RunLog(self.folder / "journal.jsonl")
-        self.next_stage = int(commit.progress["stage"]) + (int(commit.progress["done"]) > 0)
-        self.stored = RunFolder.read(source).checkpoints
-        self.state = RunState.of(commit, partial(self.stored.folder_of, commit))
+        self.next_stage = int(self.commit.progress["stage"]) + (int(self.commit.progress["done"]) > 0)
+        folder_of = partial(self.source.checkpoints.folder_of, self.commit)
+        self.state = RunState.of(self.commit, folder_of)
         self.account = deepcopy(self.state.account)
         self.team_file: TeamFile = new_team_file(
-            old.team_file, request, next_stage=self.next_stage, models=target.path / "models"
+            self.old.team_file, request, next_stage=self.next_stage, models=target.path / "models"
         )
         self.new = build(self.team_file)
         self.spent: dict[str, Ledger] = {}
@@ -195,7 +192,7 @@ class _Swap:
             agent=request.agent,
             mode=request.mode,
             certified=False,
-            from_={"run": str(self.source), "model": self._model(self.old), "version": self.old_team.versions},
+            from_={"run": str(self.source.path), "model": self._model(self.old), "version": self.old_team.versions},
             to={"model": self._model(self.new), "version": self._new_team().versions},
             protocol=checklist.as_record(),
             success=success,
@@ -216,7 +213,7 @@ class _Swap:
         for name, precision in self.state.precisions.items():
             self.old.engine.set_precision(name, precision)
             if name != self.request.agent and self.request.mode != "reset":
-                self.new.engine.learner(name).load(self.stored.folder_of(self.commit, name))
+                self.new.engine.learner(name).load(self.source.checkpoints.folder_of(self.commit, name))
                 self.new.engine.set_precision(name, precision)
 
     def _new_team(self) -> Team:
@@ -343,7 +340,7 @@ class _Swap:
         number = self.commit.number
         past = [
             r
-            for r in RunFolder.read(self.source).log.read()
+            for r in self.source.log.read()
             if updates_before(r) <= number and r["kind"] not in (FinishedRecord.kind, StoppedRecord.kind)
         ]
         lines = b"".join(encode(r, "record") + b"\n" for r in [*past, encode_record(record)])

@@ -74,6 +74,7 @@ class PlayerConfig(Section):
 
     agent: NonEmpty | None = unset("A frozen agent of the team.")
     model: NonEmpty | None = unset("A folder (relative to the team file) or hub id; with base_url, its name there.")
+    revision: NonEmpty | None = unset("Of a hub id: the branch, tag or commit to take.")
     base_url: NonEmpty | None = unset("An OpenAI-compatible endpoint, such as http://127.0.0.1:8000/v1.")
     key_variable: NonEmpty | None = unset("The environment variable that holds the endpoint's key.")
     max_tokens: Positive = key(128, "Most tokens in one answer.")

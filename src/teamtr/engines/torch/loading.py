@@ -1,35 +1,24 @@
-"""Builds the models that a team names: the built-in tiny one, a folder, or a hub id."""
+"""The built-in tiny model, what it is taught, and a base that agents share with an adapter each."""
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from teamtr.engines.torch.model_files import ModelError
 from teamtr.engines.torch.policy import belongs_to
 from teamtr.engines.torch.tokenizer import character_tokenizer
-from teamtr.errors import UserError, first_line
+from teamtr.errors import first_line
 from teamtr.randomness import seed_of
 from teamtr.types import Ids
 
-HUB_SECONDS = 10.0
-"""How long the hub may take to say whether it knows a model."""
-
-VOCABULARIES = ("tokenizer.json", "tekken.json", "*vocab*", "*.model", "*.tiktoken")
-"""The files that a tokenizer's tokens are in, one of which must be there."""
-
 log = logging.getLogger(__name__)
-
-
-class ModelError(UserError):
-    """A model could not be built; says which and what to do."""
 
 
 @dataclass(frozen=True)
@@ -72,79 +61,6 @@ def tiny_model(shape: TinyShape, seed: int) -> tuple[Any, Any]:
         torch.manual_seed(seed)
         model = Qwen3ForCausalLM(config)
     return model, tokenizer
-
-
-def load_pretrained(source: str) -> tuple[Any, Any]:
-    """(model, tokenizer) from a folder or a hub id, in float32."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    looks_like_path = source.startswith((".", "/", "~")) or Path(source).expanduser().exists()
-    where = str(Path(source).expanduser()) if looks_like_path else source
-    if looks_like_path and not Path(where).is_dir():
-        raise ModelError(f"model {source!r}: there is no such folder")
-    if looks_like_path:
-        _check_folder(source, Path(where))
-    options = {} if looks_like_path else hub_options(source)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(where, **options)
-        model = AutoModelForCausalLM.from_pretrained(where, dtype=torch.float32, **options)
-    except (MemoryError, torch.OutOfMemoryError):
-        raise
-    except Exception as error:  # each format has a reader of its own, and each reader its own errors
-        hint = (
-            "a folder saved by transformers" if looks_like_path else "a folder, a hub id that can be reached, or tiny"
-        )
-        told = first_line(error)
-        if not isinstance(error, OSError | ValueError):
-            told = f"{type(error).__name__}: {told}"
-        raise ModelError(f"model {source!r} could not be loaded ({told}); give {hint}") from error
-    return model, tokenizer
-
-
-def _check_folder(source: str, folder: Path) -> None:
-    """What the loaders would say in other words, or not at all: without a vocabulary they make an empty tokenizer."""
-    if not any((folder / name).is_file() for name in ("config.json", "adapter_config.json")):
-        raise ModelError(f"model {source!r}: the folder has no config.json; give a folder saved by transformers")
-    if not any(found for form in VOCABULARIES for found in folder.glob(form)):
-        raise ModelError(
-            f"model {source!r}: the folder has no tokenizer (no tokenizer.json and no other vocabulary); save the "
-            "model's tokenizer into it as well"
-        )
-    for name in ("config.json", "tokenizer_config.json", "tokenizer.json"):
-        try:
-            json.loads((folder / name).read_bytes())
-        except OSError:
-            continue  # not every folder has all of them; what is needed, the loader says
-        except ValueError as error:
-            raise ModelError(
-                f"model {source!r} could not be loaded ({name} is damaged: {error}); copy or save the folder anew"
-            ) from error
-
-
-def hub_options(source: str) -> dict[str, bool]:
-    """How loaders are to ask for this hub id: the hub, or the cache alone when the hub does not answer.
-
-    Raises ModelError when neither has it. The loaders would find out too, but they ask for file after file, each of
-    them again and again: a misspelt name takes them a minute.
-    """
-    from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
-    from huggingface_hub.errors import EntryNotFoundError, HFValidationError, RepositoryNotFoundError
-
-    try:
-        get_hf_file_metadata(hf_hub_url(source, "config.json"), timeout=HUB_SECONDS)
-    except EntryNotFoundError:
-        return {}  # the hub knows the id; what it lacks, the loader says
-    except HFValidationError as error:
-        raise ModelError(f"model {source!r} is neither a folder nor a hub id (OWNER/NAME) nor tiny") from error
-    except RepositoryNotFoundError:
-        why = "the hub does not know it, or not for you"
-    except Exception as error:  # of whichever HTTP client the hub's library uses: all mean that no answer came
-        why = f"the hub could not be reached ({first_line(error)})"
-    else:
-        return {}
-    if any(isinstance(try_to_load_from_cache(source, name), str) for name in ("config.json", "tokenizer_config.json")):
-        return {"local_files_only": True}
-    raise ModelError(f"model {source!r}: there is no such folder, and {why}; give a folder, a hub id or tiny")
 
 
 def teach_form(

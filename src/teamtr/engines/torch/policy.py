@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -121,6 +122,7 @@ class TransformerPolicy(Policy):
                     file.rename(folder / file.name)
                 nested.rmdir()
             (folder / "README.md").unlink(missing_ok=True)  # PEFT's empty model card
+            _sort_sets(folder / "adapter_config.json", self.model.peft_config[self.adapter])
         self.tokenizer.save_pretrained(folder)
 
     @torch.no_grad()
@@ -446,6 +448,13 @@ class TransformerPolicy(Policy):
             Sample(ids[:n].copy(), logp[:n].copy(), "stop" if stopped else "length")
             for ids, logp, n, stopped in zip(ids_BT, logp_BT, length_B, stopped_B, strict=True)
         ]
+
+
+def _sort_sets(file: Path, config: Any) -> None:
+    """PEFT writes its sets in the order of their hashes, which is another in every process."""
+    settings = json.loads(file.read_text())
+    sets = {name: sorted(value) for name, value in settings.items() if isinstance(getattr(config, name, None), set)}
+    file.write_text(json.dumps({**settings, **sets}, indent=2, sort_keys=True) + "\n")
 
 
 def belongs_to(parameter: str, adapter: str) -> bool:

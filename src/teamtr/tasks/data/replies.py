@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from teamtr.errors import UserError
-from teamtr.store.atomic import explained, make_folder, sync_folder, temporary_beside
+from teamtr.store.atomic import whole_file
 from teamtr.tasks.base import Benchmark, Source, to_be_had
 from teamtr.tasks.benchmarks.gym import Gym
 from teamtr.tasks.data.rows import DataError, Row, read_rows, shown
@@ -68,22 +67,12 @@ def grade_file(
             known = Known(task, data) if data else _brought_along(task)
             rows = read_rows(responses)
         graded = Graded()
-        make_folder(out.parent)
-        temporary = temporary_beside(out)
-        try:
-            with explained(out), open(temporary, "x", encoding="utf-8") as file:
-                for row, verdict in _graded(task, known, rows):
-                    file.write(json.dumps(_with_verdict(row, verdict)) + "\n")
-                    graded.add(verdict)
-                if not graded.rows:
-                    raise DataError(f"{responses}: there is no row to grade")
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, out)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-        sync_folder(out.parent)
+        with whole_file(out) as file:
+            for row, verdict in _graded(task, known, rows):
+                file.write(json.dumps(_with_verdict(row, verdict)) + "\n")
+                graded.add(verdict)
+            if not graded.rows:
+                raise DataError(f"{responses}: there is no row to grade")
         return graded
     finally:
         task.close()

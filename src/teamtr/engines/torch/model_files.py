@@ -1,0 +1,169 @@
+"""The files of a model's folder, looked at before anything is loaded: all there, readable, and safe to read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from teamtr.errors import UserError
+
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+ADAPTER = "adapter_config.json"
+PICKLES = ("*.bin", "*.bin.index.json", "*.pt", "*.pth", "*.ckpt")
+
+VOCABULARIES = ("tokenizer.json", "tekken.json", "*vocab*", "*.model", "*.tiktoken")
+"""The files that a tokenizer's tokens are in, one of which must be there."""
+
+SHOWN = 3
+"""Tensors named in an error, at most."""
+
+
+class ModelError(UserError):
+    """A model could not be built; says which and what to do."""
+
+
+def check_folder(source: str, folder: Path) -> None:
+    """Everything that can be said of a model without loading it. Loaders would say it in other words, or not at all:
+    without a vocabulary they make an empty tokenizer, and what a pickle holds is run."""
+    if not folder.is_dir():
+        raise ModelError(f"model {source!r}: there is no such folder")
+    if (folder / ADAPTER).is_file():
+        raise ModelError(
+            f"model {source!r} is an adapter, not a whole model: merge it into its base (`teamtr export RUN FOLDER "
+            "--agent NAME --merge`, or merge_and_unload of PEFT) and give that folder"
+        )
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"model {source!r}: the folder has no config.json; give a folder saved by transformers")
+    check_vocabulary(source, folder)
+    where_tensors_are(source, folder)
+
+
+def check_vocabulary(source: str, folder: Path) -> None:
+    """The files of the tokenizer alone."""
+    if not any(found for form in VOCABULARIES for found in folder.glob(form)):
+        raise ModelError(
+            f"model {source!r}: the folder has no tokenizer (no tokenizer.json and no other vocabulary); save the "
+            "model's tokenizer into it as well"
+        )
+    for name in ("config.json", "tokenizer_config.json", "tokenizer.json"):
+        if (folder / name).is_file():  # not every folder has all of them; what is needed, the loader says
+            _mapping(source, folder / name)
+
+
+def where_tensors_are(source: str, folder: Path) -> dict[str, str]:
+    """The name of the file that holds each tensor, from the files' own headers; all of them whole and inside."""
+    explicit = _mapping(source, folder / "config.json").get("transformers_weights")
+    names = [explicit] if isinstance(explicit, str) else [WEIGHTS, INDEX]
+    for told in names:
+        _require_inside(source, "config.json", told)
+    name = next((name for name in names if (folder / name).is_file()), None)
+    if name is None:
+        raise ModelError(f"model {source!r}: {_without_weights(source, folder, names)}")
+    if not name.endswith(".json"):
+        return dict.fromkeys(_tensors(source, folder, name), name)
+    listed = _listed(source, folder / name)
+    inside = {shard: _tensors(source, folder, shard) for shard in sorted(set(listed.values()))}
+    absent = sorted(tensor for tensor, shard in listed.items() if tensor not in inside[shard])
+    if absent:
+        raise ModelError(
+            f"model {source!r} is not whole: by {name} {listed[absent[0]]} holds {named(absent)}, and it does not; "
+            "copy or save the folder anew"
+        )
+    return {tensor: shard for shard, tensors in inside.items() for tensor in tensors}
+
+
+def named(tensors: Iterable[str]) -> str:
+    """A few names, and how many more there are."""
+    names = sorted(tensors)
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more
+
+
+def conversion(source: str) -> str:
+    """How to write a model anew as safetensors, for whoever trusts its pickle."""
+    read, kept = f"from_pretrained({source!r})", "save_pretrained('NEW')"
+    return (
+        'python -c "from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; '
+        f'M.{read}.{kept}; T.{read}.{kept}"'
+    )
+
+
+def non_finite_in(folder: Path, files: Iterable[str]) -> list[tuple[str, str]]:
+    """(tensor, file) of every stored tensor with a value that is not a finite number."""
+    found = []
+    for name in sorted(set(files)):
+        with safe_open(folder / name, framework="pt") as stored:
+            for tensor in sorted(stored.keys()):
+                value = stored.get_tensor(tensor)
+                if value.is_floating_point() and not bool(torch.isfinite(value.float()).all()):
+                    found.append((tensor, name))
+    return found
+
+
+def shape_of(file: Path, tensor: str) -> list[int]:
+    with safe_open(file, framework="pt") as stored:
+        return list(stored.get_slice(tensor).get_shape())
+
+
+def _without_weights(source: str, folder: Path, names: list[str]) -> str:
+    pickles = sorted(file.name for form in PICKLES for file in folder.glob(form))
+    if not pickles:
+        return f"the folder has no weights (no {' and no '.join(names)}); copy or save it anew"
+    return (
+        f"its weights are a pickle ({pickles[0]}), which can run code when it is read, and there is no {WEIGHTS}. If "
+        f"you trust it, write it anew with {conversion(str(folder))} and give that folder"
+    )
+
+
+def _listed(source: str, index: Path) -> dict[str, str]:
+    """The index: tensors and the files that hold them. A file that is no safetensors would be unpickled."""
+    listed = _mapping(source, index).get("weight_map")
+    if not isinstance(listed, dict) or not listed or not all(isinstance(shard, str) for shard in listed.values()):
+        raise ModelError(f"model {source!r}: {index.name} has no weight_map of tensors to files; copy the folder anew")
+    for shard in sorted(set(listed.values())):
+        _require_inside(source, index.name, shard)
+        if not (index.parent / shard).is_file():
+            raise ModelError(
+                f"model {source!r} is not whole: {index.name} names {shard}, which is missing; copy the folder anew"
+            )
+    return listed
+
+
+def _require_inside(source: str, teller: str, name: str) -> None:
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or not name.endswith((".safetensors", ".safetensors.index.json")):
+        raise ModelError(
+            f"model {source!r}: {teller} names {name!r}, which is no safetensors file inside the folder; take the one "
+            "that came with the weights"
+        )
+
+
+def _tensors(source: str, folder: Path, name: str) -> set[str]:
+    """The tensors of one file, by its header; the file is as long as that says."""
+    try:
+        with safe_open(folder / name, framework="pt") as stored:
+            return set(stored.keys())
+    except (SafetensorError, OSError, ValueError) as error:
+        raise ModelError(
+            f"model {source!r} could not be loaded ({name} is damaged: {error}); copy or save the folder anew"
+        ) from error
+
+
+def _mapping(source: str, file: Path) -> Mapping[str, Any]:
+    try:
+        found = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(
+            f"model {source!r} could not be loaded ({file.name} is damaged: {error}); copy or save the folder anew"
+        ) from error
+    if not isinstance(found, dict):
+        raise ModelError(
+            f"model {source!r} could not be loaded ({file.name} holds no JSON object); copy or save the folder anew"
+        )
+    return found

@@ -1,0 +1,262 @@
+"""Models and tokenizers from a folder or a hub id: whole, finite, from safetensors, and without running their code."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from teamtr.engines.torch.model_files import (
+    WEIGHTS,
+    ModelError,
+    check_folder,
+    check_vocabulary,
+    conversion,
+    named,
+    non_finite_in,
+    shape_of,
+    where_tensors_are,
+)
+from teamtr.errors import first_line
+
+HUB_SECONDS = 10.0
+"""How long the hub may take to say whether it knows a model."""
+
+_MASKS = re.compile(r"\.(attn|attention)\.(bias|masked_bias)$")
+"""Causal masks that early versions of transformers stored beside the weights, for GPT-2 and its kin."""
+
+
+def load_pretrained(source: str, revision: str | None = None) -> tuple[Any, Any]:
+    """(model, tokenizer) from a folder or a hub id, in float32: whole and finite, or a ModelError."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
+
+    place = _place(source, revision)
+    if place.folder is not None:
+        check_folder(source, place.folder)
+    tokenizer = _tokenizer(place)
+    with _explained(place):
+        config = AutoConfig.from_pretrained(place.where, trust_remote_code=False, **place.options)
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ModelError(
+            f"model {source!r} is a {config.model_type}, which writes no text: give a causal language model"
+        )
+    with _explained(place), _silent_report():
+        model, info = AutoModelForCausalLM.from_pretrained(
+            place.where,
+            dtype=torch.float32,
+            trust_remote_code=False,
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,  # an error of ours, which names them
+            output_loading_info=True,
+            **place.options,
+        )
+    if getattr(model, "peft_config", None):
+        raise ModelError(f"model {source!r} is an adapter, not a whole model: merge it into its base and give that")
+    _require_whole(place, model, info)
+    require_finite(model, f"model {source!r}", place.stored)
+    return model, tokenizer
+
+
+def load_tokenizer(source: str, revision: str | None = None) -> Any:
+    """The tokenizer of a folder or a hub id."""
+    place = _place(source, revision)
+    if place.folder is not None:
+        if not place.folder.is_dir():
+            raise ModelError(f"model {source!r}: there is no such folder")
+        check_vocabulary(source, place.folder)
+    return _tokenizer(place)
+
+
+def require_source(source: str, revision: str | None = None) -> None:
+    """Raises a ModelError for a folder that cannot be loaded, and where neither the hub nor its cache has this id."""
+    place = _place(source, revision)
+    if place.folder is not None:
+        check_folder(source, place.folder)
+
+
+def require_finite(model: Any, told: str, stored: Path | None = None) -> None:
+    """Raises a ModelError that names the tensors with values that are no finite numbers, and the files they are in."""
+    broken = [
+        name
+        for name, tensor in model.state_dict().items()
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all())
+    ]
+    if not broken:
+        return
+    where = named(broken)
+    if stored is not None:  # under the names of the files: some loaders rename tensors
+        in_files = non_finite_in(stored, where_tensors_are(told, stored).values())
+        where = named(f"{tensor} in {file}" for tensor, file in in_files) or where
+    raise ModelError(f"{told} has weights that are not finite numbers ({where}): take a model that is whole")
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a model is: ``where`` and ``options`` for loaders; ``folder`` None for a hub id."""
+
+    source: str
+    revision: str | None
+    where: str
+    folder: Path | None
+    options: Mapping[str, Any]
+
+    @property
+    def stored(self) -> Path | None:
+        """The folder that the weights were read from; None where a hub's cache does not say."""
+        from huggingface_hub import try_to_load_from_cache
+
+        if self.folder is not None:
+            return self.folder
+        found = try_to_load_from_cache(self.source, "config.json", revision=self.revision)
+        return Path(found).parent if isinstance(found, str) else None
+
+
+def _place(source: str, revision: str | None) -> _Place:
+    folder = Path(source).expanduser()
+    if source.startswith((".", "/", "~")) or folder.exists():
+        if revision is not None:
+            raise ModelError(f"model {source!r} is a folder, and revision {revision!r} is for hub ids: leave it out")
+        return _Place(source, None, str(folder), folder, {})
+    return _Place(source, revision, source, None, {**hub_options(source, revision), "revision": revision})
+
+
+def _tokenizer(place: _Place) -> Any:
+    from transformers import AutoTokenizer
+
+    with _explained(place, what="tokenizer of model"):
+        tokenizer = AutoTokenizer.from_pretrained(place.where, trust_remote_code=False, **place.options)
+    own = (tokenizer.init_kwargs.get("auto_map") or {}).get("AutoTokenizer") or ()
+    classes = [str(name).rpartition(".")[2] for name in ([own] if isinstance(own, str) else own) if name]
+    if classes and not any(map(_is_known, classes)):  # the loader has put a general one in its place
+        raise ModelError(_NEEDS_CODE.format(f"tokenizer of model {place.source!r}"))
+    return tokenizer
+
+
+def _is_known(name: str) -> bool:
+    """Whether transformers has a tokenizer of this name itself."""
+    from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
+
+    return tokenizer_class_from_name(name) is not None
+
+
+_NEEDS_CODE = (
+    "{} needs Python code that comes with it (auto_map), which is never run: give a model whose architecture and "
+    "tokenizer transformers has itself"
+)
+
+
+@contextmanager
+def _explained(place: _Place, what: str = "model") -> Iterator[None]:
+    """Each format has a reader of its own, and each reader its own errors; all become one that says what to do."""
+    told = f"{what} {place.source!r}"
+    try:
+        yield
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        if "trust_remote_code" in str(error):
+            raise ModelError(_NEEDS_CODE.format(told)) from error
+        if place.folder is None and isinstance(error, OSError) and WEIGHTS in str(error):
+            raise ModelError(
+                f"{told} has no safetensors on the hub; pickled weights are not read, as they can run code. If you "
+                f"trust it, write it anew with {conversion(place.source)} and give that folder"
+            ) from error
+        hint = "a folder saved by transformers" if place.folder else "a folder, a hub id that can be reached, or tiny"
+        why = first_line(error)
+        if not isinstance(error, OSError | ValueError):
+            why = f"{type(error).__name__}: {why}"
+        raise ModelError(f"{told} could not be loaded ({why}); give {hint}") from error
+
+
+@contextmanager
+def _silent_report() -> Iterator[None]:
+    """Without the loader's table of missing tensors: what it warns of is an error of ours."""
+    loader = logging.getLogger("transformers.modeling_utils")
+    before = loader.level
+    loader.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        loader.setLevel(before)
+
+
+def _require_whole(place: _Place, model: Any, info: Mapping[str, Any]) -> None:
+    """Every tensor of the model was stored, in its shape, and every stored tensor has a place in it. The loader leaves
+    out of its lists what a model does without: heads tied to embeddings, buffers that are computed."""
+    kind, told = type(model).__name__, f"model {place.source!r}"
+    if missing := info["missing_keys"]:
+        raise ModelError(
+            f"{told} is not whole: {_files(place, missing)} without {named(missing)}, which {kind} has and which would "
+            "be random; copy or save it anew"
+        )
+    if mismatched := info["mismatched_keys"]:
+        shapes = [f"{key} of shape {tuple(found)} instead of {tuple(wanted)}" for key, found, wanted in mismatched]
+        raise ModelError(
+            f"{told} is not what its config.json says: {_files(place, [key for key, *_ in mismatched])} with "
+            f"{named(shapes)}; put the weights and the config.json of one model together"
+        )
+    if unexpected := [key for key in info["unexpected_keys"] if not _is_mask(place, key)]:
+        raise ModelError(
+            f"{told} is not what its config.json says: {_files(place, unexpected)} with {named(unexpected)}, for which "
+            f"{kind} has no place; put the weights and the config.json of one model together"
+        )
+
+
+def _is_mask(place: _Place, tensor: str) -> bool:
+    """Of those names, a mask is a single number or has four axes; a bias of a layer has one."""
+    if not _MASKS.search(tensor) or place.stored is None:
+        return False
+    shape = shape_of(place.stored / where_tensors_are(place.source, place.stored)[tensor], tensor)
+    return tensor.endswith(".masked_bias") or len(shape) == 4
+
+
+def _files(place: _Place, tensors: Iterable[str]) -> str:
+    """The files that these tensors are in, or should be."""
+    if place.stored is None:
+        return "its weights come"
+    held = where_tensors_are(place.source, place.stored)
+    files = {held[tensor] for tensor in tensors if tensor in held} or set(held.values())
+    return f"{named(files)} {'comes' if len(files) == 1 else 'come'}"
+
+
+def hub_options(source: str, revision: str | None = None) -> dict[str, bool]:
+    """How loaders are to ask for this hub id: the hub, or the cache alone when the hub does not answer.
+
+    Raises ModelError when neither has it. The loaders would find out too, but they ask for file after file, each of
+    them again and again: a misspelt name takes them a minute.
+    """
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+    from huggingface_hub.errors import (
+        EntryNotFoundError,
+        HFValidationError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    try:
+        get_hf_file_metadata(hf_hub_url(source, "config.json", revision=revision), timeout=HUB_SECONDS)
+    except EntryNotFoundError:
+        return {}  # the hub knows the id; what it lacks, the loader says
+    except HFValidationError as error:
+        raise ModelError(f"model {source!r} is neither a folder nor a hub id (OWNER/NAME) nor tiny") from error
+    except RevisionNotFoundError as error:
+        raise ModelError(
+            f"model {source!r}: the hub has no revision {revision!r} of it; give a branch, tag or commit that it has"
+        ) from error
+    except RepositoryNotFoundError:
+        why = "the hub does not know it, or not for you"
+    except Exception as error:  # of whichever HTTP client the hub's library uses: all mean that no answer came
+        why = f"the hub could not be reached ({first_line(error)})"
+    else:
+        return {}
+    names = ("config.json", "tokenizer_config.json")
+    if any(isinstance(try_to_load_from_cache(source, name, revision=revision), str) for name in names):
+        return {"local_files_only": True}
+    at = "" if revision is None else f" (revision {revision})"
+    raise ModelError(f"model {source!r}{at}: there is no such folder, and {why}; give a folder, a hub id or tiny")
