@@ -14,7 +14,7 @@ from teamtr.config import reference, schema_keys
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
-READ = [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+READ = [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"]
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
 
@@ -126,3 +126,4 @@ def test_the_layout_page_lists_every_module() -> None:
 
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+    assert len((ROOT / "SECURITY.md").read_text().splitlines()) <= 100
