@@ -18,6 +18,17 @@ def visible(text: str) -> str:
     return _HIDDEN.sub(lambda match: f"⟨U+{ord(match[0]):04X}⟩", text)
 
 
+def on_terminal(text: str) -> str:
+    """The text as a terminal may be given it: no control code, so no escape sequence, and no return to the beginning
+    of a line."""
+    return visible(text.replace("\r\n", "\n")).replace("\r", "⟨U+000D⟩")
+
+
+def without_surrogates(text: str) -> str:
+    """Halves of a character, which UTF-8 cannot write, become the sign for what cannot be read."""
+    return text if text.isascii() else text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
 def in_markdown(text: str) -> str:
     """The text on one line, with everything escaped that Markdown or HTML would read."""
     return _MARKDOWN.sub(r"\\\1", visible(" ".join(text.split())))

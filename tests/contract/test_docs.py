@@ -19,7 +19,7 @@ from teamtr.config import reference, schema_keys
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
-READ = [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+READ = [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"]
 NOW = [page for page in READ if page.name != "log.md"] + [ROOT / "PAPER.md"]
 """Pages that speak of the tree as it is; the log speaks of the past."""
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
@@ -325,3 +325,4 @@ def test_the_layout_page_lists_every_module() -> None:
 
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+    assert len((ROOT / "SECURITY.md").read_text().splitlines()) <= 100

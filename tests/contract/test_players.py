@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import socket
 import threading
 import time
 from collections import Counter
@@ -18,7 +19,7 @@ from teamtr.engines.learner import PolicyLearner
 from teamtr.engines.local import LocalEngine
 from teamtr.engines.tabular import TabularPolicy
 from teamtr.errors import Refused, UserError
-from teamtr.tasks.benchmarks.arbench.endpoint import EndpointError, EndpointPlayer
+from teamtr.tasks.benchmarks.arbench.endpoint import MAX_ANSWER_BYTES, EndpointError, EndpointPlayer
 from teamtr.tasks.players import PolicyPlayer
 
 
@@ -179,11 +180,80 @@ def test_a_server_that_hangs_or_is_not_there_ends_in_an_error(endpoint: FakeEndp
         EndpointPlayer(nobody.url, "m", attempts=2, sleep=lambda _: None).answer(CHATS[:1], seed=0)
 
 
+HEAD = b"HTTP/1.0 200 OK\r\n"
+REST = b"Content-Type: application/json\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("at_once", "then"),
+    [
+        (b"", HEAD),
+        (HEAD, b"X-Slow: " + b"x" * 800),
+        (b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 32),
+        (HEAD + REST, b" " * 800),
+        (HEAD + b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\n \r\n" * 140),
+        (b"HTTP/1.0 503 Full\r\n" + REST, b"still full " * 70),
+        (b"HTTP/1.0 400 No\r\n" + REST, b"still no " * 90),
+    ],
+    ids=["status", "header", "interim answers", "body", "chunks", "passing error", "error"],
+)
+def test_an_answer_that_drips_ends_when_its_time_is_over(at_once: bytes, then: bytes):
+    """A byte every twentieth of a second keeps every single read in time: all of them would take forty seconds."""
+    over = threading.Event()
+
+    def drip(server: socket.socket) -> None:
+        client, _ = server.accept()
+        with client, contextlib.suppress(OSError):
+            client.sendall(at_once)
+            for byte in then:
+                if over.wait(0.05):
+                    return
+                client.sendall(bytes([byte]))
+            over.wait(60)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=drip, args=(server,))
+        thread.start()
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/v1"
+        started = time.monotonic()
+        try:
+            with pytest.raises(EndpointError, match=r"timed out|status 503|status 400"):
+                EndpointPlayer(url, "m", timeout_seconds=0.4, attempts=1).answer(CHATS[:1], seed=0)
+            assert time.monotonic() - started < 30
+        finally:
+            over.set()
+            thread.join()
+
+
+def test_what_an_endpoint_says_is_text_of_bounded_size(endpoint: FakeEndpoint):
+    said = "half \ud83d, whole \U0001f600, odd \udc80\ud800"
+    endpoint.trouble = lambda content, n: (
+        200,
+        {},
+        json.dumps({"choices": [{"message": {"content": said}}]}).encode(),
+    )
+    (answer,) = EndpointPlayer(endpoint.url, "m").answer(CHATS[:1], seed=0)
+    assert answer == "half \ufffd, whole \U0001f600, odd \ufffd\ufffd"
+    answer.encode()
+    endpoint.trouble = lambda content, n: (200, {}, b" " * (MAX_ANSWER_BYTES + 1))
+    with pytest.raises(EndpointError, match=f"more than {MAX_ANSWER_BYTES} bytes"):
+        EndpointPlayer(endpoint.url, "m", attempts=1).answer(CHATS[:1], seed=0)
+
+
+@pytest.mark.parametrize("status", [400, 503])
+def test_errors_of_an_endpoint_hold_no_escape_sequence(endpoint: FakeEndpoint, status: int):
+    endpoint.trouble = lambda content, n: (status, {}, b"\x1b]0;owned\x07\x1b[2J\rfine \xc2\x9b1m")
+    with pytest.raises(EndpointError, match="owned") as told:
+        EndpointPlayer(endpoint.url, "m", attempts=1).answer(CHATS[:1], seed=0)
+    assert str(told.value).isprintable()
+
+
 def test_impossible_endpoints_are_refused_before_anything_is_asked(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("PLAYER_KEY", raising=False)
     with pytest.raises(UserError, match="PLAYER_KEY, which is not set"):
         EndpointPlayer("http://localhost/v1", "m", key_variable="PLAYER_KEY")
-    for url in ("localhost:8000/v1", "file:///etc/passwd", "http://"):
+    hosts = ("", "[::1/", "host:port/v1", "host:99999/v1", "host:0/v1", ":80/v1", "ho st/v1", "h/\x1b[2J", "h/\nX: y")
+    for url in ("localhost:8000/v1", "file:///etc/passwd", *(f"http://{host}" for host in hosts)):
         with pytest.raises(UserError, match="base_url"):
             EndpointPlayer(url, "m")
     with pytest.raises(UserError, match="at least 1"):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import socket
+import struct
 import sys
 import threading
 import time
@@ -15,10 +17,12 @@ from urllib.parse import quote
 import pytest
 
 from made_run import made_run, update_record
+from teamtr.analysis.report import reading, serve
 from teamtr.analysis.report.reading import LogTail, read_run
 from teamtr.analysis.report.serve import Library, LiveServer
 from teamtr.errors import UserError
 from teamtr.store import Log
+from teamtr.store.log import decode
 
 
 @pytest.fixture
@@ -121,7 +125,8 @@ def test_path_tricks_reach_nothing(tmp_path):
                 assert b"TOPSECRET" not in body
 
 
-def test_the_live_page_follows_a_growing_log(tmp_path):
+def test_the_live_page_follows_a_growing_log(tmp_path, monkeypatch):
+    monkeypatch.setattr(serve, "AT_ONCE", 60.0)  # no summary rests, however busy the machine
     run = made_run(tmp_path / "run", stages=1)
     with serving(run) as server:
         (entry,) = json.loads(get(server, f"/{server.token}/api/runs")[1])["runs"]
@@ -184,6 +189,78 @@ def test_a_log_that_was_cut_back_is_read_again(run):
     Log(run / "log.jsonl").rewind(lambda record: record["kind"] != "stage")
     assert tail.poll()
     assert [r["kind"] for r in tail.records] == ["start", "eval", "update", "update", "update"]
+
+
+def test_a_log_written_over_in_place_is_read_again(run):
+    tail = LogTail(run / "log.jsonl")
+    tail.poll()
+    lines = (run / "log.jsonl").read_bytes().splitlines(keepends=True)
+    (run / "log.jsonl").write_bytes(b"".join([lines[0], *3 * lines[:0:-1]]))
+    assert (run / "log.jsonl").stat().st_size > tail.offset
+    assert tail.poll()
+    assert tail.generation == 2
+    assert len(tail.records) == 1 + 3 * 16
+    assert not tail.damaged
+
+
+def test_every_line_of_a_log_is_read_once(run, monkeypatch):
+    read = []
+    monkeypatch.setattr(serve, "AT_ONCE", 60.0)
+    monkeypatch.setattr(reading, "decode", lambda line: read.append(line) or decode(line))
+    library = Library([run])
+    (entry,) = library.names()
+    stamp = ""
+    for number in (10, 11, 12):
+        for _ in range(3):
+            stamp = library.summary(entry["key"], stamp)["stamp"]
+            assert library.batch(entry["key"], "stage-0000-step-00.jsonl.gz") is not None
+        Log(run / "log.jsonl").append(update_record(number, 3, 0, "left"))
+    lines = [line for line in read if b'"kind"' in line]
+    assert len(lines) == len(set(lines)) == 17 + 2
+
+
+def test_a_run_that_takes_long_keeps_nobody_waiting_who_looks_at_another(tmp_path, monkeypatch):
+    made_run(tmp_path / "runs" / "big", name="big")
+    made_run(tmp_path / "runs" / "small", name="small")
+    begun, over = threading.Event(), threading.Event()
+    summarised = serve.summarise
+
+    def slow(found):
+        if found.folder.name == "big":
+            begun.set()
+            assert over.wait(60)
+        return summarised(found)
+
+    monkeypatch.setattr(serve, "summarise", slow)
+    library = Library([tmp_path / "runs"])
+    keys = {entry["name"]: entry["key"] for entry in library.names()}
+    first = threading.Thread(target=library.summary, args=(keys["big"], ""))
+    first.start()
+    try:
+        assert begun.wait(60)
+        answered = []
+        second = threading.Thread(target=lambda: answered.append(library.summary(keys["small"], "")))
+        second.start()
+        second.join(30)
+        assert answered, "the small run waits for the big one"
+    finally:
+        over.set()
+        first.join()
+    assert answered[0]["report"]["run"]["name"] == "small"
+
+
+def test_addresses_that_cannot_be_read_are_refused_without_a_traceback(run, capfd):
+    with serving(run) as server:
+        for path in ("http://[::1/", "http://[", "//[::1/x", f"http://[::1/{server.token}/", "http://[v1.\x1b]/"):
+            with socket.create_connection(("127.0.0.1", server.server_port), timeout=60) as caller:
+                caller.sendall(f"GET {path} HTTP/1.0\r\n\r\n".encode())
+                status = caller.makefile("rb").readline().split()[1]
+            assert status in (b"400", b"403"), path
+        with socket.create_connection(("127.0.0.1", server.server_port)) as caller:
+            caller.sendall(b"GET / HTTP/1.0\r\n\r\n")
+            caller.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # hang up at once
+        assert get(server, f"/{server.token}/")[0] == 200
+    assert capfd.readouterr().err == ""
 
 
 def test_looking_takes_no_lock_and_writes_nothing(run):

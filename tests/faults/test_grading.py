@@ -77,6 +77,19 @@ REWARDS = """
     def hangs(prompts, completions, **columns):
         time.sleep(1000)
 
+    class Same(type):
+        __eq__ = lambda self, other: True
+        __hash__ = lambda self: hash(float)
+        __instancecheck__ = __subclasscheck__ = lambda self, other: True
+
+    class Pretender(metaclass=Same):
+        __class__ = float
+        __eq__ = __ge__ = lambda self, other: True
+        __hash__ = lambda self: 1
+
+    def pretends(prompts, completions, **columns):
+        return [Pretender() if text == "lie" else float(text) for text in completions]
+
     def not_a_number(prompts, completions, **columns):
         return [float("nan")] * len(completions)
 
@@ -98,6 +111,69 @@ REWARDS = """
             time.sleep(50)
         return [1.0] * len(completions)
 """
+
+
+MISDEEDS = """
+    import os, socket, stat, sys
+
+    def misbehaves(prompts, completions, **columns):
+        for word in completions:
+            DEEDS.get(word, lambda: None)()
+        return [0.5 if word in DEEDS else float(word) for word in completions]
+
+    def to_channel(data):
+        fd = next(fd for fd in range(3, 64) if is_socket(fd))
+        socket.socket(fileno=os.dup(fd)).sendall(data)
+
+    def is_socket(fd):
+        try:
+            return stat.S_ISSOCK(os.fstat(fd).st_mode)
+        except OSError:
+            return False
+
+    worker = sys.modules["__main__"]
+    encode = worker.encode_frame
+    sent = []
+
+    def kept(*content):
+        sent.append(encode(*content))
+        return sent[-1]
+
+    def stutter():
+        worker.encode_frame = lambda *content: 2 * encode(*content)
+
+    def repeat_an_earlier_one():
+        worker.encode_frame = lambda *content: sent[-2]
+
+    def fork_and_pretend():
+        pid = os.getpid()
+        os.getpid = lambda: pid
+        os.fork()
+
+    worker.encode_frame = kept
+    DEEDS = {
+        "forks": os.fork,
+        "forks and pretends": fork_and_pretend,
+        "writes a verdict": lambda: to_channel(encode({"values": [1.0]})),
+        "writes an error": lambda: to_channel(encode({"error": "none of mine", "miscounted": False})),
+        "writes what it once sent": lambda: [to_channel(frame) for frame in sent[-1:]],
+        "writes an empty frame": lambda: to_channel(bytes(8)),
+        "writes garbage": lambda: to_channel(b"garbage " * 9),
+        "writes the beginning of a frame": lambda: to_channel(bytes([0, 0, 0, 0, 0, 0, 2, 0])),
+        "answers twice": stutter,
+        "answers as it did before": repeat_an_earlier_one,
+        "closes the channel": lambda: os.closerange(3, 64),
+        "prints a verdict": lambda: [os.write(fd, encode({"values": [1.0]})) for fd in (1, 2)],
+    }
+"""
+
+
+@pytest.fixture
+def misdeeds(tmp_path: Path) -> dict[str, Any]:
+    """The setup of a reward that does, on its way, what the completion names."""
+    path = tmp_path / "misdeeds.py"
+    path.write_text(textwrap.dedent(MISDEEDS))
+    return {"path": str(path), "function": "misbehaves", "columns": []}
 
 
 @pytest.fixture
@@ -192,6 +268,12 @@ def test_a_reward_that_is_not_finite_stays_nan(tmp_path: Path, rewards: Path) ->
         (verdict,) = graded(task, [word])
         assert verdict.kind == "crash"
         assert math.isnan(verdict.reward)
+    task.close()
+
+
+def test_a_reward_that_only_claims_to_be_a_number_is_none(tmp_path: Path, rewards: Path) -> None:
+    task = task_of(tmp_path, rewards, "pretends")
+    assert graded(task, ["1", "lie", "0.5"]) == [Verdict("right", 1.0), Verdict("crash", 0.0), Verdict("wrong", 0.5)]
     task.close()
 
 
@@ -298,6 +380,85 @@ def test_a_late_death_is_not_blamed_on_the_next_item(rewards: Path) -> None:
             Result("ok", 1.0)
         ]
         assert worker_pid(pool) != first
+
+
+HARMLESS = ("forks", "prints a verdict")
+"""What a grader may do without harm: its one answer counts."""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "deed",
+    [
+        *("forks", "writes a verdict", "writes an error", "writes what it once sent", "writes an empty frame"),
+        *("writes garbage", "answers twice", "answers as it did before", "closes the channel", "prints a verdict"),
+    ],
+)
+def test_what_a_grader_does_to_the_channel_spoils_its_own_verdict_alone(misdeeds: dict[str, Any], deed: str) -> None:
+    with WorkerPool(seconds_per_item=5.0) as pool:
+
+        def submit(*words: str) -> list[Result]:
+            return pool.submit("reward", [{"prompt": "", "completion": w, "columns": {}} for w in words], misdeeds)
+
+        assert submit("1") == [Result("ok", 1.0)]
+        own = [Result("ok", 0.5)] if deed in HARMLESS else submit(deed)
+        assert own[0].kind == ("ok" if deed in HARMLESS else "crash"), own
+        numbers = [k / 64 for k in range(1, 8)]
+        words = [str(x) for x in numbers]
+        assert submit(*words[:3], deed, *words[3:]) == [
+            *(Result("ok", x) for x in numbers[:3]),
+            *own,
+            *(Result("ok", x) for x in numbers[3:]),
+        ]
+        for word, x in zip(words, numbers, strict=True):
+            assert submit(word) == [Result("ok", x)], "each answer belongs to its own request"
+
+
+@pytest.mark.long
+def test_the_beginning_of_a_frame_is_no_late_answer(misdeeds: dict[str, Any]) -> None:
+    items = [{"prompt": "", "completion": w, "columns": {}} for w in ("writes the beginning of a frame", "0.25")]
+    with WorkerPool(seconds_per_item=ALLOWED_S) as pool:
+        spoilt, fine = pool.submit("reward", items, misdeeds)
+    assert (spoilt.kind, fine) == ("crash", Result("ok", 0.25))
+
+
+@pytest.mark.long
+def test_a_fork_that_answers_as_well_is_never_taken_for_the_answer_to_another_request(
+    misdeeds: dict[str, Any],
+) -> None:
+    """Its answer comes at any time, and may be cut: a request may fail for it, but none gets another one's value."""
+    with WorkerPool(seconds_per_item=1.0) as pool:
+        for k in range(12):
+            word = "forks and pretends" if k % 3 == 0 else str(k)
+            (result,) = pool.submit("reward", [{"prompt": "", "completion": word, "columns": {}}], misdeeds)
+            assert result.kind != "ok" or result.value == (0.5 if k % 3 == 0 else float(k))
+
+
+def test_of_items_answered_one_by_one_the_one_that_answers_twice_is_blamed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "stutters.py").write_text(
+        textwrap.dedent("""
+        import sys
+        worker = sys.modules["__main__"]
+        encode = worker.encode_frame
+
+        def lengths():
+            def grade(items):
+                for item in items:
+                    times = 2 if item["text"] == "twice" else 1
+                    worker.encode_frame = lambda *content: times * encode(*content)
+                    yield len(item["text"])
+            return grade
+        """)
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with WorkerPool(seconds_per_item=30.0) as pool:
+        texts = ["a", "bb", "twice", "ccc", "twice", "dddd"]
+        results = pool.submit("stutters:lengths", [{"text": text} for text in texts])
+    assert [(r.kind, r.value) for r in results] == [
+        *(("ok", 1), ("ok", 2), ("crash", None), ("ok", 3), ("crash", None), ("ok", 4))
+    ]
 
 
 def test_no_process_is_left(rewards: Path) -> None:

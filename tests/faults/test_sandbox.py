@@ -279,6 +279,7 @@ def test_a_verifier_is_called_with_the_answer_as_data(sandbox: Sandbox) -> None:
         ("return ''", "ok"),
         ("return Equal()", "ok"),
         ("return Text('True')", "ok"),
+        ("return Pretender()", "ok"),
         ("raise ValueError(True)", "ok"),
         ("return True if forever() else True", "timeout"),
         ("raise KeyboardInterrupt", "crash"),
@@ -293,6 +294,13 @@ def test_only_a_plain_true_value_lets_a_check_hold(sandbox: Sandbox, body: str, 
             __bool__ = lambda self: True
         class Text(str):
             pass
+        class Same(type):
+            __eq__ = lambda self, other: True
+            __hash__ = lambda self: hash(bool)
+            __instancecheck__ = __subclasscheck__ = lambda self, other: True
+        class Pretender(metaclass=Same):
+            __class__ = bool
+            __bool__ = lambda self: True
         def forever():
             while True:
                 pass
@@ -393,6 +401,25 @@ def test_values_are_told_in_plain_types(sandbox: Sandbox) -> None:
     assert sandbox.run([Program("def pair(): return (1, (2,))", "pair", [[]])]) == [Result("ok", [[1, [2]]])]
     [not_plain] = sandbox.run([Program("def f(): return {1}", "f", [[]])])
     assert not_plain.message == "TypeError: a set cannot be told in JSON"
+
+
+@pytest.mark.parametrize("returned", ["Pretender()", "[Pretender()]", "{'k': Pretender()}", "{Pretender(): 1}"])
+def test_a_class_that_says_it_equals_float_is_not_told_as_one(sandbox: Sandbox, returned: str) -> None:
+    code = f"""
+class Same(type):
+    __eq__ = lambda self, other: True
+    __hash__ = lambda self: hash(float)
+    __instancecheck__ = __subclasscheck__ = lambda self, other: True
+class Pretender(metaclass=Same):
+    __class__ = float
+    __eq__ = lambda self, other: True
+    __hash__ = lambda self: 1
+    __iter__ = lambda self: iter([1.0])
+def f(): return {returned}
+"""
+    [result] = sandbox.run([Program(code, "f", [[]])])
+    assert result.kind == "crash"
+    assert "cannot be told in JSON" in result.message
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import typer
 
 from teamtr.cli import demo, evaluate, figures, files, grade, lab, plan, report, swap, train  # noqa: F401 (importing a module registers its commands)
 from teamtr.cli.common import app
+from teamtr.cli.terminal import write, write_traceback
 
 __all__ = ["app", "main"]
 
@@ -16,9 +17,15 @@ def _about(version: Annotated[bool, typer.Option("--version", help="Print the ve
     if version:
         from teamtr.version import __version__
 
-        sys.stdout.write(f"teamtr {__version__}\n")
+        write(f"teamtr {__version__}", sys.stdout)
         raise typer.Exit
 
 
 def main() -> None:
-    app(prog_name="teamtr")
+    """What nobody foresaw ends with its traceback and exit code 1, as in any program, but for what it would do to a
+    terminal."""
+    try:
+        app(prog_name="teamtr")
+    except Exception:
+        write_traceback()
+        sys.exit(1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import signal
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 import typer
 
 from teamtr.cli.complete import dotted_keys
+from teamtr.cli.terminal import json_line, write
 
 if TYPE_CHECKING:
     from teamtr.config import TeamFile
@@ -76,15 +76,13 @@ def _telling_warnings() -> Iterator[None]:
 
     told: set[str] = set()
     with warnings.catch_warnings():
-        usual = warnings.showwarning
 
         def tell(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
-            if issubclass(category, UserWarning):
-                if str(message) not in told:
-                    say(f"warning: {message}")
-                told.add(str(message))
-            else:
-                usual(message, category, *place, **more)
+            if not issubclass(category, UserWarning):
+                say(warnings.formatwarning(message, category, *place[:2]).rstrip("\n"))
+            elif str(message) not in told:
+                say(f"warning: {message}")
+            told.add(str(message))
 
         warnings.showwarning = tell
         yield
@@ -153,7 +151,7 @@ class Stop:
         if self.asked or not self._updating:
             raise KeyboardInterrupt
         self.asked = True
-        sys.stderr.write("\nfinishing this update, then saving; press again to stop at once\n")
+        write("\nfinishing this update, then saving; press again to stop at once", sys.stderr)
 
     def during(self, records: Iterable[Item]) -> Iterator[Item]:
         """Hand on the records of a run; updates are made from the first of them to the end."""
@@ -186,15 +184,12 @@ def read_team_file(file: Path, overrides: list[str] | None) -> TeamFile:
 
 def answer(text: str, as_json: bool) -> None:
     """What a command was asked for, for a person: on stdout, unless the record (``--json``) stands there."""
-    stream = sys.stderr if as_json else sys.stdout
-    stream.write(f"{text}\n")
-    stream.flush()
+    write(text, sys.stderr if as_json else sys.stdout)
 
 
 def emit(payload: dict[str, Any]) -> None:
     """One line of JSON on stdout; what JSON has no word for (nan, infinity) is null."""
-    sys.stdout.write(json.dumps(_plain(payload), allow_nan=False) + "\n")
-    sys.stdout.flush()
+    write(json_line(_plain(payload)), sys.stdout)
 
 
 def _plain(value: Any) -> Any:

@@ -51,4 +51,5 @@ def _agents(team_file: Path) -> list[str]:
         names = [agent["name"] for agent in data["team"]["agents"]]
     except (OSError, ValueError, LookupError, TypeError):
         return []
-    return [name for name in names if isinstance(name, str)]
+    # As far as they are names: a file may say anything, and a shell is to type it.
+    return [name for name in names if isinstance(name, str) and name.replace("-", "_").isidentifier()]

@@ -11,6 +11,7 @@ import typer
 
 from teamtr.cli.common import JsonFlag, Overrides, answer, app, emit, errors, fail, read_team_file
 from teamtr.cli.complete import recipe_names
+from teamtr.cli.terminal import write
 
 
 @app.command()
@@ -68,14 +69,14 @@ def recipes(
             if as_json:
                 emit({"name": name, "team_file": text})
             else:
-                sys.stdout.write(text)
+                write(text.removesuffix("\n"), sys.stdout)
             return
         found = all_recipes()
     if as_json:
         emit({"recipes": {key: recipe.summary for key, recipe in found.items()}})
         return
     for key, recipe in found.items():
-        sys.stdout.write(f"{key:<18} {recipe.summary}\n")
+        write(f"{key:<18} {recipe.summary}", sys.stdout)
 
 
 @app.command()
@@ -124,7 +125,7 @@ def schema(
         for note in broken_tasks():
             say(f"warning: {note}")
         if out is None:
-            sys.stdout.write(text)
+            write(text.removesuffix("\n"), sys.stdout)
         else:
             out.write_text(text, encoding="utf-8")
 
@@ -138,6 +139,6 @@ def reference(
 
     with errors():
         if out is None:
-            sys.stdout.write(text())
+            write(text().removesuffix("\n"), sys.stdout)
         else:
             out.write_text(text(), encoding="utf-8")

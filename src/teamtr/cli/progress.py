@@ -15,8 +15,9 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from teamtr.cli.terminal import write
 from teamtr.reports import was_skipped
-from teamtr.text import share
+from teamtr.text import on_terminal, share
 
 Record = dict[str, Any]
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -131,7 +132,7 @@ class TrainingScreen:
         for name, r in self.agents.items():
             share = r["kl_upper"] / r["radius"] if r["radius"] else 0.0
             table.add_row(
-                escape(name),
+                escape(on_terminal(name)),
                 f"{r['stage'] + 1}/{self.stages}",
                 f"{r['reward']:.3f}",
                 f"{r['kl_upper']:.4f}/{r['radius']:.3g}",
@@ -144,7 +145,7 @@ class TrainingScreen:
         return table
 
     def _print(self, line: str) -> None:
-        self.console.print(Text(line), soft_wrap=True)
+        self.console.print(Text(on_terminal(line)), soft_wrap=True)
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -157,7 +158,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def say(text: str) -> None:
     """For a person, on stderr: stdout belongs to --json."""
-    sys.stderr.write(f"{text}\n")
+    write(text, sys.stderr)
 
 
 def _bar(share: float, width: int = 12) -> str:

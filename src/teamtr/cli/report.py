@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -10,7 +9,7 @@ from typing import Annotated
 import typer
 
 from teamtr.cli.common import JsonFlag, app, emit, errors, fail
-from teamtr.text import visible
+from teamtr.cli.terminal import json_line, write
 
 FORMATS = ("html", "md", "json")
 
@@ -42,12 +41,12 @@ def report(
         elif form == "md":
             text = report_text(built.data)
         else:
-            text = json.dumps(plain(built.data), allow_nan=False) + "\n"
+            text = json_line(plain(built.data)) + "\n"
         target = out or (run / "report.html" if form == "html" else None)
         if target is not None:
             write_atomic(target, text.encode())
     if target is None:
-        sys.stdout.write(text)
+        write(text.removesuffix("\n"), sys.stdout)
         return
     for note in built.data["notes"]:
         say(f"note: {note}")
@@ -79,8 +78,7 @@ def view(
             if runs and not folder.is_dir():
                 fail(f"there is no folder {folder}: check the path", 2)
         with LiveServer(Library(folders), host=host, port=port, allow_remote=allow_remote) as server:
-            sys.stdout.write(f"{server.link}\n")
-            sys.stdout.flush()
+            write(server.link, sys.stdout)
             say("open the link above; Ctrl-C to stop")
             try:
                 server.serve_forever(poll_interval=0.5)
@@ -109,9 +107,9 @@ def compare(
     if as_json:
         emit(plain(comparison))
     elif form == "md":
-        sys.stdout.write(comparison_text(comparison))
+        write(comparison_text(comparison).removesuffix("\n"), sys.stdout)
     else:
         tables = [table(*each) for each in comparison_tables(comparison)]
-        sys.stdout.write("\n\n".join([*tables, *(f"note: {visible(n)}" for n in comparison["notes"])]) + "\n")
+        write("\n\n".join([*tables, *(f"note: {note}" for note in comparison["notes"])]), sys.stdout)
     if out is not None:
         say(f"comparison: {out}")

@@ -31,9 +31,15 @@ class Overhead:
 
 
 def sampled_by_update(updates: Sequence[Record]) -> list[int]:
-    """Tokens sampled between each update and the one before it."""
+    """Tokens sampled between each update and the one before it; 0 where the one before it is not there."""
     totals = [whole(update, "sampled_tokens_total") or 0 for update in updates]
-    return [max(now - before, 0) for before, now in zip([0, *totals], totals, strict=False)]
+    numbers = [whole(update, "update") for update in updates]
+    increments = [max(now - before, 0) for before, now in zip([0, *totals], totals, strict=False)]
+    follows = [
+        before is None or now is None or now == before + 1
+        for before, now in zip([None, *numbers], numbers, strict=False)
+    ]
+    return [tokens if adjacent else 0 for tokens, adjacent in zip(increments, follows, strict=True)]
 
 
 def overhead(updates: Sequence[Record], seconds: Mapping[str, Mapping[str, float]] | None = None) -> Overhead:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from teamtr.config import ConfigError, TeamFile, loads_stored
 from teamtr.presets import Plan
@@ -22,6 +22,10 @@ from teamtr.types import RolloutBatch
 
 _BATCH = re.compile(r"stage-([0-9]{4,9})-step-([0-9]{2,9})\.jsonl\.gz")
 _COMMIT = re.compile(r"[0-9]{6,12}")
+
+LAST_BYTES = 256
+HELD_BYTES = 24 << 20
+"""Of updates and evaluations in a log: with all that a page makes of them, they take about seven times as much."""
 
 
 @dataclass(frozen=True)
@@ -34,48 +38,77 @@ class BatchFile:
     path: Path
 
 
+class _Entry(NamedTuple):
+    """A record, the bytes of its line, and the number of its stage in the order of the log; None for a record that
+    is held whatever happens."""
+
+    record: dict[str, Any]
+    size: int
+    stage: int | None
+
+
 class LogTail:
     """The records of a growing log, read from where the last look ended.
 
-    A resumed run cuts its log back by putting a new file in its place; then everything is read again. A last line
-    without its newline is still being written (or was torn): it waits in ``torn_bytes``.
+    A resumed run cuts its log back by putting a new file in its place; then everything is read again, as whenever the
+    log is shorter than it was or does not hold what it held. A last line without its newline is still being written
+    (or was torn): it waits in ``torn_bytes``.
+
+    Of a large log not everything is held: where the lines of updates and evaluations come to more than ``HELD_BYTES``,
+    only those of every second stage are, then of every fourth, and so on; ``every`` says how many stages one stands
+    for. Beside them, the update before each such stage is held, and the newest update and evaluation. Records of other
+    kinds are all held.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.records: list[dict[str, Any]] = []
-        self.damaged: list[str] = []
         self.missing = False
-        self.offset = 0
         self.generation = 0
-        self.torn_bytes = 0
         self._inode: int | None = None
-        self._lines = 0
+        self._last: bytes
+        self._begin_again(None)
 
     def poll(self) -> bool:
         """Read what is new; says whether anything was."""
         try:
             with open(self.path, "rb") as file:
-                status = os.fstat(file.fileno())
-                if status.st_ino != self._inode or status.st_size < self.offset:
-                    self._begin_again(status.st_ino)
-                file.seek(self.offset)
-                data = file.read()
+                inode = os.fstat(file.fileno()).st_ino
+                file.seek(self.offset - len(self._last))
+                if inode != self._inode or file.read(len(self._last)) != self._last:
+                    self._begin_again(inode)
+                    self.generation += 1
+                    file.seek(0)
+                began = self.offset
+                for line in file:
+                    if not line.endswith(b"\n"):
+                        self.torn_bytes = len(line)
+                        break
+                    self._take(line)
+                    self.offset += len(line)
+                    self._last = line[-LAST_BYTES:]
+                else:
+                    self.torn_bytes = 0
         except FileNotFoundError:
             self.missing = True
             return False
         self.missing = False
-        end = data.rfind(b"\n") + 1
-        self.torn_bytes = len(data) - end
-        for line in data[:end].splitlines():
-            self._take(line)
-        self.offset += end
-        return end > 0
+        return self.offset > began
 
-    def _begin_again(self, inode: int) -> None:
-        self.records, self.damaged, self.offset, self._lines = [], [], 0, 0
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """What is held, oldest first."""
+        return [entry.record for entry in _thinned(self._entries, self.every)]
+
+    def _begin_again(self, inode: int | None) -> None:
+        self.damaged: list[str] = []
+        self.offset = self.torn_bytes = self.updates = 0
+        self.every = 1
         self._inode = inode
-        self.generation += 1
+        self._last = b""  # the end of what was read
+        self._entries: list[_Entry] = []
+        self._held_bytes = self._lines = 0
+        self._room = HELD_BYTES
+        self._stage: tuple[int, object] = (-1, self)  # its number, and what the log calls it: nothing as yet
 
     def _take(self, line: bytes) -> None:
         self._lines += 1
@@ -85,8 +118,52 @@ class LogTail:
                 raise ValueError("not a JSON object")
         except ValueError as error:
             self.damaged.append(f"line {self._lines} of the log cannot be read and was left out ({error})")
-        else:
-            self.records.append(record)
+            return
+        kind = record.get("kind")
+        if kind not in ("update", "eval"):
+            self._entries.append(_Entry(record, len(line), None))
+            return
+        if kind == "update":
+            self.updates += 1
+            number, named = self._stage
+            self._stage = number + (record.get("stage") != named), record.get("stage")
+        self._entries.append(_Entry(record, len(line), max(self._stage[0], 0)))
+        self._held_bytes += len(line)
+        if self._held_bytes > self._room:
+            self._make_room()
+
+    def _make_room(self) -> None:
+        self._hold(_thinned(self._entries, self.every))
+        while (before := self._held_bytes) > HELD_BYTES // 2:
+            self.every *= 2
+            self._hold(_thinned(self._entries, self.every))
+            if self._held_bytes == before:  # one endless stage: not to be gone through again at every line
+                break
+        self._room = max(HELD_BYTES, 2 * self._held_bytes)
+
+    def _hold(self, entries: list[_Entry]) -> None:
+        self._entries = entries
+        self._held_bytes = sum(entry.size for entry in entries if entry.stage is not None)
+
+
+def _thinned(entries: list[_Entry], every: int) -> list[_Entry]:
+    """The entries of every so many stages, with the update before each, and the newest update and evaluation."""
+    if every == 1:
+        return entries
+    kept: list[_Entry] = []
+    wanted = {"update", "eval"}  # kinds of which the next entry, coming from the end, is held
+    for entry in reversed(entries):
+        kind = entry.record.get("kind")
+        if entry.stage is not None and entry.stage % every == 0:
+            wanted.add("update")
+        elif entry.stage is not None and kind not in wanted:
+            continue
+        elif kind == "eval":
+            wanted = {"update"}
+        elif kind == "update":
+            wanted.discard("update")
+        kept.append(entry)
+    return kept[::-1]
 
 
 @dataclass(frozen=True)
@@ -148,13 +225,14 @@ def read_run(path: Path | str, tail: LogTail | None = None) -> Reading:
     notes: list[str] = []
     tail = tail or LogTail(run.log.path)
     tail.poll()
-    notes += _log_notes(tail)
+    records = tail.records
+    notes += _log_notes(tail, records)
     team_text, team_file = _read_team_file(run.team_file, notes)
     progress, agents = _read_commit(run.checkpoints.folder / "commits", notes)
     batches = list_batches(run.episodes)
     if not batches:
         notes.append("No episodes are stored (store.episodes is false, or they were removed): no conversations.")
-    return Reading(folder, tuple(tail.records), team_text, team_file, progress, agents, batches, tuple(notes))
+    return Reading(folder, records, team_text, team_file, progress, agents, batches, tuple(notes))
 
 
 def list_batches(folder: Path) -> tuple[BatchFile, ...]:
@@ -168,10 +246,15 @@ def list_batches(folder: Path) -> tuple[BatchFile, ...]:
     return tuple(sorted(batches, key=lambda batch: (batch.stage, batch.step)))
 
 
-def _log_notes(tail: LogTail) -> list[str]:
+def _log_notes(tail: LogTail, records: Sequence[Record]) -> list[str]:
     notes = [f"{what[0].upper()}{what[1:]}." for what in tail.damaged[:5]]
     if len(tail.damaged) > 5:
         notes.append(f"{len(tail.damaged) - 5} more lines of the log cannot be read.")
+    if tail.every > 1:
+        notes.append(
+            f"The log is large: of its {tail.updates:,} updates those of one stage in {tail.every} are shown, with the "
+            "evaluations after them, and figures about updates and evaluations are of these."
+        )
     if tail.missing:
         notes.append("There is no log.jsonl: nothing about updates and evaluations can be shown.")
     if tail.torn_bytes:
@@ -179,12 +262,12 @@ def _log_notes(tail: LogTail) -> list[str]:
             f"The last line of the log is torn ({tail.torn_bytes} bytes): it is being written, or its writer was "
             "killed. It is not shown; a resumed run writes it again."
         )
-    if (version := log_version(tail.records)) > LOG_VERSION:
+    if (version := log_version(records)) > LOG_VERSION:
         notes.append(
             f"The log is of version {version}, and this version of TeamTR reads versions 1 to {LOG_VERSION}: what is "
             "new in it is not shown, and what is shown may mean something else."
         )
-    if unknown := unknown_kinds(tail.records):
+    if unknown := unknown_kinds(records):
         notes.append(f"Records of kinds that this version does not know are left out: {', '.join(unknown[:8])}.")
     return notes
 

@@ -4,8 +4,8 @@
 - A request must name the address that was bound in its Host header: a foreign site cannot reach it by rebinding its
   own name to 127.0.0.1.
 - Runs and batches are looked up in what a listing of the folders found. No path is ever made from a request.
-- It reads the log from where it stopped, takes no lock, writes nothing, and answers at low priority: training goes on
-  undisturbed.
+- It reads the log from where it stopped, takes no lock of the run's, writes nothing, and answers at low priority:
+  training goes on undisturbed. A run that takes long to read keeps nobody waiting who looks at another.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ import hashlib
 import os
 import secrets
 import socket
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -29,11 +31,12 @@ from urllib.parse import parse_qs, urlsplit
 from teamtr.analysis.diagnostics.probes import token_kls
 from teamtr.analysis.report.conversations import batch_payload, choose_groups
 from teamtr.analysis.report.page import live_page, shown_plainly, to_json
-from teamtr.analysis.report.reading import LogTail, list_batches, read_run
+from teamtr.analysis.report.reading import LogTail, Reading, list_batches, read_run
 from teamtr.analysis.report.spelling import speller
 from teamtr.analysis.report.summary import summarise
 from teamtr.errors import UserError
 from teamtr.store import StoreError, read_episodes
+from teamtr.text import on_terminal
 
 LOOPBACK = ("127.0.0.1", "localhost")
 MOST_EPISODES = 512
@@ -61,14 +64,48 @@ class _Kept:
     rests_until: float
 
 
+class _Watched:
+    """One run that is looked at: its log as far as it was read, and the last summary. One look at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._tail = LogTail(path / "log.jsonl")
+        self._kept: _Kept | None = None
+        self._lock = threading.Lock()
+
+    def summary(self) -> _Kept:
+        with self._lock:
+            kept = self._kept
+            if kept is None or time.monotonic() >= kept.rests_until:
+                kept = self._kept = self._read(kept)
+            return kept
+
+    def reading(self) -> Reading:
+        with self._lock:
+            return read_run(self.path, self._tail)
+
+    def _read(self, kept: _Kept | None) -> _Kept:
+        """The run as it is now. The longer a summary took, the longer the next one waits: a big run costs no more of
+        the machine than a small one."""
+        started = time.thread_time()
+        tail = self._tail
+        tail.poll()
+        stamp = f"{tail.generation}-{tail.offset}-{_changed(self.path / 'episodes')}-{int(bool(tail.torn_bytes))}"
+        if kept is not None and kept.stamp == stamp:
+            return kept
+        report = summarise(read_run(self.path, tail))
+        sections = shown_plainly(report)
+        took = time.thread_time() - started
+        return _Kept(stamp, report, sections, time.monotonic() + (REST * took if took > AT_ONCE else 0.0))
+
+
 class Library:
     """The runs that can be looked at. ``folders`` are runs, or folders of runs, which are listed anew each time."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
         self._folders = [Path(folder) for folder in folders]
-        self._tails: dict[str, LogTail] = {}
-        self._summaries: dict[str, _Kept] = {}
-        self._lock = threading.Lock()
+        self._watched: dict[str, _Watched] = {}
+        self._lock = threading.Lock()  # of the dictionary alone
 
     def runs(self) -> dict[str, Path]:
         """Every run by its key, newest log first."""
@@ -83,43 +120,33 @@ class Library:
 
     def summary(self, key: str, stamp: str) -> dict[str, Any] | None:
         """The run's data, or only the news that nothing changed since ``stamp``; None when there is no such run."""
+        watched = self._find(key)
+        if watched is None:
+            return None
+        kept = watched.summary()
+        if kept.stamp == stamp:
+            return {"unchanged": True, "stamp": stamp}
+        return {"stamp": kept.stamp, "report": kept.report, "sections": kept.sections}
+
+    def batch(self, key: str, name: str) -> dict[str, Any] | None:
+        """One stored batch; None when this run's listing has no such name."""
+        watched = self._find(key)
+        if watched is None:
+            return None
+        file = next((batch for batch in list_batches(watched.path / "episodes") if batch.name == name), None)
+        if file is None:
+            return None
+        reading, batch = watched.reading(), read_episodes(file.path)
+        kls = token_kls(reading.updates).get((file.stage, file.step), {})
+        groups = choose_groups(batch, MOST_EPISODES, probed=[episode for episode, _ in kls])
+        return batch_payload(file, batch, groups, reading.plan, reading.limits, speller(reading), kls)
+
+    def _find(self, key: str) -> _Watched | None:
         path = self.runs().get(key)
         if path is None:
             return None
         with self._lock:
-            kept = self._summaries.get(key)
-            if kept is None or time.monotonic() >= kept.rests_until:
-                kept = self._summaries[key] = self._read(key, path, kept)
-            if kept.stamp == stamp:
-                return {"unchanged": True, "stamp": stamp}
-            return {"stamp": kept.stamp, "report": kept.report, "sections": kept.sections}
-
-    def _read(self, key: str, path: Path, kept: _Kept | None) -> _Kept:
-        """The run as it is now. The longer a summary took, the longer the next one waits: a big run costs no more of
-        the machine than a small one."""
-        started = time.thread_time()
-        tail = self._tails.setdefault(key, LogTail(path / "log.jsonl"))
-        tail.poll()
-        stamp = f"{tail.generation}-{tail.offset}-{_changed(path / 'episodes')}-{int(bool(tail.torn_bytes))}"
-        if kept is not None and kept.stamp == stamp:
-            return kept
-        report = summarise(read_run(path, tail))
-        sections = shown_plainly(report)
-        took = time.thread_time() - started
-        return _Kept(stamp, report, sections, time.monotonic() + (REST * took if took > AT_ONCE else 0.0))
-
-    def batch(self, key: str, name: str) -> dict[str, Any] | None:
-        """One stored batch; None when this run's listing has no such name."""
-        path = self.runs().get(key)
-        if path is None:
-            return None
-        file = next((batch for batch in list_batches(path / "episodes") if batch.name == name), None)
-        if file is None:
-            return None
-        reading, batch = read_run(path), read_episodes(file.path)
-        kls = token_kls(reading.updates).get((file.stage, file.step), {})
-        groups = choose_groups(batch, MOST_EPISODES, probed=[episode for episode, _ in kls])
-        return batch_payload(file, batch, groups, reading.plan, reading.limits, speller(reading), kls)
+            return self._watched.setdefault(key, _Watched(path))
 
 
 class LiveServer(ThreadingHTTPServer):
@@ -150,6 +177,11 @@ class LiveServer(ThreadingHTTPServer):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
         super().process_request_thread(request, client_address)
 
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Whoever hangs up is no error; any other is told as Python tells it, but for what a request may hold."""
+        if not isinstance(sys.exc_info()[1], ConnectionError | TimeoutError):
+            sys.stderr.write(on_terminal(traceback.format_exc()))
+
     def admits(self, host_header: str | None) -> bool:
         """Whether the Host header names the loopback address that was bound."""
         return not self.checks_host or host_header in {f"{name}:{self.server_port}" for name in LOOPBACK}
@@ -162,8 +194,11 @@ class _Handler(BaseHTTPRequestHandler):
     sys_version = ""
 
     def do_GET(self) -> None:
-        path, query = urlsplit(self.path).path, parse_qs(urlsplit(self.path).query)
-        parts = path.split("/")
+        try:
+            asked = urlsplit(self.path)
+            parts, query = asked.path.split("/"), parse_qs(asked.query)
+        except ValueError:  # such as http://[::1/
+            parts, query = [], {}
         known = (
             len(parts) >= 3
             and parts[0] == ""

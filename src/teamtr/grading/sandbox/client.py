@@ -29,18 +29,18 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 import warnings
-import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
 from teamtr.grading.workers.channel import Channel, DeadError, LateError
+from teamtr.grading.workers.lifetime import Owner
 from teamtr.grading.workers.pool import Result
 
 MIB = 1 << 20
@@ -107,7 +107,7 @@ class Program:
         return {"kind": "call", "code": self.code, "function": self.function, "inputs": list(self.inputs)}
 
 
-class Sandbox:
+class Sandbox(Owner):
     """Runs verifications and programs, each in a process of its own behind all walls that the system has.
 
     Args:
@@ -132,19 +132,7 @@ class Sandbox:
         hello = {"sys_path": sys.path[:], "preload": list(preload)}
         unwanted = dict.fromkeys(without, "not wanted")
         self._servers = tuple(_Server(hello, unwanted) for _ in range(workers))
-        self._lock = threading.Lock()
-        self._end = weakref.finalize(self, _end_all, self._servers, os.getpid())  # runs at exit too
-
-    def __enter__(self) -> Sandbox:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """End every server and with it whatever runs there. The sandbox cannot be used afterwards."""
-        with self._lock:
-            self._end()
+        super().__init__(partial(_end_all, self._servers))
 
     def missing(self) -> dict[str, str]:
         """The walls that are not there, and why."""
@@ -180,13 +168,6 @@ class Sandbox:
                 return [run_one(job) for job in jobs]
             with ThreadPoolExecutor(len(self._servers)) as threads:
                 return list(threads.map(run_one, jobs))
-
-    @contextlib.contextmanager
-    def _use(self) -> Iterator[None]:
-        with self._lock:
-            if not self._end.alive:
-                raise RuntimeError("this Sandbox is closed: make a new one")
-            yield
 
 
 def same_json(left: Any, right: Any) -> bool:
@@ -332,8 +313,6 @@ def _warn_once(missing: Mapping[str, str]) -> None:
     )
 
 
-def _end_all(servers: Sequence[_Server], owner_pid: int) -> None:
-    if os.getpid() != owner_pid:  # a fork of us is leaving; the servers are not its own
-        return
+def _end_all(servers: Sequence[_Server]) -> None:
     for server in servers:
         server.end()

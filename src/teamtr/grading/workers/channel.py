@@ -51,10 +51,20 @@ class Channel:
             left, descriptors = left[sent:], ()
 
     def receive(self, deadline: float) -> Any:
+        return json.loads(self.receive_bytes(deadline))
+
+    def receive_bytes(self, deadline: float) -> bytes:
+        """The body of the next frame, whatever it is."""
         length = int.from_bytes(self._read(HEADER_BYTES, deadline), "big")
         if length > self._most_bytes:
             raise TooMuchError
-        return json.loads(self._read(length, deadline))
+        return self._read(length, deadline)
+
+    def has_more(self) -> bool:
+        """Whether anything has come that was not received yet, be it the end."""
+        poll = select.poll()
+        poll.register(self._end.fileno(), select.POLLIN)
+        return bool(self._received or poll.poll(0))
 
     def close(self) -> None:
         self._end.close()

@@ -2,32 +2,32 @@
 
 A thread or a future cannot stop a pattern that backtracks for ever or a power tower: only the death of a process
 can. So each worker is a process with its own process group, spoken to over a socket under a
-deadline; when it is late, dies or says too much it is killed with everything it started, and replaced by a fork of a
-process that has everything loaded (``forkserver.py``).
+deadline; when it is late, dies, says too much or says anything but one answer to the request at hand, it is killed with
+everything it started, and replaced by a fork of a process that has everything loaded (``forkserver.py``).
 
     with WorkerPool(seconds_per_item=2.0) as pool:
         pool.submit("regex", [{"text": "#### 7"}], {"pattern": r"#### (\\d+)"})    # [Result("ok", "7")]
 
-This is a fence against accidents, not a sandbox: a grader runs with the rights of the user.
+This is a fence against accidents, not a sandbox: a grader runs with the rights of the user, unless the pool is given a
+container (``container.py``).
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import signal
 import sys
-import threading
 import time
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from teamtr.grading.workers.channel import DeadError, LateError, TooMuchError
-from teamtr.grading.workers.forkserver import Child, ForkServer, GraderError
+from teamtr.grading.workers.container import Container
+from teamtr.grading.workers.forkserver import Child, ForeignError, ForkServer, GraderError
+from teamtr.grading.workers.lifetime import Owner
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -43,15 +43,20 @@ class Result:
     message: str = ""
 
 
+_FOREIGN = Result(
+    "crash", message="the grader wrote to the worker's own channel: bytes that are no answer, or an answer too many"
+)
+
+
 @dataclass(frozen=True)
 class _Attempt:
-    """One call: the values that came, what stopped it if not all did, whether they came one by one, whether it ended
-    in the death of a worker that had already graded something else, and whether the number of values was wrong."""
+    """One call: the values that came, what stopped it if not all did, whether they came one by one, whether it was
+    spoilt in a worker that had already graded something else, and whether the number of values was wrong."""
 
     values: list[Any]
     failure: Result | None
     streams: bool
-    inherited_death: bool = False
+    inherited: bool = False
     miscounted: bool = False
 
 
@@ -63,14 +68,22 @@ class _Worker:
         self._process: Child | None = None
         self.loaded: str | None = None
 
-    def send(self, content: Any, deadline: float) -> None:
+    def answers(self, content: Mapping[str, Any], to_ask: float, per_frame: float) -> Iterator[dict[str, Any]]:
+        """Ask, within so many seconds, and hand on every frame of the answer; each may take ``per_frame`` seconds."""
+        deadline = time.monotonic() + to_ask
         if self._process is None:
             self._process = self._forkserver.fork(deadline)
-        self._process.channel.send(content, deadline)
+        self._process.ask(content, deadline)
+        while True:
+            said = self._process.hear(time.monotonic() + per_frame)
+            yield said
+            if "last" in said:
+                return
 
-    def receive(self, deadline: float) -> Any:
-        assert self._process is not None
-        return self._process.channel.receive(deadline)
+    def drop_if_unasked(self) -> None:
+        """End a worker that has said something since its last answer, or has died."""
+        if self._process is not None and self._process.channel.has_more():
+            self.kill()
 
     def kill(self) -> int | None:
         """End the process and all it started. Returns its exit status, negative for a signal."""
@@ -78,14 +91,13 @@ class _Worker:
         self.loaded = None
         if process is None:
             return None
-        # Before it is reaped: until then its number cannot belong to another group.
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.channel.close()
-        return self._forkserver.reap(process.pid, time.monotonic() + SECONDS_TO_REAP)
+        try:
+            return self._forkserver.end(process.pid, time.monotonic() + SECONDS_TO_REAP)
+        finally:
+            process.channel.close()
 
 
-class WorkerPool:
+class WorkerPool(Owner):
     """Grades items in processes that can be killed.
 
     Args:
@@ -100,6 +112,7 @@ class WorkerPool:
         show_output: let what graders print reach stderr; otherwise it is thrown away.
         preload: modules that every worker has from birth. Only ours or a library's that start no threads: they are
             imported once, and what has imported them is forked.
+        container: what all of it runs in; None for none.
     """
 
     def __init__(
@@ -112,6 +125,7 @@ class WorkerPool:
         output_bytes: int = 256 * MIB,
         show_output: bool = False,
         preload: Sequence[str] = (),
+        container: Container | None = None,
     ) -> None:
         if workers < 1 or not seconds_per_item > 0 or not seconds_to_load > 0:
             raise ValueError(
@@ -122,26 +136,14 @@ class WorkerPool:
         self._seconds_to_load = seconds_to_load
         self._output_bytes = output_bytes
         hello = {
-            "sys_path": sys.path[:],
+            "sys_path": sys.path[:] if container is None else container.module_path(),
             "memory_bytes": memory_bytes,
             "show_output": show_output,
             "preload": list(preload),
         }
-        self._forkserver = ForkServer(hello, output_bytes)
+        self._forkserver = ForkServer(hello, output_bytes, container)
         self._workers = tuple(_Worker(self._forkserver) for _ in range(workers))
-        self._lock = threading.Lock()
-        self._end = weakref.finalize(self, _kill_all, self._workers, self._forkserver, os.getpid())  # runs at exit too
-
-    def __enter__(self) -> WorkerPool:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Kill every worker and whatever it started. The pool cannot be used afterwards."""
-        with self._lock:
-            self._end()
+        super().__init__(partial(_kill_all, self._workers, self._forkserver))
 
     def load(self, function: str, setup: Mapping[str, Any] | None = None) -> None:
         """Check that this grader loads; raises GraderError with its own words if it does not."""
@@ -167,13 +169,6 @@ class WorkerPool:
                 )
                 return [result for part in graded for result in part]
 
-    @contextlib.contextmanager
-    def _use(self) -> Iterator[None]:
-        with self._lock:
-            if not self._end.alive:
-                raise RuntimeError("this WorkerPool is closed: make a new one")
-            yield
-
     def _grade(
         self, worker: _Worker, function: str, items: list[Mapping[str, Any]], setup: Mapping[str, Any]
     ) -> list[Result]:
@@ -192,8 +187,9 @@ class WorkerPool:
             if len(left) > 1 and not attempt.streams:
                 middle = len(left) // 2
                 pending += [left[middle:], left[:middle]]
-            elif attempt.inherited_death:
-                pending.append(left)  # an earlier item may have left something behind: judge this one afresh
+            elif attempt.inherited:
+                # An earlier item may have left something behind: judge this one afresh, and alone.
+                pending += [part for part in (left[1:], left[:1]) if part]
             else:
                 results.append(attempt.failure)
                 if len(left) > 1:
@@ -206,33 +202,38 @@ class WorkerPool:
     def _attempt(
         self, worker: _Worker, function: str, items: list[Mapping[str, Any]], setup: Mapping[str, Any]
     ) -> _Attempt:
+        worker.drop_if_unasked()
         fresh = worker.loaded is None
         self._load(worker, function, setup)
         values: list[Any] = []
         streams = False
         try:
             # The kernel's alarm comes long after our own deadline: it is for the case that we are gone.
-            alarm_s = 2 * self._seconds_per_item + 1
-            worker.send({"call": items, "alarm": alarm_s}, time.monotonic() + self._seconds_to_load)
-            while len(values) < len(items):
-                reply = worker.receive(time.monotonic() + self._seconds_per_item)
-                if "error" in reply:
-                    failure = Result("crash", message=reply["error"])
-                    return _Attempt(values, failure, streams, miscounted=reply["miscounted"])
-                streams = streams or "streams" in reply
-                values += reply.get("values", [])
+            call = {"call": items, "alarm": 2 * self._seconds_per_item + 1}
+            for said in worker.answers(call, self._seconds_to_load, self._seconds_per_item):
+                if "error" in said:
+                    failure = Result("crash", message=said["error"])
+                    return _Attempt(values, failure, streams, miscounted=said["miscounted"])
+                streams = streams or "streams" in said
+                values += said.get("values", [])
+            if len(values) != len(items):
+                raise ForeignError
         except LateError:
             worker.kill()
             late = Result("timeout", message=f"no answer within {self._seconds_per_item:g} s")
             return _Attempt(values, late, streams)
         except DeadError:
             dead = Result("crash", message=_obituary(worker.kill()))
-            return _Attempt(values, dead, streams, inherited_death=bool(values) or not fresh)
+            return _Attempt(values, dead, streams, inherited=bool(values) or not fresh)
+        except ForeignError:
+            worker.kill()
+            # Of items that are answered one by one the last that was may have spoken twice: its value does not count.
+            alone = len(items) == 1 or not streams
+            return _Attempt(values[:-1] if streams else [], _FOREIGN, streams, inherited=not (fresh and alone))
         except TooMuchError:
             worker.kill()
-            return _Attempt(
-                values, Result("crash", message=f"an answer of more than {self._output_bytes} bytes"), streams
-            )
+            much = f"an answer of more than {self._output_bytes} bytes, or bytes that are no answer"
+            return _Attempt(values, Result("crash", message=much), streams)
         except BaseException:
             worker.kill()  # an interrupt has left a reply on its way; the next call must not read it
             raise
@@ -242,25 +243,26 @@ class WorkerPool:
         key = json.dumps([function, setup], sort_keys=True)
         if worker.loaded == key:
             return
-        deadline = time.monotonic() + self._seconds_to_load
+        named = f"grader {function!r} with {dict(setup)}"
         try:
-            worker.send({"load": function, "setup": setup}, deadline)
-            reply = worker.receive(deadline)
+            load = {"load": function, "setup": setup}
+            (said,) = worker.answers(load, self._seconds_to_load, self._seconds_to_load)
         except LateError:
             worker.kill()
             raise GraderError(
-                f"grader {function!r} with {dict(setup)} did not load within {self._seconds_to_load:g} s: "
-                "see what it does at import, or raise seconds_to_load"
+                f"{named} did not load within {self._seconds_to_load:g} s: see what it does at import, or raise "
+                "seconds_to_load"
             ) from None
         except DeadError:
-            raise GraderError(
-                f"grader {function!r} with {dict(setup)}: {_obituary(worker.kill())} on loading"
-            ) from None
+            raise GraderError(f"{named}: {_obituary(worker.kill())} on loading") from None
+        except (ForeignError, TooMuchError):
+            worker.kill()
+            raise GraderError(f"{named}: {_FOREIGN.message} on loading") from None
         except BaseException:
             worker.kill()
             raise
-        if "error" in reply:
-            raise GraderError(f"grader {function!r} with {dict(setup)} did not load: {reply['error']}")
+        if "error" in said:
+            raise GraderError(f"{named} did not load: {said['error']}")
         worker.loaded = key
 
 
@@ -277,9 +279,7 @@ def _obituary(status: int | None) -> str:
     return f"the worker was killed by signal {-status} ({signal.strsignal(-status)})"
 
 
-def _kill_all(workers: Sequence[_Worker], forkserver: ForkServer, owner_pid: int) -> None:
-    if os.getpid() != owner_pid:  # a fork of us is leaving; the workers are not its own
-        return
+def _kill_all(workers: Sequence[_Worker], forkserver: ForkServer) -> None:
     for worker in workers:
         worker.kill()
     forkserver.kill()

@@ -7,13 +7,19 @@ eight bytes of length, then JSON. With the forkserver::
 
     <- {"sys_path": [...], "memory_bytes": ..., "show_output": ..., "preload": [...]}   -> {} | {"error": "..."}
     <- {"fork": true}, with the worker's end of a socket   -> {"pid": n}
-    <- {"reap": n}                                         -> {"status": n}
+    <- {"end": n}                                          -> {"status": n}
 
-and with a worker::
+and with a worker, which is given its key before any grader is loaded::
 
-    <- {"load": name, "setup": {...}}      -> {"loaded": true} | {"error": "..."}
-    <- {"call": [...items], "alarm": s}    -> {"streams": true}?  {"values": [...]}*
-                                              {"error": "...", "miscounted": true | false}?
+    <- {"key": hex}
+    <- {"id": ..., "load": name, "setup": {...}}      -> {"last": true} | {"error": "...", "last": true}
+    <- {"id": ..., "call": [...items], "alarm": s}    -> {"streams": true}?  {"values": [...]}*
+                                                         {"last": true} | {"error": "...", "last": true, ...}
+
+What a worker says begins with a keyed digest of the JSON, and the JSON holds the id of the request, which is drawn anew
+for each, and the frame's number in the answer. So nothing counts that a grader writes to the channel itself, nor an
+answer twice, nor one to another request. Only the process that was asked answers: a fork of it that comes back from
+the grader as well ends there.
 
 A *factory* (``load`` names it) turns a setup into a grader: a function of a list of items. A grader that returns a
 list answers for all items at once; one that yields answers item by item, which tells the pool whom to blame.
@@ -23,6 +29,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import hashlib
 import importlib
 import json
 import os
@@ -33,21 +40,36 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
+from itertools import count, islice
 from typing import Any, BinaryIO
 
 Item = dict[str, Any]
 Grader = Callable[[list[Item]], Iterable[Any]]
 
 HEADER_BYTES = 8
+DIGEST_BYTES = 32
 
 
 class Miscount(ValueError):
     """A grader that answered for more or fewer items than it was given."""
 
 
-def encode_frame(content: Any) -> bytes:
+class Signer:
+    """Digests under a key, which cannot be read back from here."""
+
+    def __init__(self, key: bytes) -> None:
+        self._keyed = hashlib.blake2b(key=key, digest_size=DIGEST_BYTES)
+
+    def digest(self, body: bytes) -> bytes:
+        made = self._keyed.copy()
+        made.update(body)
+        return made.digest()
+
+
+def encode_frame(content: Any, signer: Signer | None = None) -> bytes:
     body = json.dumps(content).encode()
+    if signer is not None:
+        body = signer.digest(body) + body
     return len(body).to_bytes(HEADER_BYTES, "big") + body
 
 
@@ -142,32 +164,50 @@ def _limit(memory_bytes: int | None) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (allowed, allowed))
 
 
-def _serve(requests: BinaryIO, replies: BinaryIO) -> None:
+class _Answer:
+    """What is said to one request: frames with its id and their number, from the process that was asked alone."""
+
+    def __init__(self, end: socket.socket, signer: Signer, asked: str) -> None:
+        self._end = end
+        self._signer = signer
+        self._asked = asked
+        self._numbers = count()
+        self._pid = os.getpid()
+
+    def say(self, **content: Any) -> None:
+        if os.getpid() != self._pid:
+            os._exit(0)  # the grader forked, and both came back: the other one answers
+        numbered = {**content, "id": self._asked, "number": next(self._numbers)}
+        self._end.sendall(encode_frame(numbered, self._signer))
+
+
+def _serve(end: socket.socket) -> None:
     graders: dict[str, Grader] = {}
-
-    def reply(content: Any) -> None:
-        replies.write(encode_frame(content))
-        replies.flush()
-
+    requests = end.makefile("rb")
+    first = _read_frame(requests)
+    if first is None:
+        return
+    signer = Signer(bytes.fromhex(first.pop("key")))
     current: Grader | None = None
     while (request := _read_frame(requests)) is not None:
+        answer = _Answer(end, signer, request["id"])
         try:
             if "load" in request:
                 key = json.dumps([request["load"], request["setup"]], sort_keys=True)
                 if key not in graders:
                     graders[key] = resolve(request["load"])(**request["setup"])
                 current = graders[key]
-                reply({"loaded": True})
             else:
                 assert current is not None, "the pool loads before it calls"
-                _call(current, request["call"], request["alarm"], reply)
+                _call(current, request["call"], request["alarm"], answer)
+            answer.say(last=True)
         except BaseException as error:  # SystemExit and KeyboardInterrupt of a grader are its own affair too
-            reply({"error": _describe(error), "miscounted": isinstance(error, Miscount)})
+            answer.say(error=_describe(error), miscounted=isinstance(error, Miscount), last=True)
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def _call(grader: Grader, items: list[Item], alarm: float, reply: Callable[[Any], None]) -> None:
+def _call(grader: Grader, items: list[Item], alarm: float, answer: _Answer) -> None:
     # The pool kills a grader that is late. Should the pool's own process be gone by then, the kernel does it:
     # SIGALRM keeps its default action, so that not even code which holds the interpreter lock survives.
     signal.setitimer(signal.ITIMER_REAL, alarm)
@@ -176,16 +216,16 @@ def _call(grader: Grader, items: list[Item], alarm: float, reply: Callable[[Any]
         values = list(answered)
         if len(values) != len(items):
             raise Miscount(f"the grader returned {len(values)} values for {len(items)} items")
-        reply({"values": values})
+        answer.say(values=values)
         return
-    reply({"streams": True})
-    count = 0
+    answer.say(streams=True)
+    given = 0
     for value in islice(answered, len(items)):
-        reply({"values": [value]})
+        answer.say(values=[value])
         signal.setitimer(signal.ITIMER_REAL, alarm)
-        count += 1
-    if count < len(items):
-        raise ValueError(f"the grader yielded {count} values for {len(items)} items")
+        given += 1
+    if given < len(items):
+        raise ValueError(f"the grader yielded {given} values for {len(items)} items")
 
 
 def _describe(error: BaseException) -> str:
@@ -215,7 +255,7 @@ def _worker(channel: int, hello: Item) -> None:
             # Only now: a process that cannot even start must be able to say why.
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             os.dup2(1, 2)
-        _serve(os.fdopen(channel, "rb"), os.fdopen(os.dup(channel), "wb"))
+        _serve(socket.socket(fileno=channel))
         status = 0
     finally:
         # Threads or exit handlers that a grader left behind must not keep the process.
@@ -249,11 +289,18 @@ class _Nursery:
             if "fork" in request:
                 self._reply({"pid": self._fork(passed, hello)})
             else:
-                self._children.discard(request["reap"])
-                self._reply({"status": os.waitstatus_to_exitcode(os.waitpid(request["reap"], 0)[1])})
+                self._reply({"status": self._end(request["end"])})
         for pid in self._children:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
+
+    def _end(self, pid: int) -> int:
+        """Kill a worker with everything it started. Returns its exit status, negative for a signal."""
+        # Before it is waited for: until then its number cannot belong to another group.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGKILL)
+        self._children.discard(pid)
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
     def _fork(self, channel: int, hello: Item) -> int:
         pid = os.fork()

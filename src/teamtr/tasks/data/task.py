@@ -12,12 +12,12 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, Strict
 
 from teamtr.errors import UserError
-from teamtr.grading import Result, WorkerPool, exact_match, last_number, normalize
+from teamtr.grading import Container, Result, WorkerPool, exact_match, last_number, normalize
 from teamtr.settings.paths import Anchor
 from teamtr.settings.refusals import Refusal, hint, show
 from teamtr.settings.section import key, unset
@@ -32,6 +32,10 @@ from teamtr.types import Problem, Verdict
 QUESTION_KEYS = ("prompt", "question", "problem")
 ANSWER_KEYS = ("answer", "solution", "target")
 GRADERS = ("exact", "number", "regex", "python:path/to/file.py:function")
+
+IN_PROCESS = ("exact", "number")
+"""Graders of ours that run no code of anybody's and need no worker."""
+ContainerKind = Literal["none", "bubblewrap"]
 
 Graded = Sequence[tuple[Problem, str]]
 
@@ -71,6 +75,8 @@ class DataTask(Task):
         pattern: for ``regex``, with exactly one group.
         threshold: the reward from which a Python reward's verdict is "right".
         seconds_per_item, workers, memory_bytes: of the killable workers that run ``regex`` and ``python``.
+        container: what those workers run in, ``none`` or ``bubblewrap``: there is no network there, and nothing to
+            read but Python, its packages and the folder of the Python reward.
 
     Attributes:
         warnings: what is odd in the data though usable, such as a question with two different answers.
@@ -95,6 +101,11 @@ class DataTask(Task):
         threshold: Annotated[float, Strict()] = key(1.0, "A reward of at least this counts as right.")
         private: dict[str, NonEmpty] = key({}, "Agent name to the column that only this agent sees.")
         seconds_per_item: Above0 = key(5.0, "Time limit for grading one answer.")
+        container: ContainerKind = key(
+            "none",
+            "Where grader regex or python runs: bubblewrap has no network and reads nothing but Python, its packages "
+            "and the grader's own folder; none is a process with your rights.",
+        )
 
         @property
         def sources(self) -> tuple[str, ...]:
@@ -114,6 +125,9 @@ class DataTask(Task):
             if self.grader != "regex" and self.pattern is not None:
                 message = f'task.pattern is used by grader "regex" only, and task.grader is "{self.grader}"'
                 yield Refusal(("task", "pattern"), message, both)
+            if self.container != "none" and self.grader in IN_PROCESS:
+                message = f'task.container is for graders that run code, not for "{self.grader}": leave it out'
+                yield Refusal(("task", "container"), message, (("task", "grader"), ("task", "container")))
 
         def refusals_of(self, team: TeamSection) -> Iterator[Refusal]:
             """Private columns must belong to somebody."""
@@ -137,12 +151,14 @@ class DataTask(Task):
         seconds_per_item: float = 5.0,
         workers: int = 1,
         memory_bytes: int | None = 4 << 30,
+        container: ContainerKind = "none",
     ) -> None:
         self._threshold = threshold
         self._is_number = grader == "number"
         self.reward_range = None if grader.startswith("python:") else 1.0
         self._private = dict(private or {})
-        self._pool = WorkerPool(workers, seconds_per_item, memory_bytes=memory_bytes)
+        walls = None if container == "none" else Container(_reward_folder(grader))
+        self._pool = WorkerPool(workers, seconds_per_item, memory_bytes=memory_bytes, container=walls)
         self._splits = self._read(path, split_files, held_out, question, answer, needs_answer=":" not in grader)
         self._check_duplicates()
         self._grader = self._choose_grader(grader, pattern)
@@ -327,6 +343,13 @@ def _group_verdict(answer: str, group: str | None) -> Verdict:
 
 def _verdict(right: bool, extracted: str) -> Verdict:
     return Verdict("right", 1.0, extracted) if right else Verdict("wrong", 0.0, extracted)
+
+
+def _reward_folder(grader: str) -> tuple[Path, ...]:
+    """The folder of a Python reward's file; nothing for the others."""
+    if not grader.startswith("python:"):
+        return ()
+    return (Path(grader.removeprefix("python:").rpartition(":")[0]).resolve().parent,)
 
 
 def _check_pattern(pattern: str) -> None:

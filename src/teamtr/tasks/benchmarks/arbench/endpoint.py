@@ -1,15 +1,18 @@
 """A player behind an OpenAI-compatible endpoint: ``POST {base_url}/chat/completions``, by the standard library alone.
 
 What may pass by itself (no connection, a timeout, 408, 409, 429 and every 5xx, an answer that is no JSON) is tried
-again a bounded number of times, ever more slowly; anything else is an error at once. The seed is sent along, but only
-the server knows whether it honours it: a run that is killed and resumed is the same to the bit only if it does.
+again a bounded number of times, ever more slowly; anything else is an error at once. A request has so much time in all,
+however slowly its answer drips, and an answer so many bytes. The seed is sent along, but only the server knows whether
+it honours it: a run that is killed and resumed is the same to the bit only if it does.
 """
 
 from __future__ import annotations
 
 import http.client
+import io
 import json
 import os
+import socket
 import threading
 import time
 import urllib.error
@@ -18,11 +21,13 @@ import urllib.request
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from teamtr.chat.render import ChatMessages
 from teamtr.errors import TeamTRError, UserError
 from teamtr.randomness import seed_of
+from teamtr.text import on_terminal, without_surrogates
 
 PASSING = frozenset({408, 409, 429, *range(500, 600)})
 MAX_ANSWER_BYTES = 4 << 20
@@ -52,7 +57,7 @@ class EndpointPlayer:
         key_variable: the environment variable that holds the key; None for an endpoint that asks for none.
         max_tokens: of one answer.
         temperature: of sampling; 0 is greedy.
-        timeout_seconds: for one whole request.
+        timeout_seconds: for one whole request, but for looking its host up.
         attempts: how often one prompt is tried before the run stops.
         concurrency: requests under way at the same time.
         sleep: how to wait between attempts.
@@ -70,8 +75,7 @@ class EndpointPlayer:
     _key: str | None = field(init=False, repr=False, default=None)
 
     def __post_init__(self) -> None:
-        address = urllib.parse.urlsplit(self.base_url)
-        if address.scheme not in ("http", "https") or not address.netloc:
+        if not _names_a_host(self.base_url):
             raise UserError(f"base_url must begin with http:// or https:// and name a host, got {self.base_url!r}")
         if min(self.attempts, self.concurrency, self.max_tokens) < 1 or self.timeout_seconds <= 0:
             raise UserError("attempts, concurrency and max_tokens are at least 1, timeout_seconds above 0")
@@ -141,21 +145,29 @@ class EndpointPlayer:
         if self._key is not None:
             headers["Authorization"] = f"Bearer {self._key}"
         request = urllib.request.Request(self._url, json.dumps(body).encode(), headers, method="POST")
-        deadline = time.monotonic() + self.timeout_seconds
         try:
             with _OPENER.open(request, timeout=self.timeout_seconds) as response:
-                return _content(_read(response, deadline))
+                return _content(_read(response))
         except urllib.error.HTTPError as error:
-            with error:
-                message = f"status {error.code}: {error.read(300).decode(errors='replace').strip()}"
-                asked = error.headers.get("Retry-After", "")
-            if error.code in PASSING:
-                raise _Passing(message, float(asked) if asked.isdecimal() else None) from None
-            raise EndpointError(
-                f"{self._url} refused the request with {message}. Check base_url, model and key"
-            ) from None
+            refused = error
         except (OSError, http.client.HTTPException) as error:  # URLError and timeouts are OSErrors
-            raise _Passing(f"{type(error).__name__}: {error}") from None
+            raise _Passing(on_terminal(f"{type(error).__name__}: {error}")) from None
+        with refused:
+            message = f"status {refused.code}: {_beginning(refused)}"
+        if refused.code in PASSING:
+            asked = refused.headers.get("Retry-After", "")
+            raise _Passing(message, float(asked) if asked.isdecimal() else None)
+        raise EndpointError(f"{self._url} refused the request with {message}. Check base_url, model and key")
+
+
+def _names_a_host(url: str) -> bool:
+    try:
+        address = urllib.parse.urlsplit(url)
+        port_is_fine = address.port != 0  # reading it raises where it is no port
+    except ValueError:
+        return False
+    is_one_word = url.isprintable() and " " not in url
+    return address.scheme in ("http", "https") and bool(address.hostname) and port_is_fine and is_one_word
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
@@ -165,20 +177,101 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         return None
 
 
-_OPENER = urllib.request.build_opener(_NoRedirect)
+class _Hurried(io.RawIOBase):
+    """A socket's file, read until the deadline: a socket's own timeout starts anew with every byte."""
+
+    def __init__(self, file: Any, end: socket.socket, deadline: float) -> None:
+        self._file = file
+        self._end = end
+        self._deadline = deadline
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        self._end.settimeout(_left(self._deadline))
+        read: int = self._file.readinto(buffer)
+        return read
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
 
 
-def _read(response: http.client.HTTPResponse, deadline: float) -> bytes:
-    """The body, within the time and size allowed; a socket's own timeout starts anew with every byte."""
-    parts, size = [], 0
-    while part := response.read1(1 << 16):
-        parts.append(part)
-        size += len(part)
-        if size > MAX_ANSWER_BYTES:
-            raise _Passing(f"an answer of more than {MAX_ANSWER_BYTES} bytes")
-        if time.monotonic() > deadline:
-            raise _Passing("timed out in the middle of an answer")
-    return b"".join(parts)
+class _Response(http.client.HTTPResponse):
+    def __init__(self, sock: socket.socket, *arguments: Any, deadline: float, **options: Any) -> None:
+        super().__init__(sock, *arguments, **options)
+        self.fp = io.BufferedReader(_Hurried(self.fp.detach(), sock, deadline))
+
+
+class _InTime(http.client.HTTPConnection):
+    """A connection that has ``timeout`` seconds for everything: each part gets what the ones before it left."""
+
+    def __init__(self, host: str, /, *, timeout: float = 0.0, **options: Any) -> None:
+        super().__init__(host, timeout=timeout, **options)
+        self._deadline = time.monotonic() + timeout
+        self.response_class = partial(_Response, deadline=self._deadline)  # type: ignore[assignment]
+        self._create_connection = partial(_connected, self._deadline)
+
+    def connect(self) -> None:
+        super().connect()
+        self.sock.settimeout(_left(self._deadline))  # for all that is sent
+
+
+class _InTimeAndSecret(_InTime, http.client.HTTPSConnection):
+    pass
+
+
+def _connected(deadline: float, address: tuple[str, int], *ignored: Any) -> socket.socket:
+    """A socket to the first of the host's addresses that answers."""
+    failure = OSError("the host has no address")
+    for family, kind, protocol, _, place in socket.getaddrinfo(*address, type=socket.SOCK_STREAM):
+        made = socket.socket(family, kind, protocol)
+        try:
+            made.settimeout(_left(deadline))
+            made.connect(place)
+            made.settimeout(_left(deadline))  # for the whole handshake, where there is one
+            return made
+        except OSError as error:
+            made.close()
+            failure = error
+    raise failure
+
+
+def _left(deadline: float) -> float:
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError("timed out")
+    return left
+
+
+class _Http(urllib.request.HTTPHandler):
+    def http_open(self, request: urllib.request.Request) -> Any:
+        return self.do_open(_InTime, request)
+
+
+class _Https(urllib.request.HTTPSHandler):
+    def https_open(self, request: urllib.request.Request) -> Any:
+        return self.do_open(_InTimeAndSecret, request)
+
+
+_OPENER = urllib.request.build_opener(_NoRedirect, _Http, _Https)
+
+
+def _read(response: http.client.HTTPResponse) -> bytes:
+    """The body, which may not be longer than we can hold."""
+    body = response.read(MAX_ANSWER_BYTES + 1)
+    if len(body) > MAX_ANSWER_BYTES:
+        raise _Passing(f"an answer of more than {MAX_ANSWER_BYTES} bytes")
+    return body
+
+
+def _beginning(error: urllib.error.HTTPError) -> str:
+    """The first words of the page that came with an error, as far as it came."""
+    try:
+        return on_terminal(error.read(300).decode(errors="replace").strip())
+    except (OSError, http.client.HTTPException):
+        return "no more was told"
 
 
 def _content(body: bytes) -> str:
@@ -190,4 +283,4 @@ def _content(body: bytes) -> str:
         raise _Passing(f"not a chat completion: {shown!r}") from None
     if content is not None and not isinstance(content, str):
         raise _Passing(f"the content of the answer is no text: {str(content)[:200]!r}")
-    return content or ""
+    return without_surrogates(content or "")
