@@ -88,7 +88,7 @@ def command(arguments: list[str], taught: str, fault: Fault | None, sabotage: st
         if fault is not None:
             FAULTS[fault.kind](fault)
         try:
-            app(arguments, standalone_mode=False)
+            code = app(arguments, standalone_mode=False) or 0
         except SystemExit as error:
             code = int(error.code or 0)
         except BaseException as error:
@@ -266,7 +266,7 @@ class World:
             for arguments in trial.commands(self, whole):
                 ended = self.ended(arguments, None, sabotage="")
                 assert ended.code == 0, (name, ended)
-            self.expected[name] = trial.outcome(whole)
+            self.expected[name] = trial.outcome(whole, ended)
 
     def ended(self, arguments: list[str], fault: Fault | None, sabotage: str | None = None) -> Ended:
         out = Path(tempfile.mkstemp(dir=self.folder)[1])
@@ -291,7 +291,7 @@ class Trial:
     """Commands that are disturbed, and what must come of them."""
 
     commands: Callable[[World, Path], list[list[str]]]
-    outcome: Callable[[Path], Any]
+    outcome: Callable[[Path, Ended], Any]
     damages: bool = False
     """Whether files of its folder are damaged as well."""
 
@@ -300,9 +300,18 @@ def _train(world: World, folder: Path) -> list[list[str]]:
     return [["train", str(world.folder / "team.yaml"), "--out", str(folder / "run")]]
 
 
-def _trained(folder: Path) -> Any:
-    found = killing.result(folder / "run")
-    return {name: _digest(found[name]) for name in ("agents", "files", "records", "episodes", "tokens")}
+def _trained(folder: Path, ended: Ended) -> Any:
+    run = folder / "run"
+    commit = killing.RunFolder.read(run).checkpoints.latest()
+    assert commit is not None
+    log = killing.Log(run / "log.jsonl").read()
+    records = [record for record in log if record["kind"] in ("update", "eval", "stage")]
+    return {
+        "agents": dict(commit.agents),
+        "tokens": _digest(commit.progress["account"]["tokens"]),
+        "records": _digest([{k: v for k, v in r.items() if k not in killing.TIMES} for r in records]),
+        "episodes": {file.name: _digest(file.read_bytes()) for file in sorted((run / "episodes").iterdir())},
+    }
 
 
 def _evaluate(world: World, folder: Path) -> list[list[str]]:
@@ -310,8 +319,10 @@ def _evaluate(world: World, folder: Path) -> list[list[str]]:
     return [["eval", str(folder / "run"), "--samples", "3", "--json"]]
 
 
-def _evaluated(folder: Path) -> Any:
-    return [_digest(file.read_text()) for file in sorted((folder / "run" / "evals").glob("*/report.json"))]
+def _evaluated(folder: Path, ended: Ended) -> Any:
+    """What the command said: a torn read before may have left an evaluation of the checkpoint before, and said so."""
+    report = json.loads(ended.said.strip().splitlines()[-1])
+    return {key: value for key, value in report.items() if key not in ("tokens", "folder")}
 
 
 def _swap(world: World, folder: Path) -> list[list[str]]:
@@ -321,7 +332,7 @@ def _swap(world: World, folder: Path) -> list[list[str]]:
     return [["swap", str(folder / "run"), *which, *small, "--eval-samples", "2"]]
 
 
-def _swapped(folder: Path) -> Any:
+def _swapped(folder: Path, ended: Ended) -> Any:
     commit = killing.RunFolder.read(folder / "swapped").checkpoints.latest()
     assert commit is not None
     return dict(commit.agents)
@@ -332,7 +343,7 @@ def _report(world: World, folder: Path) -> list[list[str]]:
     return [["report", str(folder / "run"), "--out", str(folder / "report.html")]]
 
 
-def _reported(folder: Path) -> Any:
+def _reported(folder: Path, ended: Ended) -> Any:
     return len((folder / "report.html").read_text()) > 10_000
 
 
@@ -341,7 +352,7 @@ def _grade(world: World, folder: Path) -> list[list[str]]:
     return [["grade", "math500", "--responses", str(replies), "--out", str(out)]]
 
 
-def _graded(folder: Path) -> Any:
+def _graded(folder: Path, ended: Ended) -> Any:
     return [json.loads(line)["verdict"] for line in (folder / "graded.jsonl").read_text().splitlines()]
 
 
@@ -413,7 +424,7 @@ def one(world: World, folder: Path, rng: random.Random, only: str | None = None)
         _give_run(world, folder)
     for _ in range(rng.randint(1, 3)):
         kind = rng.choice(sorted(FAULTS))
-        at = {"little memory": rng.randint(0, 200), "torn read": rng.randint(1, 6)}.get(kind, rng.randint(1, 60))
+        at = {"little memory": rng.randint(24, 200), "torn read": rng.randint(1, 6)}.get(kind, rng.randint(1, 60))
         if kind in ("kill at a moment", "interrupt"):
             at = rng.randint(20, 3000)
         fault = Fault(kind, at, rng.randrange(2**31))
@@ -433,23 +444,25 @@ def one(world: World, folder: Path, rng: random.Random, only: str | None = None)
         clear = ended.clear and damaged  # without damage there is nothing that it could complain of
         return Result(name, tuple(done), "clear error" if clear else "lost", str(ended))
     try:
-        same = trial.outcome(folder) == world.expected[name]
+        same = trial.outcome(folder, ended) == world.expected[name]
     except Exception as error:  # the outcome cannot even be read
         return Result(name, tuple(done), "lost", repr(error))
-    if not same and damaged and _only_records_are_missing(name, folder, world, ended):
+    if not same and damaged and _loss_was_told(name, folder, world, ended):
         return Result(name, tuple(done), "clear error", ended.said)
     return Result(name, tuple(done), "identical" if same else "lost", ended.said if not same else "")
 
 
-def _only_records_are_missing(name: str, folder: Path, world: World, ended: Ended) -> bool:
-    """A log or old episodes that somebody removed cannot come back; that the log lost lines must be told. Figures of a
-    damaged evaluation, and the page of a damaged run, are what they are."""
+def _loss_was_told(name: str, folder: Path, world: World, ended: Ended) -> bool:
+    """A log or old episodes that somebody removed cannot come back; that the log lost lines must be told, and that an
+    older checkpoint was evaluated. The page of a damaged run is what it is."""
     if name == "report":
         return True
+    if name == "eval":
+        return "was passed over" in ended.said
     if name != "train":
         return False
-    found, expected = _trained(folder), world.expected[name]
-    weights = all(found[part] == expected[part] for part in ("agents", "files", "tokens"))
+    found, expected = _trained(folder, ended), world.expected[name]
+    weights = all(found[part] == expected[part] for part in ("agents", "tokens"))
     return weights and ("log.jsonl" in ended.said or found["records"] == expected["records"])
 
 

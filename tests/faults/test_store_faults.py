@@ -28,6 +28,7 @@ from teamtr.store import (
     write_atomic,
     write_episodes,
 )
+from teamtr.store.atomic import TornRead
 from teamtr.types import Episode, Problem, RolloutBatch, Turn, Verdict
 
 WEIGHTS = "model.safetensors"
@@ -69,6 +70,48 @@ def three_commits(folder: Path) -> Checkpoints:
         commit(checkpoints, number)
     assert checkpoints.numbers() == [1, 2]
     return checkpoints
+
+
+# --- reads that come back short -------------------------------------------------------------------------------------
+
+
+def short_reads(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """The next so many reads give half of what is there."""
+    read, left = Path.read_bytes, [count]
+
+    def short(self: Path) -> bytes:
+        data = read(self)
+        left[0] -= 1
+        return data[: len(data) // 2] if left[0] >= 0 else data
+
+    monkeypatch.setattr(Path, "read_bytes", short)
+
+
+def test_a_read_that_comes_back_short_once_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoints, log = three_commits(tmp_path / "checkpoints"), Log(tmp_path / "log.jsonl")
+    log.append({"update": 1})
+    log.append({"update": 2})
+    short_reads(monkeypatch, 1)
+    assert len(Log(log.path).read()) == 2
+    short_reads(monkeypatch, 1)
+    assert Checkpoints(checkpoints.folder).latest() == latest(checkpoints)
+
+
+def test_nothing_is_cut_passed_over_or_discarded_for_short_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints, log = three_commits(tmp_path / "checkpoints"), Log(tmp_path / "log.jsonl")
+    log.append({"update": 1})
+    log.append({"update": 2})
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    again = Checkpoints(checkpoints.folder)
+    for act in (Log(log.path).truncate_torn, again.latest, lambda: commit(again, 2), lambda: commit(again, 3)):
+        with monkeypatch.context() as context:
+            short_reads(context, 10**6)
+            with pytest.raises(TornRead, match="could be read"):
+                act()
+        left = {path: path.read_bytes() for path in before if path.exists()}
+        assert left == before
 
 
 # --- the log --------------------------------------------------------------------------------------------------------

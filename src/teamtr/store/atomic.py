@@ -29,6 +29,21 @@ class StoreError(TeamTRError):
     """Something in a run folder is missing, damaged or in use. The message says what, where and what to do."""
 
 
+class TornRead(TeamTRError):
+    """A file read shorter than it is. It need not be damaged, so this is no StoreError, for which a commit is passed
+    over or discarded."""
+
+
+def read_whole(path: Path) -> bytes:
+    """All bytes of a file that others may append to or replace. Raises TornRead when the file system gives fewer."""
+    for _ in range(3):  # in between, the file may have been replaced by a shorter one
+        size = path.stat().st_size
+        data = path.read_bytes()
+        if len(data) >= size:
+            return data
+    raise TornRead(f"of {path} only {len(data)} of {size} bytes could be read: try again, or check the file system")
+
+
 def write_atomic(path: Path, data: bytes) -> None:
     """Put ``data`` at ``path``: whoever looks sees the old content or the new, never a part, also after a crash."""
     make_folder(path.parent)
@@ -126,7 +141,7 @@ def verify_folder(folder: Path) -> str:
     if not folder.is_dir():
         raise StoreError(f"{folder} is missing: {advice}")
     try:
-        body = (folder / MANIFEST).read_bytes()
+        body = read_whole(folder / MANIFEST)
     except OSError as error:
         raise StoreError(f"{folder / MANIFEST} is missing or unreadable ({error.strerror}): {advice}") from error
     try:

@@ -25,6 +25,7 @@ from teamtr.store.atomic import (
     discard_folder,
     explained,
     make_folder,
+    read_whole,
     temporary_beside,
     verify_folder,
 )
@@ -215,7 +216,7 @@ class Checkpoints:
     def _read(self, number: int) -> Commit:
         path = self._commit_folder(number) / TEAM
         try:
-            body = decode(path.read_bytes())
+            body = decode(read_whole(path))
             if body["format"] != FORMAT:
                 raise StoreError(f"{path} has format {body['format']}, this version reads {FORMAT}: update teamtr")
             if body["number"] != number:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from teamtr.store.atomic import StoreError, write_atomic
+from teamtr.store.atomic import StoreError, read_whole, write_atomic
 from teamtr.store.log import decode, encode
 from teamtr.types import Episode, Message, Problem, Reply, RolloutBatch, Turn, Verdict
 
@@ -54,7 +54,7 @@ def read_episodes(path: Path) -> RolloutBatch:
     """The batch that was written there. A torn or damaged file is a StoreError that names it."""
     advice = f"restore {path} from a copy, or remove it"
     try:
-        header_line, *lines = gzip.decompress(path.read_bytes()).splitlines()
+        header_line, *lines = gzip.decompress(read_whole(path)).splitlines()
         header = decode(header_line)
         if header["kind"] != KIND:
             raise ValueError(f"its kind is {header['kind']!r}")

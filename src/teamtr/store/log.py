@@ -25,7 +25,7 @@ import numpy as np
 import orjson
 
 from teamtr.records import AnyRecord, RecordError, decode_record, encode_record, require_known
-from teamtr.store.atomic import StoreError, explained, make_folder, sync_folder, write_atomic
+from teamtr.store.atomic import StoreError, explained, make_folder, read_whole, sync_folder, write_atomic
 
 
 def encode(value: Any, where: str, *, sort_keys: bool = False) -> bytes:
@@ -147,7 +147,7 @@ class Log:
 
     def _bytes(self) -> bytes:
         try:
-            return self.path.read_bytes()
+            return read_whole(self.path)
         except FileNotFoundError:
             return b""
 
