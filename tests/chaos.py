@@ -45,6 +45,7 @@ CONTEXT.set_forkserver_preload(["chaos", "transformers.models.qwen3.modeling_qwe
 
 TEAM = """
 name: chaos
+device: cpu
 task: {name: code, symbols: AB, half_length: 1, held_out: 0.5, skill: 0.8}
 tiny: {layers: 1, width: 16, heads: 2, warmup_steps: 30, warmup_learning_rate: 1e-2}
 team: {model: tiny, max_tokens: 2, agents: [{name: left}, {name: right}, {name: speaker, max_tokens: 3}]}

@@ -14,12 +14,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from made_run import eval_record, made_run, write_log
 from taught import teaching_for_real
 from teamtr.cli import app
-from teamtr.cli.common import emit
+from teamtr.cli.common import emit, errors
 from teamtr.config import load_team_file
 from teamtr.store import RunFolder
 
@@ -565,3 +566,29 @@ def test_what_was_asked_for_is_on_stdout_and_with_json_the_record_alone(team_fil
         assert word not in asked.stderr
         assert word in recorded.stderr
         assert isinstance(json.loads(recorded.stdout), dict), "one line of JSON and nothing else"
+
+
+class PanicException(BaseException):
+    """As libraries in Rust raise it."""
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:118] DefaultCPUAllocator: can't allocate memory"),
+        RuntimeError("could not create a primitive"),
+        PanicException("The global thread pool has not been initialized."),
+    ],
+)
+def test_memory_that_runs_out_is_a_message(error: BaseException, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(typer.Exit) as ended, errors():
+        raise error
+    assert ended.value.exit_code == 1
+    assert "there is not enough memory; what was saved is intact" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("error", [RuntimeError("something else"), PanicException("something else"), KeyError("x")])
+def test_an_error_that_nobody_knows_keeps_its_traceback(error: BaseException) -> None:
+    with pytest.raises(type(error)), errors():
+        raise error

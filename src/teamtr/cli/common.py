@@ -105,25 +105,29 @@ def errors() -> Iterator[None]:
         fail(str(error), error.exit_code)
     except OSError as error:
         fail(str(error), 1)
-    except (MemoryError, RuntimeError) as error:
+    except KeyboardInterrupt:
+        fail("interrupted; what was saved is intact: run the same command again to resume", 130)
+    except BaseException as error:  # a library in Rust panics with an exception that is no Exception
         if not _is_out_of_memory(error):
             raise
         fail(
-            "there is not enough memory; what was saved is whole. `teamtr plan` says what a team needs: a smaller "
+            "there is not enough memory; what was saved is intact. `teamtr plan` shows what a team needs: a smaller "
             "learner.micro_batch, shorter messages or fewer episodes need less",
             1,
         )
-    except KeyboardInterrupt:
-        fail("interrupted; what was saved is intact: run the same command again to resume", 130)
     finally:
         library.removeHandler(teller)
         library.setLevel(before)
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
-    """Also what torch raises; asked without loading it."""
-    texts = ("can't allocate memory", "not enough memory", "out of memory", "Cannot allocate memory")
-    return isinstance(error, MemoryError) or any(text in str(error) for text in texts)
+    """Also by what torch, oneDNN and tokenizers say of it; asked without loading them."""
+    if isinstance(error, MemoryError):
+        return True
+    if not isinstance(error, RuntimeError) and type(error).__name__ != "PanicException":
+        return False
+    texts = ("allocate memory", "not enough memory", "out of memory", "create a primitive", "thread pool has not been")
+    return any(text in str(error) for text in texts)
 
 
 class _Teller(logging.Handler):
