@@ -5,17 +5,31 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+MOST_DIGITS = 300
+"""Of a whole number that somebody else wrote: Python converts one in no time, and a float can hold it."""
+
 _HIDDEN = re.compile(
     "[\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f-\u009f\u00ad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f"
     "\ud800-\udfff\ufeff\ufff9-\ufffb\ufffe\uffff\U000e0000-\U000e007f]"
 )
 _MARKDOWN = re.compile(r"([\\`*_\[\]<>#|~&])")
+_HALF = re.compile("[\ud800-\udfff]")
 
 
 def visible(text: str) -> str:
     """Characters that hide or reorder text (bidi controls, zero-width, control codes), or that XML cannot hold, become
     their code."""
     return _HIDDEN.sub(lambda match: f"⟨U+{ord(match[0]):04X}⟩", text)
+
+
+def has_half_character(text: str) -> bool:
+    """Whether half of a surrogate pair stands alone in the text: no file and no tokenizer can hold it."""
+    return not text.isascii() and _HALF.search(text) is not None
+
+
+def whole_characters(text: str) -> str:
+    """The text with a replacement character for every half of a surrogate pair."""
+    return _HALF.sub("\ufffd", text) if has_half_character(text) else text
 
 
 def in_markdown(text: str) -> str:
