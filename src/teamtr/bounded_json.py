@@ -22,12 +22,13 @@ _MAY_BE_HALF = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")
 
 
 class NotJson(ValueError):
-    """A text that is no JSON, or JSON beyond the bounds. ``place`` is " at line 1, column 5", or nothing."""
+    """A text that is no JSON, or JSON beyond the bounds: that has no ``line`` and no ``column``."""
 
-    def __init__(self, why: str, place: str = "") -> None:
-        super().__init__(f"{why}{place}")
+    def __init__(self, why: str, line: int | None = None, column: int | None = None) -> None:
+        super().__init__(why if column is None else f"not JSON: {why} at line {line}, column {column}")
         self.why = why
-        self.place = place
+        self.line = line
+        self.column = column
 
 
 def read_json(
@@ -55,7 +56,7 @@ def read_json(
     except NotJson:
         raise
     except json.JSONDecodeError as error:
-        raise NotJson(error.msg, f" at line {error.lineno}, column {error.colno}") from None
+        raise NotJson(error.msg, error.lineno, error.colno) from None
     if strict or not half_characters:
         _check_values(value, infinite=not strict, half=half_characters or _MAY_BE_HALF.search(text) is None)
     return value
@@ -75,7 +76,7 @@ def _decoded(source: bytes) -> str:
     try:
         return source.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise NotJson(f"not UTF-8 ({error.reason})", f" at byte {error.start}") from None
+        raise NotJson(f"not UTF-8 ({error.reason} at byte {error.start})") from None
 
 
 def _is_deeper(text: str, deepest: int) -> bool:

@@ -1,7 +1,7 @@
 """Literals in somebody else's text, Python's or those of a tool call: read by hand, in one pass and within bounds.
 
-``ast.literal_eval`` runs no code, but its parser can exhaust the stack, and takes a second over fifty braces inside each
-other. This reader goes from left to right and never back, so that its cost grows with the text and with nothing else.
+``ast.literal_eval`` runs no code, but its parser can exhaust the stack, and takes a second over fifty braces inside
+each other. This reader goes from left to right and never back: its cost grows with the text and with nothing else.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class NotALiteral(ValueError):
 
 @dataclass(frozen=True)
 class Notation:
-    """What counts as a literal. ``python``: all that ``ast.literal_eval`` takes but complex numbers, ``...`` and numbers
-    beyond all bounds. Otherwise values of JSON alone, whose texts may run over lines, and no key twice."""
+    """What counts as a literal. ``python``: all that ``ast.literal_eval`` takes but complex numbers, ``...`` and
+    numbers beyond all bounds. Otherwise values of JSON alone, whose texts may run over lines, and no key twice."""
 
     words: Mapping[str, Any]
     python: bool
@@ -66,7 +66,7 @@ def read_literal(text: str) -> Any:
     """The value that ``ast.literal_eval`` gives; NotALiteral for all that is none, or none of ours."""
     if len(text) > LONGEST:
         raise NotALiteral(f"a literal of more than {LONGEST} characters")
-    if "\0" in text or not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
+    if "\0" in text or (not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text)):
         raise NotALiteral("a character that no Python source may hold")
     return Reader(text.replace("\r\n", "\n").replace("\r", "\n"), PYTHON).whole()
 
@@ -234,12 +234,11 @@ class Reader:
     # Words and numbers
 
     def _word(self) -> Any:
-        word = self._match(_WORD)
-        if word in self._notation.words:
-            return self._notation.words[word]
-        if word == "set" and self._notation.python and self.taken("(") and self.taken(")"):
-            return set()
-        self._fail("no literal")
+        word = self._match(_WORD) or ""
+        is_empty_set = word == "set" and self._notation.python and self.taken("(") and self.taken(")")
+        if word not in self._notation.words and not is_empty_set:
+            self._fail("no literal")
+        return set() if is_empty_set else self._notation.words[word]
 
     def _number(self) -> int | float:
         self.peek()

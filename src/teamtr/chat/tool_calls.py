@@ -66,7 +66,7 @@ def read_json(text: str) -> Any:
             text, longest=MOST_CHARACTERS, deepest=MOST_DEPTH, strict=True, half_characters=False
         )
     except NotJson as error:
-        raise Malformed(f"not JSON: {error}" if error.place else str(error)) from None
+        raise Malformed(str(error)) from None
 
 
 def calls_in(value: Any, tools: Collection[str] | None) -> list[ToolCall]:

@@ -115,7 +115,7 @@ def _check_folder(source: str, folder: Path) -> None:
             json.loads((folder / name).read_bytes())
         except OSError:
             continue  # not every folder has all of them; what is needed, the loader says
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ModelError(
                 f"model {source!r} could not be loaded ({name} is damaged: {error}); copy or save the folder anew"
             ) from error

@@ -27,6 +27,12 @@ _CHARACTERS = str.maketrans(
     | {"≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "≈": r"\approx ", "∈": r"\in ", "°": r"^\circ ", "²": "^2", "³": "^3"}
     | {"½": r"\frac{1}{2}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}"}
 )
+LONGEST_NUMBER = 2_000
+"""Characters: what is longer is no number that anybody states, and more than Python converts."""
+
+_BLANKS = re.compile(r" {2,}")
+_OPENED_BY = {"(": "(", ")": "(", "[": "[", "]": "["}
+_BRACKET_OR_THOUSANDS = re.compile(r"[()\[\]]|(?<![\d.,])[1-9]\d{0,2}(?:,\d{3})+(?![\d,])")
 _END = r"(?![A-Za-z])"  # of a command's name
 _REPLACEMENTS = tuple(
     (re.compile(pattern), new)
@@ -49,7 +55,6 @@ _REPLACEMENTS = tuple(
     )
 )
 _THIN_THOUSANDS = re.compile(r"(?<=\d)\s*(?:,\\!|\{,\}|\\,|\\!)\s*(?=\d{3}(?!\d))")  # 1,\!000  10{,}000  58\,500
-_THOUSANDS = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:,\d{3})+(?![\d,])")
 _UNIT_TEXT = re.compile(r"(?<=[^\s,=])\s*\\text\s*\{[^{}]*\}\s*(?:\^\s*\{?\s*\d\s*\}?)?\s*\.?$")
 _UNIT_WORDS = re.compile(
     r"(?<=[\d}%)])\s*(?:(?:mm|cm|km|kg|mph|ft|in|ml|sq)|\s(?!(?:or|and)\b|sin|cos|tan|cot|sec|csc|log|sqrt)[A-Za-z]{3,}"
@@ -111,7 +116,7 @@ class Numeral:
 def clean(text: str) -> str:
     """The answer with everything gone that is only typography, money, degrees or a full stop."""
     # Thousands first: without its degree signs, a list of angles would be one number.
-    text = _join_thousands(_THIN_THOUSANDS.sub("", text.translate(_CHARACTERS)))
+    text = _join_thousands(_THIN_THOUSANDS.sub("", _BLANKS.sub(" ", text.translate(_CHARACTERS))))
     for pattern, new in _REPLACEMENTS:
         text = pattern.sub(new, text)
     return _unwrapped(" ".join(text.split()).rstrip("."))
@@ -120,12 +125,16 @@ def clean(text: str) -> str:
 def _join_thousands(text: str) -> str:
     """``1,234`` as one number, but not within brackets, where it is a pair."""
 
-    def joined(found: re.Match[str]) -> str:
-        before = text[: found.start()]
-        is_inside = any(before.count(one) > before.count(other) for one, other in ("()", "[]"))
-        return found.group() if is_inside else found.group().replace(",", "")
+    depth = {"(": 0, "[": 0}
 
-    return _THOUSANDS.sub(joined, text)
+    def joined(found: re.Match[str]) -> str:
+        sign = found.group()
+        if sign in _OPENED_BY:
+            depth[_OPENED_BY[sign]] += 1 if sign in depth else -1
+            return sign
+        return sign if max(depth.values()) > 0 else sign.replace(",", "")
+
+    return _BRACKET_OR_THOUSANDS.sub(joined, text)
 
 
 def _unwrapped(text: str) -> str:
@@ -160,6 +169,8 @@ def last_side(text: str) -> str:
 
 def numeral(text: str) -> Numeral | None:
     """The plain number that a cleaned answer is: ``-3``, ``2.50``, ``\\frac34``, ``1 1/2``, ``50%``, ``3e5``."""
+    if len(text) > LONGEST_NUMBER:
+        return None
     text = _without_brackets(text)
     mixed = _MIXED.fullmatch(text.removeprefix("-"))
     if mixed:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import socket
@@ -10,6 +9,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from teamtr.bounded_json import NotJson, read_json
 from teamtr.grading.workers.worker import HEADER_BYTES, encode_frame
 
 
@@ -19,6 +19,10 @@ class LateError(Exception):
 
 class DeadError(Exception):
     """The other side closed the channel."""
+
+
+class GarbledError(DeadError):
+    """The other side sent what is no frame: nothing that follows can be trusted, so it is as good as dead."""
 
 
 class TooMuchError(Exception):
@@ -50,11 +54,18 @@ class Channel:
                 raise DeadError from None
             left, descriptors = left[sent:], ()
 
-    def receive(self, deadline: float) -> Any:
+    def receive(self, deadline: float) -> dict[str, Any]:
+        """The next frame: an object of JSON, no deeper than ``bounded_json`` reads."""
         length = int.from_bytes(self._read(HEADER_BYTES, deadline), "big")
         if length > self._most_bytes:
             raise TooMuchError
-        return json.loads(self._read(length, deadline))
+        try:
+            content = read_json(self._read(length, deadline))
+        except NotJson as error:
+            raise GarbledError(f"an answer that cannot be read ({error})") from None
+        if not isinstance(content, dict):
+            raise GarbledError("an answer of another form")
+        return content
 
     def close(self) -> None:
         self._end.close()

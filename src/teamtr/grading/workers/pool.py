@@ -26,7 +26,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from teamtr.grading.workers.channel import DeadError, LateError, TooMuchError
+from teamtr.grading.workers.channel import DeadError, GarbledError, LateError, TooMuchError
 from teamtr.grading.workers.forkserver import Child, ForkServer, GraderError
 
 MIB = 1 << 20
@@ -217,14 +217,17 @@ class WorkerPool:
             while len(values) < len(items):
                 reply = worker.receive(time.monotonic() + self._seconds_per_item)
                 if "error" in reply:
-                    failure = Result("crash", message=reply["error"])
-                    return _Attempt(values, failure, streams, miscounted=reply["miscounted"])
+                    failure = Result("crash", message=str(reply["error"]))
+                    return _Attempt(values, failure, streams, miscounted=reply.get("miscounted") is True)
                 streams = streams or "streams" in reply
-                values += reply.get("values", [])
+                values += _values(reply, most=len(items) - len(values))
         except LateError:
             worker.kill()
             late = Result("timeout", message=f"no answer within {self._seconds_per_item:g} s")
             return _Attempt(values, late, streams)
+        except GarbledError as error:
+            worker.kill()
+            return _Attempt(values, Result("crash", message=str(error)), streams)
         except DeadError:
             dead = Result("crash", message=_obituary(worker.kill()))
             return _Attempt(values, dead, streams, inherited_death=bool(values) or not fresh)
@@ -252,6 +255,10 @@ class WorkerPool:
                 f"grader {function!r} with {dict(setup)} did not load within {self._seconds_to_load:g} s: "
                 "see what it does at import, or raise seconds_to_load"
             ) from None
+        except (GarbledError, TooMuchError) as error:
+            worker.kill()
+            what = str(error) or "too long an answer"
+            raise GraderError(f"grader {function!r} with {dict(setup)}: {what} on loading") from None
         except DeadError:
             raise GraderError(
                 f"grader {function!r} with {dict(setup)}: {_obituary(worker.kill())} on loading"
@@ -267,6 +274,14 @@ class WorkerPool:
 def _share(items: list[Any], parts: int) -> list[list[Any]]:
     """Contiguous runs whose lengths differ by one at most."""
     return [items[len(items) * i // parts : len(items) * (i + 1) // parts] for i in range(parts)]
+
+
+def _values(reply: Mapping[str, Any], most: int) -> list[Any]:
+    """The values in an answer of a worker; GarbledError where it answers for more than it was asked."""
+    values = reply.get("values", [])
+    if not isinstance(values, list) or len(values) > most:
+        raise GarbledError("an answer of another form")
+    return values
 
 
 def _obituary(status: int | None) -> str:

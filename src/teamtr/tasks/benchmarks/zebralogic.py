@@ -266,7 +266,10 @@ def _without(cells: Mapping[str, str], attribute: str) -> dict[str, str]:
 
 
 def _read_template(file: Path) -> str:
-    text = file.read_text(encoding="utf-8")
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{file}: cannot read the prompt template ({error})") from None
     missing = [placeholder for placeholder in _PLACEHOLDERS if placeholder not in text]
     if missing:
         raise UserError(f"{file}: a prompt template must contain {missing[0]}")

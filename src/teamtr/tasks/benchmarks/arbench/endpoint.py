@@ -20,9 +20,11 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any
 
+from teamtr.bounded_json import NotJson, read_json
 from teamtr.chat.render import ChatMessages
 from teamtr.errors import TeamTRError, UserError
 from teamtr.randomness import seed_of
+from teamtr.text import whole_characters
 
 PASSING = frozenset({408, 409, 429, *range(500, 600)})
 MAX_ANSWER_BYTES = 4 << 20
@@ -182,12 +184,13 @@ def _read(response: http.client.HTTPResponse, deadline: float) -> bytes:
 
 
 def _content(body: bytes) -> str:
-    """The text of the first choice; a model that says nothing (null) says the empty text."""
+    """The text of the first choice; a model that says nothing (null) says the empty text. A character that was cut in
+    half is no reason to stop: no tokenizer takes it, so a replacement stands for it."""
     try:
-        content = json.loads(body)["choices"][0]["message"]["content"]
-    except (ValueError, KeyError, IndexError, TypeError, RecursionError):
+        content = read_json(body)["choices"][0]["message"]["content"]
+    except (NotJson, KeyError, IndexError, TypeError):
         shown = body[:200].decode(errors="replace")
         raise _Passing(f"not a chat completion: {shown!r}") from None
     if content is not None and not isinstance(content, str):
         raise _Passing(f"the content of the answer is no text: {str(content)[:200]!r}")
-    return content or ""
+    return whole_characters(content or "")
