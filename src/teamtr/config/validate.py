@@ -16,7 +16,7 @@ from teamtr.config.source import Document
 from teamtr.settings.refusals import KeyPath, Refusal, at, dotted, hint, nearest, show
 from teamtr.tasks.registry import task_names
 
-MOST_GUESSES = 5
+MOST_GUESSES = 3
 """Unknown keys for which the key that was meant is looked for: it takes milliseconds each."""
 
 

@@ -43,7 +43,7 @@ _REPLACEMENTS = tuple(
         (rf"\\[dtc]frac{_END}", r"\\frac"),
         (r"\\(?:mbox|mathrm|textrm|textbf|textit|textnormal|textsf|operatorname|mathsf)(?=\s*\{)", r"\\text"),
         (r"\\(?:mathbf|mathit|boldsymbol|bm|vec|hat|bar|overline|overrightarrow|boxed|ensuremath)(?=\s*\{)", ""),
-        (r"\\text\s*\{([^{}A-Za-z]*\d[^{}A-Za-z]*)\}", r"\1"),
+        (r"\\text\s*\{(?=[^{}A-Za-z\d]*\d)([^{}A-Za-z]*)\}", r"\1"),
         (rf"\s*(?:\^\s*\\circ{_END}|\^\s*\{{\s*\\circ\s*\}}|\\degrees?{_END}|\\text\s*\{{\s*degrees?\s*\}})", ""),
         (rf"\\\$|\\pounds{_END}|[€£$]|(?<!\\)\\[()\[\]]", ""),
         (r"\\%", "%"),
@@ -76,6 +76,7 @@ _LITERAL = re.compile(
     """,
     re.VERBOSE | re.ASCII,
 )
+_MOST_WRAPPINGS = 10
 _FIGURES_OF_A_COMPUTER = 12
 _MIXED = re.compile(r"(\d+)\s+(\d+)\s*/\s*(\d+)")
 
@@ -110,7 +111,7 @@ class Numeral:
 
     def _rounds(self, truth: Numeral) -> bool:
         """A decimal as a computer prints a fraction, right to its last place."""
-        return self.figures >= _FIGURES_OF_A_COMPUTER and abs(self.value - truth.value) <= Fraction(1, 10**self.places)
+        return self.figures >= _FIGURES_OF_A_COMPUTER and abs(self.value - truth.value) <= Fraction(10) ** -self.places
 
 
 def clean(text: str) -> str:
@@ -138,8 +139,11 @@ def _join_thousands(text: str) -> str:
 
 
 def _unwrapped(text: str) -> str:
-    """Without braces or ``\\text`` round the whole."""
-    while (opening := re.match(r"(?:\\text\s*)?\{", text)) is not None and _closes_at_end(text, opening.end()):
+    """Without braces or ``\\text`` round the whole. A few times over: each looks through all of the text."""
+    for _ in range(_MOST_WRAPPINGS):
+        opening = re.match(r"(?:\\text\s*)?\{", text)
+        if opening is None or not _closes_at_end(text, opening.end()):
+            break
         text = text[opening.end() : -1].strip().rstrip(".")
     return text
 
