@@ -3,13 +3,14 @@
 # make test-fast  the quick tests of every module, for while one works: a minute
 # make test     all tests but those marked slow: minutes, and part of make check
 # make test-slow  those as well;  make test-gpu  the ones that need a card
+# make fuzz     100,000 hostile inputs for every reader of model words and files: an hour on one core
 # make docs     the documentation site, in build/site
 # make check    style, types, import directions, tests: what a change must pass
 PYTHON ?= python3
 BIN := .venv/bin
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: setup demo test-fast test test-slow test-gpu docs lint check clean
+.PHONY: setup demo test-fast test test-slow test-gpu fuzz docs lint check clean
 setup: .venv/.ready
 
 .venv/.ready: pyproject.toml constraints.txt
@@ -36,6 +37,9 @@ test-slow: setup
 
 test-gpu: setup
 	$(BIN)/python -m pytest tests/gpu
+
+fuzz: setup
+	$(BIN)/python tests/fuzz/driver.py --count $(or $(N),100000)
 
 docs: setup
 	@$(BIN)/python -c 'import mkdocs' 2>/dev/null || \

@@ -1,7 +1,7 @@
 """Literals in somebody else's text, Python's or those of a tool call: read by hand, in one pass and within bounds.
 
-``ast.literal_eval`` runs no code, but its parser can exhaust the stack, and takes a second over fifty braces inside
-each other. This reader goes from left to right and never back: its cost grows with the text and with nothing else.
+``ast.literal_eval`` runs no code, but a text of a few thousand brackets or signs can exhaust its parser's stack. This
+reader goes from left to right and never back, no deeper than ``DEEPEST``: its cost grows with the text alone.
 """
 
 from __future__ import annotations

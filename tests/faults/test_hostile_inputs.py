@@ -24,7 +24,6 @@ from teamtr.grading import WorkerPool
 from teamtr.grading.math.deepscaler import judge as deepscaler_judge
 from teamtr.grading.math.rules import GSM8K, RULES
 from teamtr.grading.math.text import clean, quick_same
-from teamtr.literal import NotALiteral, read_literal
 from teamtr.store import Log, StoreError, batch_name, read_episodes
 from teamtr.store.log import decode, encode
 from teamtr.tasks.benchmarks.arbench.endpoint import _content
@@ -62,23 +61,13 @@ def in_a_child(program: str, *arguments: object, memory_mb: int | None = None) -
         lambda n: "```\n" + "\n" * n + "x",
         lambda n: "``` " * (n // 4),
         lambda n: "{" + "//" * (n // 2) + "}",
+        lambda n: "{" * (n // 2) + "}" * (n // 2),
         lambda n: "```\n[" + "1" * (n - 10) + "x]\n```",
         lambda n: "```\n" + "'''\\" * (n // 4) + "\n```",
     ],
 )
 def test_a_reply_to_autologi_is_read_in_linear_time(text_of: Callable[[int], str]) -> None:
     assert_linear(_answer_in, text_of, 48_000)
-
-
-def test_braces_inside_each_other_cost_next_to_nothing() -> None:
-    """Python's own parser doubles its work with every brace: 24 of them are enough to tell."""
-
-    def read(text: str) -> None:
-        with pytest.raises(NotALiteral):
-            read_literal(text)
-
-    assert_linear(read, lambda n: "{" * n + "}" * n, 48)
-    assert _answer_in("{" * 50 + "}" * 50) is None
 
 
 @pytest.mark.parametrize(
@@ -152,12 +141,13 @@ def test_what_no_team_file_holds_is_refused(text: str, complaint: str) -> None:
         loads(text, "team.yaml")
 
 
+@pytest.mark.long
 def test_thousands_of_mistakes_on_one_line_are_told_in_a_few_words() -> None:
     with pytest.raises(ConfigError) as refused:
-        loads("{" + ",".join(f"zork{i}: 1" for i in range(3000)) + "}", "team.yaml")
+        loads("{" + ",".join(f"zork{i}: 1" for i in range(1000)) + "}", "team.yaml")
     assert len(str(refused.value)) < 100_000
     assert "mistakes more" in str(refused.value)
-    assert len(refused.value.mistakes) > 3000
+    assert len(refused.value.mistakes) > 1000
 
 
 def test_an_override_is_read_within_the_same_bounds() -> None:
@@ -320,6 +310,7 @@ def bomb(path: Path, megabytes: int) -> Path:
     return path
 
 
+@pytest.mark.long
 def test_a_small_file_that_unpacks_to_gigabytes_is_refused_with_little_memory(tmp_path: Path) -> None:
     path = bomb(tmp_path / batch_name(0, 0), 6000)
     assert path.stat().st_size < 7 << 20
@@ -470,6 +461,7 @@ def test_a_report_of_a_folder_behind_a_link_is_that_of_the_folder(run: Path, tmp
     assert len(build_report(tmp_path / "latest").data["updates"]) == len(build_report(run).data["updates"]) > 0
 
 
+@pytest.mark.long
 def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(run: Path) -> None:
     for name in ("log.jsonl", "team.yaml"):
         (run / name).unlink()
@@ -481,6 +473,7 @@ def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(run: Path) -> None:
     assert said.count("none that is a plain file") == 2
 
 
+@pytest.mark.long
 def test_a_batch_that_unpacks_to_gigabytes_is_left_out_of_a_report(run: Path) -> None:
     file = min((run / "episodes").iterdir())
     file.unlink()
