@@ -1,6 +1,6 @@
 """Does any text make a reader raise what is not ours, or take too long? Inputs are made from a seed, by the thousand.
 
-    python tests/fuzz/driver.py [--count 100000] [--seed 0] [--only autologi,log] [--out failures.json]
+    python tests/fuzz/driver.py [--count 100000] [--seconds 600] [--seed 0] [--only autologi,log] [--out failures.json]
 
 An input is a seed of the reader with a few edits, a fragment repeated, one nested in itself, or fragments in a row.
 Cost is CPU time of this process over the length of the input; a case that seems slow is measured three times more. What
@@ -109,11 +109,15 @@ def _joined(rng: random.Random, seeds: Sequence[str], fragments: Sequence[str], 
     return "".join(rng.choices(fragments, k=rng.randint(1, max(1, room // 4))))
 
 
-def try_reader(reader: Reader, count: int, seed: int = 0, *, timed: bool = True) -> Outcome:
-    """Give a reader its inputs. ``timed``: look at what each costs as well."""
+def try_reader(
+    reader: Reader, count: int, seed: int = 0, *, timed: bool = True, seconds: float = float("inf")
+) -> Outcome:
+    """Give a reader its inputs, as many as ``seconds`` of CPU time allow. ``timed``: look at the cost of each, too."""
     outcome = Outcome(reader)
     began = time.process_time()
     for text in inputs(reader, count, seed):
+        if time.process_time() - began > seconds:
+            break
         outcome.inputs += 1
         outcome.longest = max(outcome.longest, len(text))
         try:
@@ -160,6 +164,7 @@ def main() -> int:
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=100_000, help="inputs of each reader")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="CPU time of each reader at most")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="names of readers, with commas between them")
     parser.add_argument("--out", type=Path, help="a JSON file for the inputs that failed")
@@ -170,7 +175,7 @@ def main() -> int:
     for reader in readers():
         if asked.only and reader.name not in asked.only.split(","):
             continue
-        outcome = try_reader(reader, asked.count, asked.seed)
+        outcome = try_reader(reader, asked.count, asked.seed, seconds=asked.seconds)
         gc.collect()
         print(outcome.row(), flush=True)
         print(f"{reader.name}: {outcome.seconds:.0f} s", file=sys.stderr, flush=True)

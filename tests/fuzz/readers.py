@@ -265,7 +265,7 @@ def _of_rule(rule: Rule, truths: tuple[str, ...]) -> Any:
 
 def _literal(text: str) -> None:
     value = read_literal(text)
-    assert repr(read_literal(write_literal(value))) == repr(value)
+    assert read_literal(write_literal(value)) == value
 
 
 def _of_benchmark(task: Benchmark, row: dict[str, Any]) -> Any:
