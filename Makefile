@@ -5,13 +5,14 @@
 # make test-slow  all tests, including the slow ones
 # make test-gpu   tests that need a GPU
 # make test-chaos random faults for SECONDS seconds (1200) with each of SEEDS (0 1 2)
+# make fuzz       N hostile inputs (100000) for every reader of replies and files: an hour on one core
 # make docs       builds the documentation site in build/site
 # make check      style, types, import directions, tests: what a change must pass
 PYTHON ?= python3
 BIN := .venv/bin
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: setup demo test-fast test test-slow test-gpu test-chaos docs lint check clean
+.PHONY: setup demo test-fast test test-slow test-gpu test-chaos fuzz docs lint check clean
 setup: .venv/.ready
 
 .venv/.ready: pyproject.toml constraints.txt
@@ -45,6 +46,10 @@ test-chaos: setup
 	for seed in $(SEEDS); do \
 	  OMP_NUM_THREADS=1 $(BIN)/python tests/chaos.py --seconds $(SECONDS) --seed $$seed || exit 1; \
 	done
+
+N ?= 100000
+fuzz: setup
+	$(BIN)/python tests/fuzz/driver.py --count $(N)
 
 docs: setup
 	@$(BIN)/python -c 'import mkdocs' 2>/dev/null || \

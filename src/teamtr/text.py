@@ -5,11 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+MOST_DIGITS = 300
+"""Of a whole number that somebody else wrote: Python converts one in no time, and a float can hold it."""
+
 _HIDDEN = re.compile(
     "[\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f-\u009f\u00ad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f"
     "\ud800-\udfff\ufeff\ufff9-\ufffb\ufffe\uffff\U000e0000-\U000e007f]"
 )
 _MARKDOWN = re.compile(r"([\\`*_\[\]<>#|~&])")
+_HALF = re.compile("[\ud800-\udfff]")
 
 
 def visible(text: str) -> str:
@@ -22,6 +26,11 @@ def on_terminal(text: str) -> str:
     """The text as a terminal may be given it: no control code, so no escape sequence, and no return to the beginning
     of a line."""
     return visible(text.replace("\r\n", "\n")).replace("\r", "⟨U+000D⟩")
+
+
+def has_half_character(text: str) -> bool:
+    """Whether half of a surrogate pair stands alone in the text: no file and no tokenizer can hold it."""
+    return not text.isascii() and _HALF.search(text) is not None
 
 
 def without_surrogates(text: str) -> str:

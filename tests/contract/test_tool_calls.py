@@ -117,7 +117,7 @@ def test_what_is_no_call_is_left_alone(text):
         ('<tool_call>{"name": "a", "arguments": {"x": NaN}}</tool_call>', "NaN"),
         ('<tool_call>{"name": "a", "arguments": {"x": 1e999}}</tool_call>', "too large"),
         ('<tool_call>{"name": "a", "arguments": {"x": "\\ud800"}}</tool_call>', "surrogate"),
-        ('<tool_call>{"name": "a", "arguments": {"x": ' + "9" * 5000 + "}}</tool_call>", "not JSON"),
+        ('<tool_call>{"name": "a", "arguments": {"x": ' + "9" * 5000 + "}}</tool_call>", "more than 300 digits"),
         ("<tool_call>" + "[" * 100 + "]" * 100 + "</tool_call>", "deeper"),
         ('<tool_call>{"name": "a", "arguments": {"x": "' + "y" * 70000 + '"}}</tool_call>', "longer"),
         ('<tool_call>{"name": "a", "arguments": {}, "parameters": {}}</tool_call>', "both"),

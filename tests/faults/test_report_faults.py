@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from made_run import made_run, probe_record, update_record, write_log
-from teamtr.analysis.report import build_report, compare_runs, report_page, report_text
+from teamtr.analysis.report import build_report, compare_runs, reading, report_page, report_text
 from teamtr.store import Log, StoreError
 
 
@@ -154,14 +154,45 @@ def test_numbers_that_are_none(run):
 
 
 def test_numbers_beyond_all_measure(run):
-    """Whole numbers that no float holds, and counts that no memory holds."""
+    """The longest whole numbers that a log may hold, and counts that no memory holds."""
     records = Log(run / "log.jsonl").read()
-    records[0] |= {"floors": {"left": 10**400}, "threads": 10**400}
+    records[0] |= {"floors": {"left": 10**300}, "threads": 10**300}
     probe = probe_record()
     probe["gap"]["problems"] = 1e300
-    records[2] |= {"probe": probe, "exact_success": [0.5, 10**400], "beta": 1e308}
+    records[2] |= {"probe": probe, "exact_success": [0.5, 10**300], "beta": 1e308}
     write_log(run, records)
     assert opened(run)["probes"]["updates"][0]["gap"]["error"] > 0.0
+
+
+@pytest.mark.parametrize("number", ['{"$int": "0x1' + "0" * 333 + '"}', "1" + "0" * 400])
+def test_a_number_that_no_float_holds_costs_its_line_alone(run, number):
+    before = opened(run)
+    with open(run / "log.jsonl", "ab") as log:
+        log.write(b'{"kind": "eval", "stage": ' + number.encode() + b"}\n")
+    data = opened(run)
+    assert data["evals"] == before["evals"]
+    assert "cannot be read and was left out" in notes(data)
+
+
+def test_a_line_of_the_log_that_is_too_long_is_left_out(run, monkeypatch):
+    """It is read past, not into the memory; the next look goes on behind it."""
+    path = run / "log.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    monkeypatch.setattr(reading, "LONGEST_LINE", max(map(len, lines)))
+    long = b'{"kind": "eval", "stage": "' + b"x" * (3 * reading.LONGEST_LINE) + b'"}\n'
+    path.write_bytes(b"".join(lines[:-1]) + long)
+    tail = reading.LogTail(path)
+    assert tail.poll()
+    assert [what.split()[1] for what in tail.damaged] == [str(len(lines))]
+    with open(path, "ab") as log:
+        log.write(lines[-1])
+    assert tail.poll()
+    assert len(tail.records) == len(lines)
+    assert tail.generation == 1  # what was read is not read again
+    with open(path, "ab") as log:
+        log.write(long[:-1])
+    assert not tail.poll()
+    assert tail.torn_bytes == len(long) - 1
 
 
 def test_a_run_that_has_just_begun(tmp_path):

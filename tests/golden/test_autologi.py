@@ -19,7 +19,7 @@ import pytest
 
 from growth import assert_linear
 from teamtr.errors import UserError
-from teamtr.grading.literal import DEEPEST, LONGEST, read_literal, write_literal
+from teamtr.literal import DEEPEST, LONGEST, read_literal, write_literal
 from teamtr.tasks.benchmarks.autologi import AutoLogi, stated_in
 from teamtr.tasks.data.rows import DataError, Row
 from teamtr.types import Problem

@@ -9,18 +9,20 @@ import json
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
+
+from teamtr import bounded_json
+from teamtr.bounded_json import NotJson
+from teamtr.literal import CALLS, NotALiteral, Reader
+from teamtr.text import has_half_character
 
 MOST_CHARACTERS = 65_536
-MOST_DEPTH = 32
+MOST_DEPTH = CALLS.deepest
 MOST_CALLS = 64
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]{0,63}")
 _MARKUP = re.compile(r"<(?=\||/?(?:think|tool_call|function_call))", re.IGNORECASE)
-_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,307})(?:\.[0-9]{1,400})?(?:[eE][+-]?[0-9]{1,4})?")
-_WORDS = {"true": True, "True": True, "false": False, "False": False, "null": None, "None": None}
 _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
-_BLANK = re.compile(r"\s*")
 
 ARGUMENTS = ("arguments", "parameters", "args", "input")
 """Where the arguments stand: OpenAI, Hermes and Mistral; Llama; Gemini and LangChain; Anthropic."""
@@ -59,59 +61,12 @@ def _sorted(value: Any) -> Any:
 
 def read_json(text: str) -> Any:
     """JSON without what JSON does not have (NaN, two values for one key), not too long and not too deep."""
-    if len(text) > MOST_CHARACTERS:
-        raise Malformed(f"longer than {MOST_CHARACTERS} characters")
-    if _depth(text) > MOST_DEPTH:
-        raise Malformed(f"nested deeper than {MOST_DEPTH}")
     try:
-        value = json.loads(text, object_pairs_hook=_object, parse_constant=_no_constant)
-    except Malformed:
-        raise
-    except ValueError as error:  # also whole numbers with more digits than Python converts
-        raise Malformed(f"not JSON: {str(error)[:80]}") from None
-    _check_values(value)
-    return value
-
-
-def _depth(text: str) -> int:
-    """How deeply brackets nest, those within strings left out, in one pass."""
-    deepest = depth = 0
-    quoted = escaped = False
-    for character in text:
-        if quoted:
-            quoted = escaped or character != '"'
-            escaped = character == "\\" and not escaped
-        elif character == '"':
-            quoted = True
-        elif character in "[{":
-            depth += 1
-            deepest = max(deepest, depth)
-        elif character in "]}":
-            depth -= 1
-    return deepest
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise Malformed("a key stands there twice")
-    return found
-
-
-def _no_constant(word: str) -> NoReturn:
-    raise Malformed(f"{word} is not JSON")
-
-
-def _check_values(value: Any) -> None:
-    """No number without a finite value, no half of a character."""
-    if isinstance(value, float) and value in (float("inf"), float("-inf")):
-        raise Malformed("a number is too large")
-    if isinstance(value, str) and any("\ud800" <= c <= "\udfff" for c in value):
-        raise Malformed("half of a surrogate pair stands alone")
-    for item in (
-        [*value.keys(), *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else ()
-    ):
-        _check_values(item)
+        return bounded_json.read_json(
+            text, longest=MOST_CHARACTERS, deepest=MOST_DEPTH, strict=True, half_characters=False
+        )
+    except NotJson as error:
+        raise Malformed(str(error)) from None
 
 
 def calls_in(value: Any, tools: Collection[str] | None) -> list[ToolCall]:
@@ -195,12 +150,18 @@ def checked(name: Any, arguments: Mapping[str, Any], tools: Collection[str] | No
 def read_signature(text: str, tools: Collection[str] | None) -> list[ToolCall] | None:
     """``name(key="value", n=3)`` or a list of such; None when the text is something else (``f(x)``, say).
 
-    Values are literals, read by hand: strings in either quotes, numbers, true, false, null and their Python names,
+    Values are literals as ``CALLS`` has them: text in either quotes, numbers, true, false, null and their Python names,
     lists and mappings.
     """
     if len(text) > MOST_CHARACTERS:
         return None
-    reader = _Reader(text)
+    try:
+        return _signatures(Reader(text, CALLS), tools)
+    except NotALiteral as error:
+        raise Malformed(str(error)) from None
+
+
+def _signatures(reader: Reader, tools: Collection[str] | None) -> list[ToolCall] | None:
     listed = reader.taken("[")
     calls: list[ToolCall] = []
     while True:
@@ -225,96 +186,13 @@ def read_signature(text: str, tools: Collection[str] | None) -> list[ToolCall] |
     if (listed and not reader.taken("]")) or reader.peek():
         return None
     for call in calls:
-        _check_values(dict(call.arguments))
+        _check_text(dict(call.arguments))
     return calls
 
 
-class _Reader:
-    """Reads literals from left to right and never goes back."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self.at = 0
-
-    def peek(self) -> str:
-        found = _BLANK.match(self.text, self.at)
-        assert found is not None
-        self.at = found.end()
-        return self.text[self.at : self.at + 1]
-
-    def taken(self, sign: str) -> bool:
-        if self.peek() != sign:
-            return False
-        self.at += 1
-        return True
-
-    def match(self, pattern: re.Pattern[str]) -> str | None:
-        self.peek()
-        found = pattern.match(self.text, self.at)
-        if found is None:
-            return None
-        self.at = found.end()
-        return found.group()
-
-    def value(self, depth: int = 0) -> Any:
-        if depth > MOST_DEPTH:
-            raise Malformed(f"nested deeper than {MOST_DEPTH}")
-        sign = self.peek()
-        if sign in ('"', "'"):
-            return self._string(sign)
-        if self.taken("["):
-            items = []
-            while not self.taken("]"):
-                items.append(self.value(depth + 1))
-                self._next("]")
-            return items
-        if self.taken("{"):
-            return self._mapping(depth)
-        number = self.match(_NUMBER)
-        if number is not None:
-            return float(number) if set(number) & set(".eE") else int(number)
-        word = self.match(_KEY)
-        if word in _WORDS:
-            return _WORDS[word]
-        raise Malformed(f"no literal at character {self.at}")
-
-    def _mapping(self, depth: int) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        while not self.taken("}"):
-            quote = self.peek()
-            if quote not in ('"', "'") or not quote:
-                raise Malformed(f"a key must be text, at character {self.at}")
-            key = self._string(quote)
-            if key in found:
-                raise Malformed("a key stands there twice")
-            if not self.taken(":"):
-                raise Malformed(f"expected : at character {self.at}")
-            found[key] = self.value(depth + 1)
-            self._next("}")
-        return found
-
-    def _next(self, end: str) -> None:
-        if not self.taken(",") and self.peek() != end:
-            raise Malformed(f"expected , or {end} at character {self.at}")
-
-    def _string(self, quote: str) -> str:
-        start = self.at = self.at + 1
-        pieces = []
-        while self.at < len(self.text):
-            character = self.text[self.at]
-            if character == quote:
-                pieces.append(self.text[start : self.at])
-                self.at += 1
-                return "".join(pieces)
-            if character == "\\":
-                escape = self.text[self.at + 1 : self.at + 2]
-                if escape not in _ESCAPES:
-                    raise Malformed(f"an escape that is not known at character {self.at}")
-                pieces += [self.text[start : self.at], _ESCAPES[escape]]
-                start = self.at = self.at + 2
-            else:
-                self.at += 1
-        raise Malformed("a string is not closed")
-
-
-_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", '"': '"', "'": "'", "/": "/"}
+def _check_text(value: Any) -> None:
+    """No half of a character. No deeper than ``CALLS`` allows."""
+    if isinstance(value, str) and has_half_character(value):
+        raise Malformed("half of a surrogate pair stands alone")
+    for item in [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else ():
+        _check_text(item)

@@ -9,6 +9,11 @@ from dataclasses import dataclass
 
 from teamtr.errors import UserError
 
+MOST_TOLD = 100
+"""Mistakes that an error tells; it says how many more there are."""
+WIDEST = 200
+"""Characters of a line that are shown round a mistake."""
+
 _LINE_BREAK = re.compile("\r\n|[\r\n\x85\u2028\u2029]")
 
 
@@ -42,7 +47,10 @@ class ConfigError(UserError):
     def __init__(self, name: str, text: str, mistakes: Iterable[Mistake]) -> None:
         self.mistakes = tuple(mistakes)
         lines = _LINE_BREAK.split(text)
-        super().__init__("\n".join(_render(name, lines, mistake) for mistake in self.mistakes))
+        told = [_render(name, lines, mistake) for mistake in self.mistakes[:MOST_TOLD]]
+        if len(self.mistakes) > MOST_TOLD:
+            told.append(f"{name}: and {len(self.mistakes) - MOST_TOLD} mistakes more")
+        super().__init__("\n".join(told))
 
 
 def _render(name: str, lines: Sequence[str], mistake: Mistake) -> str:
@@ -54,6 +62,10 @@ def _render(name: str, lines: Sequence[str], mistake: Mistake) -> str:
     line, column, width = mistake.place.line, mistake.place.column, mistake.place.width
     head = f"{name}:{line}:{column}: {mistake.message}"
     source = lines[line - 1] if line <= len(lines) else ""
+    if len(source) > WIDEST:
+        cut = max(0, min(column - 1 - WIDEST // 4, len(source) - WIDEST))
+        source, column = source[cut : cut + WIDEST], column - cut
+    width = max(1, min(width, WIDEST - column + 1))
     # A tab stays a tab, so that the caret stands under its column however wide tabs are shown.
     pad = "".join("\t" if char == "\t" else " " for char in source[: column - 1].ljust(column - 1))
     return f"{head}\n{line:5d} | {source}\n      | {pad}{'^' * width}"

@@ -11,7 +11,7 @@ from typing import Any
 from teamtr.config.errors import ConfigError, Mistake, Place
 from teamtr.config.overrides import apply_override
 from teamtr.config.schema import TeamFile
-from teamtr.config.source import read, write
+from teamtr.config.source import LONGEST, read, write
 from teamtr.config.validate import validate
 from teamtr.settings.refusals import show
 
@@ -23,9 +23,12 @@ def load_team_file(path: str | os.PathLike[str], overrides: Sequence[str] = ()) 
     """
     name = os.fspath(path)
     try:
-        raw = Path(path).read_bytes()
+        with open(path, "rb") as file:
+            raw = file.read(4 * LONGEST + 1)  # no character takes more bytes
     except OSError as error:
         raise ConfigError(name, "", [Mistake(f"cannot be read: {error.strerror}")]) from None
+    if len(raw) > 4 * LONGEST:
+        raise ConfigError(name, "", [Mistake(f"longer than {LONGEST} characters: no team file is")])
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:

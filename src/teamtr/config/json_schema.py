@@ -14,6 +14,7 @@ from typing import Any
 
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode, models_json_schema
 
+from teamtr.bounded_json import NotJson, read_json
 from teamtr.config.schema import TeamFile
 from teamtr.settings.section import Section
 from teamtr.tasks.registry import task_sections
@@ -69,8 +70,8 @@ def json_schema_text() -> str:
 def is_ours(file: Path) -> bool:
     """Whether this file is a schema that was made here, of whatever version."""
     try:
-        made = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        made = read_json(file.read_bytes())
+    except (OSError, NotJson):
         return False
     return isinstance(made, dict) and made.get("$comment") == MADE_BY
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from teamtr.config.errors import Mistake
-from teamtr.config.source import Document, read
+from teamtr.config.source import DEEPEST, Document, read
 from teamtr.settings.refusals import KeyPath, dotted, show
 
 
@@ -15,6 +15,8 @@ def apply_override(document: Document, override: str) -> Mistake | None:
     keys = [key.strip() for key in written.split(".")]
     if not equals or not all(keys):
         return Mistake("must be KEY=VALUE with a dotted key, such as plan.stages=10", override=override)
+    if len(keys) > DEEPEST:
+        return Mistake(f"has a key of more than {DEEPEST} parts: no team file is so deep", override=override)
     if not text.strip():  # as an unset shell variable leaves it
         return Mistake("has no value: give one, or null for the default where a key may be unset", override=override)
     value = read(text)
@@ -43,7 +45,7 @@ def _step(holder: Any, key: str) -> str | int | None:
     if not isinstance(holder, list):
         return None
     if key.isdecimal():
-        return int(key) if int(key) < len(holder) else None
+        return int(key) if len(key) < 10 and int(key) < len(holder) else None
     names = [item.get("name") if isinstance(item, dict) else None for item in holder]
     return names.index(key) if key in names else None
 

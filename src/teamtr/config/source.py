@@ -9,15 +9,26 @@ from io import StringIO
 from typing import Any
 
 from ruamel.yaml import YAML
+from ruamel.yaml.composer import Composer
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, ScalarNode, SequenceNode
 from ruamel.yaml.reader import ReaderError
 from ruamel.yaml.representer import SafeRepresenter
 from ruamel.yaml.resolver import VersionedResolver
+from ruamel.yaml.scanner import Scanner
 from ruamel.yaml.tag import Tag
 
 from teamtr.config.errors import Mistake, Place
+from teamtr.errors import first_line
 from teamtr.settings.refusals import KeyPath, dotted, show
+from teamtr.text import MOST_DIGITS, has_half_character
+
+LONGEST = 500_000
+"""Characters of a team file."""
+DEEPEST = 50
+"""Lists and mappings inside each other."""
+ROOM_FOR_ALIASES = 1_000
+"""Values that a file may stand for beyond one for each of its characters: what aliases repeat is counted each time."""
 
 _TAG_PREFIX = "tag:yaml.org,2002:"
 
@@ -45,6 +56,32 @@ class _CoreResolver(VersionedResolver):  # type: ignore[misc, unused-ignore]
         return Tag(suffix=_TAG_PREFIX + (next(kinds) if implicit[0] else "str"))
 
 
+_TOO_DEEP = f"lists and mappings stand more than {DEEPEST} deep inside each other"
+
+
+class _BoundedScanner(Scanner):  # type: ignore[misc, unused-ignore]
+    """Looks ahead no deeper than ``DEEPEST``: for every bracket it goes through all that are open."""
+
+    def fetch_flow_collection_start(self, *arguments: Any, **options: Any) -> None:
+        if len(self.flow_context) > DEEPEST:
+            raise MarkedYAMLError(problem=_TOO_DEEP, problem_mark=self.reader.get_mark())
+        super().fetch_flow_collection_start(*arguments, **options)
+
+
+class _BoundedComposer(Composer):  # type: ignore[misc, unused-ignore]
+    """Goes no deeper than ``DEEPEST``: what follows would recurse as deep as the file likes."""
+
+    levels = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        self.levels += 1
+        if self.levels > DEEPEST:
+            raise MarkedYAMLError(problem=_TOO_DEEP, problem_mark=self.parser.peek_event().start_mark)
+        node = super().compose_node(parent, index)
+        self.levels -= 1
+        return node
+
+
 class _TextRepresenter(SafeRepresenter):  # type: ignore[misc, unused-ignore]
     """Text of several lines as a block; whatever has characters that do not print, escaped in double quotes (left to
     itself, the emitter writes U+0085 into single quotes, where it reads back as a space)."""
@@ -64,6 +101,8 @@ _TextRepresenter.add_representer(str, _TextRepresenter.represent_str)
 def _yaml() -> YAML:
     yaml = YAML(typ="safe", pure=True)
     yaml.Resolver = _CoreResolver
+    yaml.Scanner = _BoundedScanner
+    yaml.Composer = _BoundedComposer
     yaml.composer.warn_double_anchors = False  # YAML 1.2 lets a later anchor of the same name win
     yaml.default_flow_style = False
     yaml.width = 2**31
@@ -88,6 +127,8 @@ class Document:
     values: dict[KeyPath, Place] = field(default_factory=dict)
     overridden: dict[KeyPath, str] = field(default_factory=dict)
     mistakes: list[Mistake] = field(default_factory=list)
+    room: int = 0
+    """How many values may still be read."""
 
     def mistake(self, message: str, path: KeyPath, *, at_key: bool = False) -> Mistake:
         """A mistake at this path, or at the nearest thing around it that has a place."""
@@ -110,15 +151,29 @@ class Document:
         self.overridden[path] = override
 
 
+class _TooManyValues(Exception):
+    """Aliases stand for more values than a file of this length may hold."""
+
+
 def read(text: str) -> Document:
-    """YAML text as plain data with places. A syntax error is the only mistake then: nothing after it is sure."""
+    """YAML text as plain data with places. A syntax error is the only mistake then: nothing after it is sure. So is a
+    text beyond the bounds."""
+    if len(text) > LONGEST:
+        return Document(mistakes=[Mistake(f"longer than {LONGEST} characters", Place(1, 1))])
     try:
         root = _yaml().compose(text)
     except YAMLError as error:
         return Document(mistakes=[_syntax_mistake(error, text)])
-    document = Document()
+    except Exception as error:  # the library's own slips, such as the escape of a number that is no character
+        return Document(mistakes=[Mistake(f"not valid YAML: {first_line(error)}", Place(1, 1))])
+    document = Document(room=ROOM_FOR_ALIASES + len(text))
     if root is not None:
-        document.data = _plain(root, (), document, ())
+        try:
+            document.data = _plain(root, (), document, ())
+        except _TooManyValues:
+            most = ROOM_FOR_ALIASES + len(text)
+            problem = f"aliases make more than {most} values of this file: write out what is meant"
+            return Document(mistakes=[Mistake(problem, Place(1, 1))])
     return document
 
 
@@ -149,6 +204,9 @@ def _place(node: Any) -> Place:
 def _plain(node: Any, path: KeyPath, document: Document, around: tuple[int, ...]) -> Any:
     """The plain value of a node; notes places and mistakes on the way down."""
     place = document.values[path] = _place(node)
+    document.room -= 1
+    if document.room < 0:
+        raise _TooManyValues
 
     def wrong(message: str) -> None:
         document.mistakes.append(Mistake(message, place))
@@ -166,10 +224,11 @@ def _plain(node: Any, path: KeyPath, document: Document, around: tuple[int, ...]
             form, value_of = _CORE_SCHEMA[kind]
             if not re.fullmatch(form, node.value):  # !!int x
                 return wrong(f"{show(node.value)} is not of the YAML type {kind}")
-            try:
-                return value_of(node.value)
-            except ValueError as error:  # more digits than Python converts
-                return wrong(str(error))
+            if kind == "int" and len(node.value) > MOST_DIGITS:
+                return wrong(f"a whole number of more than {MOST_DIGITS} digits")
+            if has_half_character(node.value):
+                return wrong("half of a surrogate pair stands alone in this text: write the character itself")
+            return value_of(node.value)
     return wrong(f"the tag {show(str(node.tag))} has no meaning in a team file")
 
 
@@ -180,6 +239,8 @@ def _mapping(node: MappingNode, path: KeyPath, document: Document, around: tuple
         if not isinstance(key_node, ScalarNode) or str(key_node.tag) != f"{_TAG_PREFIX}str":
             quote = f'; write "{key}"' if isinstance(key_node, ScalarNode) else ""
             document.mistakes.append(Mistake(f"a key must be text{quote}", place))
+        elif has_half_character(key):
+            document.mistakes.append(Mistake("half of a surrogate pair stands alone in this key", place))
         elif key in mapping:
             first = document.keys[(*path, key)].line
             message = f'duplicate key "{key}" in {dotted(path)} (first at line {first})'

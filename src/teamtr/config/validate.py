@@ -16,6 +16,9 @@ from teamtr.config.source import Document
 from teamtr.settings.refusals import KeyPath, Refusal, at, dotted, hint, nearest, show
 from teamtr.tasks.registry import task_names
 
+MOST_GUESSES = 3
+"""Unknown keys for which the key that was meant is looked for: it takes milliseconds each."""
+
 
 def validate(document: Document) -> tuple[TeamFile | None, list[Mistake]]:
     """The team file, or everything that is wrong with it.
@@ -43,7 +46,9 @@ def _look(data: Any) -> tuple[TeamFile | None, list[Refusal], list[Refusal]]:
     try:
         return TeamFile.model_validate(data, context=between), [], between
     except ValidationError as error:
-        found = [refusal for each in error.errors(include_url=False) if (refusal := _refusal(each, data))]
+        errors = error.errors(include_url=False)
+        guessed = {id(each) for each in [each for each in errors if each["type"] == "extra_forbidden"][:MOST_GUESSES]}
+        found = [refusal for each in errors if (refusal := _refusal(each, data, guess=id(each) in guessed))]
     # A mistyped required key is one mistake, not an unknown key and a missing one.
     meant = {refusal.meant for refusal in found}
     return None, [r for r in found if r.path not in meant or r.path[-1] in at(data, r.path[:-1])], between
@@ -66,8 +71,8 @@ def _outside_list(path: KeyPath) -> KeyPath:
     return path
 
 
-def _refusal(error: Mapping[str, Any], data: Any) -> Refusal | None:
-    """One of pydantic's errors in our words."""
+def _refusal(error: Mapping[str, Any], data: Any, *, guess: bool) -> Refusal | None:
+    """One of pydantic's errors in our words; ``guess`` what key was meant by an unknown one."""
     kind, context = error["type"], error.get("ctx", {})
     path = _locate(error["loc"], data)
     if kind in ("unknown_task", "broken_task"):  # told of the task, but it is its name that is wrong
@@ -75,7 +80,7 @@ def _refusal(error: Mapping[str, Any], data: Any) -> Refusal | None:
     key, value = dotted(path, data), at(data, path)
     match kind:
         case "extra_forbidden":
-            return _unknown_key(path, data)
+            return _unknown_key(path, data, guess)
         case "missing" | "task_without_name" if isinstance(value, dict):
             name = error["loc"][-1] if kind == "missing" else "name"
             return Refusal((*path, name), f'missing key "{name}" in {key}')
@@ -107,9 +112,11 @@ def _locate(loc: Sequence[str | int], data: Any) -> KeyPath:
     return path
 
 
-def _unknown_key(path: KeyPath, data: Any) -> Refusal:
+def _unknown_key(path: KeyPath, data: Any, guess: bool) -> Refusal:
     *around, key = ("NAME" if isinstance(step, int) else str(step) for step in path)
     message = f'unknown key "{key}" in {dotted(path[:-1], data)}'
+    if not guess:
+        return Refusal(path, message, at_key=True)
     prefix = "".join(f"{step}." for step in around)
     # The right key in the wrong section comes before a similar key in the right one.
     task = at(data, ("task", "name"))

@@ -20,6 +20,7 @@ from teamtr.records import (
     encode_report,
 )
 from teamtr.reports import UpdateReport
+from teamtr.store import StoreError
 
 
 class History:
@@ -47,9 +48,19 @@ class History:
         }
 
     def take_state(self, state: Mapping[str, Any], last: AnyRecord | None) -> None:
-        """Put the updates that a commit holds, and its own, in the place of those that the log has."""
-        self._earlier = {name: decode_report(report) for name, report in state["earlier"].items()}
-        self._newest = [update for found in state["newest"] if isinstance(update := decode_record(found), UpdateRecord)]
+        """Put the updates that a commit holds, and its own, in the place of those that the log has.
+
+        Raises StoreError where the commit holds something else.
+        """
+        try:
+            self._earlier = {name: decode_report(report) for name, report in state["earlier"].items()}
+            newest = [decode_record(found) for found in state["newest"]]
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise StoreError(
+                f"the newest commit does not hold the updates before it ({error!r:.200}): restore its folder from a "
+                "copy, or remove it"
+            ) from error
+        self._newest = [update for update in newest if isinstance(update, UpdateRecord)]
         if last is not None:
             self.add(last)
 

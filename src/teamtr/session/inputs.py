@@ -20,6 +20,7 @@ from teamtr.own_code import PREFIX
 from teamtr.session.build import Session
 from teamtr.session.environment import environment, library_digest
 from teamtr.session.own_sources import file_digest, object_digest, program_digest
+from teamtr.store import StoreError
 from teamtr.tasks import Task
 from teamtr.tasks.players import PolicyPlayer
 from teamtr.types import PLAYER, Problem
@@ -71,9 +72,17 @@ class Inputs:
 
     @classmethod
     def of_record(cls, record: Mapping[str, Any]) -> Inputs:
-        rows = {split: RowsId(**found) for split, found in record["rows"].items()}
-        models = {name: ModelId(**found) for name, found in record["models"].items()}
-        return cls(rows, record["code"], record["files"], models, record["environment"])
+        """Raises StoreError where that is no record of inputs."""
+        try:
+            rows = {split: RowsId(**found) for split, found in record["rows"].items()}
+            models = {name: ModelId(**found) for name, found in record["models"].items()}
+            code, files, libraries = (dict(record[name]) for name in ("code", "files", "environment"))
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise StoreError(
+                f"the newest commit does not say what the run learns from ({error!r:.200}): restore its folder from a "
+                "copy, or remove it"
+            ) from error
+        return cls(rows, code, files, models, libraries)
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ class StoredRun:
         run = RunFolder.read(folder)
         if not run.team_file.is_file():
             raise NotARun(f"{folder} holds no whole run (no team.yaml in it): train or swap to its end first")
-        team_file = loads_stored(run.team_file.read_text(), name=str(run.team_file))
+        team_file = loads_stored(run.team_text(), name=str(run.team_file))
         commit = run.checkpoints.latest()
         if commit is None:
             raise NotARun(f"{folder} holds no checkpoint yet; train first")
@@ -87,7 +87,7 @@ def claim(run: RunFolder, team_file: TeamFile, commit: Commit | None) -> None:
         )
     if run.team_file.exists() and commit is not None:  # a run that never began binds nobody
         try:
-            stored = loads_stored(run.team_file.read_text(), name=str(run.team_file))
+            stored = loads_stored(run.team_text(), name=str(run.team_file))
         except ConfigError as error:
             raise OtherRun(f"the team file stored in {run.path} cannot be read:\n{error}") from error
         require_same(run.path, stored, team_file)

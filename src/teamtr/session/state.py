@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from teamtr.rollout.cost import Account
-from teamtr.store import Commit, LogMark
+from teamtr.store import Commit, LogMark, StoreError
 from teamtr.types import AgentState
 
 
@@ -52,7 +52,18 @@ class RunState:
 
     @classmethod
     def of(cls, commit: Commit, folder_of: Callable[[str], Path]) -> RunState:
-        """What this commit holds. Runs of version 0.1 stored each agent's state beside its weights."""
+        """What this commit holds. Raises StoreError where that is no state of a run."""
+        try:
+            return cls._of(commit, folder_of)
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            raise StoreError(
+                f"commit {commit.number} holds no state of a run ({error!r:.200}): restore its folder from a copy, or "
+                "remove it"
+            ) from error
+
+    @classmethod
+    def _of(cls, commit: Commit, folder_of: Callable[[str], Path]) -> RunState:
+        """Runs of version 0.1 stored each agent's state beside its weights."""
         progress = dict(commit.progress)
         states = progress.pop("states", None)
         if states is None:

@@ -12,6 +12,10 @@ KeyPath = tuple[str | int, ...]
 """Where something stands in the data: ``("team", "agents", 0, "model")``."""
 
 
+LONGEST_GUESSED = 64
+"""Characters of a word that somebody may have meant another by."""
+
+
 @dataclass(frozen=True)
 class Refusal:
     """Something in the data that is refused, and why.
@@ -69,6 +73,9 @@ def nearest(word: str, candidates: Iterable[str]) -> str | None:
     Besides the whole name, its beginning, its parts and its initials count, a little less: ``radious`` is near
     ``radius_nats_per_message`` and ``lr`` near ``learning_rate``.
     """
+
+    if len(word) > LONGEST_GUESSED:
+        return None
 
     def like(other: str) -> float:
         return SequenceMatcher(None, word.lower(), other.lower()).ratio()

@@ -146,7 +146,7 @@ def verify_folder(folder: Path) -> str:
         raise StoreError(f"{folder / MANIFEST} is missing or unreadable ({error.strerror}): {advice}") from error
     try:
         listed = {str(name): (str(entry["sha256"]), int(entry["bytes"])) for name, entry in orjson.loads(body).items()}
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
         raise StoreError(f"{folder / MANIFEST} is damaged ({error}): {advice}") from error
     found = _files_in(folder)
     for name, (sha256, size_bytes) in listed.items():

@@ -7,19 +7,28 @@ the last bit, so that a resumed run can learn from the very episodes that the ki
 from __future__ import annotations
 
 import gzip
+import io
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from teamtr.store.atomic import StoreError, read_whole, write_atomic
 from teamtr.store.log import decode, encode
-from teamtr.types import Episode, Message, Problem, Reply, RolloutBatch, Turn, Verdict
+from teamtr.types import Episode, Finish, Message, Problem, Reply, RolloutBatch, Turn, Verdict, VerdictKind
 
 KIND = "teamtr-episodes"
 FORMAT = 1
+MOST_BYTES = 4 << 30
+"""Of a file when it is unpacked."""
+LONGEST_LINE = 256 << 20
+"""Bytes: the problems of a batch, or one episode."""
+MOST_TIMES = 300
+"""Its size when unpacked over its size on disk. The level that batches are written with reaches 229, of zeros alone; a
+file made to fill the memory, four times as much."""
 
 
 def batch_name(stage: int, step: int) -> str:
@@ -54,25 +63,47 @@ def read_episodes(path: Path) -> RolloutBatch:
     """The batch that was written there. A torn or damaged file is a StoreError that names it."""
     advice = f"restore {path} from a copy, or remove it"
     try:
-        header_line, *lines = gzip.decompress(read_whole(path)).splitlines()
-        header = decode(header_line)
+        lines = _unpacked_lines(_packed(path))
+        header = decode(next(lines, b""))
         if header["kind"] != KIND:
-            raise ValueError(f"its kind is {header['kind']!r}")
+            raise ValueError(f"its kind is {header['kind']!r:.80}")
         if header["format"] != FORMAT:
-            raise StoreError(f"{path} has format {header['format']}, this version reads {FORMAT}: update teamtr")
+            raise StoreError(f"{path} has format {header['format']!r:.80}, this version reads {FORMAT}: update teamtr")
         weights = header["log_weights"]
         return RolloutBatch(
             problems=tuple(_problem_from_json(problem) for problem in header["problems"]),
             episodes=tuple(_episode_from_json(decode(line)) for line in lines),
-            group_size=header["group_size"],
-            log_weights_E=None if weights is None else np.array(weights, dtype=np.float64),
+            group_size=_whole(header["group_size"]),
+            log_weights_E=None if weights is None else _array(weights, np.float64),
         )
     except FileNotFoundError as error:
         raise StoreError(f"there is no episode file {path}: check the stage and step in its name") from error
     except (OSError, EOFError, zlib.error) as error:
         raise StoreError(f"{path} is torn or damaged ({error}): {advice}") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise StoreError(f"{path} does not hold episodes ({error!r}): {advice}") from error
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+        raise StoreError(f"{path} does not hold episodes ({error!r:.200}): {advice}") from error
+
+
+def _packed(path: Path) -> bytes:
+    """All bytes of the file. ValueError where they are more than any batch has."""
+    if (size := path.stat().st_size) > MOST_BYTES:
+        raise ValueError(f"it has {size} bytes, which no batch has")
+    return read_whole(path)
+
+
+def _unpacked_lines(packed: bytes) -> Iterator[bytes]:
+    """The lines of what was packed, one after the other. ValueError as soon as there is more of them than a batch can
+    have: a small file may unpack to more than the memory holds."""
+    most = min(MOST_BYTES, MOST_TIMES * len(packed))
+    unpacked = 0
+    with gzip.GzipFile(fileobj=io.BytesIO(packed)) as file:
+        while line := file.readline(LONGEST_LINE + 1):
+            unpacked += len(line)
+            if unpacked > most:
+                raise ValueError(f"it unpacks to more than {most} bytes, which no batch of its size does")
+            if len(line) > LONGEST_LINE:
+                raise ValueError(f"a line has more than {LONGEST_LINE} bytes")
+            yield line.rstrip(b"\r\n")
 
 
 def _problem_to_json(problem: Problem) -> dict[str, Any]:
@@ -87,11 +118,11 @@ def _problem_to_json(problem: Problem) -> dict[str, Any]:
 
 def _problem_from_json(body: dict[str, Any]) -> Problem:
     return Problem(
-        id=body["id"],
-        prompt=body["prompt"],
+        id=_text(body["id"]),
+        prompt=_text(body["prompt"]),
         answer=body["answer"],
-        private=body["private"],
-        columns=body["columns"],
+        private={name: _text(told) for name, told in body["private"].items()},
+        columns=dict(body["columns"].items()),
     )
 
 
@@ -114,12 +145,16 @@ def _episode_to_json(episode: Episode, where: str) -> dict[str, Any]:
 def _episode_from_json(body: dict[str, Any]) -> Episode:
     verdict = body["verdict"]
     return Episode(
-        problem_id=body["problem_id"],
-        group_index=body["group_index"],
+        problem_id=_text(body["problem_id"]),
+        group_index=_whole(body["group_index"]),
         turns=tuple(_turn_from_json(turn) for turn in body["turns"]),
-        answer=body["answer"],
-        verdict=Verdict(kind=verdict["kind"], reward=verdict["reward"], extracted=verdict["extracted"]),
-        team_version=body["team_version"],
+        answer=_text(body["answer"]),
+        verdict=Verdict(
+            kind=_one_of(get_args(VerdictKind), verdict["kind"]),
+            reward=_number(verdict["reward"]),
+            extracted=None if verdict["extracted"] is None else _text(verdict["extracted"]),
+        ),
+        team_version=_text(body["team_version"]),
         replies=tuple(_reply_from_json(reply) for reply in body.get("replies", ())),  # older files have none
     )
 
@@ -130,8 +165,8 @@ def _reply_to_json(reply: Reply) -> dict[str, Any]:
 
 
 def _reply_from_json(body: dict[str, Any]) -> Reply:
-    messages = tuple(Message(m["author"], m["text"], tuple(m["tool_calls"])) for m in body["messages"])
-    return Reply(messages, body["ends"])
+    messages = tuple(Message(_text(m["author"]), _text(m["text"]), tuple(m["tool_calls"])) for m in body["messages"])
+    return Reply(messages, _one_of((True, False), body["ends"]))
 
 
 def _turn_to_json(turn: Turn, where: str) -> dict[str, Any]:
@@ -149,16 +184,52 @@ def _turn_to_json(turn: Turn, where: str) -> dict[str, Any]:
 
 def _turn_from_json(body: dict[str, Any]) -> Turn:
     return Turn(
-        agent=body["agent"],
-        round=body["round"],
-        context_ids=np.array(body["context_ids"], dtype=np.int32),
-        token_ids=np.array(body["token_ids"], dtype=np.int32),
+        agent=_text(body["agent"]),
+        round=_whole(body["round"]),
+        context_ids=_array(body["context_ids"], np.int32),
+        token_ids=_array(body["token_ids"], np.int32),
         # Written with the digits of a float64, so that the way back through one rounds nothing.
-        sampler_logprobs=np.array(body["sampler_logprobs"], dtype=np.float32),
-        finish=body["finish"],
-        agent_version=body["agent_version"],
-        text=body["text"],
+        sampler_logprobs=_array(body["sampler_logprobs"], np.float32),
+        finish=_one_of(get_args(Finish), body["finish"]),
+        agent_version=_text(body["agent_version"]),
+        text=_text(body["text"]),
     )
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r:.80} in the place of text")
+    return value
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int:
+        raise TypeError(f"{value!r:.80} in the place of a whole number")
+    return value
+
+
+def _number(value: Any) -> float:
+    if type(value) not in (int, float):
+        raise TypeError(f"{value!r:.80} in the place of a number")
+    return float(value)
+
+
+def _one_of(options: tuple[Any, ...], value: Any) -> Any:
+    if not any(value is option or (isinstance(value, str) and value == option) for option in options):
+        raise ValueError(f"{value!r:.80} in the place of one of {options}")
+    return value
+
+
+def _array(values: Any, dtype: DTypeLike) -> NDArray[Any]:
+    """A list of numbers and of nothing else: numpy would make numbers of text, too."""
+    found = np.array(values) if isinstance(values, list) else None
+    if found is None or found.ndim != 1 or (found.size and found.dtype.kind not in "iuf"):
+        raise TypeError("something else in the place of a list of numbers")
+    if np.issubdtype(dtype, np.integer) and found.size:
+        bounds = np.iinfo(np.dtype(dtype))
+        if found.dtype.kind == "f" or found.min() < bounds.min or found.max() > bounds.max:
+            raise TypeError("something else in the place of a list of whole numbers")
+    return found.astype(dtype)
 
 
 def _checked(array: NDArray[Any], dtype: DTypeLike, where: str) -> NDArray[Any]:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import BinaryIO
 
 import orjson
 
 from teamtr.errors import Refused, UserError
-from teamtr.store.atomic import TEMPORARY, StoreError, explained, make_folder, remove_leftovers
+from teamtr.store.atomic import TEMPORARY, StoreError, explained, make_folder, read_whole, remove_leftovers
 from teamtr.store.checkpoint import Checkpoints
 from teamtr.store.episodes import write_episodes
 from teamtr.store.locks import FileLock
@@ -91,6 +93,17 @@ class RunFolder:
     def team_file(self) -> Path:
         return self.path / "team.yaml"
 
+    def team_text(self) -> str:
+        """What the stored team file says. Raises NotARun where that is no text."""
+        try:
+            return read_whole(self.team_file).decode()
+        except UnicodeDecodeError as error:
+            raise NotARun(f"{self.team_file} is not UTF-8 text ({error.reason} at byte {error.start})") from error
+
+    def holds(self, path: Path) -> bool:
+        """Whether this file or folder, its links followed, lies in the run folder itself."""
+        return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(self.path))
+
     @property
     def episodes(self) -> Path:
         """The folder of episode files; ``batch_name`` names them."""
@@ -133,6 +146,16 @@ class RunFolder:
         """Into the folder of episodes, under this name."""
         self.require_in_place()
         write_episodes(self.episodes / name, batch)
+
+
+def open_own(path: Path) -> BinaryIO:
+    """A plain file of a run folder, opened for reading. Raises OSError where a link or anything else is in its place:
+    who made the folder does not decide which of our files are shown, nor whether we wait for ever."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(f"{path} is no plain file")
+    return os.fdopen(descriptor, "rb")
 
 
 def _require_ours(path: Path) -> None:

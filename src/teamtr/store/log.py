@@ -24,15 +24,20 @@ from typing import Any, NamedTuple
 import numpy as np
 import orjson
 
+from teamtr.bounded_json import DEEPEST, is_deeper
 from teamtr.records import AnyRecord, RecordError, decode_record, encode_record, require_known
 from teamtr.store.atomic import StoreError, explained, make_folder, read_whole, sync_folder, write_atomic
+
+MOST_BITS = 1000
+"""Of a whole number: three hundred digits, which every reader takes and a float can hold."""
+_LONGEST_HEX = len("-0x") + MOST_BITS // 4
 
 
 def encode(value: Any, where: str, *, sort_keys: bool = False) -> bytes:
     """One line of JSON without its newline. ``where`` names the value in the error for what JSON cannot hold."""
     try:
         return orjson.dumps(_to_json(value, where), option=orjson.OPT_SORT_KEYS if sort_keys else None)
-    except (TypeError, RecursionError) as error:
+    except TypeError as error:
         raise StoreError(
             f"{where} cannot be written as JSON ({error}): store less deeply nested, plain values"
         ) from error
@@ -41,6 +46,8 @@ def encode(value: Any, where: str, *, sort_keys: bool = False) -> bytes:
 def decode(data: bytes) -> Any:
     """What ``encode`` was given. Raises ValueError when the bytes are not what it wrote."""
     value = orjson.loads(data)
+    if data.count(b"[") + data.count(b"{") > DEEPEST and is_deeper(value):
+        raise ValueError(f"nested deeper than {DEEPEST}")
     return _from_json(value) if b'"$' in data else value
 
 
@@ -208,22 +215,26 @@ def _end(lines: list[_Line]) -> int:
     return lines[-1].end_bytes if lines else 0
 
 
-def _to_json(value: Any, where: str) -> Any:
+def _to_json(value: Any, where: str, depth: int = 1) -> Any:
+    if depth >= DEEPEST:
+        raise StoreError(f"{where} is nested deeper than {DEEPEST - 1}: store less deeply nested values")
     if value is None or isinstance(value, bool | np.bool_):
         return None if value is None else bool(value)
     if isinstance(value, str):
         return {"$str": value.encode("utf-8", "surrogatepass").hex()} if _has_surrogate(value) else str(value)
     if isinstance(value, int | np.integer):
+        if int(value).bit_length() > MOST_BITS:
+            raise StoreError(f"{where} is a number of more than {MOST_BITS} bits: store it as text")
         return int(value) if -(2**63) <= value < 2**64 else {"$int": hex(value)}
     if isinstance(value, float | np.floating):
         return float(value) if math.isfinite(value) else {"$float": str(float(value))}
     if isinstance(value, Mapping):
-        return {_to_key(key, where): _to_json(item, f"{where}.{key}") for key, item in value.items()}
+        return {_to_key(key, where): _to_json(item, f"{where}.{key}", depth + 1) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_to_json(item, f"{where}[{i}]") for i, item in enumerate(value)]
+        return [_to_json(item, f"{where}[{i}]", depth + 1) for i, item in enumerate(value)]
     if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
         items = value.astype(np.float64).tolist() if value.dtype.kind == "f" else value.tolist()
-        return items if np.isfinite(value).all() else _to_json(items, where)
+        return items if np.isfinite(value).all() else _to_json(items, where, depth)
     raise StoreError(
         f"{where} is a {type(value).__name__}, which JSON cannot hold: store numbers, text, lists, mappings or None"
     )
@@ -248,6 +259,8 @@ def _from_json(value: Any) -> Any:
         case {"$float": str(text)}:
             return float(text)
         case {"$int": str(text)}:
+            if len(text) > _LONGEST_HEX:
+                raise ValueError(f"a number of more than {MOST_BITS} bits")
             return int(text, 16)
         case {"$str": str(text)}:
             return bytes.fromhex(text).decode("utf-8", "surrogatepass")

@@ -53,7 +53,7 @@ from teamtr.session.resume import SWAP_REQUEST, StoredRun
 from teamtr.session.state import Position, RunState
 from teamtr.session.success import evaluate_team
 from teamtr.session.train import Record
-from teamtr.store import Checkpoints, Commit, RunFolder, RunLog, read_episodes, write_atomic, write_episodes
+from teamtr.store import Checkpoints, Commit, RunFolder, RunLog, StoreError, read_episodes, write_atomic, write_episodes
 from teamtr.store.atomic import discard_folder, make_folder, read_whole, remove_leftovers
 from teamtr.store.log import decode, encode
 from teamtr.swap.align import Student, align
@@ -125,7 +125,10 @@ def _claim(target: RunFolder, request: Request, source: Path, commit: Commit) ->
     if not (file.exists() and began):  # a swap that never began (a model that could not be loaded) binds nobody
         write_atomic(file, encode(asked, "request", sort_keys=True))
         return False
-    before = decode(read_whole(file))
+    try:
+        before = dict(decode(read_whole(file)))
+    except (ValueError, TypeError) as error:
+        raise StoreError(f"{file} is damaged ({error}): restore it from a copy, or choose another folder") from error
     other = [key for key in asked if before.get(key) != orjson.loads(encode(asked[key], key))]
     if other:
         raise OtherSwap(

@@ -14,16 +14,21 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from teamtr.config import ConfigError, TeamFile, loads_stored
+from teamtr.config.source import LONGEST
 from teamtr.presets import Plan
 from teamtr.records import LOG_VERSION, Record, log_version, mapping, of_kind, unknown_kinds
 from teamtr.store import NotARun, RunFolder
+from teamtr.store.folder import open_own
 from teamtr.store.log import decode
 from teamtr.types import RolloutBatch
 
 _BATCH = re.compile(r"stage-([0-9]{4,9})-step-([0-9]{2,9})\.jsonl\.gz")
 _COMMIT = re.compile(r"[0-9]{6,12}")
+_LARGEST_COMMIT = 64 << 20  # bytes of its team.json
 
 LAST_BYTES = 256
+LONGEST_LINE = 64 << 20
+"""Bytes of a record in a log."""
 HELD_BYTES = 24 << 20
 """Of updates and evaluations in a log: with all that a page makes of them, they take about seven times as much."""
 
@@ -71,7 +76,7 @@ class LogTail:
     def poll(self) -> bool:
         """Read what is new; says whether anything was."""
         try:
-            with open(self.path, "rb") as file:
+            with open_own(self.path) as file:
                 inode = os.fstat(file.fileno()).st_ino
                 file.seek(self.offset - len(self._last))
                 if inode != self._inode or file.read(len(self._last)) != self._last:
@@ -79,16 +84,19 @@ class LogTail:
                     self.generation += 1
                     file.seek(0)
                 began = self.offset
-                for line in file:
-                    if not line.endswith(b"\n"):
-                        self.torn_bytes = len(line)
+                while line := file.readline(LONGEST_LINE):
+                    size, end = len(line), line
+                    while not end.endswith(b"\n") and (more := file.readline(LONGEST_LINE)):
+                        size, end = size + len(more), more
+                    if not end.endswith(b"\n"):
+                        self.torn_bytes = size
                         break
-                    self._take(line)
-                    self.offset += len(line)
-                    self._last = line[-LAST_BYTES:]
+                    self._take(line)  # of one that is too long the beginning, which is no record
+                    self.offset += size
+                    self._last = end[-LAST_BYTES:]
                 else:
                     self.torn_bytes = 0
-        except FileNotFoundError:
+        except OSError:
             self.missing = True
             return False
         self.missing = False
@@ -228,18 +236,23 @@ def read_run(path: Path | str, tail: LogTail | None = None) -> Reading:
     records = tail.records
     notes += _log_notes(tail, records)
     team_text, team_file = _read_team_file(run.team_file, notes)
-    progress, agents = _read_commit(run.checkpoints.folder / "commits", notes)
+    progress, agents = _read_commit(run, notes)
     batches = list_batches(run.episodes)
     if not batches:
-        notes.append("No episodes are stored (store.episodes is false, or they were removed): no conversations.")
+        notes.append(
+            "No episodes are stored (store.episodes is false, or they were removed or put behind a link): no "
+            "conversations."
+        )
     return Reading(folder, records, team_text, team_file, progress, agents, batches, tuple(notes))
 
 
 def list_batches(folder: Path) -> tuple[BatchFile, ...]:
-    """The stored batches in the order of time."""
+    """The stored batches in the order of time; none where the folder is a link, which may lead anywhere."""
+    if folder.is_symlink():
+        return ()
     try:
         names = [entry.name for entry in os.scandir(folder) if entry.is_file(follow_symlinks=False)]
-    except FileNotFoundError:
+    except OSError:
         return ()
     found = [(match, name) for name in names if (match := _BATCH.fullmatch(name))]
     batches = [BatchFile(name, int(match[1]), int(match[2]), folder / name) for match, name in found]
@@ -256,7 +269,9 @@ def _log_notes(tail: LogTail, records: Sequence[Record]) -> list[str]:
             "evaluations after them, and figures about updates and evaluations are of these."
         )
     if tail.missing:
-        notes.append("There is no log.jsonl: nothing about updates and evaluations can be shown.")
+        notes.append(
+            "There is no log.jsonl, or none that is a plain file: nothing about updates and evaluations can be shown."
+        )
     if tail.torn_bytes:
         notes.append(
             f"The last line of the log is torn ({tail.torn_bytes} bytes): it is being written, or its writer was "
@@ -280,9 +295,12 @@ def _parsed(text: str, name: str) -> TeamFile:
 
 def _read_team_file(path: Path, notes: list[str]) -> tuple[str, TeamFile | None]:
     try:
-        text = path.read_text(errors="replace")
+        with open_own(path) as file:
+            text = file.read(4 * LONGEST).decode(errors="replace")
     except OSError:
-        notes.append("There is no team.yaml: settings are unknown, and advantages are not shown.")
+        notes.append(
+            "There is no team.yaml, or none that is a plain file: settings are unknown, and advantages are not shown."
+        )
         return "", None
     try:
         return text, _parsed(text, path.name)
@@ -292,19 +310,35 @@ def _read_team_file(path: Path, notes: list[str]) -> tuple[str, TeamFile | None]
         return text, None
 
 
-def _read_commit(folder: Path, notes: list[str]) -> tuple[Mapping[str, Any], Mapping[str, str]]:
+def _read_commit(run: RunFolder, notes: list[str]) -> tuple[Mapping[str, Any], Mapping[str, str]]:
     """Progress and agents of the newest commit that can be read. Its weights are not verified: that takes long."""
+    folder = run.checkpoints.folder / "commits"
     try:
         numbers = sorted(entry.name for entry in os.scandir(folder) if _COMMIT.fullmatch(entry.name))
-    except FileNotFoundError:
+    except OSError:
         numbers = []
     for number in reversed(numbers):
         try:
-            body = decode((folder / number / "team.json").read_bytes())
+            body = decode(_own_bytes(run, folder / number / "team.json"))
         except (OSError, ValueError):
             notes.append(f"Checkpoint {int(number)} cannot be read.")
             continue
         if isinstance(body, dict):
-            return mapping(body, "progress"), mapping(body, "agents")
+            agents = mapping(body, "agents")
+            own = {name: v for name, v in agents.items() if run.holds(_tokenizer_file(run, name, str(v)))}
+            if len(own) < len(agents):
+                notes.append("Agents whose stored files lead out of the run folder are not read: no texts of tokens.")
+            return mapping(body, "progress"), own
     notes.append("No checkpoint can be read: tokens and seconds of sampling by agent are unknown.")
     return {}, {}
+
+
+def _own_bytes(run: RunFolder, path: Path) -> bytes:
+    if not run.holds(path):
+        raise OSError(f"{path} leads out of the run folder")
+    with open_own(path) as file:
+        return file.read(_LARGEST_COMMIT)
+
+
+def _tokenizer_file(run: RunFolder, agent: str, version: str) -> Path:
+    return run.checkpoints.folder / "agents" / agent.replace("\0", "") / version.replace("\0", "") / "tokenizer.json"

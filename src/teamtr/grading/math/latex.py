@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 DEEPEST = 100
+WIDEST_MATRIX = 20_000  # characters: every entry is set as wide as the widest, and may be a matrix itself
 
 
 def _pairs(text: str) -> dict[str, str]:
@@ -280,6 +281,8 @@ def _matrix(pieces: list[str]) -> str:
             cell.append(piece)
     rows.pop()
     width = max(len(entry) for row in rows for entry in row)  # a ValueError when there is none: nor does it read it
+    if width * sum(map(len, rows)) > WIDEST_MATRIX:
+        raise ValueError("a matrix too wide")
     return "[ " + "; ".join(" ".join(entry.rjust(width) for entry in row) for row in rows) + " ]"
 
 

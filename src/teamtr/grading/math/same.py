@@ -38,10 +38,10 @@ def graders() -> Callable[[list[dict[str, Any]]], Iterator[bool]]:
 
 
 def same_answer(given: str, truth: str) -> bool:
-    """Whether the answer given is the true one. What cannot be read is not."""
+    """Whether the answer given is the true one. What cannot be read is not, nor what goes on for a thousand factors."""
     try:
         return _same(_plain(parse(given)), _plain(parse(truth)))
-    except (UnreadableError, TooLargeError):
+    except (UnreadableError, TooLargeError, RecursionError):
         return False
 
 

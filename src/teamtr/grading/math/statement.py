@@ -29,7 +29,9 @@ _ANSWER = re.compile(r"(?:\banswer\b[*_`]*[^\S\n]*(?:is\b|are\b|:|：)|答案[�
 _HASHES = re.compile(r"####")
 _HINTS = {_ANSWER: ("answer", "答案"), _HASHES: ("####",)}  # without which a pattern need not be tried
 _NUMBER_LINE = re.compile(r"\\?[$€£]?\s*[-+−]?\s*\\?[$€£]?\d[\d.,/]*\s*(?:\\?%|[A-Za-z°]+)?\.?")
-_MATH = re.compile(r"\$\$(.+?)\$\$|(?<!\\)\$([^$\s](?:[^$]*[^$\s\\])?)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]")
+_MATH = re.compile(
+    r"\$\$(.+?)\$\$|(?<!\\)\$([^$\s](?:[^$]*[^$\s\\])?)\$|\\\(((?:(?!\\\().)+?)\\\)|\\\[((?:(?!\\\[).)+?)\\\]"
+)  # from the last sign that opens: each of thousands would look for its end anew
 _DISPLAYED = re.compile(r"[\s*_`]*(?:\$\$.+?\$\$|\\\[.+?\\\])", re.DOTALL)
 _SENTENCE_END = re.compile(r"\.\s+(?=[A-Z])")
 _MOST_TRIED = 20  # boxes or announcements, from the end: a text that states nothing so often states nothing

@@ -27,6 +27,12 @@ _CHARACTERS = str.maketrans(
     | {"≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "≈": r"\approx ", "∈": r"\in ", "°": r"^\circ ", "²": "^2", "³": "^3"}
     | {"½": r"\frac{1}{2}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}"}
 )
+LONGEST_NUMBER = 2_000
+"""Characters: what is longer is no number that anybody states, and more than Python converts."""
+
+_BLANKS = re.compile(r" {2,}")
+_OPENED_BY = {"(": "(", ")": "(", "[": "[", "]": "["}
+_BRACKET_OR_THOUSANDS = re.compile(r"[()\[\]]|(?<![\d.,])[1-9]\d{0,2}(?:,\d{3})+(?![\d,])")
 _END = r"(?![A-Za-z])"  # of a command's name
 _REPLACEMENTS = tuple(
     (re.compile(pattern), new)
@@ -37,7 +43,7 @@ _REPLACEMENTS = tuple(
         (rf"\\[dtc]frac{_END}", r"\\frac"),
         (r"\\(?:mbox|mathrm|textrm|textbf|textit|textnormal|textsf|operatorname|mathsf)(?=\s*\{)", r"\\text"),
         (r"\\(?:mathbf|mathit|boldsymbol|bm|vec|hat|bar|overline|overrightarrow|boxed|ensuremath)(?=\s*\{)", ""),
-        (r"\\text\s*\{([^{}A-Za-z]*\d[^{}A-Za-z]*)\}", r"\1"),
+        (r"\\text\s*\{(?=[^{}A-Za-z\d]*\d)([^{}A-Za-z]*)\}", r"\1"),
         (rf"\s*(?:\^\s*\\circ{_END}|\^\s*\{{\s*\\circ\s*\}}|\\degrees?{_END}|\\text\s*\{{\s*degrees?\s*\}})", ""),
         (rf"\\\$|\\pounds{_END}|[€£$]|(?<!\\)\\[()\[\]]", ""),
         (r"\\%", "%"),
@@ -49,7 +55,6 @@ _REPLACEMENTS = tuple(
     )
 )
 _THIN_THOUSANDS = re.compile(r"(?<=\d)\s*(?:,\\!|\{,\}|\\,|\\!)\s*(?=\d{3}(?!\d))")  # 1,\!000  10{,}000  58\,500
-_THOUSANDS = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:,\d{3})+(?![\d,])")
 _UNIT_TEXT = re.compile(r"(?<=[^\s,=])\s*\\text\s*\{[^{}]*\}\s*(?:\^\s*\{?\s*\d\s*\}?)?\s*\.?$")
 _UNIT_WORDS = re.compile(
     r"(?<=[\d}%)])\s*(?:(?:mm|cm|km|kg|mph|ft|in|ml|sq)|\s(?!(?:or|and)\b|sin|cos|tan|cot|sec|csc|log|sqrt)[A-Za-z]{3,}"
@@ -71,6 +76,7 @@ _LITERAL = re.compile(
     """,
     re.VERBOSE | re.ASCII,
 )
+_MOST_WRAPPINGS = 10
 _FIGURES_OF_A_COMPUTER = 12
 _MIXED = re.compile(r"(\d+)\s+(\d+)\s*/\s*(\d+)")
 
@@ -105,13 +111,13 @@ class Numeral:
 
     def _rounds(self, truth: Numeral) -> bool:
         """A decimal as a computer prints a fraction, right to its last place."""
-        return self.figures >= _FIGURES_OF_A_COMPUTER and abs(self.value - truth.value) <= Fraction(1, 10**self.places)
+        return self.figures >= _FIGURES_OF_A_COMPUTER and abs(self.value - truth.value) <= Fraction(10) ** -self.places
 
 
 def clean(text: str) -> str:
     """The answer with everything gone that is only typography, money, degrees or a full stop."""
     # Thousands first: without its degree signs, a list of angles would be one number.
-    text = _join_thousands(_THIN_THOUSANDS.sub("", text.translate(_CHARACTERS)))
+    text = _join_thousands(_THIN_THOUSANDS.sub("", _BLANKS.sub(" ", text.translate(_CHARACTERS))))
     for pattern, new in _REPLACEMENTS:
         text = pattern.sub(new, text)
     return _unwrapped(" ".join(text.split()).rstrip("."))
@@ -120,17 +126,24 @@ def clean(text: str) -> str:
 def _join_thousands(text: str) -> str:
     """``1,234`` as one number, but not within brackets, where it is a pair."""
 
-    def joined(found: re.Match[str]) -> str:
-        before = text[: found.start()]
-        is_inside = any(before.count(one) > before.count(other) for one, other in ("()", "[]"))
-        return found.group() if is_inside else found.group().replace(",", "")
+    depth = {"(": 0, "[": 0}
 
-    return _THOUSANDS.sub(joined, text)
+    def joined(found: re.Match[str]) -> str:
+        sign = found.group()
+        if sign in _OPENED_BY:
+            depth[_OPENED_BY[sign]] += 1 if sign in depth else -1
+            return sign
+        return sign if max(depth.values()) > 0 else sign.replace(",", "")
+
+    return _BRACKET_OR_THOUSANDS.sub(joined, text)
 
 
 def _unwrapped(text: str) -> str:
-    """Without braces or ``\\text`` round the whole."""
-    while (opening := re.match(r"(?:\\text\s*)?\{", text)) is not None and _closes_at_end(text, opening.end()):
+    """Without braces or ``\\text`` round the whole. A few times over: each looks through all of the text."""
+    for _ in range(_MOST_WRAPPINGS):
+        opening = re.match(r"(?:\\text\s*)?\{", text)
+        if opening is None or not _closes_at_end(text, opening.end()):
+            break
         text = text[opening.end() : -1].strip().rstrip(".")
     return text
 
@@ -160,6 +173,8 @@ def last_side(text: str) -> str:
 
 def numeral(text: str) -> Numeral | None:
     """The plain number that a cleaned answer is: ``-3``, ``2.50``, ``\\frac34``, ``1 1/2``, ``50%``, ``3e5``."""
+    if len(text) > LONGEST_NUMBER:
+        return None
     text = _without_brackets(text)
     mixed = _MIXED.fullmatch(text.removeprefix("-"))
     if mixed:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+LONGEST_NUMBER = 2_000  # digits; Python converts twice as many
+
 
 class UnreadableError(Exception):
     """Not an answer that the grammar knows."""
@@ -52,6 +54,8 @@ def tokens(text: str) -> list[str]:
         if match is None:
             raise UnreadableError(f"cannot read {text[at : at + 20]!r}")
         at = match.end()
+        if match["number"] and len(match["number"]) > LONGEST_NUMBER:
+            raise UnreadableError("a number too long")
         if match["command"] == "\\text":
             inside = _TEXT.match(text, at)
             if inside is None:

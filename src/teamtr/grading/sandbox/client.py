@@ -39,7 +39,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from teamtr.grading.workers.channel import Channel, DeadError, LateError
+from teamtr.grading.workers.channel import Channel, DeadError, GarbledError, LateError
 from teamtr.grading.workers.lifetime import Owner
 from teamtr.grading.workers.pool import Result
 
@@ -271,8 +271,8 @@ def _result(channel: Channel, deadline: float) -> Result:
     """What the job wrote, and it may have written anything."""
     try:
         said = channel.receive(deadline)
-    except (ValueError, RecursionError):
-        return Result("crash", message="an answer that is not JSON")
+    except GarbledError as garbled:
+        return Result("crash", message=str(garbled))
     match said:
         case {"error": str(error)}:
             return Result("crash", message=error[:_LONGEST_MESSAGE])

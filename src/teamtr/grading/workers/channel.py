@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import socket
@@ -10,6 +9,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from teamtr.bounded_json import NotJson, read_json
 from teamtr.grading.workers.worker import HEADER_BYTES, encode_frame
 
 
@@ -21,8 +21,23 @@ class DeadError(Exception):
     """The other side closed the channel."""
 
 
+class GarbledError(DeadError):
+    """The other side sent what is no frame: nothing that follows can be trusted, so it is as good as dead."""
+
+
 class TooMuchError(Exception):
     """The other side announced a frame beyond the limit."""
+
+
+def read_body(body: bytes) -> dict[str, Any]:
+    """The body of a frame: an object of JSON, no deeper than ``bounded_json`` reads."""
+    try:
+        content = read_json(body)
+    except NotJson as error:
+        raise GarbledError(f"an answer that cannot be read ({error})") from None
+    if not isinstance(content, dict):
+        raise GarbledError("an answer of another form")
+    return content
 
 
 class Channel:
@@ -50,8 +65,8 @@ class Channel:
                 raise DeadError from None
             left, descriptors = left[sent:], ()
 
-    def receive(self, deadline: float) -> Any:
-        return json.loads(self.receive_bytes(deadline))
+    def receive(self, deadline: float) -> dict[str, Any]:
+        return read_body(self.receive_bytes(deadline))
 
     def receive_bytes(self, deadline: float) -> bytes:
         """The body of the next frame, whatever it is."""

@@ -11,7 +11,6 @@ so that it is the forkserver that kills them.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import secrets
 import signal
@@ -25,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from teamtr.errors import UserError
-from teamtr.grading.workers.channel import Channel, DeadError, LateError
+from teamtr.grading.workers.channel import Channel, DeadError, LateError, read_body
 from teamtr.grading.workers.container import Container
 from teamtr.grading.workers.worker import DIGEST_BYTES, Signer
 
@@ -67,7 +66,7 @@ class Child:
         digest, body = frame[:DIGEST_BYTES], frame[DIGEST_BYTES:]
         if not secrets.compare_digest(digest, Signer(self._key).digest(body)):
             raise ForeignError
-        said: dict[str, Any] = json.loads(body)
+        said = read_body(body)
         if (said.get("id"), said.get("number")) != (self._asked, self._heard):
             raise ForeignError
         self._heard += 1

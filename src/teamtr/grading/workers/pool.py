@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-from teamtr.grading.workers.channel import DeadError, LateError, TooMuchError
+from teamtr.grading.workers.channel import DeadError, GarbledError, LateError, TooMuchError
 from teamtr.grading.workers.container import Container
 from teamtr.grading.workers.forkserver import Child, ForeignError, ForkServer, GraderError
 from teamtr.grading.workers.lifetime import Owner
@@ -222,6 +222,9 @@ class WorkerPool(Owner):
             worker.kill()
             late = Result("timeout", message=f"no answer within {self._seconds_per_item:g} s")
             return _Attempt(values, late, streams)
+        except GarbledError as error:
+            worker.kill()
+            return _Attempt(values, Result("crash", message=str(error)), streams)
         except DeadError:
             dead = Result("crash", message=_obituary(worker.kill()))
             return _Attempt(values, dead, streams, inherited=bool(values) or not fresh)

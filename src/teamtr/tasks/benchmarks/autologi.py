@@ -12,7 +12,6 @@ without being plain data is not taken; replies are read from after their thinkin
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,11 +19,12 @@ from typing import Any
 
 import numpy as np
 
+from teamtr.bounded_json import read_json
 from teamtr.errors import UserError
-from teamtr.grading.literal import LONGEST, read_literal, write_literal
 from teamtr.grading.sandbox.client import MIB, Limits, Program, Sandbox, Verification
 from teamtr.grading.thinking import after_thinking
 from teamtr.grading.workers.pool import Result
+from teamtr.literal import LONGEST, read_literal, write_literal
 from teamtr.settings.section import key
 from teamtr.settings.values import Above0, Positive
 from teamtr.tasks.base import Benchmark, WrongAnswer
@@ -39,8 +39,9 @@ CHECKS = ("inputs_check", "constraint_list")
 TO_SEARCH = Limits(seconds=60.0, memory_bytes=4096 * MIB)
 """For finding a solution among all arrangements, once per puzzle whose gold answer is asked for."""
 
-_FENCED = re.compile(r"```(?:\s*\w+)?\s*\n(.*?)```", re.DOTALL)
-_COMMENT = re.compile(r"//.*?\n")
+_FENCE = "```"
+_LANGUAGE_LINE = re.compile(r"\s*+\w++(\s*+)")
+_EMPTY_LINES = re.compile(r"(\s*+)")
 
 PROMPTS = {
     "en": """\
@@ -218,19 +219,51 @@ def _answer_in(text: str) -> _Answer | None:
     if stated is None or len(stated) > LONGEST:
         return None
     try:
-        value = _read(_COMMENT.sub("", stated))
+        value = _read(_without_comments(stated))
         return _Answer(value, write_literal(value, sort_keys=True))
-    except (ValueError, RecursionError):
+    except ValueError:
         return None
 
 
 def stated_in(text: str) -> str | None:
     """The last fenced block, else the last ``{...}`` inside no other, else the last ``[...]``; None without any."""
-    blocks = _FENCED.findall(text)
-    if blocks:
-        return str(blocks[-1])
+    fenced = _last_fenced(text)
+    if fenced is not None:
+        return fenced
     braced = last_object(text)
     return braced if braced is not None else _last_list(text)
+
+
+def _last_fenced(text: str) -> str | None:
+    """The last block between two fences, the first of which ends its line, with or without a word for a language.
+
+    By hand: the evaluator's pattern tries every way to part the white space after a fence.
+    """
+    last, end = None, 0
+    while (fence := text.find(_FENCE, end)) >= 0:
+        start = _start_of_block(text, fence + len(_FENCE))
+        if start is None:
+            end = fence + 1
+            continue
+        closing = text.find(_FENCE, start)
+        if closing < 0:
+            break
+        last, end = text[start:closing], closing + len(_FENCE)
+    return last
+
+
+def _start_of_block(text: str, at: int) -> int | None:
+    """Behind the last line break of the white space that follows a fence and its language; None where there is none."""
+    for header in (_LANGUAGE_LINE.match(text, at), _EMPTY_LINES.match(text, at)):
+        if header is not None and "\n" in header[1]:
+            return header.start(1) + header[1].rindex("\n") + 1
+    return None
+
+
+def _without_comments(text: str) -> str:
+    """Without what runs from ``//`` to the end of its line, the line break included."""
+    *lines, rest = text.split("\n")
+    return "".join(line.partition("//")[0] if "//" in line else f"{line}\n" for line in lines) + rest
 
 
 def _last_list(text: str) -> str | None:
@@ -247,7 +280,7 @@ def _read(stated: str) -> Any:
     except ValueError:
         if "=" in stated:
             return read_literal(stated.split("=", 1)[1].strip())
-        return json.loads(stated)
+        return read_json(stated)
 
 
 def _problem(row: Mapping[str, Any]) -> Problem:

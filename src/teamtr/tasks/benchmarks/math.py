@@ -22,7 +22,7 @@ import numpy as np
 from teamtr.errors import UserError
 from teamtr.grading.math.gsm8k import gsm8k_answer
 from teamtr.grading.math.rules import GSM8K, GSM8K_OR_STATED, RULES, MathGrader, Rule
-from teamtr.grading.math.statement import last_boxed, stated_answer
+from teamtr.grading.math.statement import LONGEST_ANSWER, last_boxed, stated_answer
 from teamtr.grading.math.text import clean, numeral
 from teamtr.settings.paths import Anchor
 from teamtr.settings.refusals import Refusal, show
@@ -137,11 +137,15 @@ class Math(Benchmark):
         if answer is None:
             found = sorted(row)
             raise DataError(f"{where or 'this row'}: no answer: none of {list(ANSWER_KEYS)} is usable among {found}")
-        question = _question(row)
+        truth, question = self.truth(answer), _question(row)
+        if len(truth) > LONGEST_ANSWER:
+            raise DataError(
+                f"{where or 'this row'}: the answer has {len(truth)} characters, and a reply may state {LONGEST_ANSWER}"
+            )
         return Problem(
             id=_id(row, question),
             prompt=f"{question}\n\n{self._rule.instruction}" if question else "",
-            answer=self.truth(answer),
+            answer=truth,
             columns={**{key: value for key, value in row.items() if key not in QUESTION_KEYS}, "problem": question},
         )
 
@@ -178,7 +182,7 @@ class Math(Benchmark):
         }
 
     def _fit_to_train(self, items: list[_Asked], known: list[str]) -> list[_Asked]:
-        answered = [item for item in items if (said := _answer(item.row.cells)) and _balanced(said)]
+        answered = [item for item in items if self._can_be_stated(_answer(item.row.cells))]
         self._report(len(items) - len(answered), "rows have no usable answer and were left out")
         answers: dict[str, set[str]] = {}
         for item in answered:
@@ -192,6 +196,9 @@ class Math(Benchmark):
         if self.overlap.rows:
             self.warnings += (f"{self.name}: {self.overlap}; they were left out",)
         return [item for place, item in enumerate(once) if place not in self.overlap.rows]
+
+    def _can_be_stated(self, answer: str | None) -> bool:
+        return answer is not None and _balanced(answer) and len(self.truth(answer)) <= LONGEST_ANSWER
 
     def _report(self, count: int, what: str) -> None:
         if count:

@@ -21,6 +21,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from teamtr.bounded_json import NotJson, read_json
 from teamtr.errors import UserError
 from teamtr.grading.thinking import after_thinking
 from teamtr.settings.paths import Anchor
@@ -159,8 +160,8 @@ def table_in(text: str) -> Table | None:
     if stated is None:
         return None
     try:
-        answer = json.loads(stated.replace("\n", ""))
-    except (ValueError, RecursionError):
+        answer = read_json(stated.replace("\n", ""))
+    except NotJson:
         return None
     solution = answer.get("solution") if isinstance(answer, dict) else None
     if not isinstance(solution, dict):
@@ -265,7 +266,10 @@ def _without(cells: Mapping[str, str], attribute: str) -> dict[str, str]:
 
 
 def _read_template(file: Path) -> str:
-    text = file.read_text(encoding="utf-8")
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{file}: cannot read the prompt template ({error})") from None
     missing = [placeholder for placeholder in _PLACEHOLDERS if placeholder not in text]
     if missing:
         raise UserError(f"{file}: a prompt template must contain {missing[0]}")

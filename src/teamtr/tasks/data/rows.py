@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import decimal
 import importlib
-import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -13,7 +12,11 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from teamtr.bounded_json import DEEPEST, NotJson, read_json
 from teamtr.errors import UserError
+
+LONGEST_LINE = 64 << 20
+"""Bytes of a row."""
 
 
 class DataError(UserError):
@@ -50,9 +53,12 @@ _HUB_ID = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(?::(?P<first>[\w.-]+))?(?::(?P<
 _SUFFIXES = (".jsonl", ".ndjson", ".json", ".parquet")
 
 
-def read_rows(source: str | Path) -> Iterator[Row]:
+def read_rows(source: str | Path, *, half_characters: bool = False) -> Iterator[Row]:
     """The rows of a local file, or of a data set of the hub: ``owner/name``, ``owner/name:split``,
-    ``owner/name:configuration:split``. A file of that name goes first."""
+    ``owner/name:configuration:split``. A file of that name goes first.
+
+    ``half_characters``: take text in which half of a surrogate pair stands alone, which no model can be given.
+    """
     file = Path(source)
     if not file.is_file():
         hub_id = _HUB_ID.fullmatch(str(source))
@@ -61,30 +67,34 @@ def read_rows(source: str | Path) -> Iterator[Row]:
         raise NoSuchData(file)
     match file.suffix.lower():
         case ".jsonl" | ".ndjson":
-            return _jsonl_rows(file)
+            return _jsonl_rows(file, half_characters)
         case ".json":
-            return _json_rows(file)
+            return _json_rows(file, half_characters)
         case ".parquet":
             return _parquet_rows(file)
     raise DataError(f"{file}: data must be .jsonl (one JSON object a line), .json (a list of objects) or .parquet")
 
 
-def _jsonl_rows(file: Path) -> Iterator[Row]:
+def _jsonl_rows(file: Path, half_characters: bool) -> Iterator[Row]:
     with file.open("rb") as lines:
-        for number, raw in enumerate(lines, start=1):
+        for number, raw in enumerate(iter(lambda: lines.readline(LONGEST_LINE + 1), b""), start=1):
             where = f"{file}, line {number}"
+            if len(raw) > LONGEST_LINE:
+                raise DataError(f"{where}: a row of more than {LONGEST_LINE} bytes: every line must be one JSON object")
             try:
                 line = raw.decode("utf-8-sig" if number == 1 else "utf-8").strip()
                 if not line:
                     continue
-                cells = json.loads(line)
+                cells = read_json(line, half_characters=half_characters)
             except UnicodeDecodeError as error:
                 raise DataError(
                     f"{where}: not UTF-8 ({error.reason} at byte {error.start}): save it as UTF-8"
                 ) from None
-            except json.JSONDecodeError as error:
+            except NotJson as error:
+                if error.column is None:
+                    raise DataError(f"{where}: {error.why}; found {shown(line)}: {_advice(error)}") from None
                 raise DataError(
-                    f"{where}, column {error.colno}: not JSON ({error.msg}); found {shown(line)}: every line must be "
+                    f"{where}, column {error.column}: not JSON ({error.why}); found {shown(line)}: every line must be "
                     "one whole JSON object"
                 ) from None
             if not isinstance(cells, dict):
@@ -92,13 +102,25 @@ def _jsonl_rows(file: Path) -> Iterator[Row]:
             yield Row(where, cells)
 
 
-def _json_rows(file: Path) -> Iterator[Row]:
+def read_json_file(file: Path, *, half_characters: bool = False) -> Any:
+    """What a JSON file holds; a DataError with the place of what is wrong with it."""
     try:
-        content = json.loads(file.read_bytes().decode("utf-8-sig"))
+        return read_json(file.read_bytes().decode("utf-8-sig"), half_characters=half_characters)
     except UnicodeDecodeError as error:
         raise DataError(f"{file}: not UTF-8 ({error.reason} at byte {error.start}): save it as UTF-8") from None
-    except json.JSONDecodeError as error:
-        raise DataError(f"{file}, line {error.lineno}, column {error.colno}: not JSON ({error.msg})") from None
+    except NotJson as error:
+        if error.column is None:
+            raise DataError(f"{file}: {error.why}: {_advice(error)}") from None
+        raise DataError(f"{file}, line {error.line}, column {error.column}: not JSON ({error.why})") from None
+
+
+def _advice(error: NotJson) -> str:
+    """What to do about JSON beyond the bounds."""
+    return "write the character itself" if "surrogate" in error.why else "store it as text"
+
+
+def _json_rows(file: Path, half_characters: bool) -> Iterator[Row]:
+    content = read_json_file(file, half_characters=half_characters)
     if not isinstance(content, list):
         raise DataError(f"{file}: a .json file must hold a list of objects, found {shown(content)}")
     for number, cells in enumerate(content, start=1):
@@ -140,22 +162,25 @@ def _parquet_rows(file: Path) -> Iterator[Row]:
         raise NeedsPackage(f"{file}: reading parquet needs pyarrow: pip install 'teamtr[parquet]'") from None
     try:
         table = pyarrow.parquet.read_table(file)
-    except pyarrow.ArrowInvalid as error:
-        raise DataError(f"{file}: not a parquet file ({error})") from None
-    for number, cells in enumerate(table.to_pylist(), start=1):
+        rows = table.to_pylist()
+    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
+        raise DataError(f"{file}: not a parquet file that can be read ({shown(str(error))})") from None
+    for number, cells in enumerate(rows, start=1):
         where = f"{file}, row {number}"
         yield Row(where, {key: _plain(value, f"{where}, column {key!r}") for key, value in cells.items()})
 
 
-def _plain(value: Any, where: str) -> Any:
+def _plain(value: Any, where: str, depth: int = 1) -> Any:
     """The value as JSON can hold it: it travels to the graders and into the record of episodes."""
+    if depth > DEEPEST:
+        raise DataError(f"{where}: nested deeper than {DEEPEST}: store it as text")
     match value:
         case None | bool() | int() | float() | str():
             return value
         case list() | tuple():
-            return [_plain(item, where) for item in value]
+            return [_plain(item, where, depth + 1) for item in value]
         case dict():
-            return {str(key): _plain(item, where) for key, item in value.items()}
+            return {str(key): _plain(item, where, depth + 1) for key, item in value.items()}
         case datetime.date() | datetime.time():
             return value.isoformat()
         case decimal.Decimal():
@@ -165,5 +190,5 @@ def _plain(value: Any, where: str) -> Any:
 
 def shown(value: Any) -> str:
     """The value in at most 80 characters, for an error."""
-    text = repr(value)
+    text = repr(value[:80] if isinstance(value, str) else value)
     return text if len(text) <= 80 else text[:77] + "..."

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from teamtr.bounded_json import NotJson, read_json
 from teamtr.chat.render import ChatMessages
 from teamtr.errors import TeamTRError, UserError
 from teamtr.randomness import seed_of
@@ -275,10 +276,11 @@ def _beginning(error: urllib.error.HTTPError) -> str:
 
 
 def _content(body: bytes) -> str:
-    """The text of the first choice; a model that says nothing (null) says the empty text."""
+    """The text of the first choice; a model that says nothing (null) says the empty text. A character that was cut in
+    half is no reason to stop: no tokenizer takes it, so a replacement stands for it."""
     try:
-        content = json.loads(body)["choices"][0]["message"]["content"]
-    except (ValueError, KeyError, IndexError, TypeError, RecursionError):
+        content = read_json(body)["choices"][0]["message"]["content"]
+    except (NotJson, KeyError, IndexError, TypeError):
         shown = body[:200].decode(errors="replace")
         raise _Passing(f"not a chat completion: {shown!r}") from None
     if content is not None and not isinstance(content, str):

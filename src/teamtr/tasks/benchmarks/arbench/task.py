@@ -11,7 +11,6 @@ replies can be graded without playing.
 
 from __future__ import annotations
 
-import json
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,7 +27,7 @@ from teamtr.settings.values import NonEmpty
 from teamtr.tasks.base import Benchmark, Source
 from teamtr.tasks.benchmarks.arbench.texts import Texts, fill, texts_of
 from teamtr.tasks.config import BenchmarkConfig, TeamSection
-from teamtr.tasks.data.rows import DataError, NoSuchData, Row, read_rows, shown
+from teamtr.tasks.data.rows import DataError, NoSuchData, Row, read_json_file, read_rows, shown
 from teamtr.tasks.players import Player, PlayerConfig
 from teamtr.types import Problem, Situation
 
@@ -155,10 +154,7 @@ def rows_in(file: Path) -> Iterator[Row]:
         return
     if not file.is_file():
         raise NoSuchData(file)
-    try:
-        items = json.loads(file.read_text(encoding="utf-8-sig"))
-    except ValueError as error:
-        raise DataError(f"{file}: not JSON ({error})") from None
+    items = read_json_file(file)
     if not isinstance(items, list):
         raise DataError(f"{file}: a .json file must be a list of rows, found {shown(items)}")
     for place, item in enumerate(items):

@@ -12,12 +12,12 @@ A text is a template with names in braces; names it does not know are left as th
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from teamtr.bounded_json import read_json
 from teamtr.errors import UserError
 
 Texts = Mapping[str, str]
@@ -110,7 +110,7 @@ def texts_of(kind: str, prompts: Path | str | None = None) -> Texts:
         return OWN[kind]
     file = Path(prompts)
     try:
-        theirs: Any = json.loads(file.read_text(encoding="utf-8"))[kind]
+        theirs: Any = read_json(file.read_bytes())[kind]
     except OSError as error:
         raise UserError(f"{file}: cannot read the prompts ({error.strerror})") from None
     except (ValueError, KeyError, TypeError):

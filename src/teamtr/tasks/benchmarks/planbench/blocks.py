@@ -85,6 +85,7 @@ _MORE_COLOURS = [
 ]
 
 _PDDL_LINE = re.compile(r"\(\s*([\w-]+(?:\s+[\w-]+)*)\s*\)")
+_LONGEST_CLAUSE = 200
 _LIST_MARKS = " \t\r`*-.,;:0123456789"
 
 
@@ -226,6 +227,8 @@ def _clauses(text: str) -> list[str]:
 
 
 def _fact_in(clause: str, language: Language) -> Atom:
+    if len(clause) > _LONGEST_CLAUSE:  # a template of two names tries every way to part it
+        raise PddlError(f"the prompt says {clause[:80]!r} and goes on, which is no fact of {language.label}")
     letters = {name: letter for letter, name in language.objects.items()}
     for predicate, template in language.facts.items():
         match = re.fullmatch(re.escape(template).replace(r"\{\}", "(.+)"), clause.strip())
