@@ -405,10 +405,12 @@ def test_what_a_grader_does_to_the_channel_spoils_its_own_verdict_alone(misdeeds
         assert own[0].kind == ("ok" if deed in HARMLESS else "crash"), own
         numbers = [k / 64 for k in range(1, 8)]
         words = [str(x) for x in numbers]
-        assert submit(*words[:3], deed, *words[3:]) == [
-            *(Result("ok", x) for x in numbers[:3]),
-            *own,
-            *(Result("ok", x) for x in numbers[3:]),
+        results = submit(*words[:3], deed, *words[3:])
+        # Not the words of the crash: one that ends by itself may be killed before it has.
+        assert [(result.kind, result.value) for result in results] == [
+            *(("ok", x) for x in numbers[:3]),
+            (own[0].kind, own[0].value),
+            *(("ok", x) for x in numbers[3:]),
         ]
         for word, x in zip(words, numbers, strict=True):
             assert submit(word) == [Result("ok", x)], "each answer belongs to its own request"
