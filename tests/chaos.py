@@ -92,6 +92,8 @@ def command(arguments: list[str], taught: str, fault: Fault | None, sabotage: st
             code = app(arguments, standalone_mode=False) or 0
         except SystemExit as error:
             code = int(error.code or 0)
+        except KeyboardInterrupt:  # as ``teamtr.cli.main`` does
+            code = 130
         except BaseException as error:
             import traceback
 
@@ -100,7 +102,7 @@ def command(arguments: list[str], taught: str, fault: Fault | None, sabotage: st
                 said.write("Traceback\n" + "".join(traceback.format_exception(error)[-6:]))
     builtins.open, os.replace = keep
     resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    Path(out + ".tmp").write_text(json.dumps({"code": code, "said": said.getvalue()[-4000:]}, ensure_ascii=True))
+    Path(out + ".tmp").write_text(json.dumps({"code": code, "said": said.getvalue()[-20_000:]}, ensure_ascii=True))
     os.rename(out + ".tmp", out)
 
 
@@ -247,7 +249,9 @@ class Ended:
     @property
     def clear(self) -> bool:
         """It said what is wrong, in the way that is documented."""
-        return self.code in (1, 2, 3, 130) and "Traceback" not in self.said and "error:" in self.said
+        if self.code == 130:  # interrupted: by the command, which says what it saved, or before it had begun
+            return "Traceback" not in self.said
+        return self.code in (1, 2, 3) and "Traceback" not in self.said and "error:" in self.said
 
 
 class World:
@@ -373,7 +377,8 @@ def _give_run(world: World, folder: Path) -> None:
 
 
 def _digest(value: Any) -> str:
-    return hashlib.sha256(repr(value).encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    """Whatever the order of keys: a record that is logged again after a kill comes from its commit, which sorts them."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=repr).encode()).hexdigest()[:16]
 
 
 # -- damage to files -------------------------------------------------------------------------------------------

@@ -306,7 +306,7 @@ def log_version(records: Iterable[Record]) -> int:
 
 
 def unknown_kinds(records: Iterable[Record]) -> list[str]:
-    return sorted({str(record.get("kind")) for record in records} - set(LOG_KINDS))
+    return sorted({str(record.get("kind"))[:40] for record in records} - set(LOG_KINDS))
 
 
 def require_known(records: Sequence[Record], where: object) -> None:

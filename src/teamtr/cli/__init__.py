@@ -26,6 +26,8 @@ def main() -> None:
     terminal."""
     try:
         app(prog_name="teamtr")
+    except KeyboardInterrupt:  # before a command has begun
+        sys.exit(130)
     except Exception:
         write_traceback()
         sys.exit(1)
