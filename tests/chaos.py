@@ -377,7 +377,7 @@ def _give_run(world: World, folder: Path) -> None:
 
 
 def _digest(value: Any) -> str:
-    """Whatever the order of keys: a record that is logged again after a kill comes from its commit, which sorts them."""
+    """Whatever the order of keys: a record logged again after a kill comes from its commit, which sorts them."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=repr).encode()).hexdigest()[:16]
 
 
