@@ -210,9 +210,13 @@ LITERALS = (
 
 
 @cache
+def _kept() -> tempfile.TemporaryDirectory[str]:
+    """For the files that inputs are put into; it goes when the process ends."""
+    return tempfile.TemporaryDirectory(prefix="teamtr-fuzz-")
+
+
 def _folder() -> Path:
-    """For the files that inputs are put into."""
-    return Path(tempfile.mkdtemp(prefix="teamtr-fuzz-"))
+    return Path(_kept().name)
 
 
 def _file(name: str) -> Any:
