@@ -224,7 +224,7 @@ def test_a_run_logs_the_peak_of_each_stage_beside_the_plan_also_when_it_goes_on(
         assert (first["kind"], first["memory"]) == (kind, planned)
         found = [r["memory"] for r in records if r["kind"] == "stage"]
         assert found == [{"planned_gb": 1.0, "peak_gb": 2.0}] * (2 if kind == "start" else 1)
-        assert capsys.readouterr().err.count("2 GB of the card's memory were used") == 1, "told once"
+        assert capsys.readouterr().err.count("2 GB of GPU memory were used") == 1, "told once"
 
 
 def test_a_rehearsal_changes_nothing_and_finds_the_micro_batch_that_fits(monkeypatch):

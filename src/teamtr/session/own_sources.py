@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import inspect
+import sys
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -113,7 +114,8 @@ def _function(function: types.FunctionType, home: str, seen: set[int]) -> Iterat
     yield from _parts(function.__defaults__ or (), home, seen)
     yield from _parts(function.__kwdefaults__ or {}, home, seen)
     names = [name for code in _codes(function.__code__) for name in code.co_names]
-    used = [function.__globals__[name] for name in names if name in function.__globals__]
+    module = vars(sys.modules[function.__module__]) if function.__module__ in sys.modules else {}
+    used = [module[name] for name in names if name in module]
     for cell in function.__closure__ or ():
         try:
             used.append(cell.cell_contents)

@@ -103,7 +103,8 @@ def _differences(comparison: Data) -> Table:
     rows = []
     for k, run in enumerate(comparison["runs"]):
         final = NONE if run["final"] is None else percent(run["final"]["success"], 1)
-        told = ("reference" if k == 0 else NONE, "", "")
+        compared = "reference" if k == 0 else NONE
+        told = (compared if found else "", "", "")
         if k in found:
             gained, low, high = (f"{100 * found[k][value]:+.1f}" for value in ("estimate", "low", "high"))
             told = (gained, f"{low} to {high}", found[k]["basis"])
