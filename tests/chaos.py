@@ -1,10 +1,10 @@
 """A campaign of random faults: ``python tests/chaos.py --seconds 1200 --seed 0``, or ``make test-chaos``.
 
-A trial takes a small run, an evaluation, a swap, a report or a file of replies, disturbs the command once or more
-(kills, half writes, a full disk, slow and torn reads, a clock that jumps, little memory), damages a file now and then,
-and then lets the same command go on undisturbed. It must end with the very figures and weights that an undisturbed one
-ends with, or with a clear error: a documented exit code, a message, no traceback. Anything else is *lost*. With
-``--sabotage`` the library itself is broken, and a campaign that finds nothing lost would be worth nothing.
+A trial takes a small run, an evaluation, a swap, a report, the live page or a file of replies, disturbs the command
+once or more (kills, half writes, a full disk, slow and torn reads, a clock that jumps, little memory), damages a file
+now and then, and then lets the same command go on undisturbed. It must end with the very figures and weights that an
+undisturbed one ends with, or with a clear error: a documented exit code, a message, no traceback. Anything else is
+*lost*. With ``--sabotage`` the library itself is broken, and a campaign that finds nothing lost would be worth nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ import shutil
 import signal
 import sys
 import tempfile
+import threading
 import time
+import urllib.error
+import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -89,7 +92,7 @@ def command(arguments: list[str], taught: str, fault: Fault | None, sabotage: st
         if fault is not None:
             FAULTS[fault.kind](fault)
         try:
-            code = app(arguments, standalone_mode=False) or 0
+            code = _look(Path(arguments[1])) if arguments[0] == "view" else app(arguments, standalone_mode=False) or 0
         except SystemExit as error:
             code = int(error.code or 0)
         except KeyboardInterrupt:  # as ``teamtr.cli.main`` does
@@ -104,6 +107,37 @@ def command(arguments: list[str], taught: str, fault: Fault | None, sabotage: st
     resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     Path(out + ".tmp").write_text(json.dumps({"code": code, "said": said.getvalue()[-20_000:]}, ensure_ascii=True))
     os.rename(out + ".tmp", out)
+
+
+def _look(run: Path) -> int:
+    """What ``teamtr view`` does, and somebody who opens its page and every batch; returns the exit code."""
+    from teamtr.analysis.report.serve import Library, LiveServer
+
+    with LiveServer(Library([run])) as server:
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        try:
+            names = [file.name for file in sorted((run / "episodes").glob("*.gz"))]
+            (entry,) = json.loads(_got(server, "api/runs"))["runs"]
+            paths = ["", f"api/run/{entry['key']}", *(f"api/batch/{entry['key']}/{name}" for name in names)]
+            looks = [_got(server, path) for path in paths]
+        finally:
+            server.shutdown()
+    print(f"looked at {len(looks)} pages")
+    return 0
+
+
+def _got(server: Any, path: str) -> bytes:
+    """The answer, also where it says what cannot be shown."""
+    try:
+        with urllib.request.urlopen(
+            f"http://127.0.0.1:{server.server_port}/{server.token}/{path}", timeout=60
+        ) as answer:
+            return bytes(answer.read())
+    except urllib.error.HTTPError as refused:
+        body, status = bytes(refused.read()), refused.code
+    if status not in (404, 503) or not json.loads(body)["error"]:
+        raise RuntimeError(f"{path}: {status} {body[:200]!r}")
+    return body
 
 
 def _die() -> None:
@@ -349,6 +383,15 @@ def _reported(folder: Path, ended: Ended) -> Any:
     return len((folder / "report.html").read_text()) > 10_000
 
 
+def _view(world: World, folder: Path) -> list[list[str]]:
+    _give_run(world, folder)
+    return [["view", str(folder / "run")]]
+
+
+def _viewed(folder: Path, ended: Ended) -> Any:
+    return "looked at" in ended.said
+
+
 def _grade(world: World, folder: Path) -> list[list[str]]:
     replies, out = world.folder / "replies.jsonl", folder / "graded.jsonl"
     return [["grade", "math500", "--responses", str(replies), "--out", str(out)]]
@@ -363,6 +406,7 @@ TRIALS: dict[str, Trial] = {
     "eval": Trial(_evaluate, _evaluated, damages=True),
     "swap": Trial(_swap, _swapped),
     "report": Trial(_report, _reported, damages=True),
+    "view": Trial(_view, _viewed, damages=True),
     "grade": Trial(_grade, _graded),
 }
 
@@ -423,7 +467,7 @@ def one(world: World, folder: Path, rng: random.Random, only: str | None = None)
     name = only or rng.choice(sorted(TRIALS))
     trial = TRIALS[name]
     done: list[str] = []
-    if name in ("report", "eval", "swap"):
+    if name in ("report", "view", "eval", "swap"):
         _give_run(world, folder)
     for _ in range(rng.randint(1, 3)):
         kind = rng.choice(sorted(FAULTS))
@@ -458,7 +502,7 @@ def one(world: World, folder: Path, rng: random.Random, only: str | None = None)
 def _loss_was_told(name: str, folder: Path, world: World, ended: Ended) -> bool:
     """A log or old episodes that somebody removed cannot come back; that the log lost lines must be told, and that an
     older checkpoint was evaluated. The page of a damaged run is what it is."""
-    if name == "report":
+    if name in ("report", "view"):
         return True
     if name == "eval":
         return "was passed over" in ended.said

@@ -11,7 +11,7 @@
 Everything is JSON, gzip or whatever a learner saves; nothing here can execute on reading.
 """
 
-from teamtr.store.atomic import StoreError, commit_folder, verify_folder, write_atomic
+from teamtr.store.atomic import StoreError, TornRead, commit_folder, verify_folder, write_atomic
 from teamtr.store.checkpoint import Checkpoints, Commit
 from teamtr.store.episodes import batch_name, probe_name, read_episodes, write_episodes
 from teamtr.store.folder import NotARun, RunFolder, RunLocked
@@ -27,6 +27,7 @@ __all__ = [
     "RunLocked",
     "RunLog",
     "StoreError",
+    "TornRead",
     "batch_name",
     "commit_folder",
     "probe_name",

@@ -26,7 +26,7 @@ from teamtr.evaluation.metrics import alike_interval
 from teamtr.randomness import generator
 from teamtr.records import Record, number
 from teamtr.reports import was_kept
-from teamtr.store import StoreError, read_episodes
+from teamtr.store import StoreError, TornRead, read_episodes
 from teamtr.text import visible
 from teamtr.theory.intervals import mean_interval
 from teamtr.types import RolloutBatch
@@ -145,7 +145,7 @@ def _paired_batches(first: Reading, other: Reading) -> tuple[np.ndarray, int] | 
     for stage in sorted(set(opening[0]) & set(opening[1]), reverse=True)[:1]:
         try:
             batches = [read_episodes(side[stage].path) for side in opening]
-        except StoreError:
+        except (StoreError, TornRead):
             return None
         names = [[problem.id for problem in batch.problems] for batch in batches]
         if names[0] == names[1] and len(names[0]) > 1:

@@ -337,7 +337,7 @@ def _own_bytes(run: RunFolder, path: Path) -> bytes:
     if not run.holds(path):
         raise OSError(f"{path} leads out of the run folder")
     with open_own(path) as file:
-        return file.read(_LARGEST_COMMIT)
+        return file.read(min(os.fstat(file.fileno()).st_size, _LARGEST_COMMIT))  # a buffer of that size is taken
 
 
 def _tokenizer_file(run: RunFolder, agent: str, version: str) -> Path:

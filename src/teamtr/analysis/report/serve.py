@@ -35,7 +35,7 @@ from teamtr.analysis.report.reading import LogTail, Reading, list_batches, read_
 from teamtr.analysis.report.spelling import speller
 from teamtr.analysis.report.summary import summarise
 from teamtr.errors import UserError
-from teamtr.store import StoreError, read_episodes
+from teamtr.store import StoreError, TornRead, read_episodes
 from teamtr.text import on_terminal
 
 LOOPBACK = ("127.0.0.1", "localhost")
@@ -209,8 +209,10 @@ class _Handler(BaseHTTPRequestHandler):
             return
         try:
             self._route(parts[2:], query.get("stamp", [""])[0])
-        except StoreError as error:
+        except (StoreError, TornRead) as error:
             self._json({"error": str(error)}, 503)
+        except MemoryError:
+            self._json({"error": "there is not enough memory to show this run now"}, 503)
 
     def _route(self, parts: list[str], stamp: str) -> None:
         library = self.server.library

@@ -12,7 +12,7 @@ from teamtr.analysis.report.conversations import batch_payload, choose_batches, 
 from teamtr.analysis.report.reading import BatchFile, Reading, Sample, read_run
 from teamtr.analysis.report.spelling import speller
 from teamtr.analysis.report.summary import summarise
-from teamtr.store import StoreError, read_episodes
+from teamtr.store import StoreError, TornRead, read_episodes
 from teamtr.types import RolloutBatch
 
 MOST_BATCHES = 18
@@ -59,7 +59,7 @@ def _read_batches(files: Sequence[BatchFile]) -> tuple[list[tuple[BatchFile, Rol
     for file in files:
         try:
             batches.append((file, read_episodes(file.path)))
-        except StoreError as error:
+        except (StoreError, TornRead) as error:
             notes.append(f"A batch is left out: {file.name} ({type(error.__cause__ or error).__name__}).")
     return batches, notes
 
