@@ -150,7 +150,7 @@ def _pieces(render: Render, talks: Sequence[Sequence[str]]) -> Iterator[_Piece]:
         for for_reply in (False, True):
             try:
                 parts = _CONTENT.split(render(messages, for_reply))
-            except Exception:
+            except Exception:  # templates raise what they like: this one has no such talk
                 continue
             yield from (_Piece(part, first=k == 0) for k, part in enumerate(parts))
 

@@ -99,17 +99,23 @@ def inputs_of(session: Session) -> Inputs:
         rows={split: rows_id(problems) for split, problems in _splits(session.task)},
         code=_code(session),
         files={key: file_digest(file) for key, file in _files(session.team_file)},
-        models={name: _model(session, name) for name in session.engine.agents},
+        models=models_of(session),
         environment=environment(),
     )
 
 
+def models_of(session: Session) -> dict[str, ModelId]:
+    """What every model of the team is, besides the weights that it trains."""
+    return {name: _model(session, name) for name in session.engine.agents}
+
+
 def changes(then: Inputs, now: Inputs) -> list[Change]:
     """What is other now, with what a run learns from first."""
-    found = [*_rows_changed(then, now), *_code_changed(then, now), *_models_changed(then, now)]
-    files = [f"{key}: the file has changed, and the problems in it have not" for key in _other(then.files, now.files)]
-    rows_changed = any(change.text.startswith("problems") for change in found)
-    found += [Change(text, learns=False) for text in files if not rows_changed]
+    rows = list(_rows_changed(then, now))
+    found = [*rows, *_code_changed(then, now), *_models_changed(then.models, now.models)]
+    if not rows:  # else it is told what has changed in them
+        told = "the file has changed, and the problems in it have not"
+        found += [Change(f"{key}: {told}", learns=False) for key in _other(then.files, now.files)]
     for name in _other(then.environment, now.environment):
         before, after = then.environment.get(name, "none"), now.environment.get(name, "none")
         found.append(Change(f"{name}: {after}, was {before}", learns=False))
@@ -130,9 +136,9 @@ def require_same_inputs(then: Inputs, now: Inputs, where: Path, *, accept: bool)
     return tuple(change.text for change in found)
 
 
-def require_same_models(then: Inputs, now: Inputs, where: Path) -> None:
+def require_same_models(then: Inputs, session: Session, where: Path) -> None:
     """Raises OtherInputs when an agent of the run is not what was trained, besides its weights."""
-    if found := [change.text for change in _models_changed(then, now)]:
+    if found := [change.text for change in _models_changed(then.models, models_of(session))]:
         raise OtherInputs(
             f"the agents of the run in {where} are not those that were trained:\n"
             + "".join(f"  {text}\n" for text in found)
@@ -227,15 +233,15 @@ def _code_changed(then: Inputs, now: Inputs) -> Iterator[Change]:
         yield Change(f"{key}: the code has changed", learns=True)
 
 
-def _models_changed(then: Inputs, now: Inputs) -> Iterator[Change]:
+def _models_changed(then: Mapping[str, ModelId], now: Mapping[str, ModelId]) -> Iterator[Change]:
     said = {
         "config": "the configuration of its model has changed",
         "tokenizer": "its tokenizer has changed",
         "template": "its chat template has changed",
         "base": "the weights of its base model have changed",
     }
-    for name in _other(then.models, now.models):
-        before, after = then.models.get(name), now.models.get(name)
+    for name in _other(then, now):
+        before, after = then.get(name), now.get(name)
         if before is None or after is None:
             yield Change(f"agent {name}: {'new' if before is None else 'gone'}", learns=True)
             continue

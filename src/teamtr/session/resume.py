@@ -11,7 +11,7 @@ from typing import Any
 from teamtr.config import ConfigError, TeamFile, dump, loads_stored
 from teamtr.errors import Refused, UserError
 from teamtr.session.build import AS_WRITTEN, Parts, Session, build
-from teamtr.session.inputs import Inputs, inputs_of, require_same_models
+from teamtr.session.inputs import Inputs, require_same_models
 from teamtr.store import Commit, NotARun, RunFolder, StoreError, write_atomic
 from teamtr.team import Team
 
@@ -68,7 +68,7 @@ class StoredRun:
         """The team of the commit. Raises OtherInputs when its models are not those that were trained."""
         session = build(self.team_file, taught=False, parts=parts)
         if (then := self.commit.progress.get("inputs")) is not None:
-            require_same_models(Inputs.of_record(then), inputs_of(session), self.folder.path)
+            require_same_models(Inputs.of_record(then), session, self.folder.path)
         return session, session.load(lambda name: self.folder.checkpoints.folder_of(self.commit, name))
 
 
