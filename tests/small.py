@@ -13,6 +13,7 @@ from teamtr.engines.tabular import TabularPolicy
 from teamtr.presets import PRESETS, Plan
 from teamtr.randomness import seed_of
 from teamtr.rollout import RolloutContext, play
+from teamtr.rollout.redraw import redraw
 from teamtr.tasks import Task
 from teamtr.team import Agent, Schedule, Team
 from teamtr.training.batch import Optimization, TrainingBatch
@@ -90,8 +91,13 @@ class World:
         self.optimization = Optimization(learning_rate=learning_rate)
         self.collected: list[tuple[str, int]] = []
 
-    def collect(self, team: Team, step: int, *, group: int = 16, stage: int = 0) -> RolloutBatch:
+    def collect(
+        self, team: Team, step: int, worn: RolloutBatch | None = None, *, group: int = 16, stage: int = 0
+    ) -> RolloutBatch:
         self.collected.append((team.version, step))
+        if worn is not None:
+            ends = {name: frozenset({0, 1}) for name in team.names}
+            return redraw(self.context, team, worn, seed=seed_of(1, stage, step), end_ids=ends).batch
         return play(self.context, team, self.context.task.problems("train"), group, seed=seed_of(1, stage, step))
 
     def training_batch(self, agent: str, batch: RolloutBatch) -> TrainingBatch:

@@ -28,6 +28,7 @@ from teamtr.types import (
     StepStats,
     TokenShift,
     Verdict,
+    Verified,
 )
 
 GB = 2**30
@@ -107,6 +108,11 @@ class Learner(Protocol):
 
     def measure(self, rows: NDArray[np.int64] | None = None) -> Divergence:
         """From the frozen policy to the present one, on these rows (all when None)."""
+        ...
+
+    def verify(self, noise_N: Floats, noise_M: Floats) -> Verified:
+        """How much of each message of the batch may stand as the present policy's own (``theory.verification``), with
+        one number in [0, 1) per token and one per message to draw by."""
         ...
 
     def token_kls(self) -> list[Floats]:

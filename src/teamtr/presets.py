@@ -15,17 +15,25 @@ from teamtr.types import AgentState
 
 @dataclass(frozen=True)
 class Resample:
-    """When to sample the team's conversations anew within a stage.
+    """When to sample the team's conversations anew within a stage, and what is made of those that are there.
 
     ``every=1`` before each update (TeamTR), ``every=2`` before every second, ``every=0`` only at stage start.
-    ``importance_weighted`` corrects reused episodes by their trajectory weight.
+    ``reweight`` corrects reused episodes to the present team (``theory.weights``), and samples when they are worn out:
+    when their effective share falls below ``min_effective_share``, or below what makes them the better buy, where
+    ``sampling_cost`` says what one sampled token costs beside one that is trained on ("measured": in the run's first
+    stage; None: the cost does not matter). ``partial`` keeps of worn-out episodes what the present team might have said
+    itself (``rollout.redraw``); ``control`` is the share of problems that are sampled wholly anew beside it, to see by
+    how much that is wrong. ``across_stages`` learns from the last stage's episodes once more, reweighted, where a
+    problem is drawn again and they are still worth ``min_effective_share``.
     """
 
     every: int = 1
-    importance_weighted: bool = False
-
-    def due(self, step: int) -> bool:
-        return step == 0 or (self.every > 0 and step % self.every == 0)
+    reweight: bool = False
+    min_effective_share: float = 0.0
+    sampling_cost: float | Literal["measured"] | None = None
+    partial: bool = False
+    control: float = 0.0
+    across_stages: bool = False
 
     @property
     def may_be_stale(self) -> bool:
@@ -157,7 +165,16 @@ PRESETS: dict[str, Plan] = {
     # resampling (tab:ablation)
     "naive_sequential": replace(TEAMTR, resample=Resample(every=0)),
     "resample_every_2": replace(TEAMTR, resample=Resample(every=2)),
-    "importance_weighted": replace(TEAMTR, resample=Resample(every=0, importance_weighted=True)),
+    "reweighted": replace(TEAMTR, resample=Resample(every=0, reweight=True)),
+    "auto": replace(
+        TEAMTR,
+        resample=Resample(
+            every=0, reweight=True, min_effective_share=0.3, sampling_cost="measured", across_stages=True
+        ),
+    ),
+    "partial": replace(
+        TEAMTR, resample=Resample(every=0, reweight=True, min_effective_share=0.5, partial=True, control=0.125)
+    ),
     "joint": replace(TEAMTR, order=Order("together")),
     # trust region (tab:ablation)
     "no_trust_region": replace(TEAMTR, region=Region(gate=False, beta=0.0, adapt_beta=False)),

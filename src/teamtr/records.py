@@ -111,6 +111,37 @@ class Redrawn:
     ended: str
 
 
+@dataclass(frozen=True)
+class MeasuredBias:
+    """How much more redrawn episodes earn than new ones of the same problems, with its interval."""
+
+    estimate: float
+    lower: float
+    upper: float
+
+
+@dataclass(frozen=True)
+class PartlyRedrawn:
+    """What redrawing kept of a batch; see ``rollout.redraw``."""
+
+    kept: float
+    """Share of the tokens."""
+    bias: MeasuredBias | None = None
+
+
+@dataclass(frozen=True)
+class RolloutChoice:
+    """Where the episodes of an update came from, and why; see ``training.reuse``."""
+
+    action: str
+    reason: str
+    share: float | None = None
+    needed: float | None = None
+    cut: float = 0.0
+    """Share of the weights that truncation took."""
+    partly: PartlyRedrawn | None = None
+
+
 @dataclass(frozen=True, kw_only=True)
 class UpdateRecord:
     """One update of one agent, committed."""
@@ -124,6 +155,7 @@ class UpdateRecord:
     reward: float
     punishment: float | None = None
     dynamic_sampling: Redrawn | None = None
+    rollouts: RolloutChoice | None = None
     grader_failures: Mapping[str, int] = field(default_factory=dict)
     protocol_breaches: Mapping[str, int] = field(default_factory=dict)
     success: float

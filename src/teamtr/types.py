@@ -5,6 +5,7 @@ Axis letters, used as suffixes of array names everywhere:
     P  problems in a batch          G  episodes of one problem (its group)
     E  episodes, E = P * G, problem-major: episode e is member e % G of problem e // G
     M  messages of one agent        T  token positions of a message, padded to the longest
+    U  turns of a batch, of all agents, in the order of episodes and turns
     N  real tokens, packed          V  vocabulary
 
 Flow: problems -> episodes -> RolloutBatch -> advantages -> AgentBatch -> update -> UpdateReport -> new team.
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -192,17 +194,47 @@ class AgentBatch:
 
 
 @dataclass(frozen=True)
-class RolloutBatch:
-    """Episodes of P problems x G, problem-major, all written by one team.
+class Verified:
+    """How much of each message may stand as the updated agent's own (``theory.verification``).
 
-    ``log_weights_E`` is the trajectory log-weight from the team that wrote the episodes to the team that will
-    learn from them (app:exp:isdeg); None when the batch is fresh.
+    ``kept_M`` counts the tokens that stay; where that is less than the whole message, ``next_M`` is the token that
+    follows them (-1 elsewhere) and the rest is drawn anew.
+    """
+
+    kept_M: NDArray[np.int64]
+    next_M: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Carried:
+    """How far a team has moved from what it wrote, turn by turn.
+
+    ``log_ratio_U`` is the log-probability of each turn's message under the team ``team_version``, less that under the
+    weights that wrote it. ``kept_U`` and ``next_U`` are what ``Verified`` says of them, where a plan asks for it; a
+    turn whose agent was not updated is kept whole, which -1 says.
+    """
+
+    team_version: str
+    log_ratio_U: Floats
+    kept_U: NDArray[np.int64] | None = None
+    next_U: NDArray[np.int64] | None = None
+
+
+@dataclass(frozen=True)
+class RolloutBatch:
+    """Episodes of P problems x G, problem-major.
+
+    ``carried`` says how far the team has moved since; None when nobody was updated since it was written.
+    ``redrawn``: parts of it were kept from episodes that earlier updates learned from (``rollout.redraw``). The last
+    ``past`` problems are those of an earlier stage, drawn again (``joined``).
     """
 
     problems: tuple[Problem, ...]
     episodes: tuple[Episode, ...]
     group_size: int
-    log_weights_E: Floats | None = None
+    carried: Carried | None = None
+    redrawn: bool = False
+    past: int = 0
 
     def __post_init__(self) -> None:
         if len(self.episodes) != len(self.problems) * self.group_size:
@@ -228,11 +260,82 @@ class RolloutBatch:
         flat = [gamma ** max(len(e.turns) - 1, 0) for e in self.episodes]
         return np.array(flat, dtype=np.float64).reshape(len(self.problems), self.group_size)
 
-    def reweighted(self, update: AgentBatch, log_ratio_M: Floats) -> RolloutBatch:
-        """The same episodes, with their trajectory weight carried on past one agent's update (app:exp:isdeg)."""
-        base_E = np.zeros(len(self.episodes)) if self.log_weights_E is None else self.log_weights_E
-        step_E = np.bincount(update.episode_M, weights=log_ratio_M, minlength=len(self.episodes))
-        return replace(self, log_weights_E=base_E + step_E)
+    @property
+    def present(self) -> tuple[Episode, ...]:
+        """The episodes that are not of an earlier stage."""
+        return self.episodes[: (len(self.problems) - self.past) * self.group_size]
+
+    def of_problems(self, problems: Sequence[int]) -> RolloutBatch:
+        """The episodes of these problems, in this order."""
+        g = self.group_size
+        carried = self.carried
+        if carried is not None:
+            spans = [np.arange(self.first_U[p * g], self.first_U[(p + 1) * g]) for p in problems]
+            turns = np.concatenate(spans) if spans else np.zeros(0, dtype=np.int64)
+            kept_U, next_U = (None if array is None else array[turns] for array in (carried.kept_U, carried.next_U))
+            carried = Carried(carried.team_version, carried.log_ratio_U[turns], kept_U, next_U)
+        return replace(
+            self,
+            problems=tuple(self.problems[p] for p in problems),
+            episodes=tuple(e for p in problems for e in self.episodes[p * g : (p + 1) * g]),
+            carried=carried,
+            past=0,
+        )
+
+    def joined(self, past: RolloutBatch) -> RolloutBatch:
+        """With episodes of an earlier stage behind these, which the present team wrote."""
+        assert self.carried is None, "nobody was updated since these were written"
+        assert past.carried is not None, "somebody was updated since those were written"
+        return RolloutBatch(
+            (*self.problems, *past.problems),
+            (*self.episodes, *past.episodes),
+            self.group_size,
+            Carried(
+                past.carried.team_version,
+                np.concatenate([np.zeros(int(self.first_U[-1])), past.carried.log_ratio_U]),
+            ),
+            redrawn=self.redrawn,
+            past=len(past.problems),
+        )
+
+    @cached_property
+    def first_U(self) -> NDArray[np.int64]:
+        """Where each episode's turns begin among all turns; one more entry says how many there are."""
+        return np.concatenate([[0], np.cumsum([len(episode.turns) for episode in self.episodes])]).astype(np.int64)
+
+    def place_M(self, own: AgentBatch) -> NDArray[np.int64]:
+        """Where these messages stand among all turns."""
+        return np.asarray(self.first_U[own.episode_M] + own.turn_M)
+
+    @property
+    def log_weights_E(self) -> Floats | None:
+        """Trajectory log-weights from the team that wrote the episodes to the present one (app:exp:isdeg)."""
+        if self.carried is None:
+            return None
+        before_U = np.concatenate([[0.0], np.cumsum(self.carried.log_ratio_U)])
+        return np.asarray(np.diff(before_U[self.first_U]))
+
+    def log_weights_before_M(self, own: AgentBatch) -> Floats | None:
+        """The same of what came before each of these messages: what its context weighs."""
+        if self.carried is None:
+            return None
+        before_U = np.concatenate([[0.0], np.cumsum(self.carried.log_ratio_U)])
+        return np.asarray(before_U[self.place_M(own)] - before_U[self.first_U[own.episode_M]])
+
+    def after(
+        self, own: AgentBatch, log_ratio_M: Floats, team_version: str, verified: Verified | None = None
+    ) -> RolloutBatch:
+        """The same episodes after an update of the agent of these messages, which made the team ``team_version``."""
+        place_M, turns = self.place_M(own), int(self.first_U[-1])
+        past = self.carried or Carried(team_version, np.zeros(turns))
+        log_ratio_U = past.log_ratio_U.copy()
+        log_ratio_U[place_M] += log_ratio_M
+        kept_U, next_U = past.kept_U, past.next_U
+        if verified is not None:
+            kept_U = np.full(turns, -1, dtype=np.int64) if kept_U is None else kept_U.copy()
+            next_U = np.full(turns, -1, dtype=np.int64) if next_U is None else next_U.copy()
+            kept_U[place_M], next_U[place_M] = verified.kept_M, verified.next_M
+        return replace(self, carried=Carried(team_version, log_ratio_U, kept_U, next_U))
 
     def of(self, agent: str) -> AgentBatch:
         """The messages of one agent, in the order of episodes and turns."""

@@ -19,7 +19,7 @@ from pydantic_core import PydanticCustomError
 from teamtr.config.team import TeamConfig
 from teamtr.config.texts import Device, Preset, RunName
 from teamtr.errors import UserError
-from teamtr.presets import PRESETS, Allocation, Order, OrderKind, Plan
+from teamtr.presets import PRESETS, Allocation, Order, OrderKind, Plan, Resample
 from teamtr.settings.paths import Anchor
 from teamtr.settings.refusals import Refusal
 from teamtr.settings.section import Section, key, unset
@@ -71,7 +71,26 @@ class PlanConfig(Section):
     resample_every: Count | None = unset(
         "Collect fresh rollouts before every n-th update; 0: only at the start of a stage."
     )
-    importance_weighted: Flag | None = unset("Weight reused episodes by their likelihood ratio.")
+    reweight: Flag | None = unset(
+        "Reweight reused episodes to the present team by their likelihood ratio, instead of taking them as they are."
+    )
+    min_effective_share: UpTo1 | None = unset(
+        "With reweight: sample anew when reused episodes are worth less than this share of as many fresh ones."
+    )
+    sampling_cost: Literal["measured"] | Above0 | None = unset(
+        "With reweight: cost of sampling one token, as a multiple of training on one; sample anew also when that is "
+        "the better buy. measured: in the run's first stage, so that two runs may decide differently."
+    )
+    resample_partially: Flag | None = unset(
+        "With reweight: of episodes that are worth too little, keep what the present team might have said itself."
+    )
+    reuse_across_stages: Flag | None = unset(
+        "With reweight: learn once more from the last stage's episodes where a problem is drawn again, if they are "
+        "still worth min_effective_share."
+    )
+    control_share: UpTo1 | None = unset(
+        "With resample_partially: share of problems that are also sampled wholly anew, to measure the bias."
+    )
     gate: Flag | None = unset("Accept an update only if its upper KL bound is within the radius.")
     beta: From0 | None = unset("Initial weight of the KL penalty.")
     adapt_beta: Flag | None = unset("Adapt beta so that the KL approaches the radius.")
@@ -112,6 +131,31 @@ class PlanConfig(Section):
             )
             yield Refusal(("plan", "allocate"), message)
 
+        yield from self._idle_keys(self.plan().resample)
+
+    def _idle_keys(self, resample: Resample) -> Iterator[Refusal]:
+        """Keys about reused rollouts in a plan that does not use them so."""
+        needs = {
+            "min_effective_share": resample.reweight,
+            "sampling_cost": resample.reweight,
+            "resample_partially": resample.reweight,
+            "reuse_across_stages": resample.reweight,
+            "control_share": resample.partial,
+        }
+        for name, used in needs.items():
+            if getattr(self, name) and not used:
+                wanted = "resample_partially" if name == "control_share" else "reweight"
+                yield Refusal(("plan", name), f"plan.{name} needs plan.{wanted}: true", at_key=True)
+        if resample.reweight and resample.every == 1:
+            message = "plan.reweight needs rollouts that are reused: set plan.resample_every: 0, or leave it out"
+            yield Refusal(("plan", "reweight" if self.reweight else "resample_every"), message, at_key=True)
+        if resample.partial and resample.across_stages:
+            message = (
+                "plan.reuse_across_stages and plan.resample_partially exclude each other: what is kept of a message is "
+                "known for one update of its agent only; leave one of them out"
+            )
+            yield Refusal(("plan", "resample_partially"), message, at_key=True)
+
     def plan(self) -> Plan:
         """The preset with what this section changes."""
         preset = PRESETS[self.preset]
@@ -128,7 +172,16 @@ class PlanConfig(Section):
             radii=_changed(
                 preset.radii, nats=nats, per_token=per_token, adapt=self.adapt_radius, allocation=self.allocate
             ),
-            resample=_changed(preset.resample, every=self.resample_every, importance_weighted=self.importance_weighted),
+            resample=_changed(
+                preset.resample,
+                every=self.resample_every,
+                reweight=self.reweight,
+                min_effective_share=self.min_effective_share,
+                sampling_cost=self.sampling_cost,
+                partial=self.resample_partially,
+                control=self.control_share,
+                across_stages=self.reuse_across_stages,
+            ),
             region=_changed(preset.region, gate=self.gate, beta=self.beta, adapt_beta=self.adapt_beta),
             objective=_changed(
                 preset.objective,
@@ -163,7 +216,12 @@ def plan_keys(plan: Plan) -> dict[str, Any]:
         "reference_kl": plan.objective.reference_kl,
         "order": plan.order.kind,
         "resample_every": plan.resample.every,
-        "importance_weighted": plan.resample.importance_weighted,
+        "reweight": plan.resample.reweight,
+        "min_effective_share": plan.resample.min_effective_share,
+        "sampling_cost": plan.resample.sampling_cost,
+        "resample_partially": plan.resample.partial,
+        "control_share": plan.resample.control,
+        "reuse_across_stages": plan.resample.across_stages,
         "gate": plan.region.gate,
         "beta": plan.region.beta,
         "adapt_beta": plan.region.adapt_beta,

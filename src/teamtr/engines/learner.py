@@ -32,7 +32,8 @@ from teamtr.ports import Snapshot
 from teamtr.theory.kl import kl_k3, per_message_sum
 from teamtr.theory.objective import Objective
 from teamtr.theory.surrogate import clipped_surrogate, reference_kl, surrogate_denominator
-from teamtr.types import AgentBatch, Divergence, Floats, Ids, StepStats, TokenShift
+from teamtr.theory.verification import chance_so_far, kept_tokens
+from teamtr.types import AgentBatch, Divergence, Floats, Ids, StepStats, TokenShift, Verified
 
 Result = TypeVar("Result")
 
@@ -329,6 +330,41 @@ class PolicyLearner:
         return [torch.cat([pieces[k][axis] for k in back]).double().cpu().numpy() for axis in range(3)]
 
     @torch.no_grad()
+    def verify(self, noise_N: Floats, noise_M: Floats) -> Verified:
+        reference = self._require()
+        return self._fitting(lambda: self._verify(reference, noise_N, noise_M))
+
+    def _verify(self, reference: Reference, noise_N: Floats, noise_M: Floats) -> Verified:
+        batch = reference.batch
+        noise = np.split(noise_N, np.cumsum(batch.lengths_M)[:-1])
+        kept_M, next_M = np.zeros(len(batch), dtype=np.int64), np.full(len(batch), -1, dtype=np.int64)
+        for rows in self._micro_batches(batch, np.arange(len(batch))):
+            part = batch.rows(rows)
+            lengths = part.lengths_M.tolist()
+            with self.policy.computing():
+                new_NH, head = self._features(part), self.policy.head()
+                cur_NH = torch.cat([reference.features[i] for i in rows])
+                ids_N = _packed_ids(part, new_NH.device)
+                logp_N = torch.cat([token_logp(head(h), t) for h, t in self._chunks(head, new_NH, ids_N)])
+                ratio_N = (logp_N - torch.cat([reference.logp[i] for i in rows])).double().cpu().numpy()
+                chances = [chance_so_far(ratio) for ratio in np.split(ratio_N, np.cumsum(lengths)[:-1])]
+                chance_N = send(np.concatenate([chance[:-1] for chance in chances]), new_NH.device)
+                draw_N = send(np.repeat(noise_M[rows], lengths), new_NH.device)
+                pieces = [
+                    _rest(head(new), reference.head(cur), chance, draw)
+                    for new, cur, chance, draw in self._chunks(head, new_NH, cur_NH, chance_N, draw_N)
+                ]
+            rest_N, token_N = (torch.cat(x).cpu().numpy() for x in zip(*pieces, strict=True))
+            cuts = np.cumsum(lengths)[:-1]
+            for row, chance, rest, tokens in zip(
+                rows, chances, np.split(rest_N.astype(np.float64), cuts), np.split(token_N, cuts), strict=True
+            ):
+                kept_M[row] = kept_tokens(chance, rest, noise[row])
+                if kept_M[row] < len(rest):
+                    next_M[row] = tokens[kept_M[row]]
+        return Verified(kept_M, next_M)
+
+    @torch.no_grad()
     def token_shift(self) -> TokenShift:
         reference = self._require()
         sums: Tensor | None = None
@@ -467,6 +503,19 @@ def _shift_sums(logits_cur_NV: Tensor, logits_new_NV: Tensor) -> Tensor:
     flips = (new_NV.argmax(-1) != place_NR[:, 0]).sum()[None]
     by_rank = [torch.cat([before_NR, rest[0]], -1), torch.cat([after_NR, rest[1]], -1), moved_NR]
     return torch.cat([*(x.double().sum(0) for x in by_rank), flips.double()])
+
+
+def _rest(logits_new_NV: Tensor, logits_cur_NV: Tensor, chance_N: Tensor, draw_N: Tensor) -> tuple[Tensor, Tensor]:
+    """What the new policy says too seldom at each position, in all, and a token drawn from it; see
+    ``theory.verification``."""
+    chance_N1 = chance_N[:, None].to(logits_new_NV.dtype)
+    rest_NV = (chance_N1 * logits_new_NV.softmax(-1) - logits_cur_NV.softmax(-1)).clamp(min=0.0)
+    total_N = rest_NV.sum(-1)
+    below_NV = rest_NV.cumsum(-1)
+    wanted_N1 = (draw_N.to(below_NV.dtype) * below_NV[:, -1])[:, None]
+    token_N = torch.searchsorted(below_NV, wanted_N1, right=True).squeeze(-1)
+    beyond_N = token_N >= rest_NV.shape[-1]  # rounding: the last sum was not above what was wanted
+    return total_N, torch.where(beyond_N, rest_NV.argmax(-1), token_N)
 
 
 def _packed_ids(batch: AgentBatch, device: torch.device) -> Tensor:

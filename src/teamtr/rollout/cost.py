@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -42,6 +43,19 @@ class Account:
     @property
     def sampled_tokens(self) -> int:
         return sum(phases.get("sampled", 0) for phases in self.tokens.values())
+
+    def sampling_cost(self) -> float | None:
+        """Seconds per sampled token over seconds of updates per token trained on, to the nearest power of two; None
+        before both were done."""
+        updating = ("score", "train", "gate")
+        sampling = [(p.get("sample", 0.0), self.tokens.get(name, {})) for name, p in self.seconds.items()]
+        sampled = sum(tokens.get("sampled", 0) for _, tokens in sampling)
+        trained = sum(tokens.get("trained", 0) for _, tokens in sampling)
+        seconds = sum(spent for spent, _ in sampling)
+        learning = sum(phases.get(phase, 0.0) for phases in self.seconds.values() for phase in updating)
+        if not sampled or not trained or not seconds > 0.0 or not learning > 0.0:
+            return None
+        return 2.0 ** round(math.log2(seconds / sampled / (learning / trained)))
 
     @staticmethod
     def _add(table: dict[str, dict[str, Any]], agent: str, phase: str, amount: float) -> None:

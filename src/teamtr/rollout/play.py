@@ -12,14 +12,29 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from teamtr.chat import render
 from teamtr.chat.transcript import YOU, is_label
 from teamtr.errors import UserError
 from teamtr.ports import Codec, Environment, Sampler, Task
 from teamtr.randomness import seed_of, uniforms
-from teamtr.team import Router, Team, Upcoming, team_answer, visible
+from teamtr.team import Agent, Router, Team, Upcoming, team_answer, visible
 from teamtr.team.router import next_turn, opens_round
-from teamtr.types import Episode, Problem, Reply, RolloutBatch, Situation, Turn, Verdict, conversation
+from teamtr.types import (
+    Episode,
+    Finish,
+    Ids,
+    Problem,
+    Reply,
+    RolloutBatch,
+    Sample,
+    Situation,
+    Turn,
+    Verdict,
+    conversation,
+)
 
 
 @dataclass
@@ -60,14 +75,46 @@ class StaleWeights(RuntimeError):
     """The engine's weights are not those that the team names."""
 
 
+@dataclass(frozen=True)
+class Draft:
+    """An episode of an older team, to be kept as far as the present one might have said it: ``kept`` and ``next`` of
+    each turn as in ``Carried``."""
+
+    episode: Episode
+    kept: Sequence[int]
+    next: Sequence[int]
+
+
 @dataclass
 class EpisodeState:
     """An episode while it is played; ``acts`` and ``replies`` as in ``Situation``."""
 
     problem: Problem
+    draft: Draft | None = None
     turns: list[Turn] = field(default_factory=list)
     acts: list[str] = field(default_factory=list)
     replies: list[Reply] = field(default_factory=list)
+
+    @property
+    def as_drafted(self) -> bool:
+        """Whether all that was said so far is what the draft says."""
+        if self.draft is None:
+            return False
+        drafted = self.draft.episode.turns
+        return len(self.turns) <= len(drafted) and all(
+            ours.text == theirs.text for ours, theirs in zip(self.turns, drafted, strict=False)
+        )
+
+    def drafted_turn(self, agent: str, prompt: Ids) -> tuple[Turn, int, int] | None:
+        """What the draft says here, how many of its tokens stay (-1: all) and which one follows them; None where
+        somebody else speaks in it, or reads something else. A message is drawn in its context alone, so that it may
+        stay where that is the same, whatever was changed before."""
+        if self.draft is None or len(self.turns) >= len(self.draft.episode.turns):
+            return None
+        place = len(self.turns)
+        turn = self.draft.episode.turns[place]
+        same = turn.agent == agent and np.array_equal(turn.context_ids, prompt)
+        return (turn, self.draft.kept[place], self.draft.next[place]) if same else None
 
     @property
     def ended(self) -> bool:
@@ -86,8 +133,25 @@ def play(
     ledger: Ledger | None = None,
 ) -> RolloutBatch:
     """G episodes of each problem under this team, graded. ``seed`` names the batch; turns derive theirs from it."""
-    ledger = ledger or Ledger()
     states = [EpisodeState(problem) for problem in problems for _ in range(group_size)]
+    return play_out(
+        context, team, problems, group_size, states, seed=seed, temperature=temperature, ledger=ledger or Ledger()
+    )
+
+
+def play_out(
+    context: RolloutContext,
+    team: Team,
+    problems: Sequence[Problem],
+    group_size: int,
+    states: Sequence[EpisodeState],
+    *,
+    seed: int,
+    temperature: float | None,
+    ledger: Ledger,
+    end_ids: Mapping[str, frozenset[int]] | None = None,
+) -> RolloutBatch:
+    """These episodes to their end, graded. ``end_ids`` by agent: what ends a message, where there are drafts."""
     environment = context.task.environment
     tick = 0
     while True:
@@ -97,20 +161,34 @@ def play(
         if not speaking:
             break
         for name, turns in speaking.items():
-            _speak(context, team, name, turns, seed_of(seed, "turn", tick, name), temperature, ledger)
+            ends = frozenset() if end_ids is None else end_ids[name]
+            _speak(context, team, name, turns, seed_of(seed, "turn", tick, name), temperature, ledger, ends)
         tick += 1
     answers = [_said(context, state.turns) for state in states]
-    started = time.perf_counter()
-    verdicts = context.task.grade(
-        [(state.problem, answer, [t.text for t in state.turns]) for state, answer in zip(states, answers, strict=True)]
-    )
-    ledger.grading_seconds += time.perf_counter() - started
-    ledger.episodes += len(states)
+    verdicts = _verdicts(context, states, answers, ledger)
     return RolloutBatch(
         problems=tuple(problems),
         episodes=_episodes(states, answers, verdicts, group_size, team.version),
         group_size=group_size,
     )
+
+
+def _verdicts(
+    context: RolloutContext, states: Sequence[EpisodeState], answers: Sequence[str], ledger: Ledger
+) -> list[Verdict]:
+    """The grader's, of all episodes that are not word for word what their draft was."""
+    started = time.perf_counter()
+    known = {
+        e: state.draft.episode.verdict
+        for e, state in enumerate(states)
+        if state.draft is not None and state.as_drafted and len(state.turns) == len(state.draft.episode.turns)
+    }
+    new = [e for e in range(len(states)) if e not in known]
+    graded = context.task.grade([(states[e].problem, answers[e], [t.text for t in states[e].turns]) for e in new])
+    ledger.grading_seconds += time.perf_counter() - started
+    ledger.episodes += len(new)
+    known.update(zip(new, graded, strict=True))
+    return [known[e] for e in range(len(states))]
 
 
 def _said(context: RolloutContext, turns: Sequence[Turn]) -> str:
@@ -141,11 +219,17 @@ def _step_environment(
     for state in asked:
         if state.turns:
             state.acts.append(_act(context, state.turns))
+    new = []
+    for state in asked:
+        if state.draft is not None and state.as_drafted and len(state.replies) < len(state.draft.episode.replies):
+            state.replies.append(state.draft.episode.replies[len(state.replies)])
+        else:
+            new.append(state)
     situations = [
         Situation(state.problem, tuple(state.acts), tuple(state.replies), context.router.rounds - 1 - len(state.acts))
-        for state in asked
+        for state in new
     ]
-    for state, reply in zip(asked, environment.reply(situations, seed=seed), strict=True):
+    for state, reply in zip(new, environment.reply(situations, seed=seed) if new else (), strict=True):
         for message in reply.messages:
             _check_author(environment, team, state.problem, message.author)
         state.replies.append(reply)
@@ -198,8 +282,9 @@ def _speak(
     seed: int,
     temperature: float | None,
     ledger: Ledger,
+    ends: frozenset[int],
 ) -> None:
-    """One turn of one agent in all these episodes."""
+    """One turn of one agent in all these episodes; what a draft says of it stays as far as it may."""
     agent, codec = team[name], context.codecs[name]
     started = time.perf_counter()
     prompts = [
@@ -215,31 +300,74 @@ def _speak(
         )
         for state, round in turns
     ]
+    begun = [
+        _begun(state.drafted_turn(name, prompt), agent, ends) for (state, _), prompt in zip(turns, prompts, strict=True)
+    ]
     noise_BT = uniforms(seed, len(prompts), agent.max_tokens)
-    samples = context.sampler.sample(agent.name, prompts, noise_BT, temperature=temperature)
+    open_rows = [row for row, beginning in enumerate(begun) if beginning.finish is None]
+    samples: list[Sample] = []
+    if open_rows:
+        asked = [np.concatenate([prompts[row], begun[row].token_ids]) for row in open_rows]
+        samples = context.sampler.sample(agent.name, asked, noise_BT[open_rows], temperature=temperature)
     if other := {sample.version for sample in samples} - {agent.version}:
         raise StaleWeights(
             f"agent {agent.name!r} wrote with weights {min(other)[:8]}, but the team says {agent.version[:8]}"
         )
-    for (state, round), prompt, sample in zip(turns, prompts, samples, strict=True):
+    said = dict(enumerate(begun))
+    said.update((row, begun[row].followed_by(sample, agent)) for row, sample in zip(open_rows, samples, strict=True))
+    for row, ((state, round), prompt) in enumerate(zip(turns, prompts, strict=True)):
+        whole = said[row]
+        assert whole.finish is not None
         state.turns.append(
             Turn(
                 agent=agent.name,
                 round=round,
                 context_ids=prompt,
-                token_ids=sample.token_ids,
-                sampler_logprobs=sample.logprobs,
-                finish=sample.finish,
-                agent_version=sample.version,
-                text=codec.decode(sample.token_ids),
+                token_ids=whole.token_ids,
+                sampler_logprobs=whole.logprobs,
+                finish=whole.finish,
+                agent_version=agent.version,
+                text=codec.decode(whole.token_ids),
             )
         )
     ledger.add(
         agent.name,
-        sum(map(len, prompts)),
+        sum(len(prompts[row]) for row in open_rows),
         sum(len(s.token_ids) for s in samples),
         time.perf_counter() - started,
     )
+
+
+@dataclass(frozen=True)
+class _Beginning:
+    """What stands of a message before anything is sampled; with a ``finish`` it is the whole of it."""
+
+    token_ids: Ids
+    logprobs: NDArray[np.float32]
+    finish: Finish | None = None
+
+    def followed_by(self, sample: Sample, agent: Agent) -> _Beginning:
+        """With what was sampled after it, as far as the agent may speak."""
+        room = agent.max_tokens - len(self.token_ids)
+        cut = len(sample.token_ids) > room
+        return _Beginning(
+            np.concatenate([self.token_ids, sample.token_ids[:room]]),
+            np.concatenate([self.logprobs, sample.logprobs[:room]]),
+            "length" if cut else sample.finish,
+        )
+
+
+def _begun(drafted: tuple[Turn, int, int] | None, agent: Agent, ends: frozenset[int]) -> _Beginning:
+    if drafted is None:
+        return _Beginning(np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.float32))
+    turn, kept, following = drafted
+    if kept < 0 or kept == len(turn.token_ids):
+        return _Beginning(turn.token_ids, turn.sampler_logprobs, turn.finish)
+    # The sampler never said the token that follows: it has no log-probability of it.
+    token_ids = np.append(turn.token_ids[:kept], np.int32(following))
+    logprobs = np.append(turn.sampler_logprobs[:kept], np.float32(np.nan))
+    finish: Finish | None = "stop" if following in ends else "length" if len(token_ids) == agent.max_tokens else None
+    return _Beginning(token_ids, logprobs, finish)
 
 
 def _episodes(

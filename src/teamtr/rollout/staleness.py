@@ -19,10 +19,16 @@ def stale_agents(batch: RolloutBatch, team: Team) -> tuple[str, ...]:
 
 
 def require_fresh(batch: RolloutBatch, team: Team, plan: Plan) -> None:
-    """Raise unless the present team wrote every turn of the batch, or the plan says that it may be stale."""
+    """Raise unless the present team wrote every turn of the batch, or the plan says that it may be stale; a plan that
+    reweights must know the weights that lead to the present team."""
     stale = stale_agents(batch, team)
     if stale and not plan.resample.may_be_stale:
         raise StaleBatch(
             f"the batch holds turns that older weights of {', '.join(stale)} wrote; "
             "collect it anew, or choose a plan that allows staleness (resample_every other than 1)"
+        )
+    if stale and plan.resample.reweight and (batch.carried is None or batch.carried.team_version != team.version):
+        raise StaleBatch(
+            f"the batch holds turns that older weights of {', '.join(stale)} wrote, and its weights do not lead to the "
+            "present team: collect it anew"
         )

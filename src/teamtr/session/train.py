@@ -10,6 +10,7 @@ that is killed at any moment and started again ends with the same bits on a CPU,
 
 from __future__ import annotations
 
+import math
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,9 +29,12 @@ from teamtr.records import (
     AnyRecord,
     EvalRecord,
     FinishedRecord,
+    MeasuredBias,
     MeasuredGain,
+    PartlyRedrawn,
     Redrawn,
     ResumeRecord,
+    RolloutChoice,
     StageMemory,
     StageRecord,
     StartRecord,
@@ -43,6 +47,7 @@ from teamtr.records import (
 from teamtr.reports import UpdateReport
 from teamtr.rollout import Ledger, collect, play, punishments_PG, trained_returns_PG
 from teamtr.rollout.cost import Account
+from teamtr.rollout.redraw import redraw
 from teamtr.session.build import AS_WRITTEN, Parts, Session, build
 from teamtr.session.checks import doubts, measure_floors, require_visible, self_test
 from teamtr.session.history import History
@@ -66,9 +71,10 @@ from teamtr.training.algorithm import Slot, Step, run_stage, schedule
 from teamtr.training.batch import TrainingBatch
 from teamtr.training.probe import Rollouts, log_ratios, stale_probe, token_shift
 from teamtr.training.radii import shared_radii
+from teamtr.training.reuse import still_worth
 from teamtr.training.stage import stage_report
 from teamtr.training.update import CertificateInputs, Update, update_agent
-from teamtr.types import Problem, RolloutBatch
+from teamtr.types import AgentBatch, Problem, RolloutBatch
 
 Record = dict[str, Any]
 """A record as it is logged and yielded."""
@@ -131,6 +137,7 @@ class _Driver:
         self.history = History()
         self.measured: MeasuredGain | None = None
         self.redrawn: Redrawn | None = None
+        self.partly: PartlyRedrawn | None = None
         self.probed: Record | None = None
         self.memory: Record | None = None
 
@@ -150,7 +157,8 @@ class _Driver:
                     yield encode_record(StoppedRecord(**self._where()))
                     return
             yield from self._close_stage()
-            self.position = Position(number=self.position.number, stage=self.position.stage + 1)
+            self._settle_sampling_cost()
+            self.position = self.position.next_stage()
         yield from self._evaluate_if_due(last=True)
         yield encode_record(FinishedRecord(**self._where(), tokens=self.account.sampled_tokens))
 
@@ -167,28 +175,21 @@ class _Driver:
         if self._probing and self.position.done == 0:
             self.run.write_episodes(probe_name(stage), self._rollouts_for_probes("start"))
 
-        def gather(team: Team, step: int) -> RolloutBatch:
+        def gather(team: Team, step: int, worn: RolloutBatch | None) -> RolloutBatch:
             ledger = Ledger()
-            collected = collect(
-                self.session.context,
-                team,
-                problems,
-                plan.group_size,
-                seed=lambda r: seed_of(self.seed, "rollout", stage, step, r),
-                reserve=others if plan.dynamic_sampling.on else (),
-                limit=plan.dynamic_sampling.limit,
-                ledger=ledger,
-            )
-            batch = collected.batch
-            redrawn = Redrawn(collected.rounds, collected.without_signal, collected.ended)
-            self.redrawn = redrawn if plan.dynamic_sampling.on else None
+            if worn is None:
+                batch = self._sample(team, step, problems, others, ledger)
+            else:
+                batch = self._redraw(team, step, worn, ledger)
             self.account.sampled(ledger)
             self._measure(batch)
             name = batch_name(stage, step)
-            if self.session.team_file.store.episodes or plan.reuses_rollouts:
-                self.run.write_episodes(name, batch)
-                self.position = replace(self.position, batch=name)
-            return batch
+            if not self.session.team_file.store.episodes and not plan.reuses_rollouts:
+                return batch
+            self.run.write_episodes(name, batch)
+            again, past = self._drawn_again(problems, team) if step == 0 else (None, None)
+            self.position = replace(self.position, batch=name, reused=None, past=past)
+            return batch if again is None else batch.joined(again)
 
         yield from run_stage(
             self.team,
@@ -198,7 +199,80 @@ class _Driver:
             slots,
             done=self.position.done,
             batch=held,
+            price=self._price,
         )
+
+    def _sample(
+        self, team: Team, step: int, problems: Sequence[Problem], others: Sequence[Problem], ledger: Ledger
+    ) -> RolloutBatch:
+        """All of a batch new."""
+        sampling, stage = self.session.plan.dynamic_sampling, self.position.stage
+        collected = collect(
+            self.session.context,
+            team,
+            problems,
+            self.session.plan.group_size,
+            seed=lambda r: seed_of(self.seed, "rollout", stage, step, r),
+            reserve=others if sampling.on else (),
+            limit=sampling.limit,
+            ledger=ledger,
+        )
+        redrawn = Redrawn(collected.rounds, collected.without_signal, collected.ended)
+        self.redrawn = redrawn if sampling.on else None
+        return collected.batch
+
+    def _drawn_again(
+        self, problems: Sequence[Problem], team: Team
+    ) -> tuple[RolloutBatch | None, Mapping[str, Any] | None]:
+        """Episodes of the last stage that this one learns from once more, and where they stand."""
+        resample, last = self.session.plan.resample, self.position.held(self._read_batch)
+        if not resample.across_stages or last is None or last.carried is None:
+            return None, None
+        drawn = {problem.id for problem in problems}
+        numbers = [
+            p for p, problem in enumerate(last.problems[: len(last.problems) - last.past]) if problem.id in drawn
+        ]
+        again = still_worth(last, numbers, resample.min_effective_share)
+        if again is None:
+            return None, None
+        return again, {"batch": self.position.batch, "problems": numbers}
+
+    def _read_batch(self, name: str) -> RolloutBatch:
+        return read_episodes(self.run.episodes / name)
+
+    def _redraw(self, team: Team, step: int, worn: RolloutBatch, ledger: Ledger) -> RolloutBatch:
+        """As much of a batch kept as the present team might have said itself."""
+        stage, engine = self.position.stage, self.session.engine
+        count = math.ceil(self.session.plan.resample.control * len(worn.problems))
+        rng = generator(self.seed, "control", stage, step)
+        found = redraw(
+            self.session.context,
+            team,
+            worn,
+            seed=seed_of(self.seed, "rollout", stage, step, 0),
+            end_ids={name: engine.info(name).end_ids for name in team.names},
+            control_P=np.isin(np.arange(len(worn.problems)), rng.permutation(len(worn.problems))[:count]),
+            ledger=ledger,
+        )
+        bias = None if found.bias is None else MeasuredBias(found.bias.estimate, found.bias.lower, found.bias.upper)
+        self.partly = PartlyRedrawn(found.kept, bias)
+        return found.batch
+
+    def _price(self, batch: RolloutBatch, own: AgentBatch) -> float | None:
+        """What sampling such a batch again costs, in units of an update of the agent with these messages."""
+        cost = self.session.plan.resample.sampling_cost
+        cost = self.position.sampling_cost if cost == "measured" else cost
+        read = sum(len(prompt) + len(message) for prompt, message in zip(own.prompts, own.messages, strict=True))
+        if cost is None or read == 0:
+            return None
+        said = sum(len(turn.token_ids) for episode in batch.present for turn in episode.turns)
+        return cost * said / (self.session.optimization.epochs * read)
+
+    def _settle_sampling_cost(self) -> None:
+        """Once, after the first stage that sampled and trained: the nearest power of two, so that a machine's moods do
+        not decide. It is part of every later commit."""
+        if self.session.plan.resample.sampling_cost == "measured" and self.position.sampling_cost is None:
+            self.position = replace(self.position, sampling_cost=self.account.sampling_cost())
 
     def _share_out_radii(self, past: Mapping[str, UpdateReport]) -> None:
         """This stage's radii, from what each agent's last update gained; as they are where one has none yet."""
@@ -214,14 +288,9 @@ class _Driver:
     def _held_batch(self, slots: Sequence[Slot]) -> RolloutBatch | None:
         """The batch that an interrupted stage goes on with; None when its next update samples anew."""
         position = self.position
-        if position.batch is None or position.done >= len(slots):
+        if not 0 < position.done < len(slots) or not self.session.plan.reuses_rollouts:
             return None
-        upcoming = slots[position.done]
-        if upcoming.opens and self.session.plan.resample.due(upcoming.step):
-            return None
-        held = read_episodes(self.run.episodes / position.batch)
-        weights = position.log_weights
-        return held if weights is None else replace(held, log_weights_E=np.array(weights))
+        return position.held(self._read_batch)
 
     def _teach(self, agent: str, data: TrainingBatch) -> Update:
         plan, router = self.session.plan, self.session.context.router
@@ -342,14 +411,8 @@ class _Driver:
     def _commit(self, step: Step) -> Record:
         self.team = step.team
         self.states[step.report.agent] = step.update.state
-        weights = step.batch.log_weights_E
-        self.position = replace(
-            self.position,
-            number=self.position.number + 1,
-            done=step.index + 1,
-            log_weights=None if weights is None else weights.tolist(),
-        )
-        rewards = np.array([e.reward for e in step.batch.episodes])
+        self.position = replace(self.position.holding(step.batch), number=self.position.number + 1, done=step.index + 1)
+        rewards = np.array([e.reward for e in step.batch.present])
         exact_before, self.exact = self.exact, exact_success(self.session, self.team)
         record = UpdateRecord(
             update=self.position.number,
@@ -359,9 +422,10 @@ class _Driver:
             reward=float(rewards[np.isfinite(rewards)].mean()) if np.isfinite(rewards).any() else float("nan"),
             punishment=self._mean_punishment(step.batch),
             dynamic_sampling=self.redrawn,
+            rollouts=RolloutChoice(**asdict(step.choice), cut=step.cut, partly=self.partly),
             grader_failures=dict(self.session.task.failures),
             protocol_breaches=self.session.breaches(),
-            success=float(np.mean([e.verdict.right for e in step.batch.episodes])),
+            success=float(np.mean([e.verdict.right for e in step.batch.present])),
             exact_success=None if self.exact is None else (exact_before, self.exact),
             measured_before=self.measured,
             probe=self.probed,
@@ -370,7 +434,7 @@ class _Driver:
             time=time.time(),
         )
         self._save(record, updated=step.report.agent)
-        self.measured = self.redrawn = None
+        self.measured = self.redrawn = self.partly = None
         return self._log(record)
 
     def _log(self, record: AnyRecord) -> Record:

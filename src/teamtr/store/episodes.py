@@ -45,13 +45,11 @@ def probe_name(stage: int) -> str:
 
 def write_episodes(path: Path, batch: RolloutBatch) -> None:
     """Write the batch atomically."""
-    weights = batch.log_weights_E
     header = {
         "kind": KIND,
         "format": FORMAT,
         "group_size": batch.group_size,
         "problems": [_problem_to_json(problem) for problem in batch.problems],
-        "log_weights": None if weights is None else _checked(weights, np.float64, "log_weights_E"),
     }
     lines = [encode(header, "batch", sort_keys=True)]
     for e, episode in enumerate(batch.episodes):
@@ -69,12 +67,10 @@ def read_episodes(path: Path) -> RolloutBatch:
             raise ValueError(f"its kind is {header['kind']!r:.80}")
         if header["format"] != FORMAT:
             raise StoreError(f"{path} has format {header['format']!r:.80}, this version reads {FORMAT}: update teamtr")
-        weights = header["log_weights"]
         return RolloutBatch(
             problems=tuple(_problem_from_json(problem) for problem in header["problems"]),
             episodes=tuple(_episode_from_json(decode(line)) for line in lines),
             group_size=_whole(header["group_size"]),
-            log_weights_E=None if weights is None else _array(weights, np.float64),
         )
     except FileNotFoundError as error:
         raise StoreError(f"there is no episode file {path}: check the stage and step in its name") from error

@@ -145,7 +145,8 @@ def bootstrap_upper(
 ) -> float:
     """Upper bound of the mean value per message; the value is a KL, or a gain with its sign turned.
 
-    ``weights_M``: importance weights, for messages that another team wrote; the mean is then sum(w v) / sum(w).
+    ``weights_M``: importance weights, for messages that another team wrote; the mean is then sum(w v) / sum(w), and the
+    bound that of the effective number of problems.
 
     Messages of one problem resemble each other, so whole problems are drawn with replacement, and each draw's mean
     is the ratio of its sums (problems may hold different numbers of messages). The bound is a quantile of the draws
@@ -184,19 +185,22 @@ def bootstrap_upper(
     with np.errstate(invalid="ignore"):  # a draw of problems whose weights are all 0 says nothing
         means_D = (times_drawn_DP @ sums_P) / (times_drawn_DP @ counts_P)
     means_D = np.where(np.isfinite(means_D), means_D, np.inf)
-    level = corrected_level(confidence, means_D, mean, sums_P - mean * counts_P)
+    effective = problems if weights_M is None else max(2, int(counts_P.sum() ** 2 / (counts_P**2).sum()))
+    level = corrected_level(confidence, means_D, mean, sums_P - mean * counts_P, effective)
     return max(mean, float(np.quantile(means_D, level, method="higher")))
 
 
-def corrected_level(confidence: float, means_D: Floats, mean: float, influence_P: Floats) -> float:
+def corrected_level(
+    confidence: float, means_D: Floats, mean: float, influence_P: Floats, problems: int | None = None
+) -> float:
     """The quantile of the draws to take for an upper bound of this confidence (bias-corrected, accelerated, expanded).
 
     - Expanded: the deviation of P problems is estimated from them and, by resampling, sqrt((P-1)/P) too small; the
-      normal deviate becomes Student's, times sqrt(P/(P-1)).
+      normal deviate becomes Student's, times sqrt(P/(P-1)). Weighed problems count as the effective number of them.
     - Bias-corrected: by the share of draws below the mean.
     - Accelerated: the deviation grows with the mean where the influence of problems on it is skewed.
     """
-    problems = len(influence_P)
+    problems = problems or len(influence_P)
     deviate = math.sqrt(problems / (problems - 1)) * student_quantile(confidence, problems - 1)
     near = np.isclose(means_D, mean, rtol=1e-12, atol=0.0)
     below = float(np.where(near, 0.5, means_D < mean).mean())

@@ -1,13 +1,45 @@
-"""Trajectory importance weights, app:exp:isdeg: what it would take to reuse rollouts of an older team."""
+"""Importance weights of episodes that an older team wrote, app:exp:isdeg: how to weigh by them, and what is left.
+
+An episode weighs as much as the present team is likelier to say it: the product, over its messages, of the speaker's
+new probability to its old one. Which part of the product a quantity needs is what ``RolloutBatch`` offers:
+
+- a return, and so an advantage and a surrogate, needs all of it: the messages before decide in which context an agent
+  spoke, those after it what came of it;
+- a KL needs the messages before it alone: what comes later does not change it, and would only add noise.
+
+Beside these, the paper's literature knows "per-decision" weights, the past for the baseline and all for the return.
+They are unbiased too and vary more wherever the baseline is good (tests/statistical/test_weights.py).
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from teamtr.types import Floats
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Weights of mean one. ``cut`` is the share of the total that truncation took: the weighted mean of any quantity
+    with values in an interval moves by at most ``cut`` times its length."""
+
+    values_E: Floats
+    cut: float
+
+
+def truncated_weights(log_weights_E: Floats) -> Weights:
+    """Self-normalized weights, none above sqrt(E) times the mean of them all.
+
+    That bound grows with the number of episodes, so that the bias vanishes while the variance stays finite (Ionides,
+    Truncated importance sampling, 2008).
+    """
+    plain_E = normalized_weights(log_weights_E)
+    bounded_E = np.minimum(plain_E, math.sqrt(len(plain_E)))
+    return Weights(np.asarray(bounded_E / bounded_E.mean()), float(max(0.0, 1.0 - bounded_E.mean())))
 
 
 def normalized_weights(log_weights_E: Floats) -> Floats:
@@ -16,10 +48,27 @@ def normalized_weights(log_weights_E: Floats) -> Floats:
     return np.asarray(shifted_E / shifted_E.mean())
 
 
-def effective_sample_share(log_weights_E: Floats) -> float:
-    """ESS / B = (sum w)^2 / (B sum w^2), one when all weights are equal, 1/B when one episode carries all."""
-    weights_E = normalized_weights(log_weights_E)
+def effective_sample_share(log_weights_E: Floats, counted_E: NDArray[np.bool_] | None = None) -> float:
+    """ESS / B = (sum w)^2 / (B sum w^2), one when all weights are equal, 1/B when one episode carries all; of the
+    episodes that are counted, and 1 where none is."""
+    logs_E = log_weights_E if counted_E is None else log_weights_E[counted_E]
+    if len(logs_E) == 0:
+        return 1.0
+    weights_E = normalized_weights(logs_E)
     return float(weights_E.sum() ** 2 / (len(weights_E) * (weights_E**2).sum()))
+
+
+def share_worth_keeping(price: float) -> float:
+    """The effective share from which on a batch gains more for its cost than a new one would.
+
+    ``price`` is what sampling a new batch costs, in units of the update that is made from it. The step has a given
+    length (the radius), so what it gains depends on its direction; while noise rules that, a batch that is worth a
+    share s of a fresh one gains at least sqrt(s) as much (the more signal there is, the nearer to 1). Keeping it is the
+    better buy where sqrt(s) / 1 > 1 / (1 + price).
+    """
+    if not price >= 0.0:
+        raise ValueError(f"share_worth_keeping: the price of sampling is at least 0, got {price}")
+    return 1.0 / (1.0 + price) ** 2
 
 
 @dataclass(frozen=True)

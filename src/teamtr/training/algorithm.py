@@ -1,7 +1,8 @@
 """Algorithm 1 of the paper (alg:teamtr), to be read beside it.
 
 The loop knows no engine, no file and no screen. It is handed two functions, ``collect`` (episodes under the team
-as it is now) and ``update`` (one agent's), and yields what happened after every update.
+as it is now) and ``update`` (one agent's), and yields what happened after every update. Where the paper always samples,
+a plan may go on with the episodes that are there, reweighted to the team as it is (``reuse``).
 """
 
 from __future__ import annotations
@@ -13,15 +14,19 @@ import numpy as np
 
 from teamtr.presets import Order, Plan
 from teamtr.reports import UpdateReport
-from teamtr.rollout import require_fresh, trained_returns_PG
+from teamtr.rollout import require_fresh, stale_agents, trained_returns_PG
 from teamtr.team import Team
 from teamtr.theory.allocation import update_order
-from teamtr.theory.weights import normalized_weights
+from teamtr.theory.weights import normalized_weights, truncated_weights
 from teamtr.training.batch import TrainingBatch
+from teamtr.training.reuse import Choice, choose
 from teamtr.training.update import Update
-from teamtr.types import RolloutBatch
+from teamtr.types import AgentBatch, Floats, RolloutBatch
 
-Collect = Callable[[Team, int], RolloutBatch]
+Collect = Callable[[Team, int, RolloutBatch | None], RolloutBatch]
+"""A batch of this team, before this step; of an older one's, as much is kept as may be."""
+Price = Callable[[RolloutBatch, AgentBatch], float | None]
+"""What sampling such a batch costs, in units of the update of an agent with these messages."""
 UpdateAgent = Callable[[str, TrainingBatch], Update]
 
 
@@ -48,12 +53,15 @@ def schedule(
 
 @dataclass(frozen=True)
 class Step:
-    """One update, the intermediate team after it, and the batch it learned from."""
+    """One update, the intermediate team after it, the batch it learned from, and why that one. ``cut`` is the share of
+    the batch's weight that truncation took."""
 
     index: int
     team: Team
     update: Update
     batch: RolloutBatch
+    choice: Choice
+    cut: float = 0.0
 
     @property
     def report(self) -> UpdateReport:
@@ -69,26 +77,47 @@ def run_stage(
     *,
     done: int = 0,
     batch: RolloutBatch | None = None,
+    price: Price = lambda batch, own: None,
 ) -> Iterator[Step]:
     """Every agent once. A stage that was interrupted goes on after ``done`` updates with the ``batch`` it held."""
     for index, slot in enumerate(slots[done:], start=done):  # line 4: in the order of line 2
-        if slot.opens and plan.resample.due(slot.step):
-            batch = collect(team, slot.step)  # line 5: under the intermediate team
+        choice = Choice("reuse", "updated together with the agent before")
+        if slot.opens:
+            choice = _choose(plan, batch, team, slot, price)
+            if choice.action != "reuse":  # line 5: under the intermediate team
+                batch = collect(team, slot.step, batch if choice.action == "redraw" else None)
         assert batch is not None, "a stage that goes on in the middle needs the batch it held"
         if slot.opens:
             require_fresh(batch, team, plan)
         returns_PG = trained_returns_PG(batch, plan, team.limits)  # line 6
-        weights_E = None
-        if plan.resample.importance_weighted and batch.log_weights_E is not None:
-            weights_E = normalized_weights(batch.log_weights_E)
-        weights_PG = None if weights_E is None else weights_E.reshape(returns_PG.shape)
-        advantages = plan.advantage.estimate(returns_PG, weights_PG)
-        fresh = batch.team_version == team.version
-        own = batch.of(slot.agent)
-        data = TrainingBatch(own, advantages, returns_PG, weights_E, fresh, filter_cut=plan.overlong.filter)
+        data, cut = _lesson(batch, slot.agent, plan, team, returns_PG)
         done_update = update(slot.agent, data)  # line 7: until the KL is within the radius
         team = team.replace(slot.agent, done_update.report.version_after)  # line 8
         if plan.resample.may_be_stale:
             assert done_update.log_ratio_M is not None, "a plan that reuses rollouts measures every message"
-            batch = batch.reweighted(data.messages, done_update.log_ratio_M)
-        yield Step(index, team, done_update, batch)
+            batch = batch.after(data.messages, done_update.log_ratio_M, team.version, done_update.verified)
+        yield Step(index, team, done_update, batch, choice, cut)
+
+
+def _choose(plan: Plan, batch: RolloutBatch | None, team: Team, slot: Slot, price: Price) -> Choice:
+    if batch is None:
+        return choose(plan.resample, None, slot.step, None, None)
+    returns_PG = trained_returns_PG(batch, plan, team.limits)
+    return choose(plan.resample, batch, slot.step, returns_PG, price(batch, batch.of(slot.agent)))
+
+
+def _lesson(batch: RolloutBatch, agent: str, plan: Plan, team: Team, returns_PG: Floats) -> tuple[TrainingBatch, float]:
+    """What the agent learns from, weighed as the plan says; and the share of the weights that was cut off."""
+    own = batch.of(agent)
+    weights_E = contexts_M = None
+    cut = 0.0
+    log_weights_E, log_contexts_M = batch.log_weights_E, batch.log_weights_before_M(own)
+    if plan.resample.reweight and log_weights_E is not None and log_contexts_M is not None:
+        weights = truncated_weights(log_weights_E)
+        weights_E, cut = weights.values_E, weights.cut
+        contexts_M = normalized_weights(log_contexts_M) if len(own) else log_contexts_M
+    weights_PG = None if weights_E is None else weights_E.reshape(returns_PG.shape)
+    advantages = plan.advantage.estimate(returns_PG, weights_PG)
+    fresh = not batch.redrawn and not stale_agents(batch, team)
+    overlong = plan.overlong.filter
+    return TrainingBatch(own, advantages, returns_PG, weights_E, contexts_M, fresh, filter_cut=overlong), cut

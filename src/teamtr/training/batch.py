@@ -50,7 +50,10 @@ class Fold:
 class TrainingBatch:
     """What one agent learns from: its messages, and the advantages and weights of the episodes they stand in.
 
-    ``fresh``: the team as it is wrote them. ``holdout_M`` marks messages that are not learnt from, whole problems each.
+    ``weights_E`` are the weights of whole episodes, for what they were worth, and ``contexts_M`` those of what came
+    before each message, for how far it moves; None where the present team wrote them (``theory.weights``). ``fresh``:
+    the team as it is wrote them, and nobody learned from any of them before. ``holdout_M`` marks messages that are not
+    learnt from, whole problems each.
     ``filter_cut``: no step is made from messages that were cut at the token limit (``presets.Overlong``).
     """
 
@@ -58,6 +61,7 @@ class TrainingBatch:
     advantages: Advantages
     returns_PG: Floats
     weights_E: Floats | None = None
+    contexts_M: Floats | None = None
     fresh: bool = True
     holdout_M: NDArray[np.bool_] | None = None
     filter_cut: bool = False
@@ -111,14 +115,10 @@ class TrainingBatch:
         """The messages that the update may look at for what they were worth."""
         return np.ones(len(self.messages), dtype=np.bool_) if self.holdout_M is None else ~self.holdout_M
 
-    @property
-    def weights_M(self) -> Floats | None:
-        """Importance weights of the messages' episodes; None where the present team wrote them."""
-        return None if self.weights_E is None else self.weights_E[self.messages.episode_M]
-
     def mean(self, values_M: Floats, rows: np.ndarray | None = None) -> float:
-        """The mean over messages (those of ``rows``) under the team as it is: weighted where another wrote them."""
-        weights_M = self.weights_M
+        """The mean over messages (those of ``rows``) in the contexts of the team as it is: weighted where another
+        wrote them."""
+        weights_M = self.contexts_M
         if weights_M is None:
             return float(values_M.mean())
         weights_M = weights_M if rows is None else weights_M[rows]

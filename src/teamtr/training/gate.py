@@ -180,7 +180,7 @@ def check_gate(
     upper = bootstrap_upper(
         kl_in_radius_units,
         data.messages.cluster_M[subsample.rows],
-        weights_M=None if data.weights_M is None else data.weights_M[subsample.rows],
+        weights_M=None if data.contexts_M is None else data.contexts_M[subsample.rows],
         confidence=confidence,
         rng=generator(seed, "bootstrap"),
     )

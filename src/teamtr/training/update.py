@@ -40,7 +40,7 @@ from teamtr.theory.objective import Objective
 from teamtr.theory.zeta import zeta_clip, zeta_ratio
 from teamtr.training.batch import Fold, Optimization, TrainingBatch
 from teamtr.training.gate import GateResult, Start, Subsample, gate
-from teamtr.types import AgentBatch, AgentState, Divergence, Floats
+from teamtr.types import AgentBatch, AgentState, Divergence, Floats, Verified
 
 FILL = 0.8
 """The share of the radius that steps aim for; the rest is room for the upper bound."""
@@ -71,12 +71,13 @@ class Update:
     """One update: the report of what was kept, and the state that the agent's next update begins with.
 
     ``log_ratio_M`` is log new(m) - log old(m) of every message of the batch; None where the gate was content with some
-    of them.
+    of them. ``verified`` says how much of each message may stay, where the plan asks for it and the policy moved.
     """
 
     report: UpdateReport
     state: AgentState
     log_ratio_M: Floats | None
+    verified: Verified | None = None
 
 
 def update_agent(
@@ -166,7 +167,11 @@ def update_agent(
         report = replace(report, tokens=tokens, seconds=clock.seconds)
         everything = len(kept.subsample.rows) == len(data.messages)
         log_ratio_M = kept.divergence.log_ratio_M if everything else None
-        return Update(report, _settle(state, kept, plan.radii, radius), log_ratio_M)
+        verified = None
+        if plan.resample.partial and kept.accepted:
+            with clock.phase("gate"):
+                verified = _verify(learner, data.messages, seed)
+        return Update(report, _settle(state, kept, plan.radii, radius), log_ratio_M, verified)
     except BaseException:
         learner.restore(before)
         raise
@@ -375,7 +380,7 @@ def _outcome(
 
 def _distances(kept: GateResult, data: TrainingBatch, gamma: float) -> dict[str, Any]:
     d, rows, batch, episodes = kept.divergence, kept.subsample.rows, data.messages, data.returns_PG.size
-    weights_M = np.ones(len(rows)) if data.weights_M is None else data.weights_M[rows]
+    weights_M = np.ones(len(rows)) if data.contexts_M is None else data.contexts_M[rows]
     discounted = discounted_kl(weights_M * d.full_M, batch.turn_M[rows], batch.episode_M[rows], gamma, episodes)
     return {
         "messages_measured": len(rows),
@@ -388,6 +393,11 @@ def _distances(kept: GateResult, data: TrainingBatch, gamma: float) -> dict[str,
         "kl_reference": None if d.reference_M is None else per_token(d.reference_M, batch.lengths_M[rows], weights_M),
         "surrogate": kept.gain,
     }
+
+
+def _verify(learner: Learner, batch: AgentBatch, seed: int) -> Verified:
+    rng = generator(seed, "verify")
+    return learner.verify(rng.random(int(batch.lengths_M.sum())), rng.random(len(batch)))
 
 
 # -- what it is worth ----------------------------------------------------------------------------------------

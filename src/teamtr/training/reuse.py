@@ -1,0 +1,84 @@
+"""Before an update: are the episodes that are there still good enough, or does it take new ones?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from teamtr.presets import Resample
+from teamtr.theory.weights import effective_sample_share, share_worth_keeping
+from teamtr.types import Floats, RolloutBatch
+
+Action = Literal["sample", "reuse", "redraw"]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Where the episodes of an update come from, and why.
+
+    ``sample``: all of them new. ``reuse``: those that are there. ``redraw``: as much of those as the present team might
+    have said itself, and the rest new. ``share`` is the effective share of those that were there, of the episodes with
+    a signal, ``needed`` what it was compared with; None where the plan does not ask.
+    """
+
+    action: Action
+    reason: str
+    share: float | None = None
+    needed: float | None = None
+
+
+def choose(
+    resample: Resample, batch: RolloutBatch | None, step: int, returns_PG: Floats | None, price: float | None
+) -> Choice:
+    """What the plan does before this step of a stage.
+
+    Args:
+        batch: the episodes that are there.
+        returns_PG: theirs.
+        price: what sampling a new batch costs beside the update; None where it does not matter or is not known yet.
+    """
+    if step == 0:
+        return Choice("sample", "a stage begins")
+    if resample.every and step % resample.every == 0:
+        return Choice("sample", "before every update" if resample.every == 1 else f"before every {resample.every}th")
+    assert batch is not None, "a stage that goes on in the middle needs the batch it held"
+    assert returns_PG is not None, "and its returns"
+    share = effective_share(batch, returns_PG)
+    if not resample.reweight:
+        return Choice("reuse", "the plan samples at the start of a stage", share)
+    needed, why = resample.min_effective_share, "the least that the plan allows"
+    if price is not None and share_worth_keeping(price) > needed:
+        needed, why = share_worth_keeping(price), f"sampling costs {price:.2g} of an update"
+    if share >= needed:
+        return Choice("reuse", f"worth {share:.0%} of new ones", share, needed)
+    action: Action = "redraw" if resample.partial else "sample"
+    return Choice(action, f"worth {share:.0%} of new ones, needed {needed:.0%} ({why})", share, needed)
+
+
+def effective_share(batch: RolloutBatch, returns_PG: Floats) -> float:
+    """What the batch is worth, as a share of one that is sampled anew; of the episodes of groups with different, finite
+    returns: the others teach nothing, whatever they weigh."""
+    log_weights_E = batch.log_weights_E
+    if log_weights_E is None:
+        return 1.0
+    signal_P = np.isfinite(returns_PG).all(axis=1) & (np.ptp(returns_PG, axis=1) > 0.0)
+    share = effective_sample_share(log_weights_E, np.repeat(signal_P, batch.group_size))
+    if not batch.past:
+        return share
+    # Those of an earlier stage come on top of as many as the plan samples.
+    present = int(signal_P[: len(signal_P) - batch.past].sum())
+    return min(1.0, share * int(signal_P.sum()) / present) if present else share
+
+
+def still_worth(batch: RolloutBatch, drawn_again: Sequence[int], needed: float) -> RolloutBatch | None:
+    """What a new stage may learn from once more: of an earlier stage's own episodes those of problems that are drawn
+    again, if they are worth this share of as many new ones."""
+    own = [p for p in drawn_again if p < len(batch.problems) - batch.past]
+    if not own or batch.carried is None:
+        return None
+    part = batch.of_problems(own)
+    assert part.log_weights_E is not None
+    return part if effective_sample_share(part.log_weights_E) >= needed else None
