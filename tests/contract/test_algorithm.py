@@ -15,7 +15,7 @@ from teamtr.randomness import generator, seed_of
 from teamtr.rollout import StaleBatch, StaleWeights, play, stale_agents
 from teamtr.theory.estimators import GroupAdvantage
 from teamtr.theory.intervals import bootstrap_upper
-from teamtr.theory.weights import effective_sample_share, normalized_weights
+from teamtr.theory.weights import effective_sample_share, normalized_weights, truncated_weights
 from teamtr.training.algorithm import run_stage, schedule
 
 
@@ -55,10 +55,11 @@ def test_every_preset_runs(name):
 
 def test_presets_are_what_they_say():
     p = PRESETS
-    assert [p["teamtr"].resample.due(i) for i in range(4)] == [True] * 4
-    assert [p["naive_sequential"].resample.due(i) for i in range(4)] == [True, False, False, False]
-    assert [p["resample_every_2"].resample.due(i) for i in range(4)] == [True, False, True, False]
-    assert p["importance_weighted"].resample == Resample(every=0, importance_weighted=True)
+    assert not p["teamtr"].resample.may_be_stale
+    for name in ("naive_sequential", "resample_every_2", "reweighted", "auto", "partial"):
+        assert p[name].resample.may_be_stale
+        assert p[name].resample.reweight == (name in ("reweighted", "auto", "partial"))
+    assert p["reweighted"].resample == Resample(every=0, reweight=True)
     assert not p["no_trust_region"].region.gate
     assert p["no_trust_region"].region.beta == 0
     assert p["kl_penalty_fixed"].region.beta > 0
@@ -101,7 +102,7 @@ def test_a_stale_batch_is_an_error():
     """A collector that hands out the stage-start batch again is found out."""
     world = World()
     cached = world.collect(world.team, 0)
-    stages = run_stage(world.team, world.plan, lambda team, step: cached, world.update, slots_of(world))
+    stages = run_stage(world.team, world.plan, lambda team, step, worn: cached, world.update, slots_of(world))
     next(stages)
     with pytest.raises(StaleBatch, match="older weights of x"):
         next(stages)
@@ -174,7 +175,7 @@ def test_a_stage_that_lost_its_batch_does_not_go_on():
 
 
 def test_a_stage_goes_on_in_the_middle():
-    for name in ("teamtr", "naive_sequential", "importance_weighted", "joint"):
+    for name in ("teamtr", "naive_sequential", "reweighted", "joint"):
         whole = World(plan=PRESETS[name])
         expected = stage(whole)
         world = World(plan=PRESETS[name])
@@ -195,7 +196,7 @@ def test_frozen_agents_are_never_updated():
 
 def test_trajectory_weights_are_the_exact_likelihood_ratios():
     """After x's update, each episode's weight is new(m) / old(m) of x's message, computed here from the table."""
-    world = World(plan=PRESETS["importance_weighted"])
+    world = World(plan=PRESETS["reweighted"])
     learner = world.engine.learner("x")
     old = learner.policy.logits.detach().clone()
     steps = stage(world)
@@ -215,7 +216,7 @@ def test_trajectory_weights_are_the_exact_likelihood_ratios():
 
 def test_weights_add_up_over_the_updates_before():
     """Three agents: the third learns from episodes reweighted past both updates before it, not the last alone."""
-    world = World(plan=PRESETS["importance_weighted"], names=("x", "y", "z"), radius=0.2, learning_rate=0.5)
+    world = World(plan=PRESETS["reweighted"], names=("x", "y", "z"), radius=0.2, learning_rate=0.5)
     old = {name: world.engine.learner(name).snapshot() for name in "xy"}
     given = {}
 
@@ -239,12 +240,13 @@ def test_weights_add_up_over_the_updates_before():
         expected_E += np.bincount(own.episode_M, weights=ratio_M, minlength=len(expected_E))
     np.testing.assert_allclose(steps[1].batch.log_weights_E, expected_E, atol=1e-12)
     assert given["x"].weights_E is None
-    np.testing.assert_allclose(given["z"].weights_E, normalized_weights(expected_E))
+    np.testing.assert_allclose(given["z"].weights_E, truncated_weights(expected_E).values_E)
+    np.testing.assert_allclose(given["z"].contexts_M, normalized_weights(expected_E)), "z speaks last"
 
 
 def test_reused_episodes_are_weighed_in_advantages_surrogate_and_kl():
     """Every average of a weighted data is one over the present team: baseline, surrogate, KL and its bound."""
-    world = World(plan=PRESETS["importance_weighted"], radius=0.5, learning_rate=0.5)
+    world = World(plan=PRESETS["reweighted"], radius=0.5, learning_rate=0.5)
     given = {}
 
     def watched(agent, data):
@@ -267,27 +269,22 @@ def test_reused_episodes_are_weighed_in_advantages_surrogate_and_kl():
     learner.begin(data.messages)
     learner.restore(after)
     full_M, log_ratio_M = learner.measure().full_M, update.log_ratio_M
-    assert update.report.kl_full == pytest.approx((weights_E * full_M).sum() / weights_E.sum())
+    weights_M = data.contexts_M
+    np.testing.assert_allclose(weights_M, normalized_weights(steps[0].batch.log_weights_E)), "x alone came before y"
+    assert update.report.kl_full == pytest.approx((weights_M * full_M).sum() / weights_M.sum())
     per_token_M = full_M / data.messages.lengths_M
-    assert update.report.kl_per_token == pytest.approx((weights_E * per_token_M).sum() / weights_E.sum())
-    assert update.report.kl_discounted == pytest.approx((weights_E * full_M).mean()), (
+    assert update.report.kl_per_token == pytest.approx((weights_M * per_token_M).sum() / weights_M.sum())
+    assert update.report.kl_discounted == pytest.approx((weights_M * full_M).mean()), (
         "no discount: the KL of an episode"
     )
     bound = partial(bootstrap_upper, full_M, data.messages.cluster_M, confidence=0.95)
     rng = generator(seed_of(0, "y"), "bootstrap")
-    assert update.report.kl_upper == pytest.approx(bound(weights_M=weights_E[data.messages.episode_M], rng=rng))
+    assert update.report.kl_upper == pytest.approx(bound(weights_M=data.contexts_M, rng=rng))
     assert update.report.surrogate == pytest.approx((np.expm1(log_ratio_M) * data.advantages_M).mean())
-    assert update.report.kl_k1 == pytest.approx(-(weights_E * log_ratio_M).sum() / weights_E.sum())
+    assert update.report.kl_k1 == pytest.approx(-(weights_M * log_ratio_M).sum() / weights_M.sum())
     assert update.report.kl_k1 != pytest.approx(-log_ratio_M.mean(), rel=1e-3)
     assert update.report.kl_upper <= update.report.radius
     assert len(steps) == 2
-
-
-def test_effective_sample_share_by_hand():
-    assert effective_sample_share(np.zeros(5)) == pytest.approx(1.0)
-    # weights 3 and 1: (3 + 1)^2 / (2 * (9 + 1)) = 0.8
-    assert effective_sample_share(np.log([3.0, 1.0])) == pytest.approx(0.8)
-    assert effective_sample_share(np.array([900.0, 0.0, 0.0, 0.0])) == pytest.approx(0.25)
 
 
 @pytest.mark.long

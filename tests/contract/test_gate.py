@@ -415,10 +415,10 @@ def test_means_are_weighted_where_another_team_wrote():
     assert data.mean(values_M) == values_M.mean()
     assert data.mean(values_M[rows], rows) == 0.5
     weights_E = np.where(np.arange(3 * GROUP) == 0, 3.0, 1.0)
-    weighed = replace(data, weights_E=weights_E)
+    weighed = replace(data, contexts_M=weights_E)
     assert weighed.mean(values_M[rows], rows) == pytest.approx(1 / 4), "three parts of 0 and one of 1"
     assert weighed.mean(values_M) == pytest.approx((weights_E * values_M).sum() / weights_E.sum())
-    nowhere = replace(data, weights_E=np.where(np.arange(3 * GROUP) < 2, 0.0, 1.0))
+    nowhere = replace(data, contexts_M=np.where(np.arange(3 * GROUP) < 2, 0.0, 1.0))
     assert nowhere.mean(values_M[rows], rows) == np.inf, "the present team never says any of these"
 
 

@@ -147,6 +147,6 @@ def test_cross_fitting_halves_the_problems(problems: int, first_half: int):
 def test_a_mean_under_small_weights_and_under_none():
     data = training_batch_of(World(), group=2)
     values_M = np.arange(float(len(data.messages)))
-    tiny = replace(data, weights_E=np.full(data.returns_PG.size, 1e-3))
+    tiny = replace(data, contexts_M=np.full(data.returns_PG.size, 1e-3))
     assert tiny.mean(values_M) == pytest.approx(values_M.mean())
-    assert replace(data, weights_E=np.zeros(data.returns_PG.size)).mean(values_M) == np.inf
+    assert replace(data, contexts_M=np.zeros(data.returns_PG.size)).mean(values_M) == np.inf

@@ -122,12 +122,10 @@ EPISODES = st.builds(
 def batches(draw: Callable[..., Any]) -> RolloutBatch:
     size_p, size_g = draw(st.integers(0, 2)), draw(st.integers(1, 3))
     size_e = size_p * size_g
-    weights = draw(st.none() | st.lists(st.floats(), min_size=size_e, max_size=size_e))
     return RolloutBatch(
         problems=tuple(draw(st.lists(PROBLEMS, min_size=size_p, max_size=size_p))),
         episodes=tuple(draw(st.lists(EPISODES, min_size=size_e, max_size=size_e))),
         group_size=size_g,
-        log_weights_E=None if weights is None else np.array(weights, dtype=np.float64),
     )
 
 
@@ -144,7 +142,7 @@ def a_batch(reward: float = 1.0, logprob: float = -0.1) -> RolloutBatch:
     )
     problem = Problem("p0", "what?", answer={"b": 1, "a": [0.5]}, private={"left": "x"}, columns={"z": None, "y": 2})
     episodes = tuple(Episode("p0", g, (turn, turn), "3", Verdict("right", reward, "3"), "cd34") for g in range(2))
-    return RolloutBatch((problem,), episodes, 2, np.array([0.25, -math.inf]))
+    return RolloutBatch((problem,), episodes, 2)
 
 
 # --- episodes -------------------------------------------------------------------------------------------------------
@@ -188,7 +186,6 @@ def test_episode_file_is_gzip_of_a_header_and_one_line_per_episode(tmp_path: Pat
     assert end == b""
     head = json.loads(header)
     assert (head["kind"], head["format"], head["group_size"]) == ("teamtr-episodes", 1, 2)
-    assert head["log_weights"] == [0.25, {"$float": "-inf"}]
     assert len(episodes) == 2
     # A field added to a record must be added to the file.
     first = json.loads(episodes[0])

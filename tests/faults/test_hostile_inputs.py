@@ -381,7 +381,7 @@ def test_a_ratio_that_no_batch_has_is_told(tmp_path: Path, unpacked: bytes) -> N
 
 
 def stored(tmp_path: Path, **changes: object) -> Path:
-    header = {"kind": "teamtr-episodes", "format": 1, "group_size": 1, "log_weights": None}
+    header = {"kind": "teamtr-episodes", "format": 1, "group_size": 1}
     header["problems"] = [{"id": "p", "prompt": "q", "answer": None, "private": {}, "columns": {}}]
     turn = {"agent": "a", "round": 0, "context_ids": [1], "token_ids": [2], "sampler_logprobs": [-0.5]}
     turn |= {"finish": "stop", "agent_version": "v", "text": "t"}
@@ -423,7 +423,6 @@ def test_the_file_that_the_next_test_damages_is_whole(tmp_path: Path) -> None:
         {"problems": 7},
         {"replies": [{"messages": [{"author": 1, "text": "t", "tool_calls": []}], "ends": False}]},
         {"replies": 7},
-        {"log_weights": "x"},
         {"kind": [1]},
     ],
     ids=str,

@@ -104,7 +104,7 @@ def test_killed_at_25_random_moments(undisturbed, taught, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "preset", ["naive_sequential", "resample_every_2", "importance_weighted", "joint", "random_order"]
+    "preset", ["naive_sequential", "resample_every_2", "reweighted", "joint", "random_order"]
 )
 def test_killed_in_the_middle_of_a_stage_that_reuses_its_batch(preset, taught, tmp_path):
     overrides = (f"plan.preset={preset}",)

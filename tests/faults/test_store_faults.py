@@ -447,7 +447,7 @@ def packed(content: bytes) -> bytes:
         ),
         (
             packed(
-                b'{"kind":"teamtr-episodes","format":1,"group_size":1,"log_weights":null,'
+                b'{"kind":"teamtr-episodes","format":1,"group_size":1,'
                 b'"problems":[{"id":"p","prompt":"","answer":null,"private":{},"columns":{}}]}\n'
             ),
             "needs 1 episodes, got 0",

@@ -385,7 +385,7 @@ ROWS = (
 )
 ROW_FRAGMENTS = (*JSON, *(f'"{key}":' for key in ("answer", "solution", "rows", "header", "code", "label", "suspects")))
 EPISODES = (
-    '{"format":1,"group_size":1,"kind":"teamtr-episodes","log_weights":null,"problems":[{"answer":null,"columns":{},'
+    '{"format":1,"group_size":1,"kind":"teamtr-episodes","problems":[{"answer":null,"columns":{},'
     '"id":"p","private":{},"prompt":"q"}]}\n{"answer":"a","group_index":0,"problem_id":"p","replies":[{"ends":false,'
     '"messages":[{"author":"e","text":"t","tool_calls":[]}]}],"team_version":"v","turns":[{"agent":"left","agent_version":'
     '"v","context_ids":[1,2],"finish":"stop","round":0,"sampler_logprobs":[-0.5],"text":"t","token_ids":[3]}],"verdict":'

@@ -1,7 +1,8 @@
 """A language model that is a table: one row of logits per (hashed) prefix. Exact, small, float64.
 
-A prefix is the prompt's ids followed by the message so far; its hash picks a row. Two prefixes that fall on one
-row share their logits, which makes another policy, not a wrong one: every probability stays exact.
+A prefix is the prompt's ids followed by the message so far, whatever part of it is prompt; its hash picks a row. Two
+prefixes that fall on one row share their logits, which makes another policy, not a wrong one: every probability stays
+exact.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class TabularPolicy(Policy):
         return {"logits": self.logits}
 
     def row(self, prompt: Ids, prefix: Ids) -> int:
-        key = np.concatenate([prompt, [-1], prefix]).astype(np.int64).tobytes()
+        key = np.concatenate([prompt, prefix]).astype(np.int64).tobytes()
         return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big") % len(self.logits)
 
     def features(self, prompts: Sequence[Ids], messages: Sequence[Ids]) -> Tensor:
