@@ -104,10 +104,18 @@ def test_killed_at_25_random_moments(undisturbed, taught, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "preset", ["naive_sequential", "resample_every_2", "reweighted", "joint", "random_order"]
+    "overrides",
+    [
+        ("plan.preset=naive_sequential",),
+        ("plan.preset=resample_every_2",),
+        ("plan.preset=auto", "plan.sampling_cost=1"),
+        ("plan.preset=partial", "plan.min_effective_share=1", "plan.control_share=0.5"),
+        ("plan.preset=joint",),
+        ("plan.preset=random_order",),
+    ],
+    ids=str,
 )
-def test_killed_in_the_middle_of_a_stage_that_reuses_its_batch(preset, taught, tmp_path):
-    overrides = (f"plan.preset={preset}",)
+def test_killed_in_the_middle_of_a_stage_that_reuses_its_batch(overrides, taught, tmp_path):
     finish(tmp_path / "whole", taught, overrides=overrides)
     for number in (2, 4, 8):
         start(tmp_path / "run", taught, overrides=overrides, die=("after_commit", number)).join(LONG)

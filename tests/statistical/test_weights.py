@@ -90,7 +90,5 @@ def test_a_kl_needs_the_weights_before_it_alone(seed):
     exact = float(team.new @ kl_by_context)
     for weights in (team.before, team.before * team.after):
         assert float(team.old @ (weights * kl_by_context)) == pytest.approx(exact, abs=1e-12)
-    spread = [
-        float(team.old @ (w * kl_by_context) ** 2) - exact**2 for w in (team.before, team.before * team.after)
-    ]
+    spread = [float(team.old @ (w * kl_by_context) ** 2) - exact**2 for w in (team.before, team.before * team.after)]
     assert spread[0] < spread[1], "what comes after adds noise and nothing else"

@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 import pytest
-from small import World
 
+from small import World
 from teamtr.theory.weights import (
     effective_sample_share,
     normalized_weights,
