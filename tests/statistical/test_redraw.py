@@ -1,4 +1,4 @@
-"""Redrawn episodes are the present team's own: exactly, where no update learned from the drafts; measured, where one did.
+"""Redrawn episodes are the present team's own: exactly, where no update learned from the drafts, else nearly.
 
 Teams of two tabular agents with messages of at most two tokens: whole conversations are counted and compared with those
 of the present team.

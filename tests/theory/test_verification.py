@@ -26,7 +26,7 @@ def random_policy(rng: np.random.Generator, spread: float, base: Policy | None =
 
 def messages() -> list[tuple[int, ...]]:
     """Every message: up to the end token, or three tokens without one."""
-    whole = [m for m in itertools.product(range(1, VOCABULARY), repeat=LENGTH)]
+    whole = list(itertools.product(range(1, VOCABULARY), repeat=LENGTH))
     ended = [(*m, END) for k in range(LENGTH) for m in itertools.product(range(1, VOCABULARY), repeat=k)]
     return whole + ended
 
@@ -41,7 +41,7 @@ def rest(old: Policy, new: Policy, beginning: tuple[int, ...], chance: float) ->
 
 
 def law_after(old: Policy, new: Policy, rest_of=rest) -> dict[tuple[int, ...], float]:
-    """The law of what verification leaves of old's messages and new continues: exact, over all drafts and all checks."""
+    """The law of what verification leaves of old's messages and new continues, over all drafts and all checks."""
     law = dict.fromkeys(messages(), 0.0)
     for draft in messages():
         ratio = np.log([new[draft[:k]][draft[k]] / old[draft[:k]][draft[k]] for k in range(len(draft))])

@@ -94,7 +94,7 @@ def test_what_was_verified_stands_beside_the_turns_it_is_about():
 
 def test_episodes_of_problems_and_of_an_earlier_stage():
     world = World(rounds=2)
-    batch, found = carried(world)
+    batch, _ = carried(world)
     part = batch.of_problems([2, 0])
     assert [p.id for p in part.problems] == ["c", "a"]
     np.testing.assert_allclose(part.log_weights_E, batch.log_weights_E[[4, 5, 0, 1]])

@@ -7,8 +7,8 @@ new probability to its old one. Which part of the product a quantity needs is wh
   spoke, those after it what came of it;
 - a KL needs the messages before it alone: what comes later does not change it, and would only add noise.
 
-"Per-decision" weights, the past for the baseline and all for the return, are as right and vary more on average; the past
-alone is wrong for a return (tests/statistical/test_weights.py).
+"Per-decision" weights, the past for the baseline and all for the return, are as right and vary more on average; the
+past alone is wrong for a return (tests/statistical/test_kinds_of_weights.py).
 """
 
 from __future__ import annotations
