@@ -168,9 +168,7 @@ PRESETS: dict[str, Plan] = {
     "reweighted": replace(TEAMTR, resample=Resample(every=0, reweight=True)),
     "auto": replace(
         TEAMTR,
-        resample=Resample(
-            every=0, reweight=True, min_effective_share=0.3, sampling_cost="measured", across_stages=True
-        ),
+        resample=Resample(every=0, reweight=True, min_effective_share=0.3, sampling_cost="measured"),
     ),
     "partial": replace(
         TEAMTR, resample=Resample(every=0, reweight=True, min_effective_share=0.5, partial=True, control=0.125)

@@ -213,7 +213,7 @@ def test_a_partial_run_keeps_most_of_its_words_and_measures_its_bias(tmp_path):
 
 @pytest.mark.long
 def test_across_stages_the_last_episodes_are_learned_from_again(tmp_path):
-    found = records(tmp_path / "run", "plan.preset=auto", "plan.min_effective_share=0")
+    found = records(tmp_path / "run", "plan.preset=reweighted", "plan.reuse_across_stages=true")
     alone = records(tmp_path / "alone", "plan.preset=reweighted")
     assert found[3]["messages"] > alone[3]["messages"] == 160, "40 problems of 64: some are drawn again"
     assert found[0]["messages"] == 160

@@ -108,7 +108,7 @@ def test_killed_at_25_random_moments(undisturbed, taught, tmp_path):
     [
         ("plan.preset=naive_sequential",),
         ("plan.preset=resample_every_2",),
-        ("plan.preset=auto", "plan.sampling_cost=1"),
+        ("plan.preset=auto", "plan.sampling_cost=0.05", "plan.reuse_across_stages=true"),
         ("plan.preset=partial", "plan.min_effective_share=1", "plan.control_share=0.5"),
         ("plan.preset=joint",),
         ("plan.preset=random_order",),
