@@ -13,6 +13,8 @@ from teamtr.config.schema import TeamFile
 RENAMED = {
     r"^(  )normalise(?=:)": r"\1normalize",
     r"^(  preset: )no_normalisation$": r"\1no_normalization",
+    r"^(  preset: )importance_weighted$": r"\1reweighted",
+    r"^(  )importance_weighted(?=:)": r"\1reweight",
     r"^(  ratio: )length_normalised$": r"\1length_normalized",
 }
 """Lines of a stored file, which is always written in the same form, and what they are now."""
