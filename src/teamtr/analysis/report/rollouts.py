@@ -9,7 +9,7 @@ from dataclasses import asdict
 from itertools import accumulate
 from typing import Any
 
-from teamtr.analysis.diagnostics.reuse import HALF, bias_of_redrawing, decisions, tokens_by_choice
+from teamtr.analysis.diagnostics.reuse import bias_of_redrawing, decisions, tokens_by_choice
 from teamtr.analysis.report.parts import (
     Axis,
     Chart,
@@ -68,42 +68,20 @@ def _mean(values: Sequence[float]) -> float | None:
 
 def answer_by_shares(question: str, chosen: Data, probes: str) -> Answer:
     """Of a plan that reuses rollouts: what they were still worth. ``probes`` is what those add, or nothing."""
-    later, worn = chosen["shares"], chosen["worn"]
+    later, worn, bias = chosen["shares"], chosen["worn"], chosen["bias"]
     used = sum(decision["worn"] and decision["action"] == "reuse" for decision in chosen["decisions"])
-    worth = (
-        f"were worth {percent(chosen['mean_share'])} of new ones on average and "
-        f"{percent(chosen['smallest_share'])} at least (ESS/B)"
+    how = "Reweighted" if chosen["reweighted"] else "As they are"
+    text = (
+        f"{how}, old rollouts were worth {percent(chosen['mean_share'])} of new ones on average and "
+        f"{percent(chosen['smallest_share'])} at least (ESS/B): too little before {worn} of {later} later updates"
+        f"{', which learned from them all the same' if used else ''}."
     )
-    if chosen["reweighted"]:
-        text = f"Before {later} later updates the rollouts that were there, reweighted, {worth}: {_counted(chosen)}."
-    else:
-        text = f"This plan takes old rollouts as they are. Before {later} later updates they {worth}."
-    if used:
-        text += f" {used} of them learned from rollouts that were worth less than {percent(HALF)}."
-    text = " ".join(filter(None, (text, _bias_in_words(chosen["bias"]), probes, other_choice(chosen))))
-    biased = chosen["bias"] is not None and chosen["bias"]["told"]
+    biased = bias is not None and bias["told"]
+    told = f"Redrawing them is biased: redrawn less new reward {_interval(bias)}." if biased else ""
     # As with intervals: a tenth is taken to mean something.
     headline = "hardly" if worn <= 0.1 * later else "somewhat" if worn <= 0.5 * later else "yes"
     tone: Any = "bad" if biased or used > 0.1 * later else "good" if headline == "hardly" else "plain"
-    return Answer(question, tone, headline, text)
-
-
-def _counted(chosen: Data) -> str:
-    later = Counter(decision["action"] for decision in chosen["decisions"] if decision["share"] is not None)
-    stayed = "" if chosen["mean_kept"] is None else f" ({percent(chosen['mean_kept'])} of the tokens stayed)"
-    told = [
-        f"{words} by {later[action]}{stayed if action == 'redraw' else ''}"
-        for action, words in (("reuse", "reused"), ("redraw", "redrawn in part"), ("sample", "sampled anew"))
-        if later[action]
-    ]
-    return ", ".join(told)
-
-
-def _bias_in_words(bias: Data | None) -> str:
-    if bias is None:
-        return ""
-    found = f"The bias of redrawing (redrawn less new reward, same problems) is {_interval(bias)}"
-    return f"{found}{', which is not zero: such episodes are not quite those of the team' if bias['told'] else ''}."
+    return Answer(question, tone, headline, " ".join(filter(None, (text, told, probes, other_choice(chosen)))))
 
 
 def other_choice(chosen: Data | None) -> str:
@@ -112,14 +90,14 @@ def other_choice(chosen: Data | None) -> str:
         return ""
     spent, always, never = (chosen["tokens"][key] for key in ("spent", "always", "never"))
     others = [
-        f"{when} would have taken {about}{num(tokens)} ({num(tokens / spent, 2)} times as many)"
-        for when, about, tokens in (
-            ("sampling before every update", "about ", always),
-            ("sampling only when a stage begins", "", never),
+        f"{when} {num(tokens)} tokens ({num(tokens / spent, 2)} times as many)"
+        for when, tokens in (
+            ("before every update would have taken about", always),
+            ("only when a stage begins would have taken", never),
         )
         if tokens != spent
     ]
-    return f"It sampled {num(spent)} tokens; {', '.join(others)}." if others else ""
+    return f"Sampling {', and '.join(others)}." if others else ""
 
 
 # -- show -------------------------------------------------------------------------------------------------------------
@@ -208,14 +186,23 @@ def _share_chart(chosen: Data, agents: Sequence[str]) -> Chart:
             *_by_agent(there, agents, "share"),
             dots(crossed, "update", "share", tip=_tip, color="exact", size=4.5, crosses=True),
         ],
-        caption=(
-            "Before every update after a stage's first: the effective share of the rollouts that were there"
-            f"{', reweighted to the team as it was then' if chosen['reweighted'] else ''}, counting episodes of groups "
-            "with a signal. Crossed out: not used as they were, but redrawn in part or sampled anew. Grey, at 100 %: "
-            "all new. Dashed: what the plan asks for. Good: near 100 %, and every dot under the line crossed out."
-        ),
+        caption=_worth_caption(chosen["reweighted"]),
         levels=[(level, "") for level in needed] if steady else [],
         table=_worth_table(there),
+    )
+
+
+def _worth_caption(reweighted: bool) -> str:
+    told = (
+        "Before every update after a stage's first: the effective share of the rollouts that were there"
+        f"{', reweighted to the team as it was then' if reweighted else ''}, counting episodes of groups with a "
+        "signal. Grey, at 100 %: all new."
+    )
+    if not reweighted:
+        return f"{told} Good: near 100 %; below a half the rollouts describe another team."
+    return (
+        f"{told} Crossed out: not used as they were, but redrawn in part or sampled anew. Dashed: what the plan asks "
+        "for. Good: near 100 %, and every dot under the line crossed out."
     )
 
 
@@ -251,7 +238,7 @@ def _token_chart(chosen: Data) -> Chart:
         [line(drawn[key], "update", "tokens", color=colors[key], label=words[key]) for key in words],
         caption=(
             "This run beside one that samples before every update, and one that samples only when a stage begins, both "
-            "reckoned with the stage's newest whole batch. Good: near the lower line while the rollouts are still "
+            "estimated from the stage's newest whole batch. Good: near the lower line while the rollouts are still "
             "worth their weight."
         ),
         table=Table(

@@ -73,7 +73,7 @@ def answer(data: Data) -> Answer:
     chosen, probes, steps = data["rollouts"], data["probes"], data["staleness"]
     is_probed = bool(probes and probes["by_stage"])
     if chosen is not None and chosen["shares"]:
-        return answer_by_shares(question, chosen, _gaps_in_words(probes) if is_probed else "")
+        return answer_by_shares(question, chosen, _misjudged_in_words(probes) if is_probed else "")
     if is_probed:
         found = _answer_by_probes(question, probes)
     elif steps:
@@ -87,26 +87,28 @@ def answer(data: Data) -> Answer:
 
 def _answer_by_probes(question: str, probes: Data) -> Answer:
     """How far stale rollouts misjudge updates, on batches that no update learned from."""
-    judged = [probe for probe in probes["updates"] if probe["gap"] is not None]
+    judged, told = _judged(probes)
+    gap, noise = (sum(stage[key] for stage in probes["by_stage"].values()) / len(judged) for key in ("total", "noise"))
     shares = [probe["weights"]["effective_share"] for probe in judged if "effective_share" in probe["weights"]]
     worth = f" Reused, they were worth at least {percent(min(shares))} of as many fresh ones (ESS/B)." if shares else ""
-    # One interval in twenty misses zero by chance; a tenth of them is taken to mean something.
-    headline = "somewhat" if len(_misjudged(judged)) > 0.1 * len(judged) else "hardly"
-    return Answer(question, "plain", headline, f"{_gaps_in_words(probes)}{worth}")
-
-
-def _gaps_in_words(probes: Data) -> str:
-    judged = [probe for probe in probes["updates"] if probe["gap"] is not None]
-    gap, noise = (sum(stage[key] for stage in probes["by_stage"].values()) / len(judged) for key in ("total", "noise"))
-    return (
-        f"In {len(_misjudged(judged))} of {len(judged)} probed updates rollouts of the team that began the stage say "
-        f"something else than fresh ones of what the update is worth (95 % intervals). They are {gap:.2g} apart on "
-        f"average, where sampling alone would show {noise:.2g}."
+    text = (
+        f"In {len(told)} of {len(judged)} probed updates rollouts of the team that began the stage say something else "
+        f"than fresh ones of what the update is worth (95 % intervals). They are {gap:.2g} apart on average, where "
+        f"sampling alone would show {noise:.2g}.{worth}"
     )
+    # One interval in twenty misses zero by chance; a tenth of them is taken to mean something.
+    return Answer(question, "plain", "somewhat" if len(told) > 0.1 * len(judged) else "hardly", text)
 
 
-def _misjudged(judged: Sequence[Data]) -> list[Data]:
-    return [probe for probe in judged if not probe["gap"]["lower"] <= 0.0 <= probe["gap"]["upper"]]
+def _misjudged_in_words(probes: Data) -> str:
+    judged, told = _judged(probes)
+    return f"By probes they misjudge {len(told)} of {len(judged)} updates (95 % intervals)."
+
+
+def _judged(probes: Data) -> tuple[list[Data], list[Data]]:
+    """The probed updates with a stale gap, and those of them whose interval leaves out zero."""
+    judged = [probe for probe in probes["updates"] if probe["gap"] is not None]
+    return judged, [probe for probe in judged if not probe["gap"]["lower"] <= 0.0 <= probe["gap"]["upper"]]
 
 
 def _answer_by_steps(question: str, steps: Sequence[Data], fresh: bool | None) -> Answer:
