@@ -166,7 +166,7 @@ def test_the_other_choice_is_told_in_tokens(tmp_path):
     never = "only when a stage begins would have taken 3,300 tokens"
     assert cost("fresh") == f"Sampling {never} (0.33 times as many)."
     assert cost("naive") == f"Sampling {always} (3 times as many)."
-    assert cost("auto") == f"Sampling {always} (1.5 times as many), and {never} (0.5 times as many)."
+    assert cost("auto") == f"Sampling {always} (1.5 times as many). Sampling {never} (0.5 times as many)."
 
 
 def test_worn_out_rollouts_that_were_used_are_bad_news(tmp_path):

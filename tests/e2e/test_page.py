@@ -360,6 +360,15 @@ def test_the_script_says_numbers_as_the_sections_do(page):
     assert said == [[num(x), num(x, 2), signed(x), percent(x)] for x in values]
 
 
+def test_tables_below_each_other_are_apart(page, tmp_path):
+    """The decisions of a plan without redraws, and the drift of contexts."""
+    batches = [made_batch(AGENTS, seed=s) for s in range(3)]
+    page.open(written(tmp_path, chosen(made_run(tmp_path / "run", preset="auto", batches=batches), "auto")))
+    box = "document.querySelectorAll('#staleness > .panel')"
+    first, second = page.js(f"[...{box}].map(p => [p.getBoundingClientRect().top, p.getBoundingClientRect().bottom])")
+    assert second[0] - first[1] >= 10
+
+
 def test_light_dark_and_phone(page, tmp_path):
     url = written(tmp_path, made_run(tmp_path / "run"))
     paper = "getComputedStyle(document.body).backgroundColor"

@@ -89,15 +89,14 @@ def other_choice(chosen: Data | None) -> str:
     if chosen is None or chosen["tokens"] is None:
         return ""
     spent, always, never = (chosen["tokens"][key] for key in ("spent", "always", "never"))
-    others = [
-        f"{when} {num(tokens)} tokens ({num(tokens / spent, 2)} times as many)"
+    return " ".join(
+        f"Sampling {when} {num(tokens)} tokens ({num(tokens / spent, 2)} times as many)."
         for when, tokens in (
             ("before every update would have taken about", always),
             ("only when a stage begins would have taken", never),
         )
         if tokens != spent
-    ]
-    return f"Sampling {', and '.join(others)}." if others else ""
+    )
 
 
 # -- show -------------------------------------------------------------------------------------------------------------
