@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,13 @@ def test_worn_is_below_what_the_plan_needs_or_below_a_half(tmp_path):
 
     assert [worn(0.6, 0.7), worn(0.8, 0.7), worn(0.4, 0.3)] == [True, False, False]
     assert [worn(0.49, None), worn(0.51, None), worn(0.49, 0.0)] == [True, False, True]
+
+
+def test_a_share_is_at_most_one_whatever_rounding_says():
+    def share(value: float) -> float | None:
+        return decisions([update_record(1, 0, 1, "a", rollouts={"action": "reuse", "share": value})])[0].share
+
+    assert [share(1.0 + 1e-12), share(-1e-12), share(1.1), share(0.5)] == [1.0, 0.0, None, 0.5]
 
 
 def test_of_a_thinned_log_the_ratios_hold(tmp_path, monkeypatch):
@@ -210,6 +218,14 @@ def test_a_stale_run_tells_what_its_probes_say_too(tmp_path):
     assert "By probes they misjudge 3 of 6 updates" in text
 
 
+def test_what_a_plan_spends_beyond_naive_training_is_called_by_its_name(tmp_path):
+    def cost(plan: str) -> str:
+        return build_report(run_of(tmp_path, plan)).data["headlines"][-1]["text"]
+
+    assert "Sampling anew before every update took 3.00 times the tokens of naive" in cost("fresh")
+    assert "Sampling within stages took 1.18 times the tokens of naive" in cost("partial")
+
+
 @pytest.mark.parametrize("preset", ["teamtr", "naive_sequential"])
 def test_an_older_log_is_not_measured(tmp_path, preset):
     data = build_report(made_run(tmp_path / "run", preset=preset, batches=())).data
@@ -299,6 +315,18 @@ def test_a_fresh_run_shows_its_decisions_and_tokens_alone(tmp_path):
     parts = parts_of(build_report(run_of(tmp_path, "fresh")).data)
     assert list(parts) == ["Tokens sampled, and by the other choices", "Decisions by their reason"]
     assert parts["Decisions by their reason"].header == ("rollouts, and why", "updates", "tokens each")
+
+
+def test_a_run_of_any_length_has_charts_of_one_size(tmp_path, monkeypatch):
+    """Also one whose rollouts are always worn out."""
+    monkeypatch.setattr("teamtr.analysis.report.parts.MOST_DOTS", 20)
+    monkeypatch.setattr("teamtr.analysis.report.parts.MOST_CORNERS", 20)
+
+    def size(stages: int) -> int:
+        data = build_report(run_of(tmp_path / str(stages), "partial", stages=stages)).data
+        return len(json.dumps([section.as_plain() for section in shown(data) if section.key == "staleness"]))
+
+    assert size(80) < 1.1 * size(40)
 
 
 def test_every_form_shows_it(tmp_path):

@@ -158,7 +158,6 @@ def _by_agent(rows: Sequence[Data], agents: Sequence[str], y: Any, **ends: Any) 
             "update",
             y,
             tip=_tip,
-            keep="worn",
             color=agent_color(agents, name),
             label=name,
             **ends,
