@@ -332,6 +332,46 @@ def probed(folder: Path, gap: float = 0.02) -> Path:
     return changed(folder, change)
 
 
+SHARES = (0.9, 0.6)
+"""What the rollouts of a made run are worth before the second and the third update of a stage."""
+
+
+def rollout_record(plan: str, step: int, stage: int = 0) -> dict[str, Any]:
+    """Where the rollouts of an update came from, as ``session.train`` logs it: by the plans "fresh", "naive",
+    "reweighted", "auto" and "partial". The last two need a share of 0.7, so that the third update finds too little."""
+    chosen = {"action": "sample", "reason": "a stage begins", "share": None, "needed": None, "cut": 0.0, "partly": None}
+    if step == 0:
+        return chosen
+    if plan == "fresh":
+        return {**chosen, "reason": "before every update"}
+    share = SHARES[step - 1]
+    if plan == "naive":
+        return {**chosen, "action": "reuse", "reason": "the plan samples at the start of a stage", "share": share}
+    needed = 0.0 if plan == "reweighted" else 0.7
+    chosen |= {"share": share, "needed": needed, "cut": 0.01 * step}
+    if share >= needed:
+        return {**chosen, "action": "reuse", "reason": f"worth {share:.0%} of new ones"}
+    chosen["reason"] = f"worth {share:.0%} of new ones, needed {needed:.0%} (the least that the plan allows)"
+    bias = {"estimate": 0.1 * stage, "lower": 0.1 * stage - 0.3, "upper": 0.1 * stage + 0.3}
+    return chosen if plan == "auto" else {**chosen, "action": "redraw", "partly": {"kept": 0.75, "bias": bias}}
+
+
+def chosen(folder: Path, plan: str) -> Path:
+    """The same run with a log that tells where rollouts came from. A whole batch takes 1,000 tokens in the first stage
+    and 100 more in every later one, a redrawn one 200."""
+    total = 0
+
+    def change(record: dict[str, Any]) -> dict[str, Any]:
+        nonlocal total
+        if record["kind"] == "update":
+            record["rollouts"] = rollout_record(plan, record["step"], record["stage"])
+            total += {"sample": 1000 + 100 * record["stage"], "redraw": 200}.get(record["rollouts"]["action"], 0)
+            record["sampled_tokens_total"] = total
+        return record
+
+    return changed(folder, change)
+
+
 def swapped(folder: Path, mode: str) -> Path:
     record = {"kind": "swap", "updates": 3, "stage": 1, "agent": "speaker", "mode": mode, "shock": 0.25}
     record |= {"direct_shock": 0.25, "success": {"before": 0.5, "at_swap": 0.25}, "intervals": {}}

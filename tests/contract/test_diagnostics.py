@@ -211,6 +211,8 @@ def test_which_updates_were_stale_by_the_log():
     fresh = [{**u, "sampled_tokens_total": 100 * (k + 1)} for k, u in enumerate(updates)]
     assert stale_updates(fresh) == frozenset()
     assert stale_updates([{**u, "sampled_tokens_total": None} for u in updates]) == frozenset()  # not known
+    fresh[1]["rollouts"] = {"action": "redraw"}
+    assert stale_updates(fresh) == {2}  # tokens were sampled, and yet it is no batch of the team as it was
 
 
 def evaluation(stage: int, success_P: list[float], *, ids: str = "pqrs") -> dict:

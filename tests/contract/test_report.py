@@ -129,15 +129,6 @@ def test_an_update_outside_its_region_is_told(run):
     assert data["headlines"][1]["headline"] == "8 of 9 inside"
 
 
-def test_weights_of_a_stale_run_come_from_its_commit(tmp_path):
-    weights = np.log([1.0, 1.0, 1.0, 11.0]).tolist()
-    run = made_run(tmp_path / "run", preset="naive_sequential", progress={"log_weights": weights})
-    data = build_report(run).data
-    assert data["weights"]["effective_share"] == pytest.approx(14.0**2 / (4 * 124))
-    assert data["headlines"][2]["tone"] == "bad"
-    assert data["run"]["fresh"] is False
-
-
 def test_staleness_is_measured_between_batches_of_a_stage(tmp_path):
     """Stage start and later batches: the same law by chance (equal batches: no drift), or all contexts changed."""
     same = made_batch(AGENTS, problems=8, group=8)

@@ -16,7 +16,17 @@ from typing import Any
 import pytest
 
 from chromium import Page, chromium, find_chromium
-from made_run import HOSTILE, hostile_parts, made_batch, made_run, probe_record, swap_record, update_record, write_log
+from made_run import (
+    HOSTILE,
+    chosen,
+    hostile_parts,
+    made_batch,
+    made_run,
+    probe_record,
+    swap_record,
+    update_record,
+    write_log,
+)
 from teamtr.analysis.report import build_report, compare_page, compare_runs, report_page
 from teamtr.analysis.report.section import Section, register
 from teamtr.analysis.report.serve import Library, LiveServer
@@ -114,6 +124,33 @@ def test_probes_are_drawn_where_the_log_has_them(page, tmp_path):
     ]
     assert "by importance weights" in texts(page, "#staleness td")
     assert "50 % of 9" in texts(page, "#region td")  # one of the two draws of each share flips
+    assert page.problems == []
+
+
+def test_where_rollouts_came_from_is_drawn(page, tmp_path):
+    """Every decision at its share, what was redrawn crossed out; and the choice that is told of an update."""
+    url = written(tmp_path, chosen(made_run(tmp_path / "run", preset="partial", stages=4), "partial"))
+    page.open(url)
+    page.wait(ALL_DRAWN)
+    assert texts(page, "#staleness h3")[:4] == [
+        "What the rollouts were still worth",
+        "Tokens sampled, and by the other choices",
+        "Bias of redrawing",
+        "Decisions by their reason",
+    ]
+    worth = "document.querySelector('#staleness figure')"
+    assert page.js(f"{worth}.querySelectorAll('circle.dot').length") == 12  # of twelve updates
+    assert page.js(f"{worth}.querySelectorAll('.cross').length") == 4
+    assert page.js(f"{worth}.querySelectorAll('.rule line').length") == 1  # the share that is needed
+    assert "75 % of the tokens stayed when redrawn" in texts(page, "#staleness .pill")
+    told = [
+        "Learnt from a batch of its own, sampled under the team as it was then (a stage begins). ",
+        "Learnt from a batch of an earlier team, redrawn in part (worth 60% of new ones, needed 70% ",
+    ]
+    for cell, words in zip((0, 2), told, strict=True):
+        page.js(f"document.querySelectorAll('.cell')[{cell}].click()")
+        assert texts(page, "#timeline .details p")[-1].startswith(words)
+    assert page.requests == [url]
     assert page.problems == []
 
 
@@ -321,6 +358,15 @@ def test_the_script_says_numbers_as_the_sections_do(page):
     values = [0, 1, -3, 0.1, 0.125, 0.3125, 0.00012345, -0.5, 12.345, 999.96, 1234.5, 12345678, 1234567.8, 2 / 3, 1e-9]
     said = page.js(f"(() => {{ {script}; return {values}.map(x => [num(x), num(x, 2), signed(x), percent(x)]); }})()")
     assert said == [[num(x), num(x, 2), signed(x), percent(x)] for x in values]
+
+
+def test_tables_below_each_other_are_apart(page, tmp_path):
+    """The decisions of a plan without redraws, and the drift of contexts."""
+    batches = [made_batch(AGENTS, seed=s) for s in range(3)]
+    page.open(written(tmp_path, chosen(made_run(tmp_path / "run", preset="auto", batches=batches), "auto")))
+    box = "document.querySelectorAll('#staleness > .panel')"
+    first, second = page.js(f"[...{box}].map(p => [p.getBoundingClientRect().top, p.getBoundingClientRect().bottom])")
+    assert second[0] - first[1] >= 10
 
 
 def test_light_dark_and_phone(page, tmp_path):

@@ -24,6 +24,7 @@ from tabular_run import (
     SPACE,
     TARGETS,
     TabularRun,
+    histories,
     tabular_run,
     texts_of,
 )
@@ -33,6 +34,7 @@ from teamtr.analysis.diagnostics.coordination import coordination
 from teamtr.analysis.diagnostics.kl_reliability import kl_reliability
 from teamtr.analysis.diagnostics.order import order_sensitivity
 from teamtr.analysis.diagnostics.probes import probed, stale_gap_by_stage, token_kls
+from teamtr.analysis.diagnostics.reuse import decisions, tokens_by_choice
 from teamtr.analysis.diagnostics.stability import stability
 from teamtr.analysis.diagnostics.subsampling import subsample_reliability
 from teamtr.analysis.diagnostics.tracking import certificate_tracking, gains, stale_updates
@@ -449,6 +451,28 @@ def cost(runs: Runs) -> Iterator[Row]:
     yield same("of a naive run", overhead(runs.naive.updates).token_ratio, 1.0)
 
 
+def rollouts_that_were_there(runs: Runs) -> Iterator[Row]:
+    """What a stage's first rollouts are worth, by the exact weight of every conversation in groups with a signal; and
+    what other choices would have cost, by tokens of the stored episodes."""
+    batch = runs.naive.batch(0, 0)
+    returns = batch.returns_PG(1.0)
+    signal = np.repeat(returns.max(axis=1) > returns.min(axis=1), GROUP)
+    found = decisions(runs.naive.updates)
+    assert [(d.action, d.step) for d in found] == [("sample", 0), ("reuse", 1), ("reuse", 2)]
+    for s, decision in zip(seen(runs.naive)[1:], found[1:], strict=True):
+        _, weights = weights_of(runs.naive.stage_start(s.update), s.step.old)
+        w = weights[histories(batch)[:, 3]][signal]
+        yield same(f"share {decision.update}", decision.share, w.sum() ** 2 / (len(w) * (w**2).sum()))
+    said = sum(len(turn.token_ids) for e in batch.episodes for turn in e.turns)
+    tokens = tokens_by_choice(found)
+    yield same("tokens spent", tokens.spent, said)
+    yield same("always", tokens.always, 3 * said)
+    yield same("never", tokens.never, said)
+    fresh, counted = tokens_by_choice(decisions(runs.main.updates)), overhead(runs.main.updates)
+    yield same("always, of a fresh run", fresh.always, counted.sampled_tokens)
+    yield same("never, of a fresh run", fresh.never, counted.naive_tokens)
+
+
 TABLE: dict[str, Callable[[Runs], Iterator[Row]]] = {
     check.__name__: check
     for check in (
@@ -468,6 +492,7 @@ TABLE: dict[str, Callable[[Runs], Iterator[Row]]] = {
         certificates,
         stale_certificates,
         cost,
+        rollouts_that_were_there,
     )
 }
 
@@ -493,6 +518,7 @@ def test_every_diagnostic_is_in_the_table():
         "kl_reliability",
         "order",
         "probes",
+        "reuse",
         "stability",
         "staleness",
         "subsampling",

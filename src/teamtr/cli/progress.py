@@ -120,14 +120,14 @@ class TrainingScreen:
             kl = "-" if was_skipped(record["outcome"]) else f"{record['kl_upper']:.4f}"
             told = (
                 f"stage {record['stage'] + 1:>3}/{self.stages}  {record['agent']:<8} {record['outcome']:<17} "
-                f"KL {kl:<6} of {record['radius']:.3g}  success {percent(record['success'])}  "
+                f"KL {kl:<6} of {record['radius']:.3g}  {_rollouts(record):<8}  success {percent(record['success'])}  "
                 f"reward {record['reward']:.3f}  {rate}  {eta}"
             )
             self._print(f"{self.label}{told.rstrip()}")
 
     def _table(self, rate: str, eta: str) -> Table:
         table = Table(box=None, padding=(0, 1), show_edge=False)
-        for title in ("agent", "stage", "reward", "KL/radius", "", "backtracks", "outcome"):
+        for title in ("agent", "stage", "reward", "KL/radius", "", "rollouts", "backtracks", "outcome"):
             table.add_column(title, no_wrap=True, style="dim" if title == "outcome" else "")
         for name, r in self.agents.items():
             share = r["kl_upper"] / r["radius"] if r["radius"] else 0.0
@@ -137,6 +137,7 @@ class TrainingScreen:
                 f"{r['reward']:.3f}",
                 f"{r['kl_upper']:.4f}/{r['radius']:.3g}",
                 _bar(share),
+                _rollouts(r),
                 str(r["backtracks"]),
                 r["outcome"],
             )
@@ -159,6 +160,20 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def say(text: str) -> None:
     """For a person, on stderr: stdout belongs to --json."""
     write(text, sys.stderr)
+
+
+def _rollouts(update: Record) -> str:
+    """What the update learned from: new rollouts, redrawn ones, or old ones with what they were still worth."""
+    match update.get("rollouts"):
+        case {"action": "sample"}:
+            return "new"
+        case {"action": "redraw"}:
+            return "redrawn"
+        case {"action": "reuse", "share": float(worth)}:
+            return f"old {percent(worth)}"
+        case {"action": "reuse"}:
+            return "old"
+    return ""
 
 
 def _bar(share: float, width: int = 12) -> str:

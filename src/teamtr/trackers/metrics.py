@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from teamtr.records import accepted, mappings
+from teamtr.records import accepted, mapping, mappings
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,23 @@ METRICS = (
         "weights",
         "effective_share",
     ),
+    _agent("new_rollouts", "1 when the update learned from new rollouts, 0 when from old or redrawn ones"),
+    _agent(
+        "rollout_share",
+        "ESS/B of the rollouts that were there, if the plan reuses them: what they were still worth beside new ones",
+        "rollouts",
+        "share",
+    ),
+    _agent("weight_cut", "share of their importance weights that truncation took", "rollouts", "cut"),
+    _agent("redraw_kept", "share of the tokens that stayed when rollouts were redrawn", "rollouts", "partly", "kept"),
+    _agent(
+        "redraw_bias",
+        "mean reward of redrawn episodes minus that of new ones of the same problems",
+        "rollouts",
+        "partly",
+        "bias",
+        "estimate",
+    ),
     _agent("tokens/", "tokens of the update by phase", "tokens"),
     _agent("seconds/", "seconds of the update by phase", "seconds"),
     Metric("eval/success", "eval", ("avg_at_k",), "held-out success, avg@K"),
@@ -136,12 +153,14 @@ def point(record: Mapping[str, Any]) -> Point | None:
 def _prepared(record: Mapping[str, Any]) -> dict[str, Any]:
     """The record with what stands in lists put under names."""
     exact, interval = record.get("exact_success"), record.get("avg_interval")
+    action = mapping(record, "rollouts").get("action")
     low, high = interval if isinstance(interval, list | tuple) and len(interval) == 2 else (None, None)
     return {
         **record,
         "kept": accepted(record),
         "exact_after": exact[-1] if isinstance(exact, list | tuple) and exact else None,
         "bounds": {str(c["kind"]): c.get("lower_bound") for c in mappings(record, "certificates") if "kind" in c},
+        "new_rollouts": None if action is None else action == "sample",
         "low": low,
         "high": high,
     }

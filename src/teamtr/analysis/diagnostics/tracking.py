@@ -70,13 +70,14 @@ def gains(updates: Sequence[Record]) -> dict[int, Gain]:
 def stale_updates(updates: Sequence[Record]) -> frozenset[int]:
     """The updates that learnt from a batch written by another team than the one they changed, by the log alone.
 
-    Nothing was sampled since the update before, and one of the updates since the last sampling changed an agent.
+    Nothing was sampled since the update before, and one of the updates since the last sampling changed an agent; or the
+    batch was made of an older team's by redrawing a part of it.
     """
     stale, changed, before = set(), False, None
     for update in updates:
         total, ours = whole(update, "sampled_tokens_total"), whole(update, "update")
         reused = total is not None and total == before and whole(update, "step") != 0
-        changed = changed and reused
+        changed = (changed and reused) or mapping(update, "rollouts").get("action") == "redraw"
         if changed and ours is not None:
             stale.add(ours)
         changed = changed or (accepted(update) and update.get("version_before") != update.get("version_after"))

@@ -6,6 +6,14 @@ OWN.timeline = (data, batches) => {
   const stages = new Map();
   for (const u of data.updates) { if (!stages.has(u.stage)) stages.set(u.stage, []); stages.get(u.stage).push(u); }
   const sign = (u) => (u.kept ? (u.outside ? "!" : "") : u.outcome === "restored" ? "↺" : "–");
+  const decisions = new Map((data.rollouts ? data.rollouts.decisions : []).map((d) => [d.update, d]));
+  const origin = (u, own, source) => {
+    const decision = decisions.get(u.update);
+    const told = !own ? `Learnt from the batch of step ${source.step}: rollouts reused`
+      : decision && decision.action === "redraw" ? "Learnt from a batch of an earlier team, redrawn in part"
+      : "Learnt from a batch of its own, sampled under the team as it was then";
+    return told + (decision ? ` (${decision.reason}). ` : ". ");
+  };
   const show = (u, button) => {
     batches.selected = u.update;
     for (const other of document.querySelectorAll(".cell[aria-pressed=true]")) other.setAttribute("aria-pressed", "false");
@@ -17,7 +25,7 @@ OWN.timeline = (data, batches) => {
         [[`${u.version_before} → ${u.version_after}`, num(u.kl_full), `${num(u.kl_upper)} / ${num(u.radius)}`, num(u.surrogate), percent(u.fraction), num(u.backtracks), percent(u.success, 1), u.gain ? signed(u.gain.estimate) : "–", num(u.seconds)]]),
       u.stale && u.kept ? el("p", { class: "meta" }, "No certificate applies: batch was stale.") : "",
       !u.stale && Object.keys(u.bounds).length ? el("p", { class: "meta" }, `Certified at least: ${Object.entries(u.bounds).map(([kind, b]) => `${signed(b)} (${kind.replaceAll("_", " ")})`).join(", ")}.`) : "",
-      source ? el("p", null, own ? "Learnt from a batch of its own, sampled under the team as it was then. " : `Learnt from the batch of step ${source.step}: rollouts reused. `,
+      source ? el("p", null, origin(u, own, source),
         batches.has(source.name) ? el("button", { class: "link", click: () => batches.open(source.name) }, "Read its conversations") : "Its conversations are not in this file's sample.") : "");
   };
   const cells = el("div", { class: "scroll timeline" }, [...stages].map(([stage, updates]) => el("div", { class: "stage" },

@@ -46,9 +46,9 @@ def show(data: Data) -> list[Part]:
         parts += [
             Facts((Toned(told, "bad"),)),
             Text(
-                "Those updates learnt from rollouts of an earlier team. A certificate bounds a step from the team that "
-                "wrote its batch, so that none applies to theirs; those that an older log holds are neither drawn nor "
-                "judged."
+                "Those updates learnt from rollouts of an earlier team, or from such that were redrawn in part. A "
+                "certificate bounds a step from the team that wrote its batch, so that none applies to theirs; those "
+                "that an older log holds are neither drawn nor judged."
             ),
         ]
     parts.append(Grid(_charts(issued, [u for u in issued if u["gain"] is not None])))

@@ -44,7 +44,8 @@ def answer(data: Data) -> Answer:
     tokens, seconds = cost["overhead"]["token_ratio"], cost["overhead"]["seconds_ratio"]
     against = ""
     if tokens is not None and tokens > 1.001:
-        against = f" Sampling anew before every update took {tokens:.2f} times the tokens of naive sequential training"
+        when = "Sampling within stages" if data["run"]["fresh"] is False else "Sampling anew before every update"
+        against = f" {when} took {tokens:.2f} times the tokens of naive sequential training"
         against += f" and about {seconds:.2f} times its time." if seconds else "."
     told = f"{len(data['updates'])} updates in {clock(data['run']['seconds'])}, {cost['episodes']:,} episodes.{against}"
     return Answer("What did it cost?", "plain", f"{cost['sampled_tokens']:,} tokens", told)

@@ -1,9 +1,9 @@
-"""Staleness: what rollouts cached at the start of a stage would have hidden from its later updates."""
+"""Staleness: what old rollouts were still worth, what they hide, and what sampling at other times would have cost."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from teamtr.analysis.diagnostics.probes import probed, stale_gap_by_stage
@@ -21,11 +21,11 @@ from teamtr.analysis.report.parts import (
     line,
 )
 from teamtr.analysis.report.reading import Reading
+from teamtr.analysis.report.rollouts import answer_by_shares, chosen_rollouts, other_choice, rollout_parts
 from teamtr.analysis.report.section import Answer, Data, Section, register
 from teamtr.analysis.report.words import NONE, finite, num, percent, signed
-from teamtr.records import whole
+from teamtr.records import mapping, whole
 from teamtr.team import Agent, visibility
-from teamtr.theory.weights import weight_degeneracy
 
 FORMS = {"identity": "word for word", "statements": "by what was stated", "agreement": "by who agrees with whom"}
 STAGES = Axis("stage", whole=True)
@@ -37,16 +37,7 @@ APART = 0.12
 
 
 def compute(run: Reading) -> Data:
-    return {"weights": _weights(run), "probes": _probes(run), "staleness": _steps(run)}
-
-
-def _weights(run: Reading) -> dict[str, Any] | None:
-    """Of the newest commit: only there are trajectory weights stored, and only when rollouts are reused."""
-    logs = run.progress.get("log_weights")
-    try:
-        return None if not logs else {"update": whole(run.progress, "number"), **asdict(weight_degeneracy(logs))}
-    except (ValueError, TypeError):
-        return None
+    return {"rollouts": chosen_rollouts(run), "probes": _probes(run), "staleness": _steps(run)}
 
 
 def _probes(run: Reading) -> dict[str, Any] | None:
@@ -65,6 +56,8 @@ def _steps(run: Reading) -> list[dict[str, Any]] | None:
     agents = {agent.name: Agent(agent.name, "", sees=visibility(agent.sees)) for agent in team_file.team.agents}
     updated = {}
     for update in run.updates:
+        if mapping(update, "rollouts").get("action") == "redraw":
+            continue  # what such a batch kept of an older one says nothing of how far the team has moved
         stage, step, agent = whole(update, "stage"), whole(update, "step"), agents.get(str(update.get("agent")))
         if stage is not None and step is not None and agent is not None:
             updated[stage, step] = agent
@@ -76,27 +69,25 @@ def _steps(run: Reading) -> list[dict[str, Any]] | None:
 
 
 def answer(data: Data) -> Answer:
-    question = "Would stale rollouts have fooled it?"
-    weights, steps = data["weights"], data["staleness"]
-    if weights is not None:
-        text = (
-            f"This run reuses rollouts. After update {weights['update']} they were worth "
-            f"{percent(weights['effective_share'])} of as many fresh ones (ESS/B); the largest weight was "
-            f"{weights['largest']:.2g}."
-        )
-        return Answer(question, "bad" if weights["effective_share"] < 0.9 else "plain", "rollouts reused", text)
-    if data["probes"] and data["probes"]["by_stage"]:
-        return _answer_by_probes(question, data["probes"])
-    if not steps:
+    question = "Did it need fresh rollouts?"
+    chosen, probes, steps = data["rollouts"], data["probes"], data["staleness"]
+    is_probed = bool(probes and probes["by_stage"])
+    if chosen is not None and chosen["shares"]:
+        return answer_by_shares(question, chosen, _misjudged_in_words(probes) if is_probed else "")
+    if is_probed:
+        found = _answer_by_probes(question, probes)
+    elif steps:
+        found = _answer_by_steps(question, steps, data["run"]["fresh"])
+    else:
         text = "Not measured: it needs stored episodes of at least two steps of one stage (`teamtr report` reads them)."
-        return Answer(question, "plain", "not measured", text)
-    return _answer_by_steps(question, steps, data["run"]["fresh"])
+        found = Answer(question, "plain", "not measured", text)
+    cost = other_choice(chosen)
+    return replace(found, text=f"{found.text} {cost}") if cost else found
 
 
 def _answer_by_probes(question: str, probes: Data) -> Answer:
     """How far stale rollouts misjudge updates, on batches that no update learned from."""
-    judged = [probe for probe in probes["updates"] if probe["gap"] is not None]
-    told = [probe for probe in judged if not probe["gap"]["lower"] <= 0.0 <= probe["gap"]["upper"]]
+    judged, told = _judged(probes)
     gap, noise = (sum(stage[key] for stage in probes["by_stage"].values()) / len(judged) for key in ("total", "noise"))
     shares = [probe["weights"]["effective_share"] for probe in judged if "effective_share" in probe["weights"]]
     worth = f" Reused, they were worth at least {percent(min(shares))} of as many fresh ones (ESS/B)." if shares else ""
@@ -107,6 +98,17 @@ def _answer_by_probes(question: str, probes: Data) -> Answer:
     )
     # One interval in twenty misses zero by chance; a tenth of them is taken to mean something.
     return Answer(question, "plain", "somewhat" if len(told) > 0.1 * len(judged) else "hardly", text)
+
+
+def _misjudged_in_words(probes: Data) -> str:
+    judged, told = _judged(probes)
+    return f"By probes they misjudge {len(told)} of {len(judged)} updates (95 % intervals)."
+
+
+def _judged(probes: Data) -> tuple[list[Data], list[Data]]:
+    """The probed updates with a stale gap, and those of them whose interval leaves out zero."""
+    judged = [probe for probe in probes["updates"] if probe["gap"] is not None]
+    return judged, [probe for probe in judged if not probe["gap"]["lower"] <= 0.0 <= probe["gap"]["upper"]]
 
 
 def _answer_by_steps(question: str, steps: Sequence[Data], fresh: bool | None) -> Answer:
@@ -137,37 +139,18 @@ def _answer_by_steps(question: str, steps: Sequence[Data], fresh: bool | None) -
 def show(data: Data) -> list[Part]:
     agents = data["run"]["agents"]
     parts: list[Part] = []
-    if data["weights"]:
-        parts.append(_weights_table(data["weights"]))
+    if data["rollouts"]:
+        parts += rollout_parts(data["rollouts"], agents)
     if data["probes"]:
         parts.append(Grid(_probe_charts(data["probes"], agents)))
     if data["staleness"]:
         parts += [_drift_table(data["staleness"], data["probes"]), Grid(_step_charts(data["staleness"], agents))]
     nothing = (
-        "This plan reuses rollouts and its newest checkpoint holds no weights between updates: nothing to measure here."
+        "This plan reuses rollouts, and its log does not say what they were still worth."
         if data["run"]["fresh"] is False
         else "Not measured here. teamtr report RUN reads the stored episodes of several stages and measures it."
     )
     return parts or [Nothing(nothing)]
-
-
-def _weights_table(weights: Data) -> Table:
-    row = (
-        num(weights["update"]),
-        num(weights["episodes"]),
-        percent(weights["effective_share"], 1),
-        *(num(weights[key]) for key in ("p95", "p99", "largest")),
-        percent(weights["above_ten"], 1),
-    )
-    return Table(
-        ("after update", "episodes", "ESS / B", "P95", "P99", "largest", "share above 10"),
-        [row],
-        title="Weights of the reused rollouts",
-        caption=(
-            "Good: ESS / B near 100 %. It is what the reused episodes are worth in fresh ones; weights are stored with "
-            "the newest checkpoint only."
-        ),
-    )
 
 
 def _by_agent(rows: Sequence[Data], agents: Sequence[str], draw: Callable[..., Series]) -> list[Series]:
@@ -365,7 +348,7 @@ register(
         key="staleness",
         title="Staleness",
         place=40,
-        lead="What rollouts cached at the start of a stage would have hidden from its later updates.",
+        lead="What old rollouts were still worth, what they hide, and what sampling at other times would have cost.",
         compute=compute,
         show=show,
         answer=answer,
