@@ -7,16 +7,20 @@ Ours plays all turns anew before every update and takes the whole update: scores
 measured on one turn of middle length and one update (the padded one on a quarter of an update's messages), and
 multiplied: ``generate`` + padded training, and TRL's GRPO step where trl is installed, each with the cache that is the
 default and with a static one, which transformers compiles and captures. All are warm when the clock starts. Then the
-memory of teams of 1 and of 8 agents in conversations of eight turns.
+same stage by plans that reuse rollouts (``--parts plans``), which decide as in training, and the memory of teams of 1
+and of 8 agents in conversations of eight turns.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import time
+import zlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from itertools import cycle, islice
 from types import SimpleNamespace
@@ -30,12 +34,21 @@ from common import SHAPES, adapted_team, make_batch, make_model, peak_gb, random
 from rollout import DTYPES, generate
 from teamtr.presets import PRESETS
 from teamtr.randomness import uniforms
+from teamtr.rollout import Ledger, RolloutContext
+from teamtr.rollout import play as rollout_play
+from teamtr.rollout.cost import Account
+from teamtr.rollout.redraw import redraw
+from teamtr.tasks import Task
+from teamtr.team import Agent, Schedule, Team
+from teamtr.training.algorithm import run_stage, schedule
 from teamtr.training.batch import Optimization, TrainingBatch
 from teamtr.training.update import update_agent
-from teamtr.types import AgentState
+from teamtr.types import AgentBatch, AgentState, Problem, RolloutBatch, Verdict
 from trl_step import as_stage, grpo_step
 
-PARTS = ("ours", "rivals", "memory")
+PARTS = ("ours", "rivals", "plans", "memory")
+PLANS = ("teamtr", "naive_sequential", "reweighted", "auto", "partial")
+RADIUS = 0.05
 MEMORY_TURNS, MEMORY_PAGES_GB = 8, 12.0
 
 Said = dict[str, tuple[list[Any], list[Any]]]
@@ -73,7 +86,7 @@ def update(engine: Any, a: argparse.Namespace, agent: str, said: Said, seed: int
     advantages = plan.advantage.estimate(returns)
     data = TrainingBatch(make_batch(agent, *said[agent], a.group, episodes=returns.size), advantages, returns)
     optimization = Optimization(learning_rate=1e-5, epochs=a.epochs, minibatches=4)
-    state = AgentState(beta=1.0, step_scale=1.0, radius_nats=0.05)
+    state = AgentState(beta=1.0, step_scale=1.0, radius_nats=RADIUS)
     return update_agent(engine.learner(agent), data, plan, optimization, state, seed=seed).report
 
 
@@ -97,6 +110,85 @@ def ours(a: argparse.Namespace) -> dict[str, Any]:
         "gate share without sampling": phases["gate"] / (phases["whole"] - phases["sample"]),
     }
     return {**phases, **shares, "peak GB": peak_gb(), "sampled tokens": sampled}
+
+
+class Numbers:
+    """A codec whose text is the ids themselves."""
+
+    def encode(self, messages: Sequence[dict[str, str]]) -> Any:
+        found = [int(x) for m in messages for x in re.findall(r"(?<![a-z0-9])\d+", m["content"])]
+        return np.array(found, dtype=np.int32)
+
+    def encode_message(self, text: str) -> Any:
+        return self.encode([{"content": text}])
+
+    def decode(self, token_ids: Any) -> str:
+        return " ".join(map(str, token_ids))
+
+
+class Coins(Task):
+    """Random problems, paid by chance, which the words decide."""
+
+    def __init__(self, a: argparse.Namespace) -> None:
+        prompts = random_prompts(np.random.default_rng(7), a.problems, a.prompt, SHAPES[a.shape]["vocab_size"])
+        super().__init__({"train": [Problem(str(k), Numbers().decode(p)) for k, p in enumerate(prompts)]})
+
+    def grade(self, episodes: Sequence[tuple[Problem, str, Sequence[str]]]) -> list[Verdict]:
+        heads = [zlib.crc32(" ".join(texts).encode()) % 2 for _, _, texts in episodes]
+        return [Verdict("right" if head else "wrong", float(head)) for head in heads]
+
+
+def by_plan(a: argparse.Namespace, name: str, stages: int = 2) -> dict[str, Any]:
+    """Two stages of the loop itself; the second is measured, the first warms up and says what sampling costs. The first
+    step of an update is shortened to its share of the radius, so that the steps are of the size that was asked for."""
+    engine, plan, task = team_of(a, a.agents), PRESETS[name], Coins(a)
+    agents = tuple(Agent(n, engine.version(n), max_tokens=a.tokens) for n in engine.learners)
+    context = RolloutContext(
+        engine, dict.fromkeys(engine.learners, Numbers()), Schedule.repeated(tuple(engine.learners), 1), task
+    )
+    team, states = Team(agents), dict.fromkeys(engine.learners, AgentState(1.0, 1.0, RADIUS))
+    optimization = Optimization(learning_rate=1e-3, epochs=a.epochs, minibatches=4)
+    optimization = replace(optimization, gate_share=1.0 if plan.reuses_rollouts else optimization.gate_share)
+    account = Account()
+    found: dict[str, Any] = {}
+    cost: float | None = None
+
+    def collect(team: Team, step: int, worn: RolloutBatch | None) -> RolloutBatch:
+        ledger = Ledger()
+        if worn is None:
+            batch = rollout_play(context, team, task.problems("train"), a.group, seed=step, ledger=ledger)
+        else:
+            ends = {n: engine.info(n).end_ids for n in team.names}
+            batch = redraw(context, team, worn, seed=step, end_ids=ends, ledger=ledger).batch
+        account.sampled(ledger)
+        found["sample"] += sum(ledger.seconds.values())
+        found["sampled tokens"] += sum(ledger.sampled_tokens.values())
+        return batch
+
+    def teach(agent: str, data: TrainingBatch) -> Any:
+        done = update_agent(engine.learner(agent), data, plan, optimization, states[agent], seed=1)
+        states[agent] = done.state
+        account.updated(agent, done.report.tokens, done.report.seconds)
+        found.update({phase: found.get(phase, 0.0) + spent for phase, spent in done.report.seconds.items()})
+        return done
+
+    def price(batch: RolloutBatch, own: AgentBatch) -> float | None:
+        read = sum(len(p) + len(m) for p, m in zip(own.prompts, own.messages, strict=True))
+        said = sum(len(turn.token_ids) for episode in batch.episodes for turn in episode.turns)
+        return None if cost is None or name != "auto" else cost * said / (a.epochs * read)
+
+    for stage in range(stages):
+        found = {"sample": 0.0, "sampled tokens": 0}
+        started = time.perf_counter()
+        slots = schedule(plan.order, team.trainable, np.random.default_rng(stage))
+        steps = list(run_stage(team, plan, collect, teach, slots, price=price))
+        team, found["whole"] = steps[-1].team, time.perf_counter() - started
+        cost = account.sampling_cost()
+    shares = [step.choice.share for step in steps if step.choice.share is not None]
+    actions = " ".join(step.choice.action for step in steps)
+    kl = float(np.mean([step.report.kl_full for step in steps]))
+    worth = min(shares, default=None)
+    return {**found, "actions": actions, "least share": worth, "KL": kl, "sampling cost": cost, "peak GB": peak_gb()}
 
 
 def warm(engine: Any, said: dict[str, Any], a: argparse.Namespace) -> None:
@@ -198,6 +290,7 @@ def main() -> None:
         ("TRL, static cache", "rivals", partial(trl, a, "static")),
         ("generate + padded", "rivals", partial(rival, a, training, None)),
         ("TRL", "rivals", partial(trl, a, None)),
+        *((f"plan {name}", "plans", partial(by_plan, a, name)) for name in PLANS),
     ):
         if part not in parts:
             continue
@@ -219,12 +312,12 @@ def main() -> None:
             torch.cuda.reset_peak_memory_stats()
         peaks[agents] = memory(a, agents)
         so_far(f"{agents} agents", peaks[agents])
-    keys = ("sample", "score", "train", "gate", "whole", "sampled tokens/s", "gate share of the stage", "peak GB")
+    keys = ("sample", "score", "train", "gate", "whole", "sampled tokens", "gate share of the stage", "peak GB")
     rows = [(name, *(r.get(k) for k in keys)) for name, r in results.items()]
     title = f"{a.shape}: {a.agents} agents, {a.problems} problems x {a.group}, turns of {a.tokens} tokens; seconds"
     record = {"benchmark": "stage", **vars(a), "results": results, "memory by agents": peaks}
     if {"ours", "rivals"} <= set(parts):
-        fastest = min(r["whole"] for name, r in results.items() if name != "ours")
+        fastest = min(r["whole"] for name, r in results.items() if name != "ours" and not name.startswith("plan "))
         record["times faster"] = fastest / results["ours"]["whole"]
         title += f"; {record['times faster']:.1f} times faster than the fastest rival"
     report(title, ("", *keys), rows, record, a.json)

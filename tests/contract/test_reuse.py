@@ -52,7 +52,7 @@ def test_worn_out_episodes_are_sampled_anew_or_in_part():
     found = choose(AUTO, worn, 1, returns, None)
     assert found.action == "sample"
     assert found.share == pytest.approx(625 / (6 * 405))
-    assert found.reason == "worth 26% of new ones, needed 50% (the least that the plan allows)"
+    assert found.reason == "worth 25.7% of new ones, needed 50.0% (the least that the plan allows)"
     assert choose(replace(AUTO, partial=True), worn, 1, returns, None).action == "redraw"
     naive = choose(Resample(every=0), worn, 1, returns, None)
     assert (naive.action, naive.needed) == ("reuse", None)

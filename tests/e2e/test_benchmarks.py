@@ -68,7 +68,8 @@ def test_stage_by_phase_beside_rivals_of_which_one_breaks(bench, monkeypatch):
         raise pickle.PicklingError("a library that is not ours")
 
     monkeypatch.setattr(importlib.import_module("stage"), "grpo_step", broken)
-    record, said = bench("stage", "--problems", "2", "--group", "2", "--tokens", "4", "--prompt", "8")
+    small = ["--problems", "2", "--group", "2", "--tokens", "4", "--prompt", "8"]
+    record, said = bench("stage", "--parts", "ours,rivals,memory", *small)
     ours = record["results"]["ours"]
     assert ours["sample"] == pytest.approx(sum(ours[f"turn {k}"] for k in (1, 2, 3)), rel=0.2)
     assert ours["sampled tokens"] <= 3 * 3 * 4 * 4
@@ -78,6 +79,17 @@ def test_stage_by_phase_beside_rivals_of_which_one_breaks(bench, monkeypatch):
     assert ours["gate share of the stage"] < ours["gate share without sampling"]
     assert {"ours", "generate + padded", "generate, static cache + padded"} == set(record["results"])
     assert "TRL: not measured: PicklingError: a library that is not ours" in said
+
+
+def test_stage_by_plans_that_decide_as_in_training(bench, monkeypatch):
+    monkeypatch.setattr(importlib.import_module("stage"), "PLANS", ("teamtr", "auto"))
+    small = ["--agents", "2", "--problems", "2", "--group", "2", "--tokens", "4", "--prompt", "8"]
+    record, _ = bench("stage", "--parts", "plans", *small)
+    fresh, auto = (record["results"][f"plan {name}"] for name in ("teamtr", "auto"))
+    assert fresh["actions"] == "sample sample"
+    assert auto["actions"].startswith("sample ")
+    assert auto["sampled tokens"] <= fresh["sampled tokens"]
+    assert auto["least share"] > 0
 
 
 def test_architectures_that_work_and_one_that_is_refused(bench):

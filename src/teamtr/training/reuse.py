@@ -43,7 +43,7 @@ def choose(
     if step == 0:
         return Choice("sample", "a stage begins")
     if resample.every and step % resample.every == 0:
-        return Choice("sample", "before every update" if resample.every == 1 else f"before every {resample.every}th")
+        return Choice("sample", "before every update" if resample.every == 1 else f"one update in {resample.every}")
     assert batch is not None, "a stage that goes on in the middle needs the batch it held"
     assert returns_PG is not None, "and its returns"
     share = effective_share(batch, returns_PG)
@@ -53,9 +53,9 @@ def choose(
     if price is not None and share_worth_keeping(price) > needed:
         needed, why = share_worth_keeping(price), f"sampling costs {price:.2g} of an update"
     if share >= needed:
-        return Choice("reuse", f"worth {share:.0%} of new ones", share, needed)
+        return Choice("reuse", f"worth {share:.1%} of new ones", share, needed)
     action: Action = "redraw" if resample.partial else "sample"
-    return Choice(action, f"worth {share:.0%} of new ones, needed {needed:.0%} ({why})", share, needed)
+    return Choice(action, f"worth {share:.1%} of new ones, needed {needed:.1%} ({why})", share, needed)
 
 
 def effective_share(batch: RolloutBatch, returns_PG: Floats) -> float:
