@@ -232,12 +232,12 @@ def versions(folder: Path, make_engine: Any, *overrides: str) -> list[str]:
 
 @pytest.mark.long
 def test_the_demo_in_another_process_ends_with_the_same_bits(tmp_path: Path):
-    small = ("plan.problems=8", "plan.group_size=8", "tiny.warmup_steps=60", "eval.every=2", "diagnostics.every=2")
-    here = versions(tmp_path / "here", local_engine, "plan.stages=3", *small)
-    versions(tmp_path / "there", remote_engine, "plan.stages=2", *small)
-    there = versions(tmp_path / "there", remote_engine, "plan.stages=3", *small)
-    assert len(set(here)) > 6
-    assert here[6:] == there, "also when it is resumed"
+    small = ("plan.problems=8", "plan.group_size=8", "tiny.warmup_steps=15", "eval.every=1", "diagnostics.every=1")
+    here = versions(tmp_path / "here", local_engine, "plan.stages=2", *small)
+    versions(tmp_path / "there", remote_engine, "plan.stages=1", *small)
+    there = versions(tmp_path / "there", remote_engine, "plan.stages=2", *small)
+    assert len(set(here)) > 3
+    assert here[3:] == there, "also when it is resumed"
 
 
 @pytest.mark.slow

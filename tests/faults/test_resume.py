@@ -67,11 +67,12 @@ def test_two_undisturbed_runs_are_the_same(undisturbed, tmp_path):
     assert_same(tmp_path / "run", undisturbed[0])
 
 
-def test_killed_at_every_boundary(undisturbed, taught, tmp_path):
-    """Before a commit, between the commit and its log line, and after the log line, of every update."""
+@pytest.mark.parametrize("updates", [(1, 5, 9), pytest.param(range(1, UPDATES + 1), marks=pytest.mark.slow)])
+def test_killed_at_every_boundary(undisturbed, taught, tmp_path, updates):
+    """Before a commit, between the commit and its log line, and after the log line, of each of these updates."""
     for moments in (("before_commit", "after_commit"), ("after_log",)):
         folder = tmp_path / moments[0]
-        for number in range(1, UPDATES + 1):
+        for number in updates:
             for moment in moments:
                 process = start(folder, taught, die=(moment, number))
                 process.join(LONG)
@@ -80,15 +81,16 @@ def test_killed_at_every_boundary(undisturbed, taught, tmp_path):
         assert_same(folder, undisturbed[0])
 
 
-def test_killed_at_25_random_moments(undisturbed, taught, tmp_path):
+@pytest.mark.parametrize("times", [8, pytest.param(25, marks=pytest.mark.slow)])
+def test_killed_at_random_moments(undisturbed, taught, tmp_path, times):
     expected, seconds = undisturbed
     rng = random.Random(7)
     kills, number = 0, 0
-    while kills < 25:
+    while kills < times:
         folder = tmp_path / f"run-{number}"
         number += 1
         finished = False
-        while kills < 25 and not finished:
+        while kills < times and not finished:
             process = start(folder, taught)
             process.join(rng.uniform(0.05, 0.6 * seconds))
             if process.is_alive():
@@ -104,12 +106,19 @@ def test_killed_at_25_random_moments(undisturbed, taught, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "preset", ["naive_sequential", "resample_every_2", "importance_weighted", "joint", "random_order"]
+    "preset",
+    [
+        "naive_sequential",
+        "importance_weighted",
+        "joint",
+        pytest.param("resample_every_2", marks=pytest.mark.slow),
+        pytest.param("random_order", marks=pytest.mark.slow),
+    ],
 )
 def test_killed_in_the_middle_of_a_stage_that_reuses_its_batch(preset, taught, tmp_path):
-    overrides = (f"plan.preset={preset}",)
+    overrides = (f"plan.preset={preset}", "plan.stages=2")
     finish(tmp_path / "whole", taught, overrides=overrides)
-    for number in (2, 4, 8):
+    for number in (2, 4):
         start(tmp_path / "run", taught, overrides=overrides, die=("after_commit", number)).join(LONG)
     finish(tmp_path / "run", taught, overrides=overrides)
     assert_same(tmp_path / "run", killing.result(tmp_path / "whole"))
@@ -120,10 +129,10 @@ def test_killed_in_the_middle_of_a_stage_that_reuses_its_batch(preset, taught, t
     [
         ("team.train=lora", "team.lora.rank=2"),
         ("plan.order=largest_gain", "plan.allocate=gain"),
-        ("plan.order=largest_gain", "plan.allocate=certified"),
+        pytest.param(("plan.order=largest_gain", "plan.allocate=certified"), marks=pytest.mark.slow),
         ("plan.preset=grpo",),
-        ("plan.preset=grpo", "team.train=lora", "team.lora.rank=2"),
-        ("plan.preset=dapo",),
+        pytest.param(("plan.preset=grpo", "team.train=lora", "team.lora.rank=2"), marks=pytest.mark.slow),
+        pytest.param(("plan.preset=dapo",), marks=pytest.mark.slow),
     ],
 )
 def test_killed_where_more_than_weights_must_come_back(tmp_path, overrides):
