@@ -173,6 +173,7 @@ def test_a_stage_that_lost_its_batch_does_not_go_on():
         list(run_stage(world.team, world.plan, world.collect, half_measured, slots_of(world)))
 
 
+@pytest.mark.long
 def test_a_stage_goes_on_in_the_middle():
     for name in ("teamtr", "naive_sequential", "importance_weighted", "joint"):
         whole = World(plan=PRESETS[name])

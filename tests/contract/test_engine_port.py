@@ -74,6 +74,7 @@ def test_it_is_an_engine(session: Session):
     assert session.engine.agents == ("left", "right", "speaker")
 
 
+@pytest.mark.long
 def test_a_batch_split_by_rows_says_the_same_tokens(session: Session):
     prompts, noise = prompts_of(session, 32), uniforms(5, 32, 4)
     whole = session.engine.sample("left", prompts, noise)

@@ -138,6 +138,7 @@ def test_weights_of_a_stale_run_come_from_its_commit(tmp_path):
     assert data["run"]["fresh"] is False
 
 
+@pytest.mark.long
 def test_staleness_is_measured_between_batches_of_a_stage(tmp_path):
     """Stage start and later batches: the same law by chance (equal batches: no drift), or all contexts changed."""
     same = made_batch(AGENTS, problems=8, group=8)
@@ -394,6 +395,7 @@ def test_order_sensitivity_across_runs(tmp_path):
 # -- the commands --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_report_command(run, tmp_path):
     line = json.loads(invoke("report", run, "--json").stdout)
     assert line["path"] == str(run / "report.html")

@@ -80,6 +80,7 @@ def test_paged_and_plain_say_the_same_from_the_same_noise(policy, drawing, token
     assert server.books.available == server.books.count - 1, "every page was given back"
 
 
+@pytest.mark.long
 def test_rows_wait_for_pages_and_still_say_the_same(policy):
     """With pages for a few rows only, rows are admitted as others leave."""
     prompts = some_prompts(12)
@@ -119,6 +120,7 @@ def test_without_a_version_nothing_is_found_again(policy):
     assert server.books.found_tokens == 0
 
 
+@pytest.mark.long
 def test_an_agents_own_words_are_found_when_the_context_only_grew(policy):
     server = make_server(policy)
     prompts = some_prompts(10)

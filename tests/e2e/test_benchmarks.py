@@ -91,7 +91,9 @@ def test_architectures_that_work_and_one_that_is_refused(bench):
 def test_precision_has_a_row_for_each_arithmetic_and_the_mismatch(bench, monkeypatch):
     monkeypatch.setattr(importlib.import_module("precision"), "PERTURBATIONS", (1e-3, 1e-1))
     shapes = importlib.import_module("common").SHAPES  # without instructions for it, bf16 is slow on a CPU
-    monkeypatch.setitem(shapes, "tiny", {**shapes["tiny"], "hidden_size": 32, "intermediate_size": 32, "vocab_size": 64})
+    monkeypatch.setitem(
+        shapes, "tiny", {**shapes["tiny"], "hidden_size": 32, "intermediate_size": 32, "vocab_size": 64}
+    )
     record, _ = bench("precision", "--lengths", "4", "--messages", "4")
     rows = {r["precision"]: r for r in record["results"]}
     assert rows["fp32"]["floor"] == 0.0

@@ -120,6 +120,7 @@ def test_the_log_accounts_for_every_agent_and_phase(team_file, tmp_path):
     assert sampled == sum(account["tokens"][n]["sampled"] for n in ("left", "right", "speaker"))
 
 
+@pytest.mark.long
 def test_training_tells_what_goes_on(finished):
     """Without a terminal: the warm-up, a line per update, and at the end where the run is and what to do next."""
     folder, told = finished
@@ -232,6 +233,7 @@ def test_a_comparison_is_plain_text_unless_markdown_is_asked_for(tmp_path):
     assert "text or md" in invoke("compare", tmp_path / "a_b", tmp_path / "c_d", "--format", "html", code=2).stderr
 
 
+@pytest.mark.long
 def test_an_interval_is_never_of_no_width():
     from teamtr.evaluation.metrics import summarise
     from teamtr.text import share

@@ -78,6 +78,7 @@ def test_importing_the_library_loads_nothing_heavy(tmp_path: Path) -> None:
     assert not loaded & {"numpy", "pydantic", "torch", "transformers", "peft", "ruamel", "rich", "typer", "sympy"}
 
 
+@pytest.mark.long
 def test_the_trainer_s_module_loads_no_model_library(tmp_path: Path) -> None:
     said = ran("-c", "import sys; from teamtr import Agent, Plan, TeamTrainer; print(*sys.modules)", cwd=tmp_path)
     assert not {name.partition(".")[0] for name in said.split()} & {"torch", "transformers", "peft"}

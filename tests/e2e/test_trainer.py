@@ -275,6 +275,7 @@ def letters(words: str = "abc") -> Letters:
     return Letters({"train": [Problem(w, w) for w in words], "test": [Problem("z", "z")]})
 
 
+@pytest.mark.long
 def test_a_task_is_a_reward(tmp_path: Path) -> None:
     trainer = made(tmp_path / "run", reward_funcs=letters(), train_dataset=None)
     updates = [record for record in trainer.train() if record["kind"] == "update"]
@@ -287,6 +288,7 @@ def test_a_task_is_a_reward(tmp_path: Path) -> None:
 # -- evaluation, callbacks, stopping, resuming ---------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_evaluation_before_and_after(tmp_path: Path) -> None:
     def first(completions, **_):
         return [1.0 if text[:1].islower() else 0.0 for text in completions]
@@ -407,6 +409,7 @@ def vowels_that_cost(prompts, completions, **columns) -> list[float]:
 vowels_that_cost.__qualname__ = vowels.__qualname__
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
@@ -557,6 +560,7 @@ def turns_of(folder: Path) -> list[str]:
     return list(order)
 
 
+@pytest.mark.long
 def test_a_router_as_in_the_team_file(tmp_path: Path) -> None:
     made(tmp_path / "run", router={"order": ["checker", "solver"], "rounds": 2}).train()
     assert turns_of(tmp_path / "run") == ["checker", "solver", "checker", "solver"]
@@ -578,6 +582,7 @@ class Bookends:
         return ((0, self.first), (0, self.other), (1, self.first), None)[len(turns)]
 
 
+@pytest.mark.long
 def test_a_router_of_one_s_own(tmp_path: Path) -> None:
     trainer = made(tmp_path / "run", router=Bookends("solver", "checker"), answer="checker")
     assert trainer.team_file.python["router"] == "Bookends(first='solver', other='checker', rounds=2, horizon=3)"
