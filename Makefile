@@ -11,6 +11,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 export OMP_WAIT_POLICY ?= PASSIVE
+unexport PYTHONDONTWRITEBYTECODE  # tests start hundreds of processes: what is compiled once is kept
 
 .PHONY: setup demo test-fast test test-slow test-gpu test-chaos fuzz docs lint check clean
 setup: .venv/.ready

@@ -414,11 +414,10 @@ def test_an_adapter_is_told_from_modules_and_other_adapters():
 def test_adapters_on_embeddings_are_refused():
     from types import SimpleNamespace
 
-    from conftest import SMALL
-    from teamtr.engines.torch.loading import share_base, tiny_model
+    from teamtr.engines.torch.loading import TinyShape, share_base, tiny_model
     from teamtr.engines.torch.model_files import ModelError
 
-    model, _ = tiny_model(SMALL, seed=0)
+    model, _ = tiny_model(TinyShape(layers=1, width=16, heads=2), seed=0)
     targets = SimpleNamespace(rank=2, alpha=4.0, targets=["embed_tokens", "q_proj"])
     with pytest.raises(ModelError, match="only linear layers"):
         share_base(model, {"agent0": targets}, seed=0)

@@ -16,12 +16,11 @@ import torch
 from typer.testing import CliRunner
 
 import teamtr
-from conftest import SMALL
 from teamtr import Agent, Callback, GroupAdvantage, LoraConfig, Plan, TeamTrainer, UserError
 from teamtr.api.rewards import RewardTask
 from teamtr.cli import app
 from teamtr.config.schema import PlanConfig, plan_keys
-from teamtr.engines.torch.loading import tiny_model
+from teamtr.engines.torch.loading import TinyShape, tiny_model
 from teamtr.presets import PRESETS
 from teamtr.session.inputs import OtherInputs
 from teamtr.session.resume import OtherRun
@@ -63,7 +62,7 @@ def made(folder: Path, **changes: Any) -> TeamTrainer:
 
 
 def model_object(seed: int = 0) -> tuple[Any, Any]:
-    return tiny_model(SMALL, seed=seed)
+    return tiny_model(TinyShape(layers=1, width=16, heads=2), seed=seed)
 
 
 def weights(folder: Path) -> dict[str, bytes]:

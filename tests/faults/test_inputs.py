@@ -11,9 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from conftest import SMALL
 from teamtr.config import load_team_file
-from teamtr.engines.torch.loading import tiny_model
+from teamtr.engines.torch.loading import TinyShape, tiny_model
 from teamtr.session.environment import git_revision
 from teamtr.session.export import export
 from teamtr.session.inputs import Inputs, OtherInputs, changes
@@ -52,7 +51,7 @@ def begun(tmp_path_factory) -> Path:
     (folder / "reward.py").write_text(REWARD)
     (folder / "helper.py").write_text("SCALE = 1.0\n")
     (folder / "team.yaml").write_text(TEAM)
-    model, tokenizer = tiny_model(SMALL, seed=3)
+    model, tokenizer = tiny_model(TinyShape(layers=1, width=16, heads=2), seed=3)
     for part in (model, tokenizer):
         part.save_pretrained(folder / "model")
     proceed(folder, updates=1)
