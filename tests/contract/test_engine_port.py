@@ -32,7 +32,10 @@ learner: {micro_batch: 8}
 MAKERS = {"local": local_engine, "remote": remote_engine}
 
 
-REMOTE = [pytest.param(f"remote-{kind}", marks=pytest.mark.long) for kind in ("full", "lora")]
+REMOTE = [
+    pytest.param("remote-full", marks=(pytest.mark.long, pytest.mark.slow)),
+    pytest.param("remote-lora", marks=pytest.mark.long),
+]
 
 
 @pytest.fixture(scope="module", params=["local-full", "local-lora", *REMOTE])

@@ -268,6 +268,7 @@ def test_an_unmoved_policy_has_no_kl_to_its_beginning(kind):
     assert not learner.measure().reference_M.any()
 
 
+@pytest.mark.long
 def test_the_kl_to_the_initial_policy_pulls_a_drifted_policy_back(kind):
     """Without any advantage, steps go home; without the penalty they go nowhere."""
     learner, batch = drifted(kind)

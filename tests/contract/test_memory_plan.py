@@ -172,7 +172,7 @@ def test_what_is_planned_for_a_step_is_what_autograd_keeps(shared, precision, pa
 )
 def test_no_run_computes_more_messages_at_once_than_are_planned(overrides, monkeypatch, tmp_path):
     text = TEAM.format(train="lora", engine="plain").replace("warmup_steps: 0", "warmup_steps: 40")
-    team_file = loads(text, "plan.yaml", ["plan.stages=2", "plan.group_size=4", "learner.micro_batch=64", *overrides])
+    team_file = loads(text, "plan.yaml", ["plan.stages=1", "plan.group_size=4", "learner.micro_batch=64", *overrides])
     computed: dict[bool, int] = {False: 0, True: 0}
     features = TransformerPolicy.features
 
@@ -244,6 +244,7 @@ def test_a_rehearsal_changes_nothing_and_finds_the_micro_batch_that_fits(monkeyp
     assert {name: learner.fingerprint() for name, learner in built.engine.learners.items()} == before
 
 
+@pytest.mark.long
 def test_a_rehearsal_takes_the_memory_of_sampling_first(monkeypatch):
     """So that its peak is that of a stage: pages are there when the longest step is taken."""
     built = session("lora", engine="paged")
@@ -365,7 +366,7 @@ team:
     - {{name: a1, model: {tmp_path}/small}}
     - {{name: a2, model: {tmp_path}/large}}
     - {{name: a3, model: {tmp_path}/small}}
-plan: {{stages: 3, problems: 8, group_size: 8, radius_nats_per_message: 0.5}}
+plan: {{stages: 1, problems: 8, group_size: 8, radius_nats_per_message: 0.5}}
 learner: {{precision: fp32}}
 sampling: {{engine: paged}}
 """

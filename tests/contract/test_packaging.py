@@ -50,6 +50,7 @@ def test_the_wheel_holds_every_file_of_the_source_and_no_other(wheel: zipfile.Zi
     assert {name for name in wheel.namelist() if ".dist-info/" not in name} == source
 
 
+@pytest.mark.long
 def test_the_wheel_says_what_it_is(wheel: zipfile.ZipFile) -> None:
     info = f"teamtr-{__version__}.dist-info"
     said = Parser().parsestr(wheel.read(f"{info}/METADATA").decode())

@@ -188,6 +188,7 @@ def folder(tmp_path) -> Path:
     return tmp_path / "model"
 
 
+@pytest.mark.slow
 def test_the_swap_of_a_real_model_runs_from_end_to_end(folder, tmp_path, monkeypatch, capsys):
     monkeypatch.syspath_prepend(str(ROOT / "experiments"))
     sizes = {"team-stages": 1, "stages": 1, "problems": 2, "newcomer-steps": 1, "probes": 16, "max-steps": 2,
@@ -203,6 +204,7 @@ def test_the_swap_of_a_real_model_runs_from_end_to_end(folder, tmp_path, monkeyp
     assert (tmp_path / "swap.svg").stat().st_size > 1000
 
 
+@pytest.mark.slow
 def test_the_experiment_trains_what_it_then_reads(smollm2, folder, tmp_path, monkeypatch, capsys):
     small = ["plan.problems=2", "plan.group_size=2", "eval.problems=2", "team.max_tokens=3"]
     monkeypatch.setattr(smollm2, "SETTINGS", [*smollm2.SETTINGS, *small])

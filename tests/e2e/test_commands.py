@@ -500,7 +500,7 @@ def wait_for_updates(folder: Path, count: int, seconds: float = 300.0) -> None:
 @pytest.mark.long
 def test_ctrl_c_once_saves_and_the_same_command_goes_on(team_file, tmp_path):
     folder = tmp_path / "run"
-    process = run_cli("train", team_file, "plan.stages=400", "--out", folder, "--json")
+    process = run_cli("train", team_file, "plan.stages=400", "tiny.warmup_steps=1", "--out", folder, "--json")
     wait_for_updates(folder, 2)
     process.send_signal(signal.SIGINT)
     stdout, stderr = process.communicate(timeout=120)
@@ -512,7 +512,9 @@ def test_ctrl_c_once_saves_and_the_same_command_goes_on(team_file, tmp_path):
     assert "stage" in stderr
     assert "KL" in stderr, "plain progress lines without a terminal"
     finish = updates // 3 + 2
-    again = last_json(invoke("train", team_file, f"plan.stages={finish}", "--out", folder, "--json"))
+    again = last_json(
+        invoke("train", team_file, f"plan.stages={finish}", "tiny.warmup_steps=1", "--out", folder, "--json")
+    )
     assert again["updates"] == 3 * finish
 
 
@@ -537,7 +539,8 @@ def test_ctrl_c_while_the_tiny_base_is_taught_stops_at_once(team_file, tmp_path)
 @pytest.mark.long
 def test_ctrl_c_twice_stops_at_once_and_stays_resumable(team_file, tmp_path):
     folder = tmp_path / "run"
-    process = run_cli("train", team_file, "plan.stages=400", "plan.problems=64", "--out", folder)
+    small = ("plan.problems=32", "tiny.warmup_steps=1", "--out", folder)
+    process = run_cli("train", team_file, "plan.stages=400", *small)
     wait_for_updates(folder, 1)
     process.send_signal(signal.SIGINT)
     process.send_signal(signal.SIGINT)
@@ -546,9 +549,7 @@ def test_ctrl_c_twice_stops_at_once_and_stays_resumable(team_file, tmp_path):
     commit = RunFolder.read(folder).checkpoints.latest()
     assert commit.number >= 1
     stages = commit.number // 3 + 1
-    again = last_json(
-        invoke("train", team_file, f"plan.stages={stages}", "plan.problems=64", "--out", folder, "--json")
-    )
+    again = last_json(invoke("train", team_file, f"plan.stages={stages}", *small, "--json"))
     assert again["updates"] == 3 * stages
 
 

@@ -165,6 +165,7 @@ def test_kept_replies_are_graded_again_without_sampling(
     assert "nothing to grade again" in " ".join(stderr.split())
 
 
+@pytest.mark.long
 def test_a_run_is_evaluated_in_its_own_folder(tmp_path: Path) -> None:
     file = tmp_path / "team.yaml"
     file.write_text(

@@ -6,6 +6,7 @@ import ast
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -34,9 +35,25 @@ def cells() -> list[dict[str, Any]]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_a_script_runs_and_its_team_learns(script: str, tmp_path: Path) -> None:
-    said = ran(EXAMPLES / script, "run", cwd=tmp_path)
+@pytest.mark.parametrize(
+    ("script", "fresh"),
+    [
+        ("own_reward.py", True),
+        ("own_router.py", False),
+        ("own_advantage.py", False),
+        pytest.param("own_router.py", True, marks=pytest.mark.slow),
+        pytest.param("own_advantage.py", True, marks=pytest.mark.slow),
+    ],
+)
+def test_a_script_runs_and_its_team_learns(script: str, fresh: bool, tmp_path: Path, monkeypatch, capsys) -> None:
+    """In a fresh interpreter, or in this one, which has the libraries loaded and the base taught."""
+    if fresh:
+        said = ran(EXAMPLES / script, "run", cwd=tmp_path)
+    else:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", [script, "run"])
+        runpy.run_path(str(EXAMPLES / script), run_name="__main__")
+        said = capsys.readouterr().out
     (listed,) = re.findall(r"\[.*\]", said)
     rewards = ast.literal_eval(listed)
     early, late = rewards[: len(rewards) // 3], rewards[-len(rewards) // 3 :]

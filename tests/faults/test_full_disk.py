@@ -141,6 +141,7 @@ def weights(run: Path) -> dict[str, bytes]:
     return {str(path.relative_to(run)): path.read_bytes() for path in found}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), KeyboardInterrupt()])
 def test_an_export_that_fails_leaves_nothing(
     error: BaseException, undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -98,6 +98,7 @@ def documented_differences() -> list[tuple[str, str, str, str]]:
     return table
 
 
+@pytest.mark.long
 def test_the_documented_differences_are_true(mirror: MathGrader, ours: MathGrader) -> None:
     table = documented_differences()
     pairs = [(boxed(given), truth) for given, truth, _, _ in table]
