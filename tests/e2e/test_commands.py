@@ -137,6 +137,7 @@ def test_training_tells_what_goes_on(finished):
 
 
 @pytest.mark.long
+@pytest.mark.long
 def test_fewer_stages_than_are_done_are_refused(finished, team_file, tmp_path):
     from teamtr.config import load_team_file
     from teamtr.session.train import train
@@ -157,6 +158,7 @@ def test_fewer_stages_than_are_done_are_refused(finished, team_file, tmp_path):
     assert last_json(invoke("train", team_file, "--out", tmp_path / "half", "--json"))["updates"] == 6
 
 
+@pytest.mark.long
 def test_a_finished_run_says_so(finished, team_file):
     folder, _ = finished
     told = invoke("train", team_file, "--out", folder).stderr
@@ -500,7 +502,8 @@ def wait_for_updates(folder: Path, count: int, seconds: float = 300.0) -> None:
 @pytest.mark.long
 def test_ctrl_c_once_saves_and_the_same_command_goes_on(team_file, tmp_path):
     folder = tmp_path / "run"
-    process = run_cli("train", team_file, "plan.stages=400", "tiny.warmup_steps=1", "--out", folder, "--json")
+    small = ("tiny.warmup_steps=1", "--out", folder, "--json")
+    process = run_cli("train", team_file, "plan.stages=400", *small)
     wait_for_updates(folder, 2)
     process.send_signal(signal.SIGINT)
     stdout, stderr = process.communicate(timeout=120)
