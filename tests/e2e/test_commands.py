@@ -137,7 +137,6 @@ def test_training_tells_what_goes_on(finished):
 
 
 @pytest.mark.long
-@pytest.mark.long
 def test_fewer_stages_than_are_done_are_refused(finished, team_file, tmp_path):
     from teamtr.config import load_team_file
     from teamtr.session.train import train
