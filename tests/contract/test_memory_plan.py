@@ -92,8 +92,15 @@ def test_longest_contexts_grow_with_what_was_said_before():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("player", ["{agent: judge, max_tokens: 30}", "{model: tiny, max_tokens: 30}"])
-@pytest.mark.parametrize("history", ["transcript", "chat"])
+@pytest.mark.parametrize(
+    ("player", "history"),
+    [
+        ("{agent: judge, max_tokens: 30}", "transcript"),
+        ("{model: tiny, max_tokens: 30}", "chat"),
+        pytest.param("{agent: judge, max_tokens: 30}", "chat", marks=pytest.mark.slow),
+        pytest.param("{model: tiny, max_tokens: 30}", "transcript", marks=pytest.mark.slow),
+    ],
+)
 def test_nobody_reads_more_than_is_planned_where_an_environment_speaks(player, history, tmp_path, monkeypatch):
     """Its replies are part of the contexts, and whoever plays it reads and speaks too."""
     rows = [{"surface": "A man laughs. " * k, "bottom": "He is a clown. " * k} for k in (1, 9, 4)]
@@ -141,8 +148,17 @@ def test_activations_are_measured_and_grow_with_the_layers():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("precision", "packs"), [("fp32", True), ("fp16", True), ("fp32", False)])
-@pytest.mark.parametrize("shared", [0, 40])
+@pytest.mark.parametrize(
+    ("precision", "packs", "shared"),
+    [
+        ("fp32", True, 0),
+        ("fp32", True, 40),
+        ("fp32", False, 0),
+        ("fp32", False, 40),
+        ("fp16", True, 40),
+        pytest.param("fp16", True, 0, marks=pytest.mark.slow),  # products that a CPU has no instructions for
+    ],
+)
 def test_what_is_planned_for_a_step_is_what_autograd_keeps(shared, precision, packs):
     """Common beginnings are kept once, but for what attention keeps of every row."""
     text = TEAM.replace("width: 32", "width: 64").replace("layers: 1", "layers: 3")

@@ -541,7 +541,7 @@ def test_ctrl_c_while_the_tiny_base_is_taught_stops_at_once(team_file, tmp_path)
 @pytest.mark.long
 def test_ctrl_c_twice_stops_at_once_and_stays_resumable(team_file, tmp_path):
     folder = tmp_path / "run"
-    small = ("plan.problems=32", "tiny.warmup_steps=1", "--out", folder)
+    small = ("plan.problems=8", "tiny.warmup_steps=1", "--out", folder)
     process = run_cli("train", team_file, "plan.stages=400", *small)
     wait_for_updates(folder, 1)
     process.send_signal(signal.SIGINT)

@@ -30,6 +30,13 @@ def ran(*words: object, cwd: Path) -> str:
     return result.stdout
 
 
+def run_here(script: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run a script in this interpreter, which has the libraries loaded and remembers bases that were taught."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "argv", [script.name, "run"])
+    runpy.run_path(str(script), run_name="__main__")
+
+
 def cells() -> list[dict[str, Any]]:
     return json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
 
@@ -46,13 +53,10 @@ def cells() -> list[dict[str, Any]]:
     ],
 )
 def test_a_script_runs_and_its_team_learns(script: str, fresh: bool, tmp_path: Path, monkeypatch, capsys) -> None:
-    """In a fresh interpreter, or in this one, which has the libraries loaded and the base taught."""
     if fresh:
         said = ran(EXAMPLES / script, "run", cwd=tmp_path)
     else:
-        monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr(sys, "argv", [script, "run"])
-        runpy.run_path(str(EXAMPLES / script), run_name="__main__")
+        run_here(EXAMPLES / script, tmp_path, monkeypatch)
         said = capsys.readouterr().out
     (listed,) = re.findall(r"\[.*\]", said)
     rewards = ast.literal_eval(listed)
@@ -115,10 +119,11 @@ def test_the_page_shows_code_that_runs() -> None:
 
 
 @pytest.mark.long
-def test_the_readme_s_program_runs(tmp_path: Path) -> None:
+def test_the_readme_s_program_runs(tmp_path: Path, monkeypatch, capsys) -> None:
     (block,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), flags=re.M | re.S)
     (tmp_path / "readme.py").write_text(block)
-    said = ran("readme.py", cwd=tmp_path)
+    run_here(tmp_path / "readme.py", tmp_path, monkeypatch)
+    said = capsys.readouterr().out
     assert 0.0 <= float(said.split()[-1]) <= 1.0
     assert (tmp_path / "solver" / "model.safetensors").is_file()
     assert (tmp_path / "runs" / "sums" / "log.jsonl").is_file()
