@@ -488,8 +488,6 @@ def test_books_never_hand_out_a_page_twice(steps):
 
 
 KERNELS = "decode, rotated, together, half, half together, rotate, prefill, draw, score, forbidden, between, learner"
-    "decode, rotated, together, half, half together, rotate, prefill, draw, groups, score, forbidden, between, learner"
-)
 
 
 @pytest.mark.long
