@@ -1,6 +1,6 @@
 # make setup      creates .venv with everything the project needs
 # make demo       trains three tiny models to pass on a code
-# make test-fast  quick tests of every module: about a minute
+# make test-fast  quick tests of every module: under a minute and a half
 # make test       all tests except those marked slow: minutes; part of make check
 # make test-slow  all tests, including the slow ones
 # make test-gpu   tests that need a GPU
@@ -11,6 +11,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 export OMP_WAIT_POLICY ?= PASSIVE
+unexport PYTHONDONTWRITEBYTECODE  # tests start hundreds of processes: what is compiled once is kept
 
 .PHONY: setup demo test-fast test test-slow test-gpu test-chaos fuzz docs lint check clean
 setup: .venv/.ready

@@ -1,4 +1,7 @@
-"""Shared pieces: one thread for torch (tests run beside other work), and small engines to try things on."""
+"""Shared pieces: one thread for torch (tests run beside other work), and small engines to try things on.
+
+The process that only hands tests out to workers reads this file too, so nothing heavy is imported before it is used.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -15,33 +19,31 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import HealthCheck, settings
 
-from taught import remember_teaching
-from teamtr.engines.learner import PolicyLearner
-from teamtr.engines.tabular import TabularPolicy
-from teamtr.engines.torch.fused_lora import fuse_lora
-from teamtr.engines.torch.loading import TinyShape, share_base, tiny_model
-from teamtr.engines.torch.policy import TransformerPolicy
-from teamtr.randomness import uniforms
-from teamtr.types import AgentBatch
-
-torch.set_num_threads(1)
+if TYPE_CHECKING:
+    from teamtr.engines.learner import PolicyLearner
+    from teamtr.types import AgentBatch
 
 # How long an example takes says something about the machine, and nothing about the code.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
 
-SMALL = TinyShape(layers=1, width=16, heads=2)
 LORA = SimpleNamespace(rank=4, alpha=8.0, targets="all-linear")
 
 
 def make_policy(kind: str, *, seed: int = 0, temperature: float = 1.0):
     """A small policy of each kind that the library has."""
+    import torch
+
+    from teamtr.engines.tabular import TabularPolicy
+    from teamtr.engines.torch.fused_lora import fuse_lora
+    from teamtr.engines.torch.loading import TinyShape, share_base, tiny_model
+    from teamtr.engines.torch.policy import TransformerPolicy
+
     if kind == "tabular":
         return TabularPolicy(6, end_ids=frozenset({0, 1}), rows=512, spread=1.0, seed=seed, temperature=temperature)
-    model, tokenizer = tiny_model(SMALL, seed=seed)
+    model, tokenizer = tiny_model(TinyShape(layers=1, width=16, heads=2), seed=seed)
     with torch.no_grad():  # an untrained model is almost uniform; sharpen it, so that tests see mistakes
         model.get_input_embeddings().weight.mul_(15.0)
     if kind == "full":
@@ -58,6 +60,8 @@ def make_policy(kind: str, *, seed: int = 0, temperature: float = 1.0):
 def make_learner(
     kind: str, *, micro_batch: int = 8, seed: int = 0, temperature: float = 1.0, keep_initial: bool = False
 ) -> PolicyLearner:
+    from teamtr.engines.learner import PolicyLearner
+
     policy = make_policy(kind, seed=seed, temperature=temperature)
     return PolicyLearner("agent", policy, micro_batch=micro_batch, keep_initial=keep_initial)
 
@@ -66,6 +70,9 @@ def make_batch(
     learner: PolicyLearner, *, problems: int = 4, group: int = 2, max_tokens: int = 4, seed: int = 0
 ) -> AgentBatch:
     """Messages that the learner's own policy wrote, with prompts of different lengths."""
+    from teamtr.randomness import uniforms
+    from teamtr.types import AgentBatch
+
     rng = np.random.default_rng(seed)
     lengths = rng.integers(2, 6, size=problems)
     prompts = [rng.integers(2, 6, size=n).astype(np.int32) for n in lengths for _ in range(group)]
@@ -85,7 +92,12 @@ def make_batch(
 
 @pytest.fixture(scope="session", autouse=True)
 def taught(tmp_path_factory) -> Path:
-    """Where bases that were taught are kept, for all workers of this session."""
+    """Where bases that were taught are kept, for all workers of this session; torch has one thread from here on."""
+    import torch
+
+    from taught import remember_teaching
+
+    torch.set_num_threads(1)
     own = tmp_path_factory.getbasetemp()
     folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "taught"
     remember_teaching(folder)

@@ -8,12 +8,21 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 from teamtr.errors import TeamTRError, UserError
 
 PREFIX = "python:"
+
+
+class _AsItStands(SourceFileLoader):
+    """Runs the text of the file, never bytecode: Python takes an older text's if size and second are the same."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        return self.source_to_code(self.get_data(self.path), self.path)
 
 
 def make_own(name: str, options: Mapping[str, Any], *given: Any, what: str = "task") -> Any:
@@ -25,13 +34,13 @@ def make_own(name: str, options: Mapping[str, Any], *given: Any, what: str = "ta
     path = Path(file).resolve()
     if path.suffix != ".py" or not path.is_file():
         raise UserError(f"{name}: there is no file {path}: name a {what} python:FILE.py:CLASS")
-    spec = importlib.util.spec_from_file_location(f"teamtr_own_{path.stem}", path)
+    loader = _AsItStands(f"teamtr_own_{path.stem}", str(path))
+    spec = importlib.util.spec_from_file_location(loader.name, path, loader=loader)
     assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their module up
     with _own_code(name, path):
-        spec.loader.exec_module(module)
+        loader.exec_module(module)
     make = getattr(module, attribute, None)
     if make is None:
         raise UserError(f"{name}: {path} has no {attribute!r}")

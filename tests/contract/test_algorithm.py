@@ -123,6 +123,7 @@ def test_playing_with_other_weights_than_the_team_names_is_an_error():
         play(world.context, lying, world.context.task.problems("train"), 2, seed=0)
 
 
+@pytest.mark.long
 def test_joint_equals_naive_sequential_bit_for_bit():
     """With separate parameters and one batch, together or in turn is the same mathematics; the docs say so."""
     together, in_turn = World(plan=PRESETS["joint"]), World(plan=PRESETS["naive_sequential"])
@@ -174,6 +175,7 @@ def test_a_stage_that_lost_its_batch_does_not_go_on():
         list(run_stage(world.team, world.plan, world.collect, half_measured, slots_of(world)))
 
 
+@pytest.mark.long
 def test_a_stage_goes_on_in_the_middle():
     for name in ("teamtr", "naive_sequential", "reweighted", "joint"):
         whole = World(plan=PRESETS[name])

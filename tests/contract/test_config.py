@@ -845,6 +845,7 @@ def test_listed_keys_exist_and_odd_values_give_a_message(key: SchemaKey) -> None
     assert not any("unknown key" in message or " is wrong: " in message for message in messages), messages
 
 
+@pytest.mark.long
 def test_import_is_light() -> None:
     program = "import sys, teamtr.config; print(sorted({'torch', 'transformers', 'peft'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -268,6 +268,7 @@ def test_an_unmoved_policy_has_no_kl_to_its_beginning(kind):
     assert not learner.measure().reference_M.any()
 
 
+@pytest.mark.long
 def test_the_kl_to_the_initial_policy_pulls_a_drifted_policy_back(kind):
     """Without any advantage, steps go home; without the penalty they go nowhere."""
     learner, batch = drifted(kind)
@@ -414,11 +415,10 @@ def test_an_adapter_is_told_from_modules_and_other_adapters():
 def test_adapters_on_embeddings_are_refused():
     from types import SimpleNamespace
 
-    from conftest import SMALL
-    from teamtr.engines.torch.loading import share_base, tiny_model
+    from teamtr.engines.torch.loading import TinyShape, share_base, tiny_model
     from teamtr.engines.torch.model_files import ModelError
 
-    model, _ = tiny_model(SMALL, seed=0)
+    model, _ = tiny_model(TinyShape(layers=1, width=16, heads=2), seed=0)
     targets = SimpleNamespace(rank=2, alpha=4.0, targets=["embed_tokens", "q_proj"])
     with pytest.raises(ModelError, match="only linear layers"):
         share_base(model, {"agent0": targets}, seed=0)

@@ -294,6 +294,7 @@ def test_what_is_missing_is_told_with_what_to_set(tmp_path: Path) -> None:
         DRAW["learning-curves"](read_runs([folder]))
 
 
+@pytest.mark.long
 def test_the_command(tmp_path: Path) -> None:
     folder, out = made_run(tmp_path / "run"), tmp_path / "figures"
     only = ["--only", "learning-curves", "--only", "swap"]

@@ -337,6 +337,7 @@ def test_two_kept_halves_add_up(monkeypatch):
     assert report.steps == 16
 
 
+@pytest.mark.long
 def test_a_second_half_that_loses_leaves_what_the_first_gained(monkeypatch):
     world = World(radius=0.05)
     learner = world.engine.learner("x")

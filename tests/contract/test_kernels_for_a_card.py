@@ -63,7 +63,11 @@ def _type(value: object) -> str:
 
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "dim", "dtype"),
-    [(16, 8, 128, torch.bfloat16), (9, 3, 64, torch.float16), (9, 3, 64, torch.float32)],
+    [
+        (16, 8, 128, torch.bfloat16),
+        (9, 3, 64, torch.float16),
+        pytest.param(9, 3, 64, torch.float32, marks=pytest.mark.slow),
+    ],
     ids=str,
 )
 def test_attention(compiled, heads, kv_heads, dim, dtype):

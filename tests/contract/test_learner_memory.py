@@ -13,6 +13,7 @@ from teamtr.errors import UserError
 from teamtr.types import AgentBatch
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "injected",
     [

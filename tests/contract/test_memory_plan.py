@@ -92,8 +92,15 @@ def test_longest_contexts_grow_with_what_was_said_before():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("player", ["{agent: judge, max_tokens: 30}", "{model: tiny, max_tokens: 30}"])
-@pytest.mark.parametrize("history", ["transcript", "chat"])
+@pytest.mark.parametrize(
+    ("player", "history"),
+    [
+        ("{agent: judge, max_tokens: 30}", "transcript"),
+        ("{model: tiny, max_tokens: 30}", "chat"),
+        pytest.param("{agent: judge, max_tokens: 30}", "chat", marks=pytest.mark.slow),
+        pytest.param("{model: tiny, max_tokens: 30}", "transcript", marks=pytest.mark.slow),
+    ],
+)
 def test_nobody_reads_more_than_is_planned_where_an_environment_speaks(player, history, tmp_path, monkeypatch):
     """Its replies are part of the contexts, and whoever plays it reads and speaks too."""
     rows = [{"surface": "A man laughs. " * k, "bottom": "He is a clown. " * k} for k in (1, 9, 4)]
@@ -141,8 +148,17 @@ def test_activations_are_measured_and_grow_with_the_layers():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("precision", "packs"), [("fp32", True), ("fp16", True), ("fp32", False)])
-@pytest.mark.parametrize("shared", [0, 40])
+@pytest.mark.parametrize(
+    ("precision", "packs", "shared"),
+    [
+        ("fp32", True, 0),
+        ("fp32", True, 40),
+        ("fp32", False, 0),
+        ("fp32", False, 40),
+        ("fp16", True, 40),
+        pytest.param("fp16", True, 0, marks=pytest.mark.slow),  # products that a CPU has no instructions for
+    ],
+)
 def test_what_is_planned_for_a_step_is_what_autograd_keeps(shared, precision, packs):
     """Common beginnings are kept once, but for what attention keeps of every row."""
     text = TEAM.replace("width: 32", "width: 64").replace("layers: 1", "layers: 3")
@@ -172,7 +188,7 @@ def test_what_is_planned_for_a_step_is_what_autograd_keeps(shared, precision, pa
 )
 def test_no_run_computes_more_messages_at_once_than_are_planned(overrides, monkeypatch, tmp_path):
     text = TEAM.format(train="lora", engine="plain").replace("warmup_steps: 0", "warmup_steps: 40")
-    team_file = loads(text, "plan.yaml", ["plan.stages=2", "plan.group_size=4", "learner.micro_batch=64", *overrides])
+    team_file = loads(text, "plan.yaml", ["plan.stages=1", "plan.group_size=4", "learner.micro_batch=64", *overrides])
     computed: dict[bool, int] = {False: 0, True: 0}
     features = TransformerPolicy.features
 
@@ -244,6 +260,7 @@ def test_a_rehearsal_changes_nothing_and_finds_the_micro_batch_that_fits(monkeyp
     assert {name: learner.fingerprint() for name, learner in built.engine.learners.items()} == before
 
 
+@pytest.mark.long
 def test_a_rehearsal_takes_the_memory_of_sampling_first(monkeypatch):
     """So that its peak is that of a stage: pages are there when the longest step is taken."""
     built = session("lora", engine="paged")
@@ -365,7 +382,7 @@ team:
     - {{name: a1, model: {tmp_path}/small}}
     - {{name: a2, model: {tmp_path}/large}}
     - {{name: a3, model: {tmp_path}/small}}
-plan: {{stages: 3, problems: 8, group_size: 8, radius_nats_per_message: 0.5}}
+plan: {{stages: 1, problems: 8, group_size: 8, radius_nats_per_message: 0.5}}
 learner: {{precision: fp32}}
 sampling: {{engine: paged}}
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -285,6 +286,16 @@ def test_any_class_with_problems_and_a_grader_will_do(name: str, tmp_path: Path)
     assert [record["kind"] for record in run.train(team_file, tmp_path / "run")][-1] == "finished"
 
 
+def test_a_file_is_run_as_it_stands(tmp_path: Path, monkeypatch) -> None:
+    """Bytecode of an older text of the same length and second would pass for it."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    file = tmp_path / "ducks.py"
+    for alphabet in ("ab", "cd"):
+        file.write_text(DUCK.replace('"ab"', f'"{alphabet}"'))
+        os.utime(file, (1, 1))
+        assert own_task(f"python:{file}:Duck").alphabet == alphabet
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [("Half", "has no 'grade'; derive the class from teamtr.tasks.Task"), ("Slotted", "derive Slotted from")],
@@ -305,6 +316,7 @@ def _looked_up(text: str) -> list[str]:
     return [ast.unparse(call) for call in named if re.search(r"\btask\b", ast.unparse(call.args[0]))]
 
 
+@pytest.mark.long
 def test_nothing_is_looked_up_on_a_task() -> None:
     assert _looked_up('getattr(context.task, "extract", None)') != []
     found = {str(file): _looked_up(file.read_text(encoding="utf-8")) for file in (ROOT / "src").rglob("*.py")}

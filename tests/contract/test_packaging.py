@@ -40,6 +40,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[zipfile.ZipFile]
         yield opened
 
 
+@pytest.mark.long
 def test_the_wheel_holds_every_file_of_the_source_and_no_other(wheel: zipfile.ZipFile) -> None:
     files = {
         path.relative_to(ROOT / "src").as_posix() for path in (ROOT / "src" / "teamtr").rglob("*") if path.is_file()
@@ -49,6 +50,7 @@ def test_the_wheel_holds_every_file_of_the_source_and_no_other(wheel: zipfile.Zi
     assert {name for name in wheel.namelist() if ".dist-info/" not in name} == source
 
 
+@pytest.mark.long
 def test_the_wheel_says_what_it_is(wheel: zipfile.ZipFile) -> None:
     info = f"teamtr-{__version__}.dist-info"
     said = Parser().parsestr(wheel.read(f"{info}/METADATA").decode())
@@ -59,6 +61,7 @@ def test_the_wheel_says_what_it_is(wheel: zipfile.ZipFile) -> None:
     assert CliRunner().invoke(app, ["--version"]).stdout == f"teamtr {__version__}\n"
 
 
+@pytest.mark.long
 def test_all_that_is_imported_is_declared() -> None:
     """Nothing may be there only because another package happens to bring it."""
     needed = _names(PROJECT["dependencies"])
@@ -109,6 +112,7 @@ def completed(*words: str) -> list[str]:
     return CliRunner().invoke(app, [], prog_name="teamtr", env=asked).stdout.split()
 
 
+@pytest.mark.long
 def test_names_are_completed(tmp_path: Path) -> None:
     assert {"schema", "swap"} <= set(completed("s"))
     assert completed("init", "--recipe", "") == list(recipes())
@@ -123,6 +127,7 @@ def test_names_are_completed(tmp_path: Path) -> None:
     assert completed("swap", str(tmp_path), "--agent", "") == [], "no run folder, and no traceback"
 
 
+@pytest.mark.long
 def test_completing_loads_no_torch() -> None:
     program = "import sys; from teamtr.cli.complete import *; preset_names(''); recipe_names('')"
     check = "from teamtr.config import schema_keys; schema_keys(); sys.exit('torch' in sys.modules)"

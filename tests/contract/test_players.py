@@ -184,6 +184,7 @@ HEAD = b"HTTP/1.0 200 OK\r\n"
 REST = b"Content-Type: application/json\r\n\r\n"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("at_once", "then"),
     [

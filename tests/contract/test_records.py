@@ -326,6 +326,7 @@ def prefix_tests(source: str) -> list[int]:
     ]
 
 
+@pytest.mark.long
 def test_nobody_compares_outcomes_by_their_beginning():
     assert prefix_tests('x["outcome"].startswith("accepted")\ny.startswith(("a", "skip"))\nz.startswith("$")') == [1, 2]
     found = {file: prefix_tests(file.read_text()) for file in SOURCE.rglob("*.py")}

@@ -129,6 +129,7 @@ def test_an_update_outside_its_region_is_told(run):
     assert data["headlines"][1]["headline"] == "8 of 9 inside"
 
 
+@pytest.mark.long
 def test_staleness_is_measured_between_batches_of_a_stage(tmp_path):
     """Stage start and later batches: the same law by chance (equal batches: no drift), or all contexts changed."""
     same = made_batch(AGENTS, problems=8, group=8)
@@ -385,6 +386,7 @@ def test_order_sensitivity_across_runs(tmp_path):
 # -- the commands --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_report_command(run, tmp_path):
     line = json.loads(invoke("report", run, "--json").stdout)
     assert line["path"] == str(run / "report.html")

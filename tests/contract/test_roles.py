@@ -40,7 +40,9 @@ def test_a_templates_markers_are_found_from_what_it_writes(name: str):
         assert not {m.text for m in (*markers.turns, *markers.tools) if m.opens_line} - set(own.lines)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [name if k % 8 == 0 else pytest.param(name, marks=pytest.mark.long) for k, name in enumerate(NAMES)]
+)
 def test_no_message_forges_a_turn(name: str):
     """Token by token, as text, and as text to a reader who knows no wide forms and no invisible signs."""
     unbroken = 0
@@ -221,6 +223,7 @@ def test_a_transcript_tells_who_said_what_to_the_character(prompt: str, history:
     assert read_back(messages[1]["content"], ("you", *SPEAKERS)) == (prompt, labelled)
 
 
+@pytest.mark.long
 @settings(max_examples=100, deadline=None)
 @given(prompt=TEXTS, history=st.lists(st.tuples(st.sampled_from(SPEAKERS), TEXTS), max_size=5))
 def test_so_does_a_chat(prompt: str, history: list[tuple[str, str]]):

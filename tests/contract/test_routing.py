@@ -574,6 +574,7 @@ def played(folder: Path) -> list[Any]:
     return [e for file in sorted((folder / "episodes").iterdir()) for e in read_episodes(file).episodes]
 
 
+@pytest.mark.long
 def test_a_run_of_a_blind_debate_with_a_judge(tmp_path: Path):
     team_file = first(tmp_path, DEBATE)
     records = list(run.train(team_file, tmp_path / "run"))
@@ -657,6 +658,7 @@ def test_right_answers_come_out_right_from_one_who_speaks_only_when_named(tmp_pa
     ]
 
 
+@pytest.mark.long
 def test_a_router_of_ones_own_that_cannot_be_used(tmp_path: Path):
     def told(router: str) -> str:
         with pytest.raises(UserError) as caught:
@@ -699,6 +701,7 @@ def test_what_the_page_on_teams_shows_can_be_used(tmp_path: Path):
     assert spoken == [(0, "bob"), (0, "ann"), (0, "bob"), (0, "ann")]
 
 
+@pytest.mark.long
 def test_exact_success_is_for_one_blind_round_only():
     def exact(sees: str, router: str = "{}") -> float | None:
         agents = ", ".join(f"{{name: a{k}, sees: {sees}}}" for k in (1, 2))

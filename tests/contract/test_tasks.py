@@ -408,6 +408,7 @@ def test_data_warns_of_two_answers_and_of_leaks(tmp_path: Path) -> None:
     assert len({p.id for split in ("train", "test") for p in task.problems(split)}) == 4
 
 
+@pytest.mark.long
 def test_tasks_load_without_torch() -> None:
     """A grader's worker and a data check must start fast."""
     program = "import sys, teamtr.tasks, teamtr.evaluation.evaluate; sys.exit('torch' in sys.modules)"

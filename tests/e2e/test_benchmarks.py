@@ -7,6 +7,7 @@ import json
 import pickle
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -101,6 +102,10 @@ def test_architectures_that_work_and_one_that_is_refused(bench):
 
 def test_precision_has_a_row_for_each_arithmetic_and_the_mismatch(bench, monkeypatch):
     monkeypatch.setattr(importlib.import_module("precision"), "PERTURBATIONS", (1e-3, 1e-1))
+    shapes = importlib.import_module("common").SHAPES  # without instructions for it, bf16 is slow on a CPU
+    monkeypatch.setitem(
+        shapes, "tiny", {**shapes["tiny"], "hidden_size": 32, "intermediate_size": 32, "vocab_size": 64}
+    )
     record, _ = bench("precision", "--lengths", "4", "--messages", "4")
     rows = {r["precision"]: r for r in record["results"]}
     assert rows["fp32"]["floor"] == 0.0
@@ -109,7 +114,13 @@ def test_precision_has_a_row_for_each_arithmetic_and_the_mismatch(bench, monkeyp
     assert record["mismatch"][0]["largest per token"] < 1e-3
 
 
-def test_the_plan_stands_beside_what_is_used(bench):
+@pytest.mark.parametrize("alone", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_the_plan_stands_beside_what_is_used(bench, monkeypatch, alone):
+    """Each case in a process of its own, which loads all libraries again; here in this one, too."""
+    plan = importlib.import_module("plan")
+    if not alone:
+        answer = lambda command, **_: SimpleNamespace(stdout=json.dumps(plan.one(command[-1])))  # noqa: E731
+        monkeypatch.setattr(plan, "subprocess", SimpleNamespace(run=answer, PIPE=None))
     record, said = bench("plan", "--cases", "tiny-lora")
     (case,) = record["cases"]
     assert case["planned_gb"] == pytest.approx(sum(item["gb"] for item in case["plan"]["items"]))
@@ -189,6 +200,7 @@ def folder(tmp_path) -> Path:
     return tmp_path / "model"
 
 
+@pytest.mark.slow
 def test_the_swap_of_a_real_model_runs_from_end_to_end(folder, tmp_path, monkeypatch, capsys):
     monkeypatch.syspath_prepend(str(ROOT / "experiments"))
     sizes = {"team-stages": 1, "stages": 1, "problems": 2, "newcomer-steps": 1, "probes": 16, "max-steps": 2,
@@ -204,6 +216,7 @@ def test_the_swap_of_a_real_model_runs_from_end_to_end(folder, tmp_path, monkeyp
     assert (tmp_path / "swap.svg").stat().st_size > 1000
 
 
+@pytest.mark.slow
 def test_the_experiment_trains_what_it_then_reads(smollm2, folder, tmp_path, monkeypatch, capsys):
     small = ["plan.problems=2", "plan.group_size=2", "eval.problems=2", "team.max_tokens=3"]
     monkeypatch.setattr(smollm2, "SETTINGS", [*smollm2.SETTINGS, *small])

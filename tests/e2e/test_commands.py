@@ -120,6 +120,7 @@ def test_the_log_accounts_for_every_agent_and_phase(team_file, tmp_path):
     assert sampled == sum(account["tokens"][n]["sampled"] for n in ("left", "right", "speaker"))
 
 
+@pytest.mark.long
 def test_training_tells_what_goes_on(finished):
     """Without a terminal: the warm-up, a line per update, and at the end where the run is and what to do next."""
     folder, told = finished
@@ -156,6 +157,7 @@ def test_fewer_stages_than_are_done_are_refused(finished, team_file, tmp_path):
     assert last_json(invoke("train", team_file, "--out", tmp_path / "half", "--json"))["updates"] == 6
 
 
+@pytest.mark.long
 def test_a_finished_run_says_so(finished, team_file):
     folder, _ = finished
     told = invoke("train", team_file, "--out", folder).stderr
@@ -232,6 +234,7 @@ def test_a_comparison_is_plain_text_unless_markdown_is_asked_for(tmp_path):
     assert "text or md" in invoke("compare", tmp_path / "a_b", tmp_path / "c_d", "--format", "html", code=2).stderr
 
 
+@pytest.mark.long
 def test_an_interval_is_never_of_no_width():
     from teamtr.evaluation.metrics import summarise
     from teamtr.text import share
@@ -498,7 +501,8 @@ def wait_for_updates(folder: Path, count: int, seconds: float = 300.0) -> None:
 @pytest.mark.long
 def test_ctrl_c_once_saves_and_the_same_command_goes_on(team_file, tmp_path):
     folder = tmp_path / "run"
-    process = run_cli("train", team_file, "plan.stages=400", "--out", folder, "--json")
+    small = ("tiny.warmup_steps=1", "--out", folder, "--json")
+    process = run_cli("train", team_file, "plan.stages=400", *small)
     wait_for_updates(folder, 2)
     process.send_signal(signal.SIGINT)
     stdout, stderr = process.communicate(timeout=120)
@@ -510,7 +514,9 @@ def test_ctrl_c_once_saves_and_the_same_command_goes_on(team_file, tmp_path):
     assert "stage" in stderr
     assert "KL" in stderr, "plain progress lines without a terminal"
     finish = updates // 3 + 2
-    again = last_json(invoke("train", team_file, f"plan.stages={finish}", "--out", folder, "--json"))
+    again = last_json(
+        invoke("train", team_file, f"plan.stages={finish}", "tiny.warmup_steps=1", "--out", folder, "--json")
+    )
     assert again["updates"] == 3 * finish
 
 
@@ -535,7 +541,8 @@ def test_ctrl_c_while_the_tiny_base_is_taught_stops_at_once(team_file, tmp_path)
 @pytest.mark.long
 def test_ctrl_c_twice_stops_at_once_and_stays_resumable(team_file, tmp_path):
     folder = tmp_path / "run"
-    process = run_cli("train", team_file, "plan.stages=400", "plan.problems=64", "--out", folder)
+    small = ("plan.problems=8", "tiny.warmup_steps=1", "--out", folder)
+    process = run_cli("train", team_file, "plan.stages=400", *small)
     wait_for_updates(folder, 1)
     process.send_signal(signal.SIGINT)
     process.send_signal(signal.SIGINT)
@@ -544,9 +551,7 @@ def test_ctrl_c_twice_stops_at_once_and_stays_resumable(team_file, tmp_path):
     commit = RunFolder.read(folder).checkpoints.latest()
     assert commit.number >= 1
     stages = commit.number // 3 + 1
-    again = last_json(
-        invoke("train", team_file, f"plan.stages={stages}", "plan.problems=64", "--out", folder, "--json")
-    )
+    again = last_json(invoke("train", team_file, f"plan.stages={stages}", *small, "--json"))
     assert again["updates"] == 3 * stages
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,7 @@ def figures(report: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in report.items() if key not in ("tokens", "folder")}
 
 
+@pytest.mark.long
 def test_a_killed_evaluation_goes_on_to_the_same_figures(
     sums: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,6 +124,7 @@ def test_a_killed_evaluation_goes_on_to_the_same_figures(
     assert figures(again) == figures(whole)
 
 
+@pytest.mark.long
 def test_a_larger_limit_plays_the_rest_only(sums: Path, tmp_path: Path) -> None:
     first = invoke("--team", sums, "--samples", 2, "--limit", 4, "--out", tmp_path / "evals")
     all_eight = invoke("--team", sums, "--samples", 2, "--out", tmp_path / "evals")
@@ -136,6 +139,7 @@ def test_other_problems_are_not_taken_for_the_same(sums: Path, tmp_path: Path) -
     assert invoke("--team", sums, "--samples", 2, "--limit", 2, "--out", tmp_path / "evals")["tokens"] > 0
 
 
+@pytest.mark.long
 def test_kept_replies_are_graded_again_without_sampling(
     sums: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,6 +165,7 @@ def test_kept_replies_are_graded_again_without_sampling(
     assert "nothing to grade again" in " ".join(stderr.split())
 
 
+@pytest.mark.long
 def test_a_run_is_evaluated_in_its_own_folder(tmp_path: Path) -> None:
     file = tmp_path / "team.yaml"
     file.write_text(
@@ -228,14 +233,18 @@ def test_corrected_answers_are_graded_again_without_sampling(tmp_path: Path) -> 
     assert invoke(*arguments)["verdicts"] == {"right": len(said)}
 
 
-def test_another_grader_grades_again(tmp_path: Path) -> None:
+def test_another_grader_grades_again(tmp_path: Path, monkeypatch) -> None:
+    """Also one that is as long and as old, to the second: bytecode of the first would pass for it."""
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
     asked(tmp_path, {})
     reward = tmp_path / "reward.py"
     reward.write_text("def reward(prompts, completions, **columns):\n    return [1.0 for text in completions]\n")
     file = team_file(tmp_path, "{name: data, path: rows.jsonl, held_out: 0.5, grader: 'python:reward.py:reward'}")
     arguments = ("--team", file, "--samples", 1, "--out", tmp_path / "evals")
+    os.utime(reward, (1, 1))
     assert set(invoke(*arguments)["verdicts"]) == {"right"}
     reward.write_text(reward.read_text().replace("1.0", "0.0"))
+    os.utime(reward, (1, 1))
     second = invoke(*arguments)
     assert (set(second["verdicts"]), second["tokens"]) == ({"wrong"}, 0)
 

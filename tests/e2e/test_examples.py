@@ -6,6 +6,7 @@ import ast
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -29,14 +30,34 @@ def ran(*words: object, cwd: Path) -> str:
     return result.stdout
 
 
+def run_here(script: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run a script in this interpreter, which has the libraries loaded and remembers bases that were taught."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "argv", [script.name, "run"])
+    runpy.run_path(str(script), run_name="__main__")
+
+
 def cells() -> list[dict[str, Any]]:
     return json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_a_script_runs_and_its_team_learns(script: str, tmp_path: Path) -> None:
-    said = ran(EXAMPLES / script, "run", cwd=tmp_path)
+@pytest.mark.parametrize(
+    ("script", "fresh"),
+    [
+        ("own_reward.py", True),
+        ("own_router.py", False),
+        ("own_advantage.py", False),
+        pytest.param("own_router.py", True, marks=pytest.mark.slow),
+        pytest.param("own_advantage.py", True, marks=pytest.mark.slow),
+    ],
+)
+def test_a_script_runs_and_its_team_learns(script: str, fresh: bool, tmp_path: Path, monkeypatch, capsys) -> None:
+    if fresh:
+        said = ran(EXAMPLES / script, "run", cwd=tmp_path)
+    else:
+        run_here(EXAMPLES / script, tmp_path, monkeypatch)
+        said = capsys.readouterr().out
     (listed,) = re.findall(r"\[.*\]", said)
     rewards = ast.literal_eval(listed)
     early, late = rewards[: len(rewards) // 3], rewards[-len(rewards) // 3 :]
@@ -78,6 +99,7 @@ def test_importing_the_library_loads_nothing_heavy(tmp_path: Path) -> None:
     assert not loaded & {"numpy", "pydantic", "torch", "transformers", "peft", "ruamel", "rich", "typer", "sympy"}
 
 
+@pytest.mark.long
 def test_the_trainer_s_module_loads_no_model_library(tmp_path: Path) -> None:
     said = ran("-c", "import sys; from teamtr import Agent, Plan, TeamTrainer; print(*sys.modules)", cwd=tmp_path)
     assert not {name.partition(".")[0] for name in said.split()} & {"torch", "transformers", "peft"}
@@ -97,10 +119,11 @@ def test_the_page_shows_code_that_runs() -> None:
 
 
 @pytest.mark.long
-def test_the_readme_s_program_runs(tmp_path: Path) -> None:
+def test_the_readme_s_program_runs(tmp_path: Path, monkeypatch, capsys) -> None:
     (block,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), flags=re.M | re.S)
     (tmp_path / "readme.py").write_text(block)
-    said = ran("readme.py", cwd=tmp_path)
+    run_here(tmp_path / "readme.py", tmp_path, monkeypatch)
+    said = capsys.readouterr().out
     assert 0.0 <= float(said.split()[-1]) <= 1.0
     assert (tmp_path / "solver" / "model.safetensors").is_file()
     assert (tmp_path / "runs" / "sums" / "log.jsonl").is_file()

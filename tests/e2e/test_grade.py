@@ -90,6 +90,7 @@ def test_more_rows_than_a_chunk_keep_their_order(tmp_path: Path) -> None:
     assert graded[7]["extracted"] == "8"
 
 
+@pytest.mark.long
 def test_the_grader_can_be_chosen(tmp_path: Path) -> None:
     rows = [{"answer": "1,-2", "response": "\\boxed{-2,1}"}]
     assert grade("math", rows, tmp_path)[0]["verdict"] == "right"
@@ -171,6 +172,7 @@ def test_zebralogic_agrees_with_its_golden_file(tmp_path: Path) -> None:
     assert [row["verdict"] == "right" for row in graded] == [row["official_correct"] for row in graded]
 
 
+@pytest.mark.long
 @needs_data
 def test_planbench_agrees_with_its_golden_file_of_two_domains(tmp_path: Path) -> None:
     rows = [renamed(row, "llm_raw_response") for row in golden("planbench/golden_llm_responses.jsonl")]

@@ -71,6 +71,7 @@ def logits_of(run: Path, agent: str) -> np.ndarray:
         return policy.head()(policy._body(input_ids=IDS).last_hidden_state[0]).numpy()
 
 
+@pytest.mark.long
 def test_a_whole_model_loads_in_plain_transformers(exported, run):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -89,6 +90,7 @@ def test_a_whole_model_loads_in_plain_transformers(exported, run):
     assert not {f.name for f in (out / "left").iterdir()} & {"optimizer.safetensors", "state.json", "manifest.json"}
 
 
+@pytest.mark.long
 def test_an_adapter_loads_in_plain_peft_and_merges_to_the_same(exported, run, tmp_path):
     from peft import AutoPeftModelForCausalLM
     from transformers import AutoModelForCausalLM
@@ -130,6 +132,7 @@ def test_export_refuses(run, exported, tmp_path):
     assert not (tmp_path / "x").exists()
 
 
+@pytest.mark.long
 def test_compat(exported, run, tmp_path):
     from transformers import AutoTokenizer
 

@@ -128,6 +128,7 @@ def test_rows_of_stored_replies(tmp_path: Path) -> None:
     assert is_harmless(told)
 
 
+@pytest.mark.long
 def test_run_folders_of_others(tmp_path: Path) -> None:
     run = made_run(tmp_path / "run")
     hostile = update_record(10, 3, 0, ESCAPES, outcome=ESCAPES, reason=ESCAPES, unit=ESCAPES)

@@ -16,12 +16,11 @@ import torch
 from typer.testing import CliRunner
 
 import teamtr
-from conftest import SMALL
 from teamtr import Agent, Callback, GroupAdvantage, LoraConfig, Plan, TeamTrainer, UserError
 from teamtr.api.rewards import RewardTask
 from teamtr.cli import app
 from teamtr.config.schema import PlanConfig, plan_keys
-from teamtr.engines.torch.loading import tiny_model
+from teamtr.engines.torch.loading import TinyShape, tiny_model
 from teamtr.presets import PRESETS
 from teamtr.session.inputs import OtherInputs
 from teamtr.session.resume import OtherRun
@@ -63,7 +62,7 @@ def made(folder: Path, **changes: Any) -> TeamTrainer:
 
 
 def model_object(seed: int = 0) -> tuple[Any, Any]:
-    return tiny_model(SMALL, seed=seed)
+    return tiny_model(TinyShape(layers=1, width=16, heads=2), seed=seed)
 
 
 def weights(folder: Path) -> dict[str, bytes]:
@@ -275,6 +274,7 @@ def letters(words: str = "abc") -> Letters:
     return Letters({"train": [Problem(w, w) for w in words], "test": [Problem("z", "z")]})
 
 
+@pytest.mark.long
 def test_a_task_is_a_reward(tmp_path: Path) -> None:
     trainer = made(tmp_path / "run", reward_funcs=letters(), train_dataset=None)
     updates = [record for record in trainer.train() if record["kind"] == "update"]
@@ -287,6 +287,7 @@ def test_a_task_is_a_reward(tmp_path: Path) -> None:
 # -- evaluation, callbacks, stopping, resuming ---------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_evaluation_before_and_after(tmp_path: Path) -> None:
     def first(completions, **_):
         return [1.0 if text[:1].islower() else 0.0 for text in completions]
@@ -407,6 +408,7 @@ def vowels_that_cost(prompts, completions, **columns) -> list[float]:
 vowels_that_cost.__qualname__ = vowels.__qualname__
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
@@ -557,6 +559,7 @@ def turns_of(folder: Path) -> list[str]:
     return list(order)
 
 
+@pytest.mark.long
 def test_a_router_as_in_the_team_file(tmp_path: Path) -> None:
     made(tmp_path / "run", router={"order": ["checker", "solver"], "rounds": 2}).train()
     assert turns_of(tmp_path / "run") == ["checker", "solver", "checker", "solver"]
@@ -578,6 +581,7 @@ class Bookends:
         return ((0, self.first), (0, self.other), (1, self.first), None)[len(turns)]
 
 
+@pytest.mark.long
 def test_a_router_of_one_s_own(tmp_path: Path) -> None:
     trainer = made(tmp_path / "run", router=Bookends("solver", "checker"), answer="checker")
     assert trainer.team_file.python["router"] == "Bookends(first='solver', other='checker', rounds=2, horizon=3)"

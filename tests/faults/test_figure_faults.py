@@ -46,6 +46,7 @@ def test_names_of_folders_cannot_harm_a_figure_or_a_table(tmp_path: Path) -> Non
     assert "\u202e" not in (tmp_path / "out" / "index.html").read_text()
 
 
+@pytest.mark.long
 def test_names_in_a_log_cannot_harm_a_figure_either(tmp_path: Path) -> None:
     def change(record: dict[str, Any]) -> dict[str, Any]:
         return record | ({"agent": "\x01\u202eleft"} if record.get("agent") == "left" else {})
@@ -122,6 +123,7 @@ def test_what_is_not_known_is_left_out_and_told_not_drawn_as_nothing(tmp_path: P
     assert DRAW["token-shift"](runs).panels[1].title == "the same step, an unknown number of times as long (KL unknown)"
 
 
+@pytest.mark.long
 def test_an_error_that_nobody_foresaw_costs_one_figure_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(runs: Sequence[Run]) -> Drawing:
         raise KeyError("what\x1b[2J")

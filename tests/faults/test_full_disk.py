@@ -16,13 +16,12 @@ from safetensors import SafetensorError
 from test_store_faults import exit_code, in_child
 from typer.testing import CliRunner
 
-from conftest import SMALL
 from teamtr.cli import app
 from teamtr.engines import learner as learners
 from teamtr.engines.learner import PolicyLearner
 from teamtr.engines.saving import raising_os_errors
 from teamtr.engines.tabular import TabularPolicy
-from teamtr.engines.torch.loading import quieten, tiny_model
+from teamtr.engines.torch.loading import TinyShape, quieten, tiny_model
 from teamtr.engines.torch.policy import TransformerPolicy
 from teamtr.store import Checkpoints, StoreError
 
@@ -96,7 +95,7 @@ def tabular() -> PolicyLearner:
 
 def transformer() -> PolicyLearner:
     quieten()
-    return PolicyLearner("a", TransformerPolicy(*tiny_model(SMALL, seed=0)))
+    return PolicyLearner("a", TransformerPolicy(*tiny_model(TinyShape(layers=1, width=16, heads=2), seed=0)))
 
 
 @pytest.mark.parametrize("make", [tabular, transformer])
@@ -142,6 +141,7 @@ def weights(run: Path) -> dict[str, bytes]:
     return {str(path.relative_to(run)): path.read_bytes() for path in found}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), KeyboardInterrupt()])
 def test_an_export_that_fails_leaves_nothing(
     error: BaseException, undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -463,6 +463,7 @@ def test_of_items_answered_one_by_one_the_one_that_answers_twice_is_blamed(
     ]
 
 
+@pytest.mark.long
 def test_no_process_is_left(rewards: Path) -> None:
     setup = {"path": str(rewards), "function": "by_word", "columns": []}
     pool = WorkerPool(workers=2, seconds_per_item=ALLOWED_S)

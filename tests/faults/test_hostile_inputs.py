@@ -455,6 +455,7 @@ def test_a_report_of_a_run_with_a_hostile_team_file(run: Path, text: str) -> Non
     assert "team file is not understood" in everything(run)
 
 
+@pytest.mark.long
 def test_nothing_outside_of_the_run_folder_is_shown(run: Path, tmp_path: Path) -> None:
     secret = "correct-horse-battery"
     outside = tmp_path / "outside"

@@ -11,9 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from conftest import SMALL
 from teamtr.config import load_team_file
-from teamtr.engines.torch.loading import tiny_model
+from teamtr.engines.torch.loading import TinyShape, tiny_model
 from teamtr.session.environment import git_revision
 from teamtr.session.export import export
 from teamtr.session.inputs import Inputs, OtherInputs, changes
@@ -52,7 +51,7 @@ def begun(tmp_path_factory) -> Path:
     (folder / "reward.py").write_text(REWARD)
     (folder / "helper.py").write_text("SCALE = 1.0\n")
     (folder / "team.yaml").write_text(TEAM)
-    model, tokenizer = tiny_model(SMALL, seed=3)
+    model, tokenizer = tiny_model(TinyShape(layers=1, width=16, heads=2), seed=3)
     for part in (model, tokenizer):
         part.save_pretrained(folder / "model")
     proceed(folder, updates=1)
@@ -135,6 +134,7 @@ REFUSED: dict[str, tuple[Callable[[Path], None], str]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_changes_what_is_learnt_is_refused(here: Path, case: str) -> None:
     harm, told = REFUSED[case]
@@ -146,6 +146,7 @@ def test_what_changes_what_is_learnt_is_refused(here: Path, case: str) -> None:
     assert (sorted((here / "run").rglob("*")), (here / "run" / "log.jsonl").read_bytes()) == before
 
 
+@pytest.mark.long
 def test_what_is_accepted_is_told_once_and_then_known(here: Path) -> None:
     flip_reward(here)
     first = proceed(here, updates=1, accept_changes=True)[0]
@@ -168,6 +169,7 @@ def test_what_does_not_change_what_is_learnt_is_told(here: Path, monkeypatch: py
     assert any(text.startswith("threads: 64, was") for text in told)
 
 
+@pytest.mark.long
 def test_a_held_out_row_is_told(here: Path) -> None:
     stored = StoredRun.read(here / "run")
     session, _ = stored.build()
@@ -215,6 +217,7 @@ def versions(folder: Path) -> dict[str, str]:
     return dict(commit.agents)
 
 
+@pytest.mark.long
 def test_a_log_that_lost_its_lines_is_told_and_changes_nothing(tmp_path: Path) -> None:
     (tmp_path / "team.yaml").write_text(BY_GAIN)
     proceed(tmp_path, updates=5)
@@ -245,6 +248,7 @@ def test_commits_that_are_gone_are_no_fresh_start(here: Path) -> None:
     assert (here / "run" / "log.jsonl").read_bytes() == log
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["moved", "removed", "replaced"])
 def test_a_folder_that_goes_while_a_run_writes_to_it_stops_the_run(here: Path, how: str) -> None:
     run, away = here / "run", here / "away"

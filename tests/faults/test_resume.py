@@ -67,11 +67,12 @@ def test_two_undisturbed_runs_are_the_same(undisturbed, tmp_path):
     assert_same(tmp_path / "run", undisturbed[0])
 
 
-def test_killed_at_every_boundary(undisturbed, taught, tmp_path):
-    """Before a commit, between the commit and its log line, and after the log line, of every update."""
+@pytest.mark.parametrize("updates", [(1, 5, 9), pytest.param(range(1, UPDATES + 1), marks=pytest.mark.slow)])
+def test_killed_at_every_boundary(undisturbed, taught, tmp_path, updates):
+    """Before a commit, between the commit and its log line, and after the log line, of each of these updates."""
     for moments in (("before_commit", "after_commit"), ("after_log",)):
         folder = tmp_path / moments[0]
-        for number in range(1, UPDATES + 1):
+        for number in updates:
             for moment in moments:
                 process = start(folder, taught, die=(moment, number))
                 process.join(LONG)
@@ -80,15 +81,16 @@ def test_killed_at_every_boundary(undisturbed, taught, tmp_path):
         assert_same(folder, undisturbed[0])
 
 
-def test_killed_at_25_random_moments(undisturbed, taught, tmp_path):
+@pytest.mark.parametrize("times", [8, pytest.param(25, marks=pytest.mark.slow)])
+def test_killed_at_random_moments(undisturbed, taught, tmp_path, times):
     expected, seconds = undisturbed
     rng = random.Random(7)
     kills, number = 0, 0
-    while kills < 25:
+    while kills < times:
         folder = tmp_path / f"run-{number}"
         number += 1
         finished = False
-        while kills < 25 and not finished:
+        while kills < times and not finished:
             process = start(folder, taught)
             process.join(rng.uniform(0.05, 0.6 * seconds))
             if process.is_alive():
@@ -107,17 +109,21 @@ def test_killed_at_25_random_moments(undisturbed, taught, tmp_path):
     "overrides",
     [
         ("plan.preset=naive_sequential",),
-        ("plan.preset=resample_every_2",),
         ("plan.preset=auto", "plan.sampling_cost=0.05", "plan.reuse_across_stages=true"),
         ("plan.preset=partial", "plan.min_effective_share=1", "plan.control_share=0.5"),
         ("plan.preset=joint",),
-        ("plan.preset=random_order",),
+        pytest.param(("plan.preset=resample_every_2",), marks=pytest.mark.slow),
+        pytest.param(("plan.preset=random_order",), marks=pytest.mark.slow),
     ],
     ids=str,
 )
 def test_killed_in_the_middle_of_a_stage_that_reuses_its_batch(overrides, taught, tmp_path):
+    overrides = (*overrides, "plan.stages=2")
     finish(tmp_path / "whole", taught, overrides=overrides)
-    for number in (2, 4, 8):
+    if "plan.preset=partial" in overrides:
+        chosen = [r["rollouts"]["action"] for r in killing.result(tmp_path / "whole")["records"] if "rollouts" in r]
+        assert "redraw" in chosen, "nothing was redrawn: this run proves nothing"
+    for number in (2, 4):
         start(tmp_path / "run", taught, overrides=overrides, die=("after_commit", number)).join(LONG)
     finish(tmp_path / "run", taught, overrides=overrides)
     assert_same(tmp_path / "run", killing.result(tmp_path / "whole"))
@@ -128,10 +134,10 @@ def test_killed_in_the_middle_of_a_stage_that_reuses_its_batch(overrides, taught
     [
         ("team.train=lora", "team.lora.rank=2"),
         ("plan.order=largest_gain", "plan.allocate=gain"),
-        ("plan.order=largest_gain", "plan.allocate=certified"),
+        pytest.param(("plan.order=largest_gain", "plan.allocate=certified"), marks=pytest.mark.slow),
         ("plan.preset=grpo",),
-        ("plan.preset=grpo", "team.train=lora", "team.lora.rank=2"),
-        ("plan.preset=dapo",),
+        pytest.param(("plan.preset=grpo", "team.train=lora", "team.lora.rank=2"), marks=pytest.mark.slow),
+        pytest.param(("plan.preset=dapo",), marks=pytest.mark.slow),
     ],
 )
 def test_killed_where_more_than_weights_must_come_back(tmp_path, overrides):

@@ -194,6 +194,7 @@ def test_limits_alone_stop_all_but_what_needs_neither_descriptor_nor_process(out
     run_hostile(outside, hostile.WITHIN_LIMITS, MODES["limits only"])
 
 
+@pytest.mark.long
 @linux
 def test_the_hostile_programs_would_do_harm_outside(outside: Outside) -> None:
     """Run in a plain child process some of them do succeed: they are not harmless for being ill-written."""

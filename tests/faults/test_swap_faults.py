@@ -197,11 +197,13 @@ def test_killed_while_the_new_run_is_put_in_place(world, tmp_path):
     killed_often(world, out, [partial(at_point, out, point) for point in points])
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(k, marks=pytest.mark.slow) for k in (1, 2, 3))])
-def test_killed_ten_times(world, tmp_path, seed):
-    """At ten random points, one in each tenth of all the writes of a swap."""
+@pytest.mark.parametrize(
+    ("times", "seed"), [(3, 0), *(pytest.param(10, seed, marks=pytest.mark.slow) for seed in range(4))]
+)
+def test_killed_several_times(world, tmp_path, times, seed):
+    """At random points, one in each third or tenth of all the writes of a swap."""
     rng, out = random.Random(seed), tmp_path / "out"
-    edges = [k * len(world.writes) // 10 for k in range(11)]
+    edges = [k * len(world.writes) // times for k in range(times + 1)]
     points = [world.writes[rng.randrange(*pair)] for pair in itertools.pairwise(edges)]
     killed_often(world, out, [partial(at_point, out, point) for point in points])
 

@@ -31,6 +31,7 @@ def fuzzed(read, **options) -> Outcome:
     return try_reader(Reader("r", "r", read, ("seed",), ("a", "(")), 50, **options)
 
 
+@pytest.mark.long
 def test_the_driver_sees_what_is_not_ours_and_what_is_slow() -> None:
     def raises(text: str) -> None:
         if "a" in text:

@@ -193,6 +193,7 @@ def test_no_text_stops_a_grader_or_earns_more_than_the_truth(game: type[ArBench]
     assert verdict.right == (task.extract(text) is not None and task.extract(text) == task.extract(task.gold(problem)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("game", GAMES)
 @pytest.mark.parametrize(
     "text_of",

@@ -238,6 +238,7 @@ def test_literals_are_read_as_python_reads_them(text: str) -> None:
         assert read_literal(write_literal(read_literal(text))) == read_literal(text)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "text_of",
     [

@@ -75,6 +75,7 @@ def test_our_rule_differs_from_it_nowhere_on_the_labelled_pairs(ours: MathGrader
     assert differ == set()
 
 
+@pytest.mark.long
 @needs_data
 def test_agreement_with_another_grader_on_whole_replies(mirror: MathGrader, ours: MathGrader) -> None:
     labelled = [
@@ -97,6 +98,7 @@ def documented_differences() -> list[tuple[str, str, str, str]]:
     return table
 
 
+@pytest.mark.long
 def test_the_documented_differences_are_true(mirror: MathGrader, ours: MathGrader) -> None:
     table = documented_differences()
     pairs = [(boxed(given), truth) for given, truth, _, _ in table]
@@ -142,6 +144,7 @@ def test_every_row_of_aime(kind: type[Math], file: str, count: int, grader: str)
     check_every_row(task, problems)
 
 
+@pytest.mark.long
 @needs_data
 def test_every_row_of_math500() -> None:
     task = Math500(DATA / "math500/math500.jsonl")

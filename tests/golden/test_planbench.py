@@ -170,6 +170,7 @@ def test_a_problem_must_fit_its_domain(old: str, new: str, complaint: str) -> No
     assert complaint in str(error.value)
 
 
+@pytest.mark.long
 def test_deep_brackets_are_read_without_recursion() -> None:
     deep = "(and " * 50_000 + "(lit b)" + ")" * 50_000
     domain = read_domain(LAMPS)

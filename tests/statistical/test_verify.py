@@ -28,6 +28,7 @@ def test_no_violation(report: VerifyReport) -> None:
     assert report.teams == TEAMS
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "label",
     [

@@ -174,6 +174,7 @@ def test_level_is_one_where_the_skew_leaves_no_room_and_plain_where_nothing_vari
     assert corrected_level(0.9, np.zeros(100), 0.0, np.zeros(50)) == pytest.approx(0.9, abs=0.01)
 
 
+@pytest.mark.long
 def test_skewed_problems_are_covered_better_than_by_the_plain_quantile() -> None:
     """16 problems x 8 messages, unequal by log-deviations 0.5 and 1; 600 batches, standard error 1 %."""
     data, draw, held, plain = rng(21), rng(22), 0, 0
