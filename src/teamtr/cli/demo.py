@@ -50,7 +50,7 @@ def demo(
         fail(f"--task is code or roles, not {task!r}", 2)
     if compare is not None and compare not in PRESETS:
         fail(f"--compare: there is no preset {compare!r}; choose one of {', '.join(PRESETS)}", 2)
-    presets = ["teamtr", *([compare] if compare else [])]
+    presets = list(dict.fromkeys(("teamtr", compare or "teamtr")))
     results: dict[str, list[DemoResult]] = {preset: [] for preset in presets}
     with errors(), interruptible() as stop, demo_folder(out) as folder:
         runs = []

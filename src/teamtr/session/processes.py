@@ -103,10 +103,10 @@ class _Failure:
 
 def _serve(pipe: Connection, work: Callable[[Any], Any]) -> None:
     """Answer every item until there is nobody to answer."""
-    import torch
-
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C reaches all; the parent decides
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that temporary folders are removed
+    import torch
+
     torch.set_num_threads(1)
     while True:
         try:
