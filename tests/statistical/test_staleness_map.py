@@ -171,6 +171,16 @@ def test_verdicts_are_of_differences_paired_by_seed() -> None:
     assert tokens.fresh_minus_stale is not None
     assert tokens.fresh_minus_stale.high == pytest.approx(-0.15 + 0.05 * T1)
     assert (tokens.difference, tokens.auto) == ("none", "level")
+    # 0.3 and 0.1 better at the end, or 0.1 ahead and level: the means say yes, the intervals do not
+    uneven = replace(RUNS[3], points=(*RUNS[3].points[:-1], Point(2, 100, 6.0, 0.9)))
+    leading = replace(RUNS[4], points=(*RUNS[4].points[:-1], Point(2, 150, 4.0, 1.0)))
+    level = replace(RUNS[5], points=RUNS[1].points)
+    (cell,) = compare([CODE], ["teamtr", "naive_sequential", "auto"], [0, 1], [*RUNS[:3], uneven, leading, level]).cells
+    end = cell.at_equal["updates"]
+    assert end.fresh_minus_stale is not None
+    assert end.auto_minus_better is not None
+    assert (end.fresh_minus_stale.mean, end.auto_minus_better.mean) == pytest.approx((0.2, 0.05))
+    assert (end.difference, end.auto) == ("none", "level")
     better = [*RUNS[:4], replace(RUNS[4], points=RUNS[0].points), replace(RUNS[5], points=RUNS[1].points)]
     (cell,) = compare([CODE], ["teamtr", "naive_sequential", "auto"], [0, 1], better).cells
     assert cell.at_equal["updates"].auto == "level"
@@ -263,6 +273,43 @@ def test_lines_of_something_else_are_refused(tmp_path: Path) -> None:
     (tmp_path / "log.jsonl").write_text('{"kind": "start"}\n')
     with pytest.raises(UserError, match=r"log.jsonl, line 1 is no run of this map"):
         kept_runs(tmp_path)
+
+
+def update(number: int, tokens: int, *, exact: Any = None, action: str = "sample", **choice: Any) -> dict[str, Any]:
+    rollouts = {"action": action, "share": None, "partly": None, **choice}
+    counted = {"update": number, "sampled_tokens_total": tokens}
+    return {"kind": "update", **counted, "exact_success": exact, "rollouts": rollouts}
+
+
+def test_what_a_run_tells_is_read_off_its_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock goes a second between any two looks at it: each record costs one, and only updates count."""
+    ticks = iter(range(100))
+    monkeypatch.setattr(staleness_runs.time, "process_time", lambda: float(next(ticks)))
+    bias = {"estimate": 0.1, "lower": 0.0, "upper": 0.2}
+    exact = [
+        {"kind": "start"},
+        update(1, 100, exact=(0.2, 0.3)),
+        update(2, 100, exact=(0.3, 0.5), action="reuse", share=0.9),
+        {"kind": "stage"},
+        update(3, 130, exact=(0.5, 0.4), action="redraw", share=0.4, partly={"kept": 0.7, "bias": bias}),
+        update(4, 150, exact=(0.4, 0.6), action="redraw", share=0.2, partly={"kept": 0.5, "bias": None}),
+    ]
+    run = staleness_runs._told(Job(TINY, "partial", 7), exact)
+    assert run.points == ((0, 0, 0, 0.2), (1, 100, 1, 0.3), (2, 100, 2, 0.5), (3, 130, 3, 0.4), (4, 150, 4, 0.6))
+    assert (run.samplings, run.redraws, run.bias) == (1, 2, 0.1)
+    assert (run.share, run.kept) == pytest.approx((0.5, 0.6))
+    assert (run.cell, run.plan, run.seed) == (TINY.name, "partial", 7)
+    played = [
+        {"kind": "eval", "avg_at_k": 0.1},
+        update(1, 100),
+        update(2, 200),
+        {"kind": "eval", "avg_at_k": 0.8},
+        {"kind": "finished"},
+    ]
+    run = staleness_runs._told(Job(CODE, "teamtr", 0), played)
+    assert run.points == ((0, 0, 0, 0.1), (2, 200, 2, 0.8))
+    assert (run.share, run.kept, run.bias) == (None, None, None)
+    assert Run.of_record(json.loads(json.dumps(run.as_record()))) == run
 
 
 def without_seconds(run: Run) -> Run:

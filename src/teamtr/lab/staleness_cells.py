@@ -71,7 +71,7 @@ MAP = (
     Cell("code-exchange", 3, 0.5, 20, sees="everything"),
     Cell("code-exchange", 3, 0.5, 20, sees="everything", length=2),
 )
-QUICK = (Cell("roles", 2, 0.5, 2, problems=4), Cell("roles", 3, 0.5, 1, problems=4))
+QUICK = (Cell("roles", 2, 0.5, 1, problems=4), Cell("roles", 3, 0.5, 1, problems=4))
 QUICK_PLANS = (FRESH, STALE, AUTO)
 
 
@@ -112,9 +112,9 @@ class Point(NamedTuple):
 class Run:
     """What one training run did: a line of ``--out``.
 
-    ``points`` begin before the first update. ``share`` is the mean effective share of what was reused, ``kept`` the
-    mean share of tokens that partial resampling kept, ``bias`` the mean of what it measured; None where there was none.
-    ``settings`` is a hash of all that decides what a run does.
+    ``points`` begin before the first update. ``share`` is the mean effective share of what could be reused, ``kept``
+    the mean share of tokens that partial resampling kept, ``bias`` the mean of what it measured; None where there was
+    none. ``settings`` is a hash of all that decides what a run does.
     """
 
     cell: str
