@@ -454,7 +454,46 @@ def test_demo_json_has_the_promised_line(tmp_path):
         assert part["updates"] == 4
         assert part["out_of_region"] == 0
         assert "regressing" in part
+        assert part["seeds"] == {"0": {key: part[key] for key in ("initial", "final", "tokens")}}
     assert line["compare"]["tokens"] < line["tokens"], "stale rollouts are sampled once a stage"
+
+
+def test_teams_of_a_demo_trained_beside_each_other(tmp_path, monkeypatch):
+    """Whichever is finished first, the line has every seed of both plans."""
+    from teamtr.session.demo import DemoResult, train_silently
+
+    asked = []
+
+    def last_first(work, runs, workers):
+        asked.append((work, len(runs), workers))
+        for run in reversed(runs):
+            plan, seed = run.team_file.plan.preset, run.team_file.seed
+            yield run, DemoResult(plan, seed, 0.1, final=0.5 + 0.1 * seed, tokens=100 if plan == "auto" else 800)
+
+    monkeypatch.setattr("teamtr.session.processes.beside", last_first)
+    arguments = ("demo", "--task", "roles", "--agents", 8, "--radius", 0.1, "--stages", 16, "--seeds", 2, "--seed", 1)
+    result = invoke(*arguments, "--compare", "auto", "--workers", 3, "--out", tmp_path, "--json")
+    line = last_json(result)
+    assert asked == [(train_silently, 4, 3)]
+    assert line["seeds"] == {
+        "1": {"initial": 0.0, "final": 0.6, "tokens": 800},
+        "2": {"initial": 0.0, "final": 0.7, "tokens": 800},
+    }
+    assert [seed["tokens"] for seed in line["compare"]["seeds"].values()] == [100, 100]
+    assert line["compare"]["preset"] == "auto"
+    assert "4/4  [teamtr, seed 1] success 0 % to 60 %, 800 tokens" in result.stderr
+    assert [row.split()[:2] for row in result.stderr.splitlines() if row.startswith(("teamtr ", "auto "))] == [
+        ["teamtr", "1"],
+        ["teamtr", "2"],
+        ["auto", "1"],
+        ["auto", "2"],
+    ]
+
+
+@pytest.mark.long
+def test_a_demo_compared_with_itself_is_one_team(tmp_path):
+    line = last_json(invoke("demo", "--task", "roles", "--agents", 2, "--stages", 1, "--compare", "teamtr", "--json"))
+    assert line["updates"] == line["compare"]["updates"] == 2
 
 
 @pytest.mark.long

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +13,7 @@ from teamtr.cli.complete import preset_names
 
 if TYPE_CHECKING:
     from teamtr.cli.progress import TrainingScreen
-    from teamtr.session.demo import Watch
+    from teamtr.session.demo import DemoResult, DemoRun, Watch
 
 
 @app.command()
@@ -29,7 +30,10 @@ def demo(
     radius: Annotated[float | None, typer.Option(help="Largest KL of one update, in nats per message.")] = None,
     stages: Annotated[int | None, typer.Option(help="Stages; in each, every agent is updated once.")] = None,
     seed: Annotated[int, typer.Option(help="First seed.")] = 0,
-    seeds: Annotated[int, typer.Option(min=1, help="How many seeds to train, one after the other.")] = 1,
+    seeds: Annotated[int, typer.Option(min=1, help="How many seeds to train.")] = 1,
+    workers: Annotated[
+        int, typer.Option(min=1, help="Train so many teams beside each other, each in a process with one thread.")
+    ] = 1,
     out: Annotated[Path | None, typer.Option(help="Keep the run folders here.")] = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -38,34 +42,27 @@ def demo(
     `teamtr demo` trains three models on code exchange: two see half of a code each, the third must say all of it.
     `teamtr demo --task roles --compare naive_sequential` compares fresh rollouts after every update with stale ones.
     """
-    from teamtr.cli.progress import TrainingScreen, say
+    from teamtr.cli.progress import say
     from teamtr.presets import PRESETS
-    from teamtr.session.demo import conversations, demo_file, demo_folder, summary, train_demo
+    from teamtr.session.demo import DemoRun, conversations, demo_file, demo_folder, summary
 
     if task not in ("code", "roles"):
         fail(f"--task is code or roles, not {task!r}", 2)
     if compare is not None and compare not in PRESETS:
         fail(f"--compare: there is no preset {compare!r}; choose one of {', '.join(PRESETS)}", 2)
-    presets = ["teamtr", *([compare] if compare else [])]
-    results: dict[str, list[Any]] = {preset: [] for preset in presets}
-    shown: list[Any] = []
-    told = ""
-    with errors(), interruptible() as stop:
+    presets = list(dict.fromkeys(("teamtr", compare or "teamtr")))
+    results: dict[str, list[DemoResult]] = {preset: [] for preset in presets}
+    with errors(), interruptible() as stop, demo_folder(out) as folder:
+        runs = []
         for s in range(seed, seed + seeds):
             for preset in presets:
                 team_file = demo_file(task, agents=agents, preset=preset, seed=s, radius=radius, stages=stages)
-                label = f"[{preset}, seed {s}]" if len(presets) * seeds > 1 else ""
-                with (
-                    demo_folder(out / f"{team_file.name}-{preset}-{s}" if out else None) as folder,
-                    TrainingScreen(label=label) as screen,
-                ):
-                    result = train_demo(team_file, folder, _watched(screen, stop), stop)
-                    if stop():
-                        raise KeyboardInterrupt
-                    results[preset].append(result)
-                    if task == "code" and not shown:
-                        shown = conversations(folder)
-                    told = told or _write_report(folder, (out or Path()) / "teamtr-demo.html")
+                runs.append(DemoRun(team_file, folder / f"{team_file.name}-{preset}-{s}"))
+        trained = _trained_in_turn(runs, stop) if workers == 1 else _trained_beside(runs, workers)
+        for result in sorted(trained, key=lambda result: result.seed):
+            results[result.preset].append(result)
+        shown = conversations(runs[0].folder) if task == "code" else []
+        told = _write_report(runs[0].folder, (out or Path()) / "teamtr-demo.html")
     _show_demo(results, shown)
     say(told)
     if as_json:
@@ -75,8 +72,38 @@ def demo(
         emit(line)
 
 
+def _trained_in_turn(runs: Sequence[DemoRun], stop: Stop) -> list[DemoResult]:
+    """One after the other, with every update on the screen."""
+    from teamtr.cli.progress import TrainingScreen
+    from teamtr.session.demo import train_demo
+
+    results = []
+    for run in runs:
+        plan, seed = run.team_file.plan.preset, run.team_file.seed
+        with TrainingScreen(label=f"[{plan}, seed {seed}]" if len(runs) > 1 else "") as screen:
+            results.append(train_demo(run.team_file, run.folder, _watched(screen, stop), stop))
+        if stop():
+            raise KeyboardInterrupt
+    return results
+
+
 def _watched(screen: TrainingScreen, stop: Stop) -> Watch:
     return lambda records: stop.during(screen.watch(records))
+
+
+def _trained_beside(runs: Sequence[DemoRun], workers: int) -> list[DemoResult]:
+    """In several processes; a line when one is trained."""
+    from teamtr.cli.progress import percent, say
+    from teamtr.session.demo import train_silently
+    from teamtr.session.processes import beside
+
+    results = []
+    for _, result in beside(train_silently, runs, workers):
+        results.append(result)
+        name = f"[{result.preset}, seed {result.seed}]"
+        change = f"success {percent(result.initial)} to {percent(result.final)}"
+        say(f"{len(results):>3}/{len(runs)}  {name} {change}, {result.tokens:,} tokens, {result.seconds:.0f} s")
+    return results
 
 
 def _write_report(folder: Path, target: Path) -> str:
@@ -90,7 +117,7 @@ def _write_report(folder: Path, target: Path) -> str:
     return f"\nreport: {target.resolve()}  (open it in a browser)"
 
 
-def _show_demo(results: dict[str, list[Any]], conversations: list[Any]) -> None:
+def _show_demo(results: dict[str, list[DemoResult]], conversations: list[Any]) -> None:
     from teamtr.cli.progress import percent, say, sparkline, table
 
     header = ("plan", "seed", "before", "after", "success over the run", "updates", "kept", "outside", "regressing")

@@ -1,4 +1,4 @@
-"""``teamtr lab``: exact experiments."""
+"""``teamtr lab``: experiments on small teams, most of them exact."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Annotated, Any
 
 import typer
 
-from teamtr.cli.common import JsonFlag, answer, app, emit, errors, fail
+from teamtr.cli.common import JsonFlag, answer, app, emit, errors, fail, interruptible
 
 lab = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
-    help="Exact experiments on teams small enough to solve: nothing is sampled, so any violation is real.",
+    help="Experiments on small teams. All but `staleness` are exact: nothing is sampled, so any violation is real.",
 )
 app.add_typer(lab, name="lab")
 
@@ -149,3 +149,47 @@ def tightness(
     title = "share of truly improving steps whose certified lower bound is positive"
     answer(f"{title}\n{table(('turns', 'direction', 'improving', *kinds, 'violations'), rows)}", as_json)
     _finish_lab(record, figures.draw_tightness, report, figure, as_json)
+
+
+@lab.command()
+def staleness(
+    cells: Annotated[str, typer.Option(help="Only these cells, with commas, such as `roles-8-0.1,roles-3-0.5`.")] = "",
+    plans: Annotated[str, typer.Option(help="Only these plans, with commas, such as `teamtr,auto`.")] = "",
+    seeds: Annotated[int | None, typer.Option(min=2, help="Runs per cell and plan; 6, or 2 with --quick.")] = None,
+    seed: Annotated[int, typer.Option(help="First seed.")] = 0,
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes; default: one for each core.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Keep every finished run here; the same command goes on where it stopped.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Two small cells, two seeds: shows that it works.")] = False,
+    figure: Figure = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Where stale rollouts fail: train tiny teams with every plan, over games, team sizes and radii.
+
+    Compares fresh, stale, reweighted, automatic and partial sampling at equal updates, equal tokens and equal seconds.
+    All of it takes hours on one core; `--cells`, `--plans`, `--seed` and `--out` make it in several goes or on several
+    machines: put the files of their `--out` folders into one.
+    """
+    from teamtr.lab import staleness_cells as catalogue
+
+    with errors(), interruptible():
+        chosen = catalogue.chosen(_names(cells), catalogue.QUICK if quick else catalogue.MAP)
+        chosen_plans = catalogue.chosen_plans(_names(plans) or (catalogue.QUICK_PLANS if quick else ()))
+
+        from teamtr.cli.staleness import show_run, tables
+        from teamtr.lab import figures
+        from teamtr.lab import staleness as labs
+        from teamtr.lab.staleness_runs import Job, make_runs
+        from teamtr.session.processes import usable_cores
+
+        numbers = range(seed, seed + (seeds or (2 if quick else 6)))
+        jobs = [Job(cell, plan, number) for cell in chosen for plan in chosen_plans for number in numbers]
+        runs = make_runs(jobs, workers or usable_cores(), out, show_run(len(jobs)))
+        report = labs.compare(chosen, chosen_plans, numbers, runs)
+    answer(tables(report), as_json)
+    _finish_lab(report.as_record(), figures.draw_staleness, report, figure, as_json)
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]

@@ -113,7 +113,7 @@ class TrainingScreen:
             updates = record["update"] - self.first[1]
             rate = f"{(record['sampled_tokens_total'] - self.first[2]) / seconds:,.0f} tokens/s"
             left = self.stages * self.trained - record["update"]
-            eta = f"ETA {_clock(seconds / max(updates, 1) * max(left, 0))}"
+            eta = f"ETA {clock(seconds / max(updates, 1) * max(left, 0))}"
         if self.live is not None:
             self.live.update(self._table(rate, eta))
         else:
@@ -181,7 +181,8 @@ def _bar(share: float, width: int = 12) -> str:
     return "█" * filled + "·" * (width - filled)
 
 
-def _clock(seconds: float) -> str:
+def clock(seconds: float) -> str:
+    """Seconds as minutes and seconds, with hours where there are any."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -5,6 +5,7 @@ matplotlib is imported when a figure is drawn, with its file backend: no screen 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,9 @@ import numpy as np
 
 from teamtr.lab.roles import RolesReport
 from teamtr.lab.scaling import ScalingReport
+from teamtr.lab.staleness import CellReport, StalenessReport
+from teamtr.lab.staleness_cells import STALE as STALE_PLAN
+from teamtr.lab.staleness_cells import Cost
 from teamtr.lab.tightness import TightnessReport
 from teamtr.lab.verify import VerifyReport
 
@@ -177,6 +181,105 @@ def draw_tightness(report: TightnessReport, path: str | Path) -> Path:
     )
     caption = "Good: bars above one half; points below the diagonal (never violated) and above zero (a certified gain)."
     return _save(figure, plt, path, caption, top=0.94)
+
+
+PLAN_STYLES = {
+    "teamtr": ("fresh", FRESH, 6.0),
+    "naive_sequential": ("stale", STALE, 6.0),
+    "auto": ("auto", OURS, 6.0),
+    "reweighted": ("reweighted", "#4393c3", 4.0),
+    "partial": ("partial", "#8073ac", 4.0),
+}
+"""Of each plan of the map: its name in the figure, colour and size."""
+BUDGETS: tuple[tuple[Cost, str, float, float], ...] = (("updates", "o", 1.0, -0.13), ("tokens", "D", 0.7, 0.2))
+"""What is equal: its marker, relative size, and place beside the middle of a plan's row."""
+
+
+def draw_staleness(report: StalenessReport, path: str | Path) -> Path:
+    """A panel for each cell: blind roles by agents and radius, the others below; red where stale fails."""
+    blind = [cell for cell in report.cells if cell.cell.is_exact]
+    others = [cell for cell in report.cells if not cell.cell.is_exact]
+    agents = sorted({cell.cell.agents for cell in blind})
+    radii = sorted({cell.cell.radius for cell in blind})
+    rows = len(radii) + bool(others)
+    units = math.lcm(len(agents) or 1, len(others) or 1)
+    height = (0.6 + 0.22 * len(report.plans)) * rows + 1.0
+    figure, plt = _figure(10.0, height)
+    grid = figure.add_gridspec(rows, units)
+    for cell in blind:
+        wide = units // len(agents)
+        column = agents.index(cell.cell.agents)
+        panel = figure.add_subplot(grid[radii.index(cell.cell.radius), column * wide : (column + 1) * wide])
+        title = f"blind roles, {cell.cell.agents} agents, radius {cell.cell.radius:g}"
+        _draw_cell(panel, cell, report.plans, title, first=column == 0)
+    for column, cell in enumerate(others):
+        wide = units // len(others)
+        panel = figure.add_subplot(grid[rows - 1, column * wide : (column + 1) * wide])
+        _draw_cell(panel, cell, report.plans, _what_differs(cell), first=column == 0)
+    failing = sum(_stale_fails(cell) for cell in report.cells)
+    figure.suptitle(
+        f"Success by plan: stale rollouts fail in {failing} of {len(report.cells)} cells (red)", fontsize=10
+    )
+    for cost, marker, _, _ in BUDGETS:
+        face = "black" if cost == "updates" else "white"
+        figure.axes[0].plot([], [], marker, color="black", markerfacecolor=face, markersize=5, label=f"at equal {cost}")
+    handles, labels = _legend(figure.axes[:1])
+    figure.legend(handles, labels, fontsize=7, ncol=2, loc="upper right")
+    caption = (
+        "Red: fresh beats stale at equal updates. Good: auto beside the better of the two, with few tokens (right of "
+        f"each panel, as a multiple of stale's). {len(report.seeds)} seeds, bars: 95 % intervals."
+    )
+    return _save(figure, plt, path, caption, top=1.0 - 0.3 / height)
+
+
+def _stale_fails(cell: CellReport) -> bool:
+    return cell.at_equal["updates"].difference == "fresh"
+
+
+def _draw_cell(panel: Any, cell: CellReport, plans: Sequence[str], title: str, first: bool) -> None:
+    shown = [plan for plan in PLAN_STYLES if plan in plans]
+    for row, plan in enumerate(shown):
+        _, colour, size = PLAN_STYLES[plan]
+        for cost, marker, scale, shift in BUDGETS:
+            found, height = cell.at_equal[cost].success[plan], row + shift
+            face = colour if cost == "updates" else "white"
+            inside = [max(found.low, 0.0), min(found.high, 1.0)]
+            panel.plot(inside, [height] * 2, color=colour, linewidth=1.6 * scale)
+            panel.plot(
+                [found.mean],
+                [height],
+                marker,
+                color=colour,
+                markerfacecolor=face,
+                markersize=size * scale,
+                clip_on=False,
+                zorder=3,
+            )
+        if STALE_PLAN in cell.plans:
+            times = cell.plans[plan].tokens / cell.plans[STALE_PLAN].tokens
+            panel.text(1.03, row, f"{times:.2g}×", fontsize=6.5, va="center", color=colour)
+    if STALE_PLAN in cell.plans:
+        panel.text(1.03, -0.75, "tokens", fontsize=6, va="center", color=PAPER)
+    if _stale_fails(cell):
+        panel.set_facecolor("#fddbc7")
+    panel.set_title(title, fontsize=8)
+    panel.set_xlim(0.0, 1.0)
+    panel.set_ylim(len(shown) - 0.5, -0.5)
+    panel.set_yticks(range(len(shown)), [PLAN_STYLES[plan][0] for plan in shown] if first else [""] * len(shown))
+    panel.tick_params(labelsize=7, length=2)
+    panel.grid(axis="x", color="#dddddd", linewidth=0.6)
+    panel.set_axisbelow(True)
+
+
+def _what_differs(cell: CellReport) -> str:
+    """The title of a cell that does not stand in the grid."""
+    about = cell.cell
+    if about.game == "roles":
+        second = "all hear each other" if about.sees == "everything" else "blind in each round"
+    else:
+        second = f"halves of {about.length}"
+    second += f", {about.rounds} rounds" if about.rounds > 1 else ""
+    return f"{about.game.replace('-', ' ')}, {about.agents} agents, radius {about.radius:g}\n{second}"
 
 
 def _figure(width: float, height: float) -> tuple[Any, Any]:

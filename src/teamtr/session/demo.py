@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -62,17 +62,42 @@ class DemoResult:
                 self.tokens = record["tokens"]
 
 
-def demo_file(task: str, *, agents: int, preset: str, seed: int, radius: float | None, stages: int | None) -> TeamFile:
-    """The recipe of the demo with what the command line changes."""
-    overrides = [f"seed={seed}", f"plan.preset={preset}"]
+def demo_file(
+    task: str,
+    *,
+    agents: int,
+    preset: str,
+    seed: int,
+    radius: float | None = None,
+    stages: int | None = None,
+    sees: str = "blind",
+    rounds: int = 1,
+    length: int = 1,
+    changes: Sequence[str] = (),
+) -> TeamFile:
+    """The recipe of a game with what is asked for.
+
+    Args:
+        task: "roles", or "code" for code exchange.
+        agents: how many play roles; code exchange has three.
+        sees: what players of roles see of each other.
+        rounds: how often everybody speaks.
+        length: symbols in each half of a code; in roles a message is one symbol.
+        changes: any other settings, as dotted keys.
+    """
+    overrides = [f"seed={seed}", f"plan.preset={preset}", f"team.router.rounds={rounds}"]
     if radius is not None:
         overrides.append(f"plan.radius_nats_per_message={radius}")
     if stages is not None:
         overrides.append(f"plan.stages={stages}")
     if task == "code":
-        return loads(recipe_text("code-exchange"), "code-exchange", overrides)
-    names = ", ".join(f"{{name: a{k + 1}, sees: blind}}" for k in range(agents))
-    return loads(recipe_text("roles"), "roles", [f"team.agents=[{names}]", *overrides])
+        recipe, symbols = "code-exchange", {"left": length, "right": length, "speaker": 2 * length}
+        room = [f"team.agents.{name}.max_tokens={said + 1}" for name, said in symbols.items()]  # and the end
+        overrides += [f"task.half_length={length}", *room]
+    else:
+        recipe, names = "roles", ", ".join(f"{{name: a{k + 1}, sees: {sees}}}" for k in range(agents))
+        overrides.insert(0, f"team.agents=[{names}]")
+    return loads(recipe_text(recipe), recipe, [*overrides, *changes])
 
 
 def train_demo(team_file: TeamFile, folder: Path, watch: Watch, stop: Callable[[], bool]) -> DemoResult:
@@ -91,6 +116,19 @@ def train_demo(team_file: TeamFile, folder: Path, watch: Watch, stop: Callable[[
         result.learn(record)
     result.seconds = round(time.perf_counter() - started, 1)
     return result
+
+
+@dataclass(frozen=True)
+class DemoRun:
+    """A team to be trained, and where."""
+
+    team_file: TeamFile
+    folder: Path
+
+
+def train_silently(run: DemoRun) -> DemoResult:
+    """Train and show nothing: for a process of its own."""
+    return train_demo(run.team_file, run.folder, lambda records: records, lambda: False)
 
 
 def _past(folder: Path) -> list[runs.Record]:
@@ -134,6 +172,7 @@ def summary(results: list[DemoResult]) -> dict[str, Any]:
     }
     if regressing:
         line["regressing"] = sum(regressing)
-    if count > 1:
-        line["seeds"] = {r.seed: {"initial": round(r.initial, 4), "final": round(r.final, 4)} for r in results}
+    line["seeds"] = {
+        r.seed: {"initial": round(r.initial, 4), "final": round(r.final, 4), "tokens": r.tokens} for r in results
+    }
     return line

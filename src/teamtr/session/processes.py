@@ -1,0 +1,126 @@
+"""Pieces of work beside each other: each is done in one of several processes, with one thread."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from typing import Any, TypeVar
+
+from teamtr.errors import TeamTRError
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+PATIENCE_S = 10.0
+"""How long a process that was asked to end may take before it is killed."""
+
+
+def beside(work: Callable[[Item], Result], items: Sequence[Item], workers: int) -> Iterator[tuple[Item, Result]]:
+    """What ``work`` makes of each item, as they are finished; they are begun in order.
+
+    ``work`` is a function of a module, and items and results can be pickled. What it raises is raised here. However the
+    iteration ends, by Ctrl-C too, the processes end with it.
+    """
+    waiting = deque(items)
+    crew = [_Worker(work) for _ in range(min(workers, len(items)))]
+    busy: dict[Connection, tuple[_Worker, Item]] = {}
+
+    def give(worker: _Worker) -> None:
+        if waiting:
+            item = waiting.popleft()
+            worker.pipe.send(item)
+            busy[worker.pipe] = (worker, item)
+
+    try:
+        for worker in crew:
+            give(worker)
+        while busy:
+            for pipe in wait(list(busy)):
+                assert isinstance(pipe, Connection)
+                worker, item = busy.pop(pipe)
+                result = worker.answer()
+                give(worker)
+                yield item, result
+    finally:
+        for worker in crew:
+            worker.process.terminate()
+        for worker in crew:
+            worker.end()
+
+
+def usable_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class _Worker:
+    """A process that waits for items, and the pipe to it."""
+
+    def __init__(self, work: Callable[[Any], Any]) -> None:
+        context = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=_serve, args=(theirs, work), daemon=True)
+        self.process.start()
+        theirs.close()  # else the death of the process is not seen here
+
+    def answer(self) -> Any:
+        try:
+            answer = self.pipe.recv()
+        except (EOFError, ConnectionError):
+            self.process.join()
+            raise TeamTRError(
+                f"a worker process ended by itself (exit code {self.process.exitcode}; -9 is often a lack of memory): "
+                "fewer workers need less"
+            ) from None
+        if not isinstance(answer, _Failure):
+            return answer
+        if answer.foreseen:
+            raise TeamTRError(answer.message)
+        raise RuntimeError(f"in a worker process:\n{answer.message}")
+
+    def end(self) -> None:
+        self.process.join(PATIENCE_S)
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join()
+        self.pipe.close()
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """What a piece of work raised: the message of an error that we know, the traceback of any other."""
+
+    message: str
+    foreseen: bool
+
+
+def _serve(pipe: Connection, work: Callable[[Any], Any]) -> None:
+    """Answer every item until there is nobody to answer."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C reaches all; the parent decides
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that temporary folders are removed
+    import torch
+
+    torch.set_num_threads(1)
+    while True:
+        try:
+            item = pipe.recv()
+        except EOFError:
+            return
+        answer: Any
+        try:
+            answer = work(item)
+        except TeamTRError as error:
+            answer = _Failure(str(error), foreseen=True)
+        except Exception:
+            answer = _Failure(traceback.format_exc(), foreseen=False)
+        try:
+            pipe.send(answer)
+        except BrokenPipeError:
+            return
