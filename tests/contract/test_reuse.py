@@ -48,15 +48,15 @@ def test_worn_out_episodes_are_sampled_anew_or_in_part():
     even, returns = weighed([1.0] * 6)
     kept = choose(AUTO, even, 1, returns, None)
     assert (kept.action, kept.share, kept.needed) == ("reuse", 1.0, 0.5)
-    worn, _ = weighed([20.0, 1.0, 1.0, 1.0, 1.0, 1.0])  # 25^2 / (6 * 405) = 0.257
+    worn, _ = weighed([3.0, 0.1, 0.1, 0.1, 0.1, 0.1])  # 3.5^2 / (6 * 9.05) = 0.2256
     found = choose(AUTO, worn, 1, returns, None)
     assert found.action == "sample"
-    assert found.share == pytest.approx(625 / (6 * 405))
-    assert found.reason == "worth 25.7% of new ones, needed 50.0% (the least that the plan allows)"
+    assert found.share == pytest.approx(3.5**2 / (6 * 9.05))
+    assert found.reason == "worth 22.6% of new ones, needed 50.0% (the least that the plan allows)"
     assert choose(replace(AUTO, partial=True), worn, 1, returns, None).action == "redraw"
     naive = choose(Resample(every=0), worn, 1, returns, None)
     assert (naive.action, naive.needed) == ("reuse", None)
-    assert naive.share == pytest.approx(625 / (6 * 405)), "what it is worth is told of every plan"
+    assert naive.share == found.share, "what it is worth is told of every plan"
 
 
 def test_cheap_sampling_raises_what_is_needed_and_dear_sampling_does_not_lower_it():
@@ -70,7 +70,7 @@ def test_cheap_sampling_raises_what_is_needed_and_dear_sampling_does_not_lower_i
 
 
 def test_only_episodes_with_a_signal_count():
-    batch, returns = weighed([20.0, 20.0, 1.0, 1.0, 1.0, 1.0])
+    batch, returns = weighed([3.0, 3.0, 0.1, 0.1, 0.1, 0.1])
     assert effective_share(batch, returns) < 0.5
     returns[0] = 1.0  # the heavy ones are all paid alike: they teach nothing
     assert effective_share(batch, returns) == pytest.approx(1.0)
@@ -87,13 +87,14 @@ def test_an_earlier_stage_comes_on_top():
     returns = np.tile([0.0, 1.0], (6, 1))
     assert effective_share(both, returns) == 1.0, "more than what the plan samples is not needed"
     heavy = replace(both, carried=replace(both.carried, log_ratio_U=both.carried.log_ratio_U.copy()))
-    heavy.carried.log_ratio_U[heavy.first_U[0]] = np.log(40.0)
+    heavy.carried.log_ratio_U[heavy.first_U[:-1]] = np.log(0.1)
+    heavy.carried.log_ratio_U[heavy.first_U[0]] = np.log(40.0)  # counts four times
     worn = effective_share(heavy, returns)
-    assert worn == pytest.approx(2 * 51**2 / (12 * (40**2 + 11)))
+    assert worn == pytest.approx(2 * 5.1**2 / (12 * (4**2 + 0.11)))
 
 
 def test_what_a_new_stage_may_learn_from_once_more():
-    batch, _ = weighed([1.0, 1.0, 20.0, 1.0, 1.0, 1.0])
+    batch, _ = weighed([1.0, 1.0, 20.0, 0.1, 1.0, 1.0])
     assert [p.id for p in still_worth(batch, [0, 2], 0.9).problems] == ["a", "c"]
     assert still_worth(batch, [0, 1, 2], 0.9) is None, "worn out"
     assert still_worth(batch, [], 0.0) is None

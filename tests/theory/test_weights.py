@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 
 from small import World
 from teamtr.theory.weights import (
+    MOST,
     effective_sample_share,
-    normalized_weights,
+    share_of,
     share_worth_keeping,
     truncated_weights,
 )
@@ -22,26 +21,33 @@ def test_effective_sample_share_by_hand():
     # weights 3 and 1: (3 + 1)^2 / (2 * (9 + 1)) = 0.8
     assert effective_sample_share(np.log([3.0, 1.0])) == pytest.approx(0.8)
     assert effective_sample_share(np.array([900.0, 0.0, 0.0, 0.0])) == pytest.approx(0.25)
-    some = np.array([True, True, False])
-    assert effective_sample_share(np.log([3.0, 1.0, 1e6]), some) == pytest.approx(0.8), "the others do not count"
-    assert effective_sample_share(np.array([5.0, 0.0]), np.zeros(2, dtype=bool)) == 1.0
+    assert share_of(np.zeros(0)) == 1.0
 
 
 def test_truncation_bounds_every_weight_and_says_what_it_cost():
     even = truncated_weights(np.zeros(9))
     assert even.cut == 0.0
     np.testing.assert_allclose(even.values_E, np.ones(9))
-    logs = np.array([math.log(92.0), *np.zeros(8)])  # mean (92 + 8) / 9; the first is 8.28 times that, the bound 3
-    found, plain = truncated_weights(logs), normalized_weights(logs)
-    others = 8 * 9 / 100
-    assert found.cut == pytest.approx(1 - (3 + others) / 9)
-    assert found.values_E.mean() == pytest.approx(1.0)
-    assert found.values_E[0] == pytest.approx(3 / ((3 + others) / 9))
-    # What the cut says: no weighted mean of values in [0, 1] moves by more.
-    rng = np.random.default_rng(0)
-    for _ in range(200):
-        values = rng.random(9)
-        assert abs((plain * values).mean() - (found.values_E * values).mean()) <= found.cut
+    found = truncated_weights(np.log([1e6, 0.5, 0.5, 0.5]))  # the first counts four times, all have mean 5.5 / 4
+    np.testing.assert_allclose(found.values_E, np.array([4.0, 0.5, 0.5, 0.5]) * 4 / 5.5)
+    assert found.cut == 0.0, "by chance they are more than one on average: nothing is missing"
+    assert truncated_weights(np.log([0.5, 0.7])).cut == pytest.approx(0.4)
+    nowhere = truncated_weights(np.full(3, -np.inf))
+    assert nowhere.cut == 1.0
+    assert np.isfinite(nowhere.values_E).all()
+
+
+def test_the_cut_is_what_is_missing_and_bounds_the_bias():
+    """Old and new law over five conversations, one of which is a thousand times likelier now: exact expectations."""
+    old = np.array([1e-4, 0.2, 0.3, 0.3, 0.1999])
+    new = np.array([0.1, 0.18, 0.27, 0.27, 0.18])
+    bounded = np.minimum(new / old, MOST)
+    missing = 1.0 - float(old @ bounded)
+    assert missing == pytest.approx(float(np.maximum(new - MOST * old, 0.0).sum()), abs=1e-3)
+    for values in np.eye(5):
+        assert abs(float(old @ (bounded * values)) / float(old @ bounded) - float(new @ values)) <= missing + 1e-12
+    drawn = np.random.default_rng(0).choice(5, size=20000, p=old)
+    assert truncated_weights(np.log(new / old)[drawn]).cut == pytest.approx(missing, abs=0.01)
 
 
 def test_a_batch_is_worth_keeping_until_a_new_one_is_the_better_buy():

@@ -17,7 +17,7 @@ from teamtr.reports import UpdateReport
 from teamtr.rollout import require_fresh, stale_agents, trained_returns_PG
 from teamtr.team import Team
 from teamtr.theory.allocation import update_order
-from teamtr.theory.weights import normalized_weights, truncated_weights
+from teamtr.theory.weights import truncated_weights
 from teamtr.training.batch import TrainingBatch
 from teamtr.training.reuse import Choice, choose
 from teamtr.training.update import Update
@@ -115,7 +115,7 @@ def _lesson(batch: RolloutBatch, agent: str, plan: Plan, team: Team, returns_PG:
     if plan.resample.reweight and log_weights_E is not None and log_contexts_M is not None:
         weights = truncated_weights(log_weights_E)
         weights_E, cut = weights.values_E, weights.cut
-        contexts_M = normalized_weights(log_contexts_M) if len(own) else log_contexts_M
+        contexts_M = truncated_weights(log_contexts_M).values_E if len(own) else log_contexts_M
     weights_PG = None if weights_E is None else weights_E.reshape(returns_PG.shape)
     advantages = plan.advantage.estimate(returns_PG, weights_PG)
     fresh = not batch.redrawn and not stale_agents(batch, team)

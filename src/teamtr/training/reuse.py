@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from teamtr.presets import Resample
-from teamtr.theory.weights import effective_sample_share, share_worth_keeping
+from teamtr.theory.weights import share_of, share_worth_keeping, truncated_weights
 from teamtr.types import Floats, RolloutBatch
 
 Action = Literal["sample", "reuse", "redraw"]
@@ -59,13 +59,14 @@ def choose(
 
 
 def effective_share(batch: RolloutBatch, returns_PG: Floats) -> float:
-    """What the batch is worth, as a share of one that is sampled anew; of the episodes of groups with different, finite
-    returns: the others teach nothing, whatever they weigh."""
+    """What the batch is worth, as a share of one that is sampled anew, by the weights that are used; of the episodes of
+    groups with different, finite returns: the others teach nothing, whatever they weigh."""
     log_weights_E = batch.log_weights_E
     if log_weights_E is None:
         return 1.0
     signal_P = np.isfinite(returns_PG).all(axis=1) & (np.ptp(returns_PG, axis=1) > 0.0)
-    share = effective_sample_share(log_weights_E, np.repeat(signal_P, batch.group_size))
+    weights_E = truncated_weights(log_weights_E).values_E
+    share = share_of(weights_E[np.repeat(signal_P, batch.group_size)])
     if not batch.past:
         return share
     # Those of an earlier stage come on top of as many as the plan samples.
@@ -81,4 +82,4 @@ def still_worth(batch: RolloutBatch, drawn_again: Sequence[int], needed: float) 
         return None
     part = batch.of_problems(own)
     assert part.log_weights_E is not None
-    return part if effective_sample_share(part.log_weights_E) >= needed else None
+    return part if share_of(truncated_weights(part.log_weights_E).values_E) >= needed else None
