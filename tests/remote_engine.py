@@ -171,7 +171,18 @@ class RemoteLearner:
 
 ENGINE = ("version", "publish", "sample", "info", "set_precision", "memory_plan", "rehearse", "peak_bytes")
 LEARNER = (
-    *("version", "fingerprint", "begin", "token_logprobs", "step", "measure", "token_kls", "token_shift", "end"),
+    *(
+        "version",
+        "fingerprint",
+        "begin",
+        "token_logprobs",
+        "step",
+        "measure",
+        "verify",
+        "token_kls",
+        "token_shift",
+        "end",
+    ),
     *("snapshot", "restore", "move", "perturb", "save", "load"),
 )
 

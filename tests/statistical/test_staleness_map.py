@@ -376,8 +376,10 @@ def test_an_interrupted_map_leaves_no_process(tmp_path: Path) -> None:
     """Ctrl-C in the terminal: the parent leaves, and what it started has ended."""
     files = [str(tmp_path / name) for name in ("one", "two")]
     code = (
+        "import signal\n"
         "from teamtr.session.processes import beside\n"
         "from work_beside import sleeping\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # ignored in what a shell runs in the background
         f"if __name__ == '__main__': list(beside(sleeping, {files!r}, 2))\n"
     )
     script = tmp_path / "script.py"

@@ -79,10 +79,10 @@ def make_runs(
     wanted = {job.settings: job for job in jobs}
     missing = [job for settings, job in wanted.items() if settings not in there]
     missing.sort(key=lambda job: -job.cell.updates)  # the longest first, so that none is left alone at the end
-    log = None if out is None else Log(out / "runs.jsonl")
+    kept = None if out is None else Log(out / "runs.jsonl")
     for made, (_, run) in enumerate(beside(train_run, missing, workers), start=1):
-        if log is not None:
-            log.append(run.as_record())
+        if kept is not None:
+            kept.append(run.as_record())
         there[run.settings] = run
         tell(run, len(missing) - made)
     return [there[settings] for settings in wanted]

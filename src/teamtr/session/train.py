@@ -225,8 +225,9 @@ class _Driver:
         self, problems: Sequence[Problem], team: Team
     ) -> tuple[RolloutBatch | None, Mapping[str, Any] | None]:
         """Episodes of the last stage that this one learns from once more, and where they stand."""
-        resample, last = self.session.plan.resample, self.position.held(self._read_batch)
-        if not resample.across_stages or last is None or last.carried is None:
+        resample = self.session.plan.resample
+        last = self.position.held(self._read_batch) if resample.across_stages else None
+        if last is None or last.carried is None:
             return None, None
         drawn = {problem.id for problem in problems}
         numbers = [
