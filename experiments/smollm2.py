@@ -16,13 +16,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from beside import Point, Run, between, evaluated, read, train
 
 from teamtr.analysis.figures.drawing import Drawing, Panel, Series
 from teamtr.analysis.figures.paint import svg_text
@@ -72,11 +70,7 @@ def team_file(model: str, alone: bool) -> str:
     return text.getvalue()
 
 
-def start(method: Method, seed: int, a: argparse.Namespace) -> subprocess.Popen[bytes]:
-    folder = a.out / f"{method.name}-seed{seed}"
-    folder.mkdir(parents=True, exist_ok=True)
-    file = folder / "start.yaml"
-    file.write_text(team_file(str(a.model), method.alone))
+def run_of(method: Method, seed: int, a: argparse.Namespace) -> Run:
     rate = a.grpo_learning_rate if method.preset == "grpo" else a.learning_rate
     changes = [
         *SETTINGS, f"seed={seed}", f"plan.preset={method.preset}", f"plan.stages={method.stages}",
@@ -84,40 +78,13 @@ def start(method: Method, seed: int, a: argparse.Namespace) -> subprocess.Popen[
     ]  # fmt: skip
     if method.radius is not None:
         changes.append(f"plan.radius_nats_per_message={method.radius}")
-    command = [sys.executable, "-m", "teamtr.cli", "train", str(file), *changes, "--out", str(folder / "run")]
-    with (folder / "output.txt").open("wb") as output:
-        return subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+    folder = a.out / f"{method.name}-seed{seed}"
+    return Run(folder, team_file(str(a.model), method.alone), tuple(changes))
 
 
-def read(log: Path) -> Iterator[dict[str, Any]]:
-    for line in log.read_text().splitlines() if log.exists() else []:
-        try:
-            yield json.loads(line)
-        except json.JSONDecodeError:
-            continue  # a line that was being written
-
-
-def curve(folder: Path) -> list[dict[str, Any]]:
+def curve(folder: Path) -> list[Point]:
     """Evaluations of one run with the tokens sampled for training before each."""
-    log = folder / "run" / "log.jsonl"
-    tokens, updates, found = 0, 0, []
-    for record in read(log):
-        if record["kind"] == "update":
-            tokens, updates = record["sampled_tokens_total"], updates + 1
-        elif record["kind"] == "eval":
-            success, interval = record["avg_at_k"], record["avg_interval"]
-            found.append({"tokens": tokens, "updates": updates, "success": success, "interval": interval})
-    return found
-
-
-def between(evaluations: list[dict[str, Any]], tokens: int) -> float:
-    """Success after this many tokens, on the line between the two evaluations around it."""
-    later = next(k for k, p in enumerate(evaluations) if p["tokens"] >= tokens)
-    if later == 0:
-        return float(evaluations[0]["success"])
-    a, b = evaluations[later - 1], evaluations[later]
-    share = (tokens - a["tokens"]) / (b["tokens"] - a["tokens"])
-    return float(a["success"] + share * (b["success"] - a["success"]))
+    return evaluated(read(folder / "run" / "log.jsonl"))
 
 
 def summary(all_methods: list[Method], a: argparse.Namespace) -> dict[str, Any]:
@@ -192,14 +159,8 @@ def main() -> None:
     parser.add_argument("--figure", type=Path, help="draw learning curves here (SVG; needs matplotlib)")
     a = parser.parse_args()
     wanted = [m for m in methods(a.radii, a.stages) if m.name.startswith(tuple(a.only.split(",")))]
-    running = [] if a.read else [start(m, seed, a) for seed in a.seeds for m in wanted]
-    until = time.monotonic() + a.limit
-    while any(p.poll() is None for p in running) and time.monotonic() < until:
-        time.sleep(1.0)
-    for process in running:
-        if process.poll() is None:
-            process.kill()  # every update is a checkpoint: nothing but the one in progress is lost
-            process.wait()
+    if not a.read:
+        train([run_of(m, seed, a) for seed in a.seeds for m in wanted], limit=a.limit)
     found = summary(wanted, a)
     found["region"] = {m.name: [region(a.out / f"{m.name}-seed{seed}") for seed in a.seeds] for m in wanted}
     if a.figure:

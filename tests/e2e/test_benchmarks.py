@@ -6,6 +6,7 @@ import importlib
 import json
 import pickle
 import sys
+import tarfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -228,3 +229,108 @@ def test_the_experiment_trains_what_it_then_reads(smollm2, folder, tmp_path, mon
     assert len(row["last"]) == 1
     assert row["tokens"][0] > 0
     assert "teamtr" in capsys.readouterr().out
+
+
+@pytest.fixture
+def reuse(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "experiments"))
+    return importlib.import_module("reuse")
+
+
+def written(out: Path, name: str, records: list[dict]) -> None:
+    folder = out / "words" / name / "run"
+    folder.mkdir(parents=True)
+    (folder / "log.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+def updates_of(exact: list[float], *, tokens: list[int], times: list[float], action: str) -> list[dict]:
+    """A log of updates after each of which exact success is known."""
+    kept = {"kind": "update", "outcome": "accepted", "kl_upper": 0.05, "radius": 0.1, "rollouts": {"action": action}}
+    found = [
+        {**kept, "update": k + 1, "exact_success": exact[k : k + 2], "sampled_tokens_total": token, "time": at}
+        for k, (token, at) in enumerate(zip(tokens, times, strict=True))
+    ]
+    return [{"kind": "start", "time": 100.0}, *found]
+
+
+def test_plans_are_compared_at_equal_updates_tokens_and_seconds(reuse, tmp_path):
+    for seed, lift in ((0, 0.0), (1, 0.1)):
+        fresh = updates_of([0.1, 0.2 + lift, 0.5], tokens=[100, 200], times=[110.0, 120.0], action="sample")
+        stale = updates_of([0.1, 0.3, 0.4], tokens=[100, 100], times=[104.0, 108.0], action="reuse")
+        # It stopped after its first update and went on later: the pause, and what an evaluation takes, do not count.
+        pause = [
+            {"kind": "resume", "time": 900.0},
+            {"kind": "eval", "seconds": 50.0, "avg_at_k": 0.0, "success_P": [0]},
+        ]
+        resumed = [*stale[:2], pause[0], {**stale[2], "time": 904.0}]
+        assert [seconds for _, seconds in reuse.clocked([*stale[:2], *pause, {**stale[2], "time": 954.0}])][-1] == 8.0
+        written(tmp_path, f"teamtr-seed{seed}", fresh)
+        written(tmp_path, f"naive_sequential-seed{seed}", resumed)
+    plans = ["teamtr", "naive_sequential"]
+    asked = {"task": "words", "model": "tiny", "data": None, "stages": None, "set": [], "out": tmp_path}
+    a = reuse.argparse.Namespace(**asked, plans=plans, seeds=[0, 1, 2])
+    found = reuse.summary(reuse.runs_of(a), a.seeds)
+    assert found["seeds"] == [0, 1], "seed 2 was never begun"
+    assert found["levels"] == {"updates": 2, "tokens": 100, "seconds": 8.0}
+    fresh, stale = found["table"]["teamtr"], found["table"]["naive_sequential"]
+    assert [fresh[key]["mean"] for key in reuse.LEVELS] == pytest.approx([0.5, 0.25, (0.18 + 0.26) / 2])
+    assert [stale[key]["mean"] for key in reuse.LEVELS] == pytest.approx([0.4, 0.4, 0.4])
+    assert stale["tokens_minus_fresh"]["mean"] == pytest.approx(0.15)
+    low, high = stale["tokens_minus_fresh"]["interval"]
+    assert low < 0.1 < 0.2 < high, "two seeds say little"
+    assert found["choices"]["naive_sequential"]["0"]["actions"] == {"reuse": 2}
+    shown = reuse.text("words", found)
+    assert "| naive_sequential | 10.0 | 40.0 (40.0 to 40.0) |" in shown
+    assert "at 2 updates, 100 sampled tokens, 8 s of training" in shown
+
+
+def test_a_plan_on_held_out_problems_has_an_interval_over_them(reuse):
+    curve = [
+        {"updates": 0, "success": 0.25, "units": [0.0, 0.5]},
+        {"updates": 6, "success": 0.75, "units": [0.5, 1.0]},
+    ]
+    again = [{**point, "units": [0.0, 0.0]} for point in curve]
+    assert reuse.sampled([curve, again], 3, "updates").tolist() == [0.125, 0.375]
+    assert reuse.Estimate.of([0.125, 0.375]).interval[0] < 0.125
+
+
+@pytest.mark.parametrize("task", ["words", "gsm8k"])
+def test_the_plans_of_a_team_are_files_that_load(reuse, tmp_path, task):
+    team = loads(reuse.team_file(task, "tiny", tmp_path), "team", ["plan.preset=partial"])
+    assert team.plan.radius_nats_per_message == 0.1
+    assert all(agent.train == "lora" for agent in team.team.agents)
+
+
+def test_a_game_in_words_is_trained_read_and_packed(reuse, folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(reuse, "AGENTS", 2)
+    out = tmp_path / "out"
+    small = ["plan.problems=2", "plan.group_size=2", "team.max_tokens=5", "device=cpu"]
+    words = ["reuse", "--model", str(folder), "--out", str(out), "--task", "words", "--plans", "teamtr,partial"]
+    words += ["--seeds", "0", "--stages", "1", *(word for change in small for word in ("--set", change))]
+    monkeypatch.setattr(sys, "argv", [*words, "--limit", "300"])
+    reuse.main()
+    found = json.loads((out / "words.json").read_text())
+    assert found["failed"] == []
+    assert found["levels"]["updates"] == 2
+    assert found["table"]["teamtr"]["end"]["tokens"] > found["table"]["partial"]["end"]["tokens"]
+    assert found["choices"]["partial"]["0"]["actions"] == {"sample": 1, "reuse": 1}
+    capsys.readouterr()
+    reuse.main()  # all have finished: nothing is started, the table is the same
+    again = capsys.readouterr().out
+    assert "has finished" not in again
+    assert again == (out / "words.txt").read_text()
+    elsewhere = tmp_path / "elsewhere"
+    with tarfile.open(out / "words-logs.tar.gz") as logs:
+        logs.extractall(elsewhere, filter="data")
+    monkeypatch.setattr(sys, "argv", [str(elsewhere) if word == str(out) else word for word in words] + ["--read"])
+    reuse.main()
+    assert capsys.readouterr().out == again
+
+
+def test_a_run_that_fails_says_why(reuse, tmp_path):
+    beside = importlib.import_module("beside")
+    broken = beside.Run(tmp_path / "broken", "name: x\n")
+    [said] = beside.train([broken], limit=120)
+    assert said.startswith("broken: exit code")
+    assert 'missing key "team"' in said
+    assert not broken.finished

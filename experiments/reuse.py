@@ -1,0 +1,306 @@
+"""Does a real language model need fresh rollouts? Fresh, naive, reweighted, auto and partial on two tasks.
+
+    python experiments/reuse.py --model FOLDER --out OUT --task words
+    python experiments/reuse.py --model FOLDER --out OUT --task gsm8k --data FOLDER [--plans teamtr,auto] [--seeds 0,1]
+
+words: eight adapters on one base play a blind game (``words.py``): exactly one must say Yes. Success is exact.
+gsm8k: solver, checker and finaliser, an adapter each, answer GSM8K's questions (``--data`` holds train.jsonl and
+test.jsonl). Success is sampled on held-out questions.
+
+Every run is a ``teamtr train`` in a process of its own, at most ``--at-once`` of them beside each other on one card,
+all plans of the first seed first, until all have finished or ``--limit`` seconds are over. The same command goes on
+with unfinished runs, and with ``--read`` only reads their logs. A table compares the plans at equal updates, equal
+sampled tokens and equal seconds of training, over the seeds that all plans have finished (where there is none, begun).
+OUT gets the table as TASK.txt, with all curves as TASK.json, and the logs as TASK-logs.tar.gz, which unpacked in OUT is
+what ``--read`` needs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tarfile
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from beside import Point, Record, Run, between, clocked, read, train
+from words import SYSTEM_PROMPT
+
+from teamtr.theory.intervals import mean_interval
+
+Runs = dict[str, dict[int, Run]]
+Curves = dict[str, dict[int, list[Point]]]
+"""Both by plan and seed."""
+
+PLANS = ("teamtr", "naive_sequential", "reweighted", "auto", "partial")
+FRESH = "teamtr"
+LEVELS = ("updates", "tokens", "seconds")
+AGENTS = 8
+
+WORDS = """\
+name: words
+task: {{name: "python:{here}/words.py:Words", options: {{agents: {agents}}}}}
+team:
+  model: {model}
+  train: lora
+  lora: {{rank: 8, alpha: 16}}
+  max_tokens: 2 # a word and the end
+  system_prompt: {system_prompt}
+  agents: [{names}]
+plan: {{stages: 12, problems: 16, group_size: 16, radius_nats_per_message: 0.1}}
+learner: {{learning_rate: 1e-4, epochs: 1, minibatches: 4, micro_batch: 256}}
+sampling: {{compiled: false, memory_gb: 0.5}}
+eval: {{every: 0}} # success is exact after every update
+store: {{episodes: false}}
+"""
+
+GSM8K = """\
+name: gsm8k
+task: {{name: gsm8k, train: {data}/train.jsonl, test: {data}/test.jsonl}}
+team:
+  model: {model}
+  train: lora
+  lora: {{rank: 16, alpha: 32}}
+  agents:
+    - name: solver
+      max_tokens: 192
+      system_prompt: Solve the problem in a few short steps.
+    - name: checker
+      max_tokens: 160
+      system_prompt: Check the solver's steps and numbers. Say in short what is wrong, if anything, then the answer.
+    - name: finaliser
+      max_tokens: 32
+      system_prompt: "Do not reason. Reply with one line: #### and the final number."
+  answer: finaliser
+plan: {{stages: 4, problems: 32, group_size: 8, radius_nats_per_message: 0.1}}
+learner: {{learning_rate: 3e-5, epochs: 1, minibatches: 4, micro_batch: 4}}
+sampling: {{compiled: false, memory_gb: 4}}
+eval: {{every: 2, problems: 128, samples: 2}}
+store: {{episodes: false}}
+"""
+
+
+def team_file(task: str, model: str, data: Path | None) -> str:
+    """The team of a task on this model, a folder (or "tiny")."""
+    model = str(Path(model).resolve()) if Path(model).is_dir() else model
+    if task == "gsm8k":
+        assert data is not None, "gsm8k reads its questions from a folder: --data"
+        return GSM8K.format(model=model, data=data.resolve())
+    names = ", ".join(f"{{name: a{k + 1}, sees: blind}}" for k in range(AGENTS))
+    told = json.dumps(SYSTEM_PROMPT.format(agents=AGENTS))
+    return WORDS.format(
+        here=Path(__file__).resolve().parent, model=model, agents=AGENTS, names=names, system_prompt=told
+    )
+
+
+def runs_of(a: argparse.Namespace) -> Runs:
+    """Every plan's run of every seed; all settings but the plan and the seed are alike."""
+    team = team_file(a.task, a.model, a.data)
+    alike = [*a.set, *([] if a.stages is None else [f"plan.stages={a.stages}"])]
+    return {
+        plan: {
+            seed: Run(a.out / a.task / f"{plan}-seed{seed}", team, (*alike, f"seed={seed}", f"plan.preset={plan}"))
+            for seed in a.seeds
+        }
+        for plan in a.plans
+    }
+
+
+# -- what a log says ------------------------------------------------------------------------------------------
+
+
+def points(records: Iterable[Record]) -> list[Point]:
+    """How good the team was, after every update where its success is exact, else at every evaluation. ``units`` are
+    what success is the mean of: the held-out problems, or the one exact number."""
+    found: list[Point] = []
+    place = {"updates": 0, "tokens": 0, "seconds": 0.0}
+    for record, seconds in clocked(records):
+        if record["kind"] == "update":
+            exact = record.get("exact_success")
+            if exact is not None and not found:
+                found.append({**place, "success": exact[0], "units": [exact[0]]})
+            place = {"updates": record["update"], "tokens": record["sampled_tokens_total"], "seconds": seconds}
+            if exact is not None:
+                found.append({**place, "success": exact[1], "units": [exact[1]]})
+        elif record["kind"] == "eval":
+            found.append({**place, "success": record["avg_at_k"], "units": record["success_P"]})
+    return found
+
+
+def choices(records: Iterable[Record]) -> dict[str, Any]:
+    """Where the episodes of a run's updates came from."""
+    updates = [record for record in records if record["kind"] == "update"]
+    told = [update["rollouts"] for update in updates if update.get("rollouts")]
+    shares = [one["share"] for one in told if one.get("share") is not None]
+    partly = [one["partly"] for one in told if one.get("partly")]
+    biases = [one["bias"]["estimate"] for one in partly if one.get("bias")]
+    return {
+        "updates": len(updates),
+        "kept": sum(update["outcome"].startswith("accepted") for update in updates),
+        "outside": sum(not update["kl_upper"] <= update["radius"] for update in updates),
+        "actions": dict(Counter(one["action"] for one in told)),
+        "mean_share": float(np.mean(shares)) if shares else None,
+        "least_share": min(shares, default=None),
+        "redrawn_kept": float(np.mean([one["kept"] for one in partly])) if partly else None,
+        "redrawn_bias": float(np.mean(biases)) if biases else None,
+    }
+
+
+# -- the table ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean and its interval at 95 %; None where there are fewer than two numbers."""
+
+    mean: float
+    interval: tuple[float, float] | None
+
+    @staticmethod
+    def of(values: Sequence[float]) -> Estimate:
+        if len(values) < 2:
+            return Estimate(float(np.mean(values)), None)
+        found = mean_interval(values)
+        return Estimate(found.estimate, (found.lower, found.upper))
+
+    def shown(self, sign: str = "") -> str:
+        text = f"{100 * self.mean:{sign}.1f}"
+        return text if self.interval is None else f"{text} ({' to '.join(f'{100 * x:.1f}' for x in self.interval)})"
+
+
+def units_at(curve: Sequence[Point], at: float, key: str) -> list[float]:
+    """The units of a curve where ``key`` is ``at``, each on the line between the two points around it."""
+    return [
+        between([{key: point[key], "success": point["units"][k]} for point in curve], at, key)
+        for k in range(len(curve[0]["units"]))
+    ]
+
+
+def sampled(curves: Sequence[Sequence[Point]], at: float, key: str) -> np.ndarray:
+    """What a plan's success is the mean of: seeds where it is exact, else problems, each the mean of all seeds."""
+    units_SU = np.array([units_at(curve, at, key) for curve in curves])
+    return units_SU[:, 0] if units_SU.shape[1] == 1 else units_SU.mean(axis=0)
+
+
+def counted(
+    curves: dict[str, dict[int, list[Point]]], runs: dict[str, dict[int, Run]], seeds: Sequence[int]
+) -> list[int]:
+    """The seeds that are compared: those that all plans have finished, else those that all have begun."""
+    begun = [seed for seed in seeds if all(len(curves[plan][seed]) > 1 for plan in curves)]
+    whole = [seed for seed in begun if all(runs[plan][seed].finished for plan in runs)]
+    return whole or begun
+
+
+def summary(runs: Runs, seeds: Sequence[int]) -> dict[str, Any]:
+    """Every plan at equal updates, tokens and seconds, and what each minus fresh is, problem by problem or seed by
+    seed."""
+    records = {plan: {seed: list(read(run.log)) for seed, run in own.items()} for plan, own in runs.items()}
+    curves = {plan: {seed: points(found) for seed, found in own.items()} for plan, own in records.items()}
+    compared = counted(curves, runs, seeds)
+    found: dict[str, Any] = {"seeds": compared, "levels": {}, "table": {plan: {} for plan in runs}}
+    for key in LEVELS if compared else ():
+        at = min(curves[plan][seed][-1][key] for plan in runs for seed in compared)
+        found["levels"][key] = at
+        units = {plan: sampled([curves[plan][seed] for seed in compared], at, key) for plan in runs}
+        for plan in runs:
+            found["table"][plan][key] = vars(Estimate.of(units[plan]))
+            if FRESH in runs and plan != FRESH:
+                found["table"][plan][f"{key}_minus_fresh"] = vars(Estimate.of(units[plan] - units[FRESH]))
+    for plan in runs if compared else ():
+        ends = [curves[plan][seed][-1] for seed in compared]
+        found["table"][plan]["before"] = float(np.mean([curves[plan][seed][0]["success"] for seed in compared]))
+        found["table"][plan]["end"] = {key: float(np.mean([end[key] for end in ends])) for key in ("success", *LEVELS)}
+    found["choices"] = {
+        plan: {str(seed): choices(own) for seed, own in of_plan.items()} for plan, of_plan in records.items()
+    }
+    found["curves"] = {plan: {str(seed): own for seed, own in of_plan.items()} for plan, of_plan in curves.items()}
+    return found
+
+
+def text(task: str, found: dict[str, Any]) -> str:
+    """The table as a person reads it."""
+    if not found["seeds"]:
+        return f"{task}: no seed that all plans have begun\n"
+    unit = "seeds" if task == "words" else "problems"
+    levels = found["levels"]
+    lines = [
+        f"{task}, seeds {', '.join(map(str, found['seeds']))}: success in %, with intervals at 95 % over {unit}",
+        f"at {levels['updates']} updates, {levels['tokens']:,} sampled tokens, {levels['seconds']:.0f} s of training",
+        "",
+        "| plan | before | equal updates | minus fresh | equal tokens | minus fresh | equal seconds | minus fresh "
+        "| at the end | updates | tokens | seconds |",
+        "|" + "---|" * 12,
+    ]
+    for plan, row in found["table"].items():
+        cells = [plan, f"{100 * row['before']:.1f}"]
+        for key in LEVELS:
+            apart = row.get(f"{key}_minus_fresh")
+            cells += [Estimate(**row[key]).shown(), "" if apart is None else Estimate(**apart).shown("+")]
+        end = row["end"]
+        cells += [
+            f"{100 * end['success']:.1f}",
+            f"{end['updates']:.0f}",
+            f"{end['tokens']:,.0f}",
+            f"{end['seconds']:.0f}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    lines.append("")
+    for plan, of_plan in found["choices"].items():
+        lines += [f"{plan} seed {seed}: {_told(one)}" for seed, one in of_plan.items() if one["updates"]]
+    return "\n".join(lines) + "\n"
+
+
+def _told(one: dict[str, Any]) -> str:
+    actions = ", ".join(f"{count} x {action}" for action, count in one["actions"].items())
+    parts = [f"{one['kept']} of {one['updates']} updates kept, {one['outside']} outside their radius", actions]
+    if one["mean_share"] is not None:
+        parts.append(f"effective share {one['mean_share']:.2f}, least {one['least_share']:.2f}")
+    if one["redrawn_kept"] is not None:
+        parts.append(f"redrawing kept {one['redrawn_kept']:.0%} of the tokens")
+    if one["redrawn_bias"] is not None:
+        parts.append(f"bias {one['redrawn_bias']:+.3f}")
+    return "; ".join(part for part in parts if part)
+
+
+def write(a: argparse.Namespace, runs: Runs, failed: Sequence[str]) -> str:
+    """The table, the curves and the logs in OUT; returns the table."""
+    found = {**summary(runs, a.seeds), "failed": list(failed)}
+    shown = text(a.task, found) + "".join(f"failed: {line}\n" for line in failed)
+    (a.out / f"{a.task}.json").write_text(json.dumps(found) + "\n")
+    (a.out / f"{a.task}.txt").write_text(shown)
+    with tarfile.open(a.out / f"{a.task}-logs.tar.gz", "w:gz") as logs:
+        for run in (run for own in runs.values() for run in own.values()):
+            for file in (run.log, run.output, run.marker):
+                if file.exists():
+                    logs.add(file, str(file.relative_to(a.out)))
+    return shown
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True, help="a folder")
+    parser.add_argument("--data", type=Path, help="a folder with GSM8K's train.jsonl and test.jsonl")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--task", choices=("words", "gsm8k"), required=True)
+    parser.add_argument("--plans", type=lambda t: t.split(","), default=list(PLANS))
+    parser.add_argument("--seeds", type=lambda t: [int(x) for x in t.split(",")], default=[0, 1, 2])
+    parser.add_argument("--stages", type=int, help="default: 12 for words, 4 for gsm8k")
+    parser.add_argument("--at-once", type=int, default=5, help="runs beside each other")
+    parser.add_argument("--set", action="append", default=[], help="a setting of the team file, such as device=cpu")
+    parser.add_argument("--limit", type=float, default=240.0, help="seconds for all runs together")
+    parser.add_argument("--read", action="store_true", help="run nothing, read the logs")
+    a = parser.parse_args()
+    if a.task == "gsm8k" and a.data is None:
+        parser.error("gsm8k needs --data, a folder with train.jsonl and test.jsonl")
+    runs = runs_of(a)
+    in_order = [runs[plan][seed] for seed in a.seeds for plan in a.plans]
+    failed = [] if a.read else train(in_order, limit=a.limit, at_once=a.at_once)
+    print(write(a, runs, failed), end="")
+
+
+if __name__ == "__main__":
+    main()
