@@ -230,10 +230,26 @@ def test_log_is_plain_json_lines_in_the_order_written(tmp_path: Path) -> None:
     log.append({"update": 1, "agent": "left", "kl": 0.5})
     log.append({"update": 2, "kl": math.nan, "grad": -math.inf, "seed": 2**70, "$x": np.float32(0.5)})
     assert log.path.read_bytes() == (
-        b'{"update":1,"agent":"left","kl":0.5}\n'
-        b'{"update":2,"kl":{"$float":"nan"},"grad":{"$float":"-inf"},"seed":{"$int":"0x400000000000000000"},"$$x":0.5}\n'
+        b'{"update":1,"agent":"left","kl":0.5,"$crc":"609c6064"}\n'
+        b'{"update":2,"kl":{"$float":"nan"},"grad":{"$float":"-inf"},"seed":{"$int":"0x400000000000000000"},"$$x":0.5,'
+        b'"$crc":"895a358e"}\n'
     )
     assert same(log.read()[1], {"update": 2, "kl": math.nan, "grad": -math.inf, "seed": 2**70, "$x": 0.5})
+
+
+def test_a_line_that_is_not_what_was_written_is_noticed(tmp_path: Path) -> None:
+    log = Log(tmp_path / "log.jsonl")
+    log.path.write_bytes(b'{"update":0}\n')  # of a version without checksums
+    log.append({"update": 1, "reward": 0.25})
+    log.append({"update": 2, "reward": 0.5})
+    whole = log.path.read_bytes()
+    assert log.altered() == []
+    for old, new in ((b"0.25", b"0.35"), (b'"$crc"', b'"$crd"'), (b'"reward":0.25,', b"")):
+        log.path.write_bytes(whole.replace(old, new, 1))
+        if b"$crd" not in new:  # which nobody can read
+            assert Log(log.path).altered() == [2]
+    log.path.write_bytes(b"\n".join([*whole.split(b"\n")[:2], b'{"update":2}', b""]))
+    assert Log(log.path).altered() == [3], "the lines before it have one"
 
 
 def test_numpy_becomes_numbers_without_losing_nan(tmp_path: Path) -> None:

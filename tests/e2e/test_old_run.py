@@ -17,7 +17,7 @@ from teamtr.records import LOG_VERSION, NewerLog
 from teamtr.session import train as run
 from teamtr.session.export import export
 from teamtr.store import Log, RunFolder, StoreError
-from teamtr.store.log import decode, encode
+from teamtr.store.log import decode, encode, unsealed
 from teamtr.swap import Request, swap
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "old_run"
@@ -72,7 +72,7 @@ def test_an_old_run_goes_on(old):
     assert (records[0]["updates"], records[0]["evals"]) == (12, [0.0] * 5)
     log = (old / "log.jsonl").read_bytes()
     assert log.startswith(before), "what is there keeps its bytes"
-    assert [decode(line)["kind"] for line in log[len(before) :].splitlines()] == kinds[:-1]
+    assert [decode(unsealed(line)[0])["kind"] for line in log[len(before) :].splitlines()] == kinds[:-1]
     assert [record["kind"] for record in go_on(old, "plan.stages=5")] == ["resume", "finished"]
     assert len(summarise(read_run(old))["updates"]) == 15
 

@@ -240,6 +240,15 @@ def test_a_log_with_other_lines_is_told(here: Path) -> None:
     assert any("log.jsonl has other records than those" in text for text in told)
 
 
+def test_a_digit_exchanged_after_the_last_commit_is_told(here: Path) -> None:
+    log = here / "run" / "log.jsonl"
+    lines = log.read_bytes().splitlines(keepends=True)
+    assert b'"kind":"update"' in lines[-1], "which the commit's hash does not cover"
+    log.write_bytes(b"".join(lines[:-1]) + lines[-1].replace(b'"reward":', b'"reward":1', 1))
+    told = proceed(here, updates=1)[0]["changes"]
+    assert any(f"log.jsonl is damaged: what was written in line {len(lines)} is other now" in text for text in told)
+
+
 def test_commits_that_are_gone_are_no_fresh_start(here: Path) -> None:
     log = (here / "run" / "log.jsonl").read_bytes()
     shutil.rmtree(here / "run" / "checkpoints" / "commits")

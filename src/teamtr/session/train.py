@@ -533,6 +533,10 @@ class _Driver:
             what = f"has lost {lost} of the {state.log.records} records" if lost else "has other records than those"
             told = f"{log.path.name} {what} that the last commit knows of: figures and reports of this run lack them"
             self.changes = (*self.changes, told)
+        elif altered := log.altered():
+            lines = ", ".join(map(str, altered[:5]))
+            told = f"{log.path.name} is damaged: what was written in line {lines} is other now; figures may be wrong"
+            self.changes = (*self.changes, told)
         log.truncate_torn()
         log.rewind(lambda record: updates_before(record) <= commit.number)
         self.history = History(log.records())

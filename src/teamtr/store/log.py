@@ -9,6 +9,9 @@ dollar sign, and reading turns it back:
 
 A key of the caller's own that starts with a dollar sign is written with one dollar sign more. Numpy scalars and
 arrays are written as numbers and lists; a tuple comes back as a list, and every nan as the one nan.
+
+Every line of the log ends with a checksum of itself, ``"$crc"``: a disk that exchanges a digit is noticed. Lines of
+versions before 0.2 have none.
 """
 
 from __future__ import annotations
@@ -16,6 +19,8 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+import re
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,6 +56,23 @@ def decode(data: bytes) -> Any:
     return _from_json(value) if b'"$' in data else value
 
 
+_SEAL = re.compile(rb',"\$crc":"([0-9a-f]{8})"}\Z')
+
+
+def sealed(line: bytes) -> bytes:
+    """An encoded, non-empty record with its checksum at the end."""
+    return line[:-1] + f',"$crc":"{zlib.crc32(line):08x}"}}'.encode()
+
+
+def unsealed(line: bytes) -> tuple[bytes, bool | None]:
+    """The record without its checksum, and whether it is what was written; None where it has no checksum."""
+    line = line.rstrip(b"\n")
+    if (seal := _SEAL.search(line)) is None:
+        return line, None
+    whole = line[: seal.start()] + b"}"
+    return whole, zlib.crc32(whole) == int(seal[1], 16)
+
+
 @dataclass(frozen=True)
 class LogMark:
     """How far a log goes: its whole records, their bytes, and a hash of them."""
@@ -63,6 +85,7 @@ class LogMark:
 class _Line(NamedTuple):
     record: dict[str, Any]
     end_bytes: int  # where the line ends in the file, newline included
+    intact: bool | None  # by its checksum, if it has one
 
 
 class Log:
@@ -83,7 +106,7 @@ class Log:
     def append(self, record: Mapping[str, Any]) -> None:
         """Add one record; on return it is on the disk."""
         self._require_writable()
-        line = encode(record, f"record for {self.path}") + b"\n"
+        line = sealed(encode(record, f"record for {self.path}")) + b"\n"
         if not self._tail_is_whole:
             self.truncate_torn()
         self._tail_is_whole = False
@@ -130,6 +153,16 @@ class Log:
             return None
         return max(0, mark.records - data.count(b"\n"))
 
+    def altered(self) -> list[int]:
+        """The numbers, from 1, of lines that are not what was written, though they can be read: the checksum is wrong,
+        or gone where lines before it have one."""
+        found, checked = [], False
+        for number, line in enumerate(self._lines(self._bytes()), start=1):
+            checked = checked or line.intact is not None
+            if not line.intact and checked:
+                found.append(number)
+        return found
+
     def _is_whole(self, data: bytes) -> None:
         """This is what the file holds now."""
         self._tail_is_whole = True
@@ -164,7 +197,8 @@ class Log:
         while (newline := data.find(b"\n", start)) >= 0:
             end = newline + 1
             try:
-                record = decode(data[start:newline])
+                body, intact = unsealed(data[start:newline])
+                record = decode(body)
                 if not isinstance(record, dict):
                     raise ValueError("not a JSON object")
             except ValueError as error:
@@ -174,7 +208,7 @@ class Log:
                     f"{self.path}, line {len(found) + 1} is damaged ({error}): restore the file from a copy, or "
                     "delete that line and the lines after it and run the same command again"
                 ) from error
-            found.append(_Line(record, end))
+            found.append(_Line(record, end, intact))
             start = end
         return found
 

@@ -55,7 +55,7 @@ from teamtr.session.success import evaluate_team
 from teamtr.session.train import Record
 from teamtr.store import Checkpoints, Commit, RunFolder, RunLog, StoreError, read_episodes, write_atomic, write_episodes
 from teamtr.store.atomic import discard_folder, make_folder, read_whole, remove_leftovers
-from teamtr.store.log import decode, encode
+from teamtr.store.log import decode, encode, sealed
 from teamtr.swap.align import Student, align
 from teamtr.swap.checklist import check_protocol, warnings_of
 from teamtr.swap.feasibility import achieved, surrogate, text_gap
@@ -346,7 +346,7 @@ class _Swap:
             for r in self.source.log.read()
             if updates_before(r) <= number and r["kind"] not in (FinishedRecord.kind, StoppedRecord.kind)
         ]
-        lines = b"".join(encode(r, "record") + b"\n" for r in [*past, encode_record(record)])
+        lines = b"".join(sealed(encode(r, "record")) + b"\n" for r in [*past, encode_record(record)])
         write_atomic(self.target.path / "log.jsonl", lines)
         for part in sorted(self.spent):
             self.account.sampled(self.spent[part])

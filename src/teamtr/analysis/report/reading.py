@@ -19,7 +19,7 @@ from teamtr.presets import Plan
 from teamtr.records import LOG_VERSION, Record, log_version, mapping, of_kind, unknown_kinds
 from teamtr.store import NotARun, RunFolder
 from teamtr.store.folder import open_own
-from teamtr.store.log import decode
+from teamtr.store.log import decode, unsealed
 from teamtr.types import RolloutBatch
 
 _BATCH = re.compile(r"stage-([0-9]{4,9})-step-([0-9]{2,9})\.jsonl\.gz")
@@ -121,9 +121,12 @@ class LogTail:
     def _take(self, line: bytes) -> None:
         self._lines += 1
         try:
-            record = decode(line)
+            body, intact = unsealed(line)
+            record = decode(body)
             if not isinstance(record, dict):
                 raise ValueError("not a JSON object")
+            if intact is False:
+                raise ValueError("it is not what was written")
         except ValueError as error:
             self.damaged.append(f"line {self._lines} of the log cannot be read and was left out ({error})")
             return
