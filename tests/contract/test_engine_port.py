@@ -234,7 +234,7 @@ def versions(folder: Path, make_engine: Any, *overrides: str) -> list[str]:
     return [r["version_after"] for r in records if r["kind"] == "update"]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_demo_in_another_process_ends_with_the_same_bits(tmp_path: Path):
     small = ("plan.problems=8", "plan.group_size=8", "tiny.warmup_steps=15", "eval.every=1", "diagnostics.every=1")
     here = versions(tmp_path / "here", local_engine, "plan.stages=2", *small)

@@ -324,7 +324,7 @@ def test_callbacks_see_the_log(tmp_path: Path) -> None:
     records = trainer.train()
     assert kinds(records) == ["start", "eval", "update", "update", "stage", "eval", "finished"]
     assert watch.all == told == records
-    logged = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    logged = RunFolder.read(tmp_path / "run").log.read()
     assert logged == [r for r in json.loads(json.dumps(records)) if r["kind"] != "finished"]
     assert [r["agent"] for r in watch.updates] == ["solver", "checker"]
 

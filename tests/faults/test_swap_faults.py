@@ -213,6 +213,7 @@ def test_killed_while_the_looks_are_removed(world, tmp_path):
     killed_often(world, tmp_path / "out", [at_removing_looks])
 
 
+@pytest.mark.slow
 def test_killed_while_more_probes_are_played(world, tmp_path):
     """When further probes to learn from, or to judge by, are there but for their name, and when a look at what was
     learnt of them is committed and the next one is not."""

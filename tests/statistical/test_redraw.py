@@ -77,10 +77,10 @@ def p_value(one: RolloutBatch, other: RolloutBatch, turns: slice = slice(None), 
 @pytest.mark.parametrize(("sees", "rounds"), [("everything", 1), ("blind", 1), ("everything", 2)])
 def test_redrawn_episodes_have_the_present_team_s_law(sees, rounds):
     world = short_world(sees, rounds)
-    drafts = sample(world, 6000, seed=1)
+    drafts = sample(world, 3000, seed=1)
     batch = move(world, move(world, drafts, "x", seed=2), "y", seed=3)
     found = redraw(world.context, world.team, batch, seed=4, end_ids=ENDS)
-    fresh = sample(world, 6000, seed=5)
+    fresh = sample(world, 3000, seed=5)
     assert p_value(found.batch, fresh, fine=rounds == 1) > SURE
     assert p_value(drafts, fresh, fine=rounds == 1) < SURE, "the drafts are of another law"
     assert 0.2 < found.kept < 0.99
@@ -100,9 +100,9 @@ def test_a_wrong_rest_is_caught(monkeypatch):
     right = engine._rest
     monkeypatch.setattr(engine, "_rest", wrong)
     world = short_world()
-    batch = move(world, sample(world, 6000, seed=1), "x", seed=2, by=1.0)
+    batch = move(world, sample(world, 3000, seed=1), "x", seed=2, by=1.0)
     found = redraw(world.context, world.team, batch, seed=4, end_ids=ENDS)
-    fresh = sample(world, 6000, seed=5)
+    fresh = sample(world, 3000, seed=5)
     assert p_value(found.batch, fresh, slice(1)) < SURE
 
 
@@ -164,6 +164,7 @@ def flattery(own: bool, repeats: int = 4000) -> tuple[float, float]:
     return float(np.mean(apart)), float(np.std(apart) / np.sqrt(repeats))
 
 
+@pytest.mark.long
 def test_drafts_that_the_update_climbed_on_flatter_the_team_and_others_do_not():
     """The bias that the guarantees speak of is there (about two points here), and there alone."""
     bias, error = flattery(own=True)

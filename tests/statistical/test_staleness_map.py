@@ -316,7 +316,7 @@ def without_seconds(run: Run) -> Run:
     return replace(run, points=tuple(point._replace(seconds=0.0) for point in run.points))
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_run_does_not_depend_on_the_process_it_is_made_in() -> None:
     """Nor on what was made there before, and so on the number of workers."""
     jobs = [Job(TINY, "teamtr", 0), Job(TINY, "auto", 0)]
@@ -335,7 +335,7 @@ def test_a_run_does_not_depend_on_the_process_it_is_made_in() -> None:
     assert all(before.seconds < after.seconds for before, after in zip(fresh.points, fresh.points[1:], strict=False))
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_quick_map_from_the_command_line(tmp_path: Path) -> None:
     one = QUICK[0].name
     arguments = ("lab", "staleness", "--quick", "--cells", one, "--workers", 1, "--out", tmp_path / "map", "--json")
