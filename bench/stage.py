@@ -36,7 +36,7 @@ from teamtr.presets import PRESETS
 from teamtr.randomness import uniforms
 from teamtr.rollout import Ledger, RolloutContext
 from teamtr.rollout import play as rollout_play
-from teamtr.rollout.cost import Account
+from teamtr.rollout.cost import Account, price_of_sampling
 from teamtr.rollout.redraw import redraw
 from teamtr.tasks import Task
 from teamtr.team import Agent, Schedule, Team
@@ -173,9 +173,7 @@ def by_plan(a: argparse.Namespace, name: str, stages: int = 2) -> dict[str, Any]
         return done
 
     def price(batch: RolloutBatch, own: AgentBatch) -> float | None:
-        read = sum(len(p) + len(m) for p, m in zip(own.prompts, own.messages, strict=True))
-        said = sum(len(turn.token_ids) for episode in batch.episodes for turn in episode.turns)
-        return None if cost is None or name != "auto" else cost * said / (a.epochs * read)
+        return price_of_sampling(cost if name == "auto" else None, batch, own, a.epochs)
 
     for stage in range(stages):
         found = {"sample": 0.0, "sampled tokens": 0}

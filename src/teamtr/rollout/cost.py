@@ -8,6 +8,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from teamtr.rollout import Ledger
+from teamtr.types import AgentBatch, RolloutBatch
+
+
+def price_of_sampling(cost: float | None, batch: RolloutBatch, own: AgentBatch, epochs: int) -> float | None:
+    """What sampling such a batch again costs, in units of an update of the agent with these messages.
+
+    ``cost`` is that of one sampled token beside one that is trained on; None where it is not known.
+    """
+    read = sum(len(prompt) + len(message) for prompt, message in zip(own.prompts, own.messages, strict=True))
+    if cost is None or read == 0:
+        return None
+    said = sum(len(turn.token_ids) for episode in batch.present for turn in episode.turns)
+    return cost * said / (epochs * read)
 
 
 @dataclass

@@ -46,7 +46,7 @@ from teamtr.records import (
 )
 from teamtr.reports import UpdateReport
 from teamtr.rollout import Ledger, collect, play, punishments_PG, trained_returns_PG
-from teamtr.rollout.cost import Account
+from teamtr.rollout.cost import Account, price_of_sampling
 from teamtr.rollout.redraw import redraw
 from teamtr.session.build import AS_WRITTEN, Parts, Session, build
 from teamtr.session.checks import doubts, measure_floors, require_visible, self_test
@@ -260,14 +260,9 @@ class _Driver:
         return found.batch
 
     def _price(self, batch: RolloutBatch, own: AgentBatch) -> float | None:
-        """What sampling such a batch again costs, in units of an update of the agent with these messages."""
         cost = self.session.plan.resample.sampling_cost
-        cost = self.position.sampling_cost if cost == "measured" else cost
-        read = sum(len(prompt) + len(message) for prompt, message in zip(own.prompts, own.messages, strict=True))
-        if cost is None or read == 0:
-            return None
-        said = sum(len(turn.token_ids) for episode in batch.present for turn in episode.turns)
-        return cost * said / (self.session.optimization.epochs * read)
+        known = self.position.sampling_cost if cost == "measured" else cost
+        return price_of_sampling(known, batch, own, self.session.optimization.epochs)
 
     def _settle_sampling_cost(self) -> None:
         """Once, after the first stage that sampled and trained: the nearest power of two, so that a machine's moods do

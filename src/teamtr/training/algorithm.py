@@ -100,7 +100,7 @@ def run_stage(
 
 
 def _choose(plan: Plan, batch: RolloutBatch | None, team: Team, slot: Slot, price: Price) -> Choice:
-    if batch is None:
+    if batch is None or not plan.resample.may_be_stale:  # then nothing needs to be known of it
         return choose(plan.resample, None, slot.step, None, None)
     returns_PG = trained_returns_PG(batch, plan, team.limits)
     return choose(plan.resample, batch, slot.step, returns_PG, price(batch, batch.of(slot.agent)))
