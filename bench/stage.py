@@ -275,11 +275,15 @@ def main() -> None:
     parser.add_argument("--micro-batch", type=int, default=32)
     parser.add_argument("--rival-micro-batch", type=int, default=8)
     parser.add_argument("--parts", default=",".join(PARTS), help="which of them to run (default: %(default)s)")
+    parser.add_argument("--plans", default=",".join(PLANS), help="which plans to compare (default: %(default)s)")
     parser.add_argument("--json", action="store_true")
     a = parser.parse_args()
     parts = a.parts.split(",")
     if unknown := set(parts) - set(PARTS):
         parser.error(f"--parts: {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
+    plans = a.plans.split(",")
+    if unknown := set(plans) - set(PLANS):
+        parser.error(f"--plans: {', '.join(sorted(unknown))}; there are {', '.join(PLANS)}")
     results: dict[str, dict[str, Any]] = {}
     training = cache(partial(padded_training, a))
     for name, part, run in (
@@ -288,7 +292,7 @@ def main() -> None:
         ("TRL, static cache", "rivals", partial(trl, a, "static")),
         ("generate + padded", "rivals", partial(rival, a, training, None)),
         ("TRL", "rivals", partial(trl, a, None)),
-        *((f"plan {name}", "plans", partial(by_plan, a, name)) for name in PLANS),
+        *((f"plan {name}", "plans", partial(by_plan, a, name)) for name in plans),
     ):
         if part not in parts:
             continue

@@ -81,10 +81,10 @@ team:
       max_tokens: 32
       system_prompt: "Do not reason. Reply with one line: #### and the final number."
   answer: finaliser
-plan: {{stages: 4, problems: 32, group_size: 8, radius_nats_per_message: 0.1}}
+plan: {{stages: 6, problems: 32, group_size: 8, radius_nats_per_message: 0.1}}
 learner: {{learning_rate: 1e-4, epochs: 1, minibatches: 4, micro_batch: 4}} # small, so that five runs fit one card
 sampling: {{compiled: false, memory_gb: 4}}
-eval: {{every: 2, problems: 128, samples: 2}}
+eval: {{every: 3, problems: 200, samples: 1}}
 store: {{episodes: false}}
 """
 
@@ -293,7 +293,7 @@ def main() -> None:
     parser.add_argument("--task", choices=("words", "gsm8k"), required=True)
     parser.add_argument("--plans", type=lambda t: t.split(","), default=list(PLANS))
     parser.add_argument("--seeds", type=lambda t: [int(x) for x in t.split(",")], default=[0, 1, 2])
-    parser.add_argument("--stages", type=int, help="default: 8 for words, 4 for gsm8k")
+    parser.add_argument("--stages", type=int, help="default: 8 for words, 6 for gsm8k")
     parser.add_argument("--at-once", type=int, default=5, help="runs beside each other")
     parser.add_argument("--set", action="append", default=[], help="a setting of the team file, such as device=cpu")
     parser.add_argument("--limit", type=float, default=240.0, help="seconds for all runs together")

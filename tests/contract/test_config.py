@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 import subprocess
 import sys
 from dataclasses import replace
@@ -850,3 +851,12 @@ def test_import_is_light() -> None:
     program = "import sys, teamtr.config; print(sorted({'torch', 'transformers', 'peft'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_an_error_reaches_the_process_that_asked() -> None:
+    """As it is: a pool of processes that cannot unpickle one waits for ever."""
+    with pytest.raises(ConfigError) as caught:
+        loads("name: x\nplan: {stagse: 3}\n", "team.yaml")
+    sent = pickle.loads(pickle.dumps(caught.value))
+    assert str(sent) == str(caught.value)
+    assert sent.mistakes == caught.value.mistakes

@@ -45,12 +45,16 @@ class ConfigError(UserError):
     """Everything wrong with a team file called ``name`` that holds ``text``."""
 
     def __init__(self, name: str, text: str, mistakes: Iterable[Mistake]) -> None:
-        self.mistakes = tuple(mistakes)
+        self.name, self.text, self.mistakes = name, text, tuple(mistakes)
         lines = _LINE_BREAK.split(text)
         told = [_render(name, lines, mistake) for mistake in self.mistakes[:MOST_TOLD]]
         if len(self.mistakes) > MOST_TOLD:
             told.append(f"{name}: and {len(self.mistakes) - MOST_TOLD} mistakes more")
         super().__init__("\n".join(told))
+
+    def __reduce__(self) -> tuple[type[ConfigError], tuple[str, str, tuple[Mistake, ...]]]:
+        """So that it reaches the process that asked."""
+        return type(self), (self.name, self.text, self.mistakes)
 
 
 def _render(name: str, lines: Sequence[str], mistake: Mistake) -> str:
