@@ -103,6 +103,8 @@ def command(arguments: list[str], taught: str, fault: Fault | None, sabotage: st
             code = getattr(error, "exit_code", None) or 70
             if code == 70:
                 said.write("Traceback\n" + "".join(traceback.format_exception(error)[-6:]))
+    signal.setitimer(signal.ITIMER_REAL, 0)  # the command is over: what comes later disturbs only this harness
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     builtins.open, os.replace = keep
     resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     Path(out + ".tmp").write_text(json.dumps({"code": code, "said": said.getvalue()[-20_000:]}, ensure_ascii=True))

@@ -271,3 +271,16 @@ def test_looking_takes_no_lock_and_writes_nothing(run):
         get(server, f"/{server.token}/api/run/{key}")
         get(server, f"/{server.token}/api/batch/{key}/stage-0000-step-00.jsonl.gz")
     assert sorted((p, p.stat().st_mtime_ns) for p in run.rglob("*")) == before
+
+
+def test_without_a_thread_to_be_had_it_says_so_and_goes_on(run, monkeypatch, capsys):
+    def refuse(*_):
+        raise RuntimeError("can't start new thread")
+
+    with serving(run) as server:
+        with monkeypatch.context() as scarce:
+            scarce.setattr(serve.ThreadingHTTPServer, "process_request", refuse)
+            status, body = get(server, f"/{server.token}/api/runs")
+        assert (status, json.loads(body)) == (503, {"error": "there is not enough memory to answer now"})
+        assert get(server, f"/{server.token}/api/runs")[0] == 200
+    assert "Traceback" not in capsys.readouterr().err

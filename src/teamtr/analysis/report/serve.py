@@ -53,6 +53,12 @@ _HEADERS = {
     "Content-Security-Policy": "frame-ancestors 'none'",
 }
 
+_NO_ROOM_SAID = to_json({"error": "there is not enough memory to answer now"}).encode()
+_NO_ROOM = b"HTTP/1.0 503 Service Unavailable\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (
+    len(_NO_ROOM_SAID),
+    _NO_ROOM_SAID,
+)
+
 
 @dataclass(frozen=True)
 class _Kept:
@@ -170,6 +176,17 @@ class LiveServer(ThreadingHTTPServer):
         except OSError as error:
             raise UserError(_why_not(host, port, error)) from error
         self.link = f"http://{host}:{self.server_port}/{self.token}/"
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """In a thread of its own; where none can be had, say so and let go: the page asks again."""
+        try:
+            super().process_request(request, client_address)
+        except (RuntimeError, MemoryError):
+            with suppress(OSError):
+                request.settimeout(1.0)
+                request.recv(1 << 16)  # else closing would take the answer back
+                request.sendall(_NO_ROOM)
+            self.shutdown_request(request)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """Answer when nobody else needs the processor: on a busy machine training comes first."""
