@@ -195,6 +195,22 @@ def test_verdicts_are_of_differences_paired_by_seed() -> None:
     assert (cell.at_equal["updates"].difference, cell.at_equal["updates"].auto) == (None, None)
 
 
+def test_all_cells_together_by_seed() -> None:
+    """In a second cell fresh and stale have changed places: over both no plan leads, and auto is 0.05 above each."""
+    other = replace(CODE, stages=CODE.stages + 1, problems=CODE.problems + 1)
+    changed = {"teamtr": "naive_sequential", "naive_sequential": "teamtr", "auto": "auto"}
+    more = [replace(run, cell=other.name, plan=changed[run.plan]) for run in RUNS]
+    report = compare([CODE, other], ["teamtr", "naive_sequential", "auto"], [0, 1], [*RUNS, *more])
+    end = report.over_cells["updates"]
+    assert {pair: mean.mean for pair, mean in end.items()} == pytest.approx(
+        {"naive_sequential minus teamtr": 0.0, "auto minus teamtr": 0.05, "auto minus naive_sequential": 0.05}
+    )
+    assert (end["auto minus teamtr"].low, end["auto minus teamtr"].high) == pytest.approx((0.05, 0.05))
+    # at equal tokens auto has 0.4 in both cells and seeds, fresh and stale 0.5 and 0.6 to 0.7
+    assert report.over_cells["tokens"]["auto minus teamtr"].mean == pytest.approx(0.4 - (0.5 + 0.65) / 2)
+    assert set(compare([CODE], ["teamtr", "auto"], [0, 1], RUNS).over_cells["updates"]) == {"auto minus teamtr"}
+
+
 def test_one_seed_is_no_map() -> None:
     with pytest.raises(UserError, match="at least two seeds"):
         compare([CODE], ["teamtr"], [0], RUNS)

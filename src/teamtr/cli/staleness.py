@@ -28,13 +28,18 @@ def show_run(count: int) -> Callable[[Run, int], None]:
 
 
 def tables(report: StalenessReport) -> str:
-    """Success and costs of every cell and plan; then what that says of each cell."""
+    """Success and costs of every cell and plan; what that says of each cell; and of all together."""
     costs = [_row(cell, plan) for cell in report.cells for plan in report.plans]
     header = ("cell", "plan", "success", "at equal tokens", "at equal seconds", "tokens", "s", "batches", "share")
     verdicts = [_verdict(cell) for cell in report.cells]
     said = ("cell", "exact gradients: fresh, stale", *(f"at equal {cost}" for cost in COSTS))
     seeds = f"{len(report.seeds)} seeds; in brackets 95 % intervals"
-    return f"{table(header, costs)}\n{seeds}\n\n{table(said, verdicts)}"
+    pairs = [
+        (pair, *(_interval(report.over_cells[cost][pair], "+") for cost in COSTS))
+        for pair in report.over_cells["updates"]
+    ]
+    over = table(("mean over all cells", *(f"at equal {cost}" for cost in COSTS)), pairs) if pairs else ""
+    return f"{table(header, costs)}\n{seeds}\n\n{table(said, verdicts)}\n\n{over}"
 
 
 def _row(cell: CellReport, plan: str) -> tuple[str, ...]:
@@ -63,5 +68,5 @@ def _said(found: Comparison) -> str:
     return WORDS[found.difference] + ("" if found.auto is None else f", auto {found.auto}")
 
 
-def _interval(mean: Mean) -> str:
-    return f"{mean.mean:.3f} [{mean.low:.3f}, {mean.high:.3f}]"
+def _interval(mean: Mean, sign: str = "") -> str:
+    return f"{mean.mean:{sign}.3f} [{mean.low:{sign}.3f}, {mean.high:{sign}.3f}]"

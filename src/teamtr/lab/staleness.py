@@ -11,12 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import combinations
 from typing import Any, Literal
 
 from teamtr.errors import UserError
 from teamtr.lab import roles
 from teamtr.lab.staleness_cells import AUTO, COSTS, FRESH, STALE, Cell, Cost, Run
 from teamtr.theory.intervals import mean_interval
+
+BySeed = Mapping[str, Sequence[float]]
+"""Success of each plan, by seed."""
 
 EXACT_TEAMS = 64
 """Teams that train with exact gradients, for a mean beside the sampled ones."""
@@ -82,11 +86,13 @@ class CellReport:
 
 @dataclass(frozen=True)
 class StalenessReport:
-    """The map."""
+    """The map. ``over_cells`` holds the difference of two plans at a budget, by "PLAN minus PLAN": the mean over all
+    cells of each seed, averaged over seeds."""
 
     cells: tuple[CellReport, ...]
     plans: tuple[str, ...]
     seeds: tuple[int, ...]
+    over_cells: Mapping[Cost, Mapping[str, Mean]]
 
     def as_record(self) -> dict[str, Any]:
         return asdict(self)
@@ -97,29 +103,50 @@ def compare(cells: Sequence[Cell], plans: Sequence[str], seeds: Sequence[int], r
     if len(seeds) < 2:
         raise UserError("an interval needs at least two seeds")
     found = {(run.cell, run.plan, run.seed): run for run in runs}
-    reports = []
+    reports, reached = [], []
     for cell in cells:
         by_plan = {plan: [found[cell.name, plan, seed] for seed in seeds] for plan in plans}
+        budgets = {cost: _budgets(by_plan, cost) for cost in COSTS}
+        success = {cost: _success(by_plan, cost, budgets[cost]) for cost in COSTS}
+        reached.append(success)
         reports.append(
             CellReport(
                 name=cell.name,
                 cell=cell,
-                at_equal={cost: _compared(by_plan, cost) for cost in COSTS},
+                at_equal={cost: _compared(success[cost], sum(budgets[cost]) / len(seeds)) for cost in COSTS},
                 plans={plan: _costs(of_plan) for plan, of_plan in by_plan.items()},
                 exact_gradients=_exact_gradients(cell),
             )
         )
-    return StalenessReport(tuple(reports), tuple(plans), tuple(seeds))
+    over_cells = {cost: _over_cells([success[cost] for success in reached]) for cost in COSTS}
+    return StalenessReport(tuple(reports), tuple(plans), tuple(seeds), over_cells)
 
 
-def _compared(by_plan: Mapping[str, Sequence[Run]], cost: Cost) -> Comparison:
-    budgets = [min(run.total(cost) for run in of_seed) for of_seed in zip(*by_plan.values(), strict=True)]
-    success = {
+def _budgets(by_plan: Mapping[str, Sequence[Run]], cost: Cost) -> list[float]:
+    """What the cheapest plan spent, by seed."""
+    return [min(run.total(cost) for run in of_seed) for of_seed in zip(*by_plan.values(), strict=True)]
+
+
+def _success(by_plan: Mapping[str, Sequence[Run]], cost: Cost, budgets: Sequence[float]) -> BySeed:
+    return {
         plan: [run.at(cost, budget) for run, budget in zip(of_plan, budgets, strict=True)]
         for plan, of_plan in by_plan.items()
     }
+
+
+def _over_cells(cells: Sequence[BySeed]) -> dict[str, Mean]:
+    """Every later one of fresh, stale and auto less every earlier one; each cell counts alike."""
+    shown = [plan for plan in (FRESH, STALE, AUTO) if plan in cells[0]]
+    means = {
+        plan: [sum(of_seed) / len(cells) for of_seed in zip(*(c[plan] for c in cells), strict=True)] for plan in shown
+    }
+    return {
+        f"{later} minus {earlier}": _paired(means[later], means[earlier]) for earlier, later in combinations(shown, 2)
+    }
+
+
+def _compared(success: BySeed, budget: float) -> Comparison:
     means = {plan: Mean.of(values) for plan, values in success.items()}
-    budget = sum(budgets) / len(budgets)
     if FRESH not in success or STALE not in success:
         return Comparison(budget, means)
     apart = _paired(success[FRESH], success[STALE])
