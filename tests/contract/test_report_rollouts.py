@@ -150,9 +150,9 @@ def test_damaged_decisions_are_passed_over(tmp_path):
     [
         (
             "naive",
-            "hardly",
-            "good",
-            "As they are, old rollouts were worth 75 % of new ones on average and 60 %",
+            "somewhat",
+            "plain",
+            "they cost success on average where their mean worth is below 95 %",
         ),
         ("reweighted", "hardly", "good", "Reweighted, old rollouts were worth 75 % of new ones on average and 60 %"),
         ("auto", "somewhat", "plain", "(ESS/B): too little before 3 of 6 later updates. "),
@@ -187,9 +187,9 @@ def test_worn_out_rollouts_that_were_used_are_bad_news(tmp_path):
         run = changed(run_of(tmp_path / f"{share}-{one_in}", "naive", stages=12), change)
         return answer(build_report(run).data)
 
-    found = {given: worth(*given) for given in ((0.2, 1), (0.2, 2), (0.6, 1))}
+    found = {given: worth(*given) for given in ((0.2, 1), (0.2, 2), (0.6, 1), (0.96, 1))}
     told = [(a["headline"], a["tone"]) for a in found.values()]
-    assert told == [("yes", "bad"), ("somewhat", "bad"), ("hardly", "good")]
+    assert told == [("yes", "bad"), ("somewhat", "bad"), ("somewhat", "plain"), ("hardly", "good")]
     assert "before 12 of 24 later updates, which learned from them all the same." in found[0.2, 2]["text"]
 
 

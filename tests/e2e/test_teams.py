@@ -220,7 +220,7 @@ def test_the_demo_learns_on_three_seeds(tmp_path):
 
     results = [
         train_demo(
-            demo_file("code", agents=3, preset="teamtr", seed=s, radius=None, stages=None),
+            demo_file("code", agents=3, seed=s),
             tmp_path / str(s),
             iter,
             lambda: False,

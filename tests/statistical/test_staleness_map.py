@@ -90,9 +90,9 @@ def test_a_cell_is_what_its_team_file_says() -> None:
     long = Job(MAP[-1], "teamtr", 0).team_file
     assert long.task.half_length == 2  # type: ignore[union-attr]
     assert [agent.max_tokens for agent in long.team.agents] == [3, 3, 5]
-    plain = demo_file("code", agents=3, preset="teamtr", seed=0)
+    plain = demo_file("code", agents=3, seed=0)
     assert plain == loads(recipe_text("code-exchange"), "code-exchange")
-    assert demo_file("roles", agents=5, preset="teamtr", seed=0) == loads(recipe_text("roles"), "roles")
+    assert demo_file("roles", agents=5, seed=0) == loads(recipe_text("roles"), "roles")
 
 
 def test_a_run_is_known_by_all_that_decides_it() -> None:

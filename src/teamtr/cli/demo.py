@@ -40,7 +40,8 @@ def demo(
     """Train a team of tiny models on a game that they can only win together: one command, about two minutes on a CPU.
 
     `teamtr demo` trains three models on code exchange: two see half of a code each, the third must say all of it.
-    `teamtr demo --task roles --compare naive_sequential` compares fresh rollouts after every update with stale ones.
+    `teamtr demo --task roles --compare teamtr` compares rollouts that are reused while they are worth it, which is how
+    every demo trains, with fresh ones before every update.
     """
     from teamtr.cli.progress import say
     from teamtr.presets import PRESETS
@@ -50,7 +51,8 @@ def demo(
         fail(f"--task is code or roles, not {task!r}", 2)
     if compare is not None and compare not in PRESETS:
         fail(f"--compare: there is no preset {compare!r}; choose one of {', '.join(PRESETS)}", 2)
-    presets = list(dict.fromkeys(("teamtr", compare or "teamtr")))
+    own = demo_file(task, agents=agents, seed=seed).plan.preset
+    presets = list(dict.fromkeys((own, compare or own)))
     results: dict[str, list[DemoResult]] = {preset: [] for preset in presets}
     with errors(), interruptible() as stop, demo_folder(out) as folder:
         runs = []
@@ -66,7 +68,7 @@ def demo(
     _show_demo(results, shown)
     say(told)
     if as_json:
-        line = summary(results["teamtr"])
+        line = summary(results[own])
         if compare:
             line["compare"] = {"preset": compare, **summary(results[compare])}
         emit(line)

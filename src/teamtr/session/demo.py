@@ -66,7 +66,7 @@ def demo_file(
     task: str,
     *,
     agents: int,
-    preset: str,
+    preset: str | None = None,
     seed: int,
     radius: float | None = None,
     stages: int | None = None,
@@ -80,12 +80,15 @@ def demo_file(
     Args:
         task: "roles", or "code" for code exchange.
         agents: how many play roles; code exchange has three.
+        preset: None for the recipe's own.
         sees: what players of roles see of each other.
         rounds: how often everybody speaks.
         length: symbols in each half of a code; in roles a message is one symbol.
         changes: any other settings, as dotted keys.
     """
-    overrides = [f"seed={seed}", f"plan.preset={preset}", f"team.router.rounds={rounds}"]
+    overrides = [f"seed={seed}", f"team.router.rounds={rounds}"]
+    if preset is not None:
+        overrides.append(f"plan.preset={preset}")
     if radius is not None:
         overrides.append(f"plan.radius_nats_per_message={radius}")
     if stages is not None:

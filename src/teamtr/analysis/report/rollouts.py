@@ -9,7 +9,7 @@ from dataclasses import asdict
 from itertools import accumulate
 from typing import Any
 
-from teamtr.analysis.diagnostics.reuse import bias_of_redrawing, decisions, tokens_by_choice
+from teamtr.analysis.diagnostics.reuse import UNHARMED, bias_of_redrawing, decisions, tokens_by_choice
 from teamtr.analysis.report.parts import (
     Axis,
     Chart,
@@ -79,7 +79,10 @@ def answer_by_shares(question: str, chosen: Data, probes: str) -> Answer:
     biased = bias is not None and bias["told"]
     told = f"Redrawing them is biased: redrawn less new reward {_interval(bias)}." if biased else ""
     # As with intervals: a tenth is taken to mean something.
-    headline = "hardly" if worn <= 0.1 * later else "somewhat" if worn <= 0.5 * later else "yes"
+    harmed = not chosen["reweighted"] and chosen["mean_share"] < UNHARMED
+    headline = "hardly" if worn <= 0.1 * later and not harmed else "somewhat" if worn <= 0.5 * later else "yes"
+    if harmed:
+        text += f" As they are, they cost success on average where their mean worth is below {percent(UNHARMED)}."
     tone: Any = "bad" if biased or used > 0.1 * later else "good" if headline == "hardly" else "plain"
     return Answer(question, tone, headline, " ".join(filter(None, (text, told, probes, other_choice(chosen)))))
 
@@ -197,7 +200,7 @@ def _worth_caption(reweighted: bool) -> str:
         "signal. Grey, at 100 %: all new."
     )
     if not reweighted:
-        return f"{told} Good: near 100 %; below a half the rollouts describe another team."
+        return f"{told} Good: {percent(UNHARMED)} and more on average; below a half the rollouts describe another team."
     return (
         f"{told} Crossed out: not used as they were, but redrawn in part or sampled anew. Dashed: what the plan asks "
         "for. Good: near 100 %, and every dot under the line crossed out."
