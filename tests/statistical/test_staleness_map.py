@@ -25,7 +25,7 @@ from teamtr.lab.staleness import compare
 from teamtr.lab.staleness_cells import MAP, PLANS, QUICK, QUICK_PLANS, Cell, Point, Run, chosen, chosen_plans
 from teamtr.lab.staleness_runs import Job, kept_runs, make_runs, train_run
 from teamtr.session.demo import demo_file
-from teamtr.session.processes import beside
+from teamtr.session.processes import Died, beside
 from work_beside import doing
 
 TINY = Cell("roles", 2, 0.5, 1, problems=2)
@@ -384,6 +384,9 @@ def test_what_happens_in_a_worker_is_told_here() -> None:
         list(beside(doing, ["theirs"], 1))
     with pytest.raises(TeamTRError, match=r"ended by itself \(exit code -9"):
         list(beside(doing, ["killed"], 1))
+    borne = dict(beside(doing, ["a", "killed", "bb"], 1, bear_deaths=True))
+    assert isinstance(borne.pop("killed"), Died)
+    assert borne == dict(beside(doing, ["a", "bb"], 1))
     assert list(beside(doing, [], 2)) == []
 
 

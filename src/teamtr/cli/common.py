@@ -191,7 +191,7 @@ def answer(text: str, as_json: bool) -> None:
     write(text, sys.stderr if as_json else sys.stdout)
 
 
-def emit(payload: dict[str, Any]) -> None:
+def emit(payload: dict[str, Any] | list[dict[str, Any]]) -> None:
     """One line of JSON on stdout; what JSON has no word for (nan, infinity) is null."""
     write(json_line(_plain(payload)), sys.stdout)
 

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 from teamtr.errors import TeamTRError
 
@@ -22,11 +22,27 @@ PATIENCE_S = 10.0
 """How long a process that was asked to end may take before it is killed."""
 
 
-def beside(work: Callable[[Item], Result], items: Sequence[Item], workers: int) -> Iterator[tuple[Item, Result]]:
+@dataclass(frozen=True)
+class Died:
+    """In the place of a result: the process that worked at it ended by itself."""
+
+    exit_code: int | None
+
+
+@overload
+def beside(work: Callable[[Item], Result], items: Sequence[Item], workers: int) -> Iterator[tuple[Item, Result]]: ...
+@overload
+def beside(
+    work: Callable[[Item], Result], items: Sequence[Item], workers: int, *, bear_deaths: bool
+) -> Iterator[tuple[Item, Result | Died]]: ...
+def beside(
+    work: Callable[[Item], Result], items: Sequence[Item], workers: int, *, bear_deaths: bool = False
+) -> Iterator[tuple[Item, Result | Died]]:
     """What ``work`` makes of each item, as they are finished; they are begun in order.
 
-    ``work`` is a function of a module, and items and results can be pickled. What it raises is raised here. However the
-    iteration ends, by Ctrl-C too, the processes end with it.
+    ``work`` is a function of a module, and items and results can be pickled. What it raises is raised here, and so is
+    the death of a process, unless deaths are borne: then another process takes its place. However the iteration ends,
+    by Ctrl-C too, the processes end with it.
     """
     waiting = deque(items)
     crew = [_Worker(work) for _ in range(min(workers, len(items)))]
@@ -46,6 +62,14 @@ def beside(work: Callable[[Item], Result], items: Sequence[Item], workers: int) 
                 assert isinstance(pipe, Connection)
                 worker, item = busy.pop(pipe)
                 result = worker.answer()
+                if isinstance(result, Died):
+                    if not bear_deaths:
+                        raise TeamTRError(
+                            f"a worker process ended by itself (exit code {result.exit_code}; -9 is often a lack of "
+                            "memory): fewer workers need less"
+                        )
+                    worker.end()
+                    crew[crew.index(worker)] = worker = _Worker(work)
                 give(worker)
                 yield item, result
     finally:
@@ -75,10 +99,7 @@ class _Worker:
             answer = self.pipe.recv()
         except (EOFError, ConnectionError):
             self.process.join()
-            raise TeamTRError(
-                f"a worker process ended by itself (exit code {self.process.exitcode}; -9 is often a lack of memory): "
-                "fewer workers need less"
-            ) from None
+            return Died(self.process.exitcode)
         if not isinstance(answer, _Failure):
             return answer
         if answer.foreseen:

@@ -20,8 +20,11 @@ PAGE = """\
 <!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <meta http-equiv="Content-Security-Policy"
  content="default-src 'none'; img-src 'self' file:; style-src 'unsafe-inline'">
-<title>Figures</title><style>:root {{ color-scheme: light dark }} body {{ font: 16px/1.5 system-ui, sans-serif;
-margin: 2rem auto; max-width: 70rem; padding: 0 1rem }} img {{ max-width: 100%; background: #fff }}</style></head>
+<title>{title}</title><style>:root {{ color-scheme: light dark }} body {{ font: 16px/1.5 system-ui, sans-serif;
+margin: 2rem auto; max-width: 70rem; padding: 0 1rem }} img {{ max-width: 100%; background: #fff }}
+table {{ border-collapse: collapse }}
+td, th {{ padding: 0.2rem 0.7rem; text-align: left; border-bottom: 1px solid #8884 }}
+pre {{ overflow-x: auto }}</style></head>
 <body>
 {body}
 </body></html>
@@ -102,4 +105,4 @@ def _page(runs: Sequence[Run], gallery: Gallery) -> str:
     if gallery.lacking:
         rows = "".join(f"<li>{safe(figure.title)}: {safe(str(why))}</li>" for figure, why in gallery.lacking)
         parts.append(f"<h2>Not drawn</h2><ul>{rows}</ul>")
-    return PAGE.format(body="\n".join(parts))
+    return PAGE.format(title="Figures", body="\n".join(parts))

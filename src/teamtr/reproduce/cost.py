@@ -1,0 +1,86 @@
+"""What a recipe would cost: runs, rollouts, tokens and hours of a card, before anything is trained.
+
+Tokens are at most: every message is counted as long as it may be. Hours come from what one H200 does with a model of
+1.7 billion parameters (docs/performance.md), in proportion to parameters; attention over long contexts, which grows
+faster, is left out, and so is the time for loading.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from teamtr.config import TeamFile
+from teamtr.reproduce.recipe import Recipe
+from teamtr.reproduce.scales import Setting
+
+MEASURED_BILLIONS = 1.7
+SAMPLED_PER_SECOND = 37_000.0
+"""Tokens, in a stage of three agents with messages of 256 tokens."""
+TRAINED_PER_SECOND = 49_900.0
+"""Tokens of contexts and messages, in an update with its measurements."""
+PROMPT_TOKENS = 256
+"""Of a problem with its instructions: assumed."""
+TINY_PROBLEMS = 16
+"""Held-out problems where the team file does not say how many: all that the small games have."""
+_BILLIONS = re.compile(r"(\d+(?:\.\d+)?)b(?![a-z])", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Of all runs together. ``hours`` of one H200 are None where the size of the model is not known, and for tiny
+    models, which need no card."""
+
+    runs: int
+    updates: int
+    rollouts: int
+    evaluated: int
+    tokens: int
+    hours: float | None
+
+
+def estimate(recipe: Recipe, setting: Setting) -> Estimate:
+    files = [setting.team_file(recipe, variant, seed) for variant in recipe.variants for seed in setting.seed_numbers]
+    parts = [_of_run(file) for file in files]
+    hours = [part.hours for part in parts]
+    return Estimate(
+        runs=len(files),
+        updates=sum(part.updates for part in parts),
+        rollouts=sum(part.rollouts for part in parts),
+        evaluated=sum(part.evaluated for part in parts),
+        tokens=sum(part.tokens for part in parts),
+        hours=None if None in hours else sum(hour for hour in hours if hour is not None),
+    )
+
+
+def _of_run(file: TeamFile) -> Estimate:
+    plan, agents = file.plan.plan(), file.team.agents
+    samples = file.eval.samples or 1
+    lengths = [agent.max_tokens or file.team.max_tokens for agent in agents] * (file.team.rounds or 1)
+    samplings = 1 if plan.resample.every == 0 or plan.order.kind == "together" else len(agents) / plan.resample.every
+    rollouts = plan.stages * math.ceil(samplings) * plan.problems * plan.group_size
+    if file.diagnostics.every:  # every probed update plays the stage's problems once more, and so does its beginning
+        rollouts += math.ceil(plan.stages / file.diagnostics.every) * len(agents) * plan.problems * plan.group_size
+    looks = 0 if file.eval.every == 0 else 1 + math.ceil(plan.stages / file.eval.every)
+    evaluated = looks * (file.eval.problems or TINY_PROBLEMS) * samples
+    tokens = (rollouts + evaluated) * sum(lengths)
+    context = sum(PROMPT_TOKENS + sum(lengths[: k + 1]) for k in range(len(lengths)))
+    trained = plan.stages * plan.problems * plan.group_size * context * file.learner.epochs
+    billions = [_billions(agent.model or file.team.model or "") for agent in agents]
+    hours = None
+    if None not in billions:
+        size = sum(b for b in billions if b is not None) / len(billions) / MEASURED_BILLIONS
+        hours = size * (tokens / SAMPLED_PER_SECOND + trained / TRAINED_PER_SECOND) / 3600.0
+    return Estimate(1, plan.stages * len(agents), rollouts, evaluated, tokens, hours)
+
+
+def _billions(model: str) -> float | None:
+    """Parameters, from the weights in a folder (two bytes each) or from the name of a hub id."""
+    weights: Sequence[Path] = list(Path(model).glob("*.safetensors")) if model and Path(model).is_dir() else []
+    if weights:
+        return sum(file.stat().st_size for file in weights) / 2e9
+    found = _BILLIONS.findall(model.rsplit("/", 1)[-1])
+    return float(found[-1]) if found else None

@@ -1,0 +1,154 @@
+"""Numbers of a finished run, by the paper's definitions, from the summary that its report shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from teamtr.analysis.figures import Run
+from teamtr.reproduce.recipe import Measure
+
+FLIPS = "near_flip_rate"
+
+
+def success(run: Run) -> float | None:
+    """Held-out success at the end, in percent; exact where the task knows it and nothing was evaluated."""
+    if run.data["evals"]:
+        return 100.0 * float(run.data["evals"][-1]["success"])
+    exact = [row["exact_success"] for row in run.updates if row["exact_success"]]
+    return 100.0 * float(exact[-1][1]) if exact else None
+
+
+def success_before(run: Run) -> float | None:
+    return 100.0 * float(run.data["evals"][0]["success"]) if run.data["evals"] else None
+
+
+def stale_gap(run: Run) -> float | None:
+    """Delta_stale at the last probed stage."""
+    by_stage = (run.data["probes"] or {"by_stage": {}})["by_stage"]
+    return float(by_stage[max(by_stage)]["total"]) if by_stage else None
+
+
+def stability(run: Run) -> float | None:
+    """Deviation of what success gains from stage to stage, in points."""
+    deviation = run.data["stability"]["deviation"]
+    return None if deviation is None else 100.0 * float(deviation)
+
+
+def coordination(run: Run) -> float | None:
+    """Episodes in which everybody who states an answer states the right one, in percent, at the end."""
+    return 100.0 * float(run.data["coordination"][-1]["consensus"]) if run.data["coordination"] else None
+
+
+def drift(run: Run) -> float | None:
+    """D_occ at the last probed stage: the total variation of conversations, summed over its updates."""
+    probes = [probe for probe in run.probes if "total_variation" in probe["weights"]]
+    last = max((probe["stage"] for probe in probes), default=None)
+    found = [probe["weights"]["total_variation"] for probe in probes if probe["stage"] == last]
+    return float(sum(found)) if found else None
+
+
+def millions_of_tokens(run: Run) -> float | None:
+    """Prompts and messages of all rollouts for training, as the paper counts."""
+    by_agent = run.data["cost"]["tokens"].values()
+    total = sum(tokens.get("prompt", 0.0) + tokens.get("sampled", 0.0) for tokens in by_agent)
+    return total / 1e6 if total else None
+
+
+def thousands_of_rollouts(run: Run) -> float | None:
+    return float(run.data["cost"]["episodes"]) / 1e3 if run.data["cost"]["episodes"] else None
+
+
+def seconds_of_an_update(run: Run) -> float | None:
+    total = run.data["cost"]["overhead"]["seconds"]
+    return float(total) / len(run.updates) if total and run.updates else None
+
+
+def outside(run: Run) -> float | None:
+    """Updates that were kept and whose exact KL is beyond the radius, in percent."""
+    kept = [row for row in run.kept if row["kl_full"] is not None and row["radius"] is not None]
+    return 100.0 * float(np.mean([row["kl_full"] > row["radius"] for row in kept])) if kept else None
+
+
+def kl_quantile(share: float) -> Measure:
+    """Of the KL of kept updates, in radii."""
+
+    def measure(run: Run) -> float | None:
+        kept = [row["kl_full"] / row["radius"] for row in run.kept if row["kl_full"] is not None and row["radius"]]
+        return float(np.quantile(kept, share)) if kept else None
+
+    return measure
+
+
+def regressions(run: Run) -> float | None:
+    """Evaluations that came out below the one before, in percent."""
+    found = [row["success"] for row in run.data["evals"]]
+    return 100.0 * float(np.mean(np.diff(found) < 0.0)) if len(found) > 1 else None
+
+
+def certificate(key: str, scale: float = 1.0) -> Measure:
+    def measure(run: Run) -> float | None:
+        found = ((run.data["certificates"] or {}).get("turn_aware") or {}).get(key)
+        return None if found is None else scale * float(found)
+
+    return measure
+
+
+def zeta(name: str, statistic: str) -> Measure:
+    def measure(run: Run) -> float | None:
+        found = ((run.data["zeta"] or {}).get(name) or {}).get(statistic)
+        return None if found is None else float(found)
+
+    return measure
+
+
+def subsample(share: float, key: str) -> Measure:
+    """Of the KL monitor with this share of the positions."""
+
+    def measure(run: Run) -> float | None:
+        rows = [row for row in run.data["kl_subsamples"] or () if abs(row["share"] - share) < 1e-9]
+        value = rows[0][key] if rows else None
+        return None if value is None else (100.0 if key == FLIPS else 1.0) * float(value)
+
+    return measure
+
+
+def weights(step: int, key: str, scale: float = 1.0) -> Measure:
+    """Of the trajectory weights before the ``step``-th update of a stage (from 1): mean over the probed stages."""
+
+    def measure(run: Run) -> float | None:
+        found = [p["weights"][key] for p in run.probes if p["step"] == step - 1 and key in p["weights"]]
+        return scale * float(np.mean(found)) if found else None
+
+    return measure
+
+
+def gap_at(step: int) -> Measure:
+    """|surrogate on stale less that on fresh rollouts| of the ``step``-th update of a stage: mean over stages."""
+
+    def measure(run: Run) -> float | None:
+        found = [abs(p["gap"]["estimate"]) for p in run.probes if p["step"] == step - 1 and p["gap"] is not None]
+        return float(np.mean(found)) if found else None
+
+    return measure
+
+
+def moved(ranks: slice) -> Measure:
+    """Mean change of log-probability of the tokens of these ranks, over the probed updates that were kept."""
+
+    def measure(run: Run) -> float | None:
+        found = [np.mean(shift["moved_R"][ranks]) for p in run.probes if (shift := p["shift"])]
+        return float(np.mean(found)) if found else None
+
+    return measure
+
+
+def flipped(run: Run) -> float | None:
+    """Positions whose most likely token changed, in percent."""
+    found = [p["shift"]["flipped"] for p in run.probes if p["shift"]]
+    return 100.0 * float(np.mean(found)) if found else None
+
+
+def over_seeds(runs: Sequence[Run], measure: Callable[[Run], float | None]) -> list[float]:
+    return [value for run in runs if (value := measure(run)) is not None]

@@ -1,0 +1,62 @@
+"""What a recipe is: teams to train, and lines of a table or figures to make of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from teamtr.analysis.figures import Run
+
+Measure = Callable[[Run], float | None]
+"""A number of a finished run; None where its log does not hold it."""
+Runs = Mapping[str, Sequence[Run]]
+"""Finished runs by variant, one for each seed."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A team that is trained: what differs from the scale's team file, how many agents there are (the scale's own team
+    where None), and how many times the scale's radius its own is."""
+
+    name: str
+    changes: tuple[str, ...] = ()
+    agents: int | None = None
+    radius: float = 1.0
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a table: numbers of one variant's runs, and what the paper prints in the same places."""
+
+    name: str
+    variant: str
+    measures: Mapping[str, Measure]
+    paper: Mapping[str, str] = field(default_factory=dict)
+    part: str = ""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One of the paper's tables or figures.
+
+    ``columns`` are in the order in which they are shown; ``notes`` say something of all runs together, or nothing;
+    ``figures`` are drawn of all runs (``teamtr.analysis.figures``). ``task`` and ``stages`` are the paper's own.
+    """
+
+    name: str
+    title: str
+    label: str
+    variants: tuple[Variant, ...]
+    columns: tuple[str, ...] = ()
+    lines: tuple[Line, ...] = ()
+    notes: tuple[Callable[[Runs], str | None], ...] = ()
+    figures: tuple[str, ...] = ()
+    task: str = "aime24"
+    stages: int = 40
+    probes: bool = False
+
+
+def slug(text: str) -> str:
+    """As it may stand in the name of a run."""
+    kept = "".join(c if c.isalnum() or c == "." else "-" for c in text.lower())
+    return "-".join(part for part in kept.split("-") if part)

@@ -1,0 +1,183 @@
+"""``teamtr reproduce``: every recipe can be planned; a small table is trained, goes on, and bears what fails in it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from teamtr.cli import app
+from teamtr.errors import UserError
+from teamtr.presets import PRESETS
+from teamtr.reproduce import RECIPES, SCALES, Setting, cells, estimate, find
+from teamtr.reproduce import measures as of
+from teamtr.reproduce.cells import cells_of
+from teamtr.reproduce.result import Value, rows
+
+SMALL = [
+    "task.symbols=AB", "task.held_out=0.5", "plan.stages=2", "plan.problems=2", "plan.group_size=4",
+    "tiny.width=16", "tiny.heads=2", "tiny.warmup_steps=10", "eval.samples=2",
+]  # fmt: skip
+
+
+def call(*arguments: str) -> Any:
+    return CliRunner().invoke(app, ["reproduce", *arguments])
+
+
+def test_all_recipes_are_listed_in_one_line_of_json():
+    listed = json.loads(call("--list", "--json").stdout)
+    assert len(listed) >= 12
+    assert {"name", "title", "paper", "teams"} <= set(listed[0])
+    assert [one["name"] for one in listed] == list(RECIPES)
+    assert all(one["name"] in call("--list").stdout for one in listed)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("scale", SCALES)
+def test_every_recipe_can_be_planned(name, scale):
+    """Its team files are read, and nothing is trained."""
+    recipe = find(name)
+    found = estimate(recipe, Setting(scale, model="some/Model-3B-Instruct" if scale == "small" else None))
+    assert found.runs == len(recipe.variants) * (1 if scale == "tiny" else 3)
+    assert 0 < found.updates < found.rollouts < found.tokens
+    assert (found.hours is None) == (scale == "tiny")
+
+
+def test_tables_are_whole():
+    """Every line has its team and a measure for every column; every number of the paper has a place."""
+    for recipe in RECIPES.values():
+        names = {variant.name for variant in recipe.variants}
+        assert len(names) == len(recipe.variants)
+        for line in recipe.lines:
+            assert line.variant in names
+            assert set(line.measures) == set(recipe.columns)
+            assert set(line.paper) <= set(recipe.columns)
+        assert {line.variant for line in recipe.lines} == names, "no team is trained for nothing"
+    assert len(find("ablation").lines) == 14
+    chosen = {change for recipe in RECIPES.values() for v in recipe.variants for change in v.changes}
+    assert {c.removeprefix("plan.preset=") for c in chosen if c.startswith("plan.preset=")} <= set(PRESETS)
+
+
+def test_the_papers_protocol_is_the_default_at_its_scale():
+    recipe = find("ablation")
+    file = Setting("paper").team_file(recipe, recipe.variants[0], 2)
+    assert (file.sampling.temperature, file.team.max_tokens, len(file.team.agents)) == (0.8, 32768, 3)
+    assert (file.plan.plan().radii.nats, file.plan.stages, file.eval.samples, file.seed) == (0.01, 30, 64, 2)
+    assert list(Setting("paper").seed_numbers) == [0, 1, 2]
+    tenth = next(v for v in recipe.variants if v.radius == 0.1)
+    assert Setting("paper").team_file(recipe, tenth, 0).plan.plan().radii.nats == pytest.approx(0.001)
+    teams = [Setting("paper").team_file(find("scaling"), v, 0) for v in find("scaling").variants]
+    assert [len(team.team.agents) for team in teams] == [2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 8, 8]
+    other = Setting("paper", "a/B-1B", "math500", 1, ("plan.stages=3",)).team_file(recipe, recipe.variants[0], 0)
+    assert (other.team.model, other.plan.stages, other.eval.samples) == ("a/B-1B", 3, 4)
+
+
+def test_what_is_asked_for_wrongly_is_told():
+    assert "did you mean" in call("ablatoin", "--dry-run").output
+    assert "which table?" in call().output
+    assert "--scale is tiny, small, paper" in call("ablation", "--scale", "huge").output
+    assert "needs a model" in call("ablation", "--scale", "small", "--dry-run").output
+    assert "has its own model" in call("ablation", "--model", "x", "--dry-run").output
+    assert "no team has 'nothing'" in call("ablation", "--only", "nothing", "--dry-run").output
+    with pytest.raises(UserError, match="there is no recipe"):
+        find("nothing at all")
+
+
+def test_measures_by_hand():
+    probe = {"stage": 1, "step": 1, "weights": {"total_variation": 0.25, "p99": 3.0}, "gap": {"estimate": -0.5}}
+    probe["shift"] = {"moved_R": [1.0, 2.0, 3.0], "flipped": 0.5}
+    first = {**probe, "stage": 0, "weights": {"total_variation": 9.0, "p99": 1.0}, "gap": None, "shift": None}
+    later = {**probe, "step": 2, "weights": {"total_variation": 0.5, "p99": 5.0}}
+    data = {
+        "evals": [{"success": 0.25}, {"success": 0.75}, {"success": 0.5}],
+        "probes": {"by_stage": {0: {"total": 7.0}, 1: {"total": 0.125}}},
+        "stability": {"deviation": 0.02},
+        "coordination": [{"consensus": 0.5}, {"consensus": 0.25}],
+        "cost": {"tokens": {"a": {"prompt": 3e6, "sampled": 1e6}}, "episodes": 500, "overhead": {"seconds": 8.0}},
+        "certificates": {"turn_aware": {"violation_rate": 0.1}},
+        "zeta": {"proxy": {"p90": 0.3}},
+        "kl_subsamples": [{"share": 0.25, "near_flip_rate": 0.055, "p90_in_radii": 0.2}],
+    }
+    kept = [{"kl_full": 0.01, "radius": 0.02}, {"kl_full": 0.03, "radius": 0.02}]
+    run: Any = SimpleNamespace(data=data, probes=[first, probe, later], kept=kept, updates=kept)
+    assert (of.success(run), of.success_before(run), of.regressions(run)) == (50.0, 25.0, 50.0)
+    assert (of.stale_gap(run), of.stability(run), of.coordination(run)) == (0.125, 2.0, 25.0)
+    assert of.drift(run) == 0.75, "of the last probed stage alone"
+    assert (of.millions_of_tokens(run), of.thousands_of_rollouts(run), of.seconds_of_an_update(run)) == (4.0, 0.5, 4.0)
+    assert (of.outside(run), of.kl_quantile(1.0)(run)) == (50.0, 1.5)
+    assert (of.certificate("violation_rate", 100.0)(run), of.zeta("proxy", "p90")(run)) == (10.0, 0.3)
+    assert (of.subsample(0.25, of.FLIPS)(run), of.subsample(0.25, "p90_in_radii")(run)) == (pytest.approx(5.5), 0.2)
+    assert of.subsample(0.5, of.FLIPS)(run) is None
+    assert (of.weights(2, "p99")(run), of.weights(3, "p99")(run), of.weights(4, "p99")(run)) == (2.0, 5.0, None)
+    assert (of.gap_at(2)(run), of.moved(slice(1, 3))(run), of.flipped(run)) == (0.5, 2.5, 50.0)
+
+
+def test_values_as_they_are_printed():
+    assert [Value(v, None, 1).text() for v in (0.0421, 3.14159, 71.06, 4582.3)] == ["0.042", "3.142", "71.1", "4,582"]
+    assert Value(71.06, 2.84, 3).text() == "71.1 ± 2.8"
+
+
+@pytest.mark.long
+def test_a_table_is_trained_goes_on_and_bears_what_fails(tmp_path, monkeypatch):
+    monkeypatch.setattr(cells, "beside", lambda work, items, workers, bear_deaths: ((i, work(i)) for i in items))
+    out = tmp_path / "made"
+    out.mkdir()
+    (out / "runs").mkdir()
+    (out / "runs" / "01-seed0").write_text("in the way")
+    arguments = ["compute", *SMALL, "--out", str(out), "--only", "naive", "--only", "joint", "--json"]
+    done = call(*arguments)
+    assert done.exit_code == 1
+    found = json.loads(done.stdout)
+    naive, joint = found["lines"]
+    assert naive["values"]["rollouts, K"]["mean"] == pytest.approx(2 * 2 * 4 / 1000)
+    assert (joint["values"]["rollouts, K"], naive["paper"]["rollouts, K"]) == (None, "44.3")
+    assert len(found["failed"]) == 1
+    assert "joint-update, seed 0" in found["failed"][0]
+    log = out / "runs" / "00-seed0" / "log.jsonl"
+    before = log.read_bytes()
+    (out / "runs" / "01-seed0").unlink()
+    again = call(*arguments)
+    assert again.exit_code == 0, again.output
+    assert log.read_bytes() == before, "what is trained is not trained again"
+    assert json.loads(again.stdout)["lines"][0] == naive
+    assert json.loads(again.stdout)["lines"][1]["values"]["rollouts, K"]["seeds"] == 1
+    table, page = (out / "table.md").read_text(), (out / "index.html").read_text()
+    assert "| naive sequential |" in table
+    assert "teamtr reproduce compute" in table
+    assert "naive sequential" in page
+    assert "142.5" in page
+    assert (out / "table.csv").read_text().count("\n") == 1 + 2 * 4
+    assert (out / "figures" / "accounting.svg").exists()
+
+
+@pytest.mark.slow
+def test_the_whole_ablation_of_tiny_models(tmp_path):
+    done = call("ablation", *SMALL, "--out", str(tmp_path), "--workers", "2", "--json")
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert len(found["lines"]) == 14
+    assert all(line["values"]["accuracy, %"] is not None for line in found["lines"])
+    assert all(line["values"]["stale gap"] is not None for line in found["lines"])
+    assert found["failed"] == []
+
+
+def test_lines_stand_under_their_part():
+    recipe = find("degeneracy")
+    assert [cell.folder.name for cell in cells_of(recipe, Setting(seeds=2), Path("out"))] == [
+        "00-seed0", "00-seed1", "01-seed0", "01-seed1",
+    ]  # fmt: skip
+    lines = tuple(
+        SimpleNamespace(name=l.name, part=l.part, values=dict.fromkeys(recipe.columns), paper=dict(l.paper))
+        for l in recipe.lines
+    )
+    found: Any = SimpleNamespace(columns=recipe.columns, lines=lines)
+    shown = rows(found)
+    assert shown[0] == ["", *(name for column in recipe.columns for name in (column, "the paper"))]
+    assert [row[0] for row in shown[1:]] == [
+        "n = 3", "step 2", "step 3", "n = 5", "step 2", "step 3", "step 4", "step 5",
+    ]  # fmt: skip
+    assert shown[2][1:3] == ["-", "0.42 ± 0.03"]
