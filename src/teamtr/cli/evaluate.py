@@ -41,8 +41,8 @@ def evaluate(
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Evaluate a team on held-out problems: avg@K, unbiased pass@K, majority and consensus, with confidence intervals,
-    and tables by subject or size.
+    """Evaluate a team on held-out problems: avg@K, unbiased pass@K and pass^K, majority and consensus, with
+    confidence intervals, and tables by subject or size.
 
     Replies are stored as they come, so the same command resumes a killed evaluation, and `--regrade` grades them again
     without sampling.
@@ -119,6 +119,7 @@ def _told(report: EvalReport) -> str:
 
     rows = [row(f"avg@{report.samples}", report.avg_at_k, report.avg_interval)]
     rows += [row(f"pass@{k}", value, report.pass_intervals[k]) for k, value in report.pass_at_k.items()]
+    rows += [row(f"pass^{k}", value, report.pass_hat_intervals[k]) for k, value in report.pass_hat_k.items() if k > 1]
     rows.append(row(f"majority@{report.samples}", report.majority_at_k, report.majority_interval))
     if report.consensus_on_correct is not None:
         rows.append(row("consensus on correct", report.consensus_on_correct))

@@ -1,4 +1,4 @@
-"""How good a team is, and how sure we are: avg@K, pass@K, majority@K, consensus, with intervals over problems.
+"""How good a team is, and how sure we are: avg@K, pass@K, pass^K, majority@K, consensus, with intervals over problems.
 
 The unit of chance is the problem: samples of one problem share its difficulty, so every interval resamples problems
 and never single samples. Axis K: the samples of one problem.
@@ -31,15 +31,16 @@ def pass_at_k(correct_P: ArrayLike, n: int, k: int) -> Floats:
     It is the unbiased estimate of the chance that k fresh samples hold a right one. At k = n it is the paper's
     pass@K (sec:exp:setup): at least one of the K samples is right.
     """
-    counts_P = np.asarray(correct_P)
-    if not 1 <= k <= n:
-        raise ValueError(f"pass@k needs 1 <= k <= n, got k={k} and n={n} samples: draw more samples or lower k")
-    if counts_P.size and (counts_P.min() < 0 or counts_P.max() > n):
-        raise ValueError(f"a problem has between 0 and n={n} right samples, got {counts_P.min()} to {counts_P.max()}")
-    # C(n-c, k) / C(n, k) is the product of (i - k) / i over i = n, n-1, ..., n-c+1: no binomial is ever formed.
-    i_c = np.arange(n, 0, -1, dtype=np.float64)
-    none_right_c = np.concatenate([[1.0], np.cumprod(np.maximum(i_c - k, 0.0) / i_c)])
-    return 1.0 - none_right_c[counts_P.astype(np.int64)]
+    return 1.0 - _without(_counts(correct_P, n, k), n, k)
+
+
+def pass_hat_k(correct_P: ArrayLike, n: int, k: int) -> Floats:
+    """pass^k of each problem from its number of right samples among n: the chance that k of them, drawn without
+    replacement, are all right, C(c, k) / C(n, k).
+
+    It is the unbiased estimate of the chance that all of k fresh samples are right (tau-bench, arXiv 2406.12045).
+    """
+    return _without(n - _counts(correct_P, n, k), n, k)
 
 
 def majority_at_k(answers_PK: Sequence[Sequence[str | None]], right_PK: Sequence[Sequence[bool]]) -> Floats:
@@ -121,7 +122,7 @@ def summarise(
             decides the majority.
         stated_PK: for each sample, whether each agent stated the right answer (``consensus_on_correct``); or None.
         rng: of the bootstrap.
-        ks: for pass@k; by default 1, 2, 4, ... and K.
+        ks: for pass@k and pass^k; by default 1, 2, 4, ... and K.
         labels_P: what each problem is labelled with; there is a table for each name of a label.
         measures_PK: what else was measured of each sample, from 0 to 1.
     """
@@ -132,7 +133,9 @@ def summarise(
     correct_PK = _matrix(right_PK)
     rewards = np.array([verdict.reward for row in verdicts_PK for verdict in row], dtype=np.float64)
     finite = rewards[np.isfinite(rewards)]
-    pass_P = {k: pass_at_k(correct_PK.sum(axis=1), samples, k) for k in (ks or _doublings(samples))}
+    counts_P, some = correct_PK.sum(axis=1), ks or _doublings(samples)
+    pass_P = {k: pass_at_k(counts_P, samples, k) for k in some}
+    all_P = {k: pass_hat_k(counts_P, samples, k) for k in some}
     majority_P = majority_at_k(answers_PK, right_PK)
 
     def interval(values_P: Floats) -> Interval:
@@ -170,7 +173,27 @@ def summarise(
             name: MeanInterval(float(values_P.mean()), interval(values_P))
             for name, values_P in _by_measure(measures_PK or ()).items()
         },
+        pass_hat_k={k: float(values_P.mean()) for k, values_P in all_P.items()},
+        pass_hat_intervals={k: interval(values_P) for k, values_P in all_P.items()},
     )
+
+
+def _counts(correct_P: ArrayLike, n: int, k: int) -> NDArray[np.int64]:
+    """The numbers of right samples, once they and k are possible."""
+    counts_P = np.asarray(correct_P)
+    if not 1 <= k <= n:
+        raise ValueError(f"k of n samples needs 1 <= k <= n, got k={k} and n={n} samples: draw more samples or lower k")
+    if counts_P.size and (counts_P.min() < 0 or counts_P.max() > n):
+        raise ValueError(f"a problem has between 0 and n={n} right samples, got {counts_P.min()} to {counts_P.max()}")
+    return counts_P.astype(np.int64)
+
+
+def _without(counts_P: NDArray[np.int64], n: int, k: int) -> Floats:
+    """The chance that k of n, drawn without replacement, hold none of so many: C(n - c, k) / C(n, k)."""
+    # It is the product of (i - k) / i over i = n, n-1, ..., n-c+1: no binomial is ever formed.
+    i_c = np.arange(n, 0, -1, dtype=np.float64)
+    none_c = np.concatenate([[1.0], np.cumprod(np.maximum(i_c - k, 0.0) / i_c)])
+    return none_c[counts_P]
 
 
 def _reward_interval(
