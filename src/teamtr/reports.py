@@ -134,6 +134,13 @@ class MeanInterval(NamedTuple):
     interval: Interval
 
 
+class MeanDeviation(NamedTuple):
+    """A mean over seeds and the deviation of one seed; None where there is one seed alone."""
+
+    mean: float
+    deviation: float | None
+
+
 @dataclass(frozen=True)
 class LabelScores:
     """The problems of one label: a row of a table."""

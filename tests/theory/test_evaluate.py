@@ -15,6 +15,8 @@ from teamtr.evaluation.metrics import (
     bootstrap_interval,
     consensus_on_correct,
     majority_at_k,
+    over_seeds,
+    paired_difference,
     pass_at_k,
     pass_hat_k,
     share_interval,
@@ -243,6 +245,36 @@ def test_summarise_defaults_and_refusals() -> None:
         summarise([], [], None, rng)
     with pytest.raises(ValueError, match="equally many"):
         summarise([[RIGHT], [RIGHT, WRONG]], [["a"], ["a", "b"]], None, rng)
+
+
+def test_a_paired_difference_takes_out_what_makes_problems_hard() -> None:
+    """Problems from 0 to 1, and one method better by 0.1 on each second one: 0.05, hidden in intervals of 0.2."""
+    hard_P = np.linspace(0.0, 0.9, 40)
+    better_P = hard_P + 0.1 * (np.arange(40) % 2)
+    found = paired_difference(better_P, hard_P, rng=np.random.default_rng(0))
+    assert found.value == pytest.approx(0.05)
+    # The mean of 40 fair draws of 0 or 0.1: 0.05, give or take 0.1 * 0.5 / sqrt(40) = 0.0079 twice.
+    assert found.interval == pytest.approx((0.05 - 1.96 * 0.0079, 0.05 + 1.96 * 0.0079), abs=0.004)
+    alone = share_interval(better_P, rng=np.random.default_rng(0))
+    assert alone.high - alone.low > 0.15
+    reverse = paired_difference(hard_P, better_P, rng=np.random.default_rng(0))
+    assert reverse.value == -found.value
+
+
+def test_a_paired_difference_of_equal_values_is_not_certain() -> None:
+    found = paired_difference([1.0, 1.0], [1.0, 1.0], rng=np.random.default_rng(0))
+    q = 0.05 ** (1 / 2)
+    assert found.value == 0.0
+    assert found.interval == pytest.approx((-(1 - q), 1 - q))
+    with pytest.raises(ValueError, match="the same problems"):
+        paired_difference([1.0], [1.0, 0.0], rng=np.random.default_rng(0))
+
+
+def test_mean_and_deviation_over_seeds_by_hand() -> None:
+    assert over_seeds([0.25, 0.5, 0.75]) == (0.5, 0.25)
+    assert over_seeds([0.5]) == (0.5, None)
+    with pytest.raises(ValueError, match="at least one"):
+        over_seeds([])
 
 
 def test_tables_and_measures_by_hand() -> None:

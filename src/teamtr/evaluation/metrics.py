@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from teamtr.randomness import resampled_range
-from teamtr.reports import EvalReport, Interval, LabelScores, MeanInterval
+from teamtr.reports import EvalReport, Interval, LabelScores, MeanDeviation, MeanInterval
 from teamtr.types import Floats, Verdict
 
 
@@ -100,6 +100,28 @@ def alike_interval(
     """
     q = (1 - confidence) ** (1 / problems)
     return Interval(q * value + (1 - q) * least, q * value + (1 - q) * most)
+
+
+def paired_difference(
+    values_P: ArrayLike, other_P: ArrayLike, confidence: float = 0.95, draws: int = 2000, *, rng: np.random.Generator
+) -> MeanInterval:
+    """The mean of the first shares less the second, problem by problem, with the bootstrap over problems: what makes a
+    problem hard for both goes out. Where all differ alike, the interval is that of ``alike_interval``."""
+    values, others = (np.asarray(each, dtype=np.float64) for each in (values_P, other_P))
+    if values.shape != others.shape:
+        raise ValueError(f"a paired difference is of the same problems, got {values.shape} and {others.shape}")
+    apart_P = values - others
+    interval = bootstrap_interval(apart_P, confidence, draws, rng=rng)
+    if apart_P.min() == apart_P.max():
+        interval = alike_interval(float(apart_P[0]), len(apart_P), confidence, least=-1.0)
+    return MeanInterval(float(apart_P.mean()), interval)
+
+
+def over_seeds(values: Sequence[float]) -> MeanDeviation:
+    """The mean of one figure over seeds, and its sample deviation: that of single seeds, not of their mean."""
+    if not values:
+        raise ValueError("a mean over seeds needs at least one")
+    return MeanDeviation(float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else None)
 
 
 def summarise(
