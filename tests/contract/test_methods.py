@@ -251,6 +251,14 @@ def test_the_candidate_that_the_verifier_rates_highest_is_the_answer() -> None:
     assert (episode.answer, episode.verdict.right) == ("40", True)
 
 
+def test_a_judge_or_verifier_that_is_not_in_the_team_is_refused() -> None:
+    cast, sampler = cast_of(rambling, ("ann", "bob"))
+    for method in (JudgedDebate(judge="eve"), BestOfN(verifier="eve"), Repeated(of=JudgedDebate(judge="eve"), votes=2)):
+        with pytest.raises(UserError, match="no agent 'eve' in the team; it has ann, bob"):
+            play_method(method, cast, P0, 1, seed=0)
+    assert sampler.asked == []
+
+
 @pytest.mark.parametrize(
     ("text", "value"),
     [

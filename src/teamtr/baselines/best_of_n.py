@@ -25,7 +25,7 @@ class BestOfN(Method):
 
     ROUNDS: ClassVar[int] = 2  # the candidate, then its rating
     candidates: int = setting(4, "Answers to choose from.", tries=True)
-    verifier: str = setting("", "The agent that rates them. [default: the one that answers]")
+    verifier: str = setting("", "The agent that rates them. [default: the one that answers]", agent=True)
 
     def span(self, cast: Cast) -> int:
         return self.candidates * self.ROUNDS

@@ -21,7 +21,7 @@ class JudgedDebate(Conversation):
 
     debaters: int = setting(2, "Speakers of a debate: the agents of the team in turn.")
     rounds: int = setting(2, "Rounds in which everyone speaks.")
-    judge: str = setting("", "The agent that judges. [default: the one that answers]")
+    judge: str = setting("", "The agent that judges. [default: the one that answers]", agent=True)
     rule: ClassVar[str] = "judge"
 
     def scene(self, cast: Cast) -> Scene:

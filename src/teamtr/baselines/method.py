@@ -19,9 +19,10 @@ from teamtr.team import team_answer
 from teamtr.types import Episode, Problem, RolloutBatch, Turn
 
 
-def setting(default: Any, help: str, *, tries: bool = False) -> Any:
-    """A setting of a method. ``tries``: how many independent answers it draws, which a budget of tokens decides."""
-    return field(default=default, metadata={"help": help, "tries": tries})
+def setting(default: Any, help: str, *, tries: bool = False, agent: bool = False) -> Any:
+    """A setting of a method. ``tries``: how many independent answers it draws, which a budget of tokens decides.
+    ``agent``: the name of one, or nothing."""
+    return field(default=default, metadata={"help": help, "tries": tries, "agent": agent})
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,21 @@ class Method(ABC):
     def width(self) -> int:
         """How many conversations of an attempt are played at once, at most."""
         return self.tries
+
+    def require(self, cast: Cast, temperature: float | None) -> None:
+        """Raises UserError where it cannot be played by this cast, or not to any purpose."""
+        if cast.context.task.environment is not None and not self.interactive:
+            raise UserError(
+                f"{self.name} cannot be played on an interactive task, whose environment replies every round"
+            )
+        if temperature == 0 and self.width > 1:
+            raise UserError(
+                f"{self.name} draws {self.width} texts to choose from, and at temperature 0 they are all the same: set "
+                "--temperature above 0, or leave it out"
+            )
+        for each in fields(self):
+            if each.metadata.get("agent"):
+                cast.named(getattr(self, each.name))
 
     @abstractmethod
     def span(self, cast: Cast) -> int:
@@ -104,14 +120,8 @@ def play_method(
     ledger: Ledger | None = None,
 ) -> RolloutBatch:
     """So many attempts at each problem, graded."""
+    method.require(cast, temperature)
     task, ledger = cast.context.task, ledger or Ledger()
-    if task.environment is not None and not method.interactive:
-        raise UserError(f"{method.name} cannot be played on an interactive task, whose environment replies every round")
-    if temperature == 0 and method.width > 1:
-        raise UserError(
-            f"{method.name} draws {method.width} texts to choose from, and at temperature 0 they are all the same: set "
-            "--temperature above 0, or leave it out"
-        )
     asked = [problem for problem in problems for _ in range(samples)]
     states = method.attempts(cast, asked, Draws(seed, temperature, ledger))
     answers = [method.answer(cast, state.turns) for state in states]

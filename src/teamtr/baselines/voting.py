@@ -52,6 +52,10 @@ class Voted(Method):
     def width(self) -> int:
         return self.votes * self.voter.width
 
+    def require(self, cast: Cast, temperature: float | None) -> None:
+        super().require(cast, temperature)
+        self.voter.require(cast, temperature)
+
     def span(self, cast: Cast) -> int:
         return self.votes * self.voter.span(cast)
 

@@ -18,7 +18,7 @@ PROBLEMS_IN_A_RUN, SAMPLES_IN_A_RUN = 64, 4
 
 @dataclass(frozen=True)
 class Scores:
-    """What an evaluation keeps of the episodes of some problems."""
+    """What an evaluation keeps of the episodes of some problems. ``stated_PK`` is None where nobody looked."""
 
     verdicts_PK: list[list[Verdict]]
     answers_PK: list[list[str | None]]
@@ -28,10 +28,11 @@ class Scores:
 
     @classmethod
     def together(cls, parts: Sequence[Scores]) -> Scores:
+        stated = [part.stated_PK for part in parts if part.stated_PK is not None]
         return cls(
             verdicts_PK=[row for part in parts for row in part.verdicts_PK],
             answers_PK=[row for part in parts for row in part.answers_PK],
-            stated_PK=None if any(p.stated_PK is None for p in parts) else [r for p in parts for r in p.stated_PK or ()],
+            stated_PK=[row for rows in stated for row in rows] if len(stated) == len(parts) else None,
             labels_P=[labels for part in parts for labels in part.labels_P],
             measures_PK=[row for part in parts for row in part.measures_PK],
         )

@@ -124,6 +124,16 @@ def over_seeds(values: Sequence[float]) -> MeanDeviation:
     return MeanDeviation(float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else None)
 
 
+def figures_over_seeds(reports: Sequence[EvalReport]) -> dict[str, MeanDeviation]:
+    """The figures of the same evaluation with several seeds: ``{"avg@4": ..., "pass@2": ..., "pass^2": ...}``."""
+    first = reports[0]
+    found = {f"avg@{first.samples}": [report.avg_at_k for report in reports]}
+    found |= {f"pass@{k}": [report.pass_at_k[k] for report in reports] for k in first.pass_at_k}
+    found |= {f"pass^{k}": [report.pass_hat_k[k] for report in reports] for k in first.pass_hat_k if k > 1}
+    found |= {f"majority@{first.samples}": [report.majority_at_k for report in reports]}
+    return {name: over_seeds(values) for name, values in found.items()}
+
+
 def summarise(
     verdicts_PK: Sequence[Sequence[Verdict]],
     answers_PK: Sequence[Sequence[str | None]],
