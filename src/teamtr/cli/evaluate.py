@@ -153,7 +153,8 @@ def evaluate(
     folders = [str(folder) for each in compared for folder in each.folders]
     if kept := sum(run.kept for run in runs):
         replies = sum(run.spent.answers for run in runs)
-        say(f"{kept} of {replies} replies were already stored in {', '.join(folders)}")
+        where = folders[0] if len(folders) == 1 else out or evals
+        say(f"{kept} of {replies} replies were already stored in {where}")
     record: dict[str, Any]
     spent = {"tokens": sum(ledger.sampled_tokens.values()), "grader_failures": dict(session.task.failures)}
     if method is not None:
