@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
+import re
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from scripted import Numbers, cast_of, problems
-from teamtr.baselines import Method, make_methods, method_names, play_method
+from teamtr.baselines import Method, make_methods, method_names, play_method, registry
 from teamtr.baselines.best_of_n import BestOfN
 from teamtr.baselines.chain_of_thought import ChainOfThought
 from teamtr.baselines.debate import Debate
@@ -71,6 +74,16 @@ def test_answers_follow_from_the_turns_alone(method: Method, tmp_path) -> None:
         assert method.answer(cast, episode.turns) == episode.answer
     again = play_method(method, cast, problems(2), 2, seed=3)
     assert [e.answer for e in again.episodes] == [e.answer for e in batch.episodes]
+
+
+@pytest.mark.parametrize("method", [*EVERY, Repeated(of=Debate(), votes=2)], ids=lambda m: f"{type(m).__name__}")
+def test_every_problem_gets_its_own_answer(method: Method) -> None:
+    cast, _ = cast_of(lambda agent, prompt, noise: "41" if "problem 1" in prompt else "40")
+    batch = play_method(method, cast, problems(2), 3, seed=0)
+    assert [(e.problem_id, e.group_index, e.answer) for e in batch.episodes] == [
+        (f"p{p}", k, str(40 + p)) for p in range(2) for k in range(3)
+    ]
+    assert all(e.verdict.right for e in batch.episodes)
 
 
 @pytest.mark.parametrize("method", EVERY, ids=lambda m: m.name)
@@ -143,12 +156,11 @@ def test_votes_by_hand() -> None:
 
 
 def test_a_weighted_vote_counts_likely_texts_more() -> None:
-    """Three texts at 0.3 a token weigh less than one at 0.95, however many tokens each has."""
-    texts = ("a long way round to 7", "7", "7", "40")
-    sure = {"40": 0.95}.get
-    for weighted, answer in ((False, "a long way round to 7"), (True, "40")):
-        cast, _ = cast_of(in_turn(*texts), sure=lambda text: sure(text, 0.3))
-        assert answers_of(SelfConsistency(votes=4, weighted=weighted), cast) == [answer]
+    """Two texts at 0.4 a token weigh 0.8, less than one at 0.95, however many tokens that has: 0.95^31 would be 0.2."""
+    likely = "a long way round, and it is 40"
+    for weighted, answer in ((False, "7"), (True, likely)):
+        cast, _ = cast_of(in_turn("7", "7", likely), sure=lambda text: 0.95 if text == likely else 0.4)
+        assert answers_of(SelfConsistency(votes=3, weighted=weighted), cast) == [answer]
 
 
 def test_self_consistency_is_right_as_often_as_a_majority_of_coins() -> None:
@@ -367,11 +379,17 @@ def test_in_an_interactive_task_single_conversations_have_the_rounds_of_the_team
     assert "echo: heard 1" in sampler.asked[-1][1]
     [episode] = play_method(RolePlay(roles=("a", "b")), cast, P0, 1, seed=0).episodes
     assert len(episode.turns) == 6
+    cast, sampler = cast_of(in_turn("7", "40", "40", "8", "9", "it is 9"), router=Schedule.repeated(("ann",), 2))
+    cast.context.task.environment = Echo()
+    [episode] = play_method(Debate(rounds=5), cast, P0, 1, seed=0).episodes
+    assert [turn.round for turn in episode.turns] == [0, 0, 0, 1, 1, 1]
+    assert "echo: heard 40" in sampler.asked[-1][1], "what most said"
+    assert episode.answer == "9"
     for method in EVERY:
         if not method.interactive:
             with pytest.raises(UserError, match="cannot be played on an interactive task"):
                 play_method(method, cast, P0, 1, seed=0)
-    assert {m.name for m in EVERY if m.interactive} == {"team", "chain_of_thought", "role_play"}
+    assert {m.name for m in EVERY if m.interactive} == {"team", "chain_of_thought", "role_play", "debate"}
 
 
 def test_methods_are_made_by_name_each_with_its_own_settings() -> None:
@@ -404,6 +422,19 @@ def test_every_setting_of_every_method_says_what_it_is() -> None:
         "team",
         "tree_of_thoughts",
     }
+
+
+def test_the_method_of_the_docs_is_one_that_plays(monkeypatch, tmp_path) -> None:
+    """Its file is all that a new method takes."""
+    monkeypatch.setattr(registry, "_registered", dict(registry._registered))
+    page = (Path(__file__).parents[2] / "docs" / "tasks.md").read_text(encoding="utf-8")
+    [code] = [block for block in re.findall(r"```python\n(.*?)```", page, flags=re.S) if "@method(" in block]
+    (tmp_path / "second_thought.py").write_text(code, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    importlib.import_module("second_thought")
+    cast, sampler = cast_of(in_turn("7", "40"))
+    assert answers_of(make_methods(["second_thought"], {})[0], cast) == ["40"]
+    assert "you: 7" in sampler.asked[1][1]
 
 
 def test_two_methods_cannot_have_one_name() -> None:

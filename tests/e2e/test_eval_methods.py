@@ -271,5 +271,5 @@ def test_an_interactive_task_is_played_by_single_conversations(tmp_path: Path) -
     file = written(tmp_path, "{name: 'arbench:gn', test: rows.jsonl}")
     file.write_text(file.read_text().replace("agents:", "router: {rounds: 2}, agents:"))
     command = ("--team", file, "--samples", 1, "--limit", 1, "--out", tmp_path / "evals", "--method")
-    assert invoke(*command, "chain_of_thought,role_play")["methods"][1]["answers"] == 1
-    assert "debate cannot be played on an interactive task" in invoke(*command, "team,debate", code=2)
+    assert [m["answers"] for m in invoke(*command, "chain_of_thought,role_play,debate")["methods"]] == [1, 1, 1]
+    assert "best_of_n cannot be played on an interactive task" in invoke(*command, "team,best_of_n", code=2)

@@ -98,15 +98,15 @@ class Cast:
         """Of a method that has so many: in an interactive task, those of the team."""
         return own if self.context.task.environment is None else self.context.router.rounds
 
-    def scene(self, speakers: Sequence[Speaker], router: Router) -> Scene:
-        """These speakers, in the order of this router."""
+    def scene(self, speakers: Sequence[Speaker], router: Router, answer: str = "last") -> Scene:
+        """These speakers, in the order of this router. An environment replies to what ``answer`` makes of a round."""
         agents = {speaker.name: speaker.agent for speaker in speakers}
         context = replace(
             self.context,
             sampler=_Playing(self.context.sampler, agents),
             codecs={name: self.context.codecs[agent] for name, agent in agents.items()},
             router=router,
-            answer="last",
+            answer=answer,
         )
         return Scene(context, Team(tuple(map(self._member, speakers))), agents)
 

@@ -17,7 +17,10 @@ TOLD = "Solve the problem and state your answer. Where others have answered, loo
 @dataclass(frozen=True)
 class Debate(Conversation):
     """``debaters`` speak in each of ``rounds``: blind in the first, later seeing all that was said. The answer is what
-    most of them say last; of equals, what the first of them says."""
+    most of them say last; of equals, what the first of them says. In an interactive task there are as many rounds as
+    the team has, and the environment replies to what most of them say in each."""
+
+    interactive: ClassVar[bool] = True
 
     debaters: int = setting(3, "Speakers of a debate: the agents of the team in turn.")
     rounds: int = setting(2, "Rounds in which everyone speaks.")
@@ -25,7 +28,8 @@ class Debate(Conversation):
 
     def scene(self, cast: Cast) -> Scene:
         speakers = debating(cast, self.debaters)
-        return cast.scene(speakers, Schedule.repeated([each.name for each in speakers], self.rounds))
+        router = Schedule.repeated([each.name for each in speakers], cast.rounds(self.rounds))
+        return cast.scene(speakers, router, self.rule)
 
 
 def debating(cast: Cast, debaters: int) -> list[Speaker]:
