@@ -145,6 +145,7 @@ def eval_record(stage: int, success: float, **changes: Any) -> dict[str, Any]:
         "avg_at_k": success,
         "avg_interval": [success - 0.05, success + 0.05],
         "pass_at_k": {"1": success, "4": min(1.0, success + 0.1)},
+        "pass_hat_k": {"1": success, "4": max(0.0, success - 0.1)},
         "majority_at_k": success,
         "consensus_on_correct": success / 2,
         "mean_reward": success,

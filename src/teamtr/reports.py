@@ -134,6 +134,13 @@ class MeanInterval(NamedTuple):
     interval: Interval
 
 
+class MeanDeviation(NamedTuple):
+    """A mean over seeds and the deviation of one seed; None where there is one seed alone."""
+
+    mean: float
+    deviation: float | None
+
+
 @dataclass(frozen=True)
 class LabelScores:
     """The problems of one label: a row of a table."""
@@ -170,10 +177,13 @@ class EvalReport:
     """By what the task labels problems with: {"size": {"2*2": ..., "2*3": ...}}."""
     measures: Mapping[str, MeanInterval] = field(default_factory=dict)
     """What the task measures besides its verdicts."""
+    pass_hat_k: Mapping[int, float] = field(default_factory=dict)
+    """pass^k: the chance that all of k samples are right. Logs of earlier versions have none."""
+    pass_hat_intervals: Mapping[int, Interval] = field(default_factory=dict)
 
     def as_record(self) -> dict[str, Any]:
         """For the log and for JSON: keys are text."""
         record = asdict(self)
-        for name in ("pass_at_k", "pass_intervals"):
+        for name in ("pass_at_k", "pass_intervals", "pass_hat_k", "pass_hat_intervals"):
             record[name] = {str(k): value for k, value in record[name].items()}
         return record

@@ -92,6 +92,8 @@ EVALUATION = EvalReport(
     problem_ids=("a", "b"),
     tables={"size": {"2*2": LabelScores(2, 0.5, INTERVAL, 1.0)}},
     measures={"length": MeanInterval(3.5, Interval(3.0, 4.0))},
+    pass_hat_k={1: 0.5, 4: 0.25},
+    pass_hat_intervals={1: INTERVAL, 4: Interval(0.0, 0.5)},
 )
 REPORT = UpdateReport(
     agent="left",
@@ -291,9 +293,10 @@ def test_every_record_of_an_old_run_is_known():
     store = RunFolder.read(OLD_RUN)
     store.log.require_known()
     assert log_version(store.log.read()) == 1
+    newer = {"log_version", "changes", "rollouts", "pass_hat_k", "pass_hat_intervals"}
     for old, found in zip(store.log.read(), store.log.records(), strict=True):
         again = decode(encode(encode_record(found), "record"))
-        assert {key: value for key, value in again.items() if key not in ("log_version", "changes", "rollouts")} == old
+        assert {key: value for key, value in again.items() if key not in newer} == old
     journal = RunLog(OLD_RUN / "swap" / "journal.jsonl").records()
     assert [record.when for record in journal if isinstance(record, SwapEvalRecord)] == ["before", "at_swap"]
 

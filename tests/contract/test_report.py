@@ -51,6 +51,12 @@ def run(tmp_path: Path) -> Path:
     return made_run(tmp_path / "run")
 
 
+def test_pass_hat_k_stands_beside_pass_at_k(run: Path) -> None:
+    text = report_text(build_report(run).data)
+    rows = [line.replace(" ", "") for line in text.splitlines() if line.startswith("| pass")]
+    assert rows == ["|pass@4|30.0%|80.0%|", "|pass^4|10.0%|60.0%|"]
+
+
 def invoke(*arguments: object, code: int = 0):
     result = CliRunner().invoke(app, [str(a) for a in arguments])
     if result.exception and not isinstance(result.exception, SystemExit):

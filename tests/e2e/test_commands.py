@@ -92,6 +92,8 @@ def test_train_then_eval_then_train_again(team_file, tmp_path):
     assert 0 <= report["avg_interval"][0] <= report["avg_at_k"] <= report["avg_interval"][1] <= 1
     assert report["pass_at_k"]["1"] == pytest.approx(report["avg_at_k"])
     assert report["pass_at_k"]["4"] >= report["pass_at_k"]["1"]
+    assert report["pass_hat_k"]["1"] == pytest.approx(report["avg_at_k"])
+    assert report["pass_hat_k"]["4"] <= report["pass_hat_k"]["1"]
     assert report["consensus_on_correct"] is not None
     assert report["updates"] == 9
 

@@ -104,15 +104,15 @@ def test_a_killed_evaluation_goes_on_to_the_same_figures(
 ) -> None:
     whole = invoke("--team", sums, "--samples", 2, "--out", tmp_path / "whole")
     asked: list[int] = []
-    real = evaluations.play
+    real = evaluations.play_method
 
-    def counted(context: Any, team: Any, problems: Any, *more: Any, **others: Any) -> Any:
+    def counted(method: Any, cast: Any, problems: Any, *more: Any, **others: Any) -> Any:
         asked.append(len(problems))
         if len(asked) == 3:
             raise KeyboardInterrupt
-        return real(context, team, problems, *more, **others)
+        return real(method, cast, problems, *more, **others)
 
-    monkeypatch.setattr(evaluations, "play", counted)
+    monkeypatch.setattr(evaluations, "play_method", counted)
     invoke("--team", sums, "--samples", 2, "--out", tmp_path / "killed", code=130)
     rest = invoke("--team", sums, "--samples", 2, "--out", tmp_path / "killed")
     assert asked == [2, 2, 2, 2, 2], "two chunks were kept; the third is played again"
@@ -152,7 +152,7 @@ def test_kept_replies_are_graded_again_without_sampling(
     def no_play(*_: Any, **__: Any) -> None:
         raise AssertionError("nothing may be sampled")
 
-    monkeypatch.setattr(evaluations, "play", no_play)
+    monkeypatch.setattr(evaluations, "play_method", no_play)
     monkeypatch.setattr(Math, "grade_replies", lambda self, replies: [Verdict("right", 1.0, r) for _, r in replies])
     assert invoke("--team", sums, "--samples", 2, "--out", out)["avg_at_k"] == before["avg_at_k"]
     after = invoke("--team", sums, "--samples", 2, "--out", out, "--regrade")

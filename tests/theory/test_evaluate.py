@@ -15,7 +15,10 @@ from teamtr.evaluation.metrics import (
     bootstrap_interval,
     consensus_on_correct,
     majority_at_k,
+    over_seeds,
+    paired_difference,
     pass_at_k,
+    pass_hat_k,
     share_interval,
     summarise,
 )
@@ -70,6 +73,41 @@ def test_pass_at_k_is_stable_where_binomials_overflow() -> None:
 def test_pass_at_k_refuses_the_impossible(correct: list[int], n: int, k: int) -> None:
     with pytest.raises(ValueError):
         pass_at_k(correct, n, k)
+
+
+def test_pass_hat_k_by_hand() -> None:
+    # C(3,2)/C(5,2) = 3/10; C(4,3)/C(6,3) = 4/20
+    assert pass_hat_k([3], n=5, k=2) == pytest.approx([0.3], abs=1e-15)
+    assert pass_hat_k([4], n=6, k=3) == pytest.approx([0.2], abs=1e-15)
+    # k = 1 is the average; k = n is "all of them"; fewer right ones than k are never k.
+    assert pass_hat_k([0, 1, 5], n=5, k=1) == pytest.approx([0.0, 0.2, 1.0], abs=1e-15)
+    assert pass_hat_k([0, 4, 5], n=5, k=5).tolist() == [0.0, 0.0, 1.0]
+    assert pass_hat_k([1], n=5, k=2).tolist() == [0.0]
+
+
+def test_pass_hat_k_equals_enumeration_of_all_subsets() -> None:
+    n = 7
+    for c in range(n + 1):
+        samples = [True] * c + [False] * (n - c)
+        for k in range(1, n + 1):
+            subsets = list(combinations(samples, k))
+            share = sum(all(subset) for subset in subsets) / len(subsets)
+            assert pass_hat_k([c], n, k)[0] == pytest.approx(share, abs=1e-14)
+
+
+def test_pass_hat_k_is_unbiased() -> None:
+    """Its mean over all outcomes of n samples is the chance that k samples are all right, exactly."""
+    n, k, p = 9, 4, 0.7
+    chance_c = [math.comb(n, c) * p**c * (1 - p) ** (n - c) for c in range(n + 1)]
+    assert np.dot(chance_c, pass_hat_k(np.arange(n + 1), n, k)) == pytest.approx(p**k, abs=1e-14)
+    # The obvious estimate, (c/n)^k, is not.
+    assert np.dot(chance_c, [(c / n) ** k for c in range(n + 1)]) - p**k > 0.02
+
+
+@pytest.mark.parametrize(("correct", "n", "k"), [([1], 4, 5), ([1], 4, 0), ([5], 4, 2), ([-1], 4, 2)])
+def test_pass_hat_k_refuses_the_impossible(correct: list[int], n: int, k: int) -> None:
+    with pytest.raises(ValueError):
+        pass_hat_k(correct, n, k)
 
 
 def test_majority_by_hand() -> None:
@@ -183,6 +221,9 @@ def test_summarise_by_hand() -> None:
     assert report.avg_at_k == 0.25
     # c = 2 of 4: pass@1 = 1/2, pass@2 = 1 - 1/6, pass@4 = 1; c = 0: nothing.
     assert report.pass_at_k == pytest.approx({1: 0.25, 2: 5 / 12, 4: 0.5})
+    # pass^1 = 1/2, pass^2 = C(2,2)/C(4,2) = 1/6, pass^4 = 0; c = 0: nothing.
+    assert report.pass_hat_k == pytest.approx({1: 0.25, 2: 1 / 12, 4: 0.0})
+    assert set(report.pass_hat_intervals) == {1, 2, 4}
     assert report.majority_at_k == 0.5
     assert report.consensus_on_correct == 2 / 8
     assert report.mean_reward == pytest.approx((2 + 4 * 0.25) / 7)
@@ -204,6 +245,36 @@ def test_summarise_defaults_and_refusals() -> None:
         summarise([], [], None, rng)
     with pytest.raises(ValueError, match="equally many"):
         summarise([[RIGHT], [RIGHT, WRONG]], [["a"], ["a", "b"]], None, rng)
+
+
+def test_a_paired_difference_takes_out_what_makes_problems_hard() -> None:
+    """Problems from 0 to 1, and one method better by 0.1 on each second one: 0.05, hidden in intervals of 0.2."""
+    hard_P = np.linspace(0.0, 0.9, 40)
+    better_P = hard_P + 0.1 * (np.arange(40) % 2)
+    found = paired_difference(better_P, hard_P, rng=np.random.default_rng(0))
+    assert found.value == pytest.approx(0.05)
+    # The mean of 40 fair draws of 0 or 0.1: 0.05, give or take 0.1 * 0.5 / sqrt(40) = 0.0079 twice.
+    assert found.interval == pytest.approx((0.05 - 1.96 * 0.0079, 0.05 + 1.96 * 0.0079), abs=0.004)
+    alone = share_interval(better_P, rng=np.random.default_rng(0))
+    assert alone.high - alone.low > 0.15
+    reverse = paired_difference(hard_P, better_P, rng=np.random.default_rng(0))
+    assert reverse.value == -found.value
+
+
+def test_a_paired_difference_of_equal_values_is_not_certain() -> None:
+    found = paired_difference([1.0, 1.0], [1.0, 1.0], rng=np.random.default_rng(0))
+    q = 0.05 ** (1 / 2)
+    assert found.value == 0.0
+    assert found.interval == pytest.approx((-(1 - q), 1 - q))
+    with pytest.raises(ValueError, match="the same problems"):
+        paired_difference([1.0], [1.0, 0.0], rng=np.random.default_rng(0))
+
+
+def test_mean_and_deviation_over_seeds_by_hand() -> None:
+    assert over_seeds([0.25, 0.5, 0.75]) == (0.5, 0.25)
+    assert over_seeds([0.5]) == (0.5, None)
+    with pytest.raises(ValueError, match="at least one"):
+        over_seeds([])
 
 
 def test_tables_and_measures_by_hand() -> None:

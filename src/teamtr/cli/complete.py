@@ -21,6 +21,14 @@ def preset_names(incomplete: str) -> list[str]:
     return [name for name in PRESETS if name.startswith(incomplete)]
 
 
+def method_names(incomplete: str) -> list[str]:
+    """Inference-time methods; after a comma, one more."""
+    from teamtr.baselines import method_names
+
+    before, comma, last = incomplete.rpartition(",")
+    return [f"{before}{comma}{name}" for name in method_names() if name.startswith(last)]
+
+
 def agents_of_run(ctx: typer.Context, incomplete: str) -> list[str]:
     """The agents of the run folder that the command names; none where it cannot be read."""
     # While an option's value is missing, the arguments before it are not yet sorted into parameters.

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from teamtr.cli.common import JsonFlag, answer, app, emit, errors, read_team_file
+from teamtr.cli.complete import agents_of_run, method_names
+from teamtr.cli.methods import told_methods, told_seeds
 
 if TYPE_CHECKING:
     from teamtr.evaluation.evaluate import Scores
     from teamtr.reports import EvalReport, Interval, LabelScores
     from teamtr.session.build import Session
     from teamtr.team import Team
+
+
+PANEL: Any = {"rich_help_panel": "Settings of methods"}
 
 
 @app.command("eval")
@@ -35,18 +41,72 @@ def evaluate(
     temperature: Annotated[
         float | None, typer.Option(min=0.0, help="Sampling temperature; 0 is greedy. [default: the team file's]")
     ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Evaluate with this many seeds: mean and deviation over them.")] = 1,
+    method: Annotated[
+        str | None,
+        typer.Option(
+            help="Inference-time methods, separated by commas, instead of the team as written (`team`): "
+            "`team,self_consistency,debate`. Later ones are compared with the first.",
+            autocompletion=method_names,
+        ),
+    ] = None,
+    budget_tokens: Annotated[
+        int | None,
+        typer.Option(min=1, help="With --method: each draws as many tries as take about these tokens per answer."),
+    ] = None,
+    agent: Annotated[
+        str | None,
+        typer.Option(
+            help="With --method: the agent that plays every role. [default: the one that answers, or all in turn]",
+            autocompletion=agents_of_run,
+        ),
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, help="With --method: most tokens of a message. [default: the agent's]")
+    ] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Of debate, judged_debate, role_play.", **PANEL)] = None,
+    debaters: Annotated[int | None, typer.Option(min=1, help="Of debate, judged_debate: speakers.", **PANEL)] = None,
+    judge: Annotated[str | None, typer.Option(help="Of judged_debate: the agent that judges.", **PANEL)] = None,
+    roles: Annotated[str | None, typer.Option(help="Of role_play: names, separated by commas.", **PANEL)] = None,
+    votes: Annotated[int | None, typer.Option(min=1, help="Of self_consistency: answers that vote.", **PANEL)] = None,
+    weighted: Annotated[
+        bool | None, typer.Option("--weighted", help="Of self_consistency: weight votes by likelihood.", **PANEL)
+    ] = None,
+    candidates: Annotated[
+        int | None, typer.Option(min=1, help="Of best_of_n: answers to choose from.", **PANEL)
+    ] = None,
+    verifier: Annotated[str | None, typer.Option(help="Of best_of_n: the agent that rates them.", **PANEL)] = None,
+    breadth: Annotated[
+        int | None, typer.Option(min=1, help="Of tree_of_thoughts: continuations of every path.", **PANEL)
+    ] = None,
+    depth: Annotated[int | None, typer.Option(min=1, help="Of tree_of_thoughts: steps.", **PANEL)] = None,
+    beam: Annotated[int | None, typer.Option(min=1, help="Of tree_of_thoughts: paths that are kept.", **PANEL)] = None,
     regrade: Annotated[bool, typer.Option("--regrade", help="Sample nothing; grade the stored replies again.")] = False,
     out: Annotated[
         Path | None, typer.Option(help="Where replies are stored. [default: `evals` in the run, or `evals/NAME`]")
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Evaluate a team on held-out problems: avg@K, unbiased pass@K, majority and consensus, with confidence intervals,
-    and tables by subject or size.
+    """Evaluate a team on held-out problems: avg@K, unbiased pass@K and pass^K, majority and consensus, with
+    confidence intervals, and tables by subject or size.
 
     Replies are stored as they come, so the same command resumes a killed evaluation, and `--regrade` grades them again
-    without sampling.
+    without sampling. `--method` compares ways to ask the same models: accuracy, tokens and seconds side by side.
     """
+    chosen = {
+        "rounds": rounds,
+        "debaters": debaters,
+        "judge": judge,
+        "roles": None if roles is None else tuple(role.strip() for role in roles.split(",")),
+        "votes": votes,
+        "weighted": weighted,
+        "candidates": candidates,
+        "verifier": verifier,
+        "breadth": breadth,
+        "depth": depth,
+        "beam": beam,
+    }
+    settings = {name: value for name, value in chosen.items() if value is not None}
     with errors():
         from teamtr.errors import UserError
 
@@ -54,13 +114,24 @@ def evaluate(
             raise UserError("say what to evaluate: a run folder, or a team file with --team")
         if changes and team is None:
             raise UserError("--set changes a team file and goes with --team; a run is evaluated as it was trained")
+        for_methods = {"--budget-tokens": budget_tokens, "--agent": agent, "--max-tokens": max_tokens}
+        given = [name for name, value in for_methods.items() if value is not None]
+        given += [f"--{name}" for name in settings]
+        if given and method is None:
+            raise UserError(f"{given[0]} goes with --method: say which, such as --method self_consistency")
+        from teamtr.baselines import make_methods
+
+        asked = make_methods([name.strip() for name in (method or "team").split(",")], settings)
         session, members, evals, stage, updates = _opened(run, team, changes or [])
         from teamtr.cli.progress import say
+        from teamtr.evaluation.metrics import figures_over_seeds
         from teamtr.rollout import Ledger
+        from teamtr.session.comparison import Comparison
         from teamtr.session.evaluations import Evaluation
 
         ledger = Ledger()
-        evaluation = Evaluation.of(
+        evaluation = partial(
+            Evaluation.of,
             session,
             members,
             out or evals,
@@ -69,22 +140,40 @@ def evaluate(
             limit=limit,
             samples=samples,
             temperature=temperature,
+            agent=agent,
+            max_tokens=max_tokens,
         )
-        report = evaluation.run(regrade=regrade, ledger=ledger, progress=_say_progress, tell=say)
-    replies = report.problems * report.samples
-    if kept := replies - ledger.episodes:
-        say(f"{kept} of {replies} replies were already stored in {evaluation.folder}")
-    answer(_told(report), as_json)
+        compared = Comparison(evaluation, asked, seeds, budget_tokens).run(
+            regrade=regrade,
+            ledger=ledger,
+            progress=lambda each: partial(_say_progress, each.name if method else ""),
+            tell=say,
+        )
+    runs = [run for each in compared for run in each.runs]
+    folders = [str(folder) for each in compared for folder in each.folders]
+    if kept := sum(run.kept for run in runs):
+        replies = sum(run.spent.answers for run in runs)
+        where = folders[0] if len(folders) == 1 else out or evals
+        say(f"{kept} of {replies} replies were already stored in {where}")
+    record: dict[str, Any]
+    spent = {"tokens": sum(ledger.sampled_tokens.values()), "grader_failures": dict(session.task.failures)}
+    if method is not None:
+        answer(told_methods(compared), as_json)
+        record = {"methods": [each.as_record() for each in compared], "budget_tokens": budget_tokens}
+    elif seeds > 1:
+        figures = figures_over_seeds(compared[0].reports)
+        answer(told_seeds(compared[0].reports, figures), as_json)
+        record = {
+            "over_seeds": {name: figure._asdict() for name, figure in figures.items()},
+            "seeds": [report.as_record() for report in compared[0].reports],
+            "folders": folders,
+        }
+    else:
+        [report] = compared[0].reports
+        answer(_told(report), as_json)
+        record = {**report.as_record(), "folder": folders[0]}
     if as_json:
-        emit(
-            {
-                **report.as_record(),
-                "updates": updates,
-                "tokens": sum(ledger.sampled_tokens.values()),
-                "grader_failures": dict(session.task.failures),
-                "folder": str(evaluation.folder),
-            }
-        )
+        emit({**record, "updates": updates, **spent})
 
 
 def _opened(run: Path | None, team: Path | None, changes: list[str]) -> tuple[Session, Team, Path, int, int]:
@@ -103,11 +192,13 @@ def _opened(run: Path | None, team: Path | None, changes: list[str]) -> tuple[Se
     return session, members, run / "evals", int(stored.commit.progress["stage"]), stored.commit.number
 
 
-def _say_progress(done: int, of: int, scores: Scores) -> None:
+def _say_progress(method: str, done: int, of: int, scores: Scores) -> None:
     from teamtr.cli.progress import percent, say
 
     verdicts = [verdict.right for row in scores.verdicts_PK for verdict in row]
-    say(f"{done}/{of} problems; of the last {len(scores.verdicts_PK)}: {percent(sum(verdicts) / len(verdicts))} right")
+    right = percent(sum(verdicts) / len(verdicts))
+    label = f"{method}: " if method else ""
+    say(f"{label}{done}/{of} problems; of the last {len(scores.verdicts_PK)}: {right} right")
 
 
 def _told(report: EvalReport) -> str:
@@ -119,6 +210,7 @@ def _told(report: EvalReport) -> str:
 
     rows = [row(f"avg@{report.samples}", report.avg_at_k, report.avg_interval)]
     rows += [row(f"pass@{k}", value, report.pass_intervals[k]) for k, value in report.pass_at_k.items()]
+    rows += [row(f"pass^{k}", value, report.pass_hat_intervals[k]) for k, value in report.pass_hat_k.items() if k > 1]
     rows.append(row(f"majority@{report.samples}", report.majority_at_k, report.majority_interval))
     if report.consensus_on_correct is not None:
         rows.append(row("consensus on correct", report.consensus_on_correct))

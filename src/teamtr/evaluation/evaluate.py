@@ -18,20 +18,21 @@ PROBLEMS_IN_A_RUN, SAMPLES_IN_A_RUN = 64, 4
 
 @dataclass(frozen=True)
 class Scores:
-    """What an evaluation keeps of the episodes of some problems."""
+    """What an evaluation keeps of the episodes of some problems. ``stated_PK`` is None where nobody looked."""
 
     verdicts_PK: list[list[Verdict]]
     answers_PK: list[list[str | None]]
-    stated_PK: list[list[list[bool | None]]]
+    stated_PK: list[list[list[bool | None]]] | None
     labels_P: list[Mapping[str, str]]
     measures_PK: list[list[Mapping[str, float]]]
 
     @classmethod
     def together(cls, parts: Sequence[Scores]) -> Scores:
+        stated = [part.stated_PK for part in parts if part.stated_PK is not None]
         return cls(
             verdicts_PK=[row for part in parts for row in part.verdicts_PK],
             answers_PK=[row for part in parts for row in part.answers_PK],
-            stated_PK=[row for part in parts for row in part.stated_PK],
+            stated_PK=[row for rows in stated for row in rows] if len(stated) == len(parts) else None,
             labels_P=[labels for part in parts for labels in part.labels_P],
             measures_PK=[row for part in parts for row in part.measures_PK],
         )
@@ -47,15 +48,18 @@ class Scores:
         )
 
 
-def scores_of(context: RolloutContext, batch: RolloutBatch) -> Scores:
-    """What a batch of graded episodes is worth, with what the task says of its problems and replies."""
+def scores_of(context: RolloutContext, batch: RolloutBatch, *, consensus: bool = True) -> Scores:
+    """What a batch of graded episodes is worth, with what the task says of its problems and replies.
+
+    Without ``consensus``, what single agents stated is left out: messages of a method may be no answers at all.
+    """
     task = context.task
     size = batch.group_size
     rows = [batch.episodes[p * size : (p + 1) * size] for p in range(len(batch.problems))]
     return Scores(
         verdicts_PK=[[e.verdict for e in row] for row in rows],
         answers_PK=[[e.verdict.extracted or e.answer or None for e in row] for row in rows],
-        stated_PK=_stated(context, batch),
+        stated_PK=_stated(context, batch) if consensus else None,
         labels_P=[task.labels(problem) for problem in batch.problems],
         measures_PK=[[task.measures(p, e.answer) for e in row] for p, row in zip(batch.problems, rows, strict=True)],
     )

@@ -1,4 +1,4 @@
-"""How good a team is, and how sure we are: avg@K, pass@K, majority@K, consensus, with intervals over problems.
+"""How good a team is, and how sure we are: avg@K, pass@K, pass^K, majority@K, consensus, with intervals over problems.
 
 The unit of chance is the problem: samples of one problem share its difficulty, so every interval resamples problems
 and never single samples. Axis K: the samples of one problem.
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from teamtr.randomness import resampled_range
-from teamtr.reports import EvalReport, Interval, LabelScores, MeanInterval
+from teamtr.reports import EvalReport, Interval, LabelScores, MeanDeviation, MeanInterval
 from teamtr.types import Floats, Verdict
 
 
@@ -31,15 +31,16 @@ def pass_at_k(correct_P: ArrayLike, n: int, k: int) -> Floats:
     It is the unbiased estimate of the chance that k fresh samples hold a right one. At k = n it is the paper's
     pass@K (sec:exp:setup): at least one of the K samples is right.
     """
-    counts_P = np.asarray(correct_P)
-    if not 1 <= k <= n:
-        raise ValueError(f"pass@k needs 1 <= k <= n, got k={k} and n={n} samples: draw more samples or lower k")
-    if counts_P.size and (counts_P.min() < 0 or counts_P.max() > n):
-        raise ValueError(f"a problem has between 0 and n={n} right samples, got {counts_P.min()} to {counts_P.max()}")
-    # C(n-c, k) / C(n, k) is the product of (i - k) / i over i = n, n-1, ..., n-c+1: no binomial is ever formed.
-    i_c = np.arange(n, 0, -1, dtype=np.float64)
-    none_right_c = np.concatenate([[1.0], np.cumprod(np.maximum(i_c - k, 0.0) / i_c)])
-    return 1.0 - none_right_c[counts_P.astype(np.int64)]
+    return 1.0 - _without(_counts(correct_P, n, k), n, k)
+
+
+def pass_hat_k(correct_P: ArrayLike, n: int, k: int) -> Floats:
+    """pass^k of each problem from its number of right samples among n: the chance that k of them, drawn without
+    replacement, are all right, C(c, k) / C(n, k).
+
+    It is the unbiased estimate of the chance that all of k fresh samples are right (tau-bench, arXiv 2406.12045).
+    """
+    return _without(n - _counts(correct_P, n, k), n, k)
 
 
 def majority_at_k(answers_PK: Sequence[Sequence[str | None]], right_PK: Sequence[Sequence[bool]]) -> Floats:
@@ -101,6 +102,38 @@ def alike_interval(
     return Interval(q * value + (1 - q) * least, q * value + (1 - q) * most)
 
 
+def paired_difference(
+    values_P: ArrayLike, other_P: ArrayLike, confidence: float = 0.95, draws: int = 2000, *, rng: np.random.Generator
+) -> MeanInterval:
+    """The mean of the first shares less the second, problem by problem, with the bootstrap over problems: what makes a
+    problem hard for both goes out. Where all differ alike, the interval is that of ``alike_interval``."""
+    values, others = (np.asarray(each, dtype=np.float64) for each in (values_P, other_P))
+    if values.shape != others.shape:
+        raise ValueError(f"a paired difference is of the same problems, got {values.shape} and {others.shape}")
+    apart_P = values - others
+    interval = bootstrap_interval(apart_P, confidence, draws, rng=rng)
+    if apart_P.min() == apart_P.max():
+        interval = alike_interval(float(apart_P[0]), len(apart_P), confidence, least=-1.0)
+    return MeanInterval(float(apart_P.mean()), interval)
+
+
+def over_seeds(values: Sequence[float]) -> MeanDeviation:
+    """The mean of one figure over seeds, and its sample deviation: that of single seeds, not of their mean."""
+    if not values:
+        raise ValueError("a mean over seeds needs at least one")
+    return MeanDeviation(float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else None)
+
+
+def figures_over_seeds(reports: Sequence[EvalReport]) -> dict[str, MeanDeviation]:
+    """The figures of the same evaluation with several seeds: ``{"avg@4": ..., "pass@2": ..., "pass^2": ...}``."""
+    first = reports[0]
+    found = {f"avg@{first.samples}": [report.avg_at_k for report in reports]}
+    found |= {f"pass@{k}": [report.pass_at_k[k] for report in reports] for k in first.pass_at_k}
+    found |= {f"pass^{k}": [report.pass_hat_k[k] for report in reports] for k in first.pass_hat_k if k > 1}
+    found |= {f"majority@{first.samples}": [report.majority_at_k for report in reports]}
+    return {name: over_seeds(values) for name, values in found.items()}
+
+
 def summarise(
     verdicts_PK: Sequence[Sequence[Verdict]],
     answers_PK: Sequence[Sequence[str | None]],
@@ -121,7 +154,7 @@ def summarise(
             decides the majority.
         stated_PK: for each sample, whether each agent stated the right answer (``consensus_on_correct``); or None.
         rng: of the bootstrap.
-        ks: for pass@k; by default 1, 2, 4, ... and K.
+        ks: for pass@k and pass^k; by default 1, 2, 4, ... and K.
         labels_P: what each problem is labelled with; there is a table for each name of a label.
         measures_PK: what else was measured of each sample, from 0 to 1.
     """
@@ -132,7 +165,9 @@ def summarise(
     correct_PK = _matrix(right_PK)
     rewards = np.array([verdict.reward for row in verdicts_PK for verdict in row], dtype=np.float64)
     finite = rewards[np.isfinite(rewards)]
-    pass_P = {k: pass_at_k(correct_PK.sum(axis=1), samples, k) for k in (ks or _doublings(samples))}
+    counts_P, some = correct_PK.sum(axis=1), ks or _doublings(samples)
+    pass_P = {k: pass_at_k(counts_P, samples, k) for k in some}
+    all_P = {k: pass_hat_k(counts_P, samples, k) for k in some}
     majority_P = majority_at_k(answers_PK, right_PK)
 
     def interval(values_P: Floats) -> Interval:
@@ -170,7 +205,27 @@ def summarise(
             name: MeanInterval(float(values_P.mean()), interval(values_P))
             for name, values_P in _by_measure(measures_PK or ()).items()
         },
+        pass_hat_k={k: float(values_P.mean()) for k, values_P in all_P.items()},
+        pass_hat_intervals={k: interval(values_P) for k, values_P in all_P.items()},
     )
+
+
+def _counts(correct_P: ArrayLike, n: int, k: int) -> NDArray[np.int64]:
+    """The numbers of right samples, once they and k are possible."""
+    counts_P = np.asarray(correct_P)
+    if not 1 <= k <= n:
+        raise ValueError(f"k of n samples needs 1 <= k <= n, got k={k} and n={n} samples: draw more samples or lower k")
+    if counts_P.size and (counts_P.min() < 0 or counts_P.max() > n):
+        raise ValueError(f"a problem has between 0 and n={n} right samples, got {counts_P.min()} to {counts_P.max()}")
+    return counts_P.astype(np.int64)
+
+
+def _without(counts_P: NDArray[np.int64], n: int, k: int) -> Floats:
+    """The chance that k of n, drawn without replacement, hold none of so many: C(n - c, k) / C(n, k)."""
+    # It is the product of (i - k) / i over i = n, n-1, ..., n-c+1: no binomial is ever formed.
+    i_c = np.arange(n, 0, -1, dtype=np.float64)
+    none_c = np.concatenate([[1.0], np.cumprod(np.maximum(i_c - k, 0.0) / i_c)])
+    return none_c[counts_P]
 
 
 def _reward_interval(

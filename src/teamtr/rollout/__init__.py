@@ -1,17 +1,19 @@
 """Play episodes, turn them into batches, and know when a batch is stale."""
 
 from teamtr.rollout.collect import Collected, collect, has_signal_P
-from teamtr.rollout.play import Ledger, RolloutContext, StaleWeights, play
+from teamtr.rollout.play import EpisodeState, Ledger, RolloutContext, StaleWeights, converse, play
 from teamtr.rollout.shaping import punishments_PG, trained_returns_PG
 from teamtr.rollout.staleness import StaleBatch, require_fresh, stale_agents
 
 __all__ = [
     "Collected",
+    "EpisodeState",
     "Ledger",
     "RolloutContext",
     "StaleBatch",
     "StaleWeights",
     "collect",
+    "converse",
     "has_signal_P",
     "play",
     "punishments_PG",

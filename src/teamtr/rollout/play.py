@@ -152,6 +152,27 @@ def play_out(
     end_ids: Mapping[str, frozenset[int]] | None = None,
 ) -> RolloutBatch:
     """These episodes to their end, graded. ``end_ids`` by agent: what ends a message, where there are drafts."""
+    converse(context, team, states, seed=seed, temperature=temperature, ledger=ledger, end_ids=end_ids)
+    answers = [_said(context, state.turns) for state in states]
+    verdicts = _verdicts(context, states, answers, ledger)
+    return RolloutBatch(
+        problems=tuple(problems),
+        episodes=_episodes(states, answers, verdicts, group_size, team.version),
+        group_size=group_size,
+    )
+
+
+def converse(
+    context: RolloutContext,
+    team: Team,
+    states: Sequence[EpisodeState],
+    *,
+    seed: int,
+    temperature: float | None,
+    ledger: Ledger,
+    end_ids: Mapping[str, frozenset[int]] | None = None,
+) -> None:
+    """Say all that is still to be said in these episodes; nothing is graded."""
     environment = context.task.environment
     tick = 0
     while True:
@@ -164,13 +185,6 @@ def play_out(
             ends = frozenset() if end_ids is None else end_ids[name]
             _speak(context, team, name, turns, seed_of(seed, "turn", tick, name), temperature, ledger, ends)
         tick += 1
-    answers = [_said(context, state.turns) for state in states]
-    verdicts = _verdicts(context, states, answers, ledger)
-    return RolloutBatch(
-        problems=tuple(problems),
-        episodes=_episodes(states, answers, verdicts, group_size, team.version),
-        group_size=group_size,
-    )
 
 
 def _verdicts(

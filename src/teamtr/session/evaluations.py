@@ -1,9 +1,11 @@
 """Evaluations that can be killed, resumed and graded again: their episodes are kept, chunk by chunk.
 
-    evals/test-k64-1f0c9a2b/                             one folder for each team, split, K and temperature
+    evals/test-k64-1f0c9a2b/                             one folder for each team, split, K, temperature and seed
       settings.json                                      which
+      seconds.json                                       how long each chunk took when it was played
       problems-00000-00008-77d0f3aa-5c0e1b22.jsonl.gz    the episodes of these problems, written when all were played
       report.json                                        the figures of the last evaluation
+    evals/test-debate-k1-20c3b9aa/                       the same of an inference-time method (``teamtr.baselines``)
 
 A chunk's name holds a hash of what its problems ask, so that other data are never taken for the same, and a hash of
 the answers and the grader: when those have changed, the kept replies are graded again. A chunk's randomness comes from
@@ -14,45 +16,89 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from teamtr.baselines import Cast, Method, play_method
+from teamtr.baselines.team import AsWritten
 from teamtr.errors import UserError
 from teamtr.evaluation.evaluate import Scores, scores_of
 from teamtr.randomness import seed_of
 from teamtr.reports import EvalReport
-from teamtr.rollout import Ledger, RolloutContext, play
+from teamtr.rollout import Ledger
 from teamtr.session.build import Session
+from teamtr.session.environment import library_digest
 from teamtr.session.inputs import grader_id, problem_digest
 from teamtr.store import read_episodes, write_atomic, write_episodes
 from teamtr.store.atomic import remove_leftovers
-from teamtr.store.log import encode
-from teamtr.team import Team, team_answer
+from teamtr.store.log import decode, encode
+from teamtr.team import Team
 from teamtr.types import Problem, RolloutBatch
 
 EPISODES_PER_CHUNK = 512
+
+AS_WRITTEN = AsWritten()
 
 Progress = Callable[[int, int, Scores], None]
 """Called after each chunk with how many problems are done, of how many, and the chunk's scores."""
 
 
 @dataclass(frozen=True)
-class Evaluation:
-    """One evaluation of a team: which problems, how often, and where its episodes are kept.
+class Spent:
+    """What the answers of an evaluation took when they were played. ``seconds`` is None where nobody noted it."""
 
-    ``stage`` names the randomness beside the seed: a team is evaluated with the same after the same number of stages.
+    answers: int = 0
+    sampled_tokens: int = 0
+    prompt_tokens: int = 0
+    seconds: float | None = 0.0
+
+    @classmethod
+    def on(cls, batch: RolloutBatch, seconds: float | None) -> Spent:
+        turns = [turn for episode in batch.episodes for turn in episode.turns]
+        sampled, read = sum(len(turn.token_ids) for turn in turns), sum(len(turn.context_ids) for turn in turns)
+        return cls(len(batch.episodes), sampled, read, seconds)
+
+    def __add__(self, other: Spent) -> Spent:
+        return Spent(
+            self.answers + other.answers,
+            self.sampled_tokens + other.sampled_tokens,
+            self.prompt_tokens + other.prompt_tokens,
+            None if self.seconds is None or other.seconds is None else self.seconds + other.seconds,
+        )
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """What an evaluation found, what its answers took, and how many of them were there before."""
+
+    report: EvalReport
+    spent: Spent
+    kept: int
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One evaluation of a team, or of a method that its agents play: which problems, how often, and where its episodes
+    are kept.
+
+    ``stage`` and ``repeat`` name the randomness beside the seed: a team is evaluated with the same after the same
+    number of stages; every repeat has its own.
     """
 
     session: Session
-    team: Team
+    cast: Cast
     folder: Path
     split: str
     samples: int
     temperature: float | None
     stage: int
     limit: int | None = None
+    method: Method = AS_WRITTEN
+    repeat: int = 0
 
     @classmethod
     def of(
@@ -66,30 +112,50 @@ class Evaluation:
         limit: int | None = None,
         samples: int | None = None,
         temperature: float | None = None,
+        method: Method = AS_WRITTEN,
+        agent: str | None = None,
+        max_tokens: int | None = None,
+        repeat: int = 0,
     ) -> Evaluation:
-        """What is not given is as the team file says; what that leaves open, as the paper evaluates the task."""
+        """What is not given is as the team file says; what that leaves open, as the paper evaluates the task.
+        ``agent`` and ``max_tokens`` are for methods (``Cast``)."""
         settings = session.team_file.eval
         chosen = samples or settings.samples or session.task.samples
         warmth = settings.temperature if temperature is None else temperature
-        made = cls(session, team, evals, split, chosen, warmth, stage, limit or settings.problems)
-        return replace(made, folder=evals / f"{split}-k{chosen}-{_digest(made.settings)}")
+        cast = Cast(session.context, team, agent, max_tokens)
+        made = cls(session, cast, evals, split, chosen, warmth, stage, limit or settings.problems, method, repeat)
+        name = f"{split}-k{chosen}" if made.is_of_team else f"{split}-{method.name}-k{chosen}"
+        return replace(made, folder=evals / f"{name}-{_digest(made.settings)}")
+
+    @property
+    def is_of_team(self) -> bool:
+        """Whether the team plays as its file says."""
+        return isinstance(self.method, AsWritten)
 
     @property
     def settings(self) -> dict[str, Any]:
         """What the episodes depend on besides the problems."""
+        by_method = {
+            "method": self.method.settings,
+            "agent": self.cast.agent,
+            "max_tokens": self.cast.max_tokens,
+            "prompts": library_digest("baselines")[:8],
+        }
         return {
-            "team_version": self.team.version,
+            "team_version": self.cast.team.version,
             "team": self.session.team_file.team.model_dump(mode="json"),
             "split": self.split,
             "samples": self.samples,
             "temperature": self.temperature,
             "seed": self.seed,
             "episodes_per_chunk": EPISODES_PER_CHUNK,
+            **({} if self.is_of_team else by_method),
         }
 
     @property
     def seed(self) -> int:
-        return seed_of(self.session.team_file.seed, "eval", self.split, self.stage)
+        first = seed_of(self.session.team_file.seed, "eval", self.split, self.stage)
+        return seed_of(first, "repeat", self.repeat) if self.repeat else first
 
     def run(
         self,
@@ -98,16 +164,18 @@ class Evaluation:
         ledger: Ledger | None = None,
         progress: Progress = lambda done, of, scores: None,
         tell: Callable[[str], None] = lambda text: None,
-    ) -> EvalReport:
+    ) -> Evaluated:
         """Play what is not there yet, grade it, and report. With ``regrade`` nothing is played, all is graded anew.
         ``tell`` hears what is done to kept replies."""
         problems = self.session.task.problems(self.split)[: self.limit]
         if not problems:
             raise UserError(f"the split {self.split!r} has no problems: choose another with --split")
+        self.require()
         context, parts, grader = self.session.context, [], grader_id(self.session)
+        spent, played, clock = Spent(), 0, _Clock(self.folder / "seconds.json")
         remove_leftovers(self.folder, recursive=False)
         write_atomic(self.folder / "settings.json", encode(self.settings, "the settings") + b"\n")
-        for chunk in _chunks(problems, max(1, EPISODES_PER_CHUNK // self.samples)):
+        for chunk in _chunks(problems, max(1, EPISODES_PER_CHUNK // (self.samples * self.method.width))):
             file = self.folder / chunk.file_name(grader, interactive=context.task.environment is not None)
             kept = _kept(file)
             if regrade and kept is None:
@@ -116,32 +184,80 @@ class Evaluation:
                     "to grade again: evaluate first, with the same split, samples, temperature and limit"
                 )
             if kept is None:
+                started = time.perf_counter()
                 batch = self._played(chunk, ledger)
+                clock.note(_asked(file), time.perf_counter() - started)  # before the chunk: what is kept has its time
                 write_episodes(file, batch)
+                played += len(batch.episodes)
             elif kept == file and not regrade:
                 batch = replace(read_episodes(file), problems=tuple(chunk.problems))
             else:
-                batch = _graded_again(context, read_episodes(kept), chunk.problems)
+                batch = self._graded_again(read_episodes(kept), chunk.problems)
                 write_episodes(file, batch)
                 if kept != file:
                     tell(f"problems {chunk.first} to {chunk.last}: answers or grader have changed, graded again")
                     kept.unlink(missing_ok=True)
-            parts.append(scores_of(context, batch))
+            parts.append(scores_of(context, batch, consensus=self.is_of_team))
+            spent += Spent.on(batch, clock.seconds.get(_asked(file)))
             progress(chunk.last, len(problems), parts[-1])
         report = Scores.together(parts).report(self.seed)
         write_atomic(self.folder / "report.json", encode(report.as_record(), "the report") + b"\n")
-        return report
+        return Evaluated(report, spent, kept=spent.answers - played)
+
+    def require(self) -> None:
+        """Raises UserError where this method cannot be played by this team on this task."""
+        self.method.require(self.cast, self.temperature)
+        if self.session.task.grades_conversation and not self.is_of_team:
+            raise UserError(
+                f"{self.session.task.name} grades what every agent of the team says, and {self.method.name} gives one "
+                "answer: evaluate the team itself, without --method"
+            )
 
     def _played(self, chunk: _Chunk, ledger: Ledger | None) -> RolloutBatch:
-        return play(
-            self.session.context,
-            self.team,
+        return play_method(
+            self.method,
+            self.cast,
             chunk.problems,
             self.samples,
             seed=seed_of(self.seed, "chunk", chunk.first),
             temperature=self.temperature,
             ledger=ledger,
         )
+
+    def _graded_again(self, batch: RolloutBatch, problems: Sequence[Problem]) -> RolloutBatch:
+        """The same episodes with the verdicts of today's grader, on the answers that today's extraction finds."""
+        answers = [self.method.answer(self.cast, episode.turns) for episode in batch.episodes]
+        asked = [
+            (problems[e // batch.group_size], answer, [turn.text for turn in episode.turns])
+            for e, (episode, answer) in enumerate(zip(batch.episodes, answers, strict=True))
+        ]
+        episodes = [
+            replace(episode, answer=answer, verdict=verdict)
+            for episode, answer, verdict in zip(batch.episodes, answers, self.session.task.grade(asked), strict=True)
+        ]
+        return replace(batch, problems=tuple(problems), episodes=tuple(episodes))
+
+
+class _Clock:
+    """How long each chunk took, in a file: what is measured once must outlive the process."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.seconds = _noted(file)
+
+    def note(self, chunk: str, seconds: float) -> None:
+        self.seconds[chunk] = seconds
+        write_atomic(self.file, encode(self.seconds, "the seconds", sort_keys=True) + b"\n")
+
+
+def _noted(file: Path) -> dict[str, float]:
+    """As far as they are numbers: a damaged note costs no evaluation."""
+    try:
+        found = decode(file.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    pairs = found.items() if isinstance(found, dict) else ()
+    return {chunk: float(took) for chunk, took in pairs if type(took) in (int, float) and math.isfinite(took)}
 
 
 @dataclass(frozen=True)
@@ -164,28 +280,19 @@ def _kept(file: Path) -> Path | None:
     """The file, or one with replies to the same questions that another grader judged, or by other answers."""
     if file.exists():
         return file
-    asked = file.name.removesuffix(".jsonl.gz").rpartition("-")[0]
+    asked = _asked(file)
     others = [*file.parent.glob(f"{asked}-*.jsonl.gz"), *file.parent.glob(f"{asked}.jsonl.gz")]
     return max(others, key=lambda other: other.stat().st_mtime_ns, default=None)
+
+
+def _asked(file: Path) -> str:
+    """The part of a chunk's name that says what its problems ask."""
+    return file.name.removesuffix(".jsonl.gz").rpartition("-")[0]
 
 
 def _chunks(problems: Sequence[Problem], size: int) -> Iterator[_Chunk]:
     for first in range(0, len(problems), size):
         yield _Chunk(first, problems[first : first + size])
-
-
-def _graded_again(context: RolloutContext, batch: RolloutBatch, problems: Sequence[Problem]) -> RolloutBatch:
-    """The same episodes with the verdicts of today's grader, on the answers that today's extraction finds."""
-    answers = [team_answer(episode.turns, context.answer, context.task.extract) for episode in batch.episodes]
-    asked = [
-        (problems[e // batch.group_size], answer, [turn.text for turn in episode.turns])
-        for e, (episode, answer) in enumerate(zip(batch.episodes, answers, strict=True))
-    ]
-    episodes = [
-        replace(episode, answer=answer, verdict=verdict)
-        for episode, answer, verdict in zip(batch.episodes, answers, context.task.grade(asked), strict=True)
-    ]
-    return replace(batch, problems=tuple(problems), episodes=tuple(episodes))
 
 
 def _digest(value: Any) -> str:

@@ -57,6 +57,7 @@ class Task(ABC):
         alphabet: the characters that messages are made of, which tabular agents begin with; empty for all.
         player: who plays the other roles of an interactive task.
         warnings: what is odd in the data though usable.
+        grades_conversation: whether a verdict depends on what every agent said rather than on the answer.
         failures: how often each grader failure (crash, timeout) came up.
         environment: the other side of an interactive task; None for the others.
     """
@@ -69,6 +70,7 @@ class Task(ABC):
     alphabet: str = ""
     player: Player | None = None
     warnings: tuple[str, ...] = ()
+    grades_conversation: bool = False
     _splits: Mapping[str, tuple[Problem, ...]] = MappingProxyType({})
 
     def __init__(self, splits: Mapping[str, Iterable[Problem]] | None = None) -> None:

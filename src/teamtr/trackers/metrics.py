@@ -99,6 +99,7 @@ METRICS = (
     Metric("eval/success_low", "eval", ("low",), "lower end of its interval"),
     Metric("eval/success_high", "eval", ("high",), "upper end of its interval"),
     Metric("eval/pass_at/", "eval", ("pass_at_k",), "unbiased pass@k, by k"),
+    Metric("eval/pass_hat/", "eval", ("pass_hat_k",), "unbiased pass^k (all of k samples are right), by k"),
     Metric("eval/majority", "eval", ("majority_at_k",), "success of the majority answer"),
     Metric(
         "eval/consensus",

@@ -118,6 +118,7 @@ def eval_rows(records: Sequence[Record]) -> list[dict[str, Any]]:
                 "majority": number(record, "majority_at_k"),
                 "consensus": number(record, "consensus_on_correct"),
                 "pass_at_k": {k: number(record["pass_at_k"], k) for k in mapping(record, "pass_at_k")},
+                "pass_hat_k": {k: number(record["pass_hat_k"], k) for k in mapping(record, "pass_hat_k")},
                 "problems": whole(record, "problems"),
                 "samples": whole(record, "samples"),
                 "confidence": number(record, "confidence"),

@@ -58,6 +58,7 @@ class Roles(Task):
     VOLUNTEER = "1"
     ABSTAIN = "0"
     alphabet = "01"
+    grades_conversation = True
 
     def __init__(
         self, agents: int = 5, tags: int = 1, train: int = 64, test: int = 16, volunteer_share: float = 0.5

@@ -111,6 +111,11 @@ def _first_and_last(evals: Sequence[Data], stable: Data) -> Table:
         [
             (f"avg@{first['samples']}", percent(first["success"], 1), percent(last["success"], 1)),
             *((f"pass@{k}", percent(first["pass_at_k"].get(k), 1), percent(last["pass_at_k"][k], 1)) for k in passed),
+            *(
+                (f"pass^{k}", percent(first["pass_hat_k"].get(k), 1), percent(last["pass_hat_k"][k], 1))
+                for k in last["pass_hat_k"]
+                if k != "1"
+            ),
             ("majority", percent(first["majority"], 1), percent(last["majority"], 1)),
             ("consensus on correct", percent(first["consensus"], 1), percent(last["consensus"], 1)),
         ],

@@ -1,0 +1,7 @@
+"""Inference-time methods: a team's models, untrained or trained, asked in other ways, at a cost that is counted."""
+
+from teamtr.baselines.cast import Cast
+from teamtr.baselines.method import Method, play_method, setting
+from teamtr.baselines.registry import make_methods, method, method_names
+
+__all__ = ["Cast", "Method", "make_methods", "method", "method_names", "play_method", "setting"]

@@ -1,0 +1,57 @@
+"""What ``teamtr eval`` shows of several evaluations: methods side by side, and means over seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from teamtr.reports import EvalReport, Interval, MeanDeviation
+    from teamtr.session.comparison import Compared
+
+
+def told_methods(compared: Sequence[Compared]) -> str:
+    """A row for each method: how often it is right, what an answer takes, and how it differs from the first."""
+    from teamtr.cli.progress import percent, table
+
+    first, report = compared[0], compared[0].reports[0]
+    seeds = len(first.runs)
+    header = [
+        "method",
+        "tries",
+        f"avg@{report.samples}",
+        f"{percent(report.confidence)} interval",
+        *([f"± over {seeds} seeds"] if seeds > 1 else []),
+        "tokens",
+        "prompt tokens",
+        "seconds",
+        *([f"minus {first.method.name}", "interval"] if len(compared) > 1 else []),
+    ]
+    rows = []
+    for each in compared:
+        spent, (mean, deviation) = each.spent, each.success
+        seconds = "-" if spent.seconds is None else f"{spent.seconds / spent.answers:.3g}"
+        row = [each.method.name, str(each.method.tries), f"{100 * mean:.1f} %", _between(each.interval)]
+        row += [] if deviation is None else [f"{100 * deviation:.1f}"]
+        row += [f"{spent.sampled_tokens / spent.answers:.1f}", f"{spent.prompt_tokens / spent.answers:.1f}", seconds]
+        if each.difference is not None:
+            row += [f"{100 * each.difference.value:+.1f}", _between(each.difference.interval)]
+        rows.append(row + [""] * (len(header) - len(row)))
+    counted = f"{report.problems} problems x {report.samples} samples" + (f" x {seeds} seeds" if seeds > 1 else "")
+    return f"{counted}; tokens and seconds per answer\n{table(header, rows)}"
+
+
+def told_seeds(reports: Sequence[EvalReport], figures: Mapping[str, MeanDeviation]) -> str:
+    """Every measure: its mean over the seeds, and the deviation of one seed."""
+    from teamtr.cli.progress import table
+
+    rows = [
+        (name, f"{100 * mean:.1f} %", "-" if deviation is None else f"{100 * deviation:.1f}")
+        for name, (mean, deviation) in figures.items()
+    ]
+    counted = f"{reports[0].problems} problems x {reports[0].samples} samples x {len(reports)} seeds"
+    return f"{counted}\n{table(('measure', 'mean', '± over seeds'), rows)}"
+
+
+def _between(interval: Interval) -> str:
+    return f"{100 * interval.low:.1f} to {100 * interval.high:.1f}"
