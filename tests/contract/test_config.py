@@ -772,7 +772,7 @@ def test_recipes_are_what_they_say() -> None:
         ("right", "tiny", 2),
         ("speaker", "tiny", 3),
     ]
-    assert code.plan.plan() == replace(PRESETS["teamtr"], stages=50)
+    assert code.plan.plan() == replace(PRESETS["auto"], stages=50)
     roles = load_team_file(recipes()["roles"].path)
     assert [(agent.name, agent.sees) for agent in roles.team.agents] == [(f"a{i}", "blind") for i in range(1, 6)]
     shared = load_team_file(recipes()["lora-shared-base"].path)
