@@ -40,8 +40,8 @@ def demo(
     """Train a team of tiny models on a game that they can only win together: one command, about two minutes on a CPU.
 
     `teamtr demo` trains three models on code exchange: two see half of a code each, the third must say all of it.
-    `teamtr demo --task roles --compare teamtr` compares rollouts that are reused while they are worth it, which is how
-    every demo trains, with fresh ones before every update.
+    `teamtr demo --task roles --compare naive_sequential` compares fresh rollouts before every update with stale ones,
+    and `--compare auto` with rollouts that are reused while they are worth it, which is how code exchange is trained.
     """
     from teamtr.cli.progress import say
     from teamtr.presets import PRESETS
