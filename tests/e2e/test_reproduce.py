@@ -41,8 +41,10 @@ def test_all_recipes_are_listed_in_one_line_of_json():
 def test_every_recipe_can_be_planned(name, scale):
     """Its team files are read, and nothing is trained."""
     recipe = find(name)
-    found = estimate(recipe, Setting(scale, model="some/Model-3B-Instruct" if scale == "small" else None))
-    assert found.runs == len(recipe.variants) * (1 if scale == "tiny" else 3)
+    model, newcomer = ("some/Model-3B-Instruct", "some/Other-8B") if scale != "tiny" else (None, None)
+    found = estimate(recipe, Setting(scale, model, newcomer=newcomer))
+    before = any(variant.replacement for variant in recipe.variants) * (2 if scale == "tiny" else 1)
+    assert found.runs == (len(recipe.variants) + before) * (1 if scale == "tiny" else 3)
     assert 0 < found.updates < found.rollouts < found.tokens
     assert (found.hours is None) == (scale == "tiny")
 
@@ -83,6 +85,7 @@ def test_what_is_asked_for_wrongly_is_told():
     assert "needs a model" in call("ablation", "--scale", "small", "--dry-run").output
     assert "has its own model" in call("ablation", "--model", "x", "--dry-run").output
     assert "no team has 'nothing'" in call("ablation", "--only", "nothing", "--dry-run").output
+    assert "--newcomer MODEL" in call("protocol", "--scale", "paper", "--dry-run").output
     with pytest.raises(UserError, match="there is no recipe"):
         find("nothing at all")
 
@@ -117,7 +120,7 @@ def test_measures_by_hand():
 
 
 def test_values_as_they_are_printed():
-    assert [Value(v, None, 1).text() for v in (0.0421, 3.14159, 71.06, 4582.3)] == ["0.042", "3.142", "71.1", "4,582"]
+    assert [Value(v, None, 1).text() for v in (0.0421, 3.14159, 71.06, 4582.3)] == ["0.042", "3.14", "71.1", "4,582"]
     assert Value(71.06, 2.84, 3).text() == "71.1 ± 2.8"
 
 
@@ -127,7 +130,7 @@ def test_a_table_is_trained_goes_on_and_bears_what_fails(tmp_path, monkeypatch):
     out = tmp_path / "made"
     out.mkdir()
     (out / "runs").mkdir()
-    (out / "runs" / "01-seed0").write_text("in the way")
+    (out / "runs" / "joint-update-seed0").write_text("in the way")
     arguments = ["compute", *SMALL, "--out", str(out), "--only", "naive", "--only", "joint", "--json"]
     done = call(*arguments)
     assert done.exit_code == 1
@@ -137,9 +140,9 @@ def test_a_table_is_trained_goes_on_and_bears_what_fails(tmp_path, monkeypatch):
     assert (joint["values"]["rollouts, K"], naive["paper"]["rollouts, K"]) == (None, "44.3")
     assert len(found["failed"]) == 1
     assert "joint-update, seed 0" in found["failed"][0]
-    log = out / "runs" / "00-seed0" / "log.jsonl"
+    log = out / "runs" / "naive-sequential-seed0" / "log.jsonl"
     before = log.read_bytes()
-    (out / "runs" / "01-seed0").unlink()
+    (out / "runs" / "joint-update-seed0").unlink()
     again = call(*arguments)
     assert again.exit_code == 0, again.output
     assert log.read_bytes() == before, "what is trained is not trained again"
@@ -152,6 +155,21 @@ def test_a_table_is_trained_goes_on_and_bears_what_fails(tmp_path, monkeypatch):
     assert "142.5" in page
     assert (out / "table.csv").read_text().count("\n") == 1 + 2 * 4
     assert (out / "figures" / "accounting.svg").exists()
+
+
+@pytest.mark.long
+def test_an_agent_is_replaced_and_training_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(cells, "beside", lambda work, items, workers, bear_deaths: ((i, work(i)) for i in items))
+    done = call("plugin-upgrade", *SMALL, "--out", str(tmp_path), "--only", "direct", "--json")
+    assert done.exit_code == 0, done.output
+    (line,) = json.loads(done.stdout)["lines"]
+    assert line["name"] == "direct swap"
+    assert all(line["values"][column]["seeds"] == 1 for column in ("before, %", "shock", "final accuracy, %"))
+    assert {path.name for path in (tmp_path / "runs").iterdir()} == {
+        "team-seed0", "newcomer-seed0", "direct-swap-seed0", "direct-swap-seed0-newcomer",
+    }  # fmt: skip
+    again = call("plugin-upgrade", *SMALL, "--out", str(tmp_path), "--only", "direct", "--json")
+    assert json.loads(again.stdout)["lines"] == [line]
 
 
 @pytest.mark.slow
@@ -168,7 +186,7 @@ def test_the_whole_ablation_of_tiny_models(tmp_path):
 def test_lines_stand_under_their_part():
     recipe = find("degeneracy")
     assert [cell.folder.name for cell in cells_of(recipe, Setting(seeds=2), Path("out"))] == [
-        "00-seed0", "00-seed1", "01-seed0", "01-seed1",
+        "n3-seed0", "n3-seed1", "n5-seed0", "n5-seed1",
     ]  # fmt: skip
     lines = tuple(
         SimpleNamespace(name=l.name, part=l.part, values=dict.fromkeys(recipe.columns), paper=dict(l.paper))

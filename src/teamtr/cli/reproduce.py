@@ -31,6 +31,9 @@ def reproduce(
     ] = "tiny",
     model: Annotated[str | None, typer.Option(help="A folder or hub id instead of the scale's model.")] = None,
     task: Annotated[str | None, typer.Option(help="A task instead of the scale's, such as `gsm8k`.")] = None,
+    newcomer: Annotated[
+        str | None, typer.Option(help="The model that replaces an agent, where one is replaced.")
+    ] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Default: 1 for tiny models, else 3.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder; default: reproduced/TABLE-SCALE.")] = None,
     only: Annotated[list[str] | None, typer.Option(help="Only teams with these words in their name.")] = None,
@@ -60,7 +63,7 @@ def reproduce(
         fail(f"--scale is {', '.join(SCALES)}, not {scale!r}", 2)
     with errors(), interruptible():
         recipe = _chosen(find(table), only or ())
-        setting = Setting(scale, model, task, seeds, tuple(changes or ()))
+        setting = Setting(scale, model, task, seeds, tuple(changes or ()), newcomer)
         if dry_run:
             _tell_cost(recipe, setting, as_json)
             return
@@ -139,6 +142,7 @@ def _make(recipe: Recipe, setting: Setting, out: Path, workers: int, as_json: bo
 
 def _command(recipe: Recipe, setting: Setting) -> str:
     words = ["teamtr", "reproduce", recipe.name, *setting.changes, "--scale", setting.scale]
-    for option, value in (("--model", setting.model), ("--task", setting.task), ("--seeds", setting.seeds)):
+    given = {"--model": setting.model, "--task": setting.task, "--newcomer": setting.newcomer, "--seeds": setting.seeds}
+    for option, value in given.items():
         words += [] if value is None else [option, str(value)]
     return shlex.join(words)

@@ -4,26 +4,40 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from teamtr.analysis.figures import read_runs
-from teamtr.config import TeamFile
+from teamtr.config import TeamFile, load_team_file
 from teamtr.errors import TeamTRError
-from teamtr.reproduce.recipe import Recipe
+from teamtr.reproduce.recipe import Recipe, Variant, slug
 from teamtr.reproduce.scales import Setting
+from teamtr.session.export import export
 from teamtr.session.processes import Died, beside
 from teamtr.session.train import train
+from teamtr.swap import Request, swap
+
+TEAM, NEWCOMER = "team before the swap", "newcomer"
+
+
+@dataclass(frozen=True)
+class Swapped:
+    """What a team goes on with: the run that it was trained in, and where the newcomer comes from, a run or a model."""
+
+    base: Path
+    newcomer: Path | str
+    request: Request
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One team of one seed, and the folder of its run."""
+    """One team of one seed, and the folder of its run. ``team_file`` is None where the run goes on after a swap."""
 
     variant: str
     seed: int
-    team_file: TeamFile
     folder: Path
+    team_file: TeamFile | None = None
+    swapped: Swapped | None = None
 
 
 @dataclass(frozen=True)
@@ -35,12 +49,43 @@ class Failed:
 
 
 def cells_of(recipe: Recipe, setting: Setting, out: Path) -> list[Cell]:
-    """All seeds of the first team, then of the next."""
+    """All seeds of the first team, then of the next; before them the teams in which an agent is replaced."""
     return [
-        Cell(variant.name, seed, setting.team_file(recipe, variant, seed), out / "runs" / f"{place:02}-seed{seed}")
-        for place, variant in enumerate(recipe.variants)
-        for seed in setting.seed_numbers
+        *_teams_before_swaps(recipe, setting, out),
+        *(_cell(recipe, setting, variant, seed, out) for variant in recipe.variants for seed in setting.seed_numbers),
     ]
+
+
+def _teams_before_swaps(recipe: Recipe, setting: Setting, out: Path) -> list[Cell]:
+    if all(variant.replacement is None for variant in recipe.variants):
+        return []
+    found = []
+    for seed in setting.seed_numbers:
+        team = setting.team_file(recipe, Variant("team"), seed)
+        found.append(Cell(TEAM, seed, out / "runs" / f"team-seed{seed}", team))
+        if (newcomer := setting.newcomer_file(recipe, seed)) is not None:
+            found.append(Cell(NEWCOMER, seed, out / "runs" / f"newcomer-seed{seed}", newcomer))
+    return found
+
+
+def _cell(recipe: Recipe, setting: Setting, variant: Variant, seed: int, out: Path) -> Cell:
+    given, runs = variant.replacement, out / "runs"
+    folder = runs / f"{slug(variant.name)}-seed{seed}"
+    if given is None:
+        return Cell(variant.name, seed, folder, setting.team_file(recipe, variant, seed))
+    newcomer = setting.newcomer or runs / f"newcomer-seed{seed}"
+    tiny = {"probes": 64, "max_steps": 200, "eval_samples": 16} if setting.scale == "tiny" else {}
+    request = Request(
+        setting.replaced,
+        str(newcomer),
+        given.mode,
+        stages=setting.stages_after,
+        think=given.think,
+        tools=given.tools,
+        system=given.system,
+        **tiny,  # type: ignore[arg-type]
+    )
+    return Cell(variant.name, seed, folder, swapped=Swapped(runs / f"team-seed{seed}", newcomer, request))
 
 
 def make_cells(
@@ -49,18 +94,20 @@ def make_cells(
     """Train those that are not done, or go on with them; ``tell`` is called when one has ended, with the reason if it
     failed."""
     failed = []
-    for cell, why in beside(_trained, [cell for cell in cells if not is_done(cell)], workers, bear_deaths=True):
-        told = f"its process ended by itself (exit code {why.exit_code})" if isinstance(why, Died) else why
-        tell(cell, told)
-        if told is not None:
-            failed.append(Failed(cell, told))
+    for part in ([c for c in cells if c.swapped is None], [c for c in cells if c.swapped is not None]):
+        for cell, why in beside(_trained, [cell for cell in part if not is_done(cell)], workers, bear_deaths=True):
+            told = f"its process ended by itself (exit code {why.exit_code})" if isinstance(why, Died) else why
+            tell(cell, told)
+            if told is not None:
+                failed.append(Failed(cell, told))
     return failed
 
 
 def _trained(cell: Cell) -> str | None:
     """Why it failed; None when it is trained to its end."""
     try:
-        for _ in train(cell.team_file, cell.folder):
+        team_file = cell.team_file if cell.team_file is not None else _after_swap(cell)
+        for _ in train(team_file, cell.folder):
             pass
     except TeamTRError as error:
         return str(error)
@@ -71,9 +118,27 @@ def _trained(cell: Cell) -> str | None:
     return None
 
 
+def _after_swap(cell: Cell) -> TeamFile:
+    """The team of the base run with another agent: makes the swap, unless it is made."""
+    swapped = cell.swapped
+    assert swapped is not None
+    made = cell.folder / "team.yaml"
+    if not made.exists():
+        request = swapped.request
+        if isinstance(swapped.newcomer, Path):
+            model = cell.folder.with_name(f"{cell.folder.name}-newcomer")  # its own: others are made beside it
+            if not model.exists():
+                export(swapped.newcomer, model, agent=request.agent)
+            request = replace(request, model=str(model))
+        for _ in swap(swapped.base, request, cell.folder):
+            pass
+    return load_team_file(made)
+
+
 def is_done(cell: Cell) -> bool:
     """Whether its folder holds this very run, trained to its end."""
     if not (cell.folder / "log.jsonl").exists():
         return False
     (run,) = read_runs([cell.folder])
-    return run.data["run"]["state"] == "finished" and run.reading.team_file == cell.team_file
+    same = run.reading.team_file == cell.team_file if cell.team_file is not None else bool(run.data["swaps"])
+    return run.data["run"]["state"] == "finished" and same

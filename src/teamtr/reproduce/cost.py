@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from teamtr.config import TeamFile
-from teamtr.reproduce.recipe import Recipe
+from teamtr.reproduce.cells import cells_of
+from teamtr.reproduce.recipe import Recipe, Variant
 from teamtr.reproduce.scales import Setting
 
 MEASURED_BILLIONS = 1.7
@@ -43,7 +44,11 @@ class Estimate:
 
 
 def estimate(recipe: Recipe, setting: Setting) -> Estimate:
-    files = [setting.team_file(recipe, variant, seed) for variant in recipe.variants for seed in setting.seed_numbers]
+    swapped = Variant("swapped", (f"plan.stages={setting.stages_after}",))
+    files = [
+        cell.team_file if cell.team_file is not None else setting.team_file(recipe, swapped, cell.seed)
+        for cell in cells_of(recipe, setting, Path())
+    ]
     parts = [_of_run(file) for file in files]
     hours = [part.hours for part in parts]
     return Estimate(

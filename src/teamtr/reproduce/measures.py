@@ -24,6 +24,21 @@ def success_before(run: Run) -> float | None:
     return 100.0 * float(run.data["evals"][0]["success"]) if run.data["evals"] else None
 
 
+def before_swap(run: Run) -> float | None:
+    return _at_swap(run, "before")
+
+
+def shock(run: Run) -> float | None:
+    """Success lost by the replacement of an agent, in points."""
+    found = run.data["swaps"][0]["shock"] if run.data["swaps"] else None
+    return None if found is None else 100.0 * float(found)
+
+
+def _at_swap(run: Run, when: str) -> float | None:
+    row = run.data["swaps"][0]["success"].get(when) if run.data["swaps"] else None
+    return None if not row or row["success"] is None else 100.0 * float(row["success"])
+
+
 def stale_gap(run: Run) -> float | None:
     """Delta_stale at the last probed stage."""
     by_stage = (run.data["probes"] or {"by_stage": {}})["by_stage"]

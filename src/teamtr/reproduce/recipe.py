@@ -6,6 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from teamtr.analysis.figures import Run
+from teamtr.chat.message_filter import ToolPolicy
+from teamtr.chat.systems import SystemPolicy
+from teamtr.chat.thinking import ThinkPolicy
+from teamtr.swap.request import Mode
 
 Measure = Callable[[Run], float | None]
 """A number of a finished run; None where its log does not hold it."""
@@ -14,14 +18,27 @@ Runs = Mapping[str, Sequence[Run]]
 
 
 @dataclass(frozen=True)
+class Replacement:
+    """An agent of a trained team is replaced by a model that never saw the team; then training goes on. ``mode`` and
+    the switches of the protocol are those of ``teamtr swap``."""
+
+    mode: Mode
+    think: ThinkPolicy | None = None
+    tools: ToolPolicy | None = None
+    system: SystemPolicy | None = None
+
+
+@dataclass(frozen=True)
 class Variant:
     """A team that is trained: what differs from the scale's team file, how many agents there are (the scale's own team
-    where None), and how many times the scale's radius its own is."""
+    where None), and how many times the scale's radius its own is. With a ``replacement`` it is the scale's own team,
+    trained, that goes on with another agent."""
 
     name: str
     changes: tuple[str, ...] = ()
     agents: int | None = None
     radius: float = 1.0
+    replacement: Replacement | None = None
 
 
 @dataclass(frozen=True)

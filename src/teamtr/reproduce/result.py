@@ -33,7 +33,8 @@ class Value:
     seeds: int
 
     def text(self) -> str:
-        digits = 0 if abs(self.mean) >= 1000.0 else 1 if abs(self.mean) >= 10.0 else 3
+        size = abs(self.mean)
+        digits = 0 if size >= 1000.0 else 1 if size >= 10.0 else 2 if size >= 1.0 else 3
         shown = f"{self.mean:,.{digits}f}"
         return shown if self.deviation is None else f"{shown} ± {self.deviation:.{digits}f}"
 
@@ -70,7 +71,8 @@ def collect(
     recipe: Recipe, setting: Setting, cells: Sequence[Cell], failed: Sequence[Failed], out: Path, command: str
 ) -> Found:
     """The table of the runs that are finished, and the figures of them, which are drawn into ``out``."""
-    done = [cell for cell in cells if is_done(cell)]
+    names = {variant.name for variant in recipe.variants}
+    done = [cell for cell in cells if cell.variant in names and is_done(cell)]
     read = read_runs([cell.folder for cell in done]) if done else []
     runs: dict[str, list[Run]] = {variant.name: [] for variant in recipe.variants}
     for cell, run in zip(done, read, strict=True):

@@ -76,27 +76,49 @@ PROMPTS = {
 
 @dataclass(frozen=True)
 class Setting:
-    """What a reader chooses: the scale, and instead of its own a model, a task and any other settings."""
+    """What a reader chooses: the scale, and instead of its own a model, a task and any other settings; and the model
+    that replaces an agent, where one is replaced."""
 
     scale: Scale = "tiny"
     model: str | None = None
     task: str | None = None
     seeds: int | None = None
     changes: tuple[str, ...] = ()
+    newcomer: str | None = None
 
     @property
     def seed_numbers(self) -> range:
         """Three as in the paper, one of tiny models."""
         return range(self.seeds if self.seeds is not None else 1 if self.scale == "tiny" else 3)
 
-    def team_file(self, recipe: Recipe, variant: Variant, seed: int) -> TeamFile:
-        """The team that is trained for this variant; the reader's settings come last."""
+    def team_file(self, recipe: Recipe, variant: Variant, seed: int, last: tuple[str, ...] = ()) -> TeamFile:
+        """The team that is trained for this variant; the reader's settings come after it, and ``last`` after those."""
         name = f"{recipe.name}-{slug(variant.name)}"
         text = self._tiny(recipe, variant) if self.scale == "tiny" else self._large(recipe, variant)
         radius = RADIUS[self.scale] * variant.radius
         own = [f"seed={seed}", f"name={name}", f"plan.radius_nats_per_message={radius:g}"]
-        changes = [*own, *variant.changes, *self.changes]
+        changes = [*own, *variant.changes, *self.changes, *last]
         return loads(text, f"{recipe.name} ({self.scale})", changes)
+
+    @property
+    def replaced(self) -> str:
+        """Who is replaced by another model."""
+        return "speaker" if self.scale == "tiny" else "finaliser"
+
+    @property
+    def stages_after(self) -> int:
+        """After a replacement."""
+        return {"tiny": 4, "small": 4, "paper": 20}[self.scale]
+
+    def newcomer_file(self, recipe: Recipe, seed: int) -> TeamFile | None:
+        """Of tiny models: the team that a larger newcomer is taken from, which knows the form of messages and nothing
+        of the team that it comes to; its one stage changes no weight. None where the reader names the newcomer."""
+        if self.scale != "tiny":
+            if self.newcomer is None:
+                raise UserError("this recipe replaces an agent: name the model that comes with --newcomer MODEL")
+            return None
+        other = ("tiny.layers=2", "tiny.width=96", "plan.stages=1", "learner.learning_rate=0", "eval.every=0")
+        return self.team_file(recipe, Variant("newcomer"), 1000 + seed, last=other)
 
     def _tiny(self, recipe: Recipe, variant: Variant) -> str:
         if self.model is not None or self.task is not None:

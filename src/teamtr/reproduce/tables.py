@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from teamtr.randomness import generator
 from teamtr.reproduce import measures as of
-from teamtr.reproduce.recipe import Line, Measure, Recipe, Runs, Variant, slug
+from teamtr.reproduce.recipe import Line, Measure, Recipe, Replacement, Runs, Variant, slug
 from teamtr.theory.power_law import fit_power_law
 
 Row = tuple[str, str, tuple[str, ...] | float, tuple[str, ...]]
@@ -65,6 +66,7 @@ ABLATION = table(
             _preset("reweighted"),
             ("74.5 ± 2.3", "0.25", "3.5", "74.8"),
         ),
+        ("auto (not in the paper)", RESAMPLING, _preset("auto"), ("", "", "", "")),
         ("no trust region", REGION, _preset("no_trust_region"), ("68.3 ± 3.5", "0.42", "6.1", "62.3")),
         ("radius a tenth", REGION, 0.1, ("82.5 ± 1.5", "0.05", "1.5", "85.2")),
         ("radius ten times", REGION, 10.0, ("75.1 ± 2.5", "0.28", "4.8", "70.1")),
@@ -74,7 +76,6 @@ ABLATION = table(
         ("random order", ORDER, _preset("random_order"), ("87.5 ± 1.3", "0.08", "1.9", "88.3")),
         ("no group normalization", ADVANTAGE, _preset("no_normalization"), ("83.1 ± 2.1", "0.12", "3.1", "81.5")),
         ("no hard clipping", ADVANTAGE, _preset("no_clipping"), ("84.5 ± 1.9", "0.11", "2.7", "83.2")),
-        ("auto (not in the paper)", "", _preset("auto"), ("", "", "", "")),
     ],
     stages=30,
     probes=True,
@@ -298,4 +299,66 @@ DEGENERACY = Recipe(
     figures=("weights",),
 )
 
-TABLES = (ABLATION, CONTROL, RADII, SCALING, MODEL_SCALE, COMPUTE, ZETA, KL_RELIABILITY, DEGENERACY)
+# -- another agent ---------------------------------------------------------------------------------------------------
+
+SWAPPED: dict[str, Measure] = {"before, %": of.before_swap, "shock": of.shock, "final accuracy, %": of.success}
+_NOTHING = Replacement("direct", think="keep", tools="off", system="template")
+_UNIFIED = (
+    ("no unification (direct swap)", _NOTHING, ("18.3", "58.2")),
+    ("+ fixed system prompt", replace(_NOTHING, system="explicit"), ("12.1", "67.5")),
+    ("+ reasoning tags stripped", replace(_NOTHING, system="explicit", think="strip"), ("8.7", "73.1")),
+    ("+ tool-call adapter", Replacement("direct", "strip", "canonical", "explicit"), ("6.2", "76.8")),
+    ("+ alignment (full)", Replacement("aligned", "strip", "canonical", "explicit"), ("2.9", "85.3")),
+)
+
+
+def _swaps(rows: Sequence[tuple[str, Replacement, tuple[str, str]]]) -> tuple[tuple[Variant, ...], tuple[Line, ...]]:
+    variants = tuple(Variant(slug(name), replacement=given) for name, given, _ in rows)
+    lines = tuple(
+        Line(name, slug(name), SWAPPED, {c: said for c, said in zip(tuple(SWAPPED)[1:], paper, strict=True) if said})
+        for name, _, paper in rows
+    )
+    return variants, lines
+
+
+PROTOCOL = Recipe(
+    "protocol",
+    "Protocol unification in a swap",
+    "tab:pnp-ablation",
+    _swaps(_UNIFIED)[0],
+    tuple(SWAPPED),
+    _swaps(_UNIFIED)[1],
+    notes=(
+        lambda runs: "a tiny newcomer has no habits that the switches could unify; experiments/ablation.py makes one",
+    ),
+    stages=20,
+)
+_MODES = (
+    ("aligned swap", Replacement("aligned"), ("", "")),
+    ("direct swap", Replacement("direct"), ("18", "")),
+    ("from scratch", Replacement("reset"), ("", "")),
+)
+PLUGIN_UPGRADE = Recipe(
+    "plugin-upgrade",
+    "Replacing an agent",
+    "fig:plugin-upgrade",
+    _swaps(_MODES)[0],
+    tuple(SWAPPED),
+    _swaps(_MODES)[1],
+    stages=20,
+    figures=("swap",),
+)
+
+TABLES = (
+    ABLATION,
+    CONTROL,
+    RADII,
+    SCALING,
+    MODEL_SCALE,
+    COMPUTE,
+    ZETA,
+    KL_RELIABILITY,
+    DEGENERACY,
+    PROTOCOL,
+    PLUGIN_UPGRADE,
+)

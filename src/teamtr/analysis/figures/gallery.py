@@ -24,7 +24,7 @@ PAGE = """\
 margin: 2rem auto; max-width: 70rem; padding: 0 1rem }} img {{ max-width: 100%; background: #fff }}
 table {{ border-collapse: collapse }}
 td, th {{ padding: 0.2rem 0.7rem; text-align: left; border-bottom: 1px solid #8884 }}
-pre {{ overflow-x: auto }}</style></head>
+td + td {{ white-space: nowrap }} pre {{ overflow-x: auto }}</style></head>
 <body>
 {body}
 </body></html>
