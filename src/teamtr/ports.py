@@ -118,8 +118,8 @@ class Learner(Protocol):
     def fit_values(
         self, rows: NDArray[np.int64], targets: Sequence[Floats], *, clip: float, learning_rate: float
     ) -> ValueStats:
-        """One optimizer step of the critic on these rows, towards one target per token; values move by ``clip`` from
-        those of ``values()`` at most. The policy stays as it is, to the bit; raises without a critic."""
+        """One optimizer step of the critic on these rows, towards one target per token; a value that is ``clip`` away
+        from that of ``values()`` is drawn no further. The policy stays as it is to the bit; raises without a critic."""
         ...
 
     def measure(self, rows: NDArray[np.int64] | None = None) -> Divergence:

@@ -83,7 +83,8 @@ class PlanConfig(Section):
         "With a critic: 1 is the return less the value, 0 the one-step error (generalized advantage estimation)."
     )
     value_clip: Above0 | None = unset(
-        "With a critic: most that a value moves in one update, in units of reward; .inf for no clipping.",
+        "With a critic: a value that has moved this far in one update is drawn no further, in units of reward; .inf "
+        "for no clipping.",
         allow_inf_nan=True,
     )
     clip: Above0 | None = unset("Clip range of the likelihood ratio: 1 - clip to 1 + clip.")

@@ -1,4 +1,4 @@
-"""How returns become advantages, as a value of the plan: from the group's mean and deviation, from a critic, or your way.
+"""How returns become advantages, as a value of the plan: from the group's mean and deviation, a critic, or your way.
 
 An estimator is any value with these three methods. One with a critic (``CriticAdvantage``) also says what the values of
 its tokens make of them: those are known only once an update has frozen its policy. ``GroupAdvantage`` is the paper's; a
@@ -64,8 +64,9 @@ class GroupAdvantage:
 class CriticAdvantage:
     """Generalized advantage estimation with a critic: PPO's (arXiv 1506.02438, 1707.06347).
 
-    ``gae_lambda`` 1 is the return less the value, 0 the one-step error. ``value_clip``: values move this far in one
-    update at most, in units of reward. ``normalize`` and ``clip`` are over the tokens of the batch, not over groups.
+    ``gae_lambda`` 1 is the return less the value, 0 the one-step error. ``value_clip``: a value that has moved this far
+    in one update is drawn no further, in units of reward. ``normalize`` and ``clip`` are over the tokens of the batch,
+    not over groups.
     """
 
     gae_lambda: float = 0.95

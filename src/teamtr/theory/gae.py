@@ -19,8 +19,8 @@ from teamtr.types import Floats
 
 @dataclass(frozen=True)
 class TokenAdvantages:
-    """What a critic makes of an agent's messages: one array per message in ``advantages`` and ``targets``, with a number
-    per token; ``message_M`` is each message's return less the value of its beginning.
+    """What a critic makes of an agent's messages: ``advantages``, ``targets`` and ``values`` have an array per message
+    with a number per token; ``message_M`` is each message's return less the value of its beginning, normalized alike.
 
     ``targets`` are the returns that values should be, in units of reward: the advantages before normalization plus the
     values. Messages whose return is not finite have advantages of 0 and targets that are their values.
@@ -96,10 +96,8 @@ def token_advantages(
         final = start / gamma ** int(turns_T[-1])
         chain_T = chain_advantages(values_T, discounts_T, final, lam)
         cuts = np.cumsum(lengths)[:-1]
-        for m, advantage_T, target_T in zip(
-            own, np.split(chain_T, cuts), np.split(chain_T + values_T, cuts), strict=True
-        ):
-            advantages[m], targets[m] = advantage_T, target_T
+        for m, advantage_T in zip(own, np.split(chain_T, cuts), strict=True):
+            advantages[m], targets[m] = advantage_T, advantage_T + values[m]
             message_M[m] = start / gamma ** int(turn_M[m]) - values[m][0]
     if finite_M.any():
         message_M = _normalized(message_M, message_M[finite_M], finite_M, normalize, clip, eps)

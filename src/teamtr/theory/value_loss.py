@@ -1,4 +1,4 @@
-"""The loss of a critic: squared error, clipped around the values before the update as in PPO (arXiv 1707.06347's code)."""
+"""The loss of a critic: squared error, clipped around the values before the update, as PPO's own code has it."""
 
 from __future__ import annotations
 

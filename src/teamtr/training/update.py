@@ -467,8 +467,9 @@ def certify(
     that the step was made from both surrogates are optimistic, on small batches badly so: a diagnostic, no guarantee.
     Problems set aside give a fair one. ``divergence`` is of the messages that ``subsample`` names, or all.
 
-    The paper's bound needs a largest advantage (``a_max``), which a critic does not have. It takes D_tok of eq:kltokdef, (1 - gamma) times the discounted sum of a turn's KLs. Without a
-    discount it is taken as an episode of ``inputs.horizon`` turns, see ``single_step_certificate``.
+    The paper's bound takes D_tok of eq:kltokdef, (1 - gamma) times the discounted sum of a turn's KLs. Without a
+    discount it is taken as an episode of ``inputs.horizon`` turns, see ``single_step_certificate``. It needs a largest
+    advantage (``a_max``), which estimates of a critic do not have: there is only ours then.
     """
     returns_PG, batch = data.returns_PG, data.messages
     if inputs.reward_range is None or len(returns_PG) < 2 or not np.isfinite(returns_PG).all():
