@@ -342,6 +342,18 @@ def test_a_target_that_is_not_finite_moves_nothing():
     assert solved.learner.fingerprint() == before
 
 
+def test_an_update_is_judged_by_its_messages_returns_less_their_values():
+    """The surrogate of the kept step, and with it a gate, by hand; values are 0, and normalized advantages centred."""
+    world = World(plan=PPO, learning_rate=0.02)
+    data = world.training_batch("x", world.collect(world.team, 0))
+    update = world.update("x", data, optimization=replace(world.optimization, gate_share=1.0))
+    returns_M = data.returns_PG.reshape(-1)[data.messages.episode_M]
+    advantages_M = (returns_M - returns_M.mean()) / np.sqrt(returns_M.var() + 1e-6)
+    expected = float(np.mean(np.expm1(update.log_ratio_M) * advantages_M))
+    assert update.report.surrogate == pytest.approx(expected, rel=1e-9)
+    assert expected > 0.0
+
+
 def test_a_rejected_update_leaves_no_trace_of_its_critic():
     plan = replace(PPO, region=PRESETS["teamtr"].region)
     world = World(plan=plan, radius=1e-12, learning_rate=5.0)
