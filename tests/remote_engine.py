@@ -28,7 +28,15 @@ from teamtr.theory.objective import Objective
 RECORDS = {
     cls.__name__: cls
     for cls in (
-        *(types.AgentBatch, types.AgentInfo, types.Divergence, types.Sample, types.StepStats, types.TokenShift),
+        *(
+            types.ValueStats,
+            types.AgentBatch,
+            types.AgentInfo,
+            types.Divergence,
+            types.Sample,
+            types.StepStats,
+            types.TokenShift,
+        ),
         *(ports.Demand, ports.Lengths, ports.MemoryItem, ports.MemoryPlan, ports.Rehearsal, Objective),
     )
 }
@@ -177,6 +185,8 @@ LEARNER = (
         "begin",
         "token_logprobs",
         "step",
+        "values",
+        "fit_values",
         "measure",
         "verify",
         "token_kls",

@@ -80,6 +80,7 @@ class World:
                     TabularPolicy(6, end_ids=frozenset({0, 1}), rows=256, spread=0.3, seed=k),
                     micro_batch=64,
                     keep_initial=plan.objective.has_reference,
+                    critic=plan.critic is not None,
                 )
                 for k, n in enumerate(names)
             }

@@ -16,6 +16,7 @@ _FROM = {
     "Advantages": "teamtr.theory.advantages",
     "Agent": "teamtr.api.agents",
     "Callback": "teamtr.api.callbacks",
+    "CriticAdvantage": "teamtr.theory.estimators",
     "GroupAdvantage": "teamtr.theory.estimators",
     "LoraConfig": "teamtr.config",
     "Objective": "teamtr.theory.objective",
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from teamtr.team import Router as Router
     from teamtr.team import Schedule as Schedule
     from teamtr.theory.advantages import Advantages as Advantages
+    from teamtr.theory.estimators import CriticAdvantage as CriticAdvantage
     from teamtr.theory.estimators import GroupAdvantage as GroupAdvantage
     from teamtr.theory.objective import Objective as Objective
     from teamtr.types import Problem as Problem

@@ -27,6 +27,7 @@ from teamtr.types import (
     Situation,
     StepStats,
     TokenShift,
+    ValueStats,
     Verdict,
     Verified,
 )
@@ -78,7 +79,7 @@ class Learner(Protocol):
         ...
 
     def fingerprint(self) -> str:
-        """A hash of everything that ``save`` writes: weights and optimizer."""
+        """A hash of everything that ``save`` writes: weights and optimizer, and the critic where there is one."""
         ...
 
     def begin(self, batch: AgentBatch, *, reference: bool = False) -> Floats:
@@ -96,14 +97,29 @@ class Learner(Protocol):
     def step(
         self,
         rows: NDArray[np.int64],
-        advantages_M: Floats,
+        advantages: Floats | Sequence[Floats],
         objective: Objective,
         *,
         beta: float,
         learning_rate: float,
     ) -> StepStats:
         """One optimizer step on these rows of the batch: maximise surrogate - beta * KL(old || new) -
-        objective.reference_kl * KL(new || reference). Never applies a non-finite loss or gradient."""
+        objective.reference_kl * KL(new || reference). Never applies a non-finite loss or gradient.
+
+        ``advantages``: an array with one number per row, or a list with an array per row, one number per token.
+        """
+        ...
+
+    def values(self) -> list[Floats]:
+        """The critic's value before each token of the batch under the frozen policy, per message; raises without a
+        critic."""
+        ...
+
+    def fit_values(
+        self, rows: NDArray[np.int64], targets: Sequence[Floats], *, clip: float, learning_rate: float
+    ) -> ValueStats:
+        """One optimizer step of the critic on these rows, towards one target per token; a value that is ``clip`` away
+        from that of ``values()`` is drawn no further. The policy stays as it is to the bit; raises without a critic."""
         ...
 
     def measure(self, rows: NDArray[np.int64] | None = None) -> Divergence:
@@ -128,13 +144,13 @@ class Learner(Protocol):
         ...
 
     def snapshot(self) -> Snapshot:
-        """Weights and optimizer state, to be restored bit for bit."""
+        """Weights and optimizer state, and the critic's, to be restored bit for bit."""
         ...
 
     def restore(self, snapshot: Snapshot) -> None: ...
 
     def move(self, start: Snapshot, end: Snapshot, fraction: float) -> None:
-        """Put the weights at start + fraction * (end - start), keeping the present optimizer state."""
+        """Put the weights at start + fraction * (end - start), keeping the present optimizer state and critic."""
         ...
 
     def perturb(self, relative: float, seed: int) -> None:
@@ -142,7 +158,7 @@ class Learner(Protocol):
         ...
 
     def save(self, folder: Path) -> None:
-        """Weights in Hugging Face form, and the optimizer's state beside them; no pickle."""
+        """Weights in Hugging Face form, and the optimizer's state and the critic beside them; no pickle."""
         ...
 
     def load(self, folder: Path) -> None: ...

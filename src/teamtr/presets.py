@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from teamtr.errors import UserError
-from teamtr.theory.estimators import AdvantageEstimator, GroupAdvantage
+from teamtr.theory.estimators import AdvantageEstimator, CriticAdvantage, GroupAdvantage
 from teamtr.theory.objective import Objective
 from teamtr.types import AgentState
 
@@ -108,6 +108,24 @@ class DynamicSampling:
 
 
 @dataclass(frozen=True)
+class TeamSize:
+    """What of a team decides what a plan spends: how many agents are trained, and how many messages an episode has at
+    most (None: not known before the router is built)."""
+
+    agents: int
+    turns: int | None
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a run spends on training, by its settings: episodes that are sampled, messages in them at most, updates."""
+
+    rollouts: int
+    messages: int | None
+    updates: int
+
+
+@dataclass(frozen=True)
 class Plan:
     """The settings of the algorithm: everything that Algorithm 1 and its ablations can vary.
 
@@ -152,18 +170,87 @@ class Plan:
         """What every agent's first update begins with."""
         return AgentState(beta=self.region.beta, step_scale=1.0, radius_nats=self.radii.nats)
 
+    def batches(self, agents: int) -> int | None:
+        """How many batches a stage of so many agents samples; None where the run decides that as it goes."""
+        measured = self.resample.min_effective_share > 0.0 or self.resample.sampling_cost is not None
+        if self.dynamic_sampling.on or (self.resample.reweight and measured):
+            return None
+        if self.order.kind == "together" or self.resample.every == 0:
+            return 1
+        return -(-agents // self.resample.every)
+
+    def budget(self, size: TeamSize) -> Budget | None:
+        """What the plan spends with a team of this size; None where the run decides that as it goes."""
+        batches = self.batches(size.agents)
+        if batches is None:
+            return None
+        rollouts = self.stages * batches * self.problems * self.group_size
+        messages = None if size.turns is None else rollouts * size.turns
+        return Budget(rollouts, messages, self.stages * size.agents)
+
+    @property
+    def critic(self) -> CriticAdvantage | None:
+        """How advantages come from a critic; None in plans without one."""
+        return self.advantage if isinstance(self.advantage, CriticAdvantage) else None
+
     @property
     def reuses_rollouts(self) -> bool:
         """Whether one batch may serve several updates, so that later ones learn from what an older team wrote."""
         return self.resample.may_be_stale or self.order.kind == "together"
 
 
+MatchBy = Literal["rollouts", "tokens", "updates"]
+
+
+def matched(plan: Plan, by: MatchBy, size: TeamSize, reference: TeamSize) -> Plan:
+    """The plan with other sizes, so that a team of this size spends with it what TeamTR would spend with the team of
+    reference at the plan's own sizes: by rollouts or tokens another number of problems, by updates one of stages.
+
+    What messages are long is learned and not set, so tokens are counted by messages: rollouts times turns.
+    """
+    if by == "updates":
+        return replace(plan, stages=_nearest(plan.stages * reference.agents, size.agents))
+    batches = plan.batches(size.agents)
+    if batches is None:
+        raise ValueError("a plan that decides as it goes what it samples cannot be matched before it runs")
+    wanted, each = plan.problems * reference.agents, batches
+    if by == "tokens":
+        if size.turns is None or reference.turns is None:
+            raise ValueError("matched tokens need to know how many turns an episode has")
+        wanted, each = wanted * reference.turns, each * size.turns
+    return replace(plan, problems=_nearest(wanted, each))
+
+
+def _nearest(a: int, b: int) -> int:
+    """The whole number nearest to a / b, 1 at least; a half goes up."""
+    return max(1, (2 * a + b) // (2 * b))
+
+
 TEAMTR = Plan()
+STALE = Resample(every=0)
+UNGATED = Region(gate=False, beta=0.0, adapt_beta=False)
+PPO = replace(  # arXiv 1707.06347
+    TEAMTR, advantage=CriticAdvantage(), objective=Objective(ratio="token", average_over="tokens"), region=UNGATED
+)
+GRPO = replace(  # arXiv 2402.03300
+    TEAMTR,
+    advantage=GroupAdvantage(clip=math.inf),
+    objective=Objective(ratio="token", reference_kl=0.04),
+    region=UNGATED,
+)
+DAPO = replace(  # arXiv 2503.14476
+    TEAMTR,
+    advantage=GroupAdvantage(clip=math.inf),
+    objective=Objective(ratio="token", clip_low=0.2, clip_high=0.28, average_over="tokens"),
+    region=UNGATED,
+    overlong=Overlong(filter=True, cache=0.2),
+    dynamic_sampling=DynamicSampling(on=True),
+)
 
 PRESETS: dict[str, Plan] = {
     "teamtr": TEAMTR,
     # resampling (tab:ablation)
-    "naive_sequential": replace(TEAMTR, resample=Resample(every=0)),
+    "naive_sequential": replace(TEAMTR, resample=STALE),
     "resample_every_2": replace(TEAMTR, resample=Resample(every=2)),
     "reweighted": replace(TEAMTR, resample=Resample(every=0, reweight=True)),
     "auto": replace(
@@ -175,7 +262,7 @@ PRESETS: dict[str, Plan] = {
     ),
     "joint": replace(TEAMTR, order=Order("together")),
     # trust region (tab:ablation)
-    "no_trust_region": replace(TEAMTR, region=Region(gate=False, beta=0.0, adapt_beta=False)),
+    "no_trust_region": replace(TEAMTR, region=UNGATED),
     "kl_penalty_adaptive": replace(TEAMTR, region=Region(gate=False, adapt_beta=True)),
     "kl_penalty_fixed": replace(TEAMTR, region=Region(gate=False, adapt_beta=False)),
     "adaptive_radius": replace(TEAMTR, radii=Radii(adapt=True)),
@@ -186,21 +273,14 @@ PRESETS: dict[str, Plan] = {
     # advantage estimation (tab:ablation)
     "no_normalization": replace(TEAMTR, advantage=GroupAdvantage(normalize=False)),
     "no_clipping": replace(TEAMTR, advantage=GroupAdvantage(clip=math.inf)),
-    # single agents: a team of one with another objective
-    "grpo": replace(  # arXiv 2402.03300
-        TEAMTR,
-        advantage=GroupAdvantage(clip=math.inf),
-        objective=Objective(ratio="token", reference_kl=0.04),
-        region=Region(gate=False, beta=0.0, adapt_beta=False),
-    ),
-    "dapo": replace(  # arXiv 2503.14476
-        TEAMTR,
-        advantage=GroupAdvantage(clip=math.inf),
-        objective=Objective(ratio="token", clip_low=0.2, clip_high=0.28, average_over="tokens"),
-        region=Region(gate=False, beta=0.0, adapt_beta=False),
-        overlong=Overlong(filter=True, cache=0.2),
-        dynamic_sampling=DynamicSampling(on=True),
-    ),
+    # single agents: a team of one with another objective (tab:main-results)
+    "ppo": PPO,
+    "grpo": GRPO,
+    "dapo": DAPO,
+    # the same for teams, with one batch per stage (sec. 5.2)
+    "sequential_ppo": replace(PPO, resample=STALE),
+    "sequential_grpo": replace(GRPO, resample=STALE),
+    "sequential_dapo": replace(DAPO, resample=STALE),
 }
 """Every named plan. ``joint`` and ``naive_sequential`` differ in name more than in mathematics: with separate
 parameters and one batch, updating together or in turn gives the same weights (bit for bit, also in whole runs:

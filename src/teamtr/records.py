@@ -48,6 +48,21 @@ _UNVERSIONED = {"absent": 1}
 # -- what a run writes ----------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class MatchedBudget:
+    """What ``plan.match`` made of a run's sizes: what it spends by its settings, and what the preset teamtr would.
+
+    ``planned`` and ``reference`` count rollouts, messages and updates; a number that only the run decides is missing.
+    """
+
+    match: str
+    stages: int
+    problems: int
+    group_size: int
+    planned: Mapping[str, int]
+    reference: Mapping[str, int]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Begun:
     """What a command that trains says first: where the run stands and what it computes with."""
@@ -62,6 +77,7 @@ class Begun:
     precisions: Mapping[str, str]
     threads: int
     memory: Mapping[str, Any] | None = None
+    budget: MatchedBudget | None = None
     time: float
     log_version: int = field(default=LOG_VERSION, metadata=_UNVERSIONED)
 

@@ -42,6 +42,22 @@ class Certificate:
 
 
 @dataclass(frozen=True)
+class CriticReport:
+    """A critic beside the returns of one update's batch, before it learned from them; over tokens.
+
+    ``explained_variance`` is 1 for a perfect critic, 0 for one as good as a constant, below 0 for a worse one; None
+    where all returns were equal. ``value_error`` is a root mean square in units of reward; ``loss`` and ``clip_rate``
+    are means over the steps of the update.
+    """
+
+    explained_variance: float | None
+    value_error: float
+    loss: float
+    clip_rate: float
+    thrown_away: int = 0  # steps with a loss or gradient that was not finite
+
+
+@dataclass(frozen=True)
 class UpdateReport:
     """One update of one agent: the policy that was kept, never the one that was tried.
 
@@ -85,6 +101,7 @@ class UpdateReport:
     mismatch_median: float | None = None  # the same, median over tokens
     mismatch_largest: float | None = None  # the same, largest over tokens
     mismatch_per_message: float | None = None  # median over messages of |log-probability of the whole message| apart
+    critic: CriticReport | None = None  # None in plans without one
     certificates: tuple[Certificate, ...] = ()
     """What the kept step is worth at least: ours ("turn_aware", units of reward) and the paper's ("single_step", units
     of the normalized advantage). Empty when nothing was kept or the range of rewards is not known."""

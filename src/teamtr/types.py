@@ -378,6 +378,7 @@ class AgentInfo:
     ``set_precision`` takes, in order. ``sampling`` says in a few words how messages are sampled. ``end_ids`` end a
     message. ``reference_version`` names the policy that a reference KL is taken to; None without one.
     ``config_version`` names what is computed besides the weights, ``base_version`` the frozen weights under an adapter.
+    ``trained_parameters`` counts the policy's own, without a critic's.
     """
 
     precision: str
@@ -388,6 +389,7 @@ class AgentInfo:
     reference_version: str | None = None
     config_version: str = ""
     base_version: str = ""
+    trained_parameters: int = 0
 
 
 @dataclass(frozen=True)
@@ -438,6 +440,16 @@ class StepStats:
     grad_norm: float
     ratio_clip_rate: float
     kl_reference: float | None = None
+
+
+@dataclass(frozen=True)
+class ValueStats:
+    """One step of a critic: its mean loss over tokens before the step, and the share of tokens whose value had moved by
+    more than the clip range. ``applied`` is False when a non-finite loss or gradient was thrown away."""
+
+    applied: bool
+    loss: float
+    clip_rate: float
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from small import World
 from teamtr.presets import PRESETS, DynamicSampling, Order, Overlong, Region, Resample
 from teamtr.randomness import generator, seed_of
 from teamtr.rollout import StaleBatch, StaleWeights, play, stale_agents
-from teamtr.theory.estimators import GroupAdvantage
+from teamtr.theory.estimators import CriticAdvantage, GroupAdvantage
 from teamtr.theory.intervals import bootstrap_upper
 from teamtr.theory.weights import effective_sample_share, normalized_weights, truncated_weights
 from teamtr.training.algorithm import run_stage, schedule
@@ -75,7 +75,15 @@ def test_presets_are_what_they_say():
     assert (p["grpo"].objective.clip_low, p["grpo"].objective.clip_high) == (0.2, 0.2)
     assert p["grpo"].objective.average_over == "messages"
     assert (p["grpo"].objective.reference_kl, p["dapo"].objective.reference_kl) == (0.04, 0.0)
-    for name in ("grpo", "dapo"):
+    for name in ("ppo", "grpo", "dapo"):
+        sequential = p[f"sequential_{name}"]
+        assert sequential == replace(p[name], resample=Resample(every=0)), "it differs in reusing rollouts alone"
+    assert p["ppo"].advantage == CriticAdvantage(gae_lambda=0.95, value_clip=0.2)
+    assert p["ppo"].critic is p["ppo"].advantage
+    assert p["grpo"].critic is None
+    assert p["ppo"].objective.average_over == "tokens"
+    assert (p["ppo"].objective.clip_low, p["ppo"].objective.clip_high) == (0.2, 0.2)
+    for name in ("ppo", "grpo", "dapo"):
         assert p[name].objective.ratio == "token"
         assert p[name].advantage.normalize
         assert p[name].advantage.clip == float("inf")

@@ -110,7 +110,7 @@ def test_what_is_right_is_valid(schema: dict[str, Any], key: str, value: Any) ->
         ("plan.stages", "ten", "plan.stages: 'ten' is not of type 'integer'"),
         ("plan.stages", 0, "plan.stages: 0 is less than the minimum"),
         ("plan.group_size", 1, "plan.group_size: 1 is less than the minimum of 2"),
-        ("plan.preset", "ppo", "plan.preset: 'ppo' is not one of"),
+        ("plan.preset", "trpo", "plan.preset: 'trpo' is not one of"),
         ("plan.gate", "yes", "plan.gate: 'yes' is not valid"),
         ("task.name", "rolls", "task.name: 'rolls' is not valid"),
         ("task.name", 3, "task.name: 3 is not of type 'string'"),

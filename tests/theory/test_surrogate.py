@@ -357,3 +357,29 @@ def test_reference_kl_of_runaway_and_broken_tokens() -> None:
     far = reference_kl(f64([[-1e4]]), f64([[0.0]]), one, "tokens")
     assert float(far) == pytest.approx(math.expm1(LOG_RATIO_BOUND) - LOG_RATIO_BOUND)
     assert math.isnan(float(reference_kl(f64([[-math.inf]]), f64([[0.0]]), one, "tokens")))
+
+
+@pytest.mark.parametrize("average_over", ["messages", "tokens"])
+def test_advantages_per_token_by_hand(average_over):
+    logp_new_MT, logp_cur_MT, mask_MT, advantages_M, _ = random_batch()
+    objective = Objective(ratio="token", average_over=average_over)
+    alike_MT = advantages_M[:, None].expand(mask_MT.shape)
+    one = clipped_surrogate(logp_new_MT, logp_cur_MT, mask_MT, advantages_M, objective)
+    many = clipped_surrogate(logp_new_MT, logp_cur_MT, mask_MT, alike_MT, objective)
+    assert float(one.total) == float(many.total), "a message's tokens may share their advantage"
+    advantages_MT = torch.randn(mask_MT.shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    ratio_MT = (logp_new_MT - logp_cur_MT).exp()
+    gain_MT = torch.minimum(ratio_MT * advantages_MT, ratio_MT.clamp(0.8, 1.2) * advantages_MT)
+    rows = [gain[mask] for gain, mask in zip(gain_MT, mask_MT, strict=True)]
+    expected = sum(float(row.sum() if average_over == "tokens" else row.mean()) for row in rows if len(row))
+    dirty_MT = torch.where(mask_MT, advantages_MT, torch.full_like(advantages_MT, torch.nan))
+    found = clipped_surrogate(logp_new_MT, logp_cur_MT, mask_MT, dirty_MT, objective)
+    assert float(found.total) == pytest.approx(expected, rel=1e-12)
+
+
+def test_advantages_per_token_need_the_ratio_of_tokens_and_one_for_each():
+    logp_MT, mask_MT = torch.zeros(2, 3), torch.ones(2, 3, dtype=torch.bool)
+    with pytest.raises(ValueError, match='need the ratio "token", not "message"'):
+        clipped_surrogate(logp_MT, logp_MT, mask_MT, torch.ones(2, 3), Objective())
+    with pytest.raises(ValueError, match=r"one number per token \(\(2, 3\)\), got \(2, 2\)"):
+        clipped_surrogate(logp_MT, logp_MT, mask_MT, torch.ones(2, 2), Objective(ratio="token"))

@@ -20,7 +20,7 @@ from teamtr.api.callbacks import AnyCallback, Record, tell
 from teamtr.api.rewards import Dataset, RewardFunc, RewardTask
 from teamtr.errors import UserError
 from teamtr.presets import Plan
-from teamtr.theory.estimators import GroupAdvantage
+from teamtr.theory.estimators import AdvantageEstimator, CriticAdvantage, GroupAdvantage
 
 if TYPE_CHECKING:
     from teamtr.config import TeamFile
@@ -202,9 +202,8 @@ class TeamTrainer:
             section = given[0].partition(".")[0]
             raise UserError(f"config has {given[0]!r}: give it to TeamTrainer as {SAID_ELSEWHERE[section]}")
         plan = plan_keys(self.plan)
-        advantage = self.plan.advantage
-        if type(advantage) is not GroupAdvantage or advantage.eps != GroupAdvantage().eps:  # which has no key
-            own["advantage"] = _describe(advantage)
+        if not _has_keys(self.plan.advantage):
+            own["advantage"] = _describe(self.plan.advantage)
         data = {
             "name": _run_name(self.output_dir),
             "seed": seed,
@@ -218,6 +217,13 @@ class TeamTrainer:
 
 SAID_ELSEWHERE = {"plan": "args", "task": "reward_funcs", "python": "an object"}
 """Sections of the team file that have an argument of their own."""
+
+
+def _has_keys(advantage: AdvantageEstimator) -> bool:
+    """Whether a team file can say it whole; ``eps`` has no key."""
+    if type(advantage) is GroupAdvantage or type(advantage) is CriticAdvantage:
+        return advantage.eps == GroupAdvantage().eps
+    return False
 
 
 def _run_name(folder: Path) -> str:

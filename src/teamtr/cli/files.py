@@ -28,6 +28,7 @@ def check(
     """
     with errors():
         settings = read_team_file(team_file, overrides)
+        from teamtr.session.budget import budget_lines
         from teamtr.session.build import build
         from teamtr.session.checks import doubts, measure_floors, require_visible, self_test
         from teamtr.trackers import missing
@@ -42,6 +43,7 @@ def check(
     lines = [
         f"{team_file}: fine",
         f"  problems: {len(task.problems('train'))} to train on, {len(task.problems('test'))} held out",
+        *(f"  {line}" for line in budget_lines(session)),
         *(f"  {floor}" for floor in floors),
         *(f"  {name}: sampling is {path}" for name, path in samplers.items()),
         *(f"  warning: {warning}" for warning in warnings),

@@ -51,7 +51,7 @@ def train(
                 last[record["kind"]] = record
                 outcomes.update([record["outcome"]] if record["kind"] == "update" else [])
     if "resume" in last and "update" not in last and "finished" in last:
-        say(f"this run has finished all {settings.plan.stages} stages; raise plan.stages to continue")
+        say(f"this run has finished all {settings.sized_plan().stages} stages; raise plan.stages to continue")
     if set(outcomes) == {"skipped_no_signal"}:
         say(
             "nothing was learned: in every group, all episodes got the same reward. Easier problems, larger groups or "

@@ -44,6 +44,9 @@ PRESET_KEYS: dict[str, Callable[[Plan], Any]] = {
     "radius_nats_per_message": lambda plan: plan.radii.nats,
     "normalize": lambda plan: getattr(plan.advantage, "normalize", None),
     "a_clip": lambda plan: getattr(plan.advantage, "clip", None),
+    "critic": lambda plan: plan.critic is not None,
+    "gae_lambda": lambda plan: getattr(plan.critic, "gae_lambda", None),
+    "value_clip": lambda plan: getattr(plan.critic, "value_clip", None),
     "clip": lambda plan: plan.objective.clip_low,
     "clip_high": lambda plan: plan.objective.clip_high,
     "ratio": lambda plan: plan.objective.ratio,
@@ -77,7 +80,8 @@ def preset_differences(name: str) -> dict[str, Any]:
 
 def _presets() -> list[str]:
     """The values of the first preset, and what the others have instead."""
-    values = {key: value_in(PRESETS["teamtr"]) for key, value_in in PRESET_KEYS.items()}
+    everything = {key: value_in(PRESETS["teamtr"]) for key, value_in in PRESET_KEYS.items()}
+    values = {key: value for key, value in everything.items() if key not in ("gae_lambda", "value_clip")}  # no critic
     rows = ["| preset | what it says |", "|---|---|", f"| `teamtr` | {_said(values)} |"]
     for name in PRESETS:
         if name != "teamtr":

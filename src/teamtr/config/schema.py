@@ -19,14 +19,26 @@ from pydantic_core import PydanticCustomError
 from teamtr.config.team import TeamConfig
 from teamtr.config.texts import Device, Preset, RunName
 from teamtr.errors import UserError
-from teamtr.presets import PRESETS, Allocation, Order, OrderKind, Plan, Resample
+from teamtr.presets import (
+    PRESETS,
+    TEAMTR,
+    Allocation,
+    Budget,
+    MatchBy,
+    Order,
+    OrderKind,
+    Plan,
+    Resample,
+    TeamSize,
+    matched,
+)
 from teamtr.settings.paths import Anchor
 from teamtr.settings.refusals import Refusal
 from teamtr.settings.section import Section, key, unset
 from teamtr.settings.values import Above0, Count, Decay, Flag, From0, Positive, UpTo1
 from teamtr.tasks.config import TaskConfig
 from teamtr.tasks.registry import section_class
-from teamtr.theory.estimators import GroupAdvantage
+from teamtr.theory.estimators import AdvantageEstimator, CriticAdvantage, GroupAdvantage
 from teamtr.theory.objective import AverageOver, Ratio
 
 
@@ -58,8 +70,23 @@ class PlanConfig(Section):
     radius_nats_per_message: Above0 | None = unset("Largest KL of one update, in nats per message.")
     radius_nats_per_token: Above0 | None = unset("The same, in nats per token instead of per message.")
     gamma: Annotated[float, Strict(), Gt(0), Le(1)] = key(1.0, "Discount per turn.")
-    normalize: Flag | None = unset("Divide advantages by the standard deviation of their group.")
+    normalize: Flag | None = unset(
+        "Divide advantages by the standard deviation of their group; with a critic, by that of the batch's tokens, "
+        "after subtracting their mean."
+    )
     a_clip: Above0 | None = unset("Advantages are clipped to this size; .inf for no clipping.", allow_inf_nan=True)
+    critic: Flag | None = unset(
+        "Take advantages per token from a critic (a value head per agent) instead of from the group, as in PPO; needs "
+        "plan.ratio: token."
+    )
+    gae_lambda: UpTo1 | None = unset(
+        "With a critic: 1 is the return less the value, 0 the one-step error (generalized advantage estimation)."
+    )
+    value_clip: Above0 | None = unset(
+        "With a critic: a value that has moved this far in one update is drawn no further, in units of reward; .inf "
+        "for no clipping.",
+        allow_inf_nan=True,
+    )
     clip: Above0 | None = unset("Clip range of the likelihood ratio: 1 - clip to 1 + clip.")
     clip_high: Above0 | None = unset("The upper clip range, if it differs from clip.")
     ratio: Ratio | None = unset("What the likelihood ratio is taken over.")
@@ -109,6 +136,16 @@ class PlanConfig(Section):
         "tried, as in DAPO."
     )
     dynamic_sampling_limit: Count = key(0, "Most rounds of dynamic sampling for one batch; 0: no limit.")
+    match: Literal["off", MatchBy] = key(
+        "off",
+        "Spend what the preset teamtr would spend at these stages, problems and group_size. rollouts: changes the "
+        "problems of a batch, so that as many episodes are sampled. tokens: the same, by episodes times messages per "
+        "episode. updates: changes the stages.",
+    )
+    match_agents: Count = key(0, "With match: how many agents the team to be matched trains; 0: as many as this one.")
+    match_turns: Count = key(
+        0, "With match: tokens, how many messages its episodes have; 0: as many as this team's episodes."
+    )
 
     def _settle(self) -> None:
         """Write out the preset's radius when none is given."""
@@ -131,7 +168,37 @@ class PlanConfig(Section):
             )
             yield Refusal(("plan", "allocate"), message)
 
+        if self.match == "off" and (self.match_agents or self.match_turns):
+            name = "match_agents" if self.match_agents else "match_turns"
+            message = f"plan.{name} needs plan.match: rollouts, tokens or updates"
+            yield Refusal(("plan", name), message, at_key=True)
+        elif self.match_turns and self.match != "tokens":
+            message = f"plan.match_turns changes nothing with plan.match: {self.match}; leave it out"
+            yield Refusal(("plan", "match_turns"), message, at_key=True)
+        if self.match in ("rollouts", "tokens") and self.plan().batches(1) is None:
+            message = (
+                f"plan.match: {self.match} settles the sizes before the run, and this plan decides as it goes how much "
+                "it samples: use plan.match: updates, or set plan.dynamic_sampling: false (and for plans that "
+                "reweight plan.min_effective_share: 0)"
+            )
+            yield Refusal(("plan", "match"), message)
+        yield from self._critic_refusals(self.plan())
         yield from self._idle_keys(self.plan().resample)
+
+    def _critic_refusals(self, plan: Plan) -> Iterator[Refusal]:
+        """What a critic needs, and keys about one that is not there."""
+        if plan.critic is None:
+            for name in ("gae_lambda", "value_clip"):
+                if getattr(self, name) is not None:
+                    message = f"plan.{name} needs a critic: set plan.critic: true, or plan.preset: ppo"
+                    yield Refusal(("plan", name), message, at_key=True)
+            return
+        if plan.objective.ratio != "token":
+            message = f"a critic gives advantages per token: set plan.ratio: token, not {plan.objective.ratio}"
+            yield Refusal(("plan", "ratio" if self.ratio else "critic"), message)
+        if plan.resample.reweight:
+            message = "a critic learns from episodes as they are: plan.reweight and plan.critic exclude each other"
+            yield Refusal(("plan", "reweight" if self.reweight else "critic"), message)
 
     def _idle_keys(self, resample: Resample) -> Iterator[Refusal]:
         """Keys about reused rollouts in a plan that does not use them so."""
@@ -168,7 +235,7 @@ class PlanConfig(Section):
             problems=self.problems,
             group_size=self.group_size,
             gamma=self.gamma,
-            advantage=_changed(preset.advantage, normalize=self.normalize, clip=self.a_clip),
+            advantage=self._advantage(preset),
             radii=_changed(
                 preset.radii, nats=nats, per_token=per_token, adapt=self.adapt_radius, allocation=self.allocate
             ),
@@ -197,6 +264,15 @@ class PlanConfig(Section):
                 preset.dynamic_sampling, on=self.dynamic_sampling, limit=self.dynamic_sampling_limit
             ),
         )
+
+    def _advantage(self, preset: Plan) -> AdvantageEstimator:
+        """The preset's estimator with what this section changes, or one of the other kind."""
+        critic = preset.critic is not None if self.critic is None else self.critic
+        changes = {"normalize": self.normalize, "clip": self.a_clip}
+        if not critic:
+            return _changed(GroupAdvantage() if preset.critic else preset.advantage, **changes)
+        own = {"gae_lambda": self.gae_lambda, "value_clip": self.value_clip}
+        return _changed(preset.critic or CriticAdvantage(), **changes, **own)
 
 
 def plan_keys(plan: Plan) -> dict[str, Any]:
@@ -232,8 +308,12 @@ def plan_keys(plan: Plan) -> dict[str, Any]:
         "dynamic_sampling": plan.dynamic_sampling.on,
         "dynamic_sampling_limit": plan.dynamic_sampling.limit,
     }
-    if type(plan.advantage) is GroupAdvantage:
-        keys |= {"normalize": plan.advantage.normalize, "a_clip": plan.advantage.clip}
+    advantage = plan.advantage
+    if type(advantage) is GroupAdvantage or type(advantage) is CriticAdvantage:
+        keys |= {"normalize": advantage.normalize, "a_clip": advantage.clip}
+    keys["critic"] = plan.critic is not None
+    if plan.critic is not None:
+        keys |= {"gae_lambda": plan.critic.gae_lambda, "value_clip": plan.critic.value_clip}
     return keys
 
 
@@ -260,6 +340,7 @@ class LearnerConfig(Section):
     """How one agent is updated."""
 
     learning_rate: From0 = key(1e-3, "Adam's learning rate; 0 changes nothing.")
+    value_learning_rate: From0 = key(1e-2, "The critic's, in plans that have one; its optimizer is its own.")
     epochs: Positive = key(2, "Passes over a batch in one update.")
     minibatches: Positive = key(4, "Optimizer steps in one pass.")
     micro_batch: Positive = key(64, "Messages per forward pass; changes memory, not results.")
@@ -380,6 +461,12 @@ class TeamFile(Section):
         if self.learner.cross_fit and not self.plan.plan().region.gate:
             message = "learner.cross_fit changes what the gate is judged on, and this plan has no gate; leave it out"
             yield Refusal(("learner", "cross_fit"), message)
+        if self.plan.match == "tokens" and self.size().turns is None:
+            message = (
+                "plan.match: tokens needs to know how many messages an episode has, which the file does not say of a "
+                "router of your own; use plan.match: rollouts"
+            )
+            yield Refusal(("plan", "match"), message)
         count = self.plan.problems
         if self.learner.cross_fit and count < 4:
             message = f"learner.cross_fit halves the problems of a batch: plan.problems must be 4 or more, got {count}"
@@ -387,6 +474,27 @@ class TeamFile(Section):
         for i, name in enumerate(self.trackers):
             if name in self.trackers[:i]:
                 yield Refusal(("trackers", i), f'trackers names "{name}" twice')
+
+    def size(self) -> TeamSize:
+        """What of this team decides what a plan spends."""
+        router = self.team.known_router
+        trained = sum(not agent.frozen for agent in self.team.agents)
+        return TeamSize(max(1, trained), None if router is None else router.horizon)
+
+    def _reference_size(self) -> TeamSize:
+        own = self.size()
+        return TeamSize(self.plan.match_agents or own.agents, self.plan.match_turns or own.turns)
+
+    def sized_plan(self) -> Plan:
+        """The plan, with the sizes that ``plan.match`` gives it."""
+        plan = self.plan.plan()
+        return plan if self.plan.match == "off" else matched(plan, self.plan.match, self.size(), self._reference_size())
+
+    def budgets(self) -> tuple[Budget | None, Budget | None]:
+        """What this run spends by its settings, and what the preset teamtr would at the file's own sizes."""
+        own = self.plan
+        reference = replace(TEAMTR, stages=own.stages, problems=own.problems, group_size=own.group_size)
+        return self.sized_plan().budget(self.size()), reference.budget(self._reference_size())
 
     def anchored(self, folder: Path) -> TeamFile:
         """The same with the paths of data, code and model folders made absolute, taken as relative to ``folder``, so

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from teamtr.engines.critic import Critic
 from teamtr.engines.gradients import LossPart, gather
 from teamtr.engines.hashing import hash_tensors
 from teamtr.engines.optim import Adam
@@ -32,10 +33,14 @@ from teamtr.ports import Snapshot
 from teamtr.theory.kl import kl_k3, per_message_sum
 from teamtr.theory.objective import Objective
 from teamtr.theory.surrogate import clipped_surrogate, reference_kl, surrogate_denominator
+from teamtr.theory.value_loss import clipped_value_loss
 from teamtr.theory.verification import chance_so_far, kept_tokens
-from teamtr.types import AgentBatch, Divergence, Floats, Ids, StepStats, TokenShift, Verified
+from teamtr.types import AgentBatch, Divergence, Floats, Ids, StepStats, TokenShift, ValueStats, Verified
 
 Result = TypeVar("Result")
+
+CRITIC_FILE = "critic.safetensors"
+"""Where a checkpoint holds an agent's critic, beside its weights and its optimizer."""
 
 NO_ROOM = ("_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_NOT_INITIALIZED", "CUDA error: out of memory")
 """What a card's libraries say when it is full."""
@@ -51,22 +56,25 @@ HEAD_CHUNK_SHARE = 0.03
 
 @dataclass(frozen=True)
 class Saved:
-    """Weights and optimizer moments, cloned: what a ``Snapshot`` of this engine holds."""
+    """Weights and optimizer moments, cloned, and the critic's: what a ``Snapshot`` of this engine holds."""
 
     parameters: dict[str, Tensor]
     moments: dict[str, Tensor]
+    critic: dict[str, Tensor] | None = None
 
 
 @dataclass(frozen=True)
 class Reference:
     """A frozen policy on one batch: features per message token, its head, and its token log-probabilities. ``initial``
-    are those of the policy that the learner began with, where they were asked for."""
+    are those of the policy that the learner began with, where they were asked for; ``values`` are the critic's, where
+    there is one."""
 
     batch: AgentBatch
     features: list[Tensor]
     head: Head
     logp: list[Tensor]
     initial: list[Tensor] | None = None
+    values: list[Tensor] | None = None
 
 
 @dataclass(frozen=True)
@@ -82,7 +90,7 @@ class PolicyLearner:
     """Adam on a policy, with the frozen reference that ratios and KLs are measured against.
 
     ``keep_initial``: keep a copy of the trainable parameters as they are now, off the card, for objectives with a
-    ``reference_kl``.
+    ``reference_kl``. ``critic``: have one, for advantages per token.
     """
 
     def __init__(
@@ -94,6 +102,7 @@ class PolicyLearner:
         betas: tuple[float, float] = (0.9, 0.99),
         max_grad_norm: float = 1.0,
         keep_initial: bool = False,
+        critic: bool = False,
     ) -> None:
         self.agent = agent
         self.policy = policy
@@ -101,6 +110,7 @@ class PolicyLearner:
         self.max_grad_norm = max_grad_norm
         self.tokens = {"scored": 0, "trained": 0}
         self.optimizer = Adam(betas)
+        self.critic = Critic(policy.value_head(), betas) if critic else None
         self._reference: Reference | None = None
         self._version: str | None = None
         self._initial: dict[str, Tensor] | None = None
@@ -124,6 +134,8 @@ class PolicyLearner:
         digest.update(hash_tensors(self.optimizer.moments).encode())
         counters = [float(x) for x in self.optimizer.counters().values()]
         digest.update(json.dumps(counters).encode())
+        if self.critic is not None:
+            digest.update(self.critic.fingerprint().encode())
         return digest.hexdigest()
 
     def _touched(self) -> None:
@@ -133,7 +145,8 @@ class PolicyLearner:
 
     def begin(self, batch: AgentBatch, *, reference: bool = False) -> Floats:
         initial = self._under_initial(batch) if reference else None  # first: then one policy's features are held
-        self.follow(replace(self.freeze(batch), initial=initial))
+        frozen = replace(self.freeze(batch), initial=initial)
+        self.follow(frozen if self.critic is None else replace(frozen, values=self._values(self.critic, frozen)))
         return np.array([x.sum() for x in self.token_logprobs()])
 
     @torch.no_grad()
@@ -154,6 +167,8 @@ class PolicyLearner:
     def follow(self, reference: Reference) -> None:
         """Measure from this policy on: the learner's own as it was, or another's (app:align)."""
         self.optimizer.to(self.policy.device)
+        if self.critic is not None:
+            self.critic.optimizer.to(self.policy.device)
         self._reference = reference
 
     def freeze(self, batch: AgentBatch) -> Reference:
@@ -181,14 +196,13 @@ class PolicyLearner:
         self._reference = None
         if self.policy.device.type != "cpu":
             self.optimizer.leave_the_card()
+            if self.critic is not None:
+                self.critic.optimizer.leave_the_card()
 
     def token_logprobs(self) -> list[Floats]:
         """Token log-probabilities of the frozen policy, per message."""
         reference = self._require()
-        if not reference.logp:
-            return []
-        packed_N = torch.cat(reference.logp).double().cpu().numpy()  # one transfer for all
-        return np.split(packed_N, np.cumsum(reference.batch.lengths_M)[:-1])
+        return _by_message(reference.logp, reference.batch)
 
     def _require(self) -> Reference:
         if self._reference is None:
@@ -200,14 +214,14 @@ class PolicyLearner:
     def step(
         self,
         rows: NDArray[np.int64],
-        advantages_M: Floats,
+        advantages: Floats | Sequence[Floats],
         objective: Objective,
         *,
         beta: float,
         learning_rate: float,
     ) -> StepStats:
         """One Adam step on the rows, accumulated over micro-batches with exact weights."""
-        stats = self._fitting(lambda: self._accumulate(rows, advantages_M, objective, beta))
+        stats = self._fitting(lambda: self._accumulate(rows, advantages, objective, beta))
         if stats.applied:
             shrink = min(1.0, self.max_grad_norm / (stats.grad_norm + 1e-12))
             self.optimizer.step(self.policy.parameters(), shrink, learning_rate)
@@ -216,7 +230,7 @@ class PolicyLearner:
         return stats
 
     def _accumulate(
-        self, rows: NDArray[np.int64], advantages_M: Floats, objective: Objective, beta: float
+        self, rows: NDArray[np.int64], advantages: Floats | Sequence[Floats], objective: Objective, beta: float
     ) -> StepStats:
         """Gradients of the whole step, micro-batch by micro-batch, the longest messages first: a step that does not
         fit into memory fails at once."""
@@ -231,9 +245,9 @@ class PolicyLearner:
             scored = self._score(part)
             logp_new_MT, mask_MT = _pad(scored.logp_N, scored.lengths)
             logp_cur_MT, _ = _pad(torch.cat([reference.logp[i] for i in part]), scored.lengths)
-            own = advantages_M[[position[int(i)] for i in part]]
-            advantages = send(own, logp_new_MT.device).to(logp_new_MT.dtype)
-            gain = clipped_surrogate(logp_new_MT, logp_cur_MT, mask_MT, advantages, objective)
+            own = send(_chosen(advantages, [position[int(i)] for i in part]), logp_new_MT.device)
+            own = own if isinstance(advantages, np.ndarray) else _pad(own, scored.lengths)[0]
+            gain = clipped_surrogate(logp_new_MT, logp_cur_MT, mask_MT, own.to(logp_new_MT.dtype), objective)
             kl_sum = scored.kl_N.sum()
             loss = beta * kl_sum / len(rows) - gain.total / denominator
             counted = [gain.total, kl_sum, gain.clipped, gain.ratios]
@@ -287,6 +301,50 @@ class PolicyLearner:
             # Outside of the handler, so that the failed pass is really gone.
             if self.policy.device.type == "cuda":
                 torch.cuda.empty_cache()
+
+    # -- the critic -------------------------------------------------------------------------------------------
+
+    def values(self) -> list[Floats]:
+        """The critic's value before each token under the frozen policy, per message."""
+        reference = self._require()
+        if reference.values is None:
+            raise RuntimeError("this learner was made without a critic: it has no values")
+        return _by_message(reference.values, reference.batch)
+
+    @torch.no_grad()
+    def _values(self, critic: Critic, frozen: Reference) -> list[Tensor]:
+        values = [torch.zeros(0)] * len(frozen.batch)
+        for rows in self._micro_batches(frozen.batch, np.arange(len(frozen.batch))):
+            part = frozen.batch.rows(rows)
+            value_N = critic.head.values(_packed(frozen.features, rows), part.prompts, part.messages)
+            for row, own in zip(rows, value_N.split(part.lengths_M.tolist()), strict=True):
+                values[row] = own
+        return values
+
+    def fit_values(
+        self, rows: NDArray[np.int64], targets: Sequence[Floats], *, clip: float, learning_rate: float
+    ) -> ValueStats:
+        """One Adam step of the critic on the frozen features of the rows: no pass through the policy."""
+        reference, critic = self._require(), self.critic
+        if critic is None or reference.values is None:
+            raise RuntimeError("this learner was made without a critic: there is nothing to fit")
+        old, position = reference.values, {int(row): k for k, row in enumerate(rows)}
+        tokens = sum(len(target_T) for target_T in targets)
+        loss, outside = 0.0, 0
+        for part in self._micro_batches(reference.batch, rows):
+            batch = reference.batch.rows(part)
+            new_N = critic.head.values(_packed(reference.features, part), batch.prompts, batch.messages)
+            target_N = send(_chosen(targets, [position[int(i)] for i in part]), new_N.device).to(new_N.dtype)
+            total, clipped = clipped_value_loss(new_N, _packed(old, part), target_N, clip)
+            (total / tokens).backward()
+            loss, outside = loss + float(total.detach()), outside + int(clipped)
+        parameters = critic.head.parameters()
+        norm = float(torch.nn.utils.get_total_norm([p.grad for p in parameters.values() if p.grad is not None]))
+        applied = bool(np.isfinite([loss, norm]).all())
+        if applied:
+            critic.optimizer.step(parameters, min(1.0, self.max_grad_norm / (norm + 1e-12)), learning_rate)
+        critic.forget_gradients()
+        return ValueStats(applied, loss / tokens, outside / tokens)
 
     # -- measuring --------------------------------------------------------------------------------------------
 
@@ -432,7 +490,8 @@ class PolicyLearner:
 
     def snapshot(self) -> Snapshot:
         parameters = {k: p.detach().clone() for k, p in self.policy.parameters().items()}
-        return Snapshot(Saved(parameters, self.optimizer.state()))
+        critic = None if self.critic is None else self.critic.state()
+        return Snapshot(Saved(parameters, self.optimizer.state(), critic))
 
     @torch.no_grad()
     def restore(self, snapshot: Snapshot) -> None:
@@ -441,6 +500,8 @@ class PolicyLearner:
             parameter.copy_(saved.parameters[name])
         # A snapshot taken while the moments were off the card is restored to where they are used.
         self.optimizer.restore({k: t.clone().to(self.policy.device) for k, t in saved.moments.items()})
+        if self.critic is not None and saved.critic is not None:
+            self.critic.restore(saved.critic)
         self._touched()
 
     @torch.no_grad()
@@ -470,11 +531,15 @@ class PolicyLearner:
         with raising_os_errors():
             self.policy.save_weights(folder)
             save_file(state, folder / "optimizer.safetensors")
+            if self.critic is not None:
+                save_file({k: t.contiguous().cpu() for k, t in self.critic.state().items()}, folder / CRITIC_FILE)
 
     @torch.no_grad()
     def load(self, folder: Path) -> None:
         self.policy.load_weights(folder)
         self.optimizer.restore(load_file(folder / "optimizer.safetensors"))
+        if self.critic is not None:
+            self.critic.restore(load_file(folder / CRITIC_FILE))
         self._touched()
 
 
@@ -516,6 +581,24 @@ def _rest(logits_new_NV: Tensor, logits_cur_NV: Tensor, chance_N: Tensor, draw_N
     token_N = torch.searchsorted(below_NV, wanted_N1, right=True).squeeze(-1)
     beyond_N = token_N >= rest_NV.shape[-1]  # rounding: the last sum was not above what was wanted
     return total_N, torch.where(beyond_N, rest_NV.argmax(-1), token_N)
+
+
+def _chosen(values: Floats | Sequence[Floats], places: Sequence[int]) -> Floats:
+    """One number per message, or those of all tokens end to end."""
+    if isinstance(values, np.ndarray):
+        return np.asarray(values[places])
+    return np.concatenate([values[k] for k in places])
+
+
+def _packed(tensors: Sequence[Tensor], rows: NDArray[np.int64]) -> Tensor:
+    return torch.cat([tensors[i] for i in rows])
+
+
+def _by_message(tensors: Sequence[Tensor], batch: AgentBatch) -> list[Floats]:
+    """Packed, taken off the device in one transfer, and split again."""
+    if not tensors:
+        return []
+    return np.split(torch.cat(list(tensors)).double().cpu().numpy(), np.cumsum(batch.lengths_M)[:-1])
 
 
 def _packed_ids(batch: AgentBatch, device: torch.device) -> Tensor:

@@ -67,6 +67,7 @@ class LocalEngine:
             reference_version=learner.initial_version,
             config_version=policy.config_version,
             base_version=policy.base_version,
+            trained_parameters=sum(parameter.numel() for parameter in policy.parameters().values()),
         )
 
     def set_precision(self, agent: str, precision: str) -> None:

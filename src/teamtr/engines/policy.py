@@ -16,6 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from teamtr.engines.critic import ValueHead
 from teamtr.types import Floats, Ids, Sample
 
 Head = Callable[[Tensor], Tensor]
@@ -74,6 +75,10 @@ class Policy(ABC):
     @abstractmethod
     def frozen_head(self) -> Head:
         """The head as it is now, unaffected by later updates."""
+
+    @abstractmethod
+    def value_head(self) -> ValueHead:
+        """A new head that maps positions to values instead of logits, for a critic."""
 
     @abstractmethod
     def sample(

@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from teamtr.engines.critic import TableHead, ValueHead
 from teamtr.engines.policy import Head, Policy
 from teamtr.engines.sampling import TokenSampler
 from teamtr.types import Floats, Ids, Sample
@@ -65,6 +66,9 @@ class TabularPolicy(Policy):
         return lambda features_NV: features_NV / self.temperature
 
     frozen_head = head
+
+    def value_head(self) -> ValueHead:
+        return TableHead(len(self.logits), self.row)
 
     @torch.no_grad()
     def sample(

@@ -8,8 +8,9 @@ from teamtr.reproduce.recipe import Line, Recipe, Variant
 SEQUENTIAL = (
     Variant("TeamTR", ("plan.preset=teamtr",)),
     Variant("naive sequential", ("plan.preset=naive_sequential",)),
-    Variant("sequential GRPO", ("plan.preset=grpo", "plan.resample_every=0")),
-    Variant("sequential DAPO", ("plan.preset=dapo", "plan.resample_every=0")),
+    Variant("sequential PPO", ("plan.preset=sequential_ppo",)),
+    Variant("sequential GRPO", ("plan.preset=sequential_grpo")),
+    Variant("sequential DAPO", ("plan.preset=sequential_dapo")),
 )
 
 _CURVES = {"before, %": of.success_before, "after, %": of.success, "evaluations that fell, %": of.regressions}

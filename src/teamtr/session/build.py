@@ -84,7 +84,7 @@ def build(team_file: TeamFile, *, taught: bool = True, parts: Parts = AS_WRITTEN
     """
     _require_parts(team_file, parts)
     task = build_task(team_file) if parts.task is None else parts.task
-    plan = team_file.plan.plan() if parts.plan is None else parts.plan
+    plan = team_file.sized_plan() if parts.plan is None else parts.plan
     player = team_file.task.wanted_player
     models = parts.make_engine(team_file, task, plan, player, taught=taught)
     engine, codecs = models.engine, models.codecs
@@ -114,6 +114,7 @@ def build(team_file: TeamFile, *, taught: bool = True, parts: Parts = AS_WRITTEN
     settings = team_file.learner
     optimization = Optimization(
         learning_rate=settings.learning_rate,
+        value_learning_rate=settings.value_learning_rate,
         epochs=settings.epochs,
         minibatches=settings.minibatches,
         confidence=settings.confidence,

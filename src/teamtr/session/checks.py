@@ -116,10 +116,10 @@ def doubts(session: Session) -> list[str]:
             found.append(
                 f"agent {name!r} never speaks under team.router and is never updated: set frozen: true, or let it speak"
             )
-    if len(problems) < settings.plan.problems:
-        wanted = settings.plan.problems
+    if len(problems) < (wanted := session.plan.problems):
+        matched = "" if wanted == settings.plan.problems else f" (plan.match: {settings.plan.match})"
         found.append(
-            f"{len(problems)} problems to train on, and plan.problems is {wanted}: every batch has all of them"
+            f"{len(problems)} problems to train on, and plan.problems is {wanted}{matched}: every batch has all of them"
         )
     if settings.eval.every and 0 < (held_out := len(task.problems("test"))) < FEW:
         found.append(f"{held_out} held-out problems: too few for informative intervals")

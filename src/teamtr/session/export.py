@@ -1,7 +1,7 @@
 """An agent of a run as a folder that plain transformers or PEFT loads, with a model card.
 
 A whole model leaves as a Hugging Face folder, an adapter as a PEFT folder (or merged into its base). Nothing of the
-training leaves with it: no optimizer, no steering state.
+training leaves with it: no optimizer, no critic, no steering state.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from teamtr.store.atomic import whole_folder
 from teamtr.tasks import Task
 from teamtr.text import share
 
-OURS = ("optimizer.safetensors", "state.json", "manifest.json")
+OURS = ("optimizer.safetensors", "critic.safetensors", "state.json", "manifest.json")
 """What a checkpoint holds besides the model."""
 BASE = "base"
 """Where the base of an exported adapter lies when it is nowhere else to be had."""

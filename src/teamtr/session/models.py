@@ -87,6 +87,7 @@ def local_engine(
             betas=settings.betas,
             max_grad_norm=settings.max_grad_norm,
             keep_initial=plan.objective.has_reference and not agent.frozen,
+            critic=plan.critic is not None and not agent.frozen,
         )
         for agent in team_file.team.agents
     }

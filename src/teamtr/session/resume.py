@@ -110,7 +110,8 @@ def _require_stages(run: RunFolder, team_file: TeamFile, commit: Commit) -> None
     """A plan cannot end before what is done: its last evaluation would be of a team that is further on."""
     stage, updated = int(commit.progress["stage"]), int(commit.progress["done"])
     begun = stage + (updated > 0)
-    if team_file.plan.stages >= begun:
+    written, stages = team_file.plan.stages, team_file.sized_plan().stages
+    if stages >= begun:
         return
     each = sum(not agent.frozen for agent in team_file.team.agents)
     whole = stage + (updated == each)
@@ -118,8 +119,8 @@ def _require_stages(run: RunFolder, team_file: TeamFile, commit: Commit) -> None
     if updated < each:
         told += f" and {updated} of {each} updates of the next"
     raise UserError(
-        f"plan.stages is {team_file.plan.stages}, but the run in {run.path} has done {told}: "
-        f"set plan.stages to {begun} or more to resume it, or choose a new folder"
+        f"plan.stages is {stages}, but the run in {run.path} has done {told}: "
+        f"set plan.stages to {-(-begun * written // stages)} or more to resume it, or choose a new folder"
     )
 
 

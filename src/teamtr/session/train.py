@@ -48,6 +48,7 @@ from teamtr.reports import UpdateReport
 from teamtr.rollout import Ledger, collect, play, punishments_PG, trained_returns_PG
 from teamtr.rollout.cost import Account, price_of_sampling
 from teamtr.rollout.redraw import redraw
+from teamtr.session.budget import matched_budget
 from teamtr.session.build import AS_WRITTEN, Parts, Session, build
 from teamtr.session.checks import doubts, measure_floors, require_visible, self_test
 from teamtr.session.history import History
@@ -498,6 +499,7 @@ class _Driver:
             "precisions": self.session.precisions(),
             "threads": torch.get_num_threads(),
             "memory": self.memory,
+            "budget": matched_budget(self.session),
             "time": time.time(),
         }
 

@@ -95,12 +95,14 @@ def new_team_file(team_file: TeamFile, request: Request, *, next_stage: int, mod
         else:
             agents.append(config)
     protocol = team_file.team.protocol.model_copy(update=request.protocol)
-    left = team_file.plan.stages - next_stage
-    more = request.stages or (left if left > 0 else team_file.plan.stages)
+    sized = team_file.sized_plan()  # the sizes stay what they were matched to, whatever team this becomes
+    left = sized.stages - next_stage
+    more = request.stages or (left if left > 0 else sized.stages)
+    unmatched = {"match": "off", "match_agents": 0, "match_turns": 0, "problems": sized.problems}
     changed = team_file.model_copy(
         update={
             "team": team_file.team.model_copy(update={"agents": tuple(agents), "protocol": protocol}),
-            "plan": team_file.plan.model_copy(update={"stages": next_stage + more}),
+            "plan": team_file.plan.model_copy(update={**unmatched, "stages": next_stage + more}),
         }
     )
     return loads(dump(changed), name="the team after the swap")

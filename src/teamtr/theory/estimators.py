@@ -1,7 +1,8 @@
-"""How returns become advantages, as a value of the plan: the group's own mean and deviation, or an estimator of yours.
+"""How returns become advantages, as a value of the plan: from the group's mean and deviation, a critic, or your way.
 
-An estimator is any value with these three methods. ``GroupAdvantage`` is the paper's; a subclass may override one of
-them::
+An estimator is any value with these three methods. One with a critic (``CriticAdvantage``) also says what the values of
+its tokens make of them: those are known only once an update has frozen its policy. ``GroupAdvantage`` is the paper's; a
+subclass may override one of them::
 
     @dataclass(frozen=True)
     class LeaveOneOut(GroupAdvantage):
@@ -12,12 +13,14 @@ them::
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from teamtr.theory.advantages import Advantages, group_advantages
+from teamtr.theory.gae import TokenAdvantages, token_advantages
 from teamtr.theory.zeta import zeta_norm
-from teamtr.types import Floats
+from teamtr.types import AgentBatch, Floats
 
 
 class AdvantageEstimator(Protocol):
@@ -55,3 +58,48 @@ class GroupAdvantage:
 
     def error(self, returns_PG: Floats) -> float:
         return zeta_norm(returns_PG, a_clip=self.clip, eps_norm=self.eps, normalize=self.normalize)
+
+
+@dataclass(frozen=True)
+class CriticAdvantage:
+    """Generalized advantage estimation with a critic: PPO's (arXiv 1506.02438, 1707.06347).
+
+    ``gae_lambda`` 1 is the return less the value, 0 the one-step error. ``value_clip``: a value that has moved this far
+    in one update is drawn no further, in units of reward. ``normalize`` and ``clip`` are over the tokens of the batch,
+    not over groups.
+    """
+
+    gae_lambda: float = 0.95
+    value_clip: float = 0.2
+    normalize: bool = True
+    clip: float = math.inf
+    eps: float = 1e-6
+
+    def estimate(self, returns_PG: Floats, weights_PG: Floats | None = None) -> Advantages:
+        """Without the values: the return less its group's mean, which probes and pages show. A group of equal returns
+        teaches as well as any other."""
+        found = group_advantages(returns_PG, a_clip=math.inf, eps_norm=self.eps, normalize=False, weights_PG=weights_PG)
+        return replace(found, informative_P=~found.non_finite_P)
+
+    def largest(self, group_size: int) -> float:
+        """A critic may be wrong by any amount."""
+        return math.inf
+
+    def error(self, returns_PG: Floats) -> float:
+        return 0.0
+
+    def of_tokens(
+        self, values: Sequence[Floats], messages: AgentBatch, returns_PG: Floats, gamma: float
+    ) -> TokenAdvantages:
+        """With the values that the critic gives before each token of these messages."""
+        return token_advantages(
+            values,
+            messages.episode_M,
+            messages.turn_M,
+            returns_PG.reshape(-1),
+            gamma=gamma,
+            lam=self.gae_lambda,
+            normalize=self.normalize,
+            clip=self.clip,
+            eps=self.eps,
+        )

@@ -42,7 +42,7 @@ def clipped_surrogate(
     logp_new_MT: Tensor,
     logp_cur_MT: Tensor,
     mask_MT: Tensor,
-    advantages_M: Tensor,
+    advantages: Tensor,
     objective: Objective,
     weights_M: Tensor | None = None,
 ) -> Surrogate:
@@ -53,22 +53,26 @@ def clipped_surrogate(
     ``objective.average_over`` says how messages are weighed: "messages" all alike (with "token": the mean over a
     message's tokens first, as in GRPO), "tokens" by their number of tokens (DAPO).
 
+    ``advantages`` hold one number per message (M), or with the ratio "token" one per token (M x T, from a critic).
     ``weights_M`` multiplies each message's term and does not enter the denominator: plain importance weighting
     (app:exp:isdeg), unbiased, not self-normalized. A row without a real token is padding, and not counted.
     """
     token_log_ratio_MT = _token_log_ratio(logp_new_MT, logp_cur_MT, mask_MT)
     lengths_M = mask_MT.sum(dim=-1)
     spoken_M = lengths_M > 0
-    advantages_M = _per_message("advantages_M", advantages_M, token_log_ratio_MT, spoken_M)
+    if advantages.ndim == 2:
+        advantages = _per_token(advantages, token_log_ratio_MT, mask_MT, objective)
+    else:
+        advantages = _per_message("advantages_M", advantages, token_log_ratio_MT, spoken_M)
 
     match objective.ratio:
         case "token":
-            log_ratio, advantages, counted = token_log_ratio_MT, advantages_M[:, None], mask_MT
+            log_ratio, counted = token_log_ratio_MT, mask_MT
+            advantages = advantages if advantages.ndim == 2 else advantages[:, None]
         case "message":
-            log_ratio, advantages, counted = token_log_ratio_MT.sum(dim=-1), advantages_M, spoken_M
+            log_ratio, counted = token_log_ratio_MT.sum(dim=-1), spoken_M
         case "length_normalized":
-            mean_M = token_log_ratio_MT.sum(dim=-1) / lengths_M.clamp(min=1)
-            log_ratio, advantages, counted = mean_M, advantages_M, spoken_M
+            log_ratio, counted = token_log_ratio_MT.sum(dim=-1) / lengths_M.clamp(min=1), spoken_M
 
     low, high = 1.0 - objective.clip_low, 1.0 + objective.clip_high
     ratio = _bounded(log_ratio).exp()
@@ -149,3 +153,15 @@ def _per_message(name: str, values_M: Tensor, like: Tensor, spoken_M: Tensor) ->
         raise ValueError(f"{name} must hold one number per message ({spoken_M.shape[0]}), got {tuple(values_M.shape)}")
     values_M = values_M.to(like)
     return torch.where(spoken_M, values_M, torch.zeros_like(values_M))
+
+
+def _per_token(values_MT: Tensor, like: Tensor, mask_MT: Tensor, objective: Objective) -> Tensor:
+    """One number per token in the ratio's dtype, 0 at padding."""
+    if objective.ratio != "token":
+        raise ValueError(f'advantages per token need the ratio "token", not "{objective.ratio}"')
+    if values_MT.shape != mask_MT.shape:
+        raise ValueError(
+            f"advantages_MT must hold one number per token ({tuple(mask_MT.shape)}), got {tuple(values_MT.shape)}"
+        )
+    values_MT = values_MT.to(like)
+    return torch.where(mask_MT, values_MT, torch.zeros_like(values_MT))

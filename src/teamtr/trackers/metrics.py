@@ -56,6 +56,13 @@ METRICS = (
     _agent("ratio_clip_rate", "share of messages whose likelihood ratio was clipped"),
     _agent("advantage_clip_rate", "share of advantages that were clipped"),
     _agent(
+        "explained_variance",
+        "share of the variance of returns that the critic knew before the update; plans with a critic only",
+        "critic",
+        "explained_variance",
+    ),
+    _agent("value_error", "root mean square error of the critic's values, units of reward", "critic", "value_error"),
+    _agent(
         "mismatch_sampler", "mean distance between the sampler's and the learner's log-probabilities, nats per token"
     ),
     _agent("zeta_norm", "zeta proxy: normalization"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,6 +11,8 @@ from numpy.typing import NDArray
 
 from teamtr.presets import Radii
 from teamtr.theory.advantages import Advantages
+from teamtr.theory.estimators import CriticAdvantage
+from teamtr.theory.gae import TokenAdvantages
 from teamtr.theory.objective import Objective
 from teamtr.types import AgentBatch, Floats
 
@@ -21,10 +24,11 @@ class Optimization:
     ``gate_share`` is the share of every problem's episodes that the gate looks at first; 1 is all of them at once.
     ``certify_share`` is the share of problems that are not trained on, so that certificates from them hold.
     ``cross_fit``: every problem is trained on, and none judges the steps that were made from it
-    (``TrainingBatch.folds``).
+    (``TrainingBatch.folds``). ``value_learning_rate`` is the critic's, in plans that have one.
     """
 
     learning_rate: float = 1e-3
+    value_learning_rate: float = 1e-2
     epochs: int = 2
     minibatches: int = 4
     confidence: float = 0.95
@@ -55,6 +59,7 @@ class TrainingBatch:
     the team as it is wrote them, and nobody learned from any of them before. ``holdout_M`` marks messages that are not
     learnt from, whole problems each.
     ``filter_cut``: no step is made from messages that were cut at the token limit (``presets.Overlong``).
+    ``tokens``: what a critic made of the messages, once it was asked (``with_values``); None in plans without one.
     """
 
     messages: AgentBatch
@@ -65,6 +70,12 @@ class TrainingBatch:
     fresh: bool = True
     holdout_M: NDArray[np.bool_] | None = None
     filter_cut: bool = False
+    tokens: TokenAdvantages | None = None
+
+    def with_values(self, values: Sequence[Floats], critic: CriticAdvantage, gamma: float) -> TrainingBatch:
+        """The same batch with a critic's values of every message: it is trained on advantages per token."""
+        assert self.weights_E is None, "a critic learns from episodes as they are: a plan with one does not reweight"
+        return replace(self, tokens=critic.of_tokens(values, self.messages, self.returns_PG, gamma))
 
     def hold_out(self, share: float, rng: np.random.Generator) -> TrainingBatch:
         """The same batch with a share of its problems set aside, two at least; nothing where none would be left to
@@ -125,8 +136,15 @@ class TrainingBatch:
         total = weights_M.sum()
         return float((weights_M * values_M).sum() / total) if total > 0.0 else math.inf
 
+    def step_advantages(self, rows: NDArray[np.int64]) -> Floats | list[Floats]:
+        """What a step on these messages climbs: one number for each, or one for each of their tokens."""
+        return self.advantages_M[rows] if self.tokens is None else [self.tokens.advantages[m] for m in rows]
+
     @property
     def advantages_M(self) -> Floats:
+        """What each message was worth beside what was to be expected of its group, or by its critic."""
+        if self.tokens is not None:
+            return self.tokens.message_M
         values_E = self.advantages.values_PG.reshape(-1)
         if self.weights_E is not None:
             values_E = values_E * self.weights_E
@@ -144,10 +162,15 @@ class TrainingBatch:
         """The messages that there is something to learn from."""
         return np.asarray(self.advantages.informative_P[self.messages.problem_M] & self.train_M)
 
+    @property
+    def finite_M(self) -> NDArray[np.bool_]:
+        """The messages of groups with finite rewards."""
+        return ~self.advantages.non_finite_P[self.messages.problem_M]
+
     def gradient_M(self, objective: Objective) -> NDArray[np.bool_]:
         """The messages that steps are made of: those of groups with a signal; with a reference policy those of all
         groups with finite rewards, for each of them pulls towards it."""
         gradient_M = self.informative_M
         if objective.has_reference:
-            gradient_M = ~self.advantages.non_finite_P[self.messages.problem_M] & self.train_M
+            gradient_M = self.finite_M & self.train_M
         return gradient_M & ~self.messages.cut_M if self.filter_cut else gradient_M

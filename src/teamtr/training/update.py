@@ -3,7 +3,7 @@
 The order of things, numbered as in the code:
 
 1. skip what cannot teach (silent agent, no signal, nothing finite);
-2. freeze the old policy and measure the noise floor of scoring;
+2. freeze the old policy, ask its critic (in plans that have one) and measure the noise floor of scoring;
    3 and 4 once, or twice where the update is cross-fitted (``TrainingBatch.folds``):
 3. optimize: epochs of minibatches under a KL penalty, the first step scaled to the radius, early stop;
 4. gate: accept when the upper bound of the exact KL is within the radius, else move back along the line to the
@@ -14,6 +14,7 @@ The order of things, numbered as in the code:
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -25,7 +26,7 @@ import numpy as np
 from teamtr.ports import Learner, Snapshot
 from teamtr.presets import Plan, Radii, Region
 from teamtr.randomness import generator, seed_of
-from teamtr.reports import Certificate, Outcome, UpdateReport
+from teamtr.reports import Certificate, CriticReport, Outcome, UpdateReport
 from teamtr.theory.certificates import (
     by_own_turn,
     single_step_certificate,
@@ -40,7 +41,7 @@ from teamtr.theory.objective import Objective
 from teamtr.theory.zeta import zeta_clip, zeta_ratio
 from teamtr.training.batch import Fold, Optimization, TrainingBatch
 from teamtr.training.gate import GateResult, Start, Subsample, gate
-from teamtr.types import AgentBatch, AgentState, Divergence, Floats, Verified
+from teamtr.types import AgentBatch, AgentState, Divergence, Floats, ValueStats, Verified
 
 FILL = 0.8
 """The share of the radius that steps aim for; the rest is room for the upper bound."""
@@ -121,6 +122,8 @@ def update_agent(
                 reason = f"{int((~np.isfinite(logp_M)).sum())} messages have a non-finite log-probability"
                 refused = replace(base, outcome="skipped_non_finite", reason=reason)
                 return Update(refused, state, np.zeros(len(data.messages)))
+            if plan.critic is not None:
+                data = data.with_values(learner.values(), plan.critic, plan.gamma)
             mismatch = _mismatch(learner, data.messages)
             floor = noise_floor(learner, data, before, plan.radii, seed=seed)
         start, parts, tries = Start.frozen(before, data), [], []
@@ -156,6 +159,7 @@ def update_agent(
             fraction=kept.fraction,
             kl_rejected=_rejected(tries, radius),
             version_after=learner.version(),
+            critic=_critic_report(data, parts),
             **_outcome(kept, parts, floor, radius, plan.region),
             **_distances(kept, data, plan.gamma),
         )
@@ -264,6 +268,7 @@ class _Optimized:
     step_scale: float
     clip_rate: float
     broken: int  # steps thrown away because something was not finite
+    values: tuple[ValueStats, ...] = ()  # of the critic's steps
 
 
 def _optimize(
@@ -278,8 +283,7 @@ def _optimize(
     seed: int,
 ) -> _Optimized:
     """Epochs of minibatches over the fold's messages."""
-    advantages_M = data.advantages_M
-    useful = np.flatnonzero(fold.train_M)
+    useful, fits = np.flatnonzero(fold.train_M), []
     total = optimization.epochs * min(optimization.minibatches, len(useful))
     scale, steps, broken, clip_rates = state.step_scale, 0, 0, [0.0]
     for epoch in range(optimization.epochs):
@@ -288,11 +292,15 @@ def _optimize(
             rows = np.sort(rows)
             stats = learner.step(
                 rows,
-                advantages_M[rows],
+                data.step_advantages(rows),
                 plan.objective,
                 beta=state.beta,
                 learning_rate=optimization.learning_rate * scale,
             )
+            if plan.critic is not None and data.tokens is not None:
+                rate, clip = optimization.value_learning_rate, plan.critic.value_clip
+                targets = [data.tokens.targets[m] for m in rows]
+                fits.append(learner.fit_values(rows, targets, clip=clip, learning_rate=rate))
             broken += not stats.applied
             clip_rates.append(stats.ratio_clip_rate)
             steps += 1
@@ -304,7 +312,21 @@ def _optimize(
             kl_M = data.kl_in_radius_units(learner.measure(some).full_M, plan.radii, some)
             if not data.mean(kl_M, some) <= radius:
                 break  # already outside: more steps only lengthen the way back
-    return _Optimized(steps, scale, float(np.mean(clip_rates[1:])), broken)
+    return _Optimized(steps, scale, float(np.mean(clip_rates[1:])), broken, tuple(fits))
+
+
+def _critic_report(data: TrainingBatch, parts: Sequence[_Optimized]) -> CriticReport | None:
+    """How well the critic knew the returns before it learned from them, and how it learned."""
+    if data.tokens is None:
+        return None
+    rows, fits = np.flatnonzero(data.train_M & data.finite_M), [fit for part in parts for fit in part.values]
+    return CriticReport(
+        explained_variance=data.tokens.explained_variance(rows),
+        value_error=data.tokens.value_error(rows),
+        loss=float(np.mean([fit.loss for fit in fits])),
+        clip_rate=float(np.mean([fit.clip_rate for fit in fits])),
+        thrown_away=sum(not fit.applied for fit in fits),
+    )
 
 
 def _fit_first_step(
@@ -446,7 +468,8 @@ def certify(
     Problems set aside give a fair one. ``divergence`` is of the messages that ``subsample`` names, or all.
 
     The paper's bound takes D_tok of eq:kltokdef, (1 - gamma) times the discounted sum of a turn's KLs. Without a
-    discount it is taken as an episode of ``inputs.horizon`` turns, see ``single_step_certificate``.
+    discount it is taken as an episode of ``inputs.horizon`` turns, see ``single_step_certificate``. It needs a largest
+    advantage (``a_max``), which estimates of a critic do not have: there is only ours then.
     """
     returns_PG, batch = data.returns_PG, data.messages
     if inputs.reward_range is None or len(returns_PG) < 2 or not np.isfinite(returns_PG).all():
@@ -468,6 +491,8 @@ def certify(
         inputs.reward_range,
         sampling_error=surrogate.estimate - surrogate.lower,
     )
+    if not math.isfinite(a_max):
+        return (ours,)
     if gamma < 1.0:
         d_tok = discounted_kl(kl_M, batch.turn_M[rows], episode_M, gamma, episodes)
     else:

@@ -212,7 +212,7 @@ class Reading:
 
     @property
     def plan(self) -> Plan | None:
-        return None if self.team_file is None else self.team_file.plan.plan()
+        return None if self.team_file is None else self.team_file.sized_plan()
 
     @property
     def limits(self) -> Mapping[str, int]:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from teamtr.engines.critic import LinearHead, ValueHead
 from teamtr.engines.hashing import hash_config
 from teamtr.engines.paged.pool import SamplerPool
 from teamtr.engines.policy import Head, Policy, Precision
@@ -239,6 +240,9 @@ class TransformerPolicy(Policy):
         weight = layer.weight.detach().clone() if trained else layer.weight
         bias = layer.bias.detach().clone() if trained and layer.bias is not None else layer.bias
         return linear_head(weight, bias, self.temperature, self._half_of_head(weight))
+
+    def value_head(self) -> ValueHead:
+        return LinearHead(self.causal_lm.get_output_embeddings().weight.shape[1], self.device)
 
     def _half_of_head(self, weight: Tensor) -> Tensor | None:
         """The head's weight in float16 where training with adapters uses it: kept, since it never changes."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from typing import Any
 
 from teamtr.analysis.diagnostics.accounting import overhead, spent_by_agent
 from teamtr.analysis.report.parts import Facts, Grid, Part, Table, Text, Toned
@@ -31,7 +32,35 @@ def compute(run: Reading) -> Data:
         "eval_seconds": sum(number(r, "seconds") or 0.0 for r in run.evals),
         "overhead": {**asdict(found), "token_ratio": found.token_ratio, "seconds_ratio": found.seconds_ratio},
     }
-    return {"cost": cost}
+    return {"cost": cost, "budget": _budget(run, last)}
+
+
+def _budget(run: Reading, last: Record) -> dict[str, Any] | None:
+    """What was spent beside what the run was matched to; None where nothing was matched.
+
+    Tokens of the team to be matched are not known: its messages count as long as this run's were on average.
+    """
+    begun = [found for record in run.records if (found := mapping(record, "budget"))]
+    if not begun:
+        return None
+    planned, reference = mapping(begun[-1], "planned"), mapping(begun[-1], "reference")
+    spent = {"rollouts": whole(last, "episodes_total") or 0, "updates": whole(last, "update") or 0}
+    tokens, episodes = whole(last, "sampled_tokens_total") or 0, spent["rollouts"]
+    rollouts, messages, theirs = number(planned, "rollouts"), number(planned, "messages"), number(reference, "messages")
+    token_rate = tokens * rollouts / messages / episodes if rollouts and messages and episodes else None
+    return {
+        "match": str(begun[-1].get("match")),
+        "sizes": {name: whole(begun[-1], name) for name in ("stages", "problems", "group_size")},
+        "rows": [
+            {"what": what, "spent": spent[what], "planned": whole(planned, what), "reference": whole(reference, what)}
+            for what in spent
+        ],
+        "tokens": {
+            "spent": tokens,
+            "planned": None if token_rate is None or messages is None else round(token_rate * messages),
+            "reference": None if token_rate is None or theirs is None else round(token_rate * theirs),
+        },
+    }
 
 
 def _numbers(table: Mapping[str, object]) -> Spent:
@@ -66,12 +95,38 @@ def show(data: Data) -> list[Part]:
                 _by_agent("Seconds by agent and phase", cost["seconds"], lambda x: num(round(x, 2), 4)),
             ]
         ),
+        *_matched(data["budget"]),
         Text(
             f"{incomplete}Overhead: naive sequential training samples once a stage, so it is charged the tokens of "
             "each stage's first step; its time is ours less the same share of sampling. Evaluations are apart: "
             f"{num(cost['eval_tokens'])} tokens, {clock(cost['eval_seconds'])}."
         ),
     ]
+
+
+def _matched(budget: Mapping[str, Any] | None) -> list[Part]:
+    if budget is None:
+        return []
+    counts = [(row["what"], *(_whole(row[key]) for key in ("spent", "planned", "reference"))) for row in budget["rows"]]
+    tokens = budget["tokens"]
+    about = ("tokens", _whole(tokens["spent"]), *(f"about {_whole(tokens[key])}" for key in ("planned", "reference")))
+    sizes = budget["sizes"]
+    return [
+        Table(
+            ("", "spent so far", "by the end", "the preset teamtr"),
+            [*counts, about],
+            title=f"Matched budget (plan.match: {budget['match']})",
+            caption=(
+                f"{sizes['stages']} stages, batches of {sizes['problems']} problems x {sizes['group_size']} episodes. "
+                "Good: the last two columns agree in the row that is matched. Rollouts and updates follow from the "
+                "settings; tokens are this run's per message, times the messages of each."
+            ),
+        )
+    ]
+
+
+def _whole(value: int | None) -> str:
+    return NONE if value is None else f"{value:,}"
 
 
 def _by_agent(title: str, spent: Spent, form: Callable[[float], str]) -> Table:

@@ -1,0 +1,118 @@
+"""Advantages per token from a critic's values: generalized advantage estimation (arXiv 1506.02438) over one agent's
+tokens.
+
+An agent's tokens of one episode are a chain: each ends where the next one of the same agent begins, whatever others
+said in between, and the return arrives at the last. A turn is discounted by gamma, as in ``discounted_return``; the
+tokens of one message are not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from teamtr.types import Floats
+
+
+@dataclass(frozen=True)
+class TokenAdvantages:
+    """What a critic makes of an agent's messages: ``advantages``, ``targets`` and ``values`` have an array per message
+    with a number per token; ``message_M`` is each message's return less the value of its beginning, normalized alike.
+
+    ``targets`` are the returns that values should be, in units of reward: the advantages before normalization plus the
+    values. Messages whose return is not finite have advantages of 0 and targets that are their values.
+    """
+
+    advantages: tuple[Floats, ...]
+    targets: tuple[Floats, ...]
+    values: tuple[Floats, ...]
+    message_M: Floats
+
+    def explained_variance(self, rows: NDArray[np.int64]) -> float | None:
+        """1 - Var(target - value) / Var(target) over the tokens of these messages: 1 is a perfect critic, 0 one as good
+        as a constant; None where all targets are equal."""
+        target_N = np.concatenate([self.targets[m] for m in rows])
+        spread = float(target_N.var())
+        if not spread > 0.0:
+            return None
+        return 1.0 - float((target_N - np.concatenate([self.values[m] for m in rows])).var()) / spread
+
+    def value_error(self, rows: NDArray[np.int64]) -> float:
+        """Root mean square of target - value over the tokens of these messages."""
+        gaps_N = np.concatenate([self.targets[m] - self.values[m] for m in rows])
+        return float(np.sqrt(np.mean(gaps_N**2)))
+
+
+def chain_advantages(values_T: Floats, discounts_T: Floats, final: float, lam: float) -> Floats:
+    """GAE over one chain: A_t = delta_t + discount_t * lam * A_{t+1}, delta_t = discount_t * V_{t+1} - V_t.
+
+    ``discounts_T[t]`` lies between t and t + 1; the last entry is not looked at: what comes after the last token is
+    ``final``, in units of its time. ``lam`` 0 is the one-step error, 1 the return less the value.
+    """
+    values, discounts = values_T.tolist(), discounts_T.tolist()
+    advantage = final - values[-1]
+    found = [advantage]
+    for t in range(len(values) - 2, -1, -1):
+        advantage = discounts[t] * (values[t + 1] + lam * advantage) - values[t]
+        found.append(advantage)
+    return np.array(found[::-1])
+
+
+def token_advantages(
+    values: Sequence[Floats],
+    episode_M: NDArray[np.int64],
+    turn_M: NDArray[np.int64],
+    returns_E: Floats,
+    *,
+    gamma: float,
+    lam: float,
+    normalize: bool,
+    clip: float,
+    eps: float,
+) -> TokenAdvantages:
+    """Advantages and targets of the messages of one agent.
+
+    Args:
+        values: of each message, the critic's value before each token.
+        returns_E: discounted to the start of the episode, as the plan trains on them.
+        normalize: subtract the mean over the batch's tokens and divide by sqrt(variance + eps).
+        clip: advantages are clipped to this size; inf does not clip.
+    """
+    values = [np.asarray(value_T, dtype=np.float64) for value_T in values]
+    advantages, targets = [np.zeros(len(v)) for v in values], [v.copy() for v in values]
+    message_M = np.zeros(len(values))
+    finite_M = np.isfinite(returns_E[episode_M])
+    order = np.lexsort((turn_M, episode_M))
+    for own in np.split(order, np.flatnonzero(np.diff(episode_M[order])) + 1):
+        if not len(own) or not finite_M[own[0]]:
+            continue
+        lengths = [len(values[m]) for m in own]
+        values_T, turns_T = np.concatenate([values[m] for m in own]), np.repeat(turn_M[own], lengths)
+        discounts_T = gamma ** np.diff(turns_T, append=turns_T[-1]).astype(np.float64)
+        start = float(returns_E[episode_M[own[0]]])  # at the episode's first turn
+        final = start / gamma ** int(turns_T[-1])
+        chain_T = chain_advantages(values_T, discounts_T, final, lam)
+        cuts = np.cumsum(lengths)[:-1]
+        for m, advantage_T in zip(own, np.split(chain_T, cuts), strict=True):
+            advantages[m], targets[m] = advantage_T, advantage_T + values[m]
+            message_M[m] = start / gamma ** int(turn_M[m]) - values[m][0]
+    if finite_M.any():
+        message_M = _normalized(message_M, message_M[finite_M], finite_M, normalize, clip, eps)
+        token_N = np.concatenate([advantages[m] for m in np.flatnonzero(finite_M)])
+        advantages = [
+            _normalized(advantage_T, token_N, np.full(len(advantage_T), finite), normalize, clip, eps)
+            for advantage_T, finite in zip(advantages, finite_M, strict=True)
+        ]
+    return TokenAdvantages(tuple(advantages), tuple(targets), tuple(values), message_M)
+
+
+def _normalized(
+    values: Floats, over: Floats, counted: NDArray[np.bool_], normalize: bool, clip: float, eps: float
+) -> Floats:
+    """By the mean and deviation of ``over``; 0 where it does not count."""
+    if normalize:
+        values = (values - over.mean()) / np.sqrt(over.var() + eps)
+    return np.where(counted, np.clip(values, -clip, clip), 0.0)
