@@ -9,8 +9,8 @@ SEQUENTIAL = (
     Variant("TeamTR", ("plan.preset=teamtr",)),
     Variant("naive sequential", ("plan.preset=naive_sequential",)),
     Variant("sequential PPO", ("plan.preset=sequential_ppo",)),
-    Variant("sequential GRPO", ("plan.preset=sequential_grpo")),
-    Variant("sequential DAPO", ("plan.preset=sequential_dapo")),
+    Variant("sequential GRPO", ("plan.preset=sequential_grpo",)),
+    Variant("sequential DAPO", ("plan.preset=sequential_dapo",)),
 )
 
 _CURVES = {"before, %": of.success_before, "after, %": of.success, "evaluations that fell, %": of.regressions}
