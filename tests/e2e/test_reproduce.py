@@ -172,6 +172,32 @@ def test_an_agent_is_replaced_and_training_goes_on(tmp_path, monkeypatch):
     assert json.loads(again.stdout)["lines"] == [line]
 
 
+@pytest.mark.long
+def test_a_method_stands_beside_a_trained_team(tmp_path, monkeypatch):
+    monkeypatch.setattr(cells, "beside", lambda work, items, workers, bear_deaths: ((i, work(i)) for i in items))
+    arguments = [
+        "main-results",
+        *SMALL,
+        "--out",
+        str(tmp_path),
+        "--only",
+        "self-consistency",
+        "--only",
+        "joint",
+        "--json",
+    ]
+    done = call(*arguments)
+    assert done.exit_code == 0, done.output
+    asked, joint = json.loads(done.stdout)["lines"]
+    assert (asked["name"], joint["name"]) == ("self-consistency", "joint")
+    assert asked["values"]["tokens per answer"]["mean"] > joint["values"]["tokens per answer"]["mean"] / 3
+    assert asked["values"]["tokens to train, M"] is None
+    assert joint["values"]["tokens to train, M"]["mean"] > 0
+    stored = (tmp_path / "runs" / "self-consistency-seed0" / "answers.json").read_bytes()
+    assert json.loads(call(*arguments).stdout)["lines"] == [asked, joint]
+    assert (tmp_path / "runs" / "self-consistency-seed0" / "answers.json").read_bytes() == stored
+
+
 @pytest.mark.slow
 def test_the_whole_ablation_of_tiny_models(tmp_path):
     done = call("ablation", *SMALL, "--out", str(tmp_path), "--workers", "2", "--json")

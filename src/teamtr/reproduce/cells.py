@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from teamtr.analysis.figures import read_runs
-from teamtr.config import TeamFile, load_team_file
+from teamtr.baselines import make_methods
+from teamtr.config import TeamFile, dump, load_team_file
 from teamtr.errors import TeamTRError
 from teamtr.reproduce.recipe import Recipe, Variant, slug
 from teamtr.reproduce.scales import Setting
+from teamtr.session.build import build
+from teamtr.session.comparison import Comparison
+from teamtr.session.evaluations import Evaluation
 from teamtr.session.export import export
 from teamtr.session.processes import Died, beside
 from teamtr.session.train import train
+from teamtr.store import write_atomic
 from teamtr.swap import Request, swap
 
 TEAM, NEWCOMER = "team before the swap", "newcomer"
@@ -31,13 +38,20 @@ class Swapped:
 
 @dataclass(frozen=True)
 class Cell:
-    """One team of one seed, and the folder of its run. ``team_file`` is None where the run goes on after a swap."""
+    """One team of one seed, and the folder of its run. ``team_file`` is None where the run goes on after a swap; with
+    a ``method`` it is not trained."""
 
     variant: str
     seed: int
     folder: Path
     team_file: TeamFile | None = None
     swapped: Swapped | None = None
+    method: str | None = None
+
+    @property
+    def answers(self) -> Path:
+        """What a method came to."""
+        return self.folder / "answers.json"
 
 
 @dataclass(frozen=True)
@@ -72,7 +86,7 @@ def _cell(recipe: Recipe, setting: Setting, variant: Variant, seed: int, out: Pa
     given, runs = variant.replacement, out / "runs"
     folder = runs / f"{slug(variant.name)}-seed{seed}"
     if given is None:
-        return Cell(variant.name, seed, folder, setting.team_file(recipe, variant, seed))
+        return Cell(variant.name, seed, folder, setting.team_file(recipe, variant, seed), method=variant.method)
     newcomer = setting.newcomer or runs / f"newcomer-seed{seed}"
     tiny = {"probes": 64, "max_steps": 200, "eval_samples": 16} if setting.scale == "tiny" else {}
     request = Request(
@@ -106,6 +120,9 @@ def make_cells(
 def _trained(cell: Cell) -> str | None:
     """Why it failed; None when it is trained to its end."""
     try:
+        if cell.method is not None:
+            _answer(cell, cell.method)
+            return None
         team_file = cell.team_file if cell.team_file is not None else _after_swap(cell)
         for _ in train(team_file, cell.folder):
             pass
@@ -116,6 +133,17 @@ def _trained(cell: Cell) -> str | None:
         (cell.folder / "error.txt").write_text(traceback.format_exc())
         return f"{type(error).__name__}: {error} (see {cell.folder / 'error.txt'})"
     return None
+
+
+def _answer(cell: Cell, name: str) -> None:
+    """Evaluate the untrained models by a method; what was played before is read."""
+    assert cell.team_file is not None
+    session = build(cell.team_file)
+    (method,) = make_methods([name], {})
+    evaluation = partial(Evaluation.of, session, session.current_team(), cell.folder / "evals", stage=0)
+    (compared,) = Comparison(evaluation, [method]).run()
+    record = {"team_file": dump(cell.team_file), **compared.as_record()}
+    write_atomic(cell.answers, json.dumps(record, allow_nan=False).encode())
 
 
 def _after_swap(cell: Cell) -> TeamFile:
@@ -136,7 +164,10 @@ def _after_swap(cell: Cell) -> TeamFile:
 
 
 def is_done(cell: Cell) -> bool:
-    """Whether its folder holds this very run, trained to its end."""
+    """Whether its folder holds this very run, trained to its end, or all answers."""
+    if cell.method is not None:
+        assert cell.team_file is not None
+        return cell.answers.exists() and json.loads(cell.answers.read_text())["team_file"] == dump(cell.team_file)
     if not (cell.folder / "log.jsonl").exists():
         return False
     (run,) = read_runs([cell.folder])

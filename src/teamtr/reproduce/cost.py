@@ -49,7 +49,8 @@ def estimate(recipe: Recipe, setting: Setting) -> Estimate:
         cell.team_file if cell.team_file is not None else setting.team_file(recipe, swapped, cell.seed)
         for cell in cells_of(recipe, setting, Path())
     ]
-    parts = [_of_run(file) for file in files]
+    methods = [cell.method for cell in cells_of(recipe, setting, Path())]
+    parts = [_of_run(file) if method is None else _of_method(file) for file, method in zip(files, methods, strict=True)]
     hours = [part.hours for part in parts]
     return Estimate(
         runs=len(files),
@@ -80,6 +81,16 @@ def _of_run(file: TeamFile) -> Estimate:
         size = sum(b for b in billions if b is not None) / len(billions) / MEASURED_BILLIONS
         hours = size * (tokens / SAMPLED_PER_SECOND + trained / TRAINED_PER_SECOND) / 3600.0
     return Estimate(1, plan.stages * len(agents), rollouts, evaluated, tokens, hours)
+
+
+def _of_method(file: TeamFile) -> Estimate:
+    """Nothing is trained, and each problem is answered once: by how many messages is the method's affair, so that they
+    are counted as those of the team."""
+    answered = _of_run(file)
+    evaluated = (file.eval.problems or TINY_PROBLEMS) * (file.eval.samples or 1)
+    tokens = evaluated * answered.tokens // max(1, answered.rollouts + answered.evaluated)
+    hours = None if answered.hours is None else answered.hours * tokens / answered.tokens
+    return Estimate(1, 0, 0, evaluated, tokens, hours)
 
 
 def _billions(model: str) -> float | None:

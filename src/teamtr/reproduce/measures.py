@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -10,6 +11,12 @@ from teamtr.analysis.figures import Run
 from teamtr.reproduce.recipe import Measure
 
 FLIPS = "near_flip_rate"
+ACCURACY, TOKENS = "accuracy, %", "tokens per answer"
+ANSWERED: dict[str, Callable[[Mapping[str, Any]], float]] = {
+    ACCURACY: lambda answers: 100.0 * float(answers["avg_at_k"]),
+    TOKENS: lambda answers: float(answers["tokens_per_answer"]),
+}
+"""Columns of teams that are not trained, from what answering by a method came to."""
 
 
 def success(run: Run) -> float | None:
@@ -22,6 +29,12 @@ def success(run: Run) -> float | None:
 
 def success_before(run: Run) -> float | None:
     return 100.0 * float(run.data["evals"][0]["success"]) if run.data["evals"] else None
+
+
+def tokens_per_answer(run: Run) -> float | None:
+    """Sampled in evaluations, by all agents together."""
+    answers = sum(row["problems"] * row["samples"] for row in run.data["evals"])
+    return float(run.data["cost"]["eval_tokens"]) / answers if answers else None
 
 
 def before_swap(run: Run) -> float | None:

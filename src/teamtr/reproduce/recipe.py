@@ -32,13 +32,15 @@ class Replacement:
 class Variant:
     """A team that is trained: what differs from the scale's team file, how many agents there are (the scale's own team
     where None), and how many times the scale's radius its own is. With a ``replacement`` it is the scale's own team,
-    trained, that goes on with another agent."""
+    trained, that goes on with another agent; with a ``method`` nothing is trained, and the models answer by it
+    (``teamtr.baselines``)."""
 
     name: str
     changes: tuple[str, ...] = ()
     agents: int | None = None
     radius: float = 1.0
     replacement: Replacement | None = None
+    method: str | None = None
 
 
 @dataclass(frozen=True)

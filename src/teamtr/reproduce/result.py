@@ -16,7 +16,7 @@ import numpy as np
 from teamtr.analysis.figures import Run, hang, read_runs
 from teamtr.analysis.figures.gallery import PAGE
 from teamtr.reproduce.cells import Cell, Failed, is_done
-from teamtr.reproduce.measures import over_seeds
+from teamtr.reproduce.measures import ANSWERED, over_seeds
 from teamtr.reproduce.recipe import Recipe
 from teamtr.reproduce.scales import Setting
 from teamtr.session.environment import environment
@@ -73,15 +73,26 @@ def collect(
     """The table of the runs that are finished, and the figures of them, which are drawn into ``out``."""
     names = {variant.name for variant in recipe.variants}
     done = [cell for cell in cells if cell.variant in names and is_done(cell)]
-    read = read_runs([cell.folder for cell in done]) if done else []
+    trained = [cell for cell in done if cell.method is None]
+    read = read_runs([cell.folder for cell in trained]) if trained else []
     runs: dict[str, list[Run]] = {variant.name: [] for variant in recipe.variants}
-    for cell, run in zip(done, read, strict=True):
+    answers: dict[str, list[Any]] = {variant.name: [] for variant in recipe.variants}
+    for cell, run in zip(trained, read, strict=True):
         runs[cell.variant].append(run)
+    for cell in done:
+        if cell.method is not None:
+            answers[cell.variant].append(json.loads(cell.answers.read_text()))
     lines = tuple(
         FoundLine(
             line.name,
             line.part,
-            {column: _value(over_seeds(runs[line.variant], line.measures[column])) for column in recipe.columns},
+            {
+                column: _value(
+                    [ANSWERED[column](one) for one in answers[line.variant] if column in ANSWERED]
+                    or over_seeds(runs[line.variant], line.measures[column])
+                )
+                for column in recipe.columns
+            },
             dict(line.paper),
         )
         for line in recipe.lines

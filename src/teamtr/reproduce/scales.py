@@ -124,7 +124,9 @@ class Setting:
         if self.model is not None or self.task is not None:
             raise UserError("--scale tiny has its own model and games; give --model and --task with --scale small")
         game = CODE
-        if variant.agents is not None:
+        if variant.agents == 1:  # code exchange needs three speakers: two of them stay as they are
+            game = CODE.replace("max_tokens: 2}", "max_tokens: 2, frozen: true}")
+        elif variant.agents is not None:
             names = ", ".join(f"{{name: a{k + 1}, sees: blind}}" for k in range(variant.agents))
             game = ROLES.format(agents=names)
         return TINY.format(name=recipe.name, game=game, probes=1 if recipe.probes else 0)

@@ -36,6 +36,53 @@ def _preset(name: str) -> tuple[str, ...]:
     return (f"plan.preset={name}",)
 
 
+# -- main results ----------------------------------------------------------------------------------------------------
+
+MAIN: dict[str, Measure] = {
+    of.ACCURACY: of.success,
+    of.TOKENS: of.tokens_per_answer,
+    "tokens to train, M": of.millions_of_tokens,
+}
+_ALONE = "One model, not trained"
+_TRAINED = "One model, trained"
+_TOGETHER = "A team, not trained"
+_TEAMS = "A team, trained"
+_MATCHED = ("plan.match=rollouts",)
+_RESULTS: tuple[tuple[str, str, Variant, str], ...] = (
+    ("chain of thought", _ALONE, Variant("", method="chain_of_thought"), ""),
+    ("self-consistency", _ALONE, Variant("", method="self_consistency"), ""),
+    ("tree of thoughts", _ALONE, Variant("", method="tree_of_thoughts"), ""),
+    ("best of N", _ALONE, Variant("", method="best_of_n"), ""),
+    ("PPO", _TRAINED, Variant("", (*_preset("ppo"), *_MATCHED, "plan.match_agents=3"), agents=1), ""),
+    ("GRPO", _TRAINED, Variant("", (*_preset("grpo"), *_MATCHED, "plan.match_agents=3"), agents=1), "39.1"),
+    ("DAPO", _TRAINED, Variant("", _preset("dapo"), agents=1), "41.3"),
+    ("the team as written", _TOGETHER, Variant("", method="team"), ""),
+    ("debate", _TOGETHER, Variant("", method="debate"), "68.7"),
+    ("debate and a judge", _TOGETHER, Variant("", method="judged_debate"), "71.1"),
+    ("role-play", _TOGETHER, Variant("", method="role_play"), "69.9"),
+    ("naive sequential", _TEAMS, Variant("", (*_preset("naive_sequential"), *_MATCHED)), "71.1"),
+    ("joint", _TEAMS, Variant("", (*_preset("joint"), *_MATCHED)), ""),
+    ("sequential PPO", _TEAMS, Variant("", (*_preset("sequential_ppo"), *_MATCHED)), ""),
+    ("TeamTR", _TEAMS, Variant("", _preset("teamtr")), "88.1"),
+    ("auto (not in the paper)", _TEAMS, Variant("", _preset("auto")), ""),
+)
+MAIN_RESULTS = Recipe(
+    "main-results",
+    "Methods side by side",
+    "tab:main-results",
+    tuple(replace(variant, name=slug(name)) for name, _, variant, _ in _RESULTS),
+    tuple(MAIN),
+    tuple(
+        Line(name, slug(name), MAIN, {of.ACCURACY: paper} if paper else {}, part) for name, part, _, paper in _RESULTS
+    ),
+    notes=(
+        lambda runs: (
+            "the paper's numbers are those of AIME 2024; it fine-tunes the teams of its debates and role-plays, which "
+            "are not trained here, and says of naive sequential training what tab:ablation does"
+        ),
+    ),
+)
+
 # -- ablations -------------------------------------------------------------------------------------------------------
 
 SCORES: dict[str, Measure] = {
@@ -350,6 +397,7 @@ PLUGIN_UPGRADE = Recipe(
 )
 
 TABLES = (
+    MAIN_RESULTS,
     ABLATION,
     CONTROL,
     RADII,
