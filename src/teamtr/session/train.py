@@ -10,7 +10,6 @@ that is killed at any moment and started again ends with the same bits on a CPU,
 
 from __future__ import annotations
 
-import math
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,10 +28,7 @@ from teamtr.records import (
     AnyRecord,
     EvalRecord,
     FinishedRecord,
-    MeasuredBias,
     MeasuredGain,
-    PartlyRedrawn,
-    Redrawn,
     ResumeRecord,
     RolloutChoice,
     StageMemory,
@@ -45,9 +41,8 @@ from teamtr.records import (
     updates_before,
 )
 from teamtr.reports import UpdateReport
-from teamtr.rollout import Ledger, collect, play, punishments_PG, trained_returns_PG
+from teamtr.rollout import punishments_PG, trained_returns_PG
 from teamtr.rollout.cost import Account, price_of_sampling
-from teamtr.rollout.redraw import redraw
 from teamtr.session.budget import matched_budget
 from teamtr.session.build import AS_WRITTEN, Parts, Session, build
 from teamtr.session.checks import doubts, measure_floors, require_visible, self_test
@@ -55,6 +50,7 @@ from teamtr.session.history import History
 from teamtr.session.inputs import Inputs, inputs_of, require_same_inputs
 from teamtr.session.memory import before_training, peak_gb
 from teamtr.session.resume import claim
+from teamtr.session.rollouts import Gathered, StageRollouts
 from teamtr.session.state import Position, RunState
 from teamtr.session.success import evaluate_team, exact_success
 from teamtr.store import (
@@ -72,10 +68,9 @@ from teamtr.training.algorithm import Slot, Step, run_stage, schedule
 from teamtr.training.batch import TrainingBatch
 from teamtr.training.probe import Rollouts, log_ratios, stale_probe, token_shift
 from teamtr.training.radii import shared_radii
-from teamtr.training.reuse import still_worth
 from teamtr.training.stage import stage_report
 from teamtr.training.update import CertificateInputs, Update, update_agent
-from teamtr.types import AgentBatch, Problem, RolloutBatch
+from teamtr.types import AgentBatch, RolloutBatch
 
 Record = dict[str, Any]
 """A record as it is logged and yielded."""
@@ -137,8 +132,7 @@ class _Driver:
         self.exact: float | None = None
         self.history = History()
         self.measured: MeasuredGain | None = None
-        self.redrawn: Redrawn | None = None
-        self.partly: PartlyRedrawn | None = None
+        self.gathered: Gathered | None = None
         self.probed: Record | None = None
         self.memory: Record | None = None
 
@@ -171,24 +165,22 @@ class _Driver:
         gains = {name: report.surrogate for name, report in past.items()}
         slots = schedule(plan.order, self.team.trainable, generator(self.seed, "order", stage), gains)
         self._share_out_radii(past)
-        problems, others = self._draw(stage, self.session.plan.problems)
+        rollouts = StageRollouts(self.session, stage)
         held = self._held_batch(slots)
         if self._probing and self.position.done == 0:
             self.run.write_episodes(probe_name(stage), self._rollouts_for_probes("start"))
 
         def gather(team: Team, step: int, worn: RolloutBatch | None) -> RolloutBatch:
-            ledger = Ledger()
-            if worn is None:
-                batch = self._sample(team, step, problems, others, ledger)
-            else:
-                batch = self._redraw(team, step, worn, ledger)
-            self.account.sampled(ledger)
+            self.gathered = rollouts.gather(team, step, worn)
+            batch = self.gathered.batch
+            self.account.sampled(self.gathered.ledger)
             self._measure(batch)
             name = batch_name(stage, step)
             if not self.session.team_file.store.episodes and not plan.reuses_rollouts:
                 return batch
             self.run.write_episodes(name, batch)
-            again, past = self._drawn_again(problems, team) if step == 0 else (None, None)
+            again, numbers = rollouts.drawn_again(self._last_batch()) if step == 0 else (None, ())
+            past = None if again is None else {"batch": self.position.batch, "problems": list(numbers)}
             self.position = replace(self.position, batch=name, reused=None, past=past)
             return batch if again is None else batch.joined(again)
 
@@ -203,62 +195,12 @@ class _Driver:
             price=self._price,
         )
 
-    def _sample(
-        self, team: Team, step: int, problems: Sequence[Problem], others: Sequence[Problem], ledger: Ledger
-    ) -> RolloutBatch:
-        """All of a batch new."""
-        sampling, stage = self.session.plan.dynamic_sampling, self.position.stage
-        collected = collect(
-            self.session.context,
-            team,
-            problems,
-            self.session.plan.group_size,
-            seed=lambda r: seed_of(self.seed, "rollout", stage, step, r),
-            reserve=others if sampling.on else (),
-            limit=sampling.limit,
-            ledger=ledger,
-        )
-        redrawn = Redrawn(collected.rounds, collected.without_signal, collected.ended)
-        self.redrawn = redrawn if sampling.on else None
-        return collected.batch
-
-    def _drawn_again(
-        self, problems: Sequence[Problem], team: Team
-    ) -> tuple[RolloutBatch | None, Mapping[str, Any] | None]:
-        """Episodes of the last stage that this one learns from once more, and where they stand."""
-        resample = self.session.plan.resample
-        last = self.position.held(self._read_batch) if resample.across_stages else None
-        if last is None or last.carried is None:
-            return None, None
-        drawn = {problem.id for problem in problems}
-        numbers = [
-            p for p, problem in enumerate(last.problems[: len(last.problems) - last.past]) if problem.id in drawn
-        ]
-        again = still_worth(last, numbers, resample.min_effective_share)
-        if again is None:
-            return None, None
-        return again, {"batch": self.position.batch, "problems": numbers}
+    def _last_batch(self) -> RolloutBatch | None:
+        """The last stage's, where a plan may learn from it once more."""
+        return self.position.held(self._read_batch) if self.session.plan.resample.across_stages else None
 
     def _read_batch(self, name: str) -> RolloutBatch:
         return read_episodes(self.run.episodes / name)
-
-    def _redraw(self, team: Team, step: int, worn: RolloutBatch, ledger: Ledger) -> RolloutBatch:
-        """As much of a batch kept as the present team might have said itself."""
-        stage, engine = self.position.stage, self.session.engine
-        count = math.ceil(self.session.plan.resample.control * len(worn.problems))
-        rng = generator(self.seed, "control", stage, step)
-        found = redraw(
-            self.session.context,
-            team,
-            worn,
-            seed=seed_of(self.seed, "rollout", stage, step, 0),
-            end_ids={name: engine.info(name).end_ids for name in team.names},
-            control_P=np.isin(np.arange(len(worn.problems)), rng.permutation(len(worn.problems))[:count]),
-            ledger=ledger,
-        )
-        bias = None if found.bias is None else MeasuredBias(found.bias.estimate, found.bias.lower, found.bias.upper)
-        self.partly = PartlyRedrawn(found.kept, bias)
-        return found.batch
 
     def _price(self, batch: RolloutBatch, own: AgentBatch) -> float | None:
         cost = self.session.plan.resample.sampling_cost
@@ -328,14 +270,10 @@ class _Driver:
         return due and (position.done == 0 or (self.run.episodes / probe_name(position.stage)).exists())
 
     def _rollouts_for_probes(self, name: str) -> RolloutBatch:
-        """The stage's problems played by the team as it is, for probes alone: no update learns from them."""
-        stage, plan = self.position.stage, self.session.plan
-        problems, _ = self._draw(stage, self.session.plan.problems)
-        ledger = Ledger()
-        seed = seed_of(self.seed, "probe rollout", stage, name)
-        batch = play(self.session.context, self.team, problems, plan.group_size, seed=seed, ledger=ledger)
-        self.account.probed(ledger)
-        return batch
+        """The stage's problems played by the team as it is."""
+        found = StageRollouts(self.session, self.position.stage).for_probes(self.team, name)
+        self.account.probed(found.ledger)
+        return found.batch
 
     def _for_probe(self, agent: str, batch: RolloutBatch) -> Rollouts:
         plan = self.session.plan
@@ -369,15 +307,6 @@ class _Driver:
             "seconds": seconds["probe"],
         }
 
-    def _draw(self, stage: int, count: int) -> tuple[list[Problem], list[Problem]]:
-        """The stage's problems, without replacement as far as the split goes, and all others in random order."""
-        problems = self.session.task.problems("train")
-        rng = generator(self.seed, "problems", stage, 0)
-        repeats = -(-count // len(problems))
-        order = np.concatenate([rng.permutation(len(problems)) for _ in range(repeats)])
-        drawn = [problems[i] for i in order]
-        return drawn[:count], drawn[count : len(problems)]
-
     # -- what updates were worth ------------------------------------------------------------------------------
 
     def _measure(self, batch: RolloutBatch) -> None:
@@ -410,6 +339,7 @@ class _Driver:
         self.states[step.report.agent] = step.update.state
         self.position = replace(self.position.holding(step.batch), number=self.position.number + 1, done=step.index + 1)
         rewards = np.array([e.reward for e in step.batch.present])
+        gathered = self.gathered
         exact_before, self.exact = self.exact, exact_success(self.session, self.team)
         record = UpdateRecord(
             update=self.position.number,
@@ -418,8 +348,10 @@ class _Driver:
             report=step.report,
             reward=float(rewards[np.isfinite(rewards)].mean()) if np.isfinite(rewards).any() else float("nan"),
             punishment=self._mean_punishment(step.batch),
-            dynamic_sampling=self.redrawn,
-            rollouts=RolloutChoice(**asdict(step.choice), cut=step.cut, partly=self.partly),
+            dynamic_sampling=None if gathered is None else gathered.dynamic,
+            rollouts=RolloutChoice(
+                **asdict(step.choice), cut=step.cut, partly=None if gathered is None else gathered.partly
+            ),
             grader_failures=dict(self.session.task.failures),
             protocol_breaches=self.session.breaches(),
             success=float(np.mean([e.verdict.right for e in step.batch.present])),
@@ -431,7 +363,7 @@ class _Driver:
             time=time.time(),
         )
         self._save(record, updated=step.report.agent)
-        self.measured = self.redrawn = self.partly = None
+        self.measured = self.gathered = None
         return self._log(record)
 
     def _log(self, record: AnyRecord) -> Record:

@@ -1,0 +1,101 @@
+"""Where a stage's rollouts come from: all new, old ones redrawn in part, or of the last stage what may serve once more.
+
+Every random number is named by (seed, purpose, stage, step), so that a stage that is begun again has the same rollouts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from teamtr.randomness import generator, seed_of
+from teamtr.records import MeasuredBias, PartlyRedrawn, Redrawn
+from teamtr.rollout import Ledger, collect, play
+from teamtr.rollout.redraw import redraw
+from teamtr.session.build import Session
+from teamtr.team import Team
+from teamtr.training.reuse import still_worth
+from teamtr.types import Problem, RolloutBatch
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """A batch, what it took, and what there is to tell of it: of dynamic sampling, or of redrawing in part."""
+
+    batch: RolloutBatch
+    ledger: Ledger
+    dynamic: Redrawn | None = None
+    partly: PartlyRedrawn | None = None
+
+
+class StageRollouts:
+    """Rollouts of one stage's problems, by a team as it is when they are asked for."""
+
+    def __init__(self, session: Session, stage: int) -> None:
+        self.session = session
+        self.stage = stage
+        self.seed = session.team_file.seed
+        self.problems, self._others = self._draw()
+
+    def _draw(self) -> tuple[list[Problem], list[Problem]]:
+        """The stage's problems, without replacement as far as the split goes, and all others in random order."""
+        count, problems = self.session.plan.problems, self.session.task.problems("train")
+        rng = generator(self.seed, "problems", self.stage, 0)
+        repeats = -(-count // len(problems))
+        order = np.concatenate([rng.permutation(len(problems)) for _ in range(repeats)])
+        drawn = [problems[i] for i in order]
+        return drawn[:count], drawn[count : len(problems)]
+
+    def gather(self, team: Team, step: int, worn: RolloutBatch | None) -> Gathered:
+        """Before this step: all new, or as much of a worn batch kept as the team might have said itself."""
+        return self._sample(team, step) if worn is None else self._redraw(team, step, worn)
+
+    def _sample(self, team: Team, step: int) -> Gathered:
+        sampling, ledger = self.session.plan.dynamic_sampling, Ledger()
+        found = collect(
+            self.session.context,
+            team,
+            self.problems,
+            self.session.plan.group_size,
+            seed=lambda r: seed_of(self.seed, "rollout", self.stage, step, r),
+            reserve=self._others if sampling.on else (),
+            limit=sampling.limit,
+            ledger=ledger,
+        )
+        told = Redrawn(found.rounds, found.without_signal, found.ended) if sampling.on else None
+        return Gathered(found.batch, ledger, dynamic=told)
+
+    def _redraw(self, team: Team, step: int, worn: RolloutBatch) -> Gathered:
+        engine, ledger = self.session.engine, Ledger()
+        count = math.ceil(self.session.plan.resample.control * len(worn.problems))
+        rng = generator(self.seed, "control", self.stage, step)
+        found = redraw(
+            self.session.context,
+            team,
+            worn,
+            seed=seed_of(self.seed, "rollout", self.stage, step, 0),
+            end_ids={name: engine.info(name).end_ids for name in team.names},
+            control_P=np.isin(np.arange(len(worn.problems)), rng.permutation(len(worn.problems))[:count]),
+            ledger=ledger,
+        )
+        bias = None if found.bias is None else MeasuredBias(found.bias.estimate, found.bias.lower, found.bias.upper)
+        return Gathered(found.batch, ledger, partly=PartlyRedrawn(found.kept, bias))
+
+    def for_probes(self, team: Team, name: str) -> Gathered:
+        """For probes alone: no update learns from them."""
+        ledger, seed = Ledger(), seed_of(self.seed, "probe rollout", self.stage, name)
+        batch = play(self.session.context, team, self.problems, self.session.plan.group_size, seed=seed, ledger=ledger)
+        return Gathered(batch, ledger)
+
+    def drawn_again(self, last: RolloutBatch | None) -> tuple[RolloutBatch | None, Sequence[int]]:
+        """Of the last stage's batch the episodes that this one learns from once more, and which problems they are."""
+        resample = self.session.plan.resample
+        if not resample.across_stages or last is None or last.carried is None:
+            return None, ()
+        drawn = {problem.id for problem in self.problems}
+        own = last.problems[: len(last.problems) - last.past]
+        numbers = [p for p, problem in enumerate(own) if problem.id in drawn]
+        return still_worth(last, numbers, resample.min_effective_share), numbers
