@@ -280,6 +280,7 @@ def test_a_stage_adds_up_its_steps():
     assert report.certified_of_measured == 0.1, "compared with the steps that were measured, no others"
 
 
+@pytest.mark.slow
 def test_certificates_from_problems_set_aside_hold():
     """The true gain of each step from the tables: a certificate of problems that the step was not made from exceeds it
     about as rarely as its 95 % say, where those of the same steps' own problems mostly do."""

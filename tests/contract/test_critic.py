@@ -409,7 +409,7 @@ def test_a_run_reports_its_critic_and_what_it_was_matched_to_and_is_exported_and
     assert finished["kind"] == "finished"
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_ppo_learns_the_demo(tmp_path: Path):
     """Code exchange from one held-out code in six to more than half of them in five stages."""
     small = ["plan.problems=16", "eval.every=5", "learner.learning_rate=2e-3", "store.episodes=false"]

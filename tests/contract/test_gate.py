@@ -279,7 +279,7 @@ def test_halves_judge_each_other_and_every_problem_is_learned_from():
     assert (whole.opens, whole.radius_share) == (True, 1.0)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_rewards_that_nothing_earns_are_seldom_kept_when_others_judge():
     """A coin decides the reward. On its own batch every step gains; on the other half it is as likely to lose."""
     kept = {}

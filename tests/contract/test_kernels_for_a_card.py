@@ -64,7 +64,7 @@ def _type(value: object) -> str:
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "dim", "dtype"),
     [
-        (16, 8, 128, torch.bfloat16),
+        pytest.param(16, 8, 128, torch.bfloat16, marks=pytest.mark.slow),
         (9, 3, 64, torch.float16),
         pytest.param(9, 3, 64, torch.float32, marks=pytest.mark.slow),
     ],

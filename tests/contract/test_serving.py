@@ -487,12 +487,13 @@ def test_books_never_hand_out_a_page_twice(steps):
 # -- kernels --------------------------------------------------------------------------------------------------
 
 
-KERNELS = "decode, rotated, together, half, half together, rotate, prefill, draw, score, forbidden, between, learner"
+KERNELS = "decode, together, rotate, prefill, draw, score, learner"
+OTHERS = "rotated, half, half together, forbidden, between, other shapes together, groups"
 
 
 @pytest.mark.long
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed (Linux only)")
-@pytest.mark.parametrize("checks", [KERNELS, pytest.param("other shapes together, groups", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("checks", [KERNELS, pytest.param(OTHERS, marks=pytest.mark.slow)])
 def test_kernels_compute_what_the_reference_computes(checks):
     """In triton's interpreter, in a process of its own: the switch must be set before triton is imported."""
     script, names = Path(__file__).with_name("kernels_in_the_interpreter.py"), checks.split(", ")

@@ -301,6 +301,7 @@ def test_the_plans_of_a_team_are_files_that_load(reuse, tmp_path, task):
     assert all(agent.train == "lora" for agent in team.team.agents)
 
 
+@pytest.mark.slow
 def test_a_game_in_words_is_trained_read_and_packed(reuse, folder, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(reuse, "AGENTS", 2)
     out = tmp_path / "out"

@@ -70,7 +70,7 @@ def test_a_script_is_under_forty_lines(script: str) -> None:
     assert len((EXAMPLES / script).read_text().splitlines()) < 40
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path) -> None:
     code = "\n\n".join("".join(cell["source"]) for cell in cells() if cell["cell_type"] == "code")
     (tmp_path / "notebook.py").write_text(code)

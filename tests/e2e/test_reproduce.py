@@ -157,7 +157,7 @@ def test_a_table_is_trained_goes_on_and_bears_what_fails(tmp_path, monkeypatch):
     assert (out / "figures" / "accounting.svg").exists()
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_an_agent_is_replaced_and_training_goes_on(tmp_path, monkeypatch):
     monkeypatch.setattr(cells, "beside", lambda work, items, workers, bear_deaths: ((i, work(i)) for i in items))
     done = call("plugin-upgrade", *SMALL, "--out", str(tmp_path), "--only", "direct", "--json")

@@ -341,6 +341,7 @@ def test_probes_of_a_plan_that_reuses_rollouts_play_their_own(tmp_path):
     assert not list((tmp_path / "run" / "episodes").glob("probe-*"))
 
 
+@pytest.mark.slow
 def test_a_cross_fitted_run_learns_and_stays_inside(tmp_path):
     records = updates(train(ROLES, tmp_path / "run", "learner.cross_fit=true", "plan.stages=6"))
     kept = [r for r in records if r["outcome"].startswith("accepted")]

@@ -108,10 +108,10 @@ def test_killed_at_random_moments(undisturbed, taught, tmp_path, times):
 @pytest.mark.parametrize(
     "overrides",
     [
-        ("plan.preset=naive_sequential",),
+        pytest.param(("plan.preset=naive_sequential",), marks=pytest.mark.slow),
         ("plan.preset=auto", "plan.sampling_cost=0.05", "plan.reuse_across_stages=true"),
         ("plan.preset=partial", "plan.min_effective_share=1", "plan.control_share=0.5"),
-        ("plan.preset=joint",),
+        pytest.param(("plan.preset=joint",), marks=pytest.mark.slow),
         pytest.param(("plan.preset=sequential_ppo", "team.train=lora", "team.lora.rank=2"), marks=pytest.mark.slow),
         pytest.param(("plan.preset=resample_every_2",), marks=pytest.mark.slow),
         pytest.param(("plan.preset=random_order",), marks=pytest.mark.slow),
@@ -136,7 +136,7 @@ def test_killed_in_the_middle_of_a_stage_that_reuses_its_batch(overrides, taught
         ("team.train=lora", "team.lora.rank=2"),
         ("plan.order=largest_gain", "plan.allocate=gain"),
         pytest.param(("plan.order=largest_gain", "plan.allocate=certified"), marks=pytest.mark.slow),
-        ("plan.preset=grpo",),
+        pytest.param(("plan.preset=grpo",), marks=pytest.mark.slow),
         ("plan.preset=ppo",),
         pytest.param(("plan.preset=grpo", "team.train=lora", "team.lora.rank=2"), marks=pytest.mark.slow),
         pytest.param(("plan.preset=dapo",), marks=pytest.mark.slow),
