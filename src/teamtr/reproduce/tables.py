@@ -93,20 +93,30 @@ SCORES: dict[str, Measure] = {
 }
 RESAMPLING, REGION, ORDER, ADVANTAGE = "Resampling strategy", "Trust region", "Update order", "Advantage estimation"
 
+_FULL: Row = ("TeamTR (full)", "", _preset("teamtr"), ("88.1 ± 1.2", "0.08", "1.9", "89.1"))
+_NAIVE: Row = (
+    "no resampling (naive sequential)",
+    RESAMPLING,
+    _preset("naive_sequential"),
+    ("71.1 ± 2.8", "0.31", "4.2", "71.5"),
+)
+_EVERY_2: Row = (
+    "resample every 2 updates",
+    RESAMPLING,
+    _preset("resample_every_2"),
+    ("79.3 ± 1.8", "0.18", "2.8", "79.2"),
+)
+_NO_REGION: Row = ("no trust region", REGION, _preset("no_trust_region"), ("68.3 ± 3.5", "0.42", "6.1", "62.3"))
+
 ABLATION = table(
     "ablation",
     "Ablations",
     "tab:ablation",
     SCORES,
     [
-        ("TeamTR (full)", "", _preset("teamtr"), ("88.1 ± 1.2", "0.08", "1.9", "89.1")),
-        (
-            "no resampling (naive sequential)",
-            RESAMPLING,
-            _preset("naive_sequential"),
-            ("71.1 ± 2.8", "0.31", "4.2", "71.5"),
-        ),
-        ("resample every 2 updates", RESAMPLING, _preset("resample_every_2"), ("79.3 ± 1.8", "0.18", "2.8", "79.2")),
+        _FULL,
+        _NAIVE,
+        _EVERY_2,
         (
             "importance weighting, no resampling",
             RESAMPLING,
@@ -114,7 +124,7 @@ ABLATION = table(
             ("74.5 ± 2.3", "0.25", "3.5", "74.8"),
         ),
         ("auto (not in the paper)", RESAMPLING, _preset("auto"), ("", "", "", "")),
-        ("no trust region", REGION, _preset("no_trust_region"), ("68.3 ± 3.5", "0.42", "6.1", "62.3")),
+        _NO_REGION,
         ("radius a tenth", REGION, 0.1, ("82.5 ± 1.5", "0.05", "1.5", "85.2")),
         ("radius ten times", REGION, 10.0, ("75.1 ± 2.5", "0.28", "4.8", "70.1")),
         ("adaptive radius", REGION, _preset("adaptive_radius"), ("87.8 ± 1.3", "0.09", "2.0", "88.5")),
@@ -135,12 +145,17 @@ CONTROL = table(
     "tab:scale_control_compute",
     SCORES,
     [
-        ("TeamTR (full)", "", _preset("teamtr"), ("88.1 ± 1.2", "0.08", "1.9", "89.1")),
-        ("KL penalty only, adaptive", "", _preset("kl_penalty_adaptive"), ("84.9 ± 1.6", "0.14", "2.7", "83.1")),
-        ("KL penalty only, fixed", "", _preset("kl_penalty_fixed"), ("80.7 ± 2.0", "0.20", "3.5", "77.2")),
-        ("resample every 2 updates", "", _preset("resample_every_2"), ("79.3 ± 1.8", "0.18", "2.8", "79.2")),
-        ("no resampling (naive sequential)", "", _preset("naive_sequential"), ("71.1 ± 2.8", "0.31", "4.2", "71.5")),
-        ("no trust region", "", _preset("no_trust_region"), ("68.3 ± 3.5", "0.42", "6.1", "62.3")),
+        _FULL,
+        _EVERY_2,
+        _NAIVE,
+        (
+            "KL penalty only, adaptive",
+            REGION,
+            _preset("kl_penalty_adaptive"),
+            ("84.9 ± 1.6", "0.14", "2.7", "83.1"),
+        ),
+        ("KL penalty only, fixed", REGION, _preset("kl_penalty_fixed"), ("80.7 ± 2.0", "0.20", "3.5", "77.2")),
+        _NO_REGION,
     ],
     stages=30,
     probes=True,
