@@ -33,7 +33,7 @@ class Variant:
     """A team that is trained: what differs from the scale's team file, how many agents there are (the scale's own team
     where None), and how many times the scale's radius its own is. With a ``replacement`` it is the scale's own team,
     trained, that goes on with another agent; with a ``method`` nothing is trained, and the models answer by it
-    (``teamtr.baselines``)."""
+    (``teamtr.baselines``), one agent in all roles where it is alone."""
 
     name: str
     changes: tuple[str, ...] = ()

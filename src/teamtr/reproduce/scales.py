@@ -68,7 +68,7 @@ eval: {{every: {every}, problems: {evaluated}, samples: {samples}}}
 diagnostics: {{every: {probes}}}
 """
 PROMPTS = {
-    "solver": "Solve the problem in a few short steps.",
+    "solver": "Solve the problem in a few short steps. End with the answer, in the form that the problem asks for.",
     "checker": "Check the steps and numbers so far. Say in short what is wrong, if anything, then the answer.",
     "finaliser": "Give the final answer, in the form that the problem asks for.",
 }
@@ -145,7 +145,7 @@ class Setting:
             data=f', train: "{train}", test: "{test}"' if train else "",
             model=self.model or PAPER_MODEL,
             train="full" if paper else "lora",
-            tokens=32768 if paper else 192,
+            tokens=32768 if paper else 256,
             agents="\n".join(_agents(variant.agents or 3)),
             stages=stages,
             problems=128 if paper else 32,
