@@ -8,6 +8,7 @@ asks for it decides alike on every machine.
 from __future__ import annotations
 
 import hashlib
+import json
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from teamtr.config import TeamFile, dump
+from teamtr.config import TeamFile
 from teamtr.errors import UserError
 from teamtr.lab.staleness_cells import Cell, Point, Run
 from teamtr.presets import PRESETS
@@ -66,8 +67,10 @@ class Job:
 
     @property
     def settings(self) -> str:
-        """A hash of all that decides what the run does."""
-        return hashlib.sha256(f"{__version__}\n{dump(self.team_file)}".encode()).hexdigest()[:16]
+        """A hash of all that decides what the run does. A key that the team file gets later, with a value that changes
+        nothing, does not make it another run."""
+        given = self.team_file.model_dump(mode="json", exclude_defaults=True)
+        return hashlib.sha256(f"{__version__}\n{json.dumps(given, sort_keys=True)}".encode()).hexdigest()[:16]
 
 
 def make_runs(
