@@ -1,18 +1,19 @@
 """Does a real language model need fresh rollouts? Fresh, naive, reweighted, auto and partial on two tasks.
 
-    python experiments/reuse.py --model FOLDER --out OUT --task words
-    python experiments/reuse.py --model FOLDER --out OUT --task gsm8k --data FOLDER [--plans teamtr,auto] [--seeds 0,1]
+    python experiments/reuse.py --model FOLDER --out OUT [--plans teamtr,auto] [--seeds 0,1]
+    python experiments/reuse.py --runs reproduced/main-results-small --out OUT [--plans teamtr,auto] [--seeds 0,1]
 
-words: eight adapters on one base play a blind game (``words.py``): exactly one must say Yes. Success is exact.
-gsm8k: solver, checker and finaliser, an adapter each, answer GSM8K's questions (``--data`` holds train.jsonl and
-test.jsonl). Success is sampled on held-out questions.
-
+With a model: eight adapters on one base play a blind game (``words.py``): exactly one must say Yes. Success is exact.
 Every run is a ``teamtr train`` in a process of its own, at most ``--at-once`` of them beside each other on one card,
 all plans of the first seed first, until all have finished or ``--limit`` seconds are over. The same command goes on
-with unfinished runs, and with ``--read`` only reads their logs. A table compares the plans at equal updates, equal
-sampled tokens and equal seconds of training, over the seeds that all plans have finished (where there is none, begun).
-OUT gets the table as TASK.txt, with all curves as TASK.json, and the logs as TASK-logs.tar.gz, which unpacked in OUT is
-what ``--read`` needs.
+with unfinished runs, and with ``--read`` only reads their logs.
+
+With runs: what ``teamtr reproduce main-results --scale small`` has trained (a solver, a checker and a finaliser, an
+adapter each, on GSM8K). Success is sampled on held-out questions.
+
+A table compares the plans at equal updates, equal sampled tokens and equal seconds of training, over the seeds that all
+plans have finished (where there is none, begun). OUT gets the table as TASK.txt, with all curves as TASK.json, and the
+logs as TASK-logs.tar.gz, which unpacked in OUT is what ``--read`` needs.
 """
 
 from __future__ import annotations
@@ -32,13 +33,33 @@ from words import SYSTEM_PROMPT
 
 from teamtr.theory.intervals import mean_interval
 
-Runs = dict[str, dict[int, Run]]
+
+@dataclass(frozen=True)
+class Reproduced:
+    """A run of ``teamtr reproduce``."""
+
+    folder: Path
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "log.jsonl"
+
+    @property
+    def finished(self) -> bool:
+        records = list(read(self.log))
+        stages = [record["stages"] for record in records if record["kind"] in ("start", "resume")]
+        return bool(stages) and sum(record["kind"] == "stage" for record in records) >= stages[-1]
+
+
+Runs = dict[str, dict[int, Run | Reproduced]]
 Curves = dict[str, dict[int, list[Point]]]
 """Both by plan and seed."""
 
 PLANS = ("teamtr", "naive_sequential", "reweighted", "auto", "partial")
 FRESH = "teamtr"
 LEVELS = ("updates", "tokens", "seconds")
+NAMES = {"naive_sequential": "naive-once-a-stage"}
+"""Of plans in ``teamtr reproduce main-results``, where it is not their own."""
 AGENTS = 8
 
 WORDS = """\
@@ -63,38 +84,10 @@ eval: {{every: 0}} # success is exact after every update
 store: {{episodes: false}}
 """
 
-GSM8K = """\
-name: gsm8k
-task: {{name: gsm8k, train: {data}/train.jsonl, test: {data}/test.jsonl}}
-team:
-  model: {model}
-  train: lora
-  lora: {{rank: 16, alpha: 32}}
-  agents:
-    - name: solver
-      max_tokens: 192
-      system_prompt: Solve the problem in a few short steps.
-    - name: checker
-      max_tokens: 160
-      system_prompt: Check the solver's steps and numbers. Say in short what is wrong, if anything, then the answer.
-    - name: finaliser
-      max_tokens: 32
-      system_prompt: "Do not reason. Reply with one line: #### and the final number."
-  answer: finaliser
-plan: {{stages: 6, problems: 32, group_size: 8, radius_nats_per_message: 0.1}}
-learner: {{learning_rate: 1e-4, epochs: 1, minibatches: 4, micro_batch: 4}} # small, so that five runs fit one card
-sampling: {{compiled: false, memory_gb: 4}}
-eval: {{every: 3, problems: 200, samples: 1}}
-store: {{episodes: false}}
-"""
 
-
-def team_file(task: str, model: str, data: Path | None) -> str:
-    """The team of a task on this model, a folder (or "tiny")."""
+def team_file(model: str) -> str:
+    """The team of the game on this model, a folder (or "tiny")."""
     model = str(Path(model).resolve()) if Path(model).is_dir() else model
-    if task == "gsm8k":
-        assert data is not None, "gsm8k reads its questions from a folder: --data"
-        return GSM8K.format(model=model, data=data.resolve())
     names = ", ".join(f"{{name: a{k + 1}, sees: blind}}" for k in range(AGENTS))
     told = json.dumps(SYSTEM_PROMPT.format(agents=AGENTS))
     return WORDS.format(
@@ -104,11 +97,16 @@ def team_file(task: str, model: str, data: Path | None) -> str:
 
 def runs_of(a: argparse.Namespace) -> Runs:
     """Every plan's run of every seed; all settings but the plan and the seed are alike."""
-    team = team_file(a.task, a.model, a.data)
+    if a.runs is not None:
+        return {
+            plan: {seed: Reproduced(a.runs / "runs" / f"{NAMES.get(plan, plan)}-seed{seed}") for seed in a.seeds}
+            for plan in a.plans
+        }
+    team = team_file(a.model)
     alike = [*a.set, *([] if a.stages is None else [f"plan.stages={a.stages}"])]
     return {
         plan: {
-            seed: Run(a.out / a.task / f"{plan}-seed{seed}", team, (*alike, f"seed={seed}", f"plan.preset={plan}"))
+            seed: Run(a.out / "words" / f"{plan}-seed{seed}", team, (*alike, f"seed={seed}", f"plan.preset={plan}"))
             for seed in a.seeds
         }
         for plan in a.plans
@@ -191,9 +189,7 @@ def sampled(curves: Sequence[Sequence[Point]], at: float, key: str) -> np.ndarra
     return units_SU[:, 0] if units_SU.shape[1] == 1 else units_SU.mean(axis=0)
 
 
-def counted(
-    curves: dict[str, dict[int, list[Point]]], runs: dict[str, dict[int, Run]], seeds: Sequence[int]
-) -> list[int]:
+def counted(curves: dict[str, dict[int, list[Point]]], runs: Runs, seeds: Sequence[int]) -> list[int]:
     """The seeds that are compared: those that all plans have finished, else those that all have begun."""
     begun = [seed for seed in seeds if all(len(curves[plan][seed]) > 1 for plan in curves)]
     whole = [seed for seed in begun if all(runs[plan][seed].finished for plan in runs)]
@@ -273,37 +269,38 @@ def _told(one: dict[str, Any]) -> str:
 
 def write(a: argparse.Namespace, runs: Runs, failed: Sequence[str]) -> str:
     """The table, the curves and the logs in OUT; returns the table."""
+    task = "words" if a.runs is None else "gsm8k"
+    a.out.mkdir(parents=True, exist_ok=True)
     found = {**summary(runs, a.seeds), "failed": list(failed)}
-    shown = text(a.task, found) + "".join(f"failed: {line}\n" for line in failed)
-    (a.out / f"{a.task}.json").write_text(json.dumps(found) + "\n")
-    (a.out / f"{a.task}.txt").write_text(shown)
-    with tarfile.open(a.out / f"{a.task}-logs.tar.gz", "w:gz") as logs:
+    shown = text(task, found) + "".join(f"failed: {line}\n" for line in failed)
+    (a.out / f"{task}.json").write_text(json.dumps(found) + "\n")
+    (a.out / f"{task}.txt").write_text(shown)
+    with tarfile.open(a.out / f"{task}-logs.tar.gz", "w:gz") as logs:
         for run in (run for own in runs.values() for run in own.values()):
-            for file in (run.log, run.output, run.marker):
+            for file in (run.log, *((run.output, run.marker) if isinstance(run, Run) else ())):
                 if file.exists():
-                    logs.add(file, str(file.relative_to(a.out)))
+                    logs.add(file, str(file.relative_to(a.out if a.runs is None else a.runs)))
     return shown
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", required=True, help="a folder")
-    parser.add_argument("--data", type=Path, help="a folder with GSM8K's train.jsonl and test.jsonl")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--model", help="a folder: train teams of it on the game")
+    source.add_argument("--runs", type=Path, help="a folder that `teamtr reproduce main-results` made: read its runs")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--task", choices=("words", "gsm8k"), required=True)
     parser.add_argument("--plans", type=lambda t: t.split(","), default=list(PLANS))
     parser.add_argument("--seeds", type=lambda t: [int(x) for x in t.split(",")], default=[0, 1, 2])
-    parser.add_argument("--stages", type=int, help="default: 8 for words, 6 for gsm8k")
+    parser.add_argument("--stages", type=int, help="default: 8")
     parser.add_argument("--at-once", type=int, default=5, help="runs beside each other")
     parser.add_argument("--set", action="append", default=[], help="a setting of the team file, such as device=cpu")
     parser.add_argument("--limit", type=float, default=240.0, help="seconds for all runs together")
     parser.add_argument("--read", action="store_true", help="run nothing, read the logs")
     a = parser.parse_args()
-    if a.task == "gsm8k" and a.data is None:
-        parser.error("gsm8k needs --data, a folder with train.jsonl and test.jsonl")
     runs = runs_of(a)
     in_order = [runs[plan][seed] for seed in a.seeds for plan in a.plans]
-    failed = [] if a.read else train(in_order, limit=a.limit, at_once=a.at_once)
+    to_train = [] if a.read else [run for run in in_order if isinstance(run, Run)]
+    failed = train(to_train, limit=a.limit, at_once=a.at_once)
     print(write(a, runs, failed), end="")
 
 

@@ -1,4 +1,7 @@
-"""Roles in words, for models that can write: exactly one of n agents, who hear nothing of each other, must say Yes."""
+"""Roles in words, for models that can write: exactly one of n agents, who hear nothing of each other, must say Yes.
+
+Whatever else an agent says counts as not saying Yes, so that a small model need not learn to say No first.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,13 @@ SYSTEM_PROMPT = (
     "You are one of {agents} agents who cannot hear each other. Answer with one word, Yes or No. "
     "You win together if exactly one of you says Yes."
 )
-"""Under it Qwen2.5-Coder-1.5B-Instruct says Yes with probability 0.50 and No with 0.49."""
+"""Under it SmolLM2-135M-Instruct says Yes, and no more, with probability 0.12."""
 
 
 class Words(Roles):
-    """ "Yes" volunteers, "No" does not. Success is exact, as in ``roles``: from the agents' own probabilities."""
+    """ "Yes" volunteers. Success is exact, as in ``roles``: from the agents' own probabilities."""
 
-    VOLUNTEER, ABSTAIN = "Yes", "No"
+    VOLUNTEER, ABSTAIN = "Yes", None
 
     def __init__(self, agents: int = 8) -> None:
         super().__init__(agents)

@@ -25,7 +25,7 @@ from teamtr.session.checks import doubts, self_test
 from teamtr.session.memory import longest
 from teamtr.session.train import exact_success
 from teamtr.store import read_episodes
-from teamtr.tasks import Task
+from teamtr.tasks import Roles, Task
 from teamtr.team import (
     Addressed,
     Agent,
@@ -702,7 +702,7 @@ def test_what_the_page_on_teams_shows_can_be_used(tmp_path: Path):
 
 
 @pytest.mark.long
-def test_exact_success_is_for_one_blind_round_only():
+def test_exact_success_is_for_one_blind_round_only(monkeypatch):
     def exact(sees: str, router: str = "{}") -> float | None:
         agents = ", ".join(f"{{name: a{k}, sees: {sees}}}" for k in (1, 2))
         team = f"{{model: tabular, max_tokens: 2, agents: [{agents}], router: {router}}}"
@@ -712,6 +712,10 @@ def test_exact_success_is_for_one_blind_round_only():
     blind = exact("blind")
     assert blind is not None
     assert 0.0 < blind < 1.0
+    says = np.sqrt(blind / 2)  # of untrained tables, "1" as likely as "0"
+    with monkeypatch.context() as patch:
+        patch.setattr(Roles, "ABSTAIN", None)
+        assert exact("blind") == pytest.approx(2 * says * (1 - says), rel=1e-6)
     assert exact("{blind: [0]}") == exact("blind", "{rounds: [[a2, a1]]}") == blind
     for sees, router in [
         ("everything", "{}"),

@@ -164,6 +164,20 @@ def test_roles_verdicts(texts: list[str], verdict: Verdict) -> None:
     assert task.grade([(task.problems("train")[0], "ignored", texts)]) == [verdict]
 
 
+def test_where_one_word_volunteers_all_else_abstains() -> None:
+    class Yes(Roles):
+        VOLUNTEER, ABSTAIN = "Yes", None
+
+    task = Yes(agents=3)
+    for texts, right in [
+        (["Yes", "No", "I would"], True),
+        (["", "Yes", "yes"], True),
+        (["Yes", "Yes", ""], False),
+        (["Yes ", "No", ""], False),  # the law of the word counts the word alone
+    ]:
+        assert task.grade([(task.problems("train")[0], "", texts)])[0].right is right, texts
+
+
 def test_roles_problems() -> None:
     task = Roles(agents=5)
     assert task.agents == ("a1", "a2", "a3", "a4", "a5")

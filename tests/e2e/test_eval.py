@@ -180,6 +180,20 @@ def test_a_run_is_evaluated_in_its_own_folder(tmp_path: Path) -> None:
     assert report["updates"] == 1
     assert invoke(folder, "--samples", 2, "--regrade")["verdicts"] == report["verdicts"]
 
+    write_rows(tmp_path, OWN["math500"])
+    other = ("--set", "task.name=math500", "--set", f"task.path={tmp_path / 'rows.jsonl'}")
+    elsewhere = invoke(folder, *other, "--samples", 2)
+    assert elsewhere["problems"] == len((tmp_path / "rows.jsonl").read_text().splitlines())
+    assert elsewhere["updates"] == 1
+    assert elsewhere["folder"] != report["folder"], "answers to other problems are kept apart"
+    assert invoke(folder, "--samples", 2)["verdicts"] == report["verdicts"]
+    for change, message in {
+        "eval.samples=2": "eval.samples=2: a run is evaluated as it was trained; only its task may be another",
+        "task.name=matth500": 'got "matth500"; did you mean "math500"?',
+    }.items():
+        told = invoke(folder, "--set", change, code=2)
+        assert message in " ".join(told.split()), told
+
 
 def test_equal_rewards_have_no_interval_but_shares_do() -> None:
     """Nobody told the range of rewards below zero; that of shares is known, and one problem is no certainty."""
@@ -195,7 +209,6 @@ def test_equal_rewards_have_no_interval_but_shares_do() -> None:
     [
         ((), "say what to evaluate"),
         (("folder", "--team", "team.yaml"), "say what to evaluate"),
-        (("folder", "--set", "eval.samples=2"), "goes with --team"),
     ],
 )
 def test_what_to_evaluate_must_be_said(arguments: tuple[str, ...], message: str) -> None:

@@ -124,9 +124,13 @@ def test_values_as_they_are_printed():
     assert Value(71.06, 2.84, 3).text() == "71.1 ± 2.8"
 
 
+def in_this_process(work, items, workers, **others):
+    return ((item, work(item)) for item in items)
+
+
 @pytest.mark.long
 def test_a_table_is_trained_goes_on_and_bears_what_fails(tmp_path, monkeypatch):
-    monkeypatch.setattr(cells, "beside", lambda work, items, workers, bear_deaths: ((i, work(i)) for i in items))
+    monkeypatch.setattr(cells, "beside", in_this_process)
     out = tmp_path / "made"
     out.mkdir()
     (out / "runs").mkdir()
@@ -147,6 +151,9 @@ def test_a_table_is_trained_goes_on_and_bears_what_fails(tmp_path, monkeypatch):
     assert again.exit_code == 0, again.output
     assert log.read_bytes() == before, "what is trained is not trained again"
     assert json.loads(again.stdout)["lines"][0] == naive
+    elsewhere = call(*arguments, "learner.micro_batch=3")
+    assert log.read_bytes() == before, "nor on a machine with less memory"
+    assert elsewhere.exit_code == 0
     assert json.loads(again.stdout)["lines"][1]["values"]["rollouts, K"]["seeds"] == 1
     table, page = (out / "table.md").read_text(), (out / "index.html").read_text()
     assert "| naive sequential |" in table
@@ -159,7 +166,7 @@ def test_a_table_is_trained_goes_on_and_bears_what_fails(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_an_agent_is_replaced_and_training_goes_on(tmp_path, monkeypatch):
-    monkeypatch.setattr(cells, "beside", lambda work, items, workers, bear_deaths: ((i, work(i)) for i in items))
+    monkeypatch.setattr(cells, "beside", in_this_process)
     done = call("plugin-upgrade", *SMALL, "--out", str(tmp_path), "--only", "direct", "--json")
     assert done.exit_code == 0, done.output
     (line,) = json.loads(done.stdout)["lines"]
@@ -174,7 +181,7 @@ def test_an_agent_is_replaced_and_training_goes_on(tmp_path, monkeypatch):
 
 @pytest.mark.long
 def test_a_method_stands_beside_a_trained_team(tmp_path, monkeypatch):
-    monkeypatch.setattr(cells, "beside", lambda work, items, workers, bear_deaths: ((i, work(i)) for i in items))
+    monkeypatch.setattr(cells, "beside", in_this_process)
     arguments = [
         "main-results",
         *SMALL,

@@ -26,7 +26,7 @@ from teamtr.lab.staleness_cells import MAP, PLANS, QUICK, QUICK_PLANS, Cell, Poi
 from teamtr.lab.staleness_runs import Job, kept_runs, make_runs, train_run
 from teamtr.session.demo import demo_file
 from teamtr.session.processes import Died, beside
-from work_beside import doing
+from work_beside import doing, in_process
 
 TINY = Cell("roles", 2, 0.5, 1, problems=2)
 CODE = Cell("code-exchange", 3, 0.5, 1, sees="everything")
@@ -388,6 +388,13 @@ def test_what_happens_in_a_worker_is_told_here() -> None:
     assert isinstance(borne.pop("killed"), Died)
     assert borne == {"a": 1, "bb": 2}
     assert list(beside(doing, [], 2)) == []
+
+
+@pytest.mark.slow
+def test_work_on_a_card_has_a_process_each() -> None:
+    processes = {process for _, process in beside(in_process, ["a", "bb", "ccc"], 1, bear_deaths=True, anew=True)}
+    assert len(processes) == 3
+    assert len({process for _, process in beside(in_process, ["a", "bb", "ccc"], 1)}) == 1
 
 
 @pytest.mark.long

@@ -30,7 +30,12 @@ def evaluate(
         Path | None, typer.Option(help="Instead of a run: a team file, whose models are evaluated untrained.")
     ] = None,
     changes: Annotated[
-        list[str] | None, typer.Option("--set", help="With --team: a setting to change, such as `eval.samples=8`.")
+        list[str] | None,
+        typer.Option(
+            "--set",
+            help="With --team: a setting to change, such as `eval.samples=8`. With a run: another task instead of its "
+            "own, such as `task.name=math500` and `task.test=math500.jsonl`.",
+        ),
     ] = None,
     split: Annotated[str, typer.Option(help="Which problems: test or train.")] = "test",
     limit: Annotated[int | None, typer.Option(min=1, help="Evaluate only the first problems, this many.")] = None,
@@ -112,8 +117,6 @@ def evaluate(
 
         if (run is None) == (team is None):
             raise UserError("say what to evaluate: a run folder, or a team file with --team")
-        if changes and team is None:
-            raise UserError("--set changes a team file and goes with --team; a run is evaluated as it was trained")
         for_methods = {"--budget-tokens": budget_tokens, "--agent": agent, "--max-tokens": max_tokens}
         given = [name for name, value in for_methods.items() if value is not None]
         given += [f"--{name}" for name in settings]
@@ -187,9 +190,12 @@ def _opened(run: Path | None, team: Path | None, changes: list[str]) -> tuple[Se
     assert run is not None
     from teamtr.session.resume import StoredRun
 
-    stored = StoredRun.read(run)
+    stored, evals = StoredRun.read(run), run / "evals"
+    if changes:
+        stored = stored.on_another_task(changes)
+        evals /= "".join(c if c.isalnum() else "-" for c in stored.team_file.task.name)
     session, members = stored.build()
-    return session, members, run / "evals", int(stored.commit.progress["stage"]), stored.commit.number
+    return session, members, evals, int(stored.commit.progress["stage"]), stored.commit.number
 
 
 def _say_progress(method: str, done: int, of: int, scores: Scores) -> None:

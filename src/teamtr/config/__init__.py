@@ -16,7 +16,7 @@ and "did you mean" all read it through ``schema_keys``.
 """
 
 from teamtr.config.errors import ConfigError
-from teamtr.config.file import dump, from_data, load_team_file, loads
+from teamtr.config.file import dump, from_data, load_team_file, loads, on_another_task
 from teamtr.config.json_schema import json_schema, json_schema_text
 from teamtr.config.keys import SchemaKey, schema_keys
 from teamtr.config.recipe import recipe_text, recipes
@@ -40,6 +40,7 @@ __all__ = [
     "load_team_file",
     "loads",
     "loads_stored",
+    "on_another_task",
     "plan_keys",
     "recipe_text",
     "recipes",

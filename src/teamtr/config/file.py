@@ -70,6 +70,20 @@ def _turn(mistake: Mistake, overrides: Sequence[str]) -> tuple[int, ...]:
 
 def dump(team_file: TeamFile) -> str:
     """The resolved team file as YAML that loads back to an equal object; every default is written out."""
+    return write(_plain(team_file))
+
+
+def on_another_task(team_file: TeamFile, changes: Sequence[str], name: str) -> TeamFile:
+    """The same team on the task that the changes write (``task.name=math500``); paths are relative to the present
+    folder. Raises ConfigError, also when a change is to anything but the task."""
+    for change in changes:
+        if not change.startswith(("task.", "task=")):
+            mistake = Mistake(f"{change}: a run is evaluated as it was trained; only its task may be another")
+            raise ConfigError(name, "", [mistake])
+    return loads(write({**_plain(team_file), "task": {}}), name, changes).anchored(Path.cwd())
+
+
+def _plain(team_file: TeamFile) -> dict[str, Any]:
     data = team_file.model_dump(exclude_none=True)
     data["team"]["template_kwargs"] = team_file.team.template_kwargs  # the one place where none is a value
-    return write(data)
+    return data

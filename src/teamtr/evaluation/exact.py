@@ -27,9 +27,10 @@ def role_success(
     engine: Engine,
     codecs: Mapping[str, Codec],
     problems: Sequence[Problem],
-    words: Mapping[str, tuple[Ids, Ids]],
+    words: Mapping[str, Sequence[Ids]],
 ) -> float:
-    """Mean exact success over the problems; ``words[agent]`` are the token ids of "1" and of "0", end included."""
+    """Mean exact success over the problems; ``words[agent]`` are the token ids of what volunteers and of what does not,
+    end included. With the first alone, all else does not."""
     distinct = {problem.prompt: problem for problem in problems}
     total = 0.0
     for prompt, problem in distinct.items():
@@ -45,14 +46,14 @@ def _word_probabilities(
     team: Team,
     name: str,
     problem: Problem,
-    words: Mapping[str, tuple[Ids, Ids]],
+    words: Mapping[str, Sequence[Ids]],
 ) -> Floats:
     learner, prompt = engine.learner(name), team[name].system_prompt
     chat = render(agent=name, system_prompt=prompt, problem=problem, history=[], speakers=team.names)
     context = codecs[name].encode(chat)
-    one, zero = words[name]
-    blank = np.zeros(2, dtype=np.int64)
-    batch = AgentBatch(name, (context, context), (one, zero), (np.zeros(0, np.float32),) * 2, blank, blank, blank)
+    said = tuple(words[name])
+    blank, no_logp = np.zeros(len(said), dtype=np.int64), np.zeros(0, np.float32)
+    batch = AgentBatch(name, (context,) * len(said), said, (no_logp,) * len(said), blank, blank, blank)
     probabilities = np.exp(learner.begin(batch))
     learner.end()
-    return np.asarray(probabilities)
+    return np.append(probabilities, 1.0 - probabilities)[:2]

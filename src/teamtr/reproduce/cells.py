@@ -20,6 +20,7 @@ from teamtr.session.comparison import Comparison
 from teamtr.session.evaluations import Evaluation
 from teamtr.session.export import export
 from teamtr.session.processes import Died, beside
+from teamtr.session.resume import ON_A_MACHINE, differences
 from teamtr.session.train import train
 from teamtr.store import write_atomic
 from teamtr.swap import Request, swap
@@ -109,7 +110,9 @@ def make_cells(
     failed."""
     failed = []
     for part in ([c for c in cells if c.swapped is None], [c for c in cells if c.swapped is not None]):
-        for cell, why in beside(_trained, [cell for cell in part if not is_done(cell)], workers, bear_deaths=True):
+        left = [cell for cell in part if not is_done(cell)]
+        on_a_card = any(cell.team_file is None or cell.team_file.device != "cpu" for cell in left)
+        for cell, why in beside(_trained, left, workers, bear_deaths=True, anew=on_a_card):
             told = f"its process ended by itself (exit code {why.exit_code})" if isinstance(why, Died) else why
             tell(cell, told)
             if told is not None:
@@ -164,12 +167,16 @@ def _after_swap(cell: Cell) -> TeamFile:
 
 
 def is_done(cell: Cell) -> bool:
-    """Whether its folder holds this very run, trained to its end, or all answers."""
+    """Whether its folder holds this very run, trained to its end on any machine, or all answers."""
     if cell.method is not None:
         assert cell.team_file is not None
         return cell.answers.exists() and json.loads(cell.answers.read_text())["team_file"] == dump(cell.team_file)
     if not (cell.folder / "log.jsonl").exists():
         return False
     (run,) = read_runs([cell.folder])
-    same = run.reading.team_file == cell.team_file if cell.team_file is not None else bool(run.data["swaps"])
-    return run.data["run"]["state"] == "finished" and same
+    if run.data["run"]["state"] != "finished":
+        return False
+    if cell.team_file is None:
+        return bool(run.data["swaps"])
+    stored = run.reading.team_file
+    return stored is not None and not differences(stored, cell.team_file, ON_A_MACHINE)

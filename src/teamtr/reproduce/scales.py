@@ -22,7 +22,7 @@ DATA = {
     "gsm8k": ("openai/gsm8k:main:train", "openai/gsm8k:main:test"),
 }
 """Hub ids to train and to evaluate on, where a reader gives none (``task.train=... task.test=...``)."""
-RADIUS: dict[Scale, float] = {"tiny": 0.05, "small": 0.05, "paper": 0.01}
+RADIUS: dict[Scale, float] = {"tiny": 0.05, "small": 0.1, "paper": 0.01}
 """In nats per message."""
 HELD_OUT = {"aime24": 30, "aime25": 30}
 """Problems of benchmarks that are small; of others at most 500."""
@@ -63,14 +63,14 @@ team:
 {agents}
 sampling: {{temperature: 0.8}} # and top-p 1: the policy that is sampled is the one that is trained
 plan: {{stages: {stages}, problems: {problems}, group_size: 8}}
-learner: {{learning_rate: {learning_rate}}}
+learner: {{learning_rate: {learning_rate}, epochs: {epochs}}}
 eval: {{every: {every}, problems: {evaluated}, samples: {samples}}}
 diagnostics: {{every: {probes}}}
 """
 PROMPTS = {
     "solver": "Solve the problem in a few short steps. End with the answer, in the form that the problem asks for.",
     "checker": "Check the steps and numbers so far. Say in short what is wrong, if anything, then the answer.",
-    "finaliser": "Give the final answer, in the form that the problem asks for.",
+    "finaliser": "Do not reason. Reply with one line: the final answer, in the form that the problem asks for.",
 }
 
 
@@ -145,11 +145,12 @@ class Setting:
             data=f', train: "{train}", test: "{test}"' if train else "",
             model=self.model or PAPER_MODEL,
             train="full" if paper else "lora",
-            tokens=32768 if paper else 256,
+            tokens=32768 if paper else 256 * (3 if variant.agents == 1 else 1),
             agents="\n".join(_agents(variant.agents or 3)),
             stages=stages,
             problems=128 if paper else 32,
             learning_rate="1e-6" if paper else "1e-4",
+            epochs=2 if paper else 1,
             every=1 if paper else 2,
             evaluated=HELD_OUT.get(task, 500) if paper else 200,
             samples=ATTEMPTS.get(task.split(":")[0], 4) if paper else 1,

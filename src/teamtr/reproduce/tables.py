@@ -47,6 +47,7 @@ _ALONE = "One model, not trained"
 _TRAINED = "One model, trained"
 _TOGETHER = "A team, not trained"
 _TEAMS = "A team, trained"
+_REUSED = "A team, trained on fewer rollouts by as many updates (not in the paper)"
 _MATCHED = ("plan.match=rollouts",)
 _RESULTS: tuple[tuple[str, str, Variant, str], ...] = (
     ("chain of thought", _ALONE, Variant("", method="chain_of_thought", agents=1), ""),
@@ -64,7 +65,10 @@ _RESULTS: tuple[tuple[str, str, Variant, str], ...] = (
     ("joint", _TEAMS, Variant("", (*_preset("joint"), *_MATCHED)), ""),
     ("sequential PPO", _TEAMS, Variant("", (*_preset("sequential_ppo"), *_MATCHED)), ""),
     ("TeamTR", _TEAMS, Variant("", _preset("teamtr")), "88.1"),
-    ("auto (not in the paper)", _TEAMS, Variant("", _preset("auto")), ""),
+    ("naive, once a stage", _REUSED, Variant("", _preset("naive_sequential")), ""),
+    ("reweighted", _REUSED, Variant("", _preset("reweighted")), ""),
+    ("auto", _REUSED, Variant("", _preset("auto")), ""),
+    ("partial", _REUSED, Variant("", _preset("partial")), ""),
 )
 MAIN_RESULTS = Recipe(
     "main-results",

@@ -33,16 +33,22 @@ class Died:
 def beside(work: Callable[[Item], Result], items: Sequence[Item], workers: int) -> Iterator[tuple[Item, Result]]: ...
 @overload
 def beside(
-    work: Callable[[Item], Result], items: Sequence[Item], workers: int, *, bear_deaths: bool
+    work: Callable[[Item], Result], items: Sequence[Item], workers: int, *, bear_deaths: bool, anew: bool = False
 ) -> Iterator[tuple[Item, Result | Died]]: ...
 def beside(
-    work: Callable[[Item], Result], items: Sequence[Item], workers: int, *, bear_deaths: bool = False
+    work: Callable[[Item], Result],
+    items: Sequence[Item],
+    workers: int,
+    *,
+    bear_deaths: bool = False,
+    anew: bool = False,
 ) -> Iterator[tuple[Item, Result | Died]]:
     """What ``work`` makes of each item, as they are finished; they are begun in order.
 
     ``work`` is a function of a module, and items and results can be pickled. What it raises is raised here, and so is
-    the death of a process, unless deaths are borne: then another process takes its place. However the iteration ends,
-    by Ctrl-C too, the processes end with it.
+    the death of a process, unless deaths are borne: then another process takes its place. With ``anew`` every item has
+    a process of its own, which gives back the memory of a card when it ends. However the iteration ends, by Ctrl-C too,
+    the processes end with it.
     """
     waiting = deque(items)
     crew = [_Worker(work) for _ in range(min(workers, len(items)))]
@@ -62,12 +68,12 @@ def beside(
                 assert isinstance(pipe, Connection)
                 worker, item = busy.pop(pipe)
                 result = worker.answer()
-                if isinstance(result, Died):
-                    if not bear_deaths:
-                        raise TeamTRError(
-                            f"a worker process ended by itself (exit code {result.exit_code}; -9 is often a lack of "
-                            "memory): fewer workers need less"
-                        )
+                if isinstance(result, Died) and not bear_deaths:
+                    raise TeamTRError(
+                        f"a worker process ended by itself (exit code {result.exit_code}; -9 is often a lack of "
+                        "memory): fewer workers need less"
+                    )
+                if waiting and (anew or isinstance(result, Died)):
                     worker.end()
                     crew[crew.index(worker)] = worker = _Worker(work)
                 give(worker)
@@ -107,11 +113,11 @@ class _Worker:
         raise RuntimeError(f"in a worker process:\n{answer.message}")
 
     def end(self) -> None:
+        self.pipe.close()  # who waits for an item ends by that
         self.process.join(PATIENCE_S)
         if self.process.is_alive():
             self.process.kill()
             self.process.join()
-        self.pipe.close()
 
 
 @dataclass(frozen=True)

@@ -3,32 +3,36 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from teamtr.config import ConfigError, TeamFile, dump, loads_stored
+from teamtr.config import ConfigError, TeamFile, dump, loads_stored, on_another_task
 from teamtr.errors import Refused, UserError
 from teamtr.session.build import AS_WRITTEN, Parts, Session, build
 from teamtr.session.inputs import Inputs, require_same_models
 from teamtr.store import Commit, NotARun, RunFolder, StoreError, write_atomic
 from teamtr.team import Team
 
+ON_A_MACHINE = (
+    "store.keep_checkpoints",
+    "learner.micro_batch",
+    "sampling.compiled",
+    "sampling.memory_gb",
+    "trackers",
+)
+"""Settings that fit a run to a machine and change nothing that it finds, but for rounding; of a list, all it holds."""
 MAY_CHANGE = (
+    *ON_A_MACHINE,
     "plan.stages",
     "eval.every",
     "eval.problems",
     "eval.samples",
     "eval.temperature",
-    "store.keep_checkpoints",
-    "learner.micro_batch",
     "diagnostics.every",
-    "sampling.compiled",
-    "sampling.memory_gb",
-    "trackers",
 )
-"""Settings that a resumed run may change without becoming another run; of a list, all that it holds."""
+"""Settings that a resumed run may change without becoming another run."""
 
 
 SWAP_REQUEST = Path("swap", "request.json")
@@ -64,6 +68,10 @@ class StoredRun:
             warnings.warn(f"{damaged}. Read instead: the team after {commit.number} updates", stacklevel=2)
         return cls(run, team_file, commit)
 
+    def on_another_task(self, changes: Sequence[str]) -> StoredRun:
+        """The same team with the task that the changes write."""
+        return replace(self, team_file=on_another_task(self.team_file, changes, str(self.folder.team_file)))
+
     def build(self, parts: Parts = AS_WRITTEN) -> tuple[Session, Team]:
         """The team of the commit. Raises OtherInputs when its models are not those that were trained."""
         session = build(self.team_file, taught=False, parts=parts)
@@ -95,10 +103,15 @@ def claim(run: RunFolder, team_file: TeamFile, commit: Commit | None) -> None:
     write_atomic(run.team_file, text.encode())
 
 
+def differences(stored: TeamFile, team_file: TeamFile, free: Sequence[str]) -> list[str]:
+    """Where the two differ, as dotted keys, but for the settings that are free."""
+    changed = _differences(stored.model_dump(), team_file.model_dump())
+    return [key for key in changed if not any(f"{key}.".startswith(f"{other}.") for other in free)]
+
+
 def require_same(folder: Path, stored: TeamFile, team_file: TeamFile) -> None:
     """Refuse a team file that is another than the one stored in the folder, but for what may change."""
-    changed = _differences(stored.model_dump(), team_file.model_dump())
-    other = [key for key in changed if not any(f"{key}.".startswith(f"{free}.") for free in MAY_CHANGE)]
+    other = differences(stored, team_file, MAY_CHANGE)
     if other:
         raise OtherRun(
             f"{folder} holds a run with other settings ({', '.join(other[:5])}"

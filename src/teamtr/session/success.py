@@ -48,7 +48,7 @@ def exact_success(session: Session, team: Team) -> float | None:
         return None  # the closed form needs messages that are independent and end
     codecs = session.context.codecs
     words = {
-        name: (codecs[name].encode_message(task.VOLUNTEER), codecs[name].encode_message(task.ABSTAIN))
+        name: [codecs[name].encode_message(word) for word in (task.VOLUNTEER, task.ABSTAIN) if word is not None]
         for name in team.names
     }
     return role_success(team, session.engine, codecs, task.problems("test"), words)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import string
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from annotated_types import Ge, Le
@@ -55,8 +55,9 @@ class Roles(Task):
                 yield Refusal(("team", "router", "order"), message)
 
     reward_range = 1.0
-    VOLUNTEER = "1"
-    ABSTAIN = "0"
+    VOLUNTEER: ClassVar[str] = "1"
+    ABSTAIN: ClassVar[str | None] = "0"
+    """None: whoever does not say exactly the other word abstains."""
     alphabet = "01"
     grades_conversation = True
 
@@ -89,7 +90,7 @@ class Roles(Task):
                 self.agents[i % len(self.agents)],
                 train[rng.integers(len(train))],
                 [],  # the round is blind
-                self.VOLUNTEER if rng.random() < self._volunteer_share else self.ABSTAIN,
+                self.VOLUNTEER if rng.random() < self._volunteer_share else self.ABSTAIN or "",
             )
             for i in range(count)
         ]
@@ -100,9 +101,11 @@ class Roles(Task):
                 f"problem {problem.id}: roles needs a message of each of its {len(self.agents)} agents, got "
                 f"{len(texts)}: let every agent speak in every round"
             )
-        said = [text.strip() for text in texts[-len(self.agents) :]]
-        if not set(said) <= {self.VOLUNTEER, self.ABSTAIN}:
-            return Verdict("unparsed", 0.0)
+        said = list(texts[-len(self.agents) :])
+        if self.ABSTAIN is not None:
+            said = [text.strip() for text in said]
+            if not set(said) <= {self.VOLUNTEER, self.ABSTAIN}:
+                return Verdict("unparsed", 0.0)
         if said.count(self.VOLUNTEER) == 1:
             return Verdict("right", 1.0, "".join(said))
         return Verdict("wrong", 0.0, "".join(said))
