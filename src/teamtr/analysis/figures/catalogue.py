@@ -85,7 +85,7 @@ FIGURES = (
 )
 NOT_FROM_LOGS = {
     "fig:overview": "a sketch of landscapes; its inset, penalties against n, is `teamtr lab scaling --figure F`",
-    "tab:main-results": "benchmark results: `teamtr reproduce main-results`; of your own runs `teamtr eval RUN` and `teamtr compare`",
+    "tab:main-results": "benchmark results: `teamtr reproduce main-results`; of your own runs `teamtr eval`",
     "tab:app-exp-overview": "a list of experiments",
 }
 """What the paper shows and no figure here does, and why."""
