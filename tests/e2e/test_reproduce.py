@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from teamtr.cli import app
 from teamtr.errors import UserError
 from teamtr.presets import PRESETS
-from teamtr.reproduce import RECIPES, SCALES, Setting, cells, estimate, find
+from teamtr.reproduce import RECIPES, SCALES, Setting, cells, estimate, find, problems
 from teamtr.reproduce import measures as of
 from teamtr.reproduce.cells import cells_of
 from teamtr.reproduce.result import Value, rows
@@ -122,6 +122,21 @@ def test_measures_by_hand():
 def test_values_as_they_are_printed():
     assert [Value(v, None, 1).text() for v in (0.0421, 3.14159, 71.06, 4582.3)] == ["0.042", "3.14", "71.1", "4,582"]
     assert Value(71.06, 2.84, 3).text() == "71.1 ± 2.8"
+    assert Value(7.06, 2.84, 3, (4.21, 9.1)).text() == "7.1 ± 2.8 (4.2 to 9.1)"
+
+
+def test_lines_are_compared_problem_by_problem():
+    seeds = [{"a": 1.0, "b": 0.0, "c": 1.0}, {"a": 1.0, "b": 1.0, "c": 0.0, "d": 1.0}]
+    others = [{"c": 0.0, "b": 0.5, "a": 0.5}]
+    apart = problems.difference(seeds, others)
+    assert apart is not None
+    assert apart.value == pytest.approx((0.5 + 0.0 + 0.5) / 3), "of a, b and c, each the mean of its seeds"
+    sure = problems.interval(seeds)
+    assert sure is not None
+    assert sure.low <= 2 / 3 <= sure.high
+    assert problems.interval([{}]) is None
+    assert problems.difference(seeds, []) is None
+    assert problems.difference(seeds, [{"z": 1.0}]) is None, "no problem that both have"
 
 
 def in_this_process(work, items, workers, **others):
@@ -147,6 +162,9 @@ def test_a_table_is_trained_goes_on_and_bears_what_fails(tmp_path, monkeypatch):
     log = out / "runs" / "naive-sequential-seed0" / "log.jsonl"
     before = log.read_bytes()
     (out / "runs" / "joint-update-seed0").unlink()
+    unfinished = call(*arguments, "--finished")
+    assert unfinished.exit_code == 0, "nothing is trained, so nothing fails"
+    assert json.loads(unfinished.stdout)["lines"] == found["lines"]
     again = call(*arguments)
     assert again.exit_code == 0, again.output
     assert log.read_bytes() == before, "what is trained is not trained again"
@@ -198,8 +216,11 @@ def test_a_method_stands_beside_a_trained_team(tmp_path, monkeypatch):
     asked, joint = json.loads(done.stdout)["lines"]
     assert (asked["name"], joint["name"]) == ("self-consistency", "joint")
     assert asked["values"]["tokens per answer"]["mean"] > joint["values"]["tokens per answer"]["mean"] / 3
-    assert asked["values"]["tokens to train, M"] is None
-    assert joint["values"]["tokens to train, M"]["mean"] > 0
+    assert asked["values"]["sampled to train, M"] is None
+    assert joint["values"]["sampled to train, M"]["mean"] > 0
+    accuracy = joint["values"]["accuracy, %"]
+    assert 0.0 <= accuracy["interval"][0] <= accuracy["mean"] <= accuracy["interval"][1] <= 100.0
+    assert joint["values"]["points above the team as written"] is None, "which was not asked for"
     stored = (tmp_path / "runs" / "self-consistency-seed0" / "answers.json").read_bytes()
     assert json.loads(call(*arguments).stdout)["lines"] == [asked, joint]
     assert (tmp_path / "runs" / "self-consistency-seed0" / "answers.json").read_bytes() == stored

@@ -39,6 +39,9 @@ def reproduce(
     only: Annotated[list[str] | None, typer.Option(help="Only teams with these words in their name.")] = None,
     workers: Annotated[int, typer.Option(min=1, help="Train so many teams beside each other.")] = 1,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it would take, and train nothing.")] = False,
+    finished: Annotated[
+        bool, typer.Option("--finished", help="Train nothing: make the table of what is finished.")
+    ] = False,
     show: Annotated[bool, typer.Option("--list", help="List all tables and figures.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
@@ -67,7 +70,9 @@ def reproduce(
         if dry_run:
             _tell_cost(recipe, setting, as_json)
             return
-        _make(recipe, setting, out or Path("reproduced") / f"{recipe.name}-{scale}", workers, as_json)
+        _make(
+            recipe, setting, out or Path("reproduced") / f"{recipe.name}-{scale}", 0 if finished else workers, as_json
+        )
 
 
 def _listed(recipes: list[dict[str, Any]]) -> str:
@@ -129,7 +134,7 @@ def _make(recipe: Recipe, setting: Setting, out: Path, workers: int, as_json: bo
         say(f"{ended:>4}  {cell.variant}, seed {cell.seed}: {'done' if why is None else f'failed: {why}'}")
 
     say(f"{len(cells)} runs in {out}")
-    failed = make_cells(cells, workers, tell)
+    failed = make_cells(cells, workers, tell) if workers else []
     found = collect(recipe, setting, cells, failed, out, _command(recipe, setting))
     write(found, out)
     answer(markdown(found), as_json)

@@ -11,10 +11,11 @@ from teamtr.analysis.figures import Run
 from teamtr.reproduce.recipe import Measure
 
 FLIPS = "near_flip_rate"
-ACCURACY, TOKENS = "accuracy, %", "tokens per answer"
+ACCURACY, TOKENS, SECONDS = "accuracy, %", "tokens per answer", "seconds per answer"
 ANSWERED: dict[str, Callable[[Mapping[str, Any]], float]] = {
     ACCURACY: lambda answers: 100.0 * float(answers["avg_at_k"]),
     TOKENS: lambda answers: float(answers["tokens_per_answer"]),
+    SECONDS: lambda answers: float(answers["seconds_per_answer"] or 0.0),
 }
 """Columns of teams that are not trained, from what answering by a method came to."""
 
@@ -35,6 +36,23 @@ def tokens_per_answer(run: Run) -> float | None:
     """Sampled in evaluations, by all agents together."""
     answers = sum(row["problems"] * row["samples"] for row in run.data["evals"])
     return float(run.data["cost"]["eval_tokens"]) / answers if answers else None
+
+
+def seconds_per_answer(run: Run) -> float | None:
+    """In evaluations, with all that ran beside them."""
+    answers = sum(row["problems"] * row["samples"] for row in run.data["evals"])
+    return float(run.data["cost"]["eval_seconds"]) / answers if answers else None
+
+
+def millions_sampled(run: Run) -> float | None:
+    """Tokens of all messages of rollouts for training."""
+    return float(run.data["cost"]["sampled_tokens"]) / 1e6 if run.data["cost"]["sampled_tokens"] else None
+
+
+def seconds_to_train(run: Run) -> float | None:
+    """From the first record to the last without evaluations, with all that ran beside it."""
+    total = run.data["run"]["seconds"]
+    return None if total is None else float(total) - float(run.data["cost"]["eval_seconds"] or 0.0)
 
 
 def before_swap(run: Run) -> float | None:

@@ -58,7 +58,8 @@ class Line:
 class Recipe:
     """One of the paper's tables or figures.
 
-    ``columns`` are in the order in which they are shown; ``notes`` say something of all runs together, or nothing;
+    ``columns`` are in the order in which they are shown; after the first, accuracy, stands how far it is from that of
+    the line called ``reference``, if one is; ``notes`` say something of all runs together, or nothing;
     ``figures`` are drawn of all runs (``teamtr.analysis.figures``). ``task`` and ``stages`` are the paper's own.
     """
 
@@ -73,6 +74,7 @@ class Recipe:
     task: str = "aime24"
     stages: int = 40
     probes: bool = False
+    reference: str = ""
 
 
 def slug(text: str) -> str:

@@ -7,7 +7,7 @@ import html
 import io
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,11 @@ import numpy as np
 
 from teamtr.analysis.figures import Run, hang, read_runs
 from teamtr.analysis.figures.gallery import PAGE
+from teamtr.reports import Interval
+from teamtr.reproduce import problems
 from teamtr.reproduce.cells import Cell, Failed, is_done
-from teamtr.reproduce.measures import ANSWERED, over_seeds
-from teamtr.reproduce.recipe import Recipe
+from teamtr.reproduce.measures import ACCURACY, ANSWERED, over_seeds
+from teamtr.reproduce.recipe import Line, Recipe
 from teamtr.reproduce.scales import Setting
 from teamtr.session.environment import environment
 from teamtr.store import write_atomic
@@ -26,17 +28,22 @@ from teamtr.text import visible
 
 @dataclass(frozen=True)
 class Value:
-    """Of the seeds that have it: their mean, and their standard deviation where there are several."""
+    """Of the seeds that have it: their mean, their standard deviation where there are several, and for accuracies an
+    interval."""
 
     mean: float
     deviation: float | None
     seeds: int
+    interval: tuple[float, float] | None = None
+    """At 95 %, over problems."""
 
     def text(self) -> str:
         size = abs(self.mean)
-        digits = 0 if size >= 1000.0 else 1 if size >= 10.0 else 2 if size >= 1.0 else 3
+        digits = 0 if size >= 1000.0 else 1 if size >= 10.0 or self.interval else 2 if size >= 1.0 else 3
         shown = f"{self.mean:,.{digits}f}"
-        return shown if self.deviation is None else f"{shown} ± {self.deviation:.{digits}f}"
+        if self.deviation is not None:
+            shown += f" ± {self.deviation:.{digits}f}"
+        return shown if self.interval is None else f"{shown} ({self.interval[0]:.1f} to {self.interval[1]:.1f})"
 
 
 @dataclass(frozen=True)
@@ -82,19 +89,29 @@ def collect(
     for cell in done:
         if cell.method is not None:
             answers[cell.variant].append(json.loads(cell.answers.read_text()))
-    lines = tuple(
-        FoundLine(
-            line.name,
-            line.part,
-            {
-                column: _value(
-                    [ANSWERED[column](one) for one in answers[line.variant] if column in ANSWERED]
-                    or over_seeds(runs[line.variant], line.measures[column])
-                )
-                for column in recipe.columns
-            },
-            dict(line.paper),
+    shares = {
+        name: [problems.of_answers(one) for one in answers[name]] or [problems.at_the_end(run) for run in runs[name]]
+        for name in names
+    }
+    against = next((line.variant for line in recipe.lines if line.name == recipe.reference), None)
+    columns = [*recipe.columns]
+    if against is not None:
+        columns.insert(1, f"points above {recipe.reference}")
+
+    def value(line: Line, column: str) -> Value | None:
+        if column not in line.measures:
+            others = shares[against] if against not in (None, line.variant) else []
+            apart = problems.difference(shares[line.variant], others)
+            return apart and Value(100.0 * apart.value, None, len(shares[line.variant]), _points(apart.interval))
+        found = _value(
+            [ANSWERED[column](one) for one in answers[line.variant] if column in ANSWERED]
+            or over_seeds(runs[line.variant], line.measures[column])
         )
+        sure = problems.interval(shares[line.variant]) if column == ACCURACY else None
+        return found if found is None or sure is None else replace(found, interval=_points(sure))
+
+    lines = tuple(
+        FoundLine(line.name, line.part, {column: value(line, column) for column in columns}, dict(line.paper))
         for line in recipe.lines
     )
     notes = [text for note in recipe.notes if (text := note(runs)) is not None]
@@ -109,7 +126,7 @@ def collect(
         recipe.label,
         setting.scale,
         command,
-        recipe.columns,
+        tuple(columns),
         lines,
         tuple(notes),
         tuple(f"{one.cell.variant}, seed {one.cell.seed}: {one.why}" for one in failed),
@@ -122,6 +139,10 @@ def _value(values: Sequence[float]) -> Value | None:
     if not values:
         return None
     return Value(float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else None, len(values))
+
+
+def _points(interval: Interval) -> tuple[float, float]:
+    return 100.0 * interval.low, 100.0 * interval.high
 
 
 # -- forms -----------------------------------------------------------------------------------------------------------
@@ -155,8 +176,8 @@ def markdown(found: Found) -> str:
     table = [f"| {' | '.join(row)} |" for row in (header, ["---"] * len(header), *body)]
     parts = [
         f"# {found.title} ({found.label})",
-        f'Scale: {found.scale}. Mean and standard deviation over seeds; "the paper" is what it prints for its own '
-        f"models and benchmark.\n\n```\n{found.command}\n```",
+        f"Scale: {found.scale}. Mean and standard deviation over seeds, in brackets 95 % intervals over problems; "
+        f'"the paper" is what it prints for its own models and benchmark.\n\n```\n{found.command}\n```',
         "\n".join(table),
         *(["\n".join(f"- {note}" for note in found.notes)] if found.notes else []),
         *(["Failed:\n\n" + "\n".join(f"- {visible(one)}" for one in found.failed)] if found.failed else []),
@@ -167,15 +188,16 @@ def markdown(found: Found) -> str:
 
 
 def comma_separated(found: Found) -> str:
-    """A row for every number: line, column, mean, deviation, seeds, and what the paper prints."""
+    """A row for every number: line, column, mean, deviation, seeds, interval, and what the paper prints."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["part", "line", "column", "mean", "deviation", "seeds", "paper"])
+    writer.writerow(["part", "line", "column", "mean", "deviation", "seeds", "low", "high", "paper"])
     for line in found.lines:
         for column in found.columns:
             value = line.values[column]
             ours = ["", "", 0] if value is None else [value.mean, value.deviation, value.seeds]
-            writer.writerow([line.part, line.name, column, *ours, line.paper.get(column, "")])
+            between = ["", ""] if value is None or value.interval is None else [*value.interval]
+            writer.writerow([line.part, line.name, column, *ours, *between, line.paper.get(column, "")])
     return text.getvalue()
 
 

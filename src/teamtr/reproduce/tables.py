@@ -41,7 +41,9 @@ def _preset(name: str) -> tuple[str, ...]:
 MAIN: dict[str, Measure] = {
     of.ACCURACY: of.success,
     of.TOKENS: of.tokens_per_answer,
-    "tokens to train, M": of.millions_of_tokens,
+    of.SECONDS: of.seconds_per_answer,
+    "sampled to train, M": of.millions_sampled,
+    "seconds to train": of.seconds_to_train,
 }
 _ALONE = "One model, not trained"
 _TRAINED = "One model, trained"
@@ -79,6 +81,7 @@ MAIN_RESULTS = Recipe(
     tuple(
         Line(name, slug(name), MAIN, {of.ACCURACY: paper} if paper else {}, part) for name, part, _, paper in _RESULTS
     ),
+    reference="the team as written",
     notes=(
         lambda runs: (
             "the paper's numbers are those of AIME 2024; it fine-tunes the teams of its debates and role-plays, which "
