@@ -70,9 +70,8 @@ def reproduce(
         if dry_run:
             _tell_cost(recipe, setting, as_json)
             return
-        _make(
-            recipe, setting, out or Path("reproduced") / f"{recipe.name}-{scale}", 0 if finished else workers, as_json
-        )
+        folder = out or Path("reproduced") / f"{recipe.name}-{scale}"
+        _make(recipe, setting, folder, 0 if finished else workers, as_json)
 
 
 def _listed(recipes: list[dict[str, Any]]) -> str:

@@ -182,7 +182,7 @@ def markdown(found: Found) -> str:
         *(["\n".join(f"- {note}" for note in found.notes)] if found.notes else []),
         *(["Failed:\n\n" + "\n".join(f"- {visible(one)}" for one in found.failed)] if found.failed else []),
         *(f"![{name}](figures/{name}.svg)" for name in found.figures),
-        "Made with " + ", ".join(f"{name} {version}" for name, version in found.versions.items()) + ".",
+        "Table made with " + ", ".join(f"{name} {version}" for name, version in found.versions.items()) + ".",
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -214,7 +214,7 @@ def page(found: Found) -> str:
     return PAGE.format(
         title=safe(found.title),
         body=f"<h1>{safe(found.title)} ({safe(found.label)})</h1><pre>{safe(found.command)}</pre>"
-        f"<table><tr>{head}</tr>{told}</table><ul>{notes}</ul>{figures}<p>Made with {safe(made)}.</p>",
+        f"<table><tr>{head}</tr>{told}</table><ul>{notes}</ul>{figures}<p>Table made with {safe(made)}.</p>",
     )
 
 
