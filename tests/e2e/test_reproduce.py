@@ -209,20 +209,25 @@ def test_a_method_stands_beside_a_trained_team(tmp_path, monkeypatch):
         "self-consistency",
         "--only",
         "joint",
+        "--only",
+        "as-written",
         "--json",
     ]
     done = call(*arguments)
     assert done.exit_code == 0, done.output
-    asked, joint = json.loads(done.stdout)["lines"]
-    assert (asked["name"], joint["name"]) == ("self-consistency", "joint")
+    asked, team, joint = json.loads(done.stdout)["lines"]
+    assert (asked["name"], team["name"], joint["name"]) == ("self-consistency", "the team as written", "joint")
     assert asked["values"]["tokens per answer"]["mean"] > joint["values"]["tokens per answer"]["mean"] / 3
     assert asked["values"]["sampled to train, M"] is None
     assert joint["values"]["sampled to train, M"]["mean"] > 0
     accuracy = joint["values"]["accuracy, %"]
     assert 0.0 <= accuracy["interval"][0] <= accuracy["mean"] <= accuracy["interval"][1] <= 100.0
-    assert joint["values"]["points above the team as written"] is None, "which was not asked for"
+    apart = joint["values"]["points above the team as written"]
+    assert apart["mean"] == pytest.approx(accuracy["mean"] - team["values"]["accuracy, %"]["mean"])
+    assert apart["interval"][0] <= apart["mean"] <= apart["interval"][1]
+    assert team["values"]["points above the team as written"] is None
     stored = (tmp_path / "runs" / "self-consistency-seed0" / "answers.json").read_bytes()
-    assert json.loads(call(*arguments).stdout)["lines"] == [asked, joint]
+    assert json.loads(call(*arguments).stdout)["lines"] == [asked, team, joint]
     assert (tmp_path / "runs" / "self-consistency-seed0" / "answers.json").read_bytes() == stored
 
 
