@@ -37,8 +37,9 @@ class Scores:
             measures_PK=[row for part in parts for row in part.measures_PK],
         )
 
-    def report(self, seed: int) -> EvalReport:
-        return summarise(
+    def report(self, seed: int, problems: Sequence[Problem]) -> EvalReport:
+        """``problems`` are those of the rows, in their order."""
+        found = summarise(
             self.verdicts_PK,
             self.answers_PK,
             self.stated_PK,
@@ -46,6 +47,7 @@ class Scores:
             labels_P=self.labels_P,
             measures_PK=self.measures_PK,
         )
+        return replace(found, problem_ids=tuple(problem.id for problem in problems))
 
 
 def scores_of(context: RolloutContext, batch: RolloutBatch, *, consensus: bool = True) -> Scores:
@@ -77,7 +79,7 @@ def evaluate(
 ) -> EvalReport:
     """Let the team play K episodes of each problem and summarise them. Changes nothing."""
     batch = play(context, team, problems, samples, seed=seed, temperature=temperature, ledger=ledger)
-    return replace(scores_of(context, batch).report(seed), problem_ids=tuple(p.id for p in problems))
+    return scores_of(context, batch).report(seed, problems)
 
 
 def _stated(context: RolloutContext, batch: RolloutBatch) -> list[list[list[bool | None]]]:

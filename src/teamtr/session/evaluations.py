@@ -200,7 +200,7 @@ class Evaluation:
             parts.append(scores_of(context, batch, consensus=self.is_of_team))
             spent += Spent.on(batch, clock.seconds.get(_asked(file)))
             progress(chunk.last, len(problems), parts[-1])
-        report = Scores.together(parts).report(self.seed)
+        report = Scores.together(parts).report(self.seed, problems)
         write_atomic(self.folder / "report.json", encode(report.as_record(), "the report") + b"\n")
         return Evaluated(report, spent, kept=spent.answers - played)
 
