@@ -386,7 +386,8 @@ def test_light_dark_and_phone(page, tmp_path):
     assert page.problems == []
 
 
-@pytest.mark.parametrize(("most", "group"), [(20, 4), pytest.param(40, 16, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("most", "group"), [(20, 4), (40, 16)])
 def test_a_big_report_opens_as_fast_as_its_size_allows(page, tmp_path, most, group):
     """Up to 40 stages x 3 agents x 512 episodes, every update probed: a second or two, and four times that of a
     quarter."""

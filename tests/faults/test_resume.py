@@ -81,7 +81,7 @@ def test_killed_at_every_boundary(undisturbed, taught, tmp_path, updates):
         assert_same(folder, undisturbed[0])
 
 
-@pytest.mark.parametrize("times", [8, pytest.param(25, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("times", [4, pytest.param(25, marks=pytest.mark.slow)])
 def test_killed_at_random_moments(undisturbed, taught, tmp_path, times):
     expected, seconds = undisturbed
     rng = random.Random(7)
@@ -110,7 +110,9 @@ def test_killed_at_random_moments(undisturbed, taught, tmp_path, times):
     [
         pytest.param(("plan.preset=naive_sequential",), marks=pytest.mark.slow),
         ("plan.preset=auto", "plan.sampling_cost=0.05", "plan.reuse_across_stages=true"),
-        ("plan.preset=partial", "plan.min_effective_share=1", "plan.control_share=0.5"),
+        pytest.param(
+            ("plan.preset=partial", "plan.min_effective_share=1", "plan.control_share=0.5"), marks=pytest.mark.slow
+        ),
         pytest.param(("plan.preset=joint",), marks=pytest.mark.slow),
         pytest.param(("plan.preset=sequential_ppo", "team.train=lora", "team.lora.rank=2"), marks=pytest.mark.slow),
         pytest.param(("plan.preset=resample_every_2",), marks=pytest.mark.slow),
@@ -134,7 +136,7 @@ def test_killed_in_the_middle_of_a_stage_that_reuses_its_batch(overrides, taught
     "overrides",
     [
         ("team.train=lora", "team.lora.rank=2"),
-        ("plan.order=largest_gain", "plan.allocate=gain"),
+        pytest.param(("plan.order=largest_gain", "plan.allocate=gain"), marks=pytest.mark.slow),
         pytest.param(("plan.order=largest_gain", "plan.allocate=certified"), marks=pytest.mark.slow),
         pytest.param(("plan.preset=grpo",), marks=pytest.mark.slow),
         ("plan.preset=ppo",),

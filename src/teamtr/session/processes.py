@@ -132,9 +132,9 @@ def _serve(pipe: Connection, work: Callable[[Any], Any]) -> None:
     """Answer every item until there is nobody to answer."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C reaches all; the parent decides
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that temporary folders are removed
-    import torch
-
-    torch.set_num_threads(1)
+    os.environ["OMP_NUM_THREADS"] = "1"  # for a torch that the work imports, and for its own processes
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
     while True:
         try:
             item = pipe.recv()
