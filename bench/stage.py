@@ -103,7 +103,7 @@ def ours(a: argparse.Namespace) -> dict[str, Any]:
         phases.update(done.seconds)
         phases["whole"] += time.perf_counter() - started
         phases[f"messages measured by {agent}"] = done.messages_measured
-    phases["micro-batch"] = min(engine.learner(agent).micro_batch for agent in engine.learners)
+    phases["micro-batch"] = min(engine.learner(agent).passes.micro_batch for agent in engine.learners)
     shares = {
         "sampled tokens/s": sampled / phases["sample"],
         "gate share of the stage": phases["gate"] / phases["whole"],
@@ -258,7 +258,10 @@ def memory(a: argparse.Namespace, agents: int) -> dict[str, Any]:
     said = play(engine, small, 0, Counter(), MEMORY_TURNS)
     for k, agent in enumerate(engine.learners):
         update(engine, small, agent, said, k)
-    return {"peak GB": peak_gb(), "micro-batch": min(engine.learner(agent).micro_batch for agent in engine.learners)}
+    return {
+        "peak GB": peak_gb(),
+        "micro-batch": min(engine.learner(agent).passes.micro_batch for agent in engine.learners),
+    }
 
 
 def main() -> None:

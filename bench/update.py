@@ -84,7 +84,7 @@ def ours(a: argparse.Namespace, batch: AgentBatch, advantages: np.ndarray) -> di
         "one pass with KL s": with_kl, "one pass without KL s": without_kl,
         "first update s": first, "KL share": a.epochs * (with_kl - without_kl) / whole, "gate share": gate / whole,
         "peak GB": peak_gb(),
-        "measured messages": done.messages_measured, "outcome": done.outcome, "micro-batch": learner.micro_batch,
+        "measured messages": done.messages_measured, "outcome": done.outcome, "micro-batch": learner.passes.micro_batch,
     }  # fmt: skip
 
 

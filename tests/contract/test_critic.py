@@ -296,7 +296,7 @@ def test_micro_batches_change_nothing_but_rounding():
     found = []
     for micro_batch in (1, 64):
         solved = Solved()
-        solved.learner.micro_batch = micro_batch
+        solved.learner.passes.micro_batch = micro_batch
         batch, returns_PG = solved.batch(40, seed=2)
         fit(solved, batch, returns_PG, 0.95, steps=3, rate=0.05)
         found.append(np.array(list(solved.values().values())))

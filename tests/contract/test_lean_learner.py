@@ -15,6 +15,7 @@ from teamtr.engines.gradients import _Scaled
 from teamtr.engines.hashing import hash_tensors
 from teamtr.engines.learner import PolicyLearner
 from teamtr.engines.optim import FIRST_LOSS_SCALE
+from teamtr.engines.passes import forget_gradients
 from teamtr.engines.torch.attention import Unsupported
 from teamtr.engines.torch.fused_lora import fuse_lora
 from teamtr.engines.torch.head import linear_head
@@ -33,9 +34,9 @@ def gradients(learner: PolicyLearner, batch, advantages) -> dict[str, torch.Tens
     learner.begin(batch)
     learner.perturb(0.1, seed=4)
     rows = np.arange(len(batch))
-    learner._fitting(lambda: learner._accumulate(rows, advantages, OBJECTIVE, beta=2.0))
+    learner.passes.fitting(lambda: learner._accumulate(rows, advantages, OBJECTIVE, beta=2.0))
     found = {name: p.grad.clone() for name, p in learner.policy.parameters().items() if p.grad is not None}
-    learner._forget_gradients()
+    forget_gradients(learner.policy)
     learner.restore(before)
     learner.end()
     return found
@@ -234,7 +235,7 @@ def test_a_micro_batch_that_overflows_is_computed_again_alone(monkeypatch, place
     batch = make_batch(make_learner("full"))
     expected = steps_taken(make_learner("full", micro_batch=2), batch)
     learner = scaled(make_learner("full", micro_batch=2), monkeypatch)
-    parts = learner._micro_batches(batch, np.arange(len(batch)))
+    parts = learner.passes.micro_batches(batch, np.arange(len(batch)))
     chosen = {"first": parts[:1], "middle": parts[1:2], "last": parts[-1:], "all": parts}[place]
     hit = {tuple(part.tolist()) for part in chosen}
     computed = overflow_at(
@@ -265,7 +266,7 @@ def test_a_loss_that_is_not_finite_is_not_tried_again(monkeypatch):
     batch = make_batch(learner)
     computed = overflow_at(learner, monkeypatch, lambda rows, scale: False)
     advantages = advantages_for(batch)
-    advantages[learner._micro_batches(batch, np.arange(len(batch)))[0][0]] = float("nan")
+    advantages[learner.passes.micro_batches(batch, np.arange(len(batch)))[0][0]] = float("nan")
     learner.begin(batch)
     stats = learner.step(np.arange(len(batch)), advantages, OBJECTIVE, beta=0.5, learning_rate=1e-3)
     assert not stats.applied

@@ -42,7 +42,7 @@ def test_running_out_of_memory_halves_the_micro_batch_and_gives_the_same_gradien
 
     monkeypatch.setattr(learner.policy, "features", limited)
     assert_close(expected, gradients(learner, batch, advantages))
-    assert learner.micro_batch == 2
+    assert learner.passes.micro_batch == 2
     assert len(trained) == len(batch) / 2
     assert trained == sorted(trained, reverse=True), "what needs most is tried first"
     assert trained[0] > trained[-1]
@@ -53,7 +53,7 @@ def out_of_memory_at(learner: PolicyLearner, monkeypatch, place: str, times: set
     passes: list[int] = []
 
     def count() -> None:
-        passes.append(learner.micro_batch)
+        passes.append(learner.passes.micro_batch)
         if len(passes) in times:
             raise torch.OutOfMemoryError("injected")
 
@@ -112,7 +112,7 @@ def test_a_step_broken_off_leaves_nothing_to_the_next(kind, monkeypatch):
             learner.step(rows, advantages, OBJECTIVE, beta=0.5, learning_rate=1e-3)
     assert_close(expected, gradients(learner, batch, advantages))
     # and one that never fits keeps nothing of what did
-    learner.micro_batch = 1
+    learner.passes.micro_batch = 1
     monkeypatch.setattr(learner.policy, "recompute_activations", lambda: False)
     out_of_memory_at(learner, monkeypatch, "forward", {3})
     learner.begin(batch)
@@ -131,7 +131,7 @@ def test_other_errors_of_the_card_do_not_pass_for_a_lack_of_memory(monkeypatch):
     monkeypatch.setattr(learner.policy, "features", broken)
     with pytest.raises(RuntimeError, match="illegal memory access"):
         learner.begin(batch)
-    assert learner.micro_batch == 8
+    assert learner.passes.micro_batch == 8
 
 
 def test_a_single_message_that_does_not_fit_is_an_error_with_a_remedy(monkeypatch):
@@ -235,7 +235,7 @@ def test_the_head_in_chunks_gives_the_same_numbers_and_never_more_logits_than_a_
     whole = all_numbers(learner, batch), gradients(learner, batch, advantages)
     chunk, positions = 3, int(batch.lengths_M.sum())
     vocabulary = vocabulary_of(learner, batch)
-    monkeypatch.setattr("teamtr.engines.learner.HEAD_CHUNK_ELEMENTS", chunk * vocabulary + vocabulary - 1)
+    monkeypatch.setattr("teamtr.engines.passes.HEAD_CHUNK_ELEMENTS", chunk * vocabulary + vocabulary - 1)
     made: list[int] = []
 
     def watched(make):
@@ -277,9 +277,9 @@ def test_logits_of_several_chunks_are_not_kept_for_the_gradient(kind, monkeypatc
     def score() -> int:
         kept.clear()
         with torch.autograd.graph.saved_tensors_hooks(see, lambda t: t), learner.policy.computing():
-            learner._score(np.arange(len(batch)))
+            learner.passes.score(learner._require(), np.arange(len(batch)))
         return kept.count(positions) + kept.count(3)
 
     assert score(), "one chunk is kept, so that nothing is computed twice"
-    monkeypatch.setattr("teamtr.engines.learner.HEAD_CHUNK_ELEMENTS", 3 * vocabulary)
+    monkeypatch.setattr("teamtr.engines.passes.HEAD_CHUNK_ELEMENTS", 3 * vocabulary)
     assert not score()

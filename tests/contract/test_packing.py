@@ -108,7 +108,7 @@ def test_the_model_sees_every_common_token_once(monkeypatch):
 def test_the_heaviest_micro_batch_comes_first_and_a_problem_stays_together():
     batch = family(np.random.default_rng(0))
     learner = make_learner("full", micro_batch=4)
-    parts = learner._micro_batches(batch, np.arange(len(batch)))
+    parts = learner.passes.micro_batches(batch, np.arange(len(batch)))
     sizes = [sum(len(batch.prompts[i]) + len(batch.messages[i]) for i in part) for part in parts]
     assert sizes == sorted(sizes, reverse=True)
     assert sorted(np.concatenate(parts).tolist()) == list(range(len(batch)))

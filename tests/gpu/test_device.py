@@ -285,7 +285,7 @@ def test_memory_that_runs_out_halves_the_micro_batch_and_gives_the_same_gradient
         found = gradient_of(learner, batch)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
-    assert learner.micro_batch < 256
+    assert learner.passes.micro_batch < 256
     assert float((found - exact).norm() / exact.norm()) < 1e-2
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from teamtr.engines.learner import PolicyLearner, Reference
+from teamtr.engines.learner import PolicyLearner
+from teamtr.engines.passes import Reference
 from teamtr.engines.policy import Head
 from teamtr.types import AgentBatch, Floats
 
@@ -24,7 +25,7 @@ class PolicyDistiller(PolicyLearner):
         super().__init__(
             learner.agent,
             learner.policy,
-            micro_batch=learner.micro_batch,
+            micro_batch=learner.passes.micro_batch,
             betas=learner.optimizer.betas,
             max_grad_norm=learner.max_grad_norm,
         )
@@ -34,7 +35,7 @@ class PolicyDistiller(PolicyLearner):
     def use_probes(self, old: AgentBatch, new: AgentBatch, *, exact: bool) -> None:
         vocabulary = _vocabulary(self, new)
         if exact:
-            frozen = self.teacher.freeze(old)
+            frozen = self.teacher.passes.freeze(old)
             self._followed = replace(frozen, batch=new, head=fitted_head(frozen.head, vocabulary))
         else:
             self._followed = _said(new, vocabulary, self.policy.device)

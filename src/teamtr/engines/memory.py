@@ -13,10 +13,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from teamtr.engines.learner import PolicyLearner, head_chunk
+from teamtr.engines.learner import PolicyLearner
 from teamtr.engines.paged.pages import Pool
 from teamtr.engines.paged.pool import architecture
 from teamtr.engines.paged.sampler import PAGE, SIZES
+from teamtr.engines.passes import head_chunk
 from teamtr.engines.torch.attention import AttentionShape, Unsupported, text_config
 from teamtr.engines.torch.policy import TransformerPolicy
 from teamtr.errors import UserError
@@ -129,7 +130,7 @@ class Rows:
     def of(learner: PolicyLearner, demand: Demand) -> Rows:
         messages, checked = max(1, demand.messages[learner.agent]), demand.checked[learner.agent]
         step = -(-messages // min(demand.minibatches, messages))
-        return Rows(min(learner.micro_batch, max(messages, checked)), min(learner.micro_batch, step))
+        return Rows(min(learner.passes.micro_batch, max(messages, checked)), min(learner.passes.micro_batch, step))
 
 
 def _worst_step(learner: PolicyLearner, demand: Demand) -> MemoryItem:
@@ -237,7 +238,7 @@ def rehearse(learners: Mapping[str, PolicyLearner], demand: Demand) -> Rehearsal
         finally:
             learner.restore(before)
             learner.end()
-    found = Rehearsal({name: learners[name].micro_batch for name in demand.messages}, peak_bytes())
+    found = Rehearsal({name: learners[name].passes.micro_batch for name in demand.messages}, peak_bytes())
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
     return found

@@ -1,0 +1,193 @@
+"""Passes of a policy over a batch, as large as memory allows; and what a policy was when it was frozen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from teamtr.engines.policy import Head, Policy
+from teamtr.engines.scoring import score_tokens, token_logp
+from teamtr.engines.transfer import send
+from teamtr.errors import UserError
+from teamtr.types import AgentBatch, Floats, Ids
+
+Result = TypeVar("Result")
+
+NO_ROOM = ("_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_NOT_INITIALIZED", "CUDA error: out of memory")
+"""What a card's libraries say when it is full."""
+
+HEAD_CHUNK_ELEMENTS = 16_000_000
+"""Logits held at once on a CPU: chunk of positions x vocabulary."""
+HEAD_CHUNK_SHARE = 0.03
+"""Share of a card's memory for the same. When there are several chunks, each is computed again for the gradient."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A frozen policy on one batch: features per message token, its head, and its token log-probabilities. ``initial``
+    are those of the policy that the learner began with, where they were asked for; ``values`` are the critic's, where
+    there is one."""
+
+    batch: AgentBatch
+    features: list[Tensor]
+    head: Head
+    logp: list[Tensor]
+    initial: list[Tensor] | None = None
+    values: list[Tensor] | None = None
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Token log-probabilities and per-position KL of some rows, packed, with each message's length."""
+
+    logp_N: Tensor
+    kl_N: Tensor
+    lengths: list[int]
+
+
+class Passes:
+    """The forward passes of one agent's policy: micro-batches of messages, chunks of the head, and a count of tokens.
+    When memory runs out, micro-batches become smaller and stay so."""
+
+    def __init__(self, agent: str, policy: Policy, micro_batch: int) -> None:
+        self.agent = agent
+        self.policy = policy
+        self.micro_batch = micro_batch
+        self.tokens = {"scored": 0, "trained": 0}
+
+    def freeze(self, batch: AgentBatch) -> Reference:
+        """The policy as it is now, on this batch."""
+        return self.fitting(lambda: self._freeze(batch))
+
+    @torch.no_grad()
+    def _freeze(self, batch: AgentBatch) -> Reference:
+        head = self.policy.frozen_head()
+        empty = torch.zeros(0)
+        features, logp = [empty] * len(batch), [empty] * len(batch)
+        for rows in self.micro_batches(batch, np.arange(len(batch))):
+            part = batch.rows(rows)
+            with self.policy.computing():
+                hidden_NH = self.features(part)
+                ids_N = packed_ids(part, hidden_NH.device)
+                logp_N = torch.cat([token_logp(head(h), t) for h, t in self.chunks(head, hidden_NH, ids_N)])
+            lengths = part.lengths_M.tolist()
+            for row, own_features, own_logp in zip(rows, hidden_NH.split(lengths), logp_N.split(lengths), strict=True):
+                features[row], logp[row] = own_features, own_logp
+        return Reference(batch, features, head, logp)
+
+    def score(self, reference: Reference, rows: NDArray[np.int64]) -> Scored:
+        """The policy as it is now, beside the frozen one, on some rows."""
+        part = reference.batch.rows(rows)
+        hidden_NH = self.features(part)
+        head = self.policy.head()
+        cur_NH = packed(reference.features, rows)
+        ids_N = packed_ids(part, hidden_NH.device)
+
+        def score(new: Tensor, cur: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+            with torch.no_grad():
+                logits_cur = reference.head(cur)
+            return score_tokens(head(new), logits_cur, ids)
+
+        pieces = []
+        for new, cur, ids in self.chunks(head, hidden_NH, cur_NH, ids_N):
+            if torch.is_grad_enabled() and len(new) < len(hidden_NH):
+                # more than one chunk: recompute its logits in the backward pass instead of keeping them all
+                pieces.append(checkpoint(score, new, cur, ids, use_reentrant=False))
+            else:
+                pieces.append(score(new, cur, ids))
+        logp_N, kl_N = (torch.cat(x) for x in zip(*pieces, strict=True))
+        return Scored(logp_N, kl_N, part.lengths_M.tolist())
+
+    def features(self, part: AgentBatch) -> Tensor:
+        kind = "trained" if torch.is_grad_enabled() else "scored"
+        self.tokens[kind] += sum(len(p) + len(m) for p, m in zip(part.prompts, part.messages, strict=True))
+        return self.policy.features(part.prompts, part.messages)
+
+    def chunks(self, head: Head, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+        """Of positions, so few that the logits of one chunk fit."""
+        with torch.no_grad():
+            vocabulary = head(tensors[0][:1]).shape[-1]
+        size = head_chunk(self.policy.device, vocabulary)
+        return zip(*(t.split(size) for t in tensors), strict=True)
+
+    def micro_batches(self, batch: AgentBatch, rows: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+        """The rows of one problem side by side, because what they begin with in common is computed once; the
+        micro-batches by falling size."""
+        size_M = np.array([len(p) + len(m) for p, m in zip(batch.prompts, batch.messages, strict=True)])
+        longest = np.zeros(int(batch.problem_M.max()) + 1, dtype=np.int64)
+        np.maximum.at(longest, batch.problem_M[rows], size_M[rows])
+        problem_M = batch.problem_M
+        ordered = rows[np.lexsort((rows, -size_M[rows], problem_M[rows], -longest[problem_M[rows]]))]
+        parts = [ordered[start : start + self.micro_batch] for start in range(0, len(ordered), self.micro_batch)]
+        return sorted(parts, key=lambda part: -int(size_M[part].sum()))
+
+    def fitting(self, compute: Callable[[], Result]) -> Result:
+        """Compute; when memory runs out, halve the micro-batch, then recompute activations, and start over.
+
+        Micro-batches are weighted exactly, so what comes out is the same but for rounding.
+        """
+        while True:
+            try:
+                return compute()
+            except RuntimeError as error:
+                if not out_of_memory(error):
+                    raise
+                forget_gradients(self.policy)
+                if self.micro_batch == 1 and not self.policy.recompute_activations():
+                    raise UserError(
+                        f"agent {self.agent!r}: a single message does not fit into the memory of "
+                        f"{self.policy.device}; shorten max_tokens or the contexts, or use a smaller model"
+                    ) from error
+                self.micro_batch = max(1, self.micro_batch // 2)
+            # Outside of the handler, so that the failed pass is really gone.
+            if self.policy.device.type == "cuda":
+                torch.cuda.empty_cache()
+
+
+def head_chunk(device: torch.device, vocabulary: int) -> int:
+    """Positions whose logits are held at once."""
+    elements = HEAD_CHUNK_ELEMENTS
+    if device.type == "cuda":
+        elements = int(HEAD_CHUNK_SHARE * torch.cuda.get_device_properties(device).total_memory) // 4
+    return max(1, elements // vocabulary)
+
+
+def packed(tensors: Sequence[Tensor], rows: NDArray[np.int64]) -> Tensor:
+    return torch.cat([tensors[i] for i in rows])
+
+
+def by_message(tensors: Sequence[Tensor], batch: AgentBatch) -> list[Floats]:
+    """Packed, taken off the device in one transfer, and split again."""
+    if not tensors:
+        return []
+    return np.split(torch.cat(list(tensors)).double().cpu().numpy(), np.cumsum(batch.lengths_M)[:-1])
+
+
+def packed_ids(batch: AgentBatch, device: torch.device) -> Tensor:
+    ids: Ids = np.concatenate(batch.messages) if len(batch) else np.zeros(0, dtype=np.int32)
+    return send(ids.astype(np.int64), device)
+
+
+def pad(values_N: Tensor, lengths: list[int]) -> tuple[Tensor, Tensor]:
+    """Packed tokens to [M, T] with a mask that comes from lengths, never from ids."""
+    padded_MT = torch.nn.utils.rnn.pad_sequence(list(values_N.split(lengths)), batch_first=True)
+    lengths_M = send(np.array(lengths), values_N.device)
+    mask_MT = torch.arange(padded_MT.shape[1], device=values_N.device)[None] < lengths_M[:, None]
+    return padded_MT, mask_MT
+
+
+def forget_gradients(policy: Policy) -> None:
+    for parameter in policy.parameters().values():
+        parameter.grad = None
+
+
+def out_of_memory(error: RuntimeError) -> bool:
+    """Libraries of the card say it in words of their own when they find no room for their workspace."""
+    return isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in NO_ROOM)
