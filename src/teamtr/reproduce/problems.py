@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from teamtr.analysis.figures import Run
+from teamtr.analysis.report.compare import success_by_problem
 from teamtr.evaluation.metrics import paired_difference, share_interval
 from teamtr.randomness import generator
 from teamtr.reports import Interval, MeanInterval
@@ -19,17 +20,12 @@ Shares = Mapping[str, float]
 def at_the_end(run: Run) -> Shares:
     """Of the last evaluation of a run; empty where nothing was evaluated."""
     evals = [record for record in run.reading.records if record.get("kind") == "eval"]
-    return _shares(evals[-1]) if evals else {}
+    return success_by_problem(evals[-1]) if evals else {}
 
 
 def of_answers(answers: Mapping[str, Any]) -> Shares:
     """Of what answering by a method came to."""
-    return _shares(answers["seeds"][0])
-
-
-def _shares(record: Mapping[str, Any]) -> Shares:
-    ids, shares = record.get("problem_ids"), record.get("success_P")
-    return dict(zip(ids, shares, strict=True)) if ids and shares else {}
+    return success_by_problem(answers["seeds"][0])
 
 
 def interval(seeds: Sequence[Shares]) -> Interval | None:

@@ -22,14 +22,13 @@ from teamtr.analysis.diagnostics.stability import stability
 from teamtr.analysis.report.reading import Reading, read_run
 from teamtr.analysis.report.summary import eval_rows, run_facts, update_rows
 from teamtr.errors import UserError
-from teamtr.evaluation.metrics import alike_interval
+from teamtr.evaluation.metrics import paired_difference
 from teamtr.randomness import generator
 from teamtr.records import Record, number
 from teamtr.reports import was_kept
 from teamtr.store import StoreError, TornRead, read_episodes
 from teamtr.text import visible
-from teamtr.theory.intervals import mean_interval
-from teamtr.types import RolloutBatch
+from teamtr.types import Floats, RolloutBatch
 
 
 @dataclass(frozen=True)
@@ -107,32 +106,25 @@ def difference(first: Reading, other: Reading, run: int) -> Difference | None:
     for pairs, basis in ((_paired_evals, "held-out problems"), (_paired_batches, "training problems of stage {stage}")):
         found = pairs(first, other)
         if found is not None:
-            values_P, stage = found
-            return _paired(values_P, run, basis.format(stage=stage))
+            first_P, other_P, stage = found
+            apart = paired_difference(other_P, first_P, rng=generator(0, "compare", run))
+            return Difference(run, apart.value, *apart.interval, len(first_P), f"paired, {basis.format(stage=stage)}")
     return _unpaired(first.evals, other.evals, run)
 
 
-def _paired(values_P: np.ndarray, run: int, basis: str) -> Difference:
-    """Bootstrap over problems; where all differ alike it has nothing to resample, and the bound of ``alike_interval``
-    takes its place (differences of shares lie in [-1, 1])."""
-    measured = mean_interval(values_P, method="bootstrap", rng=generator(0, "compare", run))
-    low, high = measured.lower, measured.upper
-    if values_P.min() == values_P.max():
-        low, high = alike_interval(float(values_P[0]), len(values_P), measured.confidence, least=-1.0)
-    return Difference(run, measured.estimate, low, high, measured.problems, f"paired, {basis}")
-
-
-def _paired_evals(first: Reading, other: Reading) -> tuple[np.ndarray, int] | None:
-    sides = [_success_by_problem(reading.evals[-1]) for reading in (first, other) if reading.evals]
+def _paired_evals(first: Reading, other: Reading) -> tuple[Floats, Floats, int] | None:
+    sides = [success_by_problem(reading.evals[-1]) for reading in (first, other) if reading.evals]
     if len(sides) < 2:
         return None
     shared = [problem for problem in sides[0] if problem in sides[1]]
     if len(shared) < 2:
         return None
-    return np.array([sides[1][p] - sides[0][p] for p in shared]), 0
+    before_P, after_P = (np.array([side[problem] for problem in shared]) for side in sides)
+    return before_P, after_P, 0
 
 
-def _success_by_problem(record: Record) -> dict[str, float]:
+def success_by_problem(record: Record) -> dict[str, float]:
+    """Of an evaluation; empty where it does not say, or not of every problem."""
     names, values = record.get("problem_ids"), record.get("success_P")
     if not isinstance(names, list) or not isinstance(values, list) or len(names) != len(values):
         return {}
@@ -140,7 +132,7 @@ def _success_by_problem(record: Record) -> dict[str, float]:
     return {name: value for name, value in pairs if value is not None}
 
 
-def _paired_batches(first: Reading, other: Reading) -> tuple[np.ndarray, int] | None:
+def _paired_batches(first: Reading, other: Reading) -> tuple[Floats, Floats, int] | None:
     opening = [{b.stage: b for b in reading.batches if b.step == 0} for reading in (first, other)]
     for stage in sorted(set(opening[0]) & set(opening[1]), reverse=True)[:1]:
         try:
@@ -149,11 +141,11 @@ def _paired_batches(first: Reading, other: Reading) -> tuple[np.ndarray, int] | 
             return None
         names = [[problem.id for problem in batch.problems] for batch in batches]
         if names[0] == names[1] and len(names[0]) > 1:
-            return _success_P(batches[1]) - _success_P(batches[0]), stage
+            return _success_P(batches[0]), _success_P(batches[1]), stage
     return None
 
 
-def _success_P(batch: RolloutBatch) -> np.ndarray:
+def _success_P(batch: RolloutBatch) -> Floats:
     rights = np.array([e.verdict.right for e in batch.episodes], dtype=np.float64)
     return np.asarray(rights.reshape(len(batch.problems), -1).mean(axis=1))
 
