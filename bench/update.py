@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import torch
 
-import teamtr.engines.learner as learner_module
 from common import SHAPES, adapted_team, device, make_batch, make_model, matrix_rate, peak_gb, report, seconds, so_far
+from teamtr.engines import passes
 from teamtr.engines.scoring import token_logp
 from teamtr.presets import PRESETS
 from teamtr.reports import UpdateReport
@@ -68,8 +68,8 @@ def ours(a: argparse.Namespace, batch: AgentBatch, advantages: np.ndarray) -> di
     learner.begin(batch)
     train()
     with_kl = seconds(train)
-    exact, reference = learner_module.score_tokens, learner._reference
-    learner_module.score_tokens = lambda new, cur, ids: (token_logp(new, ids), torch.zeros(len(ids), device=new.device))
+    exact, reference = passes.score_tokens, learner._reference
+    passes.score_tokens = lambda new, cur, ids: (token_logp(new, ids), torch.zeros(len(ids), device=new.device))
     learner._reference = dataclasses.replace(
         reference, head=lambda hidden: hidden[:, :1]
     )  # nor the old policy's logits
@@ -77,7 +77,7 @@ def ours(a: argparse.Namespace, batch: AgentBatch, advantages: np.ndarray) -> di
         train()
         without_kl = seconds(train)
     finally:
-        learner_module.score_tokens, learner._reference = exact, reference
+        passes.score_tokens, learner._reference = exact, reference
     whole = score + train_s + gate
     return {
         "score s": score, "train s": train_s, "gate s": gate, "update s": whole,

@@ -267,7 +267,7 @@ def test_plans_are_compared_at_equal_updates_tokens_and_seconds(reuse, tmp_path)
         written(tmp_path, f"teamtr-seed{seed}", fresh)
         written(tmp_path, f"naive_sequential-seed{seed}", resumed)
     plans = ["teamtr", "naive_sequential"]
-    asked = {"task": "words", "model": "tiny", "data": None, "stages": None, "set": [], "out": tmp_path}
+    asked = {"runs": None, "model": "tiny", "stages": None, "set": [], "out": tmp_path}
     a = reuse.argparse.Namespace(**asked, plans=plans, seeds=[0, 1, 2])
     found = reuse.summary(reuse.runs_of(a), a.seeds)
     assert found["seeds"] == [0, 1], "seed 2 was never begun"
@@ -294,9 +294,33 @@ def test_a_plan_on_held_out_problems_has_an_interval_over_them(reuse):
     assert reuse.Estimate.of([0.125, 0.375]).interval[0] < 0.125
 
 
-@pytest.mark.parametrize("task", ["words", "gsm8k"])
-def test_the_plans_of_a_team_are_files_that_load(reuse, tmp_path, task):
-    team = loads(reuse.team_file(task, "tiny", tmp_path), "team", ["plan.preset=partial"])
+def test_runs_of_a_reproduced_table_are_read(reuse, tmp_path, monkeypatch, capsys):
+    problems = {"problem_ids": ["a", "b"], "success_P": [0.0, 1.0], "avg_at_k": 0.5}
+    for folder, tokens in {"teamtr-seed0": 300, "naive-once-a-stage-seed0": 100}.items():
+        (tmp_path / "runs" / folder).mkdir(parents=True)
+        update = {"kind": "update", "update": 1, "outcome": "accepted", "kl_upper": 0.0, "radius": 0.1, "time": 9.0}
+        records = [
+            {"kind": "start", "stages": 1, "time": 1.0},
+            {"kind": "eval", **problems},
+            {**update, "sampled_tokens_total": tokens},
+            {"kind": "stage"},
+            {"kind": "eval", **problems, "success_P": [1.0, 1.0], "avg_at_k": 1.0},
+        ]
+        log = tmp_path / "runs" / folder / "log.jsonl"
+        log.write_text("".join(json.dumps(record) + "\n" for record in records))
+    words = ["reuse", "--runs", str(tmp_path), "--out", str(tmp_path), "--plans", "teamtr,naive_sequential"]
+    monkeypatch.setattr(sys, "argv", [*words, "--seeds", "0"])
+    reuse.main()
+    assert "gsm8k, seeds 0: success in %, with intervals at 95 % over problems" in capsys.readouterr().out
+    found = json.loads((tmp_path / "gsm8k.json").read_text())
+    assert found["levels"]["tokens"] == 100
+    assert found["table"]["naive_sequential"]["updates"]["mean"] == 1.0
+    asked = reuse.argparse.Namespace(runs=tmp_path, plans=["teamtr"], seeds=[0])
+    assert reuse.runs_of(asked)["teamtr"][0].finished
+
+
+def test_the_plans_of_a_team_are_files_that_load(reuse):
+    team = loads(reuse.team_file("tiny"), "team", ["plan.preset=partial"])
     assert team.plan.radius_nats_per_message == 0.1
     assert all(agent.train == "lora" for agent in team.team.agents)
 
@@ -306,7 +330,7 @@ def test_a_game_in_words_is_trained_read_and_packed(reuse, folder, tmp_path, mon
     monkeypatch.setattr(reuse, "AGENTS", 2)
     out = tmp_path / "out"
     small = ["plan.problems=2", "plan.group_size=2", "team.max_tokens=5", "device=cpu"]
-    words = ["reuse", "--model", str(folder), "--out", str(out), "--task", "words", "--plans", "teamtr,partial"]
+    words = ["reuse", "--model", str(folder), "--out", str(out), "--plans", "teamtr,partial"]
     words += ["--seeds", "0", "--stages", "1", *(word for change in small for word in ("--set", change))]
     monkeypatch.setattr(sys, "argv", [*words, "--limit", "300"])
     reuse.main()

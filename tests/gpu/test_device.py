@@ -262,6 +262,24 @@ def test_unchanged_weights_have_no_kl_and_the_square_law_holds(precision):
     assert whole / learner.measure().full_M.mean() == pytest.approx(4.0, rel=0.25)
 
 
+def test_half_precision_verifies_as_float32_does():
+    batch, rng = make_batch(count=96), np.random.default_rng(3)
+    noise_N, noise_M = rng.random(int(batch.lengths_M.sum())), rng.random(len(batch))
+    kept = {}
+    for precision in ("fp32", "fp16"):
+        learner = make_learner(make_policy("lora", precision))
+        learner.begin(batch)
+        assert (learner.verify(noise_N, noise_M).kept_M == batch.lengths_M).all(), "nothing changed: all is kept"
+        learner.perturb(0.1, seed=0)
+        found = learner.verify(noise_N, noise_M)
+        cut_M = found.kept_M < batch.lengths_M
+        assert (found.next_M[cut_M] >= 0).all()
+        assert (found.next_M[~cut_M] == -1).all()
+        kept[precision] = found.kept_M
+    assert 0.0 < (kept["fp32"] < batch.lengths_M).mean() < 1.0, "some are cut and some are not"
+    assert (kept["fp16"] == kept["fp32"]).mean() > 0.9
+
+
 def test_a_real_overflow_of_float16_lowers_the_scale_and_loses_nothing():
     batch = make_batch()
     exact = gradient_of(make_learner(make_policy("lora", "fp16")), batch)
