@@ -129,11 +129,13 @@ class Redrawn:
 
 @dataclass(frozen=True)
 class MeasuredBias:
-    """How much more redrawn episodes earn than new ones of the same problems, with its interval."""
+    """How much more redrawn episodes earn than new ones of the same problems, with its interval over them."""
 
     estimate: float
     lower: float
     upper: float
+    problems: int | None = None
+    """None in logs of earlier versions."""
 
 
 @dataclass(frozen=True)

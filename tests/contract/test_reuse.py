@@ -208,6 +208,7 @@ def test_a_partial_run_keeps_most_of_its_words_and_measures_its_bias(tmp_path):
     assert len(redrawn) == 4
     assert all(0.5 < part["kept"] <= 1.0 for part in redrawn)
     assert all(part["bias"]["lower"] <= part["bias"]["estimate"] <= part["bias"]["upper"] for part in redrawn)
+    assert {part["bias"]["problems"] for part in redrawn} == {4}
     fresh = records(tmp_path / "fresh", "plan.preset=teamtr")
     assert found[-1]["sampled_tokens_total"] < 0.8 * fresh[-1]["sampled_tokens_total"]
 

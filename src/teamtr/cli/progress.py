@@ -111,7 +111,8 @@ class TrainingScreen:
         else:
             seconds = max(now - self.first[0], 1e-9)
             updates = record["update"] - self.first[1]
-            rate = f"{(record['sampled_tokens_total'] - self.first[2]) / seconds:,.0f} tokens/s"
+            sampled = record["sampled_tokens_total"] - self.first[2]
+            rate = f"{sampled / seconds:,.0f} tokens/s" if sampled else ""
             left = self.stages * self.trained - record["update"]
             eta = f"ETA {clock(seconds / max(updates, 1) * max(left, 0))}"
         if self.live is not None:

@@ -81,7 +81,9 @@ class StageRollouts:
             control_P=np.isin(np.arange(len(worn.problems)), rng.permutation(len(worn.problems))[:count]),
             ledger=ledger,
         )
-        bias = None if found.bias is None else MeasuredBias(found.bias.estimate, found.bias.lower, found.bias.upper)
+        bias = None
+        if (told := found.bias) is not None:
+            bias = MeasuredBias(told.estimate, told.lower, told.upper, told.problems)
         return Gathered(found.batch, ledger, partly=PartlyRedrawn(found.kept, bias))
 
     def for_probes(self, team: Team, name: str) -> Gathered:
