@@ -36,6 +36,7 @@ RECORDS = {
             types.Sample,
             types.StepStats,
             types.TokenShift,
+            types.Verified,
         ),
         *(ports.Demand, ports.Lengths, ports.MemoryItem, ports.MemoryPlan, ports.Rehearsal, Objective),
     )

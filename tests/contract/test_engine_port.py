@@ -155,6 +155,23 @@ def test_a_step_is_measured_moved_back_along_and_undone_to_the_bit(session: Sess
     learner.end()
 
 
+def test_drafts_are_verified(session: Session):
+    learner, batch = session.engine.learner("left"), batch_of(session)
+    before, rng = learner.snapshot(), np.random.default_rng(0)
+    noise = rng.random(int(batch.lengths_M.sum())), rng.random(len(batch))
+    learner.begin(batch)
+    same = learner.verify(*noise)
+    assert (same.kept_M == batch.lengths_M).all()
+    assert (same.next_M == -1).all()
+    learner.perturb(2.0, seed=0)
+    other = learner.verify(*noise)
+    cut_M = other.kept_M < batch.lengths_M
+    assert cut_M.any()
+    assert ((other.next_M >= 0) == cut_M).all()
+    learner.end()
+    learner.restore(before)
+
+
 def test_a_perturbation_is_seen_and_named_by_its_seed(session: Session):
     learner = session.engine.learner("right")
     before, versions = learner.snapshot(), []
