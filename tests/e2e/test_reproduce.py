@@ -233,7 +233,8 @@ def test_a_method_stands_beside_a_trained_team(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_the_whole_ablation_of_tiny_models(tmp_path):
-    done = call("ablation", *SMALL, "--out", str(tmp_path), "--workers", "2", "--json")
+    able = ["tiny.width=64", "tiny.warmup_steps=150", "plan.problems=4", "plan.group_size=16"]  # now and then right
+    done = call("ablation", *SMALL, *able, "--out", str(tmp_path), "--workers", "2", "--json")
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
     assert len(found["lines"]) == 14
