@@ -14,7 +14,7 @@ import torch
 from scipy import stats
 
 from small import World
-from teamtr.engines import learner as engine
+from teamtr.engines import measuring
 from teamtr.randomness import generator
 from teamtr.rollout import play
 from teamtr.rollout.redraw import redraw
@@ -97,8 +97,8 @@ def test_a_wrong_rest_is_caught(monkeypatch):
         below = logits_new.softmax(-1).cumsum(-1)
         return total, torch.searchsorted(below, draw_N[:, None].to(below.dtype)).squeeze(-1).clamp(max=5)
 
-    right = engine._rest
-    monkeypatch.setattr(engine, "_rest", wrong)
+    right = measuring._rest
+    monkeypatch.setattr(measuring, "_rest", wrong)
     world = short_world()
     batch = move(world, sample(world, 3000, seed=1), "x", seed=2, by=1.0)
     found = redraw(world.context, world.team, batch, seed=4, end_ids=ENDS)
