@@ -36,6 +36,7 @@ def test_all_recipes_are_listed_in_one_line_of_json():
     assert all(one["name"] in call("--list").stdout for one in listed)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", RECIPES)
 @pytest.mark.parametrize("scale", SCALES)
 def test_every_recipe_can_be_planned(name, scale):
