@@ -136,7 +136,9 @@ def tabular_run(folder: Path, *, preset: str = "teamtr", stages: int = 3, radius
     logits = []
     with RunFolder.open(folder) as run:
         run.team_file.write_text(dump(team_file))
-        for record in _Driver(run, session, lambda: False, accept_changes=False).go(run.checkpoints.latest()):
+        for record in _Driver(run, session, lambda: False, accept_changes=False, seconds={}).go(
+            run.checkpoints.latest()
+        ):
             if record["kind"] in ("start", "update"):
                 logits.append(_tables(engine))
     return TabularRun(folder, Log(folder / "log.jsonl").read(), logits)

@@ -78,6 +78,8 @@ class Begun:
     threads: int
     memory: Mapping[str, Any] | None = None
     budget: MatchedBudget | None = None
+    seconds: Mapping[str, float] | None = None
+    """What went before the first stage: to load models, to test the grader, to measure noise floors, to rehearse."""
     time: float
     log_version: int = field(default=LOG_VERSION, metadata=_UNVERSIONED)
 

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from teamtr.config import loads
+from teamtr.engines import card
 from teamtr.engines.learner import PolicyLearner
 from teamtr.engines.optim import FIRST_LOSS_SCALE
 from teamtr.engines.paged.sampler import Server
@@ -39,6 +40,7 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not CARD and DEVICE.type == "cuda", reason="no card here"),
 ]
+card.use(DEVICE)
 needs_card = pytest.mark.skipif(DEVICE.type != "cuda", reason="needs a card")
 
 SHAPE = TinyShape(layers=2, width=64, heads=4)
@@ -289,6 +291,22 @@ def test_a_real_overflow_of_float16_lowers_the_scale_and_loses_nothing():
     assert learner.optimizer.loss_scale < 2.0**40
     assert float((found - exact).norm() / exact.norm()) < 1e-2
     assert FIRST_LOSS_SCALE < 2.0**40
+
+
+@needs_card
+def test_memory_is_handed_out_from_ranges_that_grow():
+    make_policy("lora", "fp16")
+    assert any(segment["is_expandable"] for segment in torch.cuda.memory_snapshot())
+
+
+@needs_card
+def test_a_process_of_four_knows_of_a_quarter_of_the_card():
+    whole = torch.cuda.get_device_properties(DEVICE).total_memory
+    try:
+        card.take_share(4)
+        assert card.free_bytes(DEVICE) + torch.cuda.memory_allocated(DEVICE) <= card.SHARED_OUT / 4 * whole
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
 
 
 @needs_card

@@ -117,4 +117,9 @@ def test_by_hand():
     assert kept_tokens(chances, rests, np.array([0.9, 0.24, 0.26])) == 2
     assert kept_tokens(chances, rests, np.array([0.9, 0.26, 0.26])) == 1
     assert kept_tokens(np.array([1.0, 0.5]), np.array([0.5]), np.array([0.6])) == 0
+
+
+def test_a_rest_below_rounding_keeps_and_does_not_divide_by_zero():
+    with np.errstate(divide="raise"):
+        assert kept_tokens(np.array([1.0, 1.0, 1.0]), np.array([0.0, 1e-20]), np.array([0.999, 1.0])) == 1
     assert kept_tokens(np.array([1.0]), np.zeros(0), np.zeros(0)) == 0

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from teamtr.engines import card
 from teamtr.engines.learner import PolicyLearner
 from teamtr.engines.paged.pages import Pool
 from teamtr.engines.paged.pool import architecture
@@ -40,8 +41,7 @@ def plan(learners: Mapping[str, PolicyLearner], demand: Demand) -> MemoryPlan:
     device = next((learner.policy.device for learner in transformers.values()), torch.device("cpu"))
     available = None
     if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        available = free + torch.cuda.memory_reserved(device)
+        available = card.free_bytes(device) + torch.cuda.memory_allocated(device)
     items = [*_weights(transformers), *_pages(transformers, demand)]
     trained = [transformers[name] for name in demand.messages if name in transformers]
     if trained:

@@ -19,6 +19,7 @@ from teamtr.session.build import build
 from teamtr.session.comparison import Comparison
 from teamtr.session.evaluations import Evaluation
 from teamtr.session.export import export
+from teamtr.session.models import share_cards
 from teamtr.session.processes import Died, beside
 from teamtr.session.resume import ON_A_MACHINE, differences
 from teamtr.session.train import train
@@ -112,7 +113,7 @@ def make_cells(
     for part in ([c for c in cells if c.swapped is None], [c for c in cells if c.swapped is not None]):
         left = [cell for cell in part if not is_done(cell)]
         on_a_card = any(cell.team_file is None or cell.team_file.device != "cpu" for cell in left)
-        for cell, why in beside(_trained, left, workers, bear_deaths=True, anew=on_a_card):
+        for cell, why in beside(partial(_trained, sharing=workers), left, workers, bear_deaths=True, anew=on_a_card):
             told = f"its process ended by itself (exit code {why.exit_code})" if isinstance(why, Died) else why
             tell(cell, told)
             if told is not None:
@@ -120,8 +121,9 @@ def make_cells(
     return failed
 
 
-def _trained(cell: Cell) -> str | None:
-    """Why it failed; None when it is trained to its end."""
+def _trained(cell: Cell, sharing: int) -> str | None:
+    """Why it failed; None when it is trained to its end. ``sharing``: as many share a card."""
+    share_cards(sharing)
     try:
         if cell.method is not None:
             _answer(cell, cell.method)

@@ -16,6 +16,7 @@ import torch
 
 from teamtr.chat import ChatCodec, MessageFilter, check_template, check_thinking, render
 from teamtr.config import AgentConfig, LoraConfig, TeamFile
+from teamtr.engines import card
 from teamtr.engines.distillation import PolicyDistiller
 from teamtr.engines.hashing import hash_tensors
 from teamtr.engines.learner import PolicyLearner
@@ -179,6 +180,11 @@ def device_of(team_file: TeamFile) -> torch.device:
     return torch.device(team_file.device)
 
 
+def share_cards(processes: int) -> None:
+    """This process is one of so many that use the cards at once, and takes its part of their memory only."""
+    card.take_share(processes)
+
+
 def _without_teaching(team_file: TeamFile) -> TeamFile:
     """As it is where adapters rest on the built-in model: a commit holds them and not their base."""
     if any(agent.model == "tiny" and agent.train == "lora" for agent in team_file.team.agents):
@@ -282,15 +288,14 @@ def _transformer_models(
     """One model for each agent, all of one source."""
     quieten()
     source, device = agents[0].model, device_of(team_file)
-    if device.index is not None:
-        torch.cuda.set_device(device)  # kernels of our own are launched on the current one
+    card.use(device)
     if source == "tiny":
         model, tokenizer = _warm_tiny(team_file, task, [a.name for a in agents])
     elif load is not None and source.startswith(OBJECT):
         model, tokenizer = load(source)
         require_finite(model, f"the model of agent {agents[0].name!r}")
     else:
-        model, tokenizer = load_pretrained(*agents[0].source)
+        model, tokenizer = load_pretrained(*agents[0].source, device)
     model.to(device)
     codec = _codec(team_file, tokenizer)
     precision = _precision(team_file, device)

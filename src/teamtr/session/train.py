@@ -13,6 +13,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -98,9 +99,12 @@ def train(
             run.log.require_known()
         claim(run, team_file, commit)
         taught = commit is None or team_file.plan.plan().objective.has_reference  # else a commit holds all that matters
+        began = time.perf_counter()
         try:
+            session = build(team_file, taught=taught, parts=parts)
+            driver = _Driver(run, session, stop, accept_changes, {"load": time.perf_counter() - began})
             yield from follow(
-                _Driver(run, build(team_file, taught=taught, parts=parts), stop, accept_changes).go(commit),
+                driver.go(commit),
                 team_file.trackers,
                 run.path,
                 name=team_file.name,
@@ -116,8 +120,16 @@ def train(
 class _Driver:
     """Drives the loop of one run and keeps its books."""
 
-    def __init__(self, run: RunFolder, session: Session, stop: Callable[[], bool], accept_changes: bool) -> None:
+    def __init__(
+        self,
+        run: RunFolder,
+        session: Session,
+        stop: Callable[[], bool],
+        accept_changes: bool,
+        seconds: Mapping[str, float],
+    ) -> None:
         self.run = run
+        self.seconds = dict(seconds)
         self.session = session
         self.stop = stop
         self.accept_changes = accept_changes
@@ -406,19 +418,29 @@ class _Driver:
         return self._log(record)
 
     def _begin(self) -> StartRecord:
-        told = (*self_test(self.session), *doubts(self.session))
+        with self._timed("test"):
+            told = (*self_test(self.session), *doubts(self.session))
         warnings = (*self.session.task.warnings, *told)
-        floors = measure_floors(self.session)
+        with self._timed("floors"):
+            floors = measure_floors(self.session)
         require_visible(self.session, floors)
-        self.memory = before_training(self.session)
+        with self._timed("rehearse"):
+            self.memory = before_training(self.session)
         self._save(None, updated=None)
         return StartRecord(**self._begun(), floors={f.agent: f.noise_floor for f in floors}, warnings=warnings)
 
     def _go_on(self, commit: Commit) -> ResumeRecord:
         self._resume(commit)
-        self.memory = before_training(self.session)  # the card, or after a swap the model, may be another
+        with self._timed("rehearse"):
+            self.memory = before_training(self.session)  # the card, or after a swap the model, may be another
         evals = tuple(self.history.success)
         return ResumeRecord(**self._begun(), skipped=commit.skipped, changes=self.changes, evals=evals)
+
+    @contextmanager
+    def _timed(self, what: str) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        self.seconds[what] = time.perf_counter() - began
 
     def _begun(self) -> dict[str, Any]:
         return {
@@ -432,6 +454,7 @@ class _Driver:
             "threads": torch.get_num_threads(),
             "memory": self.memory,
             "budget": matched_budget(self.session),
+            "seconds": self.seconds,
             "time": time.time(),
         }
 

@@ -46,7 +46,7 @@ def kept_tokens(chance_L1: Floats, rest_L: Floats, noise_L: Floats) -> int:
     if length == 0:
         return 0
     with np.errstate(invalid="ignore"):
-        checks_L = np.append(rest_L[1:] / (rest_L[1:] + 1.0 - chance_L1[1:-1]), chance_L1[-1])
+        checks_L = np.append(rest_L[1:] / (rest_L[1:] + (1.0 - chance_L1[1:-1])), chance_L1[-1])
     checks_L = np.where(np.isnan(checks_L), 1.0, checks_L)  # 0 / 0: the two policies agree from here on
     passed: NDArray[np.int64] = np.flatnonzero(noise_L < checks_L)
     return int(passed[-1]) + 1 if len(passed) else 0

@@ -92,6 +92,7 @@ def run_facts(reading: Reading) -> dict[str, Any]:
         "seconds": times[-1] - times[0] if times else None,
         "resumed": len(of_kind(reading.records, "resume")),
         "floors": dict(mapping(first, "floors")),
+        "first_seconds": dict(mapping(first, "seconds")),
         "samplers": dict(mapping(last, "samplers")),
         "precisions": dict(mapping(last, "precisions")),
         "threads": whole(last, "threads"),

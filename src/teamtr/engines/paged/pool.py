@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from teamtr.engines import card
 from teamtr.engines.paged.sampler import Server
 from teamtr.engines.paged.weights import SamplingCopy
 
@@ -70,9 +71,7 @@ class SamplerPool:
             return self.memory_bytes
         if self.device.type != "cuda":
             return 1 << 30
-        free, _ = torch.cuda.mem_get_info(self.device)
-        idle = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
-        return int(SHARE_OF_FREE_MEMORY * (free + idle))
+        return int(SHARE_OF_FREE_MEMORY * card.free_bytes(self.device))
 
 
 def has_kernels() -> bool:

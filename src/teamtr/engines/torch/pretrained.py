@@ -32,8 +32,8 @@ _MASKS = re.compile(r"\.(attn|attention)\.(bias|masked_bias)$")
 """Causal masks that early versions of transformers stored beside the weights, for GPT-2 and its kin."""
 
 
-def load_pretrained(source: str, revision: str | None = None) -> tuple[Any, Any]:
-    """(model, tokenizer) from a folder or a hub id, in float32: whole and finite, or a ModelError."""
+def load_pretrained(source: str, revision: str | None = None, device: torch.device | str = "cpu") -> tuple[Any, Any]:
+    """(model, tokenizer) from a folder or a hub id, in float32 on the device: whole and finite, or a ModelError."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
 
     place = _place(source, revision)
@@ -59,6 +59,7 @@ def load_pretrained(source: str, revision: str | None = None) -> tuple[Any, Any]
     if getattr(model, "peft_config", None):
         raise ModelError(f"model {source!r} is an adapter, not a whole model: merge it into its base and give that")
     _require_whole(place, model, info)
+    model.to(device)  # where a billion numbers are looked at in no time
     require_finite(model, f"model {source!r}", place.stored)
     return model, tokenizer
 

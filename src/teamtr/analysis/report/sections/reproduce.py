@@ -27,15 +27,16 @@ def show(data: Data) -> list[Part]:
     again, run = data["reproduce"], data["run"]
     computed_with = (
         f"teamtr {again['version']}; threads {'unknown' if run['threads'] is None else run['threads']}; resumed "
-        f"{run['resumed']} times; precision {_by_agent(run['precisions'])}; sampling {_by_agent(run['samplers'])}; "
-        f"noise floors {_by_agent(run['floors'])} nats."
+        f"{run['resumed']} times; precision {_each(run['precisions'])}; sampling {_each(run['samplers'])}; "
+        f"noise floors {_each(run['floors'])} nats; "
+        f"seconds before the first stage: {_each(run['first_seconds'])}."
     )
     team_file = [Code(again["team_file"], folded="team.yaml")] if again["team_file"] else []
     return [Code("\n".join(again["commands"])), Text(computed_with), *team_file]
 
 
-def _by_agent(values: Mapping[str, object]) -> str:
-    return ", ".join(f"{agent} {num(value)}" for agent, value in values.items()) or "unknown"
+def _each(values: Mapping[str, object]) -> str:
+    return ", ".join(f"{name} {num(value)}" for name, value in values.items()) or "unknown"
 
 
 register(
