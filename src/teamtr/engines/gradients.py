@@ -8,16 +8,15 @@ alone. The look comes when the next micro-batch is already under way, so that th
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
-Rows = NDArray[np.int64]
+from teamtr.engines.shards import Rows, Shards
 
 
 @dataclass(frozen=True)
@@ -37,6 +36,8 @@ class Gathered:
     norm: float
     scale: float
     """That nothing overflowed at."""
+    flat: Tensor | None = None
+    """The gradient, end to end, where it is one of several."""
 
     @property
     def finite(self) -> bool:
@@ -77,6 +78,46 @@ def gather(
         if not waiting:
             waiting.extend(gathering.look())
     return gathering.done()
+
+
+def gather_shards(
+    own: Sequence[tuple[int, Sequence[Rows]]],
+    shards: Shards,
+    forward: Callable[[Rows], LossPart],
+    parameters: Sequence[nn.Parameter],
+    scale: float,
+    computing: Callable[[], AbstractContextManager[None]],
+) -> dict[int, Gathered]:
+    """``gather`` for each shard of this process. Every shard begins at the same scale, whatever another came to."""
+    found = {}
+    for shard, parts in own:
+        one = gather(parts, forward, parameters, scale, computing)
+        found[shard] = one if shards.count == 1 else replace(one, flat=_flat(parameters))
+    return found
+
+
+def added(
+    own: Mapping[int, Gathered], shards: Shards, of: Sequence[int], parameters: Sequence[nn.Parameter], sums: int
+) -> Gathered:
+    """The gradient of the whole step, from the shards ``of`` wherever they were computed: it stands in the parameters.
+    ``sums``: how many numbers a part reports."""
+    if shards.count == 1:
+        return own[0]
+    some = parameters[0]
+    like = [some.new_zeros(sum(p.numel() for p in parameters)), some.new_zeros(sums + 1, dtype=torch.float64)]
+    parts = {s: [g.flat, like[1].new_tensor([*g.sums, g.norm])] for s, g in own.items() if g.flat is not None}
+    flat, counted = shards.added(parts, of, like)
+    *total, norms = counted.tolist()
+    for parameter, gradient in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
+        parameter.grad = gradient.view_as(parameter)
+    scale = shards.least(min((g.scale for g in own.values()), default=float("inf")))
+    norm = float(torch.nn.utils.get_total_norm([flat])) if np.isfinite(norms) else float("nan")
+    return Gathered(total, norm, scale)
+
+
+def _flat(parameters: Sequence[nn.Parameter]) -> Tensor:
+    """Their gradients end to end; what has none gets zeros."""
+    return torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in parameters])
 
 
 class _Plain:

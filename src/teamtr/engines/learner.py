@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,12 +21,13 @@ from torch import Tensor
 
 from teamtr.engines import measuring
 from teamtr.engines.critic import Critic
-from teamtr.engines.gradients import LossPart, gather
+from teamtr.engines.gradients import LossPart, added, gather_shards
 from teamtr.engines.hashing import hash_tensors
 from teamtr.engines.optim import Adam
-from teamtr.engines.passes import Passes, Reference, by_message, forget_gradients, packed, pad
+from teamtr.engines.passes import WHOLE, Passes, Reference, by_message, forget_gradients, packed, pad
 from teamtr.engines.policy import Policy
 from teamtr.engines.saving import raising_os_errors
+from teamtr.engines.shards import Rows, Shards
 from teamtr.engines.transfer import send
 from teamtr.ports import Snapshot
 from teamtr.theory.objective import Objective
@@ -63,10 +65,11 @@ class PolicyLearner:
         max_grad_norm: float = 1.0,
         keep_initial: bool = False,
         critic: bool = False,
+        shards: Shards = WHOLE,
     ) -> None:
         self.agent = agent
         self.policy = policy
-        self.passes = Passes(agent, policy, micro_batch)
+        self.passes = Passes(agent, policy, micro_batch, shards)
         self.tokens = self.passes.tokens
         self.max_grad_norm = max_grad_norm
         self.optimizer = Adam(betas)
@@ -161,7 +164,7 @@ class PolicyLearner:
         learning_rate: float,
     ) -> StepStats:
         """One Adam step on the rows, accumulated over micro-batches with exact weights."""
-        stats = self.passes.fitting(lambda: self._accumulate(rows, advantages, objective, beta))
+        stats = self._accumulate(rows, advantages, objective, beta)
         if stats.applied:
             shrink = min(1.0, self.max_grad_norm / (stats.grad_norm + 1e-12))
             self.optimizer.step(self.policy.parameters(), shrink, learning_rate)
@@ -181,7 +184,7 @@ class PolicyLearner:
         denominator = surrogate_denominator(reference.batch.lengths_M[rows], objective.average_over)
         position = {int(row): k for k, row in enumerate(rows)}
 
-        def forward(part: NDArray[np.int64]) -> LossPart:
+        def forward(part: Rows) -> LossPart:
             scored = self.passes.score(reference, part)
             logp_new_MT, mask_MT = pad(scored.logp_N, scored.lengths)
             logp_cur_MT, _ = pad(packed(reference.logp, part), scored.lengths)
@@ -198,19 +201,27 @@ class PolicyLearner:
                 counted.append(drift)
             return LossPart(loss, torch.stack([x.detach().double() for x in counted]))
 
-        found = gather(
-            self.passes.micro_batches(reference.batch, rows),
-            forward,
-            list(self.policy.parameters().values()),
-            self._scale(),
-            self.policy.computing,
+        own = self.passes.fitting(
+            lambda: gather_shards(
+                self.passes.own_shards(reference.batch, rows),
+                self.passes.shards,
+                forward,
+                list(self.policy.parameters().values()),
+                self._scale(),
+                self.policy.computing,
+            )
         )
+        parameters = list(self.policy.parameters().values())
+        found = added(own, self.passes.shards, self._shards_of(rows), parameters, 4 if initial is None else 5)
         total, kl_total, clipped, ratios, *drift = found.sums
         if found.finite and found.scale < self._scale():
             self.optimizer.lower_scale(found.scale)
         clip_rate = clipped / ratios if ratios else 0.0
         kl_reference = drift[0] / denominator if drift else None
         return StepStats(found.finite, total / denominator, kl_total / len(rows), found.norm, clip_rate, kl_reference)
+
+    def _shards_of(self, rows: Rows) -> list[int]:
+        return [shard for shard, _ in self.passes.shards.split(self._require().batch, rows)]
 
     def _scale(self) -> float:
         """Of the loss, in float16."""
@@ -227,13 +238,12 @@ class PolicyLearner:
 
     @torch.no_grad()
     def _values(self, critic: Critic, frozen: Reference) -> list[Tensor]:
-        values = [torch.zeros(0)] * len(frozen.batch)
-        for rows in self.passes.micro_batches(frozen.batch, np.arange(len(frozen.batch))):
+        values: dict[int, Tensor] = {}
+        for rows in self.passes.own_parts(frozen.batch, np.arange(len(frozen.batch))):
             part = frozen.batch.rows(rows)
             value_N = critic.head.values(packed(frozen.features, rows), part.prompts, part.messages)
-            for row, own in zip(rows, value_N.split(part.lengths_M.tolist()), strict=True):
-                values[row] = own
-        return values
+            values.update(zip(rows.tolist(), value_N.split(part.lengths_M.tolist()), strict=True))
+        return self.passes.of_all_rows(values, frozen.batch)
 
     def fit_values(
         self, rows: NDArray[np.int64], targets: Sequence[Floats], *, clip: float, learning_rate: float
@@ -244,21 +254,24 @@ class PolicyLearner:
             raise RuntimeError("this learner was made without a critic: there is nothing to fit")
         old, position = reference.values, {int(row): k for k, row in enumerate(rows)}
         tokens = sum(len(target_T) for target_T in targets)
-        loss, outside = 0.0, 0
-        for part in self.passes.micro_batches(reference.batch, rows):
+        parameters = critic.head.parameters()
+
+        def forward(part: Rows) -> LossPart:
             batch = reference.batch.rows(part)
             new_N = critic.head.values(packed(reference.features, part), batch.prompts, batch.messages)
             target_N = send(_chosen(targets, [position[int(i)] for i in part]), new_N.device).to(new_N.dtype)
             total, clipped = clipped_value_loss(new_N, packed(old, part), target_N, clip)
-            (total / tokens).backward()
-            loss, outside = loss + float(total.detach()), outside + int(clipped)
-        parameters = critic.head.parameters()
-        norm = float(torch.nn.utils.get_total_norm([p.grad for p in parameters.values() if p.grad is not None]))
-        applied = bool(np.isfinite([loss, norm]).all())
-        if applied:
-            critic.optimizer.step(parameters, min(1.0, self.max_grad_norm / (norm + 1e-12)), learning_rate)
+            return LossPart(total / tokens, torch.stack([total.detach().double(), clipped.double()]))
+
+        shards, weights = self.passes.shards, list(parameters.values())
+        parts = self.passes.own_shards(reference.batch, rows)
+        own = gather_shards(parts, shards, forward, weights, 1.0, nullcontext)
+        found = added(own, shards, self._shards_of(rows), weights, 2)
+        loss, outside = found.sums
+        if found.finite:
+            critic.optimizer.step(parameters, min(1.0, self.max_grad_norm / (found.norm + 1e-12)), learning_rate)
         critic.forget_gradients()
-        return ValueStats(applied, loss / tokens, outside / tokens)
+        return ValueStats(found.finite, loss / tokens, outside / tokens)
 
     # -- measuring --------------------------------------------------------------------------------------------
 

@@ -8,16 +8,21 @@ from dataclasses import replace
 from teamtr.engines import memory
 from teamtr.engines.learner import PolicyLearner
 from teamtr.engines.policy import CHEAPEST_FIRST
+from teamtr.engines.shards import spread
 from teamtr.ports import Demand, MemoryPlan, Rehearsal
 from teamtr.types import AgentInfo, Floats, Ids, Sample
 
 
 class LocalEngine:
-    """Sampling and training read the same weights, so that publishing an update costs nothing."""
+    """Sampling and training read the same weights, so that publishing an update costs nothing.
 
-    def __init__(self, learners: Mapping[str, PolicyLearner]) -> None:
+    ``shards``: rows are sampled in so many parts, each by itself.
+    """
+
+    def __init__(self, learners: Mapping[str, PolicyLearner], shards: int = 1) -> None:
         self.learners = dict(learners)
         self.agents = tuple(learners)
+        self.shards = shards
 
     def learner(self, agent: str) -> PolicyLearner:
         return self.learners[agent]
@@ -40,17 +45,17 @@ class LocalEngine:
         top_p: float = 1.0,
         top_k: int = 0,
     ) -> list[Sample]:
-        if not prompts:
-            return []
         version, policy = self.version(agent), self.learners[agent].policy
-        samples = policy.sample(
-            prompts,
-            noise_BT,
-            temperature=policy.temperature if temperature is None else temperature,
-            top_p=top_p,
-            top_k=top_k,
-            version=version,
-        )
+        samples: list[Sample] = []
+        for part in spread(len(prompts), min(self.shards, len(prompts))) if prompts else ():
+            samples += policy.sample(
+                prompts[part],
+                noise_BT[part],
+                temperature=policy.temperature if temperature is None else temperature,
+                top_p=top_p,
+                top_k=top_k,
+                version=version,
+            )
         return [replace(sample, version=version) for sample in samples]
 
     def info(self, agent: str) -> AgentInfo:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from teamtr.engines.passes import Passes, Reference, packed, packed_ids
 from teamtr.engines.scoring import token_logp
+from teamtr.engines.shards import Rows
 from teamtr.engines.transfer import send
 from teamtr.theory.kl import kl_k3, per_message_sum
 from teamtr.theory.verification import chance_so_far, kept_tokens
@@ -19,10 +21,11 @@ SHIFT_RANKS = 20
 
 
 @torch.no_grad()
-def measure(passes: Passes, reference: Reference, rows: NDArray[np.int64] | None = None) -> Divergence:
+def measure(passes: Passes, reference: Reference, rows: Rows | None = None) -> Divergence:
     """How far the policy is from the frozen one on these messages, or on all."""
     chosen = np.arange(len(reference.batch)) if rows is None else rows
-    kl_N, cur_N, new_N = passes.fitting(lambda: _measure(passes, reference, chosen))
+    kl_N, new_N = _measure(passes, reference, chosen)
+    cur_N = packed(reference.logp, chosen).double().cpu().numpy()
     lengths_M = reference.batch.lengths_M[chosen]
     ratio_M = per_message_sum(new_N - cur_N, lengths_M)
     reference_M = None
@@ -41,36 +44,46 @@ def measure(passes: Passes, reference: Reference, rows: NDArray[np.int64] | None
 @torch.no_grad()
 def token_kls(passes: Passes, reference: Reference) -> list[Floats]:
     """The KL at every position, per message."""
-    kl_N, _, _ = passes.fitting(lambda: _measure(passes, reference, np.arange(len(reference.batch))))
+    kl_N, _ = _measure(passes, reference, np.arange(len(reference.batch)))
     return np.split(kl_N, np.cumsum(reference.batch.lengths_M)[:-1])
 
 
-def _measure(passes: Passes, reference: Reference, rows: NDArray[np.int64]) -> list[Floats]:
-    """Packed KLs and both log-probabilities, in the order of ``rows``."""
-    order: list[int] = []
-    pieces: list[tuple[Tensor, ...]] = []
-    place = {int(row): k for k, row in enumerate(rows)}
-    for part in passes.micro_batches(reference.batch, rows):
+def _measure(passes: Passes, reference: Reference, rows: Rows) -> tuple[Floats, Floats]:
+    """Packed KLs and the present log-probabilities, in the order of ``rows``."""
+    batch = reference.batch
+    own = passes.fitting(lambda: _measure_own(passes, reference, rows))
+    sizes_R = 2 * batch.lengths_M[rows]
+    found = passes.shards.complete(own, batch, rows, sizes_R)
+    kl, new = zip(*(both.chunk(2) for both in found), strict=True)
+    return torch.cat(kl).double().cpu().numpy(), torch.cat(new).double().cpu().numpy()
+
+
+def _measure_own(passes: Passes, reference: Reference, rows: Rows) -> dict[int, Tensor]:
+    """Of each row of this process' shards: the KLs of its tokens, then their log-probabilities."""
+    found: dict[int, Tensor] = {}
+    for part in passes.own_parts(reference.batch, rows):
         with passes.policy.computing():
             scored = passes.score(reference, part)
-        order.extend(place[int(i)] for i in part)
-        cur_N = packed(reference.logp, part)
-        pieces.extend(zip(*(x.split(scored.lengths) for x in (scored.kl_N, cur_N, scored.logp_N)), strict=True))
-    back = np.argsort(order)
-    return [torch.cat([pieces[k][axis] for k in back]).double().cpu().numpy() for axis in range(3)]
+        pieces = zip(scored.kl_N.split(scored.lengths), scored.logp_N.split(scored.lengths), strict=True)
+        found.update({int(row): torch.cat(both) for row, both in zip(part, pieces, strict=True)})
+    return found
 
 
 @torch.no_grad()
 def verify(passes: Passes, reference: Reference, noise_N: Floats, noise_M: Floats) -> Verified:
     """How much of each message the policy may keep, and what it says instead of the rest's first token."""
-    return passes.fitting(lambda: _verify(passes, reference, noise_N, noise_M))
+    own, batch = passes.fitting(lambda: _verify(passes, reference, noise_N, noise_M)), reference.batch
+    rows = np.arange(len(batch))
+    found = passes.shards.complete(own, batch, rows, np.full(len(batch), 2))
+    kept_M, next_M = torch.stack(found).numpy().T
+    return Verified(kept_M, next_M)
 
 
-def _verify(passes: Passes, reference: Reference, noise_N: Floats, noise_M: Floats) -> Verified:
-    batch = reference.batch
+def _verify(passes: Passes, reference: Reference, noise_N: Floats, noise_M: Floats) -> dict[int, Tensor]:
+    """Of each row of this process' shards: how many tokens stay, and the one that follows them."""
+    batch, found = reference.batch, {}
     noise = np.split(noise_N, np.cumsum(batch.lengths_M)[:-1])
-    kept_M, next_M = np.zeros(len(batch), dtype=np.int64), np.full(len(batch), -1, dtype=np.int64)
-    for rows in passes.micro_batches(batch, np.arange(len(batch))):
+    for rows in passes.own_parts(batch, np.arange(len(batch))):
         part = batch.rows(rows)
         lengths = part.lengths_M.tolist()
         with passes.policy.computing():
@@ -91,18 +104,32 @@ def _verify(passes: Passes, reference: Reference, noise_N: Floats, noise_M: Floa
         for row, chance, rest, tokens in zip(
             rows, chances, np.split(rest_N.astype(np.float64), cuts), np.split(token_N, cuts), strict=True
         ):
-            kept_M[row] = kept_tokens(chance, rest, noise[row])
-            if kept_M[row] < len(rest):
-                next_M[row] = tokens[kept_M[row]]
-    return Verified(kept_M, next_M)
+            kept = kept_tokens(chance, rest, noise[row])
+            found[int(row)] = torch.tensor([kept, int(tokens[kept]) if kept < len(rest) else -1])
+    return found
 
 
 @torch.no_grad()
 def token_shift(passes: Passes, reference: Reference) -> TokenShift:
     """How far probabilities moved, by rank of a token under the frozen policy."""
+    batch, shards = reference.batch, passes.shards
+    assert len(batch), "begin needs at least one message"
+    rows, positions = np.arange(len(batch)), int(batch.lengths_M.sum())
+    own = {shard: [_shift(passes, reference, parts)] for shard, parts in passes.own_shards(batch, rows)}
+    vocabulary = reference.head(next(x for x in reference.features if len(x))[:1]).shape[-1] if own else 0
+    ranks = int(-shards.least(-float(min(SHIFT_RANKS, vocabulary))))
+    some = next(iter(passes.policy.parameters().values()))
+    like = some.new_zeros(3 * (ranks + 1) + 1, dtype=torch.float64)
+    (sums,) = shards.added(own, [shard for shard, _ in shards.split(batch, rows)], [like])
+    mean = (sums / positions).cpu().numpy()
+    before_R, after_R, moved_R = mean[:-1].reshape(3, -1)
+    return TokenShift(before_R, after_R, moved_R, flipped=float(mean[-1]), positions=positions)
+
+
+def _shift(passes: Passes, reference: Reference, parts: Sequence[Rows]) -> Tensor:
+    """The sums of one shard."""
     sums: Tensor | None = None
-    positions = 0
-    for part in passes.micro_batches(reference.batch, np.arange(len(reference.batch))):
+    for part in parts:
         with passes.policy.computing():
             new_NH = passes.features(reference.batch.rows(part))
             cur_NH = packed(reference.features, part)
@@ -110,11 +137,8 @@ def token_shift(passes: Passes, reference: Reference) -> TokenShift:
             for new, cur in passes.chunks(head, new_NH, cur_NH):
                 part_sums = _shift_sums(reference.head(cur), head(new))
                 sums = part_sums if sums is None else sums + part_sums
-                positions += len(new)
-    assert sums is not None, "begin needs at least one message"
-    mean = (sums / positions).double().cpu().numpy()
-    before_R, after_R, moved_R = mean[:-1].reshape(3, -1)
-    return TokenShift(before_R, after_R, moved_R, flipped=float(mean[-1]), positions=positions)
+    assert sums is not None, "a shard without rows is left out"
+    return sums
 
 
 def _shift_sums(logits_cur_NV: Tensor, logits_new_NV: Tensor) -> Tensor:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
@@ -14,11 +14,14 @@ from torch.utils.checkpoint import checkpoint
 
 from teamtr.engines.policy import Head, Policy
 from teamtr.engines.scoring import score_tokens, token_logp
+from teamtr.engines.shards import Rows, Shards
 from teamtr.engines.transfer import send
 from teamtr.errors import UserError
 from teamtr.types import AgentBatch, Floats, Ids
 
 Result = TypeVar("Result")
+
+WHOLE = Shards()
 
 NO_ROOM = ("_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_NOT_INITIALIZED", "CUDA error: out of memory")
 """What a card's libraries say when it is full."""
@@ -31,9 +34,9 @@ HEAD_CHUNK_SHARE = 0.03
 
 @dataclass(frozen=True)
 class Reference:
-    """A frozen policy on one batch: features per message token, its head, and its token log-probabilities. ``initial``
-    are those of the policy that the learner began with, where they were asked for; ``values`` are the critic's, where
-    there is one."""
+    """A frozen policy on one batch: features per message token of this process' rows, its head, and its token
+    log-probabilities. ``initial`` are those of the policy that the learner began with, where they were asked for;
+    ``values`` are the critic's, where there is one."""
 
     batch: AgentBatch
     features: list[Tensor]
@@ -54,24 +57,31 @@ class Scored:
 
 class Passes:
     """The forward passes of one agent's policy: micro-batches of messages, chunks of the head, and a count of tokens.
-    When memory runs out, micro-batches become smaller and stay so."""
+    When memory runs out, micro-batches become smaller and stay so. Only the rows of this process' shards are passed
+    through; what others found is put beside it."""
 
-    def __init__(self, agent: str, policy: Policy, micro_batch: int) -> None:
+    def __init__(self, agent: str, policy: Policy, micro_batch: int, shards: Shards = WHOLE) -> None:
         self.agent = agent
         self.policy = policy
         self.micro_batch = micro_batch
+        self.shards = shards
         self.tokens = {"scored": 0, "trained": 0}
 
     def freeze(self, batch: AgentBatch) -> Reference:
         """The policy as it is now, on this batch."""
-        return self.fitting(lambda: self._freeze(batch))
+        own = self.fitting(lambda: self._freeze(batch))
+        return replace(own, logp=self.of_all_rows(dict(enumerate(own.logp)), batch))
+
+    def of_all_rows(self, own: Mapping[int, Tensor], batch: AgentBatch) -> list[Tensor]:
+        """Something for every token of every message, from whoever computed it."""
+        return self.shards.complete(own, batch, np.arange(len(batch)), batch.lengths_M)
 
     @torch.no_grad()
     def _freeze(self, batch: AgentBatch) -> Reference:
         head = self.policy.frozen_head()
         empty = torch.zeros(0)
         features, logp = [empty] * len(batch), [empty] * len(batch)
-        for rows in self.micro_batches(batch, np.arange(len(batch))):
+        for rows in self.own_parts(batch, np.arange(len(batch))):
             part = batch.rows(rows)
             with self.policy.computing():
                 hidden_NH = self.features(part)
@@ -82,7 +92,7 @@ class Passes:
                 features[row], logp[row] = own_features, own_logp
         return Reference(batch, features, head, logp)
 
-    def score(self, reference: Reference, rows: NDArray[np.int64]) -> Scored:
+    def score(self, reference: Reference, rows: Rows) -> Scored:
         """The policy as it is now, beside the frozen one, on some rows."""
         part = reference.batch.rows(rows)
         hidden_NH = self.features(part)
@@ -117,7 +127,15 @@ class Passes:
         size = head_chunk(self.policy.device, vocabulary)
         return zip(*(t.split(size) for t in tensors), strict=True)
 
-    def micro_batches(self, batch: AgentBatch, rows: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+    def own_shards(self, batch: AgentBatch, rows: Rows) -> list[tuple[int, list[Rows]]]:
+        """The micro-batches of each shard that this process computes."""
+        return [(shard, self.micro_batches(batch, part)) for shard, part in self.shards.split_own(batch, rows)]
+
+    def own_parts(self, batch: AgentBatch, rows: Rows) -> list[Rows]:
+        """All of them, one after the other."""
+        return [part for _, parts in self.own_shards(batch, rows) for part in parts]
+
+    def micro_batches(self, batch: AgentBatch, rows: Rows) -> list[Rows]:
         """The rows of one problem side by side, because what they begin with in common is computed once; the
         micro-batches by falling size."""
         size_M = np.array([len(p) + len(m) for p, m in zip(batch.prompts, batch.messages, strict=True)])

@@ -1,0 +1,63 @@
+"""A batch in a fixed number of shards, each computed by itself, in this process or in another.
+
+What comes of them is put together in the order of the shards. So with as many shards, one process and many give the
+same bits: no sum depends on who computed what. The rows of one problem are in one shard, because what they begin with
+in common is computed once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import reduce
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from teamtr.types import AgentBatch
+
+Rows = NDArray[np.int64]
+
+
+class Shards:
+    """All shards are computed in this process. ``cluster.ranks`` has those of several."""
+
+    def __init__(self, count: int = 1) -> None:
+        self.count = count
+
+    @property
+    def own(self) -> Sequence[int]:
+        """Those that this process computes."""
+        return range(self.count)
+
+    def split(self, batch: AgentBatch, rows: Rows) -> list[tuple[int, Rows]]:
+        """The rows of every shard that has any."""
+        if self.count == 1:
+            return [(0, rows)] if len(rows) else []
+        shard_R = batch.problem_M[rows] % self.count
+        return [(shard, rows[shard_R == shard]) for shard in range(self.count) if (shard_R == shard).any()]
+
+    def split_own(self, batch: AgentBatch, rows: Rows) -> list[tuple[int, Rows]]:
+        """Of these, the shards of this process."""
+        return [(shard, part) for shard, part in self.split(batch, rows) if shard in self.own]
+
+    def complete(
+        self, own: Mapping[int, Tensor], batch: AgentBatch, rows: Rows, sizes_R: NDArray[np.int64]
+    ) -> list[Tensor]:
+        """One tensor for each of the rows, from whoever computed it; ``sizes_R`` are their lengths."""
+        return [own[int(row)] for row in rows]
+
+    def added(self, own: Mapping[int, Sequence[Tensor]], of: Sequence[int], like: Sequence[Tensor]) -> list[Tensor]:
+        """The sum over the shards ``of``, in their order, of tensors that are shaped like these."""
+        return reduce(lambda total, part: list(map(torch.add, total, part)), [list(own[shard]) for shard in of])
+
+    def least(self, value: float) -> float:
+        """The least of what all processes give."""
+        return value
+
+
+def spread(rows: int, parts: int) -> list[slice]:
+    """So many neighbouring rows for each of the parts; the first ones get one more where it does not come out even."""
+    ends = np.cumsum([len(part) for part in np.array_split(np.arange(rows), parts)]).tolist()
+    return [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
