@@ -225,7 +225,7 @@ def remote_engine(team_file, task, plan, player, *, taught: bool = True) -> Mode
 def serve(stdin: IO[bytes], stdout: IO[bytes]) -> None:
     import torch
 
-    from teamtr.session.build import build_task
+    from teamtr.session.task import build_task
 
     torch.set_num_threads(1)
     engine: Any = None

@@ -14,6 +14,7 @@ from typing import Any, NewType, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from teamtr.errors import TeamTRError
 from teamtr.theory.objective import Objective
 from teamtr.types import (
     AgentBatch,
@@ -36,6 +37,10 @@ GB = 2**30
 
 Snapshot = NewType("Snapshot", object)
 """A handle of an engine's own: what a learner was, to go back to. Nobody else looks inside."""
+
+
+class EngineLost(TeamTRError):
+    """Part of an engine is gone, and with it all since the last commit: build it anew, and go on from that."""
 
 
 @runtime_checkable
@@ -71,8 +76,11 @@ class Learner(Protocol):
     """Trains one agent. ``begin`` freezes the current policy on a batch; all later measures refer to it."""
 
     agent: str
-    tokens: dict[str, int]
-    """Tokens scored without and with a gradient since the start: {"scored": n, "trained": n}."""
+
+    @property
+    def tokens(self) -> dict[str, int]:
+        """Tokens scored without and with a gradient since the start: {"scored": n, "trained": n}."""
+        ...
 
     def version(self) -> str:
         """A hash of the weights."""
@@ -275,6 +283,10 @@ class Engine(Sampler, Protocol):
 
     def peak_bytes(self) -> int | None:
         """The most that was in use since the last rehearsal; None where nothing is counted."""
+        ...
+
+    def close(self) -> None:
+        """Give back what it holds elsewhere; nothing is asked of it afterwards."""
         ...
 
 

@@ -105,6 +105,8 @@ class ResumeRecord(Begun):
     """What is other than when the run began: inputs, libraries, a log that has lost lines."""
     evals: tuple[float, ...] = ()
     """Success of the evaluations so far."""
+    lost: Mapping[str, Any] | None = None
+    """Of an engine that was lost on the way: why, and the seconds of work that went with it."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import pytest
 from teamtr.config import ConfigError, dump, loads, reference, schema_keys
 from teamtr.errors import UserError
 from teamtr.session import train as run
-from teamtr.session.build import build_task
+from teamtr.session.task import build_task
 from teamtr.tasks import Task, TaskConfig, benchmark, games, own_task, registry, task
 from teamtr.types import Problem
 

@@ -19,7 +19,8 @@ from teamtr.rollout import play
 from teamtr.rollout.cost import Account
 from teamtr.session import checks
 from teamtr.session import train as run
-from teamtr.session.build import build, build_task
+from teamtr.session.build import build
+from teamtr.session.task import build_task
 from teamtr.tasks import Benchmark, WrongAnswer, benchmark
 from teamtr.tasks.benchmarks.arbench.endpoint import EndpointPlayer
 from teamtr.tasks.players import PolicyPlayer

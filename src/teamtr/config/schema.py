@@ -16,6 +16,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BeforeValidator, Field, SerializeAsAny, Strict, ValidationInfo
 from pydantic_core import PydanticCustomError
 
+from teamtr.config.cluster import ClusterConfig
 from teamtr.config.team import TeamConfig
 from teamtr.config.texts import Device, Preset, RunName
 from teamtr.errors import UserError
@@ -446,6 +447,7 @@ class TeamFile(Section):
     eval: EvalConfig = EvalConfig()
     diagnostics: DiagnosticsConfig = DiagnosticsConfig()
     store: StoreConfig = StoreConfig()
+    cluster: ClusterConfig = ClusterConfig()
     trackers: tuple[Tracker, ...] = key(
         (), "Trackers that get the numbers of the log: tensorboard, wandb, mlflow, trackio; see docs/trackers.md."
     )

@@ -86,3 +86,6 @@ class LocalEngine:
 
     def peak_bytes(self) -> int | None:
         return memory.peak_bytes()
+
+    def close(self) -> None:
+        """Nothing is elsewhere."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from teamtr.chat import ChatCodec, MessageFilter
@@ -14,8 +15,10 @@ from teamtr.own_code import make_own
 from teamtr.ports import Engine
 from teamtr.presets import Plan
 from teamtr.rollout import RolloutContext
-from teamtr.session.models import EngineMaker, local_engine, make_player
-from teamtr.tasks import Task, TaskContext, registry
+from teamtr.session.cluster import engine_of
+from teamtr.session.models import EngineMaker, make_player
+from teamtr.session.task import build_task
+from teamtr.tasks import Task
 from teamtr.team import Agent, Router, Team, visibility
 from teamtr.training.batch import Optimization
 
@@ -70,7 +73,11 @@ class Parts:
     task: Task | None = None
     plan: Plan | None = None
     router: Router | None = None
-    make_engine: EngineMaker = local_engine
+    make_engine: EngineMaker = engine_of
+
+    def again(self) -> Parts:
+        """In the place of an engine that was lost."""
+        return replace(self, make_engine=partial(engine_of, again=True)) if self.make_engine is engine_of else self
 
 
 AS_WRITTEN = Parts()
@@ -135,11 +142,6 @@ def _require_parts(team_file: TeamFile, parts: Parts) -> None:
             f"this team was made by a Python program with {', '.join(missing)}, which a team file cannot hold: resume "
             "it with teamtr.TeamTrainer and the same objects"
         )
-
-
-def build_task(team_file: TeamFile) -> Task:
-    """The task that the file names."""
-    return registry.build_task(team_file.task, TaskContext(team_file.seed, team_file.team.names))
 
 
 def build_router(team_file: TeamFile) -> Router:

@@ -17,9 +17,9 @@ from teamtr.config import AgentConfig, TeamFile
 from teamtr.errors import UserError
 from teamtr.records import updates_before
 from teamtr.reports import was_kept
-from teamtr.session.build import build_task
 from teamtr.session.models import OBJECT, Loader, base_model, quieten, save_pretrained
 from teamtr.session.resume import StoredRun
+from teamtr.session.task import build_task
 from teamtr.store.atomic import whole_folder
 from teamtr.tasks import Task
 from teamtr.text import share

@@ -24,6 +24,7 @@ from teamtr.engines.local import LocalEngine
 from teamtr.engines.paged.pool import SamplerPool, has_kernels
 from teamtr.engines.policy import CHEAPEST_FIRST, Policy, Precision
 from teamtr.engines.saving import raising_os_errors
+from teamtr.engines.shards import Shards
 from teamtr.engines.tabular import TabularPolicy
 from teamtr.engines.torch import pretrained
 from teamtr.engines.torch.fused_lora import fuse_lora
@@ -72,8 +73,10 @@ def local_engine(
     *,
     taught: bool = True,
     load: Loader | None = None,
+    shards: Shards | None = None,
 ) -> Models:
     """Every model that speaks in the team, in this process. ``load`` gives (model, tokenizer) of a source of its own.
+    ``shards``: those that this process computes; by default all.
 
     ``taught=False``: built-in models are not taught the form of messages; see ``build``.
     """
@@ -89,10 +92,11 @@ def local_engine(
             max_grad_norm=settings.max_grad_norm,
             keep_initial=plan.objective.has_reference and not agent.frozen,
             critic=plan.critic is not None and not agent.frozen,
+            shards=Shards(team_file.cluster.parts) if shards is None else shards,
         )
         for agent in team_file.team.agents
     }
-    if player is not None and player.base_url is None and player.agent is None:
+    if player is not None and player.has_own_model:
         alone = AgentConfig(
             name="player",
             model=str(player.model),
@@ -103,7 +107,8 @@ def local_engine(
         )
         models[PLAYER] = _transformer_models(team_file, task, [alone], pool, load)["player"]
         learners[PLAYER] = PolicyLearner(PLAYER, models[PLAYER].policy)
-    return Models(LocalEngine(learners), {name: model.codec for name, model in models.items()})
+    parts = team_file.cluster.parts if shards is None else 1  # one of several is given its rows in parts
+    return Models(LocalEngine(learners, parts), {name: model.codec for name, model in models.items()})
 
 
 def make_player(settings: PlayerConfig, engine: Engine, codecs: Mapping[str, ChatCodec]) -> Player:
@@ -128,11 +133,14 @@ def distiller(new: Engine, old: Engine, agent: str) -> Distiller:
     return PolicyDistiller(learner, teacher)
 
 
-def codecs_of(team_file: TeamFile) -> dict[str, ChatCodec]:
-    """Every agent's codec, for an engine whose models live elsewhere; agents of one model share theirs."""
+def codecs_of(team_file: TeamFile, player: PlayerConfig | None = None) -> dict[str, ChatCodec]:
+    """The codec of everyone who speaks, for an engine whose models live elsewhere; agents of one model share theirs."""
     agents = team_file.team.agents
     by_source = {agent.source: _codec(team_file, load_tokenizer(*agent.source)) for agent in agents}
-    return {agent.name: by_source[agent.source] for agent in agents}
+    codecs = {agent.name: by_source[agent.source] for agent in agents}
+    if player is not None and player.has_own_model:
+        codecs[PLAYER] = _codec(team_file, load_tokenizer(str(player.model), player.revision))
+    return codecs
 
 
 def base_model(team_file: TeamFile, task: Task, agent: AgentConfig, load: Loader | None = None) -> tuple[Any, Any]:

@@ -10,12 +10,14 @@ that is killed at any moment and started again ends with the same bits on a CPU,
 
 from __future__ import annotations
 
+import logging
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ import numpy as np
 import torch
 
 from teamtr.config import TeamFile
-from teamtr.ports import Snapshot
+from teamtr.ports import EngineLost, Snapshot
 from teamtr.randomness import generator, seed_of
 from teamtr.records import (
     AnyRecord,
@@ -73,6 +75,8 @@ from teamtr.training.stage import stage_report
 from teamtr.training.update import CertificateInputs, Update, update_agent
 from teamtr.types import AgentBatch, RolloutBatch
 
+log = logging.getLogger(__name__)
+
 Record = dict[str, Any]
 """A record as it is logged and yielded."""
 
@@ -98,13 +102,11 @@ def train(
         if commit is not None:
             run.log.require_known()
         claim(run, team_file, commit)
-        taught = commit is None or team_file.plan.plan().objective.has_reference  # else a commit holds all that matters
-        began = time.perf_counter()
         try:
-            session = build(team_file, taught=taught, parts=parts)
-            driver = _Driver(run, session, stop, accept_changes, {"load": time.perf_counter() - began})
+            records = _until_done(run, team_file, stop, parts, accept_changes)
+            first = next(records)  # before a tracker hears of a run that cannot begin
             yield from follow(
-                driver.go(commit),
+                chain([first], records),
                 team_file.trackers,
                 run.path,
                 name=team_file.name,
@@ -117,6 +119,39 @@ def train(
             raise
 
 
+def _until_done(
+    run: RunFolder, team_file: TeamFile, stop: Callable[[], bool], parts: Parts, accept_changes: bool
+) -> Iterator[Record]:
+    """From the last commit to the end. Where an engine is lost on the way, another takes its place, and the run goes on
+    from the last commit once more, as the same command would."""
+    lost: Lost | None = None
+    for left in reversed(range(1 + team_file.cluster.max_restarts)):
+        commit = run.checkpoints.latest()
+        taught = commit is None or team_file.plan.plan().objective.has_reference  # else a commit holds all that matters
+        session, driver, began = None, None, time.perf_counter()
+        try:
+            session = build(team_file, taught=taught, parts=parts if lost is None else parts.again())
+            driver = _Driver(run, session, stop, accept_changes, {"load": time.perf_counter() - began}, lost)
+            yield from driver.go(commit)
+            return
+        except EngineLost as error:
+            if not left:
+                raise
+            lost = Lost(str(error), time.perf_counter() - (began if driver is None else driver.committed))
+            log.warning("%s; from the last commit once more", error)
+        finally:
+            if session is not None:
+                session.engine.close()
+
+
+@dataclass(frozen=True)
+class Lost:
+    """Why an engine was lost, and how many seconds of work since the last commit with it."""
+
+    why: str
+    seconds: float
+
+
 class _Driver:
     """Drives the loop of one run and keeps its books."""
 
@@ -127,9 +162,12 @@ class _Driver:
         stop: Callable[[], bool],
         accept_changes: bool,
         seconds: Mapping[str, float],
+        lost: Lost | None = None,
     ) -> None:
         self.run = run
         self.seconds = dict(seconds)
+        self.lost = lost
+        self.committed = time.perf_counter()
         self.session = session
         self.stop = stop
         self.accept_changes = accept_changes
@@ -411,6 +449,7 @@ class _Driver:
             state.as_progress(),
             None if record is None else encode_record(record),
         )
+        self.committed = time.perf_counter()
 
     def _begin_or_resume(self, commit: Commit | None) -> Record:
         record = self._begin() if commit is None else self._go_on(commit)
@@ -434,7 +473,8 @@ class _Driver:
         with self._timed("rehearse"):
             self.memory = before_training(self.session)  # the card, or after a swap the model, may be another
         evals = tuple(self.history.success)
-        return ResumeRecord(**self._begun(), skipped=commit.skipped, changes=self.changes, evals=evals)
+        lost = None if self.lost is None else asdict(self.lost)
+        return ResumeRecord(**self._begun(), skipped=commit.skipped, changes=self.changes, evals=evals, lost=lost)
 
     @contextmanager
     def _timed(self, what: str) -> Iterator[None]:

@@ -13,9 +13,9 @@ from teamtr.chat.systems import SystemPolicy
 from teamtr.chat.thinking import ThinkPolicy
 from teamtr.config import AgentConfig, TeamFile, dump, loads
 from teamtr.errors import UserError
-from teamtr.session.build import build_task
 from teamtr.session.export import agent_of
 from teamtr.session.models import base_model, require_source, save_pretrained
+from teamtr.session.task import build_task
 from teamtr.settings.paths import BUILT_IN_MODELS
 from teamtr.store.atomic import whole_folder
 

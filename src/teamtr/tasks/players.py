@@ -80,6 +80,11 @@ class PlayerConfig(Section):
     max_tokens: Positive = key(128, "Most tokens in one answer.")
     temperature: From0 = key(0.0, "Sampling temperature of its answers; 0 is greedy.")
 
+    @property
+    def has_own_model(self) -> bool:
+        """Whether a model is loaded that no agent of the team has."""
+        return self.base_url is None and self.agent is None
+
     def _refusals(self) -> Iterator[Refusal]:
         here = ("task", "player")
         if (self.agent is None) == (self.model is None):

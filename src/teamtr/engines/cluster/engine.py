@@ -1,0 +1,234 @@
+"""The Engine port over several processes: whatever changes a model is asked of all of them, and all end up the same."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from teamtr.engines.cluster.seat import Call, Handle
+from teamtr.engines.shards import spread
+from teamtr.ports import Demand, MemoryPlan, Rehearsal, Snapshot
+from teamtr.theory.objective import Objective
+from teamtr.types import (
+    AgentBatch,
+    AgentInfo,
+    Divergence,
+    Floats,
+    Ids,
+    Sample,
+    StepStats,
+    TokenShift,
+    ValueStats,
+    Verified,
+)
+
+
+class Members(Protocol):
+    """The processes that hold the team, numbered from 0."""
+
+    count: int
+
+    def ask(self, calls: Mapping[int, Call]) -> dict[int, Any]:
+        """Each member its call, all at once. Raises what one of them raised, and ``EngineLost`` when one is gone."""
+        ...
+
+    def close(self) -> None:
+        """End them."""
+        ...
+
+
+class ClusterEngine:
+    """A team whose models are elsewhere. ``shards``: rows are sampled in so many parts, each by itself."""
+
+    def __init__(self, members: Members, shards: int) -> None:
+        self.members = members
+        self.shards = shards
+        self._numbers = count()
+        self._dropped: list[int] = []
+        self.agents: tuple[str, ...] = tuple(self.one("agents"))
+
+    # -- calls ------------------------------------------------------------------------------------------------
+
+    def one(self, name: str, *arguments: Any, agent: str | None = None, **options: Any) -> Any:
+        """What the first member says: of something that all of them know."""
+        return self.members.ask({0: Call(name, agent, arguments, options)})[0]
+
+    def all(self, name: str, *arguments: Any, agent: str | None = None, **options: Any) -> list[Any]:
+        """What each of them says."""
+        return self._everyone(Call(name, agent, arguments, options, dropped=self._taken()))
+
+    def kept(self, name: str, *, agent: str) -> Handle:
+        """Something that each of them keeps."""
+        handle = Handle(next(self._numbers))
+        self._everyone(Call(name, agent, keep=handle.number, dropped=self._taken()))
+        weakref.finalize(handle, self._dropped.append, handle.number)
+        return handle
+
+    def _everyone(self, call: Call) -> list[Any]:
+        found = self.members.ask(dict.fromkeys(range(self.members.count), call))
+        return [found[member] for member in range(self.members.count)]
+
+    def _taken(self) -> tuple[int, ...]:
+        dropped, self._dropped[:] = tuple(self._dropped), []
+        return dropped
+
+    # -- the port ---------------------------------------------------------------------------------------------
+
+    def learner(self, agent: str) -> ClusterLearner:
+        return ClusterLearner(self, agent)
+
+    def version(self, agent: str) -> str:
+        return str(self.one("version", agent))
+
+    def publish(self, agent: str, version: str) -> None:
+        self.all("publish", agent, version)
+
+    def sample(
+        self,
+        agent: str,
+        prompts: Sequence[Ids],
+        noise_BT: Floats,
+        *,
+        temperature: float | None = None,
+        top_p: float = 1.0,
+        top_k: int = 0,
+    ) -> list[Sample]:
+        """Part k is sampled by member k modulo their number, who must hold the weights that the first one holds."""
+        if not prompts:
+            return []
+        parts = spread(len(prompts), min(self.shards, len(prompts)))
+        version, options = self.version(agent), {"temperature": temperature, "top_p": top_p, "top_k": top_k}
+        calls = {}
+        for member in range(min(self.members.count, len(parts))):
+            own = [(list(prompts[part]), noise_BT[part]) for part in parts[member :: self.members.count]]
+            calls[member] = Call("sample_parts", None, (agent, version, own), options)
+        found = {member: iter(answer) for member, answer in self.members.ask(calls).items()}
+        return [sample for k in range(len(parts)) for sample in next(found[k % self.members.count])]
+
+    def info(self, agent: str) -> AgentInfo:
+        found: AgentInfo = self.one("info", agent)
+        return found
+
+    def set_precision(self, agent: str, precision: str) -> None:
+        self.all("set_precision", agent, precision)
+
+    def memory_plan(self, demand: Demand) -> MemoryPlan:
+        found: MemoryPlan = self.one("memory_plan", demand)
+        return found
+
+    def rehearse(self, demand: Demand) -> Rehearsal:
+        """The smallest micro-batch and the highest peak of all members."""
+        found: list[Rehearsal] = self.all("rehearse", demand)
+        sizes = {agent: min(one.micro_batch[agent] for one in found) for agent in found[0].micro_batch}
+        return Rehearsal(sizes, _highest([one.peak_bytes for one in found]))
+
+    def peak_bytes(self) -> int | None:
+        return _highest(self.all("peak_bytes"))
+
+    def close(self) -> None:
+        self.members.close()
+
+
+class ClusterLearner:
+    """The Learner port of one agent, which every member holds a copy of."""
+
+    def __init__(self, engine: ClusterEngine, agent: str) -> None:
+        self.engine = engine
+        self.agent = agent
+
+    def _one(self, name: str, *arguments: Any, **options: Any) -> Any:
+        return self.engine.one(name, *arguments, agent=self.agent, **options)
+
+    def _all(self, name: str, *arguments: Any, **options: Any) -> Any:
+        """All take part; what they found together, each of them knows."""
+        return self.engine.all(name, *arguments, agent=self.agent, **options)[0]
+
+    @property
+    def tokens(self) -> dict[str, int]:
+        """Of all members: each counts what it passed through its own copy."""
+        found = self.engine.all("tokens", agent=self.agent)
+        return {kind: sum(one[kind] for one in found) for kind in found[0]}
+
+    def version(self) -> str:
+        return str(self._one("version"))
+
+    def fingerprint(self) -> str:
+        return str(self._one("fingerprint"))
+
+    def begin(self, batch: AgentBatch, *, reference: bool = False) -> Floats:
+        found: Floats = self._all("begin", batch, reference=reference)
+        return found
+
+    def token_logprobs(self) -> list[Floats]:
+        found: list[Floats] = self._one("token_logprobs")
+        return found
+
+    def step(
+        self,
+        rows: NDArray[np.int64],
+        advantages: Floats | Sequence[Floats],
+        objective: Objective,
+        *,
+        beta: float,
+        learning_rate: float,
+    ) -> StepStats:
+        found: StepStats = self._all("step", rows, advantages, objective, beta=beta, learning_rate=learning_rate)
+        return found
+
+    def values(self) -> list[Floats]:
+        found: list[Floats] = self._one("values")
+        return found
+
+    def fit_values(
+        self, rows: NDArray[np.int64], targets: Sequence[Floats], *, clip: float, learning_rate: float
+    ) -> ValueStats:
+        found: ValueStats = self._all("fit_values", rows, targets, clip=clip, learning_rate=learning_rate)
+        return found
+
+    def measure(self, rows: NDArray[np.int64] | None = None) -> Divergence:
+        found: Divergence = self._all("measure", rows)
+        return found
+
+    def verify(self, noise_N: Floats, noise_M: Floats) -> Verified:
+        found: Verified = self._all("verify", noise_N, noise_M)
+        return found
+
+    def token_kls(self) -> list[Floats]:
+        found: list[Floats] = self._all("token_kls")
+        return found
+
+    def token_shift(self) -> TokenShift:
+        found: TokenShift = self._all("token_shift")
+        return found
+
+    def end(self) -> None:
+        self._all("end")
+
+    def snapshot(self) -> Snapshot:
+        return Snapshot(self.engine.kept("snapshot", agent=self.agent))
+
+    def restore(self, snapshot: Snapshot) -> None:
+        self._all("restore", snapshot)
+
+    def move(self, start: Snapshot, end: Snapshot, fraction: float) -> None:
+        self._all("move", start, end, fraction)
+
+    def perturb(self, relative: float, seed: int) -> None:
+        self._all("perturb", relative, seed)
+
+    def save(self, folder: Path) -> None:
+        """Written by the first member: bytes of weights do not come here."""
+        self._one("save", folder)
+
+    def load(self, folder: Path) -> None:
+        self._all("load", folder)
+
+
+def _highest(peaks: Sequence[int | None]) -> int | None:
+    return max((peak for peak in peaks if peak is not None), default=None)

@@ -1,0 +1,104 @@
+"""Shards over several processes, which exchange what they found by ``torch.distributed``.
+
+Shard s is computed by rank s modulo the number of ranks. Every rank makes the same calls in the same order; what they
+exchange passes from rank to rank, never through whoever asked them. A sum is made by every rank for itself, shard after
+shard, so that all ranks hold the same bits, whatever their number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor
+
+from teamtr.engines.shards import Rows, Shards
+from teamtr.types import AgentBatch
+
+KINDS = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64)
+"""What float64 carries without rounding (integers below 2^53)."""
+
+
+class Apart(RuntimeError):
+    """The ranks lost touch: one of them ended, hangs, or cannot be reached."""
+
+
+def meeting_point(host: str) -> dist.TCPStore:
+    """Where ranks find each other, at a free port of this machine (``.port``); the first rank keeps it."""
+    return dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)
+
+
+def join(rank: int, world: int, store: dist.TCPStore | tuple[str, int], patience_s: float) -> None:
+    """Become one of the ranks of this process' default group. They exchange numbers by CPU: adapters are small, and
+    several ranks may share a card."""
+    patience = timedelta(seconds=patience_s)
+    with _in_touch():
+        if not isinstance(store, dist.TCPStore):
+            store = dist.TCPStore(*store, is_master=False, timeout=patience)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=patience)
+
+
+class Ranks(Shards):
+    """The shards of one rank, after ``join``."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(count)
+        self.rank, self.world = dist.get_rank(), dist.get_world_size()
+
+    @property
+    def own(self) -> Sequence[int]:
+        return range(self.rank, self.count, self.world)
+
+    def complete(
+        self, own: Mapping[int, Tensor], batch: AgentBatch, rows: Rows, sizes_R: NDArray[np.int64]
+    ) -> list[Tensor]:
+        rank_R = (batch.problem_M[rows] % self.count) % self.world
+        mine = [own[int(row)] for row in rows[rank_R == self.rank]]
+        most = max(int(sizes_R[rank_R == rank].sum()) for rank in range(self.world))
+        sent = torch.zeros(1 + most, dtype=torch.float64)
+        sent[0] = KINDS.index(mine[0].dtype) if mine else -1
+        if mine:
+            packed = torch.cat(mine)
+            sent[1 : 1 + len(packed)] = packed.double().cpu()
+        got = [torch.empty_like(sent) for _ in range(self.world)]
+        with _in_touch():
+            dist.all_gather(got, sent)
+        kind = KINDS[int(max(part[0] for part in got))]
+        device = mine[0].device if mine else torch.device("cpu")
+        by_row: dict[int, Tensor] = {}
+        for rank, part in enumerate(got):
+            places = np.flatnonzero(rank_R == rank)
+            pieces = part[1 : 1 + int(sizes_R[places].sum())].to(kind).to(device).split(sizes_R[places].tolist())
+            by_row.update(zip(places.tolist(), pieces, strict=True))
+        return [by_row[place] for place in range(len(rows))]
+
+    def added(self, own: Mapping[int, Sequence[Tensor]], of: Sequence[int], like: Sequence[Tensor]) -> list[Tensor]:
+        total: list[Tensor] | None = None
+        for shard in of:
+            part = [tensor.cpu() for tensor in (own[shard] if shard in self.own else map(torch.empty_like, like))]
+            with _in_touch():
+                for tensor in part:
+                    dist.broadcast(tensor, src=shard % self.world)
+            total = part if total is None else list(map(torch.add, total, part))
+        assert total is not None, "a step needs at least one message"
+        return [tensor.to(example.device) for tensor, example in zip(total, like, strict=True)]
+
+    def least(self, value: float) -> float:
+        found = torch.tensor(value, dtype=torch.float64)
+        with _in_touch():
+            dist.all_reduce(found, dist.ReduceOp.MIN)
+        return float(found)
+
+
+@contextmanager
+def _in_touch() -> Iterator[None]:
+    """Whatever a collective raises means that another rank did not take part."""
+    try:
+        yield
+    except (RuntimeError, TimeoutError, ConnectionError, OSError) as error:
+        raise Apart(f"a rank lost touch with the others: {error}") from error

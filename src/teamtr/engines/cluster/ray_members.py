@@ -1,0 +1,275 @@
+"""Members as Ray actors: Ray places them, on this machine or on others, and tells when one of them is gone."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from teamtr.engines import card
+from teamtr.engines.cluster.seat import Answer, Call, Seat
+from teamtr.engines.local import LocalEngine
+from teamtr.engines.shards import Shards
+from teamtr.errors import TeamTRError, UserError, first_line
+from teamtr.ports import EngineLost
+
+MakeEngine = Callable[[Shards], LocalEngine]
+
+TRIES = 3
+"""To start Ray on this machine: a busy one misses the half minute that it gives itself."""
+STORE_BYTES = 256 << 20
+"""Of Ray's memory for what passes between processes, where we start it: token ids and numbers, never weights."""
+GRACE_S = 10.0
+"""For the others to say something too, once one member has failed."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Room:
+    """What the members are to be, and where.
+
+    Attributes:
+        workers: how many of them.
+        shards: parts of every batch.
+        address: of a cluster that runs; None: RAY_ADDRESS where it is set, else one on this machine.
+        patience_s: how long a call may take before the member counts as hanging.
+        on_cards: each member has a card, or a part of one where there are fewer.
+        may_be_fewer: take as many as there is room for, instead of refusing.
+    """
+
+    workers: int
+    shards: int
+    address: str | None = None
+    patience_s: float = 1800.0
+    on_cards: bool = False
+    may_be_fewer: bool = False
+
+
+class RayMembers:
+    """One actor for each member."""
+
+    def __init__(self, make: MakeEngine, room: Room) -> None:
+        self.room = room
+        _connect(room)
+        self._placed = _place(room)
+        self.count = len(self._placed.actors)
+        self._lost: EngineLost | None = None
+        self.processes: dict[int, tuple[str, int]] = {}
+        try:
+            host, port = self._first()
+            self.processes = self._wait(
+                {
+                    rank: actor.join.remote(make, rank, self.count, room.shards, (host, port), room.patience_s)
+                    for rank, actor in enumerate(self._placed.actors)
+                }
+            )
+        except BaseException:
+            self.close()
+            raise
+
+    def _first(self) -> tuple[str, int]:
+        """Where all will meet: a port of the first member's machine."""
+        found: tuple[str, int] = self._wait({0: self._placed.actors[0].open.remote()})[0]
+        return found
+
+    def ask(self, calls: Mapping[int, Call]) -> dict[int, Any]:
+        if self._lost is not None:
+            raise EngineLost(str(self._lost))  # whoever tidies up after the first time is told the same
+        return self._wait({member: self._placed.actors[member].answer.remote(call) for member, call in calls.items()})
+
+    def _wait(self, asked: Mapping[int, Any]) -> dict[int, Any]:
+        """The answers of all. Once one has failed, the others get a moment to fail too: whose failure it was is told by
+        the first that did not only lose touch with the others."""
+        import ray
+
+        who = {ref: member for member, ref in asked.items()}
+        found: dict[int, Any] = {}
+        failed: dict[int, Exception] = {}
+        waiting, end = list(who), time.monotonic() + self.room.patience_s
+        while waiting:
+            done, waiting = ray.wait(waiting, timeout=max(0.0, end - time.monotonic()))
+            if not done:
+                break
+            member = who[done[0]]
+            answer = _answer(done[0], self._name(member))
+            if answer.error is None:
+                found[member] = answer.result
+            else:
+                failed[member] = answer.error
+                end = min(end, time.monotonic() + GRACE_S)
+        silent = [who[ref] for ref in waiting]
+        if failed or silent:
+            self._raise(failed, silent)
+        return found
+
+    def _name(self, member: int) -> str:
+        host, process = self.processes.get(member, ("", 0))
+        return f"worker {member}" + (f" (process {process} on {host})" if process else "")
+
+    def _raise(self, failed: Mapping[int, Exception], silent: list[int]) -> None:
+        from teamtr.engines.cluster.ranks import Apart
+
+        own = [error for error in failed.values() if not isinstance(error, EngineLost | Apart)]
+        lost = [error for error in failed.values() if isinstance(error, EngineLost)]
+        if own and not silent and not lost:
+            raise own[0]  # all have answered, and can be asked again
+        if lost:
+            why = lost[0]
+        elif failed:
+            member, error = next(iter(failed.items()))
+            why = EngineLost(f"{self._name(member)} lost touch with the others ({first_line(error)})")
+        else:
+            why = EngineLost(f"{self._name(silent[0])} has not answered for {self.room.patience_s:.0f} s")
+        self.close(why)
+        raise own[0] if own else why
+
+    def close(self, why: EngineLost | None = None) -> None:
+        import ray
+
+        self._lost = self._lost or why or EngineLost("the workers of this engine have ended")
+        if ray.is_initialized():
+            for actor in self._placed.actors:
+                ray.kill(actor, no_restart=True)
+            if self._placed.group is not None:
+                from ray.util.placement_group import remove_placement_group
+
+                remove_placement_group(self._placed.group)
+
+
+def _answer(ref: Any, member: str) -> Answer:
+    import ray
+
+    try:
+        answer = ray.get(ref)
+    except ray.exceptions.RayActorError as error:
+        return Answer(error=EngineLost(f"{member} is gone ({first_line(error)})"))
+    except ray.exceptions.RayTaskError as error:
+        return Answer(error=RuntimeError(f"{member}: {error}"))
+    except ray.exceptions.RayError as error:
+        return Answer(error=EngineLost(f"{member} cannot be reached ({first_line(error)})"))
+    return answer if isinstance(answer, Answer) else Answer(answer)
+
+
+# -- where they are -------------------------------------------------------------------------------------------
+
+
+def _connect(room: Room) -> None:
+    """To the cluster that the room names, or to one that is started here."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    try:
+        import ray
+    except ImportError:
+        raise UserError("cluster.engine: ray needs Ray, which is not installed: pip install 'teamtr[ray]'") from None
+    if ray.is_initialized():
+        return
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    if room.address is not None or "RAY_ADDRESS" in os.environ:
+        address = room.address or os.environ["RAY_ADDRESS"]
+        try:
+            ray.init(address=address, **quiet)
+        except Exception as error:
+            raise UserError(
+                f"cluster.address: no Ray cluster answers at {address!r} ({first_line(error)}); start one there, or "
+                "leave the address out to start one here"
+            ) from error
+        return
+    for attempt in range(1, TRIES + 1):
+        try:
+            ray.init(
+                address="local",
+                num_cpus=room.workers,
+                include_dashboard=False,
+                object_store_memory=STORE_BYTES,
+                **quiet,
+            )
+            return
+        except Exception as error:
+            ray.shutdown()
+            if attempt == TRIES:
+                raise TeamTRError(
+                    f"Ray did not start on this machine in {TRIES} tries ({first_line(error)}): free memory or cores, "
+                    "or give the address of a cluster that runs in cluster.address"
+                ) from error
+            log.warning("Ray did not start (%s); once more", first_line(error))
+
+
+@dataclass(frozen=True)
+class _Placed:
+    actors: list[Any]
+    group: Any = None
+
+
+def _place(room: Room) -> _Placed:
+    """An actor each, all at once or not at all."""
+    import ray
+    from ray.util.placement_group import placement_group
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    there = ray.cluster_resources()
+    cores, cards = int(there.get("CPU", 0)), there.get("GPU", 0.0)
+    workers = min(room.workers, cores) if room.may_be_fewer else room.workers
+    if workers > cores or workers == 0:
+        raise UserError(
+            f"cluster.workers is {room.workers}, and the cluster has {cores} cores, one for each: lower it, or add "
+            "machines"
+        )
+    if room.on_cards and not cards:
+        raise UserError("the device of this team is a card, and Ray's cluster has none: use device: cpu, or add cards")
+    share = min(1.0, cards / workers) if room.on_cards else 0.0
+    each = {"CPU": 1.0, **({"GPU": share} if share else {})}
+    group = placement_group([each] * workers)
+    if not ray.get(group.ready(), timeout=room.patience_s):
+        raise TeamTRError("Ray found no room for the workers")
+    kind = ray.remote(_Actor)
+    sharing = max(1, round(1 / share)) if share else 1
+    actors = [
+        kind.options(
+            num_cpus=1,
+            num_gpus=share,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=member),
+        ).remote(sharing)
+        for member in range(workers)
+    ]
+    return _Placed(actors, group)
+
+
+class _Actor:
+    """What runs in a member's process."""
+
+    def __init__(self, sharing: int) -> None:
+        self.sharing = sharing
+        self.store: Any = None
+        self.seat: Seat | None = None
+
+    def open(self) -> tuple[str, int]:
+        import ray
+
+        from teamtr.engines.cluster.ranks import meeting_point
+
+        host = ray.util.get_node_ip_address()
+        self.store = meeting_point(host)
+        return host, self.store.port
+
+    def join(
+        self, make: MakeEngine, rank: int, world: int, shards: int, place: tuple[str, int], patience_s: float
+    ) -> Answer:
+        import ray
+
+        from teamtr.engines.cluster import ranks
+
+        card.take_share(self.sharing)
+        try:
+            ranks.join(rank, world, place if self.store is None else self.store, patience_s)
+            self.seat = Seat(make(ranks.Ranks(shards)), rank)
+        except Exception as error:
+            return Answer(error=error)
+        return Answer((ray.util.get_node_ip_address(), os.getpid()))
+
+    def answer(self, call: Call) -> Answer:
+        assert self.seat is not None, "join comes first"
+        return self.seat.answer(call)

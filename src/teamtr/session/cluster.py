@@ -1,0 +1,68 @@
+"""Where the engine of a team file is: in this process, or in workers that each build the same team."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+
+from teamtr.config import TeamFile, dump, loads_stored
+from teamtr.engines.cluster.engine import ClusterEngine
+from teamtr.engines.cluster.ray_members import RayMembers, Room
+from teamtr.engines.local import LocalEngine
+from teamtr.engines.shards import Shards
+from teamtr.errors import UserError
+from teamtr.presets import Plan
+from teamtr.session.models import OBJECT, Models, codecs_of, device_of, local_engine
+from teamtr.session.task import build_task
+from teamtr.tasks import Task
+from teamtr.tasks.players import PlayerConfig
+
+
+def engine_of(
+    team_file: TeamFile,
+    task: Task,
+    plan: Plan,
+    player: PlayerConfig | None,
+    *,
+    taught: bool = True,
+    again: bool = False,
+) -> Models:
+    """The engine that the file asks for. ``again``: in the place of one that was lost, with as many workers as there
+    is room for."""
+    if team_file.cluster.engine == "local":
+        return local_engine(team_file, task, plan, player, taught=taught)
+    _require_text(team_file)
+    settings = team_file.cluster
+    room = Room(
+        workers=settings.workers,
+        shards=settings.parts,
+        address=settings.address,
+        patience_s=settings.patience_s,
+        on_cards=device_of(team_file).type == "cuda",
+        may_be_fewer=again,
+    )
+    members = RayMembers(partial(_member, dump(team_file), taught, os.getcwd()), room)
+    return Models(ClusterEngine(members, settings.parts), codecs_of(team_file, player))
+
+
+def _member(text: str, taught: bool, folder: str, shards: Shards) -> LocalEngine:
+    """In a worker: the whole team, which computes the shards of this worker."""
+    os.chdir(folder)
+    team_file = loads_stored(text, name="team.yaml")
+    player = team_file.task.wanted_player
+    engine = local_engine(
+        team_file, build_task(team_file), team_file.sized_plan(), player, taught=taught, shards=shards
+    ).engine
+    assert isinstance(engine, LocalEngine)
+    return engine
+
+
+def _require_text(team_file: TeamFile) -> None:
+    """A worker makes the team from its file: what only this program holds cannot reach it."""
+    objects = [agent.name for agent in team_file.team.agents if str(agent.model).startswith(OBJECT)]
+    held = [*(f"the model of agent {name!r}" for name in objects), *team_file.python]
+    if held:
+        raise UserError(
+            f"cluster.engine: ray builds the team in other processes, and {', '.join(held)} is an object of this "
+            "program: save the model to a folder and name that, or use cluster.engine: local"
+        )

@@ -1,0 +1,11 @@
+"""The task of a team file, built."""
+
+from __future__ import annotations
+
+from teamtr.config import TeamFile
+from teamtr.tasks import Task, TaskContext, registry
+
+
+def build_task(team_file: TeamFile) -> Task:
+    """The task that the file names."""
+    return registry.build_task(team_file.task, TaskContext(team_file.seed, team_file.team.names))

@@ -1,0 +1,91 @@
+"""A batch in shards: as many shards give the same bits, however many processes compute them."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import rank_calls
+from conftest import make_batch, make_learner
+from teamtr.engines.shards import Shards, spread
+
+KINDS = ["tabular", "full", "lora"]
+
+
+def ranks_of(world: int, shards: int, kind: str, out: Path) -> list[dict[str, np.ndarray]]:
+    """What each of so many ranks found."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    program = [sys.executable, rank_calls.__file__]
+    started = [
+        subprocess.Popen([*program, str(rank), str(world), str(port), str(shards), kind, str(out)])
+        for rank in range(world)
+    ]
+    assert [process.wait(300) for process in started] == [0] * world
+    return [dict(np.load(out / f"{rank}.npz")) for rank in range(world)]
+
+
+@pytest.mark.long
+@pytest.mark.cluster
+@pytest.mark.parametrize(
+    ("world", "kind"),
+    [
+        (2, "lora"),
+        pytest.param(3, "lora", marks=pytest.mark.slow),
+        pytest.param(2, "full", marks=pytest.mark.slow),
+        pytest.param(2, "tabular", marks=pytest.mark.slow),
+        pytest.param(4, "tabular", marks=pytest.mark.slow),
+    ],
+)
+def test_ranks_find_what_one_process_finds_to_the_bit(world, kind, tmp_path):
+    alone = rank_calls.learner_of(kind, Shards(4))
+    expected = rank_calls.everything(alone)
+    found = ranks_of(world, 4, kind, tmp_path)
+    for rank in found:
+        for name, value in expected.items():
+            np.testing.assert_array_equal(rank[name], value, err_msg=name)
+    tokens = np.sum([rank["tokens"] for rank in found], axis=0)
+    np.testing.assert_array_equal(tokens, list(alone.tokens.values()), err_msg="each rank passes its own rows only")
+    assert all((rank["tokens"] < tokens).all() for rank in found)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_shards_change_rounding_only(kind):
+    one, four = (rank_calls.everything(rank_calls.learner_of(kind, Shards(count))) for count in (1, 4))
+    for name, value in one.items():
+        if value.dtype == np.uint8:  # versions, which rounding changes
+            continue
+        np.testing.assert_allclose(four[name], value, rtol=2e-3, atol=2e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_number_of_shards_decides_the_bits_and_nothing_else_does(kind):
+    first, again = (rank_calls.everything(rank_calls.learner_of(kind, Shards(3))) for _ in range(2))
+    for name, value in first.items():
+        np.testing.assert_array_equal(again[name], value, err_msg=name)
+
+
+def test_a_problem_is_in_one_shard_and_every_row_in_one():
+    learner = make_learner("tabular")
+    batch = make_batch(learner, problems=5, group=3)
+    rows = np.array([14, 2, 7, 3, 0, 9])
+    parts = Shards(3).split(batch, rows)
+    assert sorted(row for _, part in parts for row in part) == sorted(rows)
+    assert all(set(batch.problem_M[part] % 3) == {shard} for shard, part in parts)
+    assert [shard for shard, _ in Shards(8).split(batch, rows)] == [0, 1, 2, 3, 4], "shards without rows are left out"
+    assert Shards(1).split(batch, rows)[0][1] is rows
+
+
+@pytest.mark.parametrize(
+    ("rows", "parts", "sizes"), [(7, 3, [3, 2, 2]), (4, 4, [1, 1, 1, 1]), (5, 1, [5]), (2, 2, [1, 1])]
+)
+def test_rows_are_spread_evenly_and_in_order(rows, parts, sizes):
+    found = spread(rows, parts)
+    assert [part.stop - part.start for part in found] == sizes
+    assert [k for part in found for k in range(rows)[part]] == list(range(rows))

@@ -1,0 +1,94 @@
+"""All that a learner is asked, in one process or as one rank of several; as a program it is such a rank.
+
+python rank_calls.py RANK WORLD PORT SHARDS KIND OUT
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from conftest import make_batch, make_policy
+from teamtr.engines.learner import PolicyLearner
+from teamtr.engines.shards import Shards
+from teamtr.theory.objective import Objective
+
+PROBLEMS, GROUP = 5, 3
+
+
+def learner_of(kind: str, shards: Shards) -> PolicyLearner:
+    return PolicyLearner("agent", make_policy(kind), micro_batch=2, keep_initial=True, critic=True, shards=shards)
+
+
+def everything(learner: PolicyLearner) -> dict[str, np.ndarray]:
+    """What each call gave, and the version after each that changes weights."""
+    batch = make_batch(learner, problems=PROBLEMS, group=GROUP)
+    rows = np.arange(len(batch))
+    advantages = np.where(rows % 2, 1.0, -1.0)
+    found: dict[str, np.ndarray] = {}
+
+    def keep(name: str, *values) -> None:
+        found[name] = np.concatenate([np.ravel(np.asarray(value, dtype=np.float64)) for value in values])
+
+    def version(name: str) -> None:
+        found[name] = np.frombuffer(learner.fingerprint().encode(), dtype=np.uint8)
+
+    version("at first")
+    keep("begin", learner.begin(batch, reference=True))
+    keep("token_logprobs", *learner.token_logprobs())
+    keep("values", *learner.values())
+    before = learner.snapshot()
+    stats = learner.step(rows, advantages, Objective(reference_kl=0.1), beta=0.1, learning_rate=1e-2)
+    assert stats.applied
+    keep("step", stats.surrogate, stats.kl_full, stats.grad_norm, stats.ratio_clip_rate, stats.kl_reference)
+    some = rows[batch.problem_M == 1]  # all of one shard: whoever has no row of a step takes part in it too
+    stats = learner.step(some, advantages[some], Objective(), beta=0.1, learning_rate=1e-2)
+    keep("step of one shard", stats.surrogate, stats.kl_full, stats.grad_norm)
+    version("after steps")
+    targets = [np.full(n, 0.5) for n in batch.lengths_M]
+    fit = learner.fit_values(rows, targets, clip=0.2, learning_rate=1e-2)
+    keep("fit_values", fit.loss, fit.clip_rate)
+    version("after fit_values")
+    for name, chosen in (("measure", None), ("measure of some", rows[::-2]), ("measure of one", rows[4:5])):
+        one = learner.measure(chosen)
+        keep(name, one.full_M, one.k1_M, one.k3_M, one.log_ratio_M, one.reference_M)
+    keep("token_kls", *learner.token_kls())
+    rng = np.random.default_rng(0)
+    verified = learner.verify(rng.random(int(batch.lengths_M.sum())), rng.random(len(batch)))
+    keep("verify", verified.kept_M, verified.next_M)
+    shift = learner.token_shift()
+    keep("token_shift", shift.before_R, shift.after_R, shift.moved_R, shift.flipped, shift.positions)
+    after = learner.snapshot()
+    learner.move(before, after, 0.5)
+    version("moved")
+    learner.restore(before)
+    version("restored")
+    learner.end()
+    return found
+
+
+def main() -> None:
+    import torch
+
+    from teamtr.engines.cluster import ranks
+
+    rank, world, port, shards, kind, out = sys.argv[1:]
+    torch.set_num_threads(1)
+    ranks.join(int(rank), int(world), _place(int(rank), int(port)), 120.0)
+    learner = learner_of(kind, ranks.Ranks(int(shards)))
+    found = everything(learner)
+    np.savez(Path(out) / f"{rank}.npz", **found, tokens=np.array(list(learner.tokens.values())))
+
+
+def _place(rank: int, port: int):
+    import torch.distributed as dist
+
+    if rank:
+        return "127.0.0.1", port
+    return dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+
+
+if __name__ == "__main__":
+    main()
