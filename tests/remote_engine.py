@@ -1,4 +1,4 @@
-"""An engine in another process: every call is one frame of JSON and raw arrays there, and one back. No pickle.
+"""A member of a cluster engine at the end of a pipe: every call is one frame of JSON and raw arrays, and one back.
 
 It proves that nothing leaks through ``ports.Engine``: what this module cannot send, no engine elsewhere could get.
 """
@@ -13,7 +13,6 @@ import threading
 import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
-from itertools import count
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,6 +20,8 @@ import numpy as np
 
 from teamtr import ports, types
 from teamtr.config import dump, loads
+from teamtr.engines.cluster.engine import ClusterEngine
+from teamtr.engines.cluster.seat import Answer, Call, Handle, Seat
 from teamtr.errors import UserError
 from teamtr.session.models import Models, codecs_of, local_engine
 from teamtr.theory.objective import Objective
@@ -42,13 +43,6 @@ RECORDS = {
     )
 }
 """All that may cross besides arrays, numbers and names."""
-
-
-class Handle:
-    """A snapshot that lives on the other side."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
 
 
 # -- frames ------------------------------------------------------------------------------------------------------
@@ -126,38 +120,35 @@ def receive(stream: IO[bytes]) -> Any:
 # -- this side ---------------------------------------------------------------------------------------------------
 
 
-class RemoteEngine:
-    """The Engine port; everything it is asked goes to the other process."""
+class FrameMembers:
+    """One member, in another process."""
+
+    count = 1
 
     def __init__(self, team_file: str, taught: bool) -> None:
         program = [sys.executable, __file__]
         self._process = subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._lock = threading.Lock()
-        self._dropped: list[int] = []
         self._end = weakref.finalize(self, _stop, self._process)
-        self.agents = tuple(self.call("start", team_file, taught))
+        self._exchange({"team_file": team_file, "taught": taught})
 
-    def call(self, name: str, *arguments: Any, **options: Any) -> Any:
+    def ask(self, calls: Mapping[int, Call]) -> dict[int, Any]:
+        return {
+            member: self._exchange({f.name: getattr(call, f.name) for f in fields(Call)})
+            for member, call in calls.items()
+        }
+
+    def _exchange(self, asked: dict[str, Any]) -> Any:
         with self._lock:
-            dropped, self._dropped = self._dropped, []
-            send(self._process.stdin, {"call": name, "args": arguments, "options": options, "dropped": dropped})
+            send(self._process.stdin, asked)
             answer = receive(self._process.stdout)
         if "error" in answer:
             kind = {"UserError": UserError, "RuntimeError": RuntimeError}.get(answer["error"], AssertionError)
             raise kind(answer["message"])
-        result = answer["result"]
-        if isinstance(result, Handle):
-            weakref.finalize(result, self._dropped_later, result.number)
-        return result
-
-    def _dropped_later(self, number: int) -> None:
-        self._dropped.append(number)
+        return answer["result"]
 
     def close(self) -> None:
         self._end()
-
-    def learner(self, agent: str) -> RemoteLearner:
-        return RemoteLearner(self, agent)
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
@@ -166,57 +157,10 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
     process.wait(60)
 
 
-class RemoteLearner:
-    """The Learner port of one agent."""
-
-    def __init__(self, engine: RemoteEngine, agent: str) -> None:
-        self.engine = engine
-        self.agent = agent
-
-    @property
-    def tokens(self) -> dict[str, int]:
-        return self.engine.call("tokens", self.agent)
-
-
-ENGINE = ("version", "publish", "sample", "info", "set_precision", "memory_plan", "rehearse", "peak_bytes")
-LEARNER = (
-    *(
-        "version",
-        "fingerprint",
-        "begin",
-        "token_logprobs",
-        "step",
-        "values",
-        "fit_values",
-        "measure",
-        "verify",
-        "token_kls",
-        "token_shift",
-        "end",
-    ),
-    *("snapshot", "restore", "move", "perturb", "save", "load"),
-)
-
-
-def _forward(cls: type, names: tuple[str, ...], prefix: str) -> None:
-    for name in names:
-
-        def method(self: Any, *arguments: Any, _name: str = name, **options: Any) -> Any:
-            if prefix:
-                return self.engine.call(prefix + _name, self.agent, *arguments, **options)
-            return self.call(_name, *arguments, **options)
-
-        setattr(cls, name, method)
-
-
-_forward(RemoteEngine, ENGINE, "")
-_forward(RemoteLearner, LEARNER, "learner.")
-
-
 def remote_engine(team_file, task, plan, player, *, taught: bool = True) -> Models:
     """As ``session.models.local_engine``, with all models in another process."""
     assert player is None
-    return Models(RemoteEngine(dump(team_file), taught), codecs_of(team_file))
+    return Models(ClusterEngine(FrameMembers(dump(team_file), taught), shards=1), codecs_of(team_file))
 
 
 # -- the other side ----------------------------------------------------------------------------------------------
@@ -228,39 +172,24 @@ def serve(stdin: IO[bytes], stdout: IO[bytes]) -> None:
     from teamtr.session.task import build_task
 
     torch.set_num_threads(1)
-    engine: Any = None
-    snapshots: dict[int, Any] = {}
-    numbers = count(1)
-
-    def held(value: Any) -> Any:
-        return snapshots[value.number] if isinstance(value, Handle) else value
-
+    seat: Seat | None = None
     while True:
         try:
             asked = receive(stdin)
         except EOFError:
             return
-        for number in asked["dropped"]:
-            snapshots.pop(number, None)
-        arguments, options, name = [held(a) for a in asked["args"]], asked["options"], asked["call"]
         try:
-            if name == "start":
-                settings = loads(arguments[0], name="remote")
-                task, plan = build_task(settings), settings.plan.plan()
-                engine = local_engine(settings, task, plan, None, taught=arguments[1]).engine
-                result: Any = list(engine.agents)
-            elif name == "tokens":
-                result = dict(engine.learner(arguments[0]).tokens)
-            elif name.startswith("learner."):
-                learner, method = engine.learner(arguments[0]), name.removeprefix("learner.")
-                result = getattr(learner, method)(*arguments[1:], **options)
-                if method == "snapshot":
-                    number = next(numbers)
-                    snapshots[number] = result
-                    result = Handle(number)
+            if seat is None:
+                settings = loads(asked["team_file"], name="remote")
+                engine = local_engine(
+                    settings, build_task(settings), settings.plan.plan(), None, taught=asked["taught"]
+                ).engine
+                seat, answer = Seat(engine), Answer()
             else:
-                result = getattr(engine, name)(*arguments, **options)
-            send(stdout, {"result": result})
+                answer = seat.answer(Call(**asked))
+            if answer.error is not None:
+                raise answer.error
+            send(stdout, {"result": answer.result})
         except Exception as error:
             send(stdout, {"error": type(error).__name__, "message": str(error)})
 

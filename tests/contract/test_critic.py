@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from remote_engine import RemoteEngine, remote_engine
+from remote_engine import remote_engine
 from small import World
 from teamtr.analysis.report import build_report, read_run
 from teamtr.analysis.report.section import shown
@@ -210,8 +210,7 @@ def session(request: Any) -> Iterator[Session]:
     where, kind = request.param.split("-")
     built = build(loads(TEAM.replace("TRAIN", kind), name="critic"), parts=Parts(make_engine=MAKERS[where]))
     yield built
-    if isinstance(built.engine, RemoteEngine):
-        built.engine.close()
+    built.engine.close()
 
 
 def begun(session: Session, count: int = 8) -> tuple[Learner, AgentBatch]:

@@ -1,4 +1,5 @@
-"""What every engine promises (``ports.Engine``): the same suite for the local one and for one in another process."""
+"""What every engine promises (``ports.Engine``): the same suite for the local one, for one in another process, and for
+one over two."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from remote_engine import RemoteEngine, remote_engine
+from remote_engine import remote_engine
 from teamtr.config import loads, recipe_text
 from teamtr.ports import Engine, Learner
 from teamtr.randomness import uniforms
@@ -32,19 +33,26 @@ learner: {micro_batch: 8}
 MAKERS = {"local": local_engine, "remote": remote_engine}
 
 
+WORKERS = ("cluster.engine=ray", "cluster.workers=2", "cluster.shards=2")
 REMOTE = [
     pytest.param("remote-full", marks=(pytest.mark.long, pytest.mark.slow)),
     pytest.param("remote-lora", marks=pytest.mark.long),
+    pytest.param("ray-full", marks=(pytest.mark.cluster, pytest.mark.long, pytest.mark.slow)),
+    pytest.param("ray-lora", marks=(pytest.mark.cluster, pytest.mark.long)),
 ]
 
 
 @pytest.fixture(scope="module", params=["local-full", "local-lora", *REMOTE])
 def session(request: Any) -> Iterator[Session]:
     where, train_kind = request.param.split("-")
-    built = build(loads(TEAM.replace("TRAIN", train_kind), name="port"), parts=Parts(make_engine=MAKERS[where]))
+    text = TEAM.replace("TRAIN", train_kind)
+    if where == "ray":
+        pytest.importorskip("ray", reason="needs teamtr[ray]")
+        built = build(loads(text, "port", WORKERS))
+    else:
+        built = build(loads(text, name="port"), parts=Parts(make_engine=MAKERS[where]))
     yield built
-    if isinstance(built.engine, RemoteEngine):
-        built.engine.close()
+    built.engine.close()
 
 
 def prompts_of(session: Session, count: int = 8) -> list[np.ndarray]:

@@ -20,6 +20,11 @@ ON_A_MACHINE = (
     "learner.micro_batch",
     "sampling.compiled",
     "sampling.memory_gb",
+    "cluster.engine",
+    "cluster.workers",
+    "cluster.address",
+    "cluster.max_restarts",
+    "cluster.patience_s",
     "trackers",
 )
 """Settings that fit a run to a machine and change nothing that it finds, but for rounding; of a list, all it holds."""

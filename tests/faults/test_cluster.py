@@ -1,0 +1,343 @@
+"""A team over several processes: the bits of one process, whoever dies on the way; and what is refused."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import killing
+import numpy as np
+import psutil
+import pytest
+
+from teamtr.config import loads
+from teamtr.engines.cluster import ray_members
+from teamtr.engines.cluster.engine import ClusterEngine
+from teamtr.engines.cluster.ray_members import RayMembers, Room
+from teamtr.engines.cluster.seat import Call, OtherWeights, Seat
+from teamtr.errors import UserError
+from teamtr.ports import EngineLost
+from teamtr.randomness import uniforms
+from teamtr.session.build import build
+from teamtr.session.cluster import engine_of
+from teamtr.session.models import local_engine
+from teamtr.session.resume import OtherRun
+from teamtr.session.task import build_task
+from teamtr.session.train import train
+from teamtr.theory.objective import Objective
+from teamtr.types import AgentBatch
+
+pytestmark = pytest.mark.cluster
+ray = pytest.importorskip("ray", reason="needs teamtr[ray]")
+
+SMALL = ("team.model=tabular", "plan.stages=2", "eval.every=2", "cluster.shards=4")
+"""Tables: workers that have nothing to load are there at once."""
+WORKERS = (*SMALL, "cluster.engine=ray", "cluster.workers=2", "cluster.patience_s=60")
+
+
+def trained(folder: Path, *overrides: str) -> list[dict[str, Any]]:
+    return list(train(killing.team_file(*overrides), folder))
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory) -> dict[str, Any]:
+    """What one process makes of the run, in as many shards."""
+    folder = tmp_path_factory.mktemp("alone") / "run"
+    trained(folder, *SMALL)
+    return killing.result(folder)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_ray_is_left() -> Iterator[None]:
+    yield
+    ray.shutdown()
+
+
+def assert_same(folder: Path, alone: Mapping[str, Any]) -> None:
+    found = killing.result(folder)
+    for key, expected in alone.items():
+        assert found[key] == expected, key
+
+
+class Strike:
+    """Does something to a worker when a call comes for the nth time, once."""
+
+    def __init__(self, monkeypatch, name: str, worker: int, nth: int = 0, blow: int = signal.SIGKILL) -> None:
+        self.left, self.struck = nth, False
+        ask = RayMembers.ask
+
+        def ask_and_strike(members: RayMembers, calls: Mapping[int, Call]) -> dict[int, Any]:
+            if not self.struck and next(iter(calls.values())).name == name:
+                self.left -= 1
+                if self.left < 0:
+                    self.struck = True
+                    os.kill(members.processes[worker][1], blow)
+            return ask(members, calls)
+
+        monkeypatch.setattr(RayMembers, "ask", ask_and_strike)
+
+
+# -- the same bits --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+def test_a_run_over_two_workers_is_that_of_one_process_to_the_bit(tmp_path, alone):
+    records = trained(tmp_path / "run", *WORKERS)
+    assert [r["kind"] for r in records].count("resume") == 0
+    assert_same(tmp_path / "run", alone)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 3])
+def test_so_is_one_over_one_or_three(workers, tmp_path, alone):
+    ray.shutdown()  # what was started for two has room for two
+    trained(tmp_path / "run", *WORKERS, f"cluster.workers={workers}")
+    assert_same(tmp_path / "run", alone)
+    ray.shutdown()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("train_kind", ["lora", "full"])
+def test_so_is_one_of_transformers(train_kind, tmp_path):
+    own = (f"team.train={train_kind}", "plan.stages=1", "tiny.warmup_steps=20", "cluster.shards=4")
+    trained(tmp_path / "alone", *own)
+    trained(tmp_path / "run", *own, "cluster.engine=ray", "cluster.workers=2")
+    assert_same(tmp_path / "run", killing.result(tmp_path / "alone"))
+
+
+@pytest.mark.slow
+def test_another_number_of_shards_has_other_bits(tmp_path, alone):
+    """Else the tests above could not tell."""
+    own = ("team.train=lora", "plan.stages=1", "tiny.warmup_steps=20")
+    for shards in (1, 4):
+        trained(tmp_path / str(shards), *own, f"cluster.shards={shards}")
+    one, four = (killing.result(tmp_path / str(shards)) for shards in (1, 4))
+    assert one["files"] != four["files"]
+
+
+@pytest.mark.long
+def test_a_run_goes_on_with_other_workers_and_not_with_other_shards(tmp_path, alone):
+    asked = iter((False, False, True))
+    list(train(killing.team_file(*SMALL), tmp_path / "run", stop=lambda: next(asked)))
+    with pytest.raises(OtherRun, match=r"cluster\.shards"):
+        trained(tmp_path / "run", *SMALL, "cluster.shards=2")
+    trained(tmp_path / "run", *WORKERS)
+    assert_same(tmp_path / "run", alone)
+
+
+# -- whoever dies ---------------------------------------------------------------------------------------------
+
+QUICK = {("step", 1), ("save", 0)}
+CALLS = ("sample_parts", "begin", "step", "measure", "save", "publish", "snapshot")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("call", "worker"),
+    [
+        pytest.param(call, worker, marks=() if (call, worker) in QUICK else pytest.mark.slow)
+        for call in CALLS
+        for worker in (0, 1)
+    ],
+)
+def test_a_worker_that_is_killed_costs_time_and_nothing_else(call, worker, tmp_path, alone, monkeypatch):
+    strike = Strike(monkeypatch, call, worker, nth=4)
+    records = trained(tmp_path / "run", *WORKERS)
+    assert strike.struck
+    assert_same(tmp_path / "run", alone)
+    (resumed,) = [r for r in records if r["kind"] == "resume"]
+    assert "is gone" in resumed["lost"]["why"]
+    assert resumed["lost"]["seconds"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("worker", [0, 1])
+def test_so_does_one_that_is_killed_while_weights_are_loaded(worker, tmp_path, alone, monkeypatch):
+    first = Strike(monkeypatch, "step", 1)
+    second = Strike(monkeypatch, "load", worker)
+    records = trained(tmp_path / "run", *WORKERS)
+    assert first.struck
+    assert second.struck
+    assert_same(tmp_path / "run", alone)
+    assert [r["kind"] for r in records].count("resume") == 1, "the second time it had not yet gone on"
+
+
+@pytest.mark.slow
+def test_a_worker_that_hangs_is_made_anew(tmp_path, alone, monkeypatch):
+    strike = Strike(monkeypatch, "step", 1, blow=signal.SIGSTOP)
+    records = trained(tmp_path / "run", *WORKERS, "cluster.patience_s=10")
+    assert strike.struck
+    assert_same(tmp_path / "run", alone)
+    assert any("not answered for 10 s" in r["lost"]["why"] for r in records if r["kind"] == "resume")
+
+
+@pytest.mark.slow
+def test_restarts_end_and_the_same_command_goes_on(tmp_path, alone, monkeypatch):
+    with monkeypatch.context() as patch:
+        strikes = [Strike(patch, "step", 1, nth=nth) for nth in (0, 2)]
+        with pytest.raises(EngineLost, match="is gone"):
+            trained(tmp_path / "run", *WORKERS, "cluster.max_restarts=1")
+        assert all(strike.struck for strike in strikes)
+    trained(tmp_path / "run", *WORKERS)
+    assert_same(tmp_path / "run", alone)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", [("before_commit", 2), ("after_commit", 2), ("after_log", 2)])
+def test_a_driver_that_is_killed_leaves_nobody_behind_and_goes_on(moment, tmp_path, alone):
+    import multiprocessing
+
+    context = multiprocessing.get_context("spawn")
+    for die in (moment, None):
+        before = rays()
+        process = context.Process(
+            target=killing.train, args=(str(tmp_path / "run"),), kwargs={"overrides": WORKERS, "die": die}
+        )
+        process.start()
+        process.join(300)
+        assert process.exitcode == (-signal.SIGKILL if die else 0)
+        until_gone(before)
+    assert_same(tmp_path / "run", alone)
+
+
+def rays() -> set[int]:
+    """Processes of Ray on this machine."""
+    return {p.pid for p in psutil.process_iter(["name"]) if p.info["name"] in ("raylet", "gcs_server", "ray::_Actor")}
+
+
+def until_gone(before: set[int]) -> None:
+    """All but those that were there before."""
+    end = time.monotonic() + 60.0
+    while not rays() <= before:
+        assert time.monotonic() < end, "processes of Ray are left behind"
+        time.sleep(0.2)
+
+
+# -- weights of the right version -----------------------------------------------------------------------------
+
+
+class Together:
+    """Members in this process, each with the whole team, which they compute wholly."""
+
+    def __init__(self, team_file, count: int = 2) -> None:
+        self.count = count
+        task, plan = build_task(team_file), team_file.sized_plan()
+        self.seats = [Seat(local_engine(team_file, task, plan, None).engine, k) for k in range(count)]
+
+    def ask(self, calls: Mapping[int, Call]) -> dict[int, Any]:
+        answers = {member: self.seats[member].answer(call) for member, call in calls.items()}
+        for answer in answers.values():
+            if answer.error is not None:
+                raise answer.error
+        return {member: answer.result for member, answer in answers.items()}
+
+    def close(self) -> None:
+        """Nothing is elsewhere."""
+
+
+def batch_of(engine: ClusterEngine) -> AgentBatch:
+    prompts = [np.array([3, 4, 5 + k % 2], dtype=np.int32) for k in range(4)]
+    samples = engine.sample("left", prompts, uniforms(0, 4, 2))
+    at = np.arange(4)
+    ids, logprobs = tuple(s.token_ids for s in samples), tuple(s.logprobs for s in samples)
+    return AgentBatch("left", tuple(prompts), ids, logprobs, at, at // 2, np.zeros(4, dtype=np.int64))
+
+
+def test_a_worker_that_missed_an_update_is_caught_every_time():
+    members = Together(killing.team_file(*SMALL, "cluster.shards=1"))
+    engine, rng, caught = ClusterEngine(members, shards=2), np.random.default_rng(0), 0
+    learner, batch = engine.learner("left"), batch_of(engine)
+    first = learner.snapshot()
+    for _ in range(100):
+        learner.restore(first)
+        learner.begin(batch)
+        steps, missed, late = int(rng.integers(1, 4)), int(rng.integers(2)), int(rng.integers(4))
+        own = members.seats[missed].engine.learner("left")
+        for step in range(steps):
+            saved = own.snapshot()
+            learner.step(np.arange(4), np.array([1.0, -1.0, 1.0, -1.0]), Objective(), beta=0.0, learning_rate=0.1)
+            if step == late % steps:
+                own.restore(saved)
+        with pytest.raises(RuntimeError, match="cannot be published"):
+            engine.publish("left", members.seats[1 - missed].engine.version("left"))
+        with pytest.raises(OtherWeights, match="holds weights"):
+            engine.sample("left", list(batch.prompts), uniforms(0, 4, 2))
+        caught += 1
+    assert caught == 100
+
+
+def test_workers_that_agree_publish_and_sample():
+    """The control of the test above."""
+    members = Together(killing.team_file(*SMALL, "cluster.shards=1"))
+    engine = ClusterEngine(members, shards=2)
+    learner, batch = engine.learner("left"), batch_of(engine)
+    learner.begin(batch)
+    learner.step(np.arange(4), np.array([1.0, -1.0, 1.0, -1.0]), Objective(), beta=0.0, learning_rate=0.1)
+    engine.publish("left", learner.version())
+    assert {s.version for s in engine.sample("left", list(batch.prompts), uniforms(0, 4, 2))} == {learner.version()}
+
+
+def test_snapshots_are_dropped_when_nobody_holds_them():
+    members = Together(killing.team_file(*SMALL, "cluster.shards=1"))
+    learner = ClusterEngine(members, shards=1).learner("left")
+    kept = learner.snapshot()
+    for _ in range(5):
+        learner.snapshot()
+    learner.restore(kept)
+    assert [len(seat.kept) for seat in members.seats] == [1, 1]
+
+
+# -- what is refused ------------------------------------------------------------------------------------------
+
+
+def test_settings_that_do_not_fit_are_refused():
+    with pytest.raises(UserError, match=r"cluster.workers needs cluster.engine: ray"):
+        killing.team_file("cluster.workers=2")
+    with pytest.raises(UserError, match=r"cluster.shards is 2, and 3 workers need as many"):
+        killing.team_file("cluster.engine=ray", "cluster.workers=3", "cluster.shards=2")
+    assert killing.team_file("cluster.engine=ray", "cluster.workers=3").cluster.shards == 3
+    assert killing.team_file().cluster.shards == 1
+
+
+def test_without_ray_it_says_how_to_get_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(UserError, match=r"pip install 'teamtr\[ray\]'"):
+        build(killing.team_file(*WORKERS))
+
+
+def test_objects_of_a_program_stay_in_it():
+    text = killing.TEAM.replace("model: tiny", "model: 'object:0123'")
+    team_file = loads(text, "objects", ("cluster.engine=ray",))
+    with pytest.raises(UserError, match=r"the model of agent 'left'.*object of this program"):
+        engine_of(team_file, None, team_file.sized_plan(), None)
+
+
+@pytest.mark.slow
+def test_where_there_is_no_room_it_is_refused_at_first_and_fewer_are_taken_later():
+    def make(shards):
+        return Together(killing.team_file(*SMALL, "cluster.shards=1"), 1).seats[0].engine
+
+    ray.shutdown()
+    ray_members._connect(Room(workers=2, shards=2))
+    with pytest.raises(UserError, match=r"cluster\.workers is 3, and the cluster has 2 cores"):
+        RayMembers(make, Room(workers=3, shards=4))
+    members = RayMembers(make, Room(workers=3, shards=4, may_be_fewer=True))
+    assert members.count == 2
+    assert ClusterEngine(members, 4).agents == ("left", "right", "speaker")
+    members.close()
+    with pytest.raises(EngineLost, match="have ended"):
+        members.ask({0: Call("agents")})
+    ray.shutdown()
+
+
+@pytest.mark.slow
+def test_what_a_worker_refuses_is_told_as_here(tmp_path):
+    """A model that is not there: the same words, and no restart."""
+    with pytest.raises(UserError, match="no such folder"):
+        trained(tmp_path / "run", *WORKERS, f"team.model={tmp_path / 'nothing'}")
+    assert not (tmp_path / "run").exists()
