@@ -4,6 +4,7 @@
 # make test       all tests except those marked slow: minutes; part of make check
 # make test-slow  all tests, including the slow ones
 # make test-gpu   tests that need a GPU
+# make test-cluster  tests of teams over several processes, with the slow ones
 # make test-chaos random faults for SECONDS seconds (1200) with each of SEEDS (0 1 2)
 # make fuzz       N hostile inputs (100000) for every reader of replies and files: an hour on one core
 # make docs       builds the documentation site in build/site
@@ -13,7 +14,7 @@ BIN := .venv/bin
 export OMP_WAIT_POLICY ?= PASSIVE
 unexport PYTHONDONTWRITEBYTECODE  # tests start hundreds of processes: what is compiled once is kept
 
-.PHONY: setup demo test-fast test test-slow test-gpu test-chaos fuzz docs lint check clean
+.PHONY: setup demo test-fast test test-slow test-gpu test-cluster test-chaos fuzz docs lint check clean
 setup: .venv/.ready
 
 .venv/.ready: pyproject.toml constraints.txt
@@ -40,6 +41,9 @@ test-slow: setup
 
 test-gpu: setup
 	$(BIN)/python -m pytest tests/gpu
+
+test-cluster: setup
+	$(PYTEST) -m cluster
 
 SECONDS ?= 1200
 SEEDS ?= 0 1 2

@@ -71,13 +71,21 @@ def everything(learner: PolicyLearner) -> dict[str, np.ndarray]:
 
 def main() -> None:
     import torch
+    from torch.distributed.tensor import DTensor
 
     from teamtr.engines.cluster import ranks
+    from teamtr.engines.cluster.sharded_base import shard_base
 
-    rank, world, port, shards, kind, out = sys.argv[1:]
+    rank, world, port, shards, kind, sharded, out = sys.argv[1:]
     torch.set_num_threads(1)
     ranks.join(int(rank), int(world), _place(int(rank), int(port)), 120.0)
-    learner = learner_of(kind, ranks.Ranks(int(shards)))
+    learner = learner_of(kind, ranks.Ranks(int(shards), lockstep=sharded == "sharded"))
+    if sharded == "sharded":
+        shard_base(learner.policy.model)
+        base = [
+            p for name, p in learner.policy.causal_lm.get_decoder().layers.named_parameters() if "lora_" not in name
+        ]
+        assert all(isinstance(p, DTensor) and p.to_local().numel() < p.numel() for p in base)
     found = everything(learner)
     np.savez(Path(out) / f"{rank}.npz", **found, tokens=np.array(list(learner.tokens.values())))
 

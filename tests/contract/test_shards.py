@@ -17,14 +17,14 @@ from teamtr.engines.shards import Shards, spread
 KINDS = ["tabular", "full", "lora"]
 
 
-def ranks_of(world: int, shards: int, kind: str, out: Path) -> list[dict[str, np.ndarray]]:
+def ranks_of(world: int, shards: int, kind: str, out: Path, sharded: str = "whole") -> list[dict[str, np.ndarray]]:
     """What each of so many ranks found."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     program = [sys.executable, rank_calls.__file__]
     started = [
-        subprocess.Popen([*program, str(rank), str(world), str(port), str(shards), kind, str(out)])
+        subprocess.Popen([*program, str(rank), str(world), str(port), str(shards), kind, sharded, str(out)])
         for rank in range(world)
     ]
     assert [process.wait(300) for process in started] == [0] * world
@@ -53,6 +53,20 @@ def test_ranks_find_what_one_process_finds_to_the_bit(world, kind, tmp_path):
     tokens = np.sum([rank["tokens"] for rank in found], axis=0)
     np.testing.assert_array_equal(tokens, list(alone.tokens.values()), err_msg="each rank passes its own rows only")
     assert all((rank["tokens"] < tokens).all() for rank in found)
+
+
+@pytest.mark.long
+@pytest.mark.cluster
+@pytest.mark.parametrize(("world", "shards"), [(2, 4), pytest.param(3, 3, marks=pytest.mark.slow)])
+def test_so_do_ranks_that_hold_a_part_of_the_base_each(world, shards, tmp_path):
+    """Whoever has fewer rows of a step, or none, passes idly: else the others would wait for its part for ever."""
+    alone = rank_calls.learner_of("lora", Shards(shards))
+    expected = rank_calls.everything(alone)
+    for rank in (found := ranks_of(world, shards, "lora", tmp_path, "sharded")):
+        for name, value in expected.items():
+            np.testing.assert_array_equal(rank[name], value, err_msg=name)
+    tokens = np.sum([rank["tokens"] for rank in found], axis=0)
+    np.testing.assert_array_equal(tokens, list(alone.tokens.values()), err_msg="idle passes do not count")
 
 
 @pytest.mark.parametrize("kind", KINDS)

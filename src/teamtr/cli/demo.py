@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from teamtr.cli.common import JsonFlag, Stop, app, emit, errors, fail, interruptible
+from teamtr.cli.common import JsonFlag, Overrides, Stop, app, emit, errors, fail, interruptible
 from teamtr.cli.complete import preset_names
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 @app.command()
 def demo(
+    overrides: Overrides = None,
     task: Annotated[
         str,
         typer.Option(help="`code`: say a code of which two agents see half each; `roles`: exactly one must volunteer."),
@@ -58,7 +59,9 @@ def demo(
         runs = []
         for s in range(seed, seed + seeds):
             for preset in presets:
-                team_file = demo_file(task, agents=agents, preset=preset, seed=s, radius=radius, stages=stages)
+                team_file = demo_file(
+                    task, agents=agents, preset=preset, seed=s, radius=radius, stages=stages, changes=overrides or ()
+                )
                 runs.append(DemoRun(team_file, folder / f"{team_file.name}-{preset}-{s}"))
         trained = _trained_in_turn(runs, stop) if workers == 1 else _trained_beside(runs, workers)
         for result in sorted(trained, key=lambda result: result.seed):

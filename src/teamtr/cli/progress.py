@@ -72,6 +72,8 @@ class TrainingScreen:
                 self.stages = record["stages"]
                 self.trained = record["trained_agents"]
                 self.evals = list(record.get("evals", ()))
+                if lost := record.get("lost"):
+                    self._print(f"warning: {lost['why']}; {lost['seconds']:.0f} s of work are done again")
                 verb = "training" if record["kind"] == "start" else f"resuming after {record['updates']} updates"
                 paths = ", ".join(sorted(set(record["samplers"].values())))
                 self._print(f"{self.label}{verb}: {record['name']}, {', '.join(record['agents'])} (sampling: {paths})")

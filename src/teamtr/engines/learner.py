@@ -21,7 +21,7 @@ from torch import Tensor
 
 from teamtr.engines import measuring
 from teamtr.engines.critic import Critic
-from teamtr.engines.gradients import LossPart, added, gather_shards
+from teamtr.engines.gradients import Gathered, LossPart, added, gather_shards
 from teamtr.engines.hashing import hash_tensors
 from teamtr.engines.optim import Adam
 from teamtr.engines.passes import WHOLE, Passes, Reference, by_message, forget_gradients, packed, pad
@@ -201,18 +201,15 @@ class PolicyLearner:
                 counted.append(drift)
             return LossPart(loss, torch.stack([x.detach().double() for x in counted]))
 
-        own = self.passes.fitting(
-            lambda: gather_shards(
-                self.passes.own_shards(reference.batch, rows),
-                self.passes.shards,
-                forward,
-                list(self.policy.parameters().values()),
-                self._scale(),
-                self.policy.computing,
-            )
-        )
-        parameters = list(self.policy.parameters().values())
-        found = added(own, self.passes.shards, self._shards_of(rows), parameters, 4 if initial is None else 5)
+        parameters, shards = list(self.policy.parameters().values()), self.passes.shards
+
+        def gathered() -> dict[int, Gathered]:
+            parts = self.passes.own_shards(reference.batch, rows)
+            with self.passes.in_step(sum(len(micro_batches) for _, micro_batches in parts)):
+                return gather_shards(parts, shards, forward, parameters, self._scale(), self.policy.computing)
+
+        own = self.passes.fitting(gathered)
+        found = added(own, shards, self._shards_of(rows), parameters, 4 if initial is None else 5)
         total, kl_total, clipped, ratios, *drift = found.sums
         if found.finite and found.scale < self._scale():
             self.optimizer.lower_scale(found.scale)

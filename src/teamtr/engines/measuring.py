@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from teamtr.engines.shards import Rows
 from teamtr.engines.transfer import send
 from teamtr.theory.kl import kl_k3, per_message_sum
 from teamtr.theory.verification import chance_so_far, kept_tokens
-from teamtr.types import Divergence, Floats, TokenShift, Verified
+from teamtr.types import Divergence, Floats, Ids, TokenShift, Verified
 
 SHIFT_RANKS = 20
 """Tokens told apart by ``token_shift``."""
@@ -61,11 +61,13 @@ def _measure(passes: Passes, reference: Reference, rows: Rows) -> tuple[Floats, 
 def _measure_own(passes: Passes, reference: Reference, rows: Rows) -> dict[int, Tensor]:
     """Of each row of this process' shards: the KLs of its tokens, then their log-probabilities."""
     found: dict[int, Tensor] = {}
-    for part in passes.own_parts(reference.batch, rows):
-        with passes.policy.computing():
-            scored = passes.score(reference, part)
-        pieces = zip(scored.kl_N.split(scored.lengths), scored.logp_N.split(scored.lengths), strict=True)
-        found.update({int(row): torch.cat(both) for row, both in zip(part, pieces, strict=True)})
+    parts = passes.own_parts(reference.batch, rows)
+    with passes.in_step(len(parts)):
+        for part in parts:
+            with passes.policy.computing():
+                scored = passes.score(reference, part)
+            pieces = zip(scored.kl_N.split(scored.lengths), scored.logp_N.split(scored.lengths), strict=True)
+            found.update({int(row): torch.cat(both) for row, both in zip(part, pieces, strict=True)})
     return found
 
 
@@ -83,30 +85,36 @@ def _verify(passes: Passes, reference: Reference, noise_N: Floats, noise_M: Floa
     """Of each row of this process' shards: how many tokens stay, and the one that follows them."""
     batch, found = reference.batch, {}
     noise = np.split(noise_N, np.cumsum(batch.lengths_M)[:-1])
-    for rows in passes.own_parts(batch, np.arange(len(batch))):
-        part = batch.rows(rows)
-        lengths = part.lengths_M.tolist()
-        with passes.policy.computing():
-            new_NH, head = passes.features(part), passes.policy.head()
-            cur_NH = packed(reference.features, rows)
-            ids_N = packed_ids(part, new_NH.device)
-            logp_N = torch.cat([token_logp(head(h), t) for h, t in passes.chunks(head, new_NH, ids_N)])
-            ratio_N = (logp_N - packed(reference.logp, rows)).double().cpu().numpy()
-            chances = [chance_so_far(ratio) for ratio in np.split(ratio_N, np.cumsum(lengths)[:-1])]
-            chance_N = send(np.concatenate([chance[:-1] for chance in chances]), new_NH.device)
-            draw_N = send(np.repeat(noise_M[rows], lengths), new_NH.device)
-            pieces = [
-                _rest(head(new), reference.head(cur), chance, draw)
-                for new, cur, chance, draw in passes.chunks(head, new_NH, cur_NH, chance_N, draw_N)
-            ]
-        rest_N, token_N = (torch.cat(x).cpu().numpy() for x in zip(*pieces, strict=True))
-        cuts = np.cumsum(lengths)[:-1]
-        for row, chance, rest, tokens in zip(
-            rows, chances, np.split(rest_N.astype(np.float64), cuts), np.split(token_N, cuts), strict=True
-        ):
-            kept = kept_tokens(chance, rest, noise[row])
-            found[int(row)] = torch.tensor([kept, int(tokens[kept]) if kept < len(rest) else -1])
+    parts = passes.own_parts(batch, np.arange(len(batch)))
+    with passes.in_step(len(parts)):
+        for rows in parts:
+            for row, chance, rest, tokens in _chances(passes, reference, rows, noise_M):
+                kept = kept_tokens(chance, rest, noise[row])
+                found[row] = torch.tensor([kept, int(tokens[kept]) if kept < len(rest) else -1])
     return found
+
+
+def _chances(
+    passes: Passes, reference: Reference, rows: Rows, noise_M: Floats
+) -> Iterator[tuple[int, Floats, Floats, Ids]]:
+    """Of each row: p_0 ... p_L, r_0 ... r_(L-1), and the token that would be drawn instead of each."""
+    part = reference.batch.rows(rows)
+    lengths, cuts = part.lengths_M.tolist(), np.cumsum(part.lengths_M)[:-1]
+    with passes.policy.computing():
+        new_NH, head = passes.features(part), passes.policy.head()
+        cur_NH = packed(reference.features, rows)
+        ids_N = packed_ids(part, new_NH.device)
+        logp_N = torch.cat([token_logp(head(h), t) for h, t in passes.chunks(head, new_NH, ids_N)])
+        ratio_N = (logp_N - packed(reference.logp, rows)).double().cpu().numpy()
+        chances = [chance_so_far(ratio) for ratio in np.split(ratio_N, cuts)]
+        chance_N = send(np.concatenate([chance[:-1] for chance in chances]), new_NH.device)
+        draw_N = send(np.repeat(noise_M[rows], lengths), new_NH.device)
+        pieces = [
+            _rest(head(new), reference.head(cur), chance, draw)
+            for new, cur, chance, draw in passes.chunks(head, new_NH, cur_NH, chance_N, draw_N)
+        ]
+    rest_N, token_N = (torch.cat(x).cpu().numpy() for x in zip(*pieces, strict=True))
+    return zip(rows.tolist(), chances, np.split(rest_N.astype(np.float64), cuts), np.split(token_N, cuts), strict=True)
 
 
 @torch.no_grad()
@@ -115,7 +123,12 @@ def token_shift(passes: Passes, reference: Reference) -> TokenShift:
     batch, shards = reference.batch, passes.shards
     assert len(batch), "begin needs at least one message"
     rows, positions = np.arange(len(batch)), int(batch.lengths_M.sum())
-    own = {shard: [_shift(passes, reference, parts)] for shard, parts in passes.own_shards(batch, rows)}
+    own: dict[int, list[Tensor]] = {}
+    by_part = [(shard, part) for shard, parts in passes.own_shards(batch, rows) for part in parts]
+    with passes.in_step(len(by_part)):
+        for shard, part in by_part:
+            found = _shift(passes, reference, part)
+            own[shard] = [own[shard][0] + found] if shard in own else [found]
     vocabulary = reference.head(next(x for x in reference.features if len(x))[:1]).shape[-1] if own else 0
     ranks = int(-shards.least(-float(min(SHIFT_RANKS, vocabulary))))
     some = next(iter(passes.policy.parameters().values()))
@@ -126,19 +139,14 @@ def token_shift(passes: Passes, reference: Reference) -> TokenShift:
     return TokenShift(before_R, after_R, moved_R, flipped=float(mean[-1]), positions=positions)
 
 
-def _shift(passes: Passes, reference: Reference, parts: Sequence[Rows]) -> Tensor:
-    """The sums of one shard."""
-    sums: Tensor | None = None
-    for part in parts:
-        with passes.policy.computing():
-            new_NH = passes.features(reference.batch.rows(part))
-            cur_NH = packed(reference.features, part)
-            head = passes.policy.head()
-            for new, cur in passes.chunks(head, new_NH, cur_NH):
-                part_sums = _shift_sums(reference.head(cur), head(new))
-                sums = part_sums if sums is None else sums + part_sums
-    assert sums is not None, "a shard without rows is left out"
-    return sums
+def _shift(passes: Passes, reference: Reference, part: Rows) -> Tensor:
+    """The sums of one micro-batch."""
+    with passes.policy.computing():
+        new_NH = passes.features(reference.batch.rows(part))
+        cur_NH = packed(reference.features, part)
+        head = passes.policy.head()
+        pieces = [_shift_sums(reference.head(cur), head(new)) for new, cur in passes.chunks(head, new_NH, cur_NH)]
+    return torch.stack(pieces).sum(0)
 
 
 def _shift_sums(logits_cur_NV: Tensor, logits_new_NV: Tensor) -> Tensor:

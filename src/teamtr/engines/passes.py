@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -22,6 +23,8 @@ from teamtr.types import AgentBatch, Floats, Ids
 Result = TypeVar("Result")
 
 WHOLE = Shards()
+ANYTHING = np.zeros(1, dtype=np.int32)
+"""A message of one token."""
 
 NO_ROOM = ("_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_NOT_INITIALIZED", "CUDA error: out of memory")
 """What a card's libraries say when it is full."""
@@ -81,15 +84,17 @@ class Passes:
         head = self.policy.frozen_head()
         empty = torch.zeros(0)
         features, logp = [empty] * len(batch), [empty] * len(batch)
-        for rows in self.own_parts(batch, np.arange(len(batch))):
-            part = batch.rows(rows)
-            with self.policy.computing():
-                hidden_NH = self.features(part)
-                ids_N = packed_ids(part, hidden_NH.device)
-                logp_N = torch.cat([token_logp(head(h), t) for h, t in self.chunks(head, hidden_NH, ids_N)])
-            lengths = part.lengths_M.tolist()
-            for row, own_features, own_logp in zip(rows, hidden_NH.split(lengths), logp_N.split(lengths), strict=True):
-                features[row], logp[row] = own_features, own_logp
+        parts = self.own_parts(batch, np.arange(len(batch)))
+        with self.in_step(len(parts)):
+            for rows in parts:
+                part = batch.rows(rows)
+                with self.policy.computing():
+                    hidden_NH = self.features(part)
+                    ids_N = packed_ids(part, hidden_NH.device)
+                    logp_N = torch.cat([token_logp(head(h), t) for h, t in self.chunks(head, hidden_NH, ids_N)])
+                lengths = part.lengths_M.tolist()
+                for row, own, own_logp in zip(rows, hidden_NH.split(lengths), logp_N.split(lengths), strict=True):
+                    features[row], logp[row] = own, own_logp
         return Reference(batch, features, head, logp)
 
     def score(self, reference: Reference, rows: Rows) -> Scored:
@@ -135,6 +140,26 @@ class Passes:
         """All of them, one after the other."""
         return [part for _, parts in self.own_shards(batch, rows) for part in parts]
 
+    @contextmanager
+    def in_step(self, passes: int) -> Iterator[None]:
+        """So many passes are made within; then, in lockstep, as many more as others make."""
+        rounds = self.shards.rounds(passes)
+        yield
+        for _ in range(rounds - passes):
+            self._pass_idly()
+
+    def _pass_idly(self) -> None:
+        """Through the model, for others' sake: it leaves no trace."""
+        parameters = list(self.policy.parameters().values())
+        held = [parameter.grad for parameter in parameters]
+        forget_gradients(self.policy)  # zeros that are added could still turn the sign of a zero
+        with self.policy.computing():
+            hidden_NH = self.policy.features([ANYTHING], [ANYTHING])
+            if torch.is_grad_enabled():
+                (hidden_NH.sum() * 0.0).backward()
+        for parameter, gradient in zip(parameters, held, strict=True):
+            parameter.grad = gradient
+
     def micro_batches(self, batch: AgentBatch, rows: Rows) -> list[Rows]:
         """The rows of one problem side by side, because what they begin with in common is computed once; the
         micro-batches by falling size."""
@@ -158,6 +183,11 @@ class Passes:
                 if not out_of_memory(error):
                     raise
                 forget_gradients(self.policy)
+                if self.shards.lockstep:
+                    raise UserError(
+                        f"agent {self.agent!r}: {self.micro_batch} messages at once do not fit beside a worker's part "
+                        "of the model: lower learner.micro_batch, or shorten max_tokens"
+                    ) from error
                 if self.micro_batch == 1 and not self.policy.recompute_activations():
                     raise UserError(
                         f"agent {self.agent!r}: a single message does not fit into the memory of "

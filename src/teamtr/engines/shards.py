@@ -23,6 +23,9 @@ Rows = NDArray[np.int64]
 class Shards:
     """All shards are computed in this process. ``cluster.ranks`` has those of several."""
 
+    lockstep = False
+    """Whether all processes pass through the model together, because each holds a part of it only."""
+
     def __init__(self, count: int = 1) -> None:
         self.count = count
 
@@ -55,6 +58,10 @@ class Shards:
     def least(self, value: float) -> float:
         """The least of what all processes give."""
         return value
+
+    def rounds(self, own: int) -> int:
+        """How many passes this process takes part in, when so many are its own."""
+        return own
 
 
 def spread(rows: int, parts: int) -> list[slice]:

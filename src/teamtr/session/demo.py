@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -105,15 +106,16 @@ def demo_file(
 
 def train_demo(team_file: TeamFile, folder: Path, watch: Watch, stop: Callable[[], bool]) -> DemoResult:
     """Train in the folder (or go on there) and collect the result."""
-    result = DemoResult(
+    nothing = DemoResult(
         preset=team_file.plan.preset,
         seed=team_file.seed,
         radius=team_file.plan.plan().radii.nats,
         folder=str(folder),
     )
-    started = time.perf_counter()
+    result, started = copy.deepcopy(nothing), time.perf_counter()
     for record in watch(runs.train(team_file, folder, stop=stop)):
         if record["kind"] == "resume":
+            result = copy.deepcopy(nothing)
             for past in _past(folder):
                 result.learn(past)
         result.learn(record)

@@ -138,7 +138,8 @@ def _until_done(
             if not left:
                 raise
             lost = Lost(str(error), time.perf_counter() - (began if driver is None else driver.committed))
-            log.warning("%s; from the last commit once more", error)
+            if run.checkpoints.latest() is None:  # else the log says it
+                log.warning("%s; from the beginning once more", error)
         finally:
             if session is not None:
                 session.engine.close()

@@ -34,20 +34,22 @@ def meeting_point(host: str) -> dist.TCPStore:
 
 
 def join(rank: int, world: int, store: dist.TCPStore | tuple[str, int], patience_s: float) -> None:
-    """Become one of the ranks of this process' default group. They exchange numbers by CPU: adapters are small, and
-    several ranks may share a card."""
+    """Become one of the ranks of this process' default group. They exchange numbers by CPU, because adapters are small
+    and several ranks may share a card; parts of a model on cards go from card to card."""
     patience = timedelta(seconds=patience_s)
     with _in_touch():
         if not isinstance(store, dist.TCPStore):
             store = dist.TCPStore(*store, is_master=False, timeout=patience)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=patience)
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=patience)
 
 
 class Ranks(Shards):
     """The shards of one rank, after ``join``."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, *, lockstep: bool = False) -> None:
         super().__init__(count)
+        self.lockstep = lockstep
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
 
     @property
@@ -93,6 +95,9 @@ class Ranks(Shards):
         with _in_touch():
             dist.all_reduce(found, dist.ReduceOp.MIN)
         return float(found)
+
+    def rounds(self, own: int) -> int:
+        return int(-self.least(-float(own))) if self.lockstep else own
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -32,7 +32,22 @@ def compute(run: Reading) -> Data:
         "eval_seconds": sum(number(r, "seconds") or 0.0 for r in run.evals),
         "overhead": {**asdict(found), "token_ratio": found.token_ratio, "seconds_ratio": found.seconds_ratio},
     }
-    return {"cost": cost, "budget": _budget(run, last)}
+    return {"cost": cost, "budget": _budget(run, last), "lost": _lost(run)}
+
+
+def _lost(run: Reading) -> list[dict[str, Any]]:
+    """Engines that were lost on the way: where the run went on, why, and the seconds that were done again."""
+    resumed = [(record, mapping(record, "lost")) for record in run.records if record.get("kind") == "resume"]
+    return [
+        {
+            "updates": whole(record, "updates"),
+            "why": str(lost.get("why")),
+            "seconds": number(lost, "seconds"),
+            "load": number(mapping(record, "seconds"), "load"),
+        }
+        for record, lost in resumed
+        if lost
+    ]
 
 
 def _budget(run: Reading, last: Record) -> dict[str, Any] | None:
@@ -96,11 +111,26 @@ def show(data: Data) -> list[Part]:
             ]
         ),
         *_matched(data["budget"]),
+        *_shown_losses(data["lost"]),
         Text(
             f"{incomplete}Overhead: naive sequential training samples once a stage, so it is charged the tokens of "
             "each stage's first step; its time is ours less the same share of sampling. Evaluations are apart: "
             f"{num(cost['eval_tokens'])} tokens, {clock(cost['eval_seconds'])}."
         ),
+    ]
+
+
+def _shown_losses(lost: Sequence[Mapping[str, Any]]) -> list[Part]:
+    if not lost:
+        return []
+    rows = [(_whole(one["updates"]), one["why"], clock(one["seconds"]), clock(one["load"])) for one in lost]
+    return [
+        Table(
+            ("after update", "what was lost", "work done again", "to load anew"),
+            rows,
+            title="Workers that were lost",
+            caption="Each time the run went on from its last commit: what it found is what it would have found anyway.",
+        )
     ]
 
 
