@@ -378,13 +378,15 @@ class AgentInfo:
     ``set_precision`` takes, in order. ``sampling`` says in a few words how messages are sampled. ``end_ids`` end a
     message. ``reference_version`` names the policy that a reference KL is taken to; None without one.
     ``config_version`` names what is computed besides the weights, ``base_version`` the frozen weights under an adapter.
-    ``trained_parameters`` counts the policy's own, without a critic's.
+    ``trained_parameters`` counts the policy's own, without a critic's. ``samples_from_a_copy``: messages are sampled
+    from a copy of the weights, and not from those that are trained.
     """
 
     precision: str
     precisions: tuple[str, ...]
     sampling: str
     end_ids: frozenset[int]
+    samples_from_a_copy: bool = False
     device: str = "cpu"
     reference_version: str | None = None
     config_version: str = ""

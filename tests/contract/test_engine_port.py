@@ -1,5 +1,5 @@
 """What every engine promises (``ports.Engine``): the same suite for the local one, for one in another process, and for
-one over two."""
+one over two, also where each of them holds a part of the base."""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ REMOTE = [
     pytest.param("remote-lora", marks=pytest.mark.long),
     pytest.param("ray-full", marks=(pytest.mark.cluster, pytest.mark.long, pytest.mark.slow)),
     pytest.param("ray-lora", marks=(pytest.mark.cluster, pytest.mark.long)),
+    pytest.param("sharded-lora", marks=(pytest.mark.cluster, pytest.mark.long, pytest.mark.slow)),
 ]
 
 
@@ -46,9 +47,9 @@ REMOTE = [
 def session(request: Any) -> Iterator[Session]:
     where, train_kind = request.param.split("-")
     text = TEAM.replace("TRAIN", train_kind)
-    if where == "ray":
+    if where in ("ray", "sharded"):
         pytest.importorskip("ray", reason="needs teamtr[ray]")
-        built = build(loads(text, "port", WORKERS))
+        built = build(loads(text, "port", (*WORKERS, f"cluster.shard_base={str(where == 'sharded').lower()}")))
     else:
         built = build(loads(text, name="port"), parts=Parts(make_engine=MAKERS[where]))
     yield built

@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy as np
 import psutil
 import pytest
 
-from teamtr.config import loads
+from teamtr.config import dump, loads
 from teamtr.engines.cluster import ray_members
 from teamtr.engines.cluster.engine import ClusterEngine
 from teamtr.engines.cluster.ray_members import RayMembers, Room
@@ -24,7 +25,7 @@ from teamtr.errors import UserError
 from teamtr.ports import EngineLost
 from teamtr.randomness import uniforms
 from teamtr.session.build import build
-from teamtr.session.cluster import engine_of
+from teamtr.session.cluster import _member, engine_of
 from teamtr.session.models import local_engine
 from teamtr.session.resume import OtherRun
 from teamtr.session.task import build_task
@@ -107,6 +108,15 @@ def test_so_is_one_of_transformers(train_kind, tmp_path):
     own = (f"team.train={train_kind}", "plan.stages=1", "tiny.warmup_steps=20", "cluster.shards=4")
     trained(tmp_path / "alone", *own)
     trained(tmp_path / "run", *own, "cluster.engine=ray", "cluster.workers=2")
+    assert_same(tmp_path / "run", killing.result(tmp_path / "alone"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sampler", ["plain", "paged"])
+def test_so_is_one_whose_base_is_sharded(sampler, tmp_path):
+    own = ("team.train=lora", "plan.stages=1", "tiny.warmup_steps=20", "cluster.shards=4", f"sampling.engine={sampler}")
+    trained(tmp_path / "alone", *own)
+    trained(tmp_path / "run", *own, "cluster.engine=ray", "cluster.workers=2", "cluster.shard_base=true")
     assert_same(tmp_path / "run", killing.result(tmp_path / "alone"))
 
 
@@ -300,6 +310,12 @@ def test_settings_that_do_not_fit_are_refused():
         killing.team_file("cluster.workers=2")
     with pytest.raises(UserError, match=r"cluster.shards is 2, and 3 workers need as many"):
         killing.team_file("cluster.engine=ray", "cluster.workers=3", "cluster.shards=2")
+    with pytest.raises(UserError, match=r"cluster.shard_base needs cluster.engine: ray"):
+        killing.team_file("cluster.shard_base=true")
+    with pytest.raises(UserError, match='agent "left" trains all its weights'):
+        killing.team_file("cluster.engine=ray", "cluster.shard_base=true")
+    with pytest.raises(UserError, match=r"not in learner.precision: bf16"):
+        killing.team_file("cluster.engine=ray", "cluster.shard_base=true", "team.train=lora", "learner.precision=bf16")
     assert killing.team_file("cluster.engine=ray", "cluster.workers=3").cluster.shards == 3
     assert killing.team_file().cluster.shards == 1
 
@@ -319,9 +335,7 @@ def test_objects_of_a_program_stay_in_it():
 
 @pytest.mark.slow
 def test_where_there_is_no_room_it_is_refused_at_first_and_fewer_are_taken_later():
-    def make(shards):
-        return Together(killing.team_file(*SMALL, "cluster.shards=1"), 1).seats[0].engine
-
+    make = partial(_member, dump(killing.team_file(*SMALL)), True, os.getcwd())
     ray.shutdown()
     ray_members._connect(Room(workers=2, shards=2))
     with pytest.raises(UserError, match=r"cluster\.workers is 3, and the cluster has 2 cores"):

@@ -7,7 +7,7 @@ from typing import Literal
 
 from teamtr.settings.refusals import Refusal
 from teamtr.settings.section import Section, key, unset
-from teamtr.settings.values import Above0, Count, Positive
+from teamtr.settings.values import Above0, Count, Flag, Positive
 
 
 class ClusterConfig(Section):
@@ -20,6 +20,9 @@ class ClusterConfig(Section):
     shards: Positive | None = unset(
         "Parts of every batch, each computed by itself. As many shards give the same bits with any number of workers; "
         "default: as many as workers with ray, else 1."
+    )
+    shard_base: Flag = key(
+        False, "Each worker holds a part of the base under adapters (FSDP2), for one that does not fit into a card."
     )
     address: str | None = unset("Of a Ray cluster that runs; default: RAY_ADDRESS, else one is started here.")
     max_restarts: Count = key(3, "How often workers that died or hang are made anew in one command.")
@@ -40,6 +43,9 @@ class ClusterConfig(Section):
         if self.engine == "local" and self.workers > 1:
             message = "cluster.workers needs cluster.engine: ray; without it there is this process alone"
             yield Refusal(("cluster", "workers"), message)
+        if self.engine == "local" and self.shard_base:
+            message = "cluster.shard_base needs cluster.engine: ray; without it there is nobody to share the base with"
+            yield Refusal(("cluster", "shard_base"), message)
         if self.parts < self.workers:
             message = f"cluster.shards is {self.shards}, and {self.workers} workers need as many at least, or some idle"
             yield Refusal(("cluster", "shards"), message)

@@ -473,9 +473,25 @@ class TeamFile(Section):
         if self.learner.cross_fit and count < 4:
             message = f"learner.cross_fit halves the problems of a batch: plan.problems must be 4 or more, got {count}"
             yield Refusal(("learner", "cross_fit"), message, (("learner", "cross_fit"), ("plan", "problems")))
+        if self.cluster.shard_base:
+            yield from self._refusals_of_sharding()
         for i, name in enumerate(self.trackers):
             if name in self.trackers[:i]:
                 yield Refusal(("trackers", i), f'trackers names "{name}" twice')
+
+    def _refusals_of_sharding(self) -> Iterator[Refusal]:
+        """Only what is frozen under adapters is sharded, in full precision."""
+        here = ("cluster", "shard_base")
+        for i, agent in enumerate(self.team.agents):
+            if agent.train != "lora":
+                message = (
+                    f'cluster.shard_base shards the base under adapters, and agent "{agent.name}" trains all its '
+                    "weights; set train: lora, or leave it out"
+                )
+                yield Refusal(here, message, (here, ("team", "agents", i, "train")))
+        if self.learner.precision in ("fp16", "bf16"):
+            message = f"cluster.shard_base computes in fp32 or tf32, not in learner.precision: {self.learner.precision}"
+            yield Refusal(here, message, (here, ("learner", "precision")))
 
     def size(self) -> TeamSize:
         """What of this team decides what a plan spends."""

@@ -58,6 +58,10 @@ class LocalEngine:
             )
         return [replace(sample, version=version) for sample in samples]
 
+    def take_up(self, agent: str) -> None:
+        """Have the agent's weights where they are sampled from, before any message is asked of it."""
+        self.learners[agent].policy.take_up(self.version(agent))
+
     def info(self, agent: str) -> AgentInfo:
         learner = self.learners[agent]
         policy, now = learner.policy, learner.policy.precision
@@ -67,6 +71,7 @@ class LocalEngine:
             precision=now,
             precisions=finer,
             sampling=policy.sampling_path,
+            samples_from_a_copy=policy.samples_from_a_copy,
             end_ids=policy.end_ids,
             device=str(policy.device),
             reference_version=learner.initial_version,

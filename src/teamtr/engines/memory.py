@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from torch.distributed.tensor import DTensor
 
 from teamtr.engines import card
 from teamtr.engines.learner import PolicyLearner
@@ -60,7 +61,7 @@ def _weights(learners: Mapping[str, PolicyLearner]) -> Iterator[MemoryItem]:
     for learner in learners.values():
         for name, parameter in _policy(learner).causal_lm.named_parameters():
             if id(parameter) not in seen:
-                seen[id(parameter)] = parameter.numel() * parameter.element_size()
+                seen[id(parameter)] = _own_part(parameter).numel() * parameter.element_size()
                 adapters += seen[id(parameter)] if "lora_" in name else 0
     who = f"{len(learners)} agents" if PLAYER not in learners else f"{len(learners) - 1} agents and {PLAYER}"
     yield MemoryItem("weights", sum(seen.values()) - adapters, f"{who}, shared ones once")
@@ -70,6 +71,11 @@ def _weights(learners: Mapping[str, PolicyLearner]) -> Iterator[MemoryItem]:
     halves = {id(policy.model): policy.frozen_half_bytes() for policy in policies}
     if any(halves.values()):
         yield MemoryItem("base in half precision", sum(halves.values()), "for training adapters on it")
+
+
+def _own_part(tensor: torch.Tensor) -> torch.Tensor:
+    """What of a tensor is in this process, where several hold it together."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _pages(learners: Mapping[str, PolicyLearner], demand: Demand) -> Iterator[MemoryItem]:

@@ -51,6 +51,14 @@ class Policy(ABC):
         """How messages are sampled, in a few words."""
         return "plain"
 
+    @property
+    def samples_from_a_copy(self) -> bool:
+        """Whether messages are sampled from other tensors than those that are trained."""
+        return False
+
+    def take_up(self, version: str) -> None:  # noqa: B027 (nothing to do without a copy)
+        """Fill that copy with the present weights, of this version."""
+
     @abstractmethod
     def parameters(self) -> dict[str, nn.Parameter]:
         """The trainable parameters, by a stable name."""

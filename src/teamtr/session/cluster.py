@@ -40,9 +40,10 @@ def engine_of(
         patience_s=settings.patience_s,
         on_cards=device_of(team_file).type == "cuda",
         may_be_fewer=again,
+        lockstep=settings.shard_base,
     )
     members = RayMembers(partial(_member, dump(team_file), taught, os.getcwd()), room)
-    return Models(ClusterEngine(members, settings.parts), codecs_of(team_file, player))
+    return Models(ClusterEngine(members, settings.parts, lockstep=settings.shard_base), codecs_of(team_file, player))
 
 
 def _member(text: str, taught: bool, folder: str, shards: Shards) -> LocalEngine:

@@ -17,6 +17,7 @@ import torch
 from teamtr.chat import ChatCodec, MessageFilter, check_template, check_thinking, render
 from teamtr.config import AgentConfig, LoraConfig, TeamFile
 from teamtr.engines import card
+from teamtr.engines.cluster.sharded_base import shard_base
 from teamtr.engines.distillation import PolicyDistiller
 from teamtr.engines.hashing import hash_tensors
 from teamtr.engines.learner import PolicyLearner
@@ -336,6 +337,8 @@ def _transformer_models(
                 serving=room,
                 fused=fused,
             )
+        if team_file.cluster.shard_base:
+            shard_base(shared)
     return {a.name: AgentModel(policies[a.name], codec) for a in agents}
 
 
@@ -344,6 +347,8 @@ def _precision(team_file: TeamFile, device: torch.device) -> Precision:
     asked = team_file.learner.precision
     if asked != "auto":
         return asked
+    if team_file.cluster.shard_base:  # a copy in half precision would be whole
+        return "tf32" if device.type == "cuda" else "fp32"
     return CHEAPEST_FIRST[0] if device.type == "cuda" else "fp32"
 
 

@@ -44,11 +44,13 @@ class Members(Protocol):
 
 
 class ClusterEngine:
-    """A team whose models are elsewhere. ``shards``: rows are sampled in so many parts, each by itself."""
+    """A team whose models are elsewhere. ``shards``: rows are sampled in so many parts, each by itself. ``lockstep``: a
+    member holds a part of the models only, so that none of them can pass through one alone."""
 
-    def __init__(self, members: Members, shards: int) -> None:
+    def __init__(self, members: Members, shards: int, *, lockstep: bool = False) -> None:
         self.members = members
         self.shards = shards
+        self.lockstep = lockstep
         self._numbers = count()
         self._dropped: list[int] = []
         self.agents: tuple[str, ...] = tuple(self.one("agents"))
@@ -99,17 +101,21 @@ class ClusterEngine:
         top_p: float = 1.0,
         top_k: int = 0,
     ) -> list[Sample]:
-        """Part k is sampled by member k modulo their number, who must hold the weights that the first one holds."""
+        """Part k is sampled by member k modulo their number, who must hold the weights that the first one holds. In
+        lockstep all take part, and where nobody has a whole copy to sample with, all sample all parts."""
         if not prompts:
             return []
         parts = spread(len(prompts), min(self.shards, len(prompts)))
         version, options = self.version(agent), {"temperature": temperature, "top_p": top_p, "top_k": top_k}
+        together = self.lockstep and not self.info(agent).samples_from_a_copy
+        samplers = 1 if together else self.members.count
         calls = {}
-        for member in range(min(self.members.count, len(parts))):
-            own = [(list(prompts[part]), noise_BT[part]) for part in parts[member :: self.members.count]]
-            calls[member] = Call("sample_parts", None, (agent, version, own), options)
+        for member in range(self.members.count):
+            own = [(list(prompts[part]), noise_BT[part]) for part in parts[member % samplers :: samplers]]
+            if own or self.lockstep:
+                calls[member] = Call("sample_parts", None, (agent, version, own), options)
         found = {member: iter(answer) for member, answer in self.members.ask(calls).items()}
-        return [sample for k in range(len(parts)) for sample in next(found[k % self.members.count])]
+        return [sample for k in range(len(parts)) for sample in next(found[k % samplers])]
 
     def info(self, agent: str) -> AgentInfo:
         found: AgentInfo = self.one("info", agent)
@@ -119,7 +125,8 @@ class ClusterEngine:
         self.all("set_precision", agent, precision)
 
     def memory_plan(self, demand: Demand) -> MemoryPlan:
-        found: MemoryPlan = self.one("memory_plan", demand)
+        """Of one member: all hold as much, but for what does not divide evenly."""
+        found: MemoryPlan = self.all("memory_plan", demand)[0]
         return found
 
     def rehearse(self, demand: Demand) -> Rehearsal:

@@ -39,6 +39,7 @@ class Room:
         patience_s: how long a call may take before the member counts as hanging.
         on_cards: each member has a card, or a part of one where there are fewer.
         may_be_fewer: take as many as there is room for, instead of refusing.
+        lockstep: all pass through the model together, because each holds a part of it.
     """
 
     workers: int
@@ -47,6 +48,7 @@ class Room:
     patience_s: float = 1800.0
     on_cards: bool = False
     may_be_fewer: bool = False
+    lockstep: bool = False
 
 
 class RayMembers:
@@ -63,7 +65,7 @@ class RayMembers:
             host, port = self._first()
             self.processes = self._wait(
                 {
-                    rank: actor.join.remote(make, rank, self.count, room.shards, (host, port), room.patience_s)
+                    rank: actor.join.remote(make, rank, self.count, room, (host, port))
                     for rank, actor in enumerate(self._placed.actors)
                 }
             )
@@ -255,17 +257,15 @@ class _Actor:
         self.store = meeting_point(host)
         return host, self.store.port
 
-    def join(
-        self, make: MakeEngine, rank: int, world: int, shards: int, place: tuple[str, int], patience_s: float
-    ) -> Answer:
+    def join(self, make: MakeEngine, rank: int, world: int, room: Room, place: tuple[str, int]) -> Answer:
         import ray
 
         from teamtr.engines.cluster import ranks
 
         card.take_share(self.sharing)
         try:
-            ranks.join(rank, world, place if self.store is None else self.store, patience_s)
-            self.seat = Seat(make(ranks.Ranks(shards)), rank)
+            ranks.join(rank, world, place if self.store is None else self.store, room.patience_s)
+            self.seat = Seat(make(ranks.Ranks(room.shards, lockstep=room.lockstep)), rank)
         except Exception as error:
             return Answer(error=error)
         return Answer((ray.util.get_node_ip_address(), os.getpid()))

@@ -86,4 +86,5 @@ class Seat:
                 f"worker {self.number} holds weights {present[:8]} of agent {agent!r}, and not {version[:8]}: what it "
                 "sampled would be another team's"
             )
+        self.engine.take_up(agent)
         return [self.engine.sample(agent, prompts, noise_BT, **options) for prompts, noise_BT in parts]

@@ -16,4 +16,4 @@ def shard_base(shared: Any) -> None:
     """Of a PEFT model, after ``ranks.join``: every rank calls it with the same weights."""
     adapters = {parameter for name, parameter in shared.named_parameters() if "lora_" in name}
     for layer in shared.get_base_model().get_decoder().layers:
-        fully_shard(layer, ignored_params=adapters)
+        fully_shard(layer, ignored_params=adapters, reshard_after_forward=True)

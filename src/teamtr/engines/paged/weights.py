@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from teamtr.engines.paged.fused_linears import join_attention, join_siblings
 
@@ -50,11 +51,17 @@ def _adapted_weight(module: Any) -> Tensor:
 
 
 def _merged(module: Any, base: Tensor, adapter: str) -> Tensor:
+    base = whole(base)
     if not isinstance(module.base_layer, nn.Linear):  # transposed weights, experts
         added: Tensor = module.get_delta_weight(adapter)
         return base.float() + added.float()
     down, up = module.lora_A[adapter].weight, module.lora_B[adapter].weight
     return torch.addmm(base.float(), up.float(), down.float(), alpha=module.scaling[adapter])
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Of a tensor that ranks hold in parts, all of it: they ask for it together."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 class SamplingCopy:
@@ -92,7 +99,7 @@ class SamplingCopy:
                 own.copy_(weight.merged())
                 self._merged.add(weight.name)
             elif not same_base or weight.name in self._merged:  # an agent before had an adapter where this one has none
-                own.copy_(weight.base)
+                own.copy_(whole(weight.base))
                 self._merged.discard(weight.name)
         self.holds, self._base = version, base
 

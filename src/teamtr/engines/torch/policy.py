@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from teamtr.engines.critic import LinearHead, ValueHead
 from teamtr.engines.hashing import hash_config
 from teamtr.engines.paged.pool import SamplerPool
+from teamtr.engines.paged.sampler import Server
 from teamtr.engines.policy import Head, Policy, Precision
 from teamtr.engines.sampling import TokenSampler
 from teamtr.engines.torch.attention import (
@@ -361,13 +362,30 @@ class TransformerPolicy(Policy):
                 )
             warnings.warn(f"{broken}: sampled again, and from now on with {self.sampling_path}", stacklevel=2)
 
+    @property
+    def samples_from_a_copy(self) -> bool:
+        return self.serving is not None
+
+    @torch.no_grad()
+    def take_up(self, version: str) -> None:
+        if self.serving is not None:
+            try:
+                self._server(self.serving, version)
+            except Unsupported as reason:
+                self._leave_serving(reason)
+
+    def _server(self, serving: SamplerPool, version: str) -> Server:
+        """The server of this architecture, with this agent's weights."""
+        server = serving.server_of(self.causal_lm)
+        server.copy.fill(self.causal_lm, self.adapter, version=version, base=self.base_version)
+        return server
+
     def _sample(
         self, prompts: Sequence[Ids], uniform_BT: NDArray[np.float64], drawing: TokenSampler, version: str
     ) -> list[Sample]:
         if self.serving is not None:
             try:
-                server = self.serving.server_of(self.causal_lm)
-                server.copy.fill(self.causal_lm, self.adapter, version=version, base=self.base_version)
+                server = self._server(self.serving, version)
                 return server.sample(version, prompts, uniform_BT, drawing=drawing, end_ids=self.end_ids)
             except Unsupported as reason:
                 self._leave_serving(reason)
