@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import signal
 import sys
@@ -16,6 +18,8 @@ import numpy as np
 import psutil
 import pytest
 
+from teamtr.analysis.report import build_report, report_page
+from teamtr.cli.progress import TrainingScreen
 from teamtr.config import dump, loads
 from teamtr.engines.cluster import ray_members
 from teamtr.engines.cluster.engine import ClusterEngine
@@ -163,6 +167,14 @@ def test_a_worker_that_is_killed_costs_time_and_nothing_else(call, worker, tmp_p
     (resumed,) = [r for r in records if r["kind"] == "resume"]
     assert "is gone" in resumed["lost"]["why"]
     assert resumed["lost"]["seconds"] > 0
+    (told,) = build_report(tmp_path / "run").data["lost"]
+    assert told["why"] == resumed["lost"]["why"]
+    assert told["updates"] == resumed["updates"]
+    assert "Workers that were lost" in report_page(build_report(tmp_path / "run"))
+    shown = io.StringIO()
+    with contextlib.redirect_stderr(shown), TrainingScreen() as screen:
+        list(screen.watch([resumed]))
+    assert f"worker {worker} (process" in " ".join(shown.getvalue().split())
 
 
 @pytest.mark.slow
