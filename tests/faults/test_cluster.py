@@ -42,7 +42,7 @@ ray = pytest.importorskip("ray", reason="needs teamtr[ray]")
 
 SMALL = ("team.model=tabular", "plan.stages=2", "eval.every=2", "cluster.shards=4")
 """Tables: workers that have nothing to load are there at once."""
-WORKERS = (*SMALL, "cluster.engine=ray", "cluster.workers=2", "cluster.patience_s=60")
+WORKERS = (*SMALL, "cluster.engine=ray", "cluster.workers=2", "cluster.patience_s=300")
 
 
 def trained(folder: Path, *overrides: str) -> list[dict[str, Any]]:
@@ -192,10 +192,10 @@ def test_so_does_one_that_is_killed_while_weights_are_loaded(worker, tmp_path, a
 @pytest.mark.slow
 def test_a_worker_that_hangs_is_made_anew(tmp_path, alone, monkeypatch):
     strike = Strike(monkeypatch, "step", 1, blow=signal.SIGSTOP)
-    records = trained(tmp_path / "run", *WORKERS, "cluster.patience_s=10")
+    records = trained(tmp_path / "run", *WORKERS, "cluster.patience_s=30")
     assert strike.struck
     assert_same(tmp_path / "run", alone)
-    assert any("not answered for 10 s" in r["lost"]["why"] for r in records if r["kind"] == "resume")
+    assert any("not answered for 30 s" in r["lost"]["why"] for r in records if r["kind"] == "resume")
 
 
 @pytest.mark.slow
