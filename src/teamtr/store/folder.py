@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import socket
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,12 +12,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import BinaryIO
 
-import orjson
-
 from teamtr.errors import Refused, UserError
 from teamtr.store.atomic import TEMPORARY, StoreError, explained, make_folder, read_whole, remove_leftovers
 from teamtr.store.checkpoint import Checkpoints
 from teamtr.store.episodes import write_episodes
+from teamtr.store.lease import Lease, held_elsewhere, holder_of
 from teamtr.store.locks import FileLock
 from teamtr.store.log import RunLog
 from teamtr.types import RolloutBatch
@@ -68,6 +66,8 @@ class RunFolder:
         _require_ours(path)
         _make(path)
         lock = _lock(path / LOCK, path)
+        with explained(path / LOCK):
+            lease = Lease(lock.opened)
         try:
             run = cls(path, keep_commits, lock)
             make_folder(run.checkpoints.folder)
@@ -78,7 +78,7 @@ class RunFolder:
             yield run
         finally:
             if lock.descriptor is not None:  # not in a forked child that leaves the block: the lock is its parent's
-                os.ftruncate(lock.descriptor, 0)
+                lease.end()
                 lock.release()
 
     @classmethod
@@ -197,26 +197,20 @@ def _lock(file: Path, run: Path) -> FileLock:
     """The lock of the file, which says who holds it."""
     with explained(file):
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
+    lock = FileLock(descriptor)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.ftruncate(descriptor, 0)
-        os.write(descriptor, orjson.dumps({"pid": os.getpid(), "host": socket.gethostname()}))
-    except BlockingIOError as error:
-        holder = _holder(os.pread(descriptor, 4096, 0))
-        os.close(descriptor)
-        raise RunLocked(
-            f"run folder {run} is in use by {holder}: wait until it ends, stop it (Ctrl-C saves its update), or choose "
-            "another folder. Looking at the run (eval, report) needs no lock"
-        ) from error
+        ours = not held_elsewhere(descriptor, run)
+    except BlockingIOError:
+        ours = False
     except OSError as error:
-        os.close(descriptor)
+        lock.release()
         raise StoreError(f"cannot lock {file} ({error.strerror}): put the run on a file system with locks") from error
-    return FileLock(descriptor)
-
-
-def _holder(content: bytes) -> str:
-    try:
-        holder = orjson.loads(content)
-        return f"process {holder['pid']} on {holder['host']}"
-    except (ValueError, KeyError, TypeError):  # it has the lock and has not yet written its name
-        return "another process"
+    if ours:
+        return lock
+    holder = holder_of(descriptor) or "another process"  # it has the lock and has not yet written its name
+    lock.release()
+    raise RunLocked(
+        f"run folder {run} is in use by {holder}: wait until it ends, stop it (Ctrl-C saves its update), or choose "
+        "another folder. Looking at the run (eval, report) needs no lock"
+    )

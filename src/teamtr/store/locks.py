@@ -48,6 +48,12 @@ class FileLock:
             return None
         return lock
 
+    @property
+    def opened(self) -> int:
+        """Of a lock that is held."""
+        assert self.descriptor is not None, "released"
+        return self.descriptor
+
     def release(self) -> None:
         if self.descriptor is not None:
             os.close(self.descriptor)

@@ -1,0 +1,103 @@
+"""A run folder has one owner, also where locks do not reach other machines."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from contextlib import contextmanager
+
+import pytest
+
+from teamtr.store import RunFolder, lease
+from teamtr.store.folder import LOCK, RunLocked
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch):
+    monkeypatch.setattr(lease, "LEASE_S", 1.0)
+    monkeypatch.setattr(lease, "BEAT_S", 0.05)
+    monkeypatch.setattr(lease, "LOOK_S", 0.02)
+
+
+def say(folder, host: str) -> None:
+    """Somebody's name in the lock, without the lock: as a machine leaves it that ours do not reach."""
+    with RunFolder.open(folder):
+        pass
+    (folder / LOCK).write_text(json.dumps({"pid": 7, "host": host}))
+
+
+@contextmanager
+def beating(file, every: float):
+    end = threading.Event()
+
+    def beat() -> None:
+        while not end.wait(every):
+            os.utime(file)
+
+    thread = threading.Thread(target=beat)
+    thread.start()
+    try:
+        yield
+    finally:
+        end.set()
+        thread.join()
+
+
+def test_a_living_owner_on_another_machine_is_respected(tmp_path):
+    say(tmp_path / "run", "elsewhere")
+    before = (tmp_path / "run" / LOCK).read_text()
+    refused = pytest.raises(RunLocked, match="process 7 on elsewhere")
+    with beating(tmp_path / "run" / LOCK, 0.05), refused, RunFolder.open(tmp_path / "run"):
+        raise AssertionError("taken from a living owner")
+    assert (tmp_path / "run" / LOCK).read_text() == before, "its name still stands there"
+
+
+def test_a_dead_one_is_waited_out(tmp_path):
+    say(tmp_path / "run", "elsewhere")
+    began = time.monotonic()
+    with RunFolder.open(tmp_path / "run"):
+        assert time.monotonic() - began > 0.5 * lease.LEASE_S, "it might have lived"
+    say(tmp_path / "run", "elsewhere")
+    os.utime(tmp_path / "run" / LOCK, (0, 0))
+    began = time.monotonic()
+    with RunFolder.open(tmp_path / "run"):
+        assert time.monotonic() - began < 0.5 * lease.LEASE_S, "long dead"
+
+
+def test_on_this_machine_the_lock_alone_decides(tmp_path):
+    """What a killed process wrote here costs nobody a wait."""
+    import socket
+
+    say(tmp_path / "run", socket.gethostname())
+    began = time.monotonic()
+    with RunFolder.open(tmp_path / "run"):
+        assert time.monotonic() - began < 0.5 * lease.LEASE_S
+
+
+def test_an_owner_touches_the_file_until_it_ends(tmp_path):
+    file = tmp_path / "run" / LOCK
+
+    def touched() -> bool:
+        first, end = file.stat().st_mtime_ns, time.monotonic() + 5.0
+        while file.stat().st_mtime_ns == first:
+            if time.monotonic() > end:
+                return False
+            time.sleep(0.01)
+        return True
+
+    with RunFolder.open(tmp_path / "run"):
+        assert touched()
+        assert json.loads(file.read_text())["pid"] == os.getpid()
+    assert file.read_text() == ""
+    assert "lease" not in {thread.name for thread in threading.enumerate()}
+
+
+@pytest.mark.parametrize("left", ["", "{", "[]", '{"pid": "x", "host": 1}', "null"])
+def test_a_lock_that_says_nothing_holds_nobody_up(left, tmp_path):
+    say(tmp_path / "run", "elsewhere")
+    (tmp_path / "run" / LOCK).write_text(left)
+    began = time.monotonic()
+    with RunFolder.open(tmp_path / "run"):
+        assert time.monotonic() - began < 0.5 * lease.LEASE_S
