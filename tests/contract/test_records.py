@@ -289,7 +289,7 @@ def test_updates_before_a_record():
 # -- the run of the version before ----------------------------------------------------------------------------
 
 
-NEWER = ("log_version", "changes", "rollouts", "budget", "critic", "pass_hat_k", "pass_hat_intervals")
+NEWER = ("log_version", "changes", "rollouts", "budget", "critic", "pass_hat_k", "pass_hat_intervals", "lost")
 """Fields that logs of version 1 do not have."""
 
 

@@ -36,7 +36,7 @@ def ranks_of(world: int, shards: int, kind: str, out: Path, sharded: str = "whol
 @pytest.mark.parametrize(
     ("world", "kind"),
     [
-        (2, "lora"),
+        pytest.param(2, "lora", marks=pytest.mark.slow),
         pytest.param(3, "lora", marks=pytest.mark.slow),
         pytest.param(2, "full", marks=pytest.mark.slow),
         pytest.param(2, "tabular", marks=pytest.mark.slow),

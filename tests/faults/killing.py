@@ -109,7 +109,43 @@ def _ignore_weights() -> None:
     run._Driver._resume = resume_blindly  # type: ignore[method-assign]
 
 
-SABOTAGE = {"optimizer": _drop_optimizer_state, "weights": _ignore_weights}
+def _add_backwards() -> None:
+    """Gradients of the shards in another order."""
+    from teamtr.engines.cluster.ranks import Ranks
+
+    added = Ranks.added
+    Ranks.added = lambda self, own, of, like: added(self, own, of[::-1], like)  # type: ignore[method-assign]
+
+
+def _mix_up_parts() -> None:
+    """Every worker draws its parts with each other's noise."""
+    from teamtr.engines.cluster.seat import Seat
+
+    draw = Seat._sample_parts
+
+    def draw_with_another(self: Seat, agent: str, version: str, parts: Any, **options: Any) -> Any:
+        noises = [noise_BT for _, noise_BT in parts]
+        mixed = [(prompts, noise_BT[::-1].copy()) for (prompts, _), noise_BT in zip(parts, noises, strict=True)]
+        return draw(self, agent, version, mixed, **options)
+
+    Seat._sample_parts = draw_with_another  # type: ignore[method-assign]
+
+
+SABOTAGE = {
+    "optimizer": _drop_optimizer_state,
+    "weights": _ignore_weights,
+    "order": _add_backwards,
+    "noise": _mix_up_parts,
+}
+
+
+def sabotaged_member(sabotage: str, *settings: Any) -> Any:
+    """A worker of a cluster in which something is wrong."""
+    from teamtr.session.cluster import _member
+
+    SABOTAGE[sabotage]()
+    return _member(*settings)
+
 
 TIMES = {"seconds", "time"}
 

@@ -28,6 +28,7 @@ from teamtr.engines.cluster.seat import Call, OtherWeights, Seat
 from teamtr.errors import UserError
 from teamtr.ports import EngineLost
 from teamtr.randomness import uniforms
+from teamtr.session import cluster
 from teamtr.session.build import build
 from teamtr.session.cluster import _member, engine_of
 from teamtr.session.models import local_engine
@@ -175,6 +176,58 @@ def test_a_worker_that_is_killed_costs_time_and_nothing_else(call, worker, tmp_p
     with contextlib.redirect_stderr(shown), TrainingScreen() as screen:
         list(screen.watch([resumed]))
     assert f"worker {worker} (process" in " ".join(shown.getvalue().split())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sabotage", ["optimizer", "noise"])
+def test_what_is_wrong_in_workers_shows(sabotage, tmp_path, alone, monkeypatch):
+    """Controls of the tests above: moments that are lost with the worker, and other noise."""
+    sabotaged(monkeypatch, sabotage)
+    strike = Strike(monkeypatch, "step", 1, nth=4)
+    trained(tmp_path / "run", *WORKERS)
+    assert strike.struck
+    assert killing.result(tmp_path / "run")["files"] != alone["files"]
+
+
+@pytest.mark.slow
+def test_sums_in_another_order_show(tmp_path, monkeypatch):
+    """A third, with transformers: in a table, the shards of a step seldom meet in one row."""
+    own = ("team.train=lora", "plan.stages=1", "tiny.warmup_steps=20", "cluster.shards=4")
+    trained(tmp_path / "alone", *own)
+    sabotaged(monkeypatch, "order")
+    trained(tmp_path / "run", *own, "cluster.engine=ray", "cluster.workers=2")
+    assert killing.result(tmp_path / "run")["files"] != killing.result(tmp_path / "alone")["files"]
+
+
+def sabotaged(monkeypatch, sabotage: str) -> None:
+    """In every worker."""
+    ray.cloudpickle.register_pickle_by_value(killing)  # workers do not find the tests' modules
+    monkeypatch.setattr(cluster, "_member", partial(killing.sabotaged_member, sabotage))
+
+
+@pytest.mark.slow
+def test_a_dead_head_of_ray_ends_the_command_and_the_same_goes_on(tmp_path, alone):
+    """Ray's processes are killed, all but the workers: the command cannot go on by itself, and says so or dies."""
+    import multiprocessing
+
+    process = multiprocessing.get_context("spawn").Process(
+        target=killing.train, args=(str(tmp_path / "run"),), kwargs={"overrides": WORKERS}
+    )
+    before = rays()
+    process.start()
+    log = tmp_path / "run" / "log.jsonl"
+    end = time.monotonic() + 120.0
+    while not (log.exists() and '"update"' in log.read_text()):
+        assert time.monotonic() < end, "the run never got anywhere"
+        time.sleep(0.05)
+    for one in psutil.process_iter(["name"]):
+        if one.pid not in before and one.info["name"] in ("gcs_server", "raylet"):
+            one.kill()
+    process.join(300)
+    assert process.exitcode not in (0, None)
+    until_gone(before)
+    trained(tmp_path / "run", *WORKERS)
+    assert_same(tmp_path / "run", alone)
 
 
 @pytest.mark.slow
