@@ -27,8 +27,10 @@ setup: .venv/.ready
 demo: setup
 	$(BIN)/teamtr demo
 
-# A worker takes work from another that has more left. One thread each: they share the cores.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
+# A worker takes work from another that has more left. One thread each: they share the cores. One more than there are
+# cores: a third of the time of tests that start processes, and kill them, is waiting.
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --dist worksteal \
+  -n $$($(BIN)/python -c 'import os; print(len(os.sched_getaffinity(0)) + 1 if hasattr(os, "sched_getaffinity") else "auto")')
 
 test-fast: setup
 	$(PYTEST) -m "not slow and not long"

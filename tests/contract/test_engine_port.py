@@ -38,7 +38,7 @@ REMOTE = [
     pytest.param("remote-full", marks=(pytest.mark.long, pytest.mark.slow)),
     pytest.param("remote-lora", marks=pytest.mark.long),
     pytest.param("ray-full", marks=(pytest.mark.cluster, pytest.mark.long, pytest.mark.slow)),
-    pytest.param("ray-lora", marks=(pytest.mark.cluster, pytest.mark.long)),
+    pytest.param("ray-lora", marks=(pytest.mark.cluster, pytest.mark.long, pytest.mark.slow)),
     pytest.param("sharded-lora", marks=(pytest.mark.cluster, pytest.mark.long, pytest.mark.slow)),
 ]
 

@@ -135,7 +135,7 @@ def test_another_number_of_shards_has_other_bits(tmp_path, alone):
     assert one["files"] != four["files"]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_run_goes_on_with_other_workers_and_not_with_other_shards(tmp_path, alone):
     asked = iter((False, False, True))
     list(train(killing.team_file(*SMALL), tmp_path / "run", stop=lambda: next(asked)))
