@@ -6,24 +6,27 @@ python rank_calls.py RANK WORLD PORT SHARDS KIND OUT
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
 from conftest import make_batch, make_policy
 from teamtr.engines.learner import PolicyLearner
+from teamtr.engines.policy import Policy
 from teamtr.engines.shards import Shards
 from teamtr.theory.objective import Objective
 
 PROBLEMS, GROUP = 5, 3
 
 
-def learner_of(kind: str, shards: Shards) -> PolicyLearner:
-    return PolicyLearner("agent", make_policy(kind), micro_batch=2, keep_initial=True, critic=True, shards=shards)
+def learner_of(policy: Policy, shards: Shards, micro_batch: int = 2) -> PolicyLearner:
+    return PolicyLearner("agent", policy, micro_batch=micro_batch, keep_initial=True, critic=True, shards=shards)
 
 
-def everything(learner: PolicyLearner) -> dict[str, np.ndarray]:
-    """What each call gave, and the version after each that changes weights."""
+def everything(learner: PolicyLearner, folder: Path, wait: Callable[[], None] = lambda: None) -> dict[str, np.ndarray]:
+    """What each call gave, and the version after each that changes weights. ``folder`` gets what ``save`` writes;
+    ``wait``: for it to be written."""
     batch = make_batch(learner, problems=PROBLEMS, group=GROUP)
     rows = np.arange(len(batch))
     advantages = np.where(rows % 2, 1.0, -1.0)
@@ -63,6 +66,14 @@ def everything(learner: PolicyLearner) -> dict[str, np.ndarray]:
     after = learner.snapshot()
     learner.move(before, after, 0.5)
     version("moved")
+    learner.save(folder)
+    wait()
+    learner.perturb(1e-3, seed=4)
+    version("perturbed")
+    learner.load(folder)
+    version("read")
+    np.testing.assert_array_equal(found["read"], found["moved"])
+    assert (found["perturbed"] != found["moved"]).any()
     learner.restore(before)
     version("restored")
     learner.end()
@@ -74,19 +85,19 @@ def main() -> None:
     from torch.distributed.tensor import DTensor
 
     from teamtr.engines.cluster import ranks
-    from teamtr.engines.cluster.sharded_base import shard_base
+    from teamtr.engines.cluster.sharded_models import shard_layers
 
     rank, world, port, shards, kind, sharded, out = sys.argv[1:]
     torch.set_num_threads(1)
     ranks.join(int(rank), int(world), _place(int(rank), int(port)), 120.0)
-    learner = learner_of(kind, ranks.Ranks(int(shards), lockstep=sharded == "sharded"))
-    if sharded == "sharded":
-        shard_base(learner.policy.model)
-        base = [
-            p for name, p in learner.policy.causal_lm.get_decoder().layers.named_parameters() if "lora_" not in name
-        ]
-        assert all(isinstance(p, DTensor) and p.to_local().numel() < p.numel() for p in base)
-    found = everything(learner)
+    own = ranks.Ranks(int(shards), lockstep=sharded == "sharded")
+    policy = make_policy(kind)
+    if own.lockstep:
+        shard_layers(policy.model, own.turn)
+        spread = [p for name, p in policy.causal_lm.get_decoder().layers.named_parameters() if "lora_" not in name]
+        assert all(isinstance(p, DTensor) and (p.to_local().numel() < p.numel() or world == "1") for p in spread)
+    learner = learner_of(policy, own)
+    found = everything(learner, Path(out) / "saved", torch.distributed.barrier)
     np.savez(Path(out) / f"{rank}.npz", **found, tokens=np.array(list(learner.tokens.values())))
 
 

@@ -39,6 +39,7 @@ REMOTE = [
     pytest.param("remote-lora", marks=pytest.mark.long),
     pytest.param("ray-full", marks=(pytest.mark.cluster, pytest.mark.long, pytest.mark.slow)),
     pytest.param("ray-lora", marks=(pytest.mark.cluster, pytest.mark.long, pytest.mark.slow)),
+    pytest.param("sharded-full", marks=(pytest.mark.cluster, pytest.mark.long, pytest.mark.slow)),
     pytest.param("sharded-lora", marks=(pytest.mark.cluster, pytest.mark.long, pytest.mark.slow)),
 ]
 

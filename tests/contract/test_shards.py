@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import rank_calls
-from conftest import make_batch, make_learner
+from conftest import make_batch, make_learner, make_policy
 from teamtr.engines.shards import Shards, spread
 
 KINDS = ["tabular", "full", "lora"]
@@ -44,8 +44,8 @@ def ranks_of(world: int, shards: int, kind: str, out: Path, sharded: str = "whol
     ],
 )
 def test_ranks_find_what_one_process_finds_to_the_bit(world, kind, tmp_path):
-    alone = rank_calls.learner_of(kind, Shards(4))
-    expected = rank_calls.everything(alone)
+    alone = rank_calls.learner_of(make_policy(kind), Shards(4))
+    expected = rank_calls.everything(alone, tmp_path / "alone")
     found = ranks_of(world, 4, kind, tmp_path)
     for rank in found:
         for name, value in expected.items():
@@ -60,8 +60,8 @@ def test_ranks_find_what_one_process_finds_to_the_bit(world, kind, tmp_path):
 @pytest.mark.parametrize(("world", "shards"), [(2, 4), pytest.param(3, 3, marks=pytest.mark.slow)])
 def test_so_do_ranks_that_hold_a_part_of_the_base_each(world, shards, tmp_path):
     """Whoever has fewer rows of a step, or none, passes idly: else the others would wait for its part for ever."""
-    alone = rank_calls.learner_of("lora", Shards(shards))
-    expected = rank_calls.everything(alone)
+    alone = rank_calls.learner_of(make_policy("lora"), Shards(shards))
+    expected = rank_calls.everything(alone, tmp_path / "alone")
     for rank in (found := ranks_of(world, shards, "lora", tmp_path, "sharded")):
         for name, value in expected.items():
             np.testing.assert_array_equal(rank[name], value, err_msg=name)
@@ -69,9 +69,38 @@ def test_so_do_ranks_that_hold_a_part_of_the_base_each(world, shards, tmp_path):
     np.testing.assert_array_equal(tokens, list(alone.tokens.values()), err_msg="idle passes do not count")
 
 
+@pytest.mark.long
+@pytest.mark.cluster
+@pytest.mark.parametrize("worlds", [(1, 2), pytest.param((1, 2, 3, 5), marks=pytest.mark.slow)])
+def test_of_weights_that_are_trained_in_parts_any_number_of_ranks_makes_the_same(worlds, tmp_path):
+    """Gradients of layers add up from pass to pass, and not shard by shard: one process that holds all of them rounds
+    otherwise."""
+    found = {}
+    for world in worlds:
+        (tmp_path / str(world)).mkdir()
+        found[world] = ranks_of(world, 5, "full", tmp_path / str(world), "sharded")
+    first = found[1][0]
+    for world in worlds:
+        for rank in found[world]:
+            for name in set(first) - {"tokens"}:
+                np.testing.assert_array_equal(rank[name], first[name], err_msg=f"{name} with {world} ranks")
+        tokens = np.sum([rank["tokens"] for rank in found[world]], axis=0)
+        np.testing.assert_array_equal(tokens, first["tokens"], err_msg="idle passes do not count")
+        for file in (tmp_path / "1" / "saved").iterdir():
+            assert file.read_bytes() == (tmp_path / str(world) / "saved" / file.name).read_bytes(), file.name
+    alone = rank_calls.everything(rank_calls.learner_of(make_policy("full"), Shards(5)), tmp_path / "alone")
+    for name, value in alone.items():
+        if value.dtype != np.uint8:  # versions, which rounding changes
+            np.testing.assert_allclose(first[name], value, rtol=1e-4, atol=2e-6, err_msg=name)
+    np.testing.assert_array_equal(first["at first"], alone["at first"], err_msg="the hash is that of whole weights")
+
+
 @pytest.mark.parametrize("kind", KINDS)
-def test_shards_change_rounding_only(kind):
-    one, four = (rank_calls.everything(rank_calls.learner_of(kind, Shards(count))) for count in (1, 4))
+def test_shards_change_rounding_only(kind, tmp_path):
+    one, four = (
+        rank_calls.everything(rank_calls.learner_of(make_policy(kind), Shards(count)), tmp_path / str(count))
+        for count in (1, 4)
+    )
     for name, value in one.items():
         if value.dtype == np.uint8:  # versions, which rounding changes
             continue
@@ -79,8 +108,10 @@ def test_shards_change_rounding_only(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_number_of_shards_decides_the_bits_and_nothing_else_does(kind):
-    first, again = (rank_calls.everything(rank_calls.learner_of(kind, Shards(3))) for _ in range(2))
+def test_the_number_of_shards_decides_the_bits_and_nothing_else_does(kind, tmp_path):
+    first, again = (
+        rank_calls.everything(rank_calls.learner_of(make_policy(kind), Shards(3)), tmp_path / str(k)) for k in range(2)
+    )
     for name, value in first.items():
         np.testing.assert_array_equal(again[name], value, err_msg=name)
 

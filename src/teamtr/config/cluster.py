@@ -22,7 +22,7 @@ class ClusterConfig(Section):
         "default: as many as workers with ray, else 1."
     )
     shard_base: Flag = key(
-        False, "Each worker holds a part of the base under adapters (FSDP2), for one that does not fit into a card."
+        False, "Each worker holds a part of every model's layers (FSDP2), for models that do not fit into a card."
     )
     address: str | None = unset("Of a Ray cluster that runs; default: RAY_ADDRESS, else one is started here.")
     max_restarts: Count = key(3, "How often workers that died or hang are made anew in one command.")

@@ -480,15 +480,8 @@ class TeamFile(Section):
                 yield Refusal(("trackers", i), f'trackers names "{name}" twice')
 
     def _refusals_of_sharding(self) -> Iterator[Refusal]:
-        """Only what is frozen under adapters is sharded, in full precision."""
+        """What is spread is computed with in full precision."""
         here = ("cluster", "shard_base")
-        for i, agent in enumerate(self.team.agents):
-            if agent.train != "lora":
-                message = (
-                    f'cluster.shard_base shards the base under adapters, and agent "{agent.name}" trains all its '
-                    "weights; set train: lora, or leave it out"
-                )
-                yield Refusal(here, message, (here, ("team", "agents", i, "train")))
         if self.learner.precision in ("fp16", "bf16"):
             message = f"cluster.shard_base computes in fp32 or tf32, not in learner.precision: {self.learner.precision}"
             yield Refusal(here, message, (here, ("learner", "precision")))

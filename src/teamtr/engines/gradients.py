@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from teamtr.engines.shards import Rows, Shards
+from teamtr.engines.slices import is_spread, square_sum
 
 
 @dataclass(frozen=True)
@@ -96,22 +97,65 @@ def gather_shards(
     return found
 
 
+def gather_in_lockstep(
+    own: Sequence[tuple[int, Sequence[Rows]]],
+    counts: Mapping[int, int],
+    shards: Shards,
+    forward: Callable[[Rows], LossPart],
+    pass_idly: Callable[[], None],
+    parameters: Sequence[nn.Parameter],
+    computing: Callable[[], AbstractContextManager[None]],
+) -> dict[int, Gathered]:
+    """``gather_shards`` where all processes pass through the model together; ``counts``: how many micro-batches each
+    shard has, wherever it is computed. Spread weights end up with the gradient of the whole step: it adds up as passes
+    follow each other, whichever shards they are of. The others have one for each shard."""
+    spread = [p for p in parameters if is_spread(p)]
+    here = [p for p in parameters if not is_spread(p)]
+    parts = dict(own)
+    held: dict[int, list[Tensor | None]] = {}
+    sums: dict[int, Tensor] = {}
+    for turn in shards.turns(counts):
+        for parameter in spread if shards.carries_sums else ():
+            parameter.grad = None
+        if turn is None:
+            pass_idly()
+            continue
+        shard, number = turn
+        for parameter, gradient in zip(here, held.get(shard, [None] * len(here)), strict=True):
+            parameter.grad = gradient
+        with computing():
+            part = forward(parts[shard][number])
+            part.loss.backward()
+        held[shard] = [p.grad for p in here]
+        sums[shard] = sums[shard] + part.sums.detach() if shard in sums else part.sums.detach()
+    found = {}
+    for shard, gradients in held.items():
+        for parameter, gradient in zip(here, gradients, strict=True):
+            parameter.grad = gradient
+        norm = float(_norm(gradients, sums[shard]))
+        found[shard] = Gathered(sums[shard].tolist(), norm, 1.0, flat=_flat(here))
+    return found
+
+
 def added(
     own: Mapping[int, Gathered], shards: Shards, of: Sequence[int], parameters: Sequence[nn.Parameter], sums: int
 ) -> Gathered:
     """The gradient of the whole step, from the shards ``of`` wherever they were computed: it stands in the parameters.
     ``sums``: how many numbers a part reports."""
-    if shards.count == 1:
+    if shards.count == 1 and not shards.lockstep:
         return own[0]
-    some = parameters[0]
-    like = [some.new_zeros(sum(p.numel() for p in parameters)), some.new_zeros(sums + 1, dtype=torch.float64)]
+    here = [p for p in parameters if not is_spread(p)]
+    like = [here[0].new_zeros(sum(p.numel() for p in here)), here[0].new_zeros(sums + 1, dtype=torch.float64)]
     parts = {s: [g.flat, like[1].new_tensor([*g.sums, g.norm])] for s, g in own.items() if g.flat is not None}
     flat, counted = shards.added(parts, of, like)
     *total, norms = counted.tolist()
-    for parameter, gradient in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
+    for parameter, gradient in zip(here, flat.split([p.numel() for p in here]), strict=True):
         parameter.grad = gradient.view_as(parameter)
     scale = shards.least(min((g.scale for g in own.values()), default=float("inf")))
     norm = float(torch.nn.utils.get_total_norm([flat])) if np.isfinite(norms) else float("nan")
+    if len(here) < len(parameters):
+        squares = square_sum([p.grad for p in parameters if is_spread(p) and p.grad is not None])
+        norm = float(np.float32(np.sqrt(norm**2 + squares)))
     return Gathered(total, norm, scale)
 
 

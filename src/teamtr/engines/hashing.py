@@ -10,22 +10,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from teamtr.engines.slices import first_element, is_spread, own, summed
+
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _NOT_COMPUTED_WITH = {"_name_or_path", "transformers_version", "dtype", "torch_dtype", "architectures", "auto_map"}
 _FACTORS = (-7046029254386353131, -4417276706812531889)
 
 
-def hash_tensors(tensors: Mapping[str, Tensor], salt: str = "") -> str:
-    """A hash of names, shapes and bits: the same on every device, and computed where the tensors are."""
+def hash_tensors(tensors: Mapping[str, Tensor], salt: str = "", like: Mapping[str, Tensor] | None = None) -> str:
+    """A hash of names, shapes and bits: the same on every device, and computed where the tensors are. Of what ranks
+    hold in parts, all of them hash their own rows, and come to the hash of the whole; ``like``: the weights that some
+    tensors are parted like, by the tensors' names."""
     digest = hashlib.blake2b(salt.encode(), digest_size=16)
-    alike: dict[tuple[torch.dtype, int, torch.device], list[str]] = {}
+    layouts = {name: (like or {}).get(name, tensor) for name, tensor in tensors.items()}
+    here = {name: own(tensor.detach()) for name, tensor in tensors.items()}
+    alike: dict[tuple[torch.dtype, int, torch.device, int], list[str]] = {}
     for name in sorted(tensors):
-        alike.setdefault((tensors[name].dtype, tensors[name].numel(), tensors[name].device), []).append(name)
+        part = here[name]
+        alike.setdefault((part.dtype, part.numel(), part.device, first_element(layouts[name])), []).append(name)
     folds: dict[str, list[int]] = {}
-    for names in alike.values():
-        folds.update(zip(names, _folds([tensors[name].detach() for name in names]).tolist(), strict=True))
+    for (*_, first), names in alike.items():
+        folds.update(zip(names, _folds([here[name] for name in names], first).tolist(), strict=True))
+    if spread := [name for name in sorted(tensors) if is_spread(layouts[name])]:
+        folds.update(zip(spread, summed(torch.tensor([folds[name] for name in spread])).tolist(), strict=True))
     for name in sorted(tensors):
-        digest.update(f"{name} {tensors[name].dtype} {tuple(tensors[name].shape)} {folds[name]}".encode())
+        digest.update(f"{name} {tensors[name].dtype} {tuple(layouts[name].shape)} {folds[name]}".encode())
     return digest.hexdigest()
 
 
@@ -37,14 +46,14 @@ def hash_config(config: Any, end_ids: Iterable[int]) -> str:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def _folds(tensors: Sequence[Tensor], chunk: int = 1 << 22) -> Tensor:
+def _folds(tensors: Sequence[Tensor], first_place: int = 0, chunk: int = 1 << 22) -> Tensor:
     """Two sums for each of the equally long tensors, modulo 2^64, of all words times odd factors that depend on the
     place. An adapter has hundreds of small tensors: those of one size go together."""
     words = [t.contiguous().reshape(-1).view(_WORDS[t.element_size()]) for t in tensors]
     length, at_once = len(words[0]), max(1, chunk // max(1, len(words[0])))
     sums = torch.zeros(len(words), 2, dtype=torch.int64, device=words[0].device)
     for start in range(0, length, chunk):
-        place = torch.arange(start, min(start + chunk, length), device=words[0].device)
+        place = first_place + torch.arange(start, min(start + chunk, length), device=words[0].device)
         factors = []
         for k in range(2):
             factor = (place + 1) * _FACTORS[k]

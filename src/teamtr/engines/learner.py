@@ -21,13 +21,14 @@ from torch import Tensor
 
 from teamtr.engines import measuring
 from teamtr.engines.critic import Critic
-from teamtr.engines.gradients import Gathered, LossPart, added, gather_shards
+from teamtr.engines.gradients import Gathered, LossPart, added, gather_in_lockstep, gather_shards
 from teamtr.engines.hashing import hash_tensors
-from teamtr.engines.optim import Adam
+from teamtr.engines.optim import Adam, weight_of
 from teamtr.engines.passes import WHOLE, Passes, Reference, by_message, forget_gradients, packed, pad
 from teamtr.engines.policy import Policy
 from teamtr.engines.saving import raising_os_errors
 from teamtr.engines.shards import Rows, Shards
+from teamtr.engines.slices import cut, joined, own, whole
 from teamtr.engines.transfer import send
 from teamtr.ports import Snapshot
 from teamtr.theory.objective import Objective
@@ -80,7 +81,7 @@ class PolicyLearner:
         self.initial_version: str | None = None
         """A hash of the policy that ``keep_initial`` kept; None without one."""
         if keep_initial:
-            self._initial = {name: p.detach().to("cpu", copy=True) for name, p in policy.parameters().items()}
+            self._initial = {name: own(p).detach().to("cpu", copy=True) for name, p in policy.parameters().items()}
             self.initial_version = self.version()
 
     # -- identity ---------------------------------------------------------------------------------------------
@@ -94,7 +95,7 @@ class PolicyLearner:
         """A hash of everything that ``save`` writes."""
         digest = hashlib.blake2b(digest_size=16)
         digest.update(self.version().encode())
-        digest.update(hash_tensors(self.optimizer.moments).encode())
+        digest.update(hash_tensors(self.optimizer.moments, like=self._of_moments()).encode())
         counters = [float(x) for x in self.optimizer.counters().values()]
         digest.update(json.dumps(counters).encode())
         if self.critic is not None:
@@ -103,6 +104,11 @@ class PolicyLearner:
 
     def _touched(self) -> None:
         self._version = None
+
+    def _of_moments(self) -> dict[str, Tensor]:
+        """The weight that each of the optimizer's moments is of."""
+        weights = self.policy.parameters()
+        return {name: weights[weight_of(name)] for name in self.optimizer.moments}
 
     # -- the frozen policy ------------------------------------------------------------------------------------
 
@@ -117,7 +123,7 @@ class PolicyLearner:
         """Token log-probabilities of the policy that the learner began with; the present one is put back to the bit."""
         if self._initial is None:
             raise RuntimeError("this learner was made without keep_initial: it has no reference policy")
-        parameters = self.policy.parameters()
+        parameters = {name: own(parameter) for name, parameter in self.policy.parameters().items()}
         present = {name: parameter.detach().clone() for name, parameter in parameters.items()}
         try:
             for name, parameter in parameters.items():
@@ -205,11 +211,15 @@ class PolicyLearner:
 
         def gathered() -> dict[int, Gathered]:
             parts = self.passes.own_shards(reference.batch, rows)
-            with self.passes.in_step(sum(len(micro_batches) for _, micro_batches in parts)):
+            if not shards.lockstep:
                 return gather_shards(parts, shards, forward, parameters, self._scale(), self.policy.computing)
+            counts = self.passes.counts(reference.batch, rows)
+            idly, computing = self.passes.pass_idly, self.policy.computing
+            return gather_in_lockstep(parts, counts, shards, forward, idly, parameters, computing)
 
-        own = self.passes.fitting(gathered)
-        found = added(own, shards, self._shards_of(rows), parameters, 4 if initial is None else 5)
+        forget_gradients(self.policy)
+        by_shard = self.passes.fitting(gathered)
+        found = added(by_shard, shards, self._shards_of(rows), parameters, 4 if initial is None else 5)
         total, kl_total, clipped, ratios, *drift = found.sums
         if found.finite and found.scale < self._scale():
             self.optimizer.lower_scale(found.scale)
@@ -262,8 +272,8 @@ class PolicyLearner:
 
         shards, weights = self.passes.shards, list(parameters.values())
         parts = self.passes.own_shards(reference.batch, rows)
-        own = gather_shards(parts, shards, forward, weights, 1.0, nullcontext)
-        found = added(own, shards, self._shards_of(rows), weights, 2)
+        by_shard = gather_shards(parts, shards, forward, weights, 1.0, nullcontext)
+        found = added(by_shard, shards, self._shards_of(rows), weights, 2)
         loss, outside = found.sums
         if found.finite:
             critic.optimizer.step(parameters, min(1.0, self.max_grad_norm / (found.norm + 1e-12)), learning_rate)
@@ -287,7 +297,7 @@ class PolicyLearner:
     # -- going back -------------------------------------------------------------------------------------------
 
     def snapshot(self) -> Snapshot:
-        parameters = {k: p.detach().clone() for k, p in self.policy.parameters().items()}
+        parameters = {k: own(p).detach().clone() for k, p in self.policy.parameters().items()}
         critic = None if self.critic is None else self.critic.state()
         return Snapshot(Saved(parameters, self.optimizer.state(), critic))
 
@@ -295,7 +305,7 @@ class PolicyLearner:
     def restore(self, snapshot: Snapshot) -> None:
         saved = _saved(snapshot)
         for name, parameter in self.policy.parameters().items():
-            parameter.copy_(saved.parameters[name])
+            own(parameter).copy_(saved.parameters[name])
         # A snapshot taken while the moments were off the card is restored to where they are used.
         self.optimizer.restore({k: t.clone().to(self.policy.device) for k, t in saved.moments.items()})
         if self.critic is not None and saved.critic is not None:
@@ -306,29 +316,37 @@ class PolicyLearner:
     def move(self, start: Snapshot, end: Snapshot, fraction: float) -> None:
         origin, target = _saved(start).parameters, _saved(end).parameters
         for name, parameter in self.policy.parameters().items():
-            parameter.copy_(origin[name] + fraction * (target[name] - origin[name]))
+            own(parameter).copy_(origin[name] + fraction * (target[name] - origin[name]))
         self._touched()
 
     @torch.no_grad()
     def perturb(self, relative: float, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
         parameters = self.policy.parameters().values()
-        sizes = torch.stack([p.float().square().mean().sqrt() for p in parameters]).tolist()
+        sizes = torch.stack([whole(p).float().square().mean().sqrt() for p in parameters]).tolist()
         typical = float(np.sqrt(np.mean(np.square(sizes))))
         for parameter, size in zip(parameters, sizes, strict=True):
-            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float32).to(parameter)
+            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float32)
+            here = own(parameter)
             # A fresh adapter's second factor is all zeros: without a size of its own it takes the others'.
-            parameter.add_(noise, alpha=relative * (size or typical))
+            here.add_(cut(noise, parameter).to(here), alpha=relative * (size or typical))
         self._touched()
 
     # -- disk -------------------------------------------------------------------------------------------------
 
     def save(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        state = {k: t.contiguous().cpu() for k, t in self.optimizer.state().items()}
+        """Where processes hold parts, all of them must be asked, and one writes."""
+        write, of = self.passes.shards.writes, self._of_moments()
+        state = self.optimizer.state()
+        for name, weight in of.items():
+            state[name] = joined(state[name], weight)
+        if write:
+            folder.mkdir(parents=True, exist_ok=True)
         with raising_os_errors():
-            self.policy.save_weights(folder)
-            save_file(state, folder / "optimizer.safetensors")
+            self.policy.save_weights(folder, write=write)
+            if not write:
+                return
+            save_file({k: t.contiguous().cpu() for k, t in state.items()}, folder / "optimizer.safetensors")
             if self.critic is not None:
                 save_file({k: t.contiguous().cpu() for k, t in self.critic.state().items()}, folder / CRITIC_FILE)
 
@@ -336,6 +354,8 @@ class PolicyLearner:
     def load(self, folder: Path) -> None:
         self.policy.load_weights(folder)
         self.optimizer.restore(load_file(folder / "optimizer.safetensors"))
+        of = self._of_moments()
+        self.optimizer.moments = {name: cut(moment, of[name]) for name, moment in self.optimizer.moments.items()}
         if self.critic is not None:
             self.critic.restore(load_file(folder / CRITIC_FILE))
         self._touched()

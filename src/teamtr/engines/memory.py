@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from torch.distributed.tensor import DTensor
 
 from teamtr.engines import card
 from teamtr.engines.learner import PolicyLearner
@@ -20,6 +19,7 @@ from teamtr.engines.paged.pages import Pool
 from teamtr.engines.paged.pool import architecture
 from teamtr.engines.paged.sampler import PAGE, SIZES
 from teamtr.engines.passes import head_chunk
+from teamtr.engines.slices import own
 from teamtr.engines.torch.attention import AttentionShape, Unsupported, text_config
 from teamtr.engines.torch.policy import TransformerPolicy
 from teamtr.errors import UserError
@@ -61,7 +61,7 @@ def _weights(learners: Mapping[str, PolicyLearner]) -> Iterator[MemoryItem]:
     for learner in learners.values():
         for name, parameter in _policy(learner).causal_lm.named_parameters():
             if id(parameter) not in seen:
-                seen[id(parameter)] = _own_part(parameter).numel() * parameter.element_size()
+                seen[id(parameter)] = own(parameter).numel() * parameter.element_size()
                 adapters += seen[id(parameter)] if "lora_" in name else 0
     who = f"{len(learners)} agents" if PLAYER not in learners else f"{len(learners) - 1} agents and {PLAYER}"
     yield MemoryItem("weights", sum(seen.values()) - adapters, f"{who}, shared ones once")
@@ -71,11 +71,6 @@ def _weights(learners: Mapping[str, PolicyLearner]) -> Iterator[MemoryItem]:
     halves = {id(policy.model): policy.frozen_half_bytes() for policy in policies}
     if any(halves.values()):
         yield MemoryItem("base in half precision", sum(halves.values()), "for training adapters on it")
-
-
-def _own_part(tensor: torch.Tensor) -> torch.Tensor:
-    """What of a tensor is in this process, where several hold it together."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _pages(learners: Mapping[str, PolicyLearner], demand: Demand) -> Iterator[MemoryItem]:
@@ -105,7 +100,7 @@ def _pages(learners: Mapping[str, PolicyLearner], demand: Demand) -> Iterator[Me
 def _optimizer(learner: PolicyLearner) -> MemoryItem:
     """Gradients (in float16 those of a micro-batch beside those of the step), two moments, and the two snapshots that
     the gate may go back to (weights and moments each)."""
-    trainable = sum(p.numel() * p.element_size() for p in learner.policy.parameters().values())
+    trainable = sum(own(p).numel() * p.element_size() for p in learner.policy.parameters().values())
     times = 10 if learner.policy.precision == "fp16" else 9
     return MemoryItem(
         "gradients, moments, snapshots", times * trainable, f"of the agent being updated ({learner.agent})"

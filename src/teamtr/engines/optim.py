@@ -7,9 +7,16 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from teamtr.engines.slices import own
+
 FIRST_LOSS_SCALE = 2.0**16
 STEPS_BEFORE_RAISING = 200
 """Steps without overflow after which the loss scale of float16 is doubled."""
+
+
+def weight_of(moment: str) -> str:
+    """The name of the parameter that this moment is of."""
+    return moment.partition(".")[2]
 
 
 class Adam:
@@ -30,11 +37,11 @@ class Adam:
         correction = learning_rate * (1 - b2**self.steps) ** 0.5 / (1 - b1**self.steps)
         moved = {name: p for name, p in parameters.items() if p.grad is not None}
         if moved:
-            weights: list[Tensor] = list(moved.values())
+            weights = [own(p) for p in moved.values()]
             # One call for all parameters: an adapter has hundreds of small ones.
-            gradients = torch._foreach_mul([p.grad for p in moved.values() if p.grad is not None], shrink)
+            gradients = torch._foreach_mul([own(p.grad) for p in moved.values() if p.grad is not None], shrink)
             first, second = (
-                [self.moments.setdefault(f"{kind}.{name}", torch.zeros_like(p)) for name, p in moved.items()]
+                [self.moments.setdefault(f"{kind}.{name}", torch.zeros_like(own(p))) for name, p in moved.items()]
                 for kind in ("first", "second")
             )
             torch._foreach_lerp_(first, gradients, 1 - b1)

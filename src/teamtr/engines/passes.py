@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from teamtr.engines.policy import Head, Policy
 from teamtr.engines.scoring import score_tokens, token_logp
 from teamtr.engines.shards import Rows, Shards
+from teamtr.engines.slices import is_spread
 from teamtr.engines.transfer import send
 from teamtr.errors import UserError
 from teamtr.types import AgentBatch, Floats, Ids
@@ -146,13 +147,18 @@ class Passes:
         rounds = self.shards.rounds(passes)
         yield
         for _ in range(rounds - passes):
-            self._pass_idly()
+            self.pass_idly()
 
-    def _pass_idly(self) -> None:
-        """Through the model, for others' sake: it leaves no trace."""
-        parameters = list(self.policy.parameters().values())
+    def counts(self, batch: AgentBatch, rows: Rows) -> dict[int, int]:
+        """How many micro-batches each shard has, wherever it is computed."""
+        return {shard: len(self.micro_batches(batch, part)) for shard, part in self.shards.split(batch, rows)}
+
+    def pass_idly(self) -> None:
+        """Through the model, for others' sake: it leaves no trace but what others add to spread weights' gradients."""
+        parameters = [parameter for parameter in self.policy.parameters().values() if not is_spread(parameter)]
         held = [parameter.grad for parameter in parameters]
-        forget_gradients(self.policy)  # zeros that are added could still turn the sign of a zero
+        for parameter in parameters:  # zeros that are added could still turn the sign of a zero
+            parameter.grad = None
         with self.policy.computing():
             hidden_NH = self.policy.features([ANYTHING], [ANYTHING])
             if torch.is_grad_enabled():

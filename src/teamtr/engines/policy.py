@@ -103,7 +103,8 @@ class Policy(ABC):
         what was computed under them before may be used again; empty: nothing may."""
 
     @abstractmethod
-    def save_weights(self, folder: Path) -> None: ...
+    def save_weights(self, folder: Path, *, write: bool = True) -> None:
+        """Without ``write``, only give the one that writes what this process holds of the weights."""
 
     @abstractmethod
     def load_weights(self, folder: Path) -> None: ...

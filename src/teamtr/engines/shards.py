@@ -7,7 +7,7 @@ in common is computed once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 
 import numpy as np
@@ -25,6 +25,12 @@ class Shards:
 
     lockstep = False
     """Whether all processes pass through the model together, because each holds a part of it only."""
+
+    carries_sums = False
+    """Whether the gradient of a spread weight, as a backward pass leaves it, has those of the passes before in it."""
+
+    writes = True
+    """Whether this process is the one that writes files."""
 
     def __init__(self, count: int = 1) -> None:
         self.count = count
@@ -58,6 +64,12 @@ class Shards:
     def least(self, value: float) -> float:
         """The least of what all processes give."""
         return value
+
+    def turns(self, counts: Mapping[int, int]) -> Iterator[tuple[int, int] | None]:
+        """In lockstep, where shards have so many micro-batches each: which of them (shard, number) this process passes
+        in turn; None: it passes idly, for others' sake."""
+        for number in range(max(counts.values(), default=0)):
+            yield from ((shard, number) for shard in sorted(counts) if number < counts[shard])
 
     def rounds(self, own: int) -> int:
         """How many passes this process takes part in, when so many are its own."""

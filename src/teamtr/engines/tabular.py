@@ -101,7 +101,9 @@ class TabularPolicy(Policy):
             for x, s, done in zip(ids, logp, stopped, strict=True)
         ]
 
-    def save_weights(self, folder: Path) -> None:
+    def save_weights(self, folder: Path, *, write: bool = True) -> None:
+        if not write:
+            return
         save_file({"logits": self.logits.detach().contiguous()}, folder / "model.safetensors")
 
     @torch.no_grad()

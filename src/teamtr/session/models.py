@@ -17,7 +17,8 @@ import torch
 from teamtr.chat import ChatCodec, MessageFilter, check_template, check_thinking, render
 from teamtr.config import AgentConfig, LoraConfig, TeamFile
 from teamtr.engines import card
-from teamtr.engines.cluster.sharded_base import shard_base
+from teamtr.engines.cluster.ranks import Ranks
+from teamtr.engines.cluster.sharded_models import shard_layers
 from teamtr.engines.distillation import PolicyDistiller
 from teamtr.engines.hashing import hash_tensors
 from teamtr.engines.learner import PolicyLearner
@@ -84,6 +85,10 @@ def local_engine(
     _use_few_threads(team_file)
     settings, pool = team_file.learner, sampler_pool(team_file)
     models = _agent_models(team_file if taught else _without_teaching(team_file), task, pool, load)
+    if isinstance(shards, Ranks) and shards.lockstep:
+        policies = [model.policy for model in models.values()]
+        for model in {id(p.model): p.model for p in policies if isinstance(p, TransformerPolicy)}.values():
+            shard_layers(model, shards.turn)
     learners = {
         agent.name: PolicyLearner(
             agent.name,
@@ -337,8 +342,6 @@ def _transformer_models(
                 serving=room,
                 fused=fused,
             )
-        if team_file.cluster.shard_base:
-            shard_base(shared)
     return {a.name: AgentModel(policies[a.name], codec) for a in agents}
 
 

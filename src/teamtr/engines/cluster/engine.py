@@ -61,6 +61,10 @@ class ClusterEngine:
         """What the first member says: of something that all of them know."""
         return self.members.ask({0: Call(name, agent, arguments, options)})[0]
 
+    def known(self, name: str, *arguments: Any, agent: str | None = None) -> Any:
+        """What the first member says, of weights that members may hold in parts: then all of them find out together."""
+        return self.all(name, *arguments, agent=agent)[0] if self.lockstep else self.one(name, *arguments, agent=agent)
+
     def all(self, name: str, *arguments: Any, agent: str | None = None, **options: Any) -> list[Any]:
         """What each of them says."""
         return self._everyone(Call(name, agent, arguments, options, dropped=self._taken()))
@@ -86,7 +90,7 @@ class ClusterEngine:
         return ClusterLearner(self, agent)
 
     def version(self, agent: str) -> str:
-        return str(self.one("version", agent))
+        return str(self.known("version", agent))
 
     def publish(self, agent: str, version: str) -> None:
         self.all("publish", agent, version)
@@ -163,10 +167,10 @@ class ClusterLearner:
         return {kind: sum(one[kind] for one in found) for kind in found[0]}
 
     def version(self) -> str:
-        return str(self._one("version"))
+        return str(self.engine.known("version", agent=self.agent))
 
     def fingerprint(self) -> str:
-        return str(self._one("fingerprint"))
+        return str(self.engine.known("fingerprint", agent=self.agent))
 
     def begin(self, batch: AgentBatch, *, reference: bool = False) -> Floats:
         found: Floats = self._all("begin", batch, reference=reference)
@@ -230,8 +234,8 @@ class ClusterLearner:
         self._all("perturb", relative, seed)
 
     def save(self, folder: Path) -> None:
-        """Written by the first member: bytes of weights do not come here."""
-        self._one("save", folder)
+        """Written by the first member, to whom the others give their parts: bytes of weights do not come here."""
+        (self._all if self.engine.lockstep else self._one)("save", folder)
 
     def load(self, folder: Path) -> None:
         self._all("load", folder)

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Any
 
 import numpy as np
 import torch
@@ -44,6 +46,15 @@ def join(rank: int, world: int, store: dist.TCPStore | tuple[str, int], patience
         dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=patience)
 
 
+@dataclass
+class Turn:
+    """The present pass of a step in lockstep: the ranks that have rows in it, and the sums of each layer's gradients so
+    far."""
+
+    ranks: Sequence[int] = ()
+    sums: dict[Any, Tensor] = field(default_factory=dict)
+
+
 class Ranks(Shards):
     """The shards of one rank, after ``join``."""
 
@@ -51,6 +62,9 @@ class Ranks(Shards):
         super().__init__(count)
         self.lockstep = lockstep
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
+        self.writes = self.rank == 0
+        self.carries_sums = self.world > 1  # FSDP2 asks nobody to add up where there is one rank
+        self.turn = Turn()
 
     @property
     def own(self) -> Sequence[int]:
@@ -95,6 +109,16 @@ class Ranks(Shards):
         with _in_touch():
             dist.all_reduce(found, dist.ReduceOp.MIN)
         return float(found)
+
+    def turns(self, counts: Mapping[int, int]) -> Iterator[tuple[int, int] | None]:
+        """Micro-batch after micro-batch, and of each number shard after shard, as many at once as there are ranks."""
+        self.turn.sums.clear()
+        for number in range(max(counts.values(), default=0)):
+            for first in range(0, self.count, self.world):
+                self.turn.ranks = [rank for rank in range(self.world) if counts.get(first + rank, 0) > number]
+                if self.turn.ranks:
+                    yield (first + self.rank, number) if self.rank in self.turn.ranks else None
+        self.turn.sums.clear()
 
     def rounds(self, own: int) -> int:
         return int(-self.least(-float(own))) if self.lockstep else own

@@ -127,7 +127,7 @@ class RayMembers:
         else:
             why = EngineLost(f"{self._name(silent[0])} has not answered for {self.room.patience_s:.0f} s")
         self.close(why)
-        raise own[0] if own else why
+        raise own[0] if own and not lost else why  # what others said when one was gone comes of that
 
     def close(self, why: EngineLost | None = None) -> None:
         import ray

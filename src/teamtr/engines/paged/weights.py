@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from teamtr.engines.paged.fused_linears import join_attention, join_siblings
+from teamtr.engines.slices import whole
 
 
 @dataclass(frozen=True)
@@ -57,11 +57,6 @@ def _merged(module: Any, base: Tensor, adapter: str) -> Tensor:
         return base.float() + added.float()
     down, up = module.lora_A[adapter].weight, module.lora_B[adapter].weight
     return torch.addmm(base.float(), up.float(), down.float(), alpha=module.scaling[adapter])
-
-
-def whole(tensor: Tensor) -> Tensor:
-    """Of a tensor that ranks hold in parts, all of it: they ask for it together."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 class SamplingCopy:

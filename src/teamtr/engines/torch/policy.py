@@ -22,6 +22,8 @@ from teamtr.engines.paged.pool import SamplerPool
 from teamtr.engines.paged.sampler import Server
 from teamtr.engines.policy import Head, Policy, Precision
 from teamtr.engines.sampling import TokenSampler
+from teamtr.engines.slices import cut, is_spread, whole
+from teamtr.engines.slices import own as own_part
 from teamtr.engines.torch.attention import (
     Mixing,
     Packed,
@@ -112,9 +114,18 @@ class TransformerPolicy(Policy):
             return dict(self.model.named_parameters())
         return {k: p for k, p in self.model.named_parameters() if belongs_to(k, self.adapter)}
 
-    def save_weights(self, folder: Path) -> None:
+    def save_weights(self, folder: Path, *, write: bool = True) -> None:
+        weights: dict[str, Tensor] | None = None
+        if self.adapter is None and any(map(is_spread, self.parameters().values())):
+            weights = {}
+            for name, tensor in self.model.state_dict().items():
+                one = whole(tensor)  # all processes take part, tensor by tensor
+                if write:
+                    weights[name] = one.cpu()
+        if not write:
+            return
         if self.adapter is None:
-            self.model.save_pretrained(folder)
+            self.model.save_pretrained(folder, state_dict=weights)
         else:
             # "auto" would ask the hub about the base's vocabulary at every checkpoint
             self.model.save_pretrained(folder, selected_adapters=[self.adapter], save_embedding_layers=False)
@@ -143,7 +154,7 @@ class TransformerPolicy(Policy):
         if missing or not stored:
             raise ValueError(f"{folder} does not hold the weights of this agent: {missing[:3] or 'no file'} missing")
         for name, parameter in own.items():
-            parameter.copy_(stored[name])
+            own_part(parameter).copy_(cut(stored[name], parameter))
 
     # -- computing --------------------------------------------------------------------------------------------
 
