@@ -25,16 +25,23 @@ from teamtr.store import RunFolder
 
 TEAM = """
 name: cluster
-task: {name: code, half_length: 1}
+task: {name: data, path: FOLDER/rows.jsonl, grader: "python:FOLDER/rewards.py:odd"}
 team:
   model: tiny
   train: lora
   agents: [{name: left, max_tokens: 8}, {name: right, max_tokens: 8}, {name: speaker, max_tokens: 8}]
 tiny: {layers: 4, width: WIDTH, heads: 4, warmup_steps: 0}
-plan: {stages: 3, problems: PROBLEMS, group_size: 8, preset: teamtr}
-sampling: {temperature: 0.5}
+plan: {stages: 3, problems: PROBLEMS, group_size: 8, preset: teamtr, radius_nats_per_message: 0.05}
 eval: {every: 0}
 """
+REWARDS = """
+import zlib
+
+
+def odd(prompts, completions, **_):
+    return [float(zlib.crc32(text.encode()) % 2) for text in completions]
+"""
+"""By chance, which the words decide: an update needs episodes of a problem that differ."""
 
 
 @dataclass(frozen=True)
