@@ -41,14 +41,14 @@ def helpful(prediction: Prediction) -> list[Change]:
 
 def _that_fit(setup: Setup) -> Iterator[tuple[str, Setup]]:
     """With less at a time, as it is and on more cards; and with a base in parts, over as few workers as can hold it."""
-    yield _made_to_fit("", setup)
+    yield made_to_fit("", setup)
     for settings, other in _of_cluster(setup):
-        yield _made_to_fit(settings, other)
+        yield made_to_fit(settings, other)
     adapted = all(member.adapted for member in setup.members)
     if adapted and not setup.cluster.shard_base and (least := smallest_sharing(setup)):
         settings, other = _with_workers(setup, max(least, setup.cluster.workers))
         sharded = replace(other, cluster=replace(other.cluster, shard_base=True))
-        yield _made_to_fit(f"{settings} cluster.shard_base=true".strip(), sharded)
+        yield made_to_fit(f"{settings} cluster.shard_base=true".strip(), sharded)
 
 
 def _alternatives(setup: Setup) -> Iterator[tuple[str, Setup]]:
@@ -90,9 +90,9 @@ def _with_micro_batch(setup: Setup, count: int) -> Setup:
     return replace(setup, learning=replace(setup.learning, micro_batch=count))
 
 
-def _made_to_fit(settings: str, setup: Setup) -> tuple[str, Setup]:
+def made_to_fit(settings: str, setup: Setup) -> tuple[str, Setup]:
     """The same with as little less as makes it fit: messages at a time, then pages for one batch only."""
-    least = sum(one.wanted_bytes(demand_of_worker(setup)) for one in held(setup).served if one.precision is not None)
+    least = pages_of_a_batch(setup)
     for memory in (setup.sampling.memory, least):
         size = setup.learning.micro_batch
         while size:
@@ -105,6 +105,12 @@ def _made_to_fit(settings: str, setup: Setup) -> tuple[str, Setup]:
                 return " ".join(told), other
             size //= 2
     return settings, setup
+
+
+def pages_of_a_batch(setup: Setup) -> int:
+    """Bytes of keys and values that one worker needs to sample a shard at once: for ``sampling.memory_gb``."""
+    demand = demand_of_worker(setup)
+    return sum(one.wanted_bytes(demand) for one in held(setup).served if one.precision is not None)
 
 
 @dataclass(frozen=True)
@@ -150,6 +156,6 @@ def smallest_sharing(setup: Setup) -> int | None:
     None where no number of them does."""
     for count in (2**k for k in range(1, 11)):
         cluster = replace(setup.cluster, workers=count, shards=count, cards=count, shard_base=True)
-        if memory_of(_made_to_fit("", replace(setup, cluster=cluster))[1]).fits:
+        if memory_of(made_to_fit("", replace(setup, cluster=cluster))[1]).fits:
             return count
     return None

@@ -35,8 +35,9 @@ def _card(name: str, gb: int, tb_per_s: float, tflops: tuple[float, float, float
     return Card(name, gb * 10**9, 1e12 * tb_per_s, flops, 1e9 * link_gb_per_s)
 
 
-CPU = Card("cpu", None, 10e9, dict.fromkeys(("fp16", "bf16", "tf32", "fp32"), 70e9), 1e9)
-"""One core, in float32. Its figures are rounded ones of one machine: ratios on a CPU mean more than seconds."""
+CPU = Card("cpu", None, 35e9, dict.fromkeys(("fp16", "bf16", "tf32", "fp32"), 36e9), 1e9)
+"""One core, in float32: a copy and a product of 512 x 512 on the machine of docs/cluster.md. On a CPU, ratios mean more
+than seconds."""
 
 CARDS: dict[str, Card] = {
     card.name: card

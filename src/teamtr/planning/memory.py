@@ -139,20 +139,26 @@ def _trained(setup: Setup, member: Member) -> Trained:
         width=shape.width,
         vocabulary=shape.vocabulary,
         head_chunk=max(1, logits // shape.vocabulary),
-        kept_bytes_per_token=kept_bytes_per_token(shape, precision, adapted=member.adapted),
+        kept_bytes_per_token=kept_bytes_per_token(shape, precision, rank=member.rank),
         copy_bytes_per_token=2 * (shape.query_width + shape.key_width) * (2 if precision in HALVES else 4),
     )
 
 
-def kept_bytes_per_token(shape: ModelShape, precision: str, *, adapted: bool) -> float:
+def kept_bytes_per_token(shape: ModelShape, precision: str, *, rank: int | None) -> float:
     """What autograd keeps of one token: of each block the inputs of its products, norms and gate, and queries, keys,
-    values and answer of attention. Norms that are trained keep what they normalized as well. Under adapters in half
-    precision, where layers are fused, the residual stream alone is float32."""
+    values and answer of attention; of adapters (of this rank) what lies between their two factors. Norms that are
+    trained keep what they normalized as well. Under adapters in half precision, where layers are fused, the residual
+    stream alone is float32."""
     attended, width, inner = (shape.heads + shape.kv_heads) * shape.head_dim, shape.width, shape.inner
-    if adapted and precision in HALVES:
-        return float(shape.layers * (12 * width + 6 * attended + 6 * inner))
+    scales = 4 * (2 + 2 * shape.heads + shape.kv_heads)  # of norms and of attention
+    once = 8 * shape.head_dim  # the angles of its position
     normed = attended if shape.head_norms else 0
-    kept = 4 * width + 2 * attended + normed + 4 * inner
-    if not adapted:
-        kept += 2 * width + normed
-    return 4.0 * shape.layers * kept * (UNDER_AUTOCAST if precision in HALVES else 1.0)
+    narrow = len(shape.products) * (rank or 0)
+    if rank is not None and precision in HALVES:
+        block = 12 * width + 6 * attended + 6 * inner + 2 * narrow + scales
+        return float(shape.layers * block + once)
+    block = 4 * (4 * width + 2 * attended + normed + 4 * inner + narrow) + scales
+    if rank is None:
+        block += 4 * (2 * width + normed)
+        once += 8 * width  # the last norm
+    return (UNDER_AUTOCAST if precision in HALVES else 1.0) * (shape.layers * block + once)
