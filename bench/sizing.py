@@ -1,6 +1,6 @@
 """What to choose for 1, 8, 64 and 512 cards: the fastest setting that fits, by the throughput model. Nothing is run.
 
-    python bench/sizing.py [--card H200] [--cards 1,8,64,512] [--growing] [--json]
+    python bench/sizing.py [--card H200] [--cards 1,8,64,512] [--growing] [--markdown] [--json]
 
 Three agents on the shapes of Qwen3-1.7B, 8B and 32B, 64 problems x 8 episodes x 3 turns of 256 tokens behind prompts
 of 256, one pass over every batch, radius 0.05. ``--growing``: 8 problems for each card, where that is more. Of all
@@ -89,17 +89,33 @@ def _settings(setup: Setup, card: Card, cards: int) -> Iterator[Setup]:
         workers *= 2
 
 
+def as_markdown(row: dict[str, Any]) -> str:
+    """The sizes, the phases in short and what bounds them."""
+    told = [str(row[name]) for name in ("model", "train", "cards", "problems")]
+    if "stage s" not in row:
+        return f"| {' | '.join(told)} | does not fit | | | | | | |"
+    workers = f"{row['workers']}{', `cluster.shard_base`' if row['shard_base'] else ''}"
+    update = sum(row[f"{name} s"] for name in ("score", "train", "gate"))
+    between = row["exchange s"] + row["gather s"]
+    seconds = [f"{x:,.0f}" if x >= 10 else f"{x:.1f}" for x in (row["sample s"], update, between, row["stage s"])]
+    return f"| {' | '.join([*told, workers, str(row['micro-batch']), *seconds, row['bound by']])} |"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--card", default="H200")
     parser.add_argument("--cards", default="1,8,64,512")
     parser.add_argument("--growing", action="store_true", help="8 problems for each card")
+    parser.add_argument("--markdown", action="store_true", help="the table of docs/sizing.md, to stdout")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     counts = list(map(int, options.cards.split(",")))
     rows = [choice.as_row() for choice in choices(card_named(options.card), counts, options.growing)]
     sizes = ("model", "train", "cards", "problems", "workers", "shard_base", "micro-batch", "GB")
     header = (*sizes, *(f"{name} s" for name in PHASES), "stage s", "bound by")
+    if options.markdown:
+        print("\n".join(as_markdown(row) for row in rows))
+        return
     title = f"a stage of three agents on {options.card}, by the throughput model"
     report(title, header, [[row.get(name) for name in header] for row in rows], {"rows": rows}, options.json)
 

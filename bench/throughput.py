@@ -1,6 +1,6 @@
 """What the throughput model predicts beside every figure that was measured: one H200, and CPU cores.
 
-    python bench/throughput.py [--json]
+    python bench/throughput.py [--markdown] [--json]
 
 Nothing is run: measured figures are those of docs/performance.md and docs/cluster.md, where the commands stand. One
 that a constant of ``teamtr.planning.rates`` was taken from says so; all others are predictions.
@@ -230,11 +230,21 @@ def told_range(measured: tuple[float, float]) -> str:
     return " to ".join(f"{x:,g}" for x in sorted(set(measured)))
 
 
+def as_markdown(figure: Figure) -> str:
+    predicted = f"{figure.predicted:,.0f}" if figure.predicted >= 1000 else f"{figure.predicted:.3g}"
+    cells = (f"{told_range(figure.measured)} {figure.unit}", predicted, f"{figure.ratio:.2f}")
+    return f"| {' | '.join((figure.what, *cells))} | {'fitted' if figure.fitted else ''} |"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--markdown", action="store_true", help="the table of docs/sizing.md, to stdout")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     found = figures()
+    if options.markdown:
+        print("\n".join(map(as_markdown, found)))
+        return
     rows = [(f.what, f.unit, told_range(f.measured), f.predicted, f.ratio, "fitted" if f.fitted else "") for f in found]
     header = ("figure", "unit", "measured", "predicted", "ratio", "")
     record = {"figures": [{**vars(f), "ratio": f.ratio} for f in found]}

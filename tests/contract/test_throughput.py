@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import re
 from pathlib import Path
 from types import ModuleType
 
@@ -46,14 +45,19 @@ def test_most_figures_are_predictions_and_not_what_constants_were_taken_from(fig
 
 
 def test_the_page_has_every_figure_as_the_benchmark_prints_it(bench, figures):
-    page = (BENCH.parent / "docs" / "sizing.md").read_text()
-    rows = {cells[0]: cells for line in page.splitlines() if (cells := re.findall(r"(?<=\| )[^|]+(?= \|)", line))}
-    for one in figures:
-        assert one.what in rows, one.what
-        _, measured, predicted, ratio, *_ = rows[one.what]
-        assert measured == f"{bench.told_range(one.measured)} {one.unit}"
-        assert predicted == f"{one.predicted:,.3g}" if one.predicted < 1000 else f"{one.predicted:,.0f}"
-        assert float(ratio) == pytest.approx(one.ratio, abs=0.006)
+    page = (BENCH.parent / "docs" / "sizing.md").read_text().splitlines()
+    assert [row for one in figures if (row := bench.as_markdown(one)) not in page] == []
+
+
+@pytest.mark.long
+def test_the_page_has_the_sizing_tables_as_the_benchmark_prints_them(bench):
+    page = (BENCH.parent / "docs" / "sizing.md").read_text().splitlines()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(BENCH))
+        sizing = importlib.import_module("sizing")
+    for growing in (False, True):
+        rows = [one.as_row() for one in sizing.choices(bench.H200, [1, 8, 64, 512], growing)]
+        assert [row for row in map(sizing.as_markdown, rows) if row not in page] == []
 
 
 @pytest.mark.long
