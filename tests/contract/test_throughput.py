@@ -72,3 +72,15 @@ def test_the_sizing_table_has_a_setting_that_fits_or_none(bench):
     assert found["8B", "full", 8] is None, "replicated, whatever the number of cards"
     assert found["32B", "lora", 1] is None
     assert found["32B", "lora", 32].setup.cluster.shard_base
+
+
+@pytest.mark.long
+def test_the_benchmark_of_workers_trains_and_is_predicted():
+    """It once played a game that its team never won, and every update was skipped."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(BENCH))
+        cluster = importlib.import_module("cluster")
+    found = cluster.stage_of(4, 32, "cluster.shards=2", "tiny.layers=1")
+    assert all(found.phases[phase] > 0.0 for phase in ("sample", "score", "train", "gate"))
+    assert set(found.phases) - {"grade"} <= set(found.predicted_phases)
+    assert found.predicted_seconds > 0.0
