@@ -2,28 +2,33 @@
 
     python bench/throughput.py [--markdown] [--json]
 
-Nothing is run: measured figures are those of docs/performance.md and docs/cluster.md, where the commands stand. One
-that a constant of ``teamtr.planning.rates`` was taken from says so; all others are predictions.
+Nothing is run: measured figures are those of docs/performance.md and docs/cluster.md, where the commands stand (of 8B
+agents and of 4,096 tokens: docs/sizing.md says what is known). One that a constant of ``teamtr.planning.rates`` was
+taken from says so; all others are predictions.
 """
 
 from __future__ import annotations
 
 import argparse
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 
+import cluster
 from common import SHAPES, report
 from teamtr.planning.cards import CARDS
 from teamtr.planning.configs import tiny_shape
-from teamtr.planning.learning import Learner, Rows, gate_seconds, score_seconds, train_seconds
+from teamtr.planning.learning import LearnerCost, Selection, gate_seconds, score_seconds, train_seconds
 from teamtr.planning.memory import memory_of
 from teamtr.planning.sampling import Decoder, call_seconds, decoder_of, sample_seconds
 from teamtr.planning.seconds import Load
-from teamtr.planning.setup import Cluster, Learning, Member, Sampling, Setup, Turn
+from teamtr.planning.setup import Cluster, Learning, Member, PlannedTurn, Sampling, Setup
 from teamtr.planning.shape import ModelShape
 from teamtr.planning.stage import Prediction, predict
 from teamtr.ports import GB, Demand, Lengths
 from teamtr.presets import Plan
+from teamtr.session.forecast import Where, forecast
 
 H200 = CARDS["H200"]
 
@@ -74,7 +79,7 @@ def team(
     plan = Plan.preset("teamtr", radius=0.05, problems=problems, group_size=group)
     return Setup(
         members=tuple(Member(name, shape, "base", rank) for name in names),
-        turns=tuple(Turn(name, prompt + k * tokens, tokens, prompt) for k, name in enumerate(names)),
+        turns=tuple(PlannedTurn(name, prompt + k * tokens, tokens, prompt) for k, name in enumerate(names)),
         demand=Demand(
             lengths={name: Lengths(prompt + k * tokens, tokens, shared) for k, name in enumerate(names)},
             episodes=problems * group,
@@ -91,7 +96,16 @@ def team(
 
 
 def figures() -> list[Figure]:
-    return [*sampling(), *long_messages(), *updates(), *stages(), *small_updates(), *memory(), *cores()]
+    return [
+        *sampling(),
+        *long_messages(),
+        *updates(),
+        *stages(),
+        *small_updates(),
+        *memory(),
+        *cores(),
+        *trained_on_a_core(),
+    ]
 
 
 def sampling() -> Iterator[Figure]:
@@ -103,7 +117,7 @@ def sampling() -> Iterator[Figure]:
         return 256 / decoder.step(256, prompt + 64, prompt if group > 1 else 0, group).seconds
 
     def whole(decoder: Decoder, prompt: int = 256, group: int = 1, known: int = 0) -> float:
-        turn = Turn("a", prompt, 128, prompt if group > 1 else 0, known)
+        turn = PlannedTurn("a", prompt, 128, prompt if group > 1 else 0, known)
         return 256 * 128 / call_seconds(decoder, turn, Load(256 // group, 256, 1, 1.0), group).seconds
 
     rate = "tokens/s"
@@ -131,11 +145,11 @@ def updates() -> Iterator[Figure]:
     """bench/update.py: 256 messages of 192 tokens behind contexts of 385, which share nothing, two epochs."""
     setup = team(QWEN_1_7B, 1, 32, 8, 385, 192, micro_batch=32, epochs=2)
     alone = tuple(replace(turn, alike=0) for turn in setup.turns)
-    learner = Learner(replace(setup, turns=alone), setup.members[0])
+    learner = LearnerCost(replace(setup, turns=alone), setup.members[0])
     yield Figure("update: score", "s", (1.47, 1.47), score_seconds(learner)[0].seconds, fitted=True)
     yield Figure("update: train", "s", (5.92, 5.92), train_seconds(learner)[0].seconds)
     yield Figure("update: gate", "s", (0.31, 0.31), gate_seconds(learner)[0].seconds)
-    one_pass = learner.step(Rows(32, 256, 8)).seconds
+    one_pass = learner.step(Selection(32, 256, 8)).seconds
     yield Figure("update: one pass without measurements", "s", (2.66, 2.66), one_pass)
 
 
@@ -174,8 +188,8 @@ def small_updates() -> Iterator[Figure]:
             for precision, seconds in zip(("fp16", "tf32", "fp32"), row, strict=True):
                 setup = team(shape, 1, count, 1, 64, tokens, micro_batch=16)
                 setup = replace(setup, learning=replace(setup.learning, precision=precision))
-                learner = Learner(setup, setup.members[0])
-                every, quarter = Rows(count, count, -(-count // 16)), Rows(count / 4, count / 4, 1)
+                learner = LearnerCost(setup, setup.members[0])
+                every, quarter = Selection(count, count, -(-count // 16)), Selection(count / 4, count / 4, 1)
                 spent = learner.forward(every, 1) + learner.step(quarter) * 4 + learner.forward(every, 2)
                 fitted = name == "1.7B" and (tokens, precision) in ((16, "fp16"), (1024, "fp32"))
                 what = f"update of {count} messages of {tokens}, {name}, {precision}"
@@ -224,6 +238,16 @@ def cores() -> Iterator[Figure]:
         yield Figure(f"{workers} workers on 2 cores", "ratio", (strong, strong), seconds(workers, 16) / alone)
         more = seconds(workers, 16 * workers) / alone
         yield Figure(f"{workers} workers, {workers} times the problems", "ratio", (weak, weak), more)
+
+
+def trained_on_a_core() -> Iterator[Figure]:
+    """bench/cluster.py: a stage of one process with four shards, twice, while the machine's other core was busy."""
+    with tempfile.TemporaryDirectory() as folder:
+        _, found = forecast(cluster.team(Path(folder), 16, 256, "cluster.shards=4"), Where("cpu"))
+    measured = {"sample": (22.8, 26.3), "score": (3.7, 5.3), "train": (11.1, 11.9), "gate": (1.7, 1.8)}
+    for phase, seconds in measured.items():
+        yield Figure(f"one core, a trained stage: {phase}", "s", seconds, found.phases[phase].seconds)
+    yield Figure("one core, a trained stage: whole", "s", (39.6, 45.8), found.seconds)
 
 
 def told_range(measured: tuple[float, float]) -> str:

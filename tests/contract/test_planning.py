@@ -18,11 +18,11 @@ from teamtr.planning.advice import helpful, placement, smallest_sharing
 from teamtr.planning.cards import CARDS, card_named
 from teamtr.planning.configs import shape_of_source, tiny_shape
 from teamtr.planning.exchange import exchange_seconds, gather_seconds
-from teamtr.planning.learning import Learner, Passes, step_rows
+from teamtr.planning.learning import LearnerCost, PassCount, step_rows
 from teamtr.planning.memory import base_parameters, demand_of_worker, held, memory_of
 from teamtr.planning.sampling import Decoder
 from teamtr.planning.seconds import Load, Spent, distinct
-from teamtr.planning.setup import Cluster, Learning, Member, Sampling, Setup, Turn, likely_precision
+from teamtr.planning.setup import Cluster, Learning, Member, PlannedTurn, Sampling, Setup, likely_precision
 from teamtr.planning.shape import FAMILIES, ModelShape, UnknownShape
 from teamtr.planning.stage import predict
 from teamtr.ports import Demand, Lengths
@@ -47,7 +47,7 @@ def setup(shape: ModelShape = SHAPE, *, rank: int | None = 16, micro_batch: int 
     plan = Plan.preset("teamtr", radius=0.05, problems=64, group_size=8)
     return Setup(
         members=tuple(Member(name, shape, "base", rank) for name in names),
-        turns=tuple(Turn(name, 256 + 256 * k, 256, 256) for k, name in enumerate(names)),
+        turns=tuple(PlannedTurn(name, 256 + 256 * k, 256, 256) for k, name in enumerate(names)),
         demand=Demand(
             lengths={name: Lengths(256 + 256 * k, 256) for k, name in enumerate(names)},
             episodes=512,
@@ -233,7 +233,7 @@ def test_precision_is_what_auto_was_seen_to_pick(nats, message, adapted, sharded
 
 
 def test_waves_are_as_many_as_pages_allow():
-    turn = Turn("a", 256, 256, alike=0)
+    turn = PlannedTurn("a", 256, 256, alike=0)
     page = PAGE * SHAPE.cache_bytes(2)
     decoder = Decoder(SHAPE, CARDS["H200"], pages=100 * 8 * page)  # 512 tokens are eight pages
     assert decoder.at_once(turn, 512, 1) == 100
@@ -272,10 +272,10 @@ def test_common_beginnings_are_read_once_by_a_group_where_that_pays():
 
 
 def test_tokens_of_a_step_share_the_prompts_that_are_drawn_together():
-    assert distinct(Turn("a", 256, 100, alike=256), problems=4, rows=32) == 4 * 256 + 32 * 100
-    assert distinct(Turn("a", 600, 100, alike=256, known=400), 4, 32) == 32 * (700 - 400)
+    assert distinct(PlannedTurn("a", 256, 100, alike=256), problems=4, rows=32) == 4 * 256 + 32 * 100
+    assert distinct(PlannedTurn("a", 600, 100, alike=256, known=400), 4, 32) == 32 * (700 - 400)
     one = setup()
-    rows = step_rows(Learner(one, one.members[0]), Load.learned(one))
+    rows = step_rows(LearnerCost(one, one.members[0]), Load.learned(one))
     assert rows.episodes == 128
     assert rows.problems == pytest.approx(64 * (1 - 0.75**8)), "of eight episodes, one at least is in a given quarter"
 
@@ -294,10 +294,10 @@ def test_gradients_are_sent_shard_by_shard():
 def test_a_sharded_base_is_gathered_in_every_pass():
     eight = setup(**workers(8, shard_base=True))
     once = 4 * SHAPE.blocks * 7 / 8 / (rates.GATHER * CARDS["H200"].link)
-    found = gather_seconds(eight, eight.members[0], Passes(forward=3, backward=2))
+    found = gather_seconds(eight, eight.members[0], PassCount(forward=3, backward=2))
     assert found.seconds == pytest.approx(5 * once)
     whole = setup(**workers(8))
-    assert gather_seconds(whole, whole.members[0], Passes(3, 2)).seconds == 0.0
+    assert gather_seconds(whole, whole.members[0], PassCount(3, 2)).seconds == 0.0
 
 
 def test_workers_never_slow_down_what_they_share_out_until_exchange_outweighs_it():

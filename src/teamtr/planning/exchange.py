@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from teamtr.planning import rates
-from teamtr.planning.learning import Passes
+from teamtr.planning.learning import PassCount
 from teamtr.planning.seconds import Spent
 from teamtr.planning.setup import Member, Setup
 
@@ -29,7 +29,7 @@ def exchange_seconds(setup: Setup, member: Member) -> Spent:
     return Spent.on(network=steps * shards * size * (hops / carried + 1.0 / rates.HOST_ADD))
 
 
-def gather_seconds(setup: Setup, member: Member, passes: Passes) -> Spent:
+def gather_seconds(setup: Setup, member: Member, passes: PassCount) -> Spent:
     """Of putting the layers of a sharded base together, in every pass forward and once more in every pass back."""
     cluster = setup.cluster
     if not cluster.shard_base or cluster.workers == 1:

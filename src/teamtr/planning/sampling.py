@@ -13,7 +13,7 @@ from teamtr.engines.paged.work_split import WORTH_SPARING, most_members, splits
 from teamtr.planning import rates
 from teamtr.planning.cards import Card
 from teamtr.planning.seconds import Load, Spent
-from teamtr.planning.setup import Setup, Turn
+from teamtr.planning.setup import PlannedTurn, Setup
 from teamtr.planning.shape import ModelShape
 
 
@@ -33,15 +33,15 @@ class Decoder:
     def paged(self) -> bool:
         return self.pages is not None
 
-    def at_once(self, turn: Turn, rows: int, group: int) -> int:
-        """Rows that are decoded together: as many as pages hold and graphs are captured for."""
+    def at_once(self, turn: PlannedTurn, rows: int, group: int) -> int:
+        """Selection that are decoded together: as many as pages hold and graphs are captured for."""
         if self.pages is None:
             return rows
         shared = turn.alike // PAGE * (1.0 - 1.0 / group)
         page = PAGE * self.shape.cache_bytes(self.itemsize)
         return max(1, min(rows, SIZES[-1], int(self.pages / (page * (-(-turn.whole // PAGE) - shared)))))
 
-    def waves(self, turn: Turn, rows: int, group: int) -> int:
+    def waves(self, turn: PlannedTurn, rows: int, group: int) -> int:
         return -(-rows // self.at_once(turn, rows, group))
 
     def step(self, rows: int, context: float, alike: float = 0.0, group: int = 1) -> Spent:
@@ -108,7 +108,7 @@ def sample_seconds(setup: Setup, pages: Mapping[str, int | None], episodes: int)
     return found.waiting(load.busy)
 
 
-def call_seconds(decoder: Decoder, turn: Turn, load: Load, group: int) -> Spent:
+def call_seconds(decoder: Decoder, turn: PlannedTurn, load: Load, group: int) -> Spent:
     """One call: all rows of a shard say one message."""
     rows, together = load.rows, min(group, load.rows)
     if decoder.paged:
@@ -126,7 +126,7 @@ def call_seconds(decoder: Decoder, turn: Turn, load: Load, group: int) -> Spent:
         wave += decoder.step(rest, context, turn.alike, together) * steps
     whole = _all_at_once(decoder, rows, context, turn.alike, together, steps)
     late = wave.seconds - whole.seconds
-    return found + (whole + Spent.on(kv_memory=late) if late > 0.0 else wave)
+    return found + (whole + Spent({"KV memory": late}) if late > 0.0 else wave)
 
 
 def _all_at_once(decoder: Decoder, rows: int, context: float, alike: float, group: int, steps: int) -> Spent:

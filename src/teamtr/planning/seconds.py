@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from teamtr.planning.setup import Setup, Turn
+from teamtr.planning.setup import PlannedTurn, Setup
 
 BOUNDS = {
     "compute": "matrix products",
@@ -28,7 +28,7 @@ class Spent:
 
     @staticmethod
     def on(**seconds: float) -> Spent:
-        return Spent({name.replace("_", " ").replace("kv", "KV"): value for name, value in seconds.items()})
+        return Spent(seconds)
 
     def __add__(self, other: Spent) -> Spent:
         return Spent({key: self.by.get(key, 0.0) + other.by.get(key, 0.0) for key in {**self.by, **other.by}})
@@ -80,7 +80,7 @@ class Load:
         return Load(problems, problems * plan.group_size, parts, busy)
 
 
-def distinct(turn: Turn, problems: float, rows: float) -> float:
+def distinct(turn: PlannedTurn, problems: float, rows: float) -> float:
     """Tokens of these rows, what all rows of a problem begin with once, and without what an earlier turn has read."""
     read = max(turn.alike, turn.known)
     return problems * max(0, turn.alike - turn.known) + rows * (turn.whole - read)

@@ -39,7 +39,7 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Turn:
+class PlannedTurn:
     """One message of every episode, in tokens. Of its ``context``, all episodes of a problem have the first ``alike``
     in common, and the agent has read the first ``known`` in an earlier turn."""
 
@@ -118,7 +118,7 @@ class Setup:
     """Everything that a plan depends on. ``evaluated``: episodes of an evaluation, and how many of them a run has."""
 
     members: tuple[Member, ...]
-    turns: tuple[Turn, ...]
+    turns: tuple[PlannedTurn, ...]
     demand: Demand
     plan: Plan
     cluster: Cluster
@@ -134,7 +134,7 @@ class Setup:
         """Who is updated in a stage: whoever is trained and speaks."""
         return tuple(name for name in self.demand.messages if any(turn.agent == name for turn in self.turns))
 
-    def turns_of(self, name: str) -> tuple[Turn, ...]:
+    def turns_of(self, name: str) -> tuple[PlannedTurn, ...]:
         return tuple(turn for turn in self.turns if turn.agent == name)
 
     @property

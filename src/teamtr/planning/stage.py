@@ -14,7 +14,7 @@ from teamtr.planning.exchange import (
     exchange_seconds,
     gather_seconds,
 )
-from teamtr.planning.learning import Learner, Passes, gate_seconds, score_seconds, train_seconds
+from teamtr.planning.learning import LearnerCost, PassCount, gate_seconds, score_seconds, train_seconds
 from teamtr.planning.memory import WorkerMemory, memory_of
 from teamtr.planning.sampling import decoder_of, sample_seconds
 from teamtr.planning.seconds import Load, Spent
@@ -102,9 +102,11 @@ def _phases(setup: Setup, memory: WorkerMemory, local: bool) -> dict[str, Spent]
     found["sample"] = sample_seconds(setup, memory.pages, episodes) * setup.batches
     for turn in setup.turns:
         if memory.pages[turn.agent] is not None:
-            found["gather"] += gather_seconds(setup, setup.member(turn.agent), Passes(setup.batches))  # copies filled
+            found["gather"] += gather_seconds(
+                setup, setup.member(turn.agent), PassCount(setup.batches)
+            )  # copies filled
     for name in setup.updated:
-        learner = Learner(setup, setup.member(name))
+        learner = LearnerCost(setup, setup.member(name))
         for phase, seconds in (("score", score_seconds), ("train", train_seconds), ("gate", gate_seconds)):
             spent, passes = seconds(learner)
             found[phase] += spent

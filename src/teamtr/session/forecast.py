@@ -11,7 +11,7 @@ from teamtr.evaluation.evaluate import PROBLEMS_IN_A_RUN, SAMPLES_IN_A_RUN
 from teamtr.planning.cards import Card, card_named
 from teamtr.planning.configs import shape_of_source, tiny_shape
 from teamtr.planning.engine import UnloadedEngine
-from teamtr.planning.setup import Cluster, Learning, Member, Sampling, Setup, Turn
+from teamtr.planning.setup import Cluster, Learning, Member, PlannedTurn, Sampling, Setup
 from teamtr.planning.shape import ModelShape
 from teamtr.planning.stage import Prediction, predict
 from teamtr.ports import GB, Demand
@@ -125,7 +125,7 @@ def _shape(team_file: TeamFile, model: str, revision: str | None) -> ModelShape:
     return shape_of_source(model, revision)
 
 
-def _turns(session: Session, message_tokens: int | None) -> tuple[Turn, ...]:
+def _turns(session: Session, message_tokens: int | None) -> tuple[PlannedTurn, ...]:
     """The turns of an episode that nothing ends early, with contexts as long as they get; of a router that decides as
     it goes, agents in the order in which they are listed."""
     router, names = session.context.router, session.team.names
@@ -134,14 +134,14 @@ def _turns(session: Session, message_tokens: int | None) -> tuple[Turn, ...]:
     else:
         speakers = [name for name in names if router.turns_of(name)]
         order = [(k // len(speakers), speakers[k % len(speakers)]) for k in range(router.horizon)]
-    first, said, turns = openings(session), 0, list[Turn]()
+    first, said, turns = openings(session), 0, list[PlannedTurn]()
     read: dict[str, int] = {}
     for round, name in order:
         most = session.team[name].max_tokens
         message = most if message_tokens is None else min(most, message_tokens)
         opening = first[name]
         context = opening.prompt + said + opening.reply * round
-        turns.append(Turn(name, context, message, opening.prompt, read.get(name, 0)))
+        turns.append(PlannedTurn(name, context, message, opening.prompt, read.get(name, 0)))
         read[name] = context
         said += message + WORDS_OF_A_LINE
     return tuple(turns)
