@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -25,7 +26,7 @@ from teamtr.planning.seconds import Load, Spent, distinct
 from teamtr.planning.setup import Cluster, Learning, Member, PlannedTurn, Sampling, Setup, likely_precision
 from teamtr.planning.shape import FAMILIES, ModelShape, UnknownShape
 from teamtr.planning.stage import predict
-from teamtr.ports import Demand, Lengths
+from teamtr.ports import Demand, Engine, Lengths
 from teamtr.presets import Plan, Radii
 from teamtr.session.build import build
 from teamtr.session.forecast import Where, _setup, forecast
@@ -135,6 +136,25 @@ def test_a_folder_without_a_readable_config_says_so(tmp_path):
             shape_of_source(str(tmp_path))
     (tmp_path / "config.json").write_text(json.dumps(QWEN3_1_7B))
     assert shape_of_source(str(tmp_path)) == SHAPE
+
+
+def test_a_hub_id_is_planned_from_its_config_alone(monkeypatch):
+    from transformers import AutoConfig
+
+    asked: list[tuple[str, dict]] = []
+
+    def config(source: str, **options: object) -> AutoConfig:
+        asked.append((source, options))
+        if source == "OWNER/BROKEN":
+            raise OSError("no file named config.json\nmore")
+        return AutoConfig.for_model(**QWEN3_1_7B)
+
+    monkeypatch.setattr("teamtr.planning.configs.hub_options", lambda source, revision: {"local_files_only": True})
+    monkeypatch.setattr(AutoConfig, "from_pretrained", config)
+    assert shape_of_source("OWNER/NAME", "main") == SHAPE
+    assert asked == [("OWNER/NAME", {"revision": "main", "trust_remote_code": False, "local_files_only": True})]
+    with pytest.raises(UserError, match=r"OWNER/BROKEN.*no file named config\.json\); give a folder"):
+        shape_of_source("OWNER/BROKEN")
 
 
 def test_targets_that_name_no_layer_and_cards_that_are_not_known_are_errors():
@@ -406,5 +426,9 @@ def test_what_cannot_be_planned_without_weights_says_so():
     with pytest.raises(UserError, match="nobody is trained"):
         forecast(loads(frozen, name="plan.yaml"), Where("H200"))
     session, _ = forecast(loads(TEAM.format(train="full", engine="plain"), name="plan.yaml"), Where("H200"))
+    assert isinstance(session.engine, Engine)
+    assert session.engine.memory_plan(demand_of(session)).fits
     with pytest.raises(UserError, match="without loading the models"):
         session.engine.learner("left")
+    with pytest.raises(UserError, match="without loading the models"):
+        session.engine.sample("left", [], np.zeros((0, 4)))

@@ -102,6 +102,16 @@ def test_workers_that_share_a_card_have_a_part_of_its_memory(team_file: Path):
 
 
 @pytest.mark.long
+def test_a_slow_network_between_machines_takes_longer(team_file: Path):
+    settings = ("--card", "H200", "cluster.engine=ray", "cluster.workers=16")
+    usual, slow = record(team_file, *settings), record(team_file, *settings, "--network", "0.1")
+    assert slow["predicted"]["phases"]["exchange"]["seconds"] > 2 * usual["predicted"]["phases"]["exchange"]["seconds"]
+    one_machine = ("--card", "H200", "cluster.engine=ray", "cluster.workers=8")
+    usual, slow = record(team_file, *one_machine), record(team_file, *one_machine, "--network", "0.1")
+    assert slow["predicted"] == usual["predicted"], "nothing leaves the machine"
+
+
+@pytest.mark.long
 def test_what_does_not_fit_says_so_and_what_would(team_file: Path):
     result = plan(team_file, "--card", "H100")
     assert "DOES NOT FIT" in result.output
