@@ -11,14 +11,14 @@ import torch
 
 from teamtr.cli.progress import TrainingScreen
 from teamtr.config import loads
+from teamtr.engines.estimate import Rows
 from teamtr.engines.local import LocalEngine
 from teamtr.engines.memory import (
-    Rows,
     _longest_batch,
     _old_policy_of_the_rest,
     activation_bytes_per_token,
-    kept_bytes,
     kept_for_backward,
+    trained,
 )
 from teamtr.engines.paged.pages import Pool
 from teamtr.engines.paged.pool import SamplerPool
@@ -171,7 +171,8 @@ def test_what_is_planned_for_a_step_is_what_autograd_keeps(shared, precision, pa
         return kept_for_backward(learner, batch.prompts[:rows], batch.messages[:rows])
 
     measured = keep(8) - keep(4)  # without what is kept once: weights in half precision
-    planned = kept_bytes(learner, lengths, 8) - kept_bytes(learner, lengths, 4)
+    sizes = trained(learner)
+    planned = sizes.kept_bytes(lengths, 8) - sizes.kept_bytes(lengths, 4)
     assert planned == pytest.approx(measured, rel=0.15)
 
 
@@ -200,7 +201,7 @@ def test_no_run_computes_more_messages_at_once_than_are_planned(overrides, monke
     monkeypatch.setattr(TransformerPolicy, "features", look)
     list(run.train(team_file, tmp_path / "run"))
     built = build(team_file)
-    rows = Rows.of(built.engine.learner("speaker"), demand_of(built))  # the others speak as often
+    rows = Rows.of("speaker", team_file.learner.micro_batch, demand_of(built))  # the others speak as often
     assert computed[False] == rows.scored
     assert 0 < computed[True] <= rows.trained
 
@@ -214,8 +215,9 @@ def test_a_small_batch_plans_for_the_steps_that_it_has(problems, group, rows):
     sizes = [f"plan.problems={problems}", f"plan.group_size={group}", "learner.micro_batch=64"]
     built = build(loads(TEAM.format(train="lora", engine="plain"), "plan.yaml", sizes))
     learner, lengths = built.engine.learner("speaker"), longest(built)["speaker"]
-    assert Rows.of(learner, demand_of(built)) == rows
-    one_layer = 3 * kept_bytes(learner, lengths, rows.trained), 2 * kept_bytes(learner, lengths, rows.scored)
+    assert Rows.of("speaker", 64, demand_of(built)) == rows
+    sizes = trained(learner)
+    one_layer = 3 * sizes.kept_bytes(lengths, rows.trained), 2 * sizes.kept_bytes(lengths, rows.scored)
     assert items(built)["worst step"] == pytest.approx(max(one_layer), rel=0.1), "and a few logits"
 
 

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from teamtr.cli.common import JsonFlag, Overrides, answer, app, emit, errors, read_team_file
+from teamtr.cli.common import JsonFlag, Overrides, answer, app, emit, errors, fail, read_team_file
+
+if TYPE_CHECKING:
+    from teamtr.config import TeamFile
+    from teamtr.planning.stage import Prediction
+    from teamtr.ports import MemoryPlan
+    from teamtr.session.build import Session
+    from teamtr.session.forecast import Where
 
 
 @app.command()
@@ -15,6 +22,18 @@ def plan(
     team_file: Annotated[Path, typer.Argument(help="The team file (YAML).")],
     overrides: Overrides = None,
     rehearse: Annotated[bool, typer.Option(help="Also run the longest step, and undo it.")] = False,
+    card: Annotated[
+        str | None, typer.Option(help="Plan for this card, which need not be here: H200, A100-80, ..., or cpu.")
+    ] = None,
+    cards: Annotated[
+        int | None, typer.Option(min=1, help="How many of them (of a CPU: cores); default: one for each worker.")
+    ] = None,
+    network: Annotated[
+        float | None, typer.Option(min=0.001, help="Between machines of 8 cards, in GB/s; default: 25.")
+    ] = None,
+    message_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of a typical message; default: max_tokens.")
+    ] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Estimate the memory that a team needs: weights, KV blocks, optimizer state, the largest step; and its sizes.
@@ -22,29 +41,127 @@ def plan(
     `--rehearse` runs the longest possible step of every agent and compares the plan with the memory used. On a GPU,
     `teamtr train` does the same when it starts or resumes, and logs the peak of every stage next to the plan.
 
+    With `--card`, no weights are loaded and no GPU is needed: memory of a worker and seconds of a stage follow from the
+    models' config.json and from `cluster.*`. It prints what bounds each phase and which settings would help; see
+    docs/sizing.md for how far that can be trusted.
+
     It also prints what the run will spend on training (with `plan.match`, beside what the preset teamtr would), the
     trained parameters of every agent, and the LoRA rank at which a single agent would train as many as the team.
     """
+    if card is None and (cards or network or message_tokens):
+        fail("--cards, --network and --message-tokens need --card: without it, the plan is for this machine", 2)
+    if card is not None and rehearse:
+        fail("--rehearse needs the card itself, and --card plans for one that need not be here: use one of them", 2)
     with errors():
         settings = read_team_file(team_file, overrides)
-        from teamtr.cli.progress import table
-        from teamtr.session.budget import budget_lines, parameter_lines, sizes_record
-        from teamtr.session.build import build
-        from teamtr.session.memory import GB, plan_memory
-        from teamtr.session.memory import rehearse as try_it
+        if card is not None:
+            from teamtr.session.forecast import Where
 
-        session = build(settings, taught=False)
-        planned = plan_memory(session)
-        tried = try_it(session) if rehearse else None
-    rows = [(item.what, f"{item.gb:.3g}", item.why) for item in planned.items]
-    rows.append(("in all", f"{planned.total / GB:.3g}", "" if planned.available is None else "of the GPU's memory:"))
-    if planned.available is not None:
-        rows.append(("available", f"{planned.available / GB:.3g}", "fits" if planned.fits else "DOES NOT FIT"))
-    answer(table(("what", "GB", ""), rows), as_json)
-    answer("\n".join([*budget_lines(session), *parameter_lines(session)]), as_json)
+            where = Where(card, cards, None if network is None else 1e9 * network, message_tokens)
+            _elsewhere(settings, where, as_json)
+        else:
+            _here(settings, rehearse, as_json)
+
+
+def _here(settings: TeamFile, rehearse: bool, as_json: bool) -> None:
+    """Models are loaded, counted and measured."""
+    from teamtr.session.build import build
+    from teamtr.session.memory import plan_memory
+    from teamtr.session.memory import rehearse as try_it
+
+    session = build(settings, taught=False)
+    planned = plan_memory(session)
+    tried = try_it(session) if rehearse else None
+    _tell_memory(planned, as_json)
+    _tell_sizes(session, as_json)
     if tried is not None:
         peak = "no figure on a CPU" if tried["peak_gb"] is None else f"peak {tried['peak_gb']:.3g} GB"
         sizes = ", ".join(f"{k} {v}" for k, v in tried["micro_batch"].items())
         answer(f"rehearsed: {peak}; messages at a time: {sizes}", as_json)
     if as_json:
-        emit({**planned.as_record(), "rehearsed": tried, **sizes_record(session)})
+        emit({**planned.as_record(), "rehearsed": tried, **_sizes(session)})
+
+
+def _elsewhere(settings: TeamFile, where: Where, as_json: bool) -> None:
+    """Nothing is loaded: all follows from shapes."""
+    from teamtr.planning.advice import helpful, placement
+    from teamtr.session.forecast import forecast
+
+    session, found = forecast(settings, where)
+    placed, changes = placement(found), helpful(found)
+    planned, cluster = found.memory.plan, found.setup.cluster
+    answer(f"workers: {cluster.workers} on {cluster.cards} x {cluster.card.name}; shards: {cluster.shards}", as_json)
+    _tell_memory(planned, as_json)
+    if not found.memory.fits and planned.fits:
+        answer(f"DOES NOT FIT while it loads: the whole base takes {found.memory.loading / 2**30:.3g} GB", as_json)
+    fit = "" if placed.fit_on_a_card is None else f", memory for {placed.fit_on_a_card}"
+    answer(f"placement: {placed.workers_on_a_card} to a card{fit}; cluster.shard_base {placed.sharding}", as_json)
+    _tell_seconds(found, as_json)
+    for change in changes:
+        does = "fits" if not found.memory.fits else f"{change.ratio:.2f} of the time"
+        answer(f"would help: {change.settings} ({does}, {change.seconds:.3g} s a stage)", as_json)
+    if not found.memory.fits and not changes:
+        answer("no setting of the cluster makes it fit: smaller or fewer models, train: lora, or larger cards", as_json)
+    _tell_sizes(session, as_json)
+    if as_json:
+        record: dict[str, Any] = {
+            **planned.as_record(),
+            "fits": found.memory.fits,
+            "loading_gb": found.memory.loading / 2**30,
+            "card": cluster.card.name,
+            "cards": cluster.cards,
+            "workers": cluster.workers,
+            "shards": cluster.shards,
+            "placement": placed.as_record(),
+            "predicted": found.as_record(),
+            "would_help": [change.as_record() for change in changes],
+        }
+        emit({**record, **_sizes(session)})
+
+
+def _tell_memory(planned: MemoryPlan, as_json: bool) -> None:
+    from teamtr.cli.progress import table
+    from teamtr.ports import GB
+
+    rows = [(item.what, f"{item.gb:.3g}", item.why) for item in planned.items]
+    rows.append(("in all", f"{planned.total / GB:.3g}", "" if planned.available is None else "of the GPU's memory:"))
+    if planned.available is not None:
+        rows.append(("available", f"{planned.available / GB:.3g}", "fits" if planned.fits else "DOES NOT FIT"))
+    answer(table(("what", "GB", ""), rows), as_json)
+
+
+def _tell_seconds(found: Prediction, as_json: bool) -> None:
+    """A line for each phase that takes anything, and what the run comes to."""
+    from teamtr.cli.progress import percent, table
+    from teamtr.planning.seconds import BOUNDS
+
+    whole = found.seconds
+    rows = [
+        (name, f"{spent.seconds:.3g}", percent(spent.seconds / whole), spent.bound)
+        for name, spent in found.phases.items()
+        if spent.seconds > 0.0
+    ]
+    rows.append(("a stage", f"{whole:.3g}", "", f"{found.spent.bound}: {BOUNDS[found.spent.bound]}"))
+    answer(table(("phase", "seconds", "share", "bound by"), rows), as_json)
+    precisions = found.as_record()["precision"]
+    waves = "" if found.waves == 1 else f", sampled in {found.waves} waves"
+    answer(
+        f"a run: {found.setup.plan.stages} stages, {found.run_seconds / 3600:.3g} hours without grading and its start; "
+        f"{found.tokens_per_s:,.0f} sampled tokens/s{waves}; messages at a time: {found.micro_batch}; precision "
+        + ", ".join(sorted(set(precisions.values()))),
+        as_json,
+    )
+    if found.setup.plan.batches(len(found.setup.updated)) is None:
+        answer("this plan decides as it goes how often it samples: one batch a stage is assumed", as_json)
+
+
+def _tell_sizes(session: Session, as_json: bool) -> None:
+    from teamtr.session.budget import budget_lines, parameter_lines
+
+    answer("\n".join([*budget_lines(session), *parameter_lines(session)]), as_json)
+
+
+def _sizes(session: Session) -> dict[str, Any]:
+    from teamtr.session.budget import sizes_record
+
+    return sizes_record(session)

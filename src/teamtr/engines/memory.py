@@ -1,35 +1,30 @@
-"""What a demand takes on the device, before anything runs: weights, keys and values, optimizer, the worst step.
+"""The sizes of loaded models, for the estimate of what a demand takes (``engines.estimate``), and a rehearsal of it.
 
-Sizes that follow from shapes are computed; what one token's activations take is measured on the model itself, by
-looking at what autograd saves for a short text. ``rehearse`` then takes the longest step that the demand allows.
+Weights are counted; what one token's activations take is measured on the model itself, by looking at what autograd
+saves for a short text. ``rehearse`` then takes the longest step that the demand allows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
-from teamtr.engines import card
+from teamtr.engines import card, estimate
+from teamtr.engines.estimate import Held, Rows, Served, Trained
 from teamtr.engines.learner import PolicyLearner
-from teamtr.engines.paged.pages import Pool
 from teamtr.engines.paged.pool import architecture
-from teamtr.engines.paged.sampler import PAGE, SIZES
 from teamtr.engines.passes import head_chunk
 from teamtr.engines.slices import own
 from teamtr.engines.torch.attention import AttentionShape, Unsupported, text_config
 from teamtr.engines.torch.policy import TransformerPolicy
 from teamtr.errors import UserError
-from teamtr.ports import GB, Demand, Lengths, MemoryItem, MemoryPlan, Rehearsal
+from teamtr.ports import GB, Demand, Lengths, MemoryPlan, Rehearsal
 from teamtr.types import PLAYER, AgentBatch, Ids
 
 PROBE_TOKENS = 64
-WORKSPACES = 4 * (32 << 20)
-"""What matrix products keep on a card: 32 MB (measured on an H200) for each of two threads, forward and backward, and
-two streams, running and capturing."""
 
 
 def transformers_of(learners: Mapping[str, PolicyLearner]) -> dict[str, PolicyLearner]:
@@ -43,19 +38,27 @@ def plan(learners: Mapping[str, PolicyLearner], demand: Demand) -> MemoryPlan:
     available = None
     if device.type == "cuda":
         available = card.free_bytes(device) + torch.cuda.memory_allocated(device)
-    items = [*_weights(transformers), *_pages(transformers, demand)]
-    trained = [transformers[name] for name in demand.messages if name in transformers]
-    if trained:
-        items += _largest(_optimizer(learner) for learner in trained)
-        items += _largest(_reference(learner, demand) for learner in trained)
-        items += _largest(_worst_step(learner, demand) for learner in trained)
-    if device.type == "cuda":
-        items.append(MemoryItem("libraries", WORKSPACES, "workspaces of matrix products"))
-    return MemoryPlan(tuple(items), available)
+    return MemoryPlan(estimate.items(held(transformers, list(demand.messages)), demand), available)
 
 
-def _weights(learners: Mapping[str, PolicyLearner]) -> Iterator[MemoryItem]:
-    """Every tensor once, however many agents share it."""
+def held(learners: Mapping[str, PolicyLearner], trainable: Sequence[str]) -> Held:
+    """What these models are, counted on themselves."""
+    weights, adapters = _counted(learners)
+    policies = [_policy(learner) for learner in learners.values()]
+    halves = {id(policy.model): policy.frozen_half_bytes() for policy in policies}
+    return Held(
+        who=f"{len(learners)} agents" if PLAYER not in learners else f"{len(learners) - 1} agents and {PLAYER}",
+        weights=weights,
+        adapters=adapters,
+        halves=sum(halves.values()),
+        served=tuple(_served(learners)),
+        trained=tuple(trained(learners[name]) for name in trainable if name in learners),
+        on_card=any(policy.device.type == "cuda" for policy in policies),
+    )
+
+
+def _counted(learners: Mapping[str, PolicyLearner]) -> tuple[int, int]:
+    """Bytes of bases and of adapters: every tensor once, however many agents share it."""
     seen: dict[int, int] = {}
     adapters = 0
     for learner in learners.values():
@@ -63,106 +66,43 @@ def _weights(learners: Mapping[str, PolicyLearner]) -> Iterator[MemoryItem]:
             if id(parameter) not in seen:
                 seen[id(parameter)] = own(parameter).numel() * parameter.element_size()
                 adapters += seen[id(parameter)] if "lora_" in name else 0
-    who = f"{len(learners)} agents" if PLAYER not in learners else f"{len(learners) - 1} agents and {PLAYER}"
-    yield MemoryItem("weights", sum(seen.values()) - adapters, f"{who}, shared ones once")
-    if adapters:
-        yield MemoryItem("adapters", adapters)
-    policies = [_policy(learner) for learner in learners.values()]
-    halves = {id(policy.model): policy.frozen_half_bytes() for policy in policies}
-    if any(halves.values()):
-        yield MemoryItem("base in half precision", sum(halves.values()), "for training adapters on it")
+    return sum(seen.values()) - adapters, adapters
 
 
-def _pages(learners: Mapping[str, PolicyLearner], demand: Demand) -> Iterator[MemoryItem]:
-    """Sampling copies and keys and values, per architecture; nothing on the plain path but what its cache grows to."""
-    episodes, lengths = demand.episodes, demand.lengths
+def _served(learners: Mapping[str, PolicyLearner]) -> Iterator[Served]:
+    """One for each architecture."""
     by_server: dict[str, list[str]] = {}
     for name, learner in learners.items():
         by_server.setdefault(architecture(_policy(learner).causal_lm), []).append(name)
     for names in by_server.values():
         policy = _policy(learners[names[0]])
-        tokens = max(lengths[name].whole for name in names)
-        if policy.serving is None:
-            size = 2 * _attention_widths(policy)[1] * torch.float32.itemsize
-            yield MemoryItem(
-                "keys and values", episodes * tokens * size, f"{episodes} rows of {tokens} tokens, plain path"
-            )
+        keys, pool = 2 * _attention_widths(policy)[1], policy.serving
+        if pool is None:
+            yield Served(tuple(names), keys * torch.float32.itemsize)
             continue
-        dtype, shape = policy.serving.dtype, AttentionShape.of(text_config(policy.causal_lm))
-        weights = sum(p.numel() for n, p in policy.causal_lm.named_parameters() if "lora_" not in n) * dtype.itemsize
-        yield MemoryItem("sampling copy", weights, policy.serving.precision)
-        page = Pool.bytes_per_page(shape, PAGE, dtype)
-        wanted = (min(episodes, SIZES[-1]) * -(-tokens // PAGE) + 1) * page
-        taken = min(4 * wanted, policy.serving.page_budget(policy.causal_lm))
-        yield MemoryItem("keys and values", taken, f"{wanted / GB:.2g} GB for a batch; the rest is found again later")
+        size = pool.dtype.itemsize
+        copied = sum(p.numel() for n, p in policy.causal_lm.named_parameters() if "lora_" not in n) * size
+        yield Served(tuple(names), keys * size, pool.precision, copied, pool.page_budget(policy.causal_lm))
 
 
-def _optimizer(learner: PolicyLearner) -> MemoryItem:
-    """Gradients (in float16 those of a micro-batch beside those of the step), two moments, and the two snapshots that
-    the gate may go back to (weights and moments each)."""
-    trainable = sum(own(p).numel() * p.element_size() for p in learner.policy.parameters().values())
-    times = 10 if learner.policy.precision == "fp16" else 9
-    return MemoryItem(
-        "gradients, moments, snapshots", times * trainable, f"of the agent being updated ({learner.agent})"
+def trained(learner: PolicyLearner) -> Trained:
+    """The agent's model while it is updated."""
+    policy = _policy(learner)
+    config = text_config(policy.causal_lm)
+    width = 2 if policy.precision in ("fp16", "bf16") else 4
+    return Trained(
+        agent=learner.agent,
+        trained_bytes=sum(own(p).numel() * p.element_size() for p in policy.parameters().values()),
+        precision=policy.precision,
+        micro_batch=learner.passes.micro_batch,
+        layers=config.num_hidden_layers,
+        width=config.hidden_size,
+        vocabulary=config.vocab_size,
+        head_chunk=head_chunk(policy.device, config.vocab_size),
+        kept_bytes_per_token=activation_bytes_per_token(learner),
+        copy_bytes_per_token=2 * sum(_attention_widths(policy)) * width,
+        packs=policy.packs,
     )
-
-
-def _reference(learner: PolicyLearner, demand: Demand) -> MemoryItem:
-    """The old policy's last hidden states of every message token."""
-    messages, lengths = demand.messages[learner.agent], demand.lengths[learner.agent]
-    size = messages * _reference_bytes(learner, lengths)
-    return MemoryItem("old policy", size, f"{messages} messages of {lengths.message} tokens")
-
-
-def _reference_bytes(learner: PolicyLearner, lengths: Lengths) -> int:
-    """Of one message."""
-    return int(lengths.message * text_config(_policy(learner).causal_lm).hidden_size * 4)
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Most messages that are computed at once."""
-
-    scored: int
-    trained: int
-    """With all that the way back needs."""
-
-    @staticmethod
-    def of(learner: PolicyLearner, demand: Demand) -> Rows:
-        messages, checked = max(1, demand.messages[learner.agent]), demand.checked[learner.agent]
-        step = -(-messages // min(demand.minibatches, messages))
-        return Rows(min(learner.passes.micro_batch, max(messages, checked)), min(learner.passes.micro_batch, step))
-
-
-def _worst_step(learner: PolicyLearner, demand: Demand) -> MemoryItem:
-    lengths = demand.lengths[learner.agent]
-    rows, config = Rows.of(learner, demand), text_config(_policy(learner).causal_lm)
-    # Going back through a layer makes gradients of what it kept, and of what came in between.
-    trained = (1 + 2 / config.num_hidden_layers) * kept_bytes(learner, lengths, rows.trained)
-    # Without a way back, what one layer makes, and what the one before it gave.
-    scored = 2 / config.num_hidden_layers * kept_bytes(learner, lengths, rows.scored)
-    vocabulary = config.vocab_size
-    positions = min(rows.scored * lengths.message, head_chunk(learner.policy.device, vocabulary))
-    logits = 4 * positions * vocabulary * 4  # new, old, and the gradients of both passes
-    alike = f", {lengths.shared} of them common" if lengths.shared else ""
-    what = f"{rows.trained} messages" if trained >= scored else f"{rows.scored} messages, scored,"
-    why = f"{what} of {lengths.whole} tokens{alike} ({learner.agent}); out of memory halves it"
-    return MemoryItem("worst step", int(max(trained, scored)) + logits, why)
-
-
-def kept_bytes(learner: PolicyLearner, lengths: Lengths, rows: int) -> float:
-    """What autograd keeps of rows as long as can be: all that a token needs, common beginnings once, and what attention
-    keeps of whole rows (queries, keys, values and its answer) for every copy."""
-    if not _policy(learner).packs:  # padded rows share nothing
-        lengths = replace(lengths, shared=0)
-    distinct = lengths.distinct(rows)
-    copies = rows * lengths.whole - distinct
-    return distinct * activation_bytes_per_token(learner) + copies * _attention_bytes_per_token(learner)
-
-
-def _attention_bytes_per_token(learner: PolicyLearner) -> int:
-    width = 2 if learner.policy.precision in ("fp16", "bf16") else 4
-    return 2 * sum(_attention_widths(_policy(learner))) * width
 
 
 def _attention_widths(policy: TransformerPolicy) -> tuple[int, int]:
@@ -206,10 +146,6 @@ def _policy(learner: PolicyLearner) -> TransformerPolicy:
     return learner.policy
 
 
-def _largest(items: Iterator[MemoryItem]) -> list[MemoryItem]:
-    return [max(items, key=lambda item: item.bytes)]
-
-
 def peak_bytes() -> int | None:
     """The most that was in use since the last rehearsal; None without a card."""
     return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None
@@ -227,7 +163,7 @@ def rehearse(learners: Mapping[str, PolicyLearner], demand: Demand) -> Rehearsal
         lengths = demand.lengths[name]
         _policy(learner).reserve(demand.episodes, lengths.prompt, lengths.message)
     for name in demand.messages:
-        learner, rows = learners[name], Rows.of(learners[name], demand)
+        learner, rows = learners[name], Rows.of(name, learners[name].passes.micro_batch, demand)
         batch = _longest_batch(name, demand.lengths[name], rows.scored)
         before = learner.snapshot()
         try:
@@ -250,7 +186,8 @@ def _old_policy_of_the_rest(learner: PolicyLearner, demand: Demand, rehearsed: i
     """Within, as much of the card is taken as an update keeps of the messages that the rehearsal does not have."""
     held = None
     if isinstance(learner.policy, TransformerPolicy) and learner.policy.device.type != "cpu":
-        each = _reference_bytes(learner, demand.lengths[learner.agent])
+        width = text_config(learner.policy.causal_lm).hidden_size
+        each = estimate.old_policy_bytes(demand.lengths[learner.agent], width)
         rest = max(0, demand.messages[learner.agent] - rehearsed) * each
         try:
             held = torch.empty(rest, dtype=torch.uint8, device=learner.policy.device)

@@ -7,6 +7,7 @@ does not fit says so in its first minute and not in its third hour. A run logs t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from teamtr.chat import render
@@ -87,24 +88,42 @@ def _checked(session: Session) -> int:
 def longest(session: Session) -> dict[str, Lengths]:
     """Of every agent: its longest first prompt among some problems, and all that may have been said before it; of a
     model that plays the other roles, as much as the longest of these."""
-    problems = (session.task.problems("train") or session.task.problems("test"))[:PROBLEMS_LOOKED_AT]
-    openings, player = _openings(session, problems), _player(session)
-    found = {}
+    found, player = {}, _player(session)
     sizes = {agent.name: agent.max_tokens + WORDS_OF_A_LINE for agent in session.team}
-    for agent in session.team:
-        first = alone = [_prompt(session, agent, problem, []) for problem in problems]
-        before, rounds = most_before(session.context.router, agent.name, sizes)
-        if openings:  # every later reply as long as the opening, and what a player may say
-            first = [_prompt(session, agent, *told) for told in zip(problems, openings, strict=True)]
-            reply = max(len(a) - len(b) for a, b in zip(first, alone, strict=True)) + WORDS_OF_A_LINE
-            reply += 0 if player is None else player.max_tokens
-            before += reply * rounds
-        shared = min(common_beginning(first[0], prompt) for prompt in first)
-        found[agent.name] = Lengths(max(map(len, first)) + before, agent.max_tokens, shared)
+    for name, opening in openings(session).items():
+        before, rounds = most_before(session.context.router, name, sizes)
+        prompt = opening.prompt + before + opening.reply * rounds
+        found[name] = Lengths(prompt, session.team[name].max_tokens, opening.shared)
     if isinstance(player, PolicyPlayer):
         name, prompt = player.agent, max(one.prompt for one in found.values())
         message = max(player.max_tokens, found[name].message if name in found else 0)
         found[name] = Lengths(prompt, message)
+    return found
+
+
+@dataclass(frozen=True)
+class Opening:
+    """What an agent reads before anybody has spoken, in tokens: its longest prompt, as much of it as all problems have
+    in common, and what an environment adds in every later round."""
+
+    prompt: int
+    shared: int
+    reply: int = 0
+
+
+def openings(session: Session) -> dict[str, Opening]:
+    """Of every agent, by some of the task's problems."""
+    problems = (session.task.problems("train") or session.task.problems("test"))[:PROBLEMS_LOOKED_AT]
+    told, player, found = _told_first(session, problems), _player(session), {}
+    for agent in session.team:
+        first = alone = [_prompt(session, agent, problem, []) for problem in problems]
+        reply = 0
+        if told:  # every later reply as long as the opening, and what a player may say
+            first = [_prompt(session, agent, *one) for one in zip(problems, told, strict=True)]
+            reply = max(len(a) - len(b) for a, b in zip(first, alone, strict=True)) + WORDS_OF_A_LINE
+            reply += 0 if player is None else player.max_tokens
+        shared = min(common_beginning(first[0], prompt) for prompt in first)
+        found[agent.name] = Opening(max(map(len, first)), shared, reply)
     return found
 
 
@@ -121,7 +140,7 @@ def _prompt(session: Session, agent: Agent, problem: Problem, history: History) 
     return context.codecs[agent.name].encode(chat)
 
 
-def _openings(session: Session, problems: Sequence[Problem]) -> list[History]:
+def _told_first(session: Session, problems: Sequence[Problem]) -> list[History]:
     """What an interactive task's environment says before anyone speaks; nothing for other tasks."""
     environment = session.task.environment
     if environment is None:

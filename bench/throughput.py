@@ -1,0 +1,279 @@
+"""What the throughput model predicts beside every figure that was measured: one H200, and CPU cores.
+
+    python bench/throughput.py [--markdown] [--json]
+
+Nothing is run: measured figures are those of docs/performance.md and docs/cluster.md, where the commands stand (of 8B
+agents and of 4,096 tokens: docs/sizing.md says what is known). One that a constant of ``teamtr.planning.rates`` was
+taken from says so; all others are predictions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import cluster
+from common import SHAPES, report
+from teamtr.planning.cards import CARDS
+from teamtr.planning.configs import tiny_shape
+from teamtr.planning.learning import LearnerCost, Selection, gate_seconds, score_seconds, train_seconds
+from teamtr.planning.memory import memory_of
+from teamtr.planning.sampling import Decoder, call_seconds, decoder_of, sample_seconds
+from teamtr.planning.seconds import Load
+from teamtr.planning.setup import Cluster, Learning, Member, PlannedTurn, Sampling, Setup
+from teamtr.planning.shape import ModelShape
+from teamtr.planning.stage import Prediction, predict
+from teamtr.ports import GB, Demand, Lengths
+from teamtr.presets import Plan
+from teamtr.session.forecast import Where, forecast
+
+H200 = CARDS["H200"]
+
+
+def shape_of(name: str) -> ModelShape:
+    """Tied, as the benchmarks make their models."""
+    return ModelShape.of({**SHAPES[name], "model_type": "qwen3", "tie_word_embeddings": True})
+
+
+SMALL, QWEN_1_7B = shape_of("small"), shape_of("1.7b")
+QWEN_8B = replace(QWEN_1_7B, layers=36, width=4096, inner=12288, heads=32)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """``measured``: from the least to the most, where it was measured more than once. ``fitted``: a constant of the
+    model was taken from it."""
+
+    what: str
+    unit: str
+    measured: tuple[float, float]
+    predicted: float
+    fitted: bool = False
+
+    @property
+    def ratio(self) -> float:
+        """Of the prediction to the measured figure nearest to it."""
+        least, most = self.measured
+        return self.predicted / min(max(self.predicted, least), most)
+
+
+def team(
+    shape: ModelShape,
+    agents: int,
+    problems: int,
+    group: int,
+    prompt: int,
+    tokens: int,
+    *,
+    micro_batch: int,
+    epochs: int = 1,
+    pages: int | None = None,
+    rank: int | None = 16,
+    shared: int = 0,
+) -> Setup:
+    """Agents that speak once each, on what was said before, as bench/stage.py has them."""
+    names = [f"a{k}" for k in range(agents)]
+    plan = Plan.preset("teamtr", radius=0.05, problems=problems, group_size=group)
+    return Setup(
+        members=tuple(Member(name, shape, "base", rank) for name in names),
+        turns=tuple(PlannedTurn(name, prompt + k * tokens, tokens, prompt) for k, name in enumerate(names)),
+        demand=Demand(
+            lengths={name: Lengths(prompt + k * tokens, tokens, shared) for k, name in enumerate(names)},
+            episodes=problems * group,
+            messages=dict.fromkeys(names, problems * group),
+            checked=dict.fromkeys(names, 0),
+            minibatches=4,
+            objective=plan.objective,
+        ),
+        plan=plan,
+        cluster=Cluster(H200),
+        learning=Learning(epochs=epochs, micro_batch=micro_batch, precision="fp16" if rank else "fp32"),
+        sampling=Sampling(precision="bf16", memory=pages),
+    )
+
+
+def figures() -> list[Figure]:
+    return [
+        *sampling(),
+        *long_messages(),
+        *updates(),
+        *stages(),
+        *small_updates(),
+        *memory(),
+        *cores(),
+        *trained_on_a_core(),
+    ]
+
+
+def sampling() -> Iterator[Figure]:
+    """bench/rollout.py: 256 rows of 256 + 128 tokens, different prompts, or 32 of them for 8 rows each."""
+    compiled = Decoder(QWEN_1_7B, H200, "bf16", pages=40 << 30)
+    captured = replace(compiled, compiled=False)
+
+    def decode(decoder: Decoder, prompt: int = 256, group: int = 1) -> float:
+        return 256 / decoder.step(256, prompt + 64, prompt if group > 1 else 0, group).seconds
+
+    def whole(decoder: Decoder, prompt: int = 256, group: int = 1, known: int = 0) -> float:
+        turn = PlannedTurn("a", prompt, 128, prompt if group > 1 else 0, known)
+        return 256 * 128 / call_seconds(decoder, turn, Load(256 // group, 256, 1, 1.0), group).seconds
+
+    rate = "tokens/s"
+    yield Figure("decode, compiled, different prompts", rate, (52_500, 54_000), decode(compiled), fitted=True)
+    yield Figure("decode, captured", rate, (41_200, 41_800), decode(captured), fitted=True)
+    yield Figure("whole call, compiled", rate, (32_600, 33_900), whole(compiled), fitted=True)
+    yield Figure("whole call, captured", rate, (25_800, 26_100), whole(captured))
+    yield Figure("whole call, compiled, prompts cached", rate, (45_100, 46_100), whole(compiled, known=192))
+    yield Figure("decode, compiled, groups of 8", rate, (69_800, 70_700), decode(compiled, group=8))
+    yield Figure("whole call, compiled, groups of 8", rate, (61_000, 63_600), whole(compiled, group=8))
+    yield Figure("decode, captured, groups of 8", rate, (50_400, 50_400), decode(captured, group=8))
+    yield Figure("whole call, captured, groups of 8", rate, (42_400, 46_200), whole(captured, group=8))
+    yield Figure("decode, captured, groups of 8, prompts of 1,024", rate, (44_000, 44_000), decode(captured, 1024, 8))
+    yield Figure("whole call, the same", rate, (33_100, 33_100), whole(captured, 1024, 8))
+
+
+def long_messages() -> Iterator[Figure]:
+    """Two agents, 16 episodes of 4,096 tokens a message."""
+    found = predict(team(QWEN_1_7B, 2, 2, 8, 256, 4096, micro_batch=4))
+    rate = found.sampled_tokens / found.phases["sample"].seconds
+    yield Figure("sampling, messages of 4,096 tokens, 16 rows", "tokens/s", (4_200, 4_200), rate)
+
+
+def updates() -> Iterator[Figure]:
+    """bench/update.py: 256 messages of 192 tokens behind contexts of 385, which share nothing, two epochs."""
+    setup = team(QWEN_1_7B, 1, 32, 8, 385, 192, micro_batch=32, epochs=2)
+    alone = tuple(replace(turn, alike=0) for turn in setup.turns)
+    learner = LearnerCost(replace(setup, turns=alone), setup.members[0])
+    yield Figure("update: score", "s", (1.47, 1.47), score_seconds(learner)[0].seconds, fitted=True)
+    yield Figure("update: train", "s", (5.92, 5.92), train_seconds(learner)[0].seconds)
+    yield Figure("update: gate", "s", (0.31, 0.31), gate_seconds(learner)[0].seconds)
+    one_pass = learner.step(Selection(32, 256, 8)).seconds
+    yield Figure("update: one pass without measurements", "s", (2.66, 2.66), one_pass)
+
+
+def stages() -> Iterator[Figure]:
+    """bench/stage.py: three agents, fresh rollouts before every update."""
+    found = predict(team(QWEN_1_7B, 3, 64, 8, 256, 256, micro_batch=16))
+    yield from _of_stage("1.7B", found, (31.8, 32.6), (8.0, 10.3), (24.0, 25.2), (2.1, 2.4), (67.0, 70.2))
+    measured = zip(found.setup.turns, (5.7, 10.6, 15.5), strict=True)
+    for k, (turn, seconds) in enumerate(measured, start=1):
+        decoder = decoder_of(found.setup, turn.agent, found.memory.pages[turn.agent])
+        own = 3 * call_seconds(decoder, turn, Load(64, 512, 1, 1.0), 8).seconds
+        yield Figure(f"1.7B stage: turn {k}, three times", "s", (seconds, seconds), own)
+    yield Figure("1.7B stage: memory", "GB", (106, 106), found.memory.plan.total / GB)
+    found = predict(team(QWEN_8B, 3, 32, 8, 256, 256, micro_batch=16))
+    yield from _of_stage("8B", found, (46, 46), (22, 22), (55, 55), (4.5, 4.5), (128, 128))
+    yield Figure("8B stage: memory", "GB", (121, 121), found.memory.plan.total / GB)
+
+
+def _of_stage(name: str, found: Prediction, *measured: tuple[float, float]) -> Iterator[Figure]:
+    phases = {phase: found.phases[phase].seconds for phase in ("sample", "score", "train", "gate")}
+    phases["whole"] = sum(phases.values())  # the benchmark writes no checkpoint
+    for (phase, seconds), known in zip(phases.items(), measured, strict=True):
+        yield Figure(f"{name} stage: {phase}", "s", known, seconds, fitted=(name, phase) == ("1.7B", "train"))
+
+
+def small_updates() -> Iterator[Figure]:
+    """bench/precision.py: scoring, four steps and a measurement of few messages behind prompts of 64 tokens, in
+    micro-batches of at most 16."""
+    by_shape = {
+        "1.7B": (QWEN_1_7B, 8, {16: (0.97, 0.96, 0.88), 256: (0.96, 0.78, 1.34), 1024: (0.92, 1.16, 3.78)}),
+        "135M": (SMALL, 32, {16: (1.06, 1.04, 1.11), 256: (1.07, 1.06, 1.04), 1024: (0.79, 1.17, 0.97)}),
+    }
+    for name, (shape, messages, table) in by_shape.items():
+        for tokens, row in table.items():
+            count = min(messages, 8) if tokens == 1024 else messages
+            for precision, seconds in zip(("fp16", "tf32", "fp32"), row, strict=True):
+                setup = team(shape, 1, count, 1, 64, tokens, micro_batch=16)
+                setup = replace(setup, learning=replace(setup.learning, precision=precision))
+                learner = LearnerCost(setup, setup.members[0])
+                every, quarter = Selection(count, count, -(-count // 16)), Selection(count / 4, count / 4, 1)
+                spent = learner.forward(every, 1) + learner.step(quarter) * 4 + learner.forward(every, 2)
+                fitted = name == "1.7B" and (tokens, precision) in ((16, "fp16"), (1024, "fp32"))
+                what = f"update of {count} messages of {tokens}, {name}, {precision}"
+                yield Figure(what, "s", (seconds, seconds), spent.seconds, fitted)
+
+
+def memory() -> Iterator[Figure]:
+    """bench/plan.py: what the plan of loaded models said; here that of their shapes. Then peaks of bench/stage.py."""
+    for what, shape, rank, problems, row, tokens, micro_batch, shared, planned in (
+        ("135M, adapters, 64 x 226", SMALL, 16, 32, 226, 64, 64, 10, 18.8),
+        ("135M, all weights, 64 x 226", SMALL, None, 32, 226, 64, 64, 10, 30.2),
+        ("135M, adapters, 64 x 635, 418 shared", SMALL, 16, 32, 635, 64, 64, 418, 29.8),
+        ("1.7B, adapters, 16 x 418", QWEN_1_7B, 16, 16, 418, 128, 16, 10, 57.8),
+        ("1.7B, adapters, 8 x 1,570", QWEN_1_7B, 16, 4, 1570, 512, 8, 10, 73.1),
+    ):
+        setup = team(shape, 3, problems, 8, row - tokens, tokens, micro_batch=micro_batch, rank=rank, shared=shared)
+        longest = dict.fromkeys(setup.demand.lengths, Lengths(row - tokens, tokens, shared))
+        setup = replace(setup, demand=replace(setup.demand, lengths=longest))
+        setup = replace(setup, learning=replace(setup.learning, precision="fp16"))  # before floors are measured
+        yield Figure(f"plan: {what}", "GB", (planned, planned), memory_of(setup).plan.total / GB)
+    for agents, peak in ((1, 37.1), (8, 38.5)):
+        setup = team(QWEN_1_7B, agents, 8, 8, 1024, 128, micro_batch=4, pages=12 << 30)
+        messages = dict.fromkeys(setup.demand.messages, 64 * 8 // agents)
+        longest = dict.fromkeys(setup.demand.lengths, Lengths(1024, 128))
+        setup = replace(setup, demand=replace(setup.demand, messages=messages, lengths=longest))
+        yield Figure(f"eight turns of {agents} agents", "GB", (peak, peak), memory_of(setup).plan.total / GB)
+
+
+def cores() -> Iterator[Figure]:
+    """docs/cluster.md: sampling with the built-in model on two cores, four shards, beside one process with as many."""
+
+    def seconds(workers: int, problems: int, shards: int = 4) -> float:
+        tiny = tiny_shape(layers=4, width=256, heads=4)
+        setup = team(tiny, 3, problems, 8, 3, 8, micro_batch=64)
+        contexts = zip(setup.turns, (3, 19, 34), strict=True)
+        turns = tuple(replace(turn, context=context) for turn, context in contexts)
+        cluster = Cluster(CARDS["cpu"], cards=2, workers=workers, shards=shards)
+        played = replace(setup, cluster=cluster, turns=turns, learning=Learning(precision="fp32"))
+        return 3 * sample_seconds(played, dict.fromkeys(("a0", "a1", "a2"), None), problems * 8).seconds
+
+    alone = seconds(1, 16)
+    yield Figure("one core, 16 problems in 4 shards", "s", (15.3, 17.3), alone, fitted=True)
+    yield Figure("one core, 32 problems in 4 shards", "s", (23.5, 23.5), seconds(1, 32), fitted=True)
+    yield Figure("one core, 16 problems in 1 shard", "s", (10.4, 10.4), seconds(1, 16, shards=1), fitted=True)
+    for workers, strong, weak in ((2, 0.57, 0.83), (4, 0.62, 1.53)):
+        yield Figure(f"{workers} workers on 2 cores", "ratio", (strong, strong), seconds(workers, 16) / alone)
+        more = seconds(workers, 16 * workers) / alone
+        yield Figure(f"{workers} workers, {workers} times the problems", "ratio", (weak, weak), more)
+
+
+def trained_on_a_core() -> Iterator[Figure]:
+    """bench/cluster.py: a stage of one process with four shards, twice, while the machine's other core was busy."""
+    with tempfile.TemporaryDirectory() as folder:
+        _, found = forecast(cluster.team(Path(folder), 16, 256, "cluster.shards=4"), Where("cpu"))
+    measured = {"sample": (22.8, 26.3), "score": (3.7, 5.3), "train": (11.1, 11.9), "gate": (1.7, 1.8)}
+    for phase, seconds in measured.items():
+        yield Figure(f"one core, a trained stage: {phase}", "s", seconds, found.phases[phase].seconds)
+    yield Figure("one core, a trained stage: whole", "s", (39.6, 45.8), found.seconds)
+
+
+def told_range(measured: tuple[float, float]) -> str:
+    return " to ".join(f"{x:,g}" for x in sorted(set(measured)))
+
+
+def as_markdown(figure: Figure) -> str:
+    predicted = f"{figure.predicted:,.0f}" if figure.predicted >= 1000 else f"{figure.predicted:.3g}"
+    cells = (f"{told_range(figure.measured)} {figure.unit}", predicted, f"{figure.ratio:.2f}")
+    return f"| {' | '.join((figure.what, *cells))} | {'fitted' if figure.fitted else ''} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--markdown", action="store_true", help="the table of docs/sizing.md, to stdout")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    found = figures()
+    if options.markdown:
+        print("\n".join(map(as_markdown, found)))
+        return
+    rows = [(f.what, f.unit, told_range(f.measured), f.predicted, f.ratio, "fitted" if f.fitted else "") for f in found]
+    header = ("figure", "unit", "measured", "predicted", "ratio", "")
+    record = {"figures": [{**vars(f), "ratio": f.ratio} for f in found]}
+    report("predicted beside measured", header, rows, record, options.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,166 @@
+"""What a team takes in memory, from sizes: the one estimate, whether the sizes were counted on loaded models
+(``engines.memory``) or computed from their configs (``planning.memory``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from teamtr.engines.paged.sampler import PAGE, SIZES
+from teamtr.ports import GB, Demand, Lengths, MemoryItem
+
+WORKSPACES = 4 * (32 << 20)
+"""What matrix products keep on a card: 32 MB (measured on an H200) for each of two threads, forward and backward, and
+two streams, running and capturing."""
+ROOM_TO_FIND_AGAIN = 4
+"""Times the pages of a batch: what may be found by a group's next turn, and by the next batch."""
+
+
+@dataclass(frozen=True)
+class Served:
+    """The agents of one architecture, and how they are sampled.
+
+    ``cache_bytes``: keys and values of one token. ``precision`` and ``copy_bytes``: of the copy that the paged sampler
+    computes with, which has pages of ``budget`` bytes at most; None and 0 on the plain path.
+    """
+
+    agents: tuple[str, ...]
+    cache_bytes: int
+    precision: str | None = None
+    copy_bytes: int = 0
+    budget: int = 0
+
+    def page_bytes(self) -> int:
+        return PAGE * self.cache_bytes
+
+    def wanted_bytes(self, demand: Demand) -> int:
+        """Pages of a batch that is played at once."""
+        tokens = max(demand.lengths[name].whole for name in self.agents)
+        return (min(demand.episodes, SIZES[-1]) * -(-tokens // PAGE) + 1) * self.page_bytes()
+
+
+@dataclass(frozen=True)
+class Trained:
+    """One agent's model while it is updated.
+
+    ``trained_bytes``: its own parameters in float32. ``kept_bytes_per_token``: what autograd keeps of a token between
+    forward and backward; ``copy_bytes_per_token``: what attention alone keeps of a token that another row has as well.
+    ``packs``: common beginnings are computed once. ``head_chunk``: positions whose logits are held at once.
+    """
+
+    agent: str
+    trained_bytes: int
+    precision: str
+    micro_batch: int
+    layers: int
+    width: int
+    vocabulary: int
+    head_chunk: int
+    kept_bytes_per_token: float
+    copy_bytes_per_token: float
+    packs: bool = True
+
+    def kept_bytes(self, lengths: Lengths, rows: int) -> float:
+        """What autograd keeps of rows as long as can be: all that a token needs, common beginnings once, and what
+        attention keeps of whole rows (queries, keys, values and its answer) for every copy."""
+        if not self.packs:  # padded rows share nothing
+            lengths = replace(lengths, shared=0)
+        distinct = lengths.distinct(rows)
+        copies = rows * lengths.whole - distinct
+        return distinct * self.kept_bytes_per_token + copies * self.copy_bytes_per_token
+
+
+@dataclass(frozen=True)
+class Held:
+    """A team in one process. ``weights``, ``adapters`` and ``halves`` (of bases, for training adapters on them) in
+    bytes, shared ones once; ``who`` they belong to, in words."""
+
+    who: str
+    weights: int
+    adapters: int
+    halves: int
+    served: tuple[Served, ...]
+    trained: tuple[Trained, ...]
+    on_card: bool
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Most messages that are computed at once."""
+
+    scored: int
+    trained: int
+    """With all that the way back needs."""
+
+    @staticmethod
+    def of(agent: str, micro_batch: int, demand: Demand) -> Rows:
+        messages, checked = max(1, demand.messages[agent]), demand.checked[agent]
+        step = -(-messages // min(demand.minibatches, messages))
+        return Rows(min(micro_batch, max(messages, checked)), min(micro_batch, step))
+
+
+def old_policy_bytes(lengths: Lengths, width: int) -> int:
+    """The old policy's last hidden states of one message."""
+    return lengths.message * width * 4
+
+
+def items(held: Held, demand: Demand) -> tuple[MemoryItem, ...]:
+    """What this demand takes, part by part."""
+    return tuple(_items(held, demand))
+
+
+def _items(held: Held, demand: Demand) -> Iterator[MemoryItem]:
+    yield MemoryItem("weights", held.weights, f"{held.who}, shared ones once")
+    if held.adapters:
+        yield MemoryItem("adapters", held.adapters)
+    if held.halves:
+        yield MemoryItem("base in half precision", held.halves, "for training adapters on it")
+    for served in held.served:
+        yield from _served(served, demand)
+    if held.trained:
+        for part in (_optimizer, _old_policy, _worst_step):
+            yield max((part(trained, demand) for trained in held.trained), key=lambda item: item.bytes)
+    if held.on_card:
+        yield MemoryItem("libraries", WORKSPACES, "workspaces of matrix products")
+
+
+def _served(served: Served, demand: Demand) -> Iterator[MemoryItem]:
+    """Sampling copies and keys and values; nothing on the plain path but what its cache grows to."""
+    if served.precision is None:
+        tokens = max(demand.lengths[name].whole for name in served.agents)
+        size = demand.episodes * tokens * served.cache_bytes
+        yield MemoryItem("keys and values", size, f"{demand.episodes} rows of {tokens} tokens, plain path")
+        return
+    yield MemoryItem("sampling copy", served.copy_bytes, served.precision)
+    wanted = served.wanted_bytes(demand)
+    taken = min(ROOM_TO_FIND_AGAIN * wanted, served.budget)
+    yield MemoryItem("keys and values", taken, f"{wanted / GB:.2g} GB for a batch; the rest is found again later")
+
+
+def _optimizer(trained: Trained, demand: Demand) -> MemoryItem:
+    """Gradients (in float16 those of a micro-batch beside those of the step), two moments, and the two snapshots that
+    the gate may go back to (weights and moments each)."""
+    times = 10 if trained.precision == "fp16" else 9
+    why = f"of the agent being updated ({trained.agent})"
+    return MemoryItem("gradients, moments, snapshots", times * trained.trained_bytes, why)
+
+
+def _old_policy(trained: Trained, demand: Demand) -> MemoryItem:
+    messages, lengths = demand.messages[trained.agent], demand.lengths[trained.agent]
+    size = messages * old_policy_bytes(lengths, trained.width)
+    return MemoryItem("old policy", size, f"{messages} messages of {lengths.message} tokens")
+
+
+def _worst_step(trained: Trained, demand: Demand) -> MemoryItem:
+    lengths, rows = demand.lengths[trained.agent], Rows.of(trained.agent, trained.micro_batch, demand)
+    # Going back through a layer makes gradients of what it kept, and of what came in between.
+    with_gradient = (1 + 2 / trained.layers) * trained.kept_bytes(lengths, rows.trained)
+    # Without a way back, what one layer makes, and what the one before it gave.
+    without = 2 / trained.layers * trained.kept_bytes(lengths, rows.scored)
+    positions = min(rows.scored * lengths.message, trained.head_chunk)
+    logits = 4 * positions * trained.vocabulary * 4  # new, old, and the gradients of both passes
+    alike = f", {lengths.shared} of them common" if lengths.shared else ""
+    what = f"{rows.trained} messages" if with_gradient >= without else f"{rows.scored} messages, scored,"
+    why = f"{what} of {lengths.whole} tokens{alike} ({trained.agent}); out of memory halves it"
+    return MemoryItem("worst step", int(max(with_gradient, without)) + logits, why)

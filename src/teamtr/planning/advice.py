@@ -1,0 +1,161 @@
+"""What would help: the same plan with one setting changed, where that fits and is faster; where workers are placed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from teamtr.planning.memory import demand_of_worker, held, memory_of
+from teamtr.planning.setup import Setup
+from teamtr.planning.stage import Prediction, predict
+from teamtr.ports import GB
+
+WORTH_TELLING = 0.95
+"""Of a stage's time, that a change must bring it down to."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """Settings as a command line takes them, and what a stage takes with them."""
+
+    settings: str
+    seconds: float
+    ratio: float
+
+    def as_record(self) -> dict[str, Any]:
+        return {"settings": self.settings, "stage_seconds": self.seconds, "ratio": self.ratio}
+
+
+def helpful(prediction: Prediction) -> list[Change]:
+    """What makes it fit, or where it fits already, what makes it faster; the fastest first."""
+    found = []
+    fits = prediction.memory.fits
+    candidates = _alternatives(prediction.setup) if fits else _that_fit(prediction.setup)
+    for settings, setup in candidates:
+        other = predict(setup)
+        if other.memory.fits and (not fits or other.seconds <= WORTH_TELLING * prediction.seconds):
+            found.append(Change(settings, other.seconds, other.seconds / prediction.seconds))
+    return sorted(found, key=lambda change: change.seconds)
+
+
+def _that_fit(setup: Setup) -> Iterator[tuple[str, Setup]]:
+    """With less at a time, as it is and on more cards; and with a base in parts, over as few workers as can hold it."""
+    yield made_to_fit("", setup)
+    for settings, other in _of_cluster(setup):
+        yield made_to_fit(settings, other)
+    adapted = all(member.adapted for member in setup.members)
+    if adapted and not setup.cluster.shard_base and (least := smallest_sharing(setup)):
+        settings, other = _with_workers(setup, max(least, setup.cluster.workers))
+        sharded = replace(other, cluster=replace(other.cluster, shard_base=True))
+        yield made_to_fit(f"{settings} cluster.shard_base=true".strip(), sharded)
+
+
+def _alternatives(setup: Setup) -> Iterator[tuple[str, Setup]]:
+    """The setup with one setting changed."""
+    yield from _of_cluster(setup)
+    size = setup.learning.micro_batch
+    for count in sorted({2 * size, max(1, size // 2)} - {size}):
+        yield f"learner.micro_batch={count}", _with_micro_batch(setup, count)
+
+
+def _of_cluster(setup: Setup) -> Iterator[tuple[str, Setup]]:
+    cluster = setup.cluster
+    for count in sorted({cluster.cards, 2 * cluster.workers, cluster.workers // 2} - {0, cluster.workers}):
+        yield _with_workers(setup, count)
+    if cluster.shards > cluster.workers:
+        yield f"cluster.shards={cluster.workers}", replace(setup, cluster=replace(cluster, shards=cluster.workers))
+    if cluster.workers > 1 and all(member.adapted for member in setup.members):
+        other = replace(cluster, shard_base=not cluster.shard_base)
+        yield f"cluster.shard_base={str(other.shard_base).lower()}", replace(setup, cluster=other)
+
+
+def _with_workers(setup: Setup, count: int) -> tuple[str, Setup]:
+    """Another number of workers, with cards for them; as many shards, if there were as many before."""
+    cluster = setup.cluster
+    shards = count if cluster.shards == cluster.workers else max(cluster.shards, count)
+    cards, sharded = max(cluster.cards, count), cluster.shard_base and count > 1
+    if count == cluster.workers:
+        return "", setup
+    told = ["cluster.engine=ray"] if cluster.workers == 1 else []
+    told += [f"cluster.workers={count}"]
+    told += [] if shards == count else [f"cluster.shards={shards}"]
+    told += [] if sharded == cluster.shard_base else ["cluster.shard_base=false"]
+    told += [] if cards == cluster.cards else [f"--cards {cards}"]
+    other = replace(cluster, workers=count, shards=shards, cards=cards, shard_base=sharded)
+    return " ".join(told), replace(setup, cluster=other)
+
+
+def _with_micro_batch(setup: Setup, count: int) -> Setup:
+    return replace(setup, learning=replace(setup.learning, micro_batch=count))
+
+
+def made_to_fit(settings: str, setup: Setup) -> tuple[str, Setup]:
+    """The same with as little less as makes it fit: messages at a time, then pages for one batch only."""
+    least = pages_of_a_batch(setup)
+    for memory in (setup.sampling.memory, least):
+        size = setup.learning.micro_batch
+        while size:
+            sampling = replace(setup.sampling, memory=memory)
+            other = replace(_with_micro_batch(setup, size), sampling=sampling)
+            if memory_of(other).fits:
+                told = [settings] if settings else []
+                told += [] if size == setup.learning.micro_batch else [f"learner.micro_batch={size}"]
+                told += [] if memory == setup.sampling.memory else [f"sampling.memory_gb={least / GB:.2f}"]
+                return " ".join(told), other
+            size //= 2
+    return settings, setup
+
+
+def pages_of_a_batch(setup: Setup) -> int:
+    """Bytes of keys and values that one worker needs to sample a shard at once: for ``sampling.memory_gb``."""
+    demand = demand_of_worker(setup)
+    return sum(one.wanted_bytes(demand) for one in held(setup).served if one.precision is not None)
+
+
+@dataclass(frozen=True)
+class Placement:
+    """``workers_on_a_card`` are planned, and ``fit_on_a_card`` is how many its memory would hold with pages for one
+    batch each (None: nobody counts it). ``sharding``: whether the base must be sharded, in words."""
+
+    workers_on_a_card: int
+    fit_on_a_card: int | None
+    sharding: str
+
+    def as_record(self) -> dict[str, Any]:
+        return {
+            "workers_on_a_card": self.workers_on_a_card,
+            "fit_on_a_card": self.fit_on_a_card,
+            "sharding": self.sharding,
+        }
+
+
+def placement(prediction: Prediction) -> Placement:
+    cluster, memory = prediction.setup.cluster, prediction.memory
+    fit = None if cluster.card.memory is None else int(cluster.card.memory // max(1, memory.least))
+    return Placement(cluster.workers_on_a_card, fit, _sharding(prediction))
+
+
+def _sharding(prediction: Prediction) -> str:
+    setup, cluster = prediction.setup, prediction.setup.cluster
+    if cluster.card.is_cpu:
+        return "not needed: a CPU's memory is not counted"
+    whole = memory_of(replace(setup, cluster=replace(cluster, shard_base=False)))
+    if whole.fits:
+        return "not needed: the base fits whole"
+    if not all(member.adapted for member in setup.members):
+        return "cannot help: agents that train all their weights are replicated, not sharded"
+    least = smallest_sharing(setup)
+    if least is None:
+        return "cannot help: a worker loads the whole base before it gives its part away, and that does not fit"
+    return f"needed: cluster.shard_base=true over at least {least} workers"
+
+
+def smallest_sharing(setup: Setup) -> int | None:
+    """The fewest workers, one to a card, whose parts of the base fit, messages at a time and pages as they must be;
+    None where no number of them does."""
+    for count in (2**k for k in range(1, 11)):
+        cluster = replace(setup.cluster, workers=count, shards=count, cards=count, shard_base=True)
+        if memory_of(made_to_fit("", replace(setup, cluster=cluster))[1]).fits:
+            return count
+    return None

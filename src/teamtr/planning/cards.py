@@ -1,0 +1,63 @@
+"""Cards that a run may be planned for, by what their makers' data sheets say, without sparsity."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from teamtr.errors import UserError
+
+
+@dataclass(frozen=True)
+class Card:
+    """One device.
+
+    ``memory`` in bytes (None: that of the machine, which nobody counts), ``bandwidth`` in bytes per second, ``flops``
+    of matrix products per second by precision, ``link`` in bytes per second and direction to other cards of a machine.
+    """
+
+    name: str
+    memory: int | None
+    bandwidth: float
+    flops: Mapping[str, float]
+    link: float
+
+    @property
+    def is_cpu(self) -> bool:
+        return self.memory is None
+
+
+def _card(name: str, gb: int, tb_per_s: float, tflops: tuple[float, float, float], link_gb_per_s: float) -> Card:
+    """``tflops`` in half precision, TF32 and float32. The sheets' GB are 10^9 bytes; cards show a little more."""
+    half, tf32, fp32 = (1e12 * x for x in tflops)
+    flops = {"fp16": half, "bf16": half, "tf32": tf32, "fp32": fp32}
+    return Card(name, gb * 10**9, 1e12 * tb_per_s, flops, 1e9 * link_gb_per_s)
+
+
+CPU = Card("cpu", None, 35e9, dict.fromkeys(("fp16", "bf16", "tf32", "fp32"), 36e9), 1e9)
+"""One core, in float32: a copy and a product of 512 x 512 on the machine of docs/cluster.md. On a CPU, ratios mean more
+than seconds."""
+
+CARDS: dict[str, Card] = {
+    card.name: card
+    for card in (
+        _card("H200", 141, 4.8, (989.0, 494.0, 67.0), 450.0),
+        _card("H100", 80, 3.35, (989.0, 494.0, 67.0), 450.0),
+        _card("A100-80", 80, 2.039, (312.0, 156.0, 19.5), 300.0),
+        _card("L40S", 48, 0.864, (362.0, 183.0, 91.6), 32.0),
+        _card("RTX4090", 24, 1.008, (165.0, 82.6, 82.6), 32.0),
+        CPU,
+    )
+}
+"""H200, H100 and A100 are the SXM boards, with NVLink between them; L40S and RTX4090 have PCIe 4 with 16 lanes. The
+RTX4090's half precision is that with sums in float32."""
+
+
+def card_named(name: str) -> Card:
+    by_name = {known.lower(): card for known, card in CARDS.items()}
+    if name.lower() in by_name:
+        return by_name[name.lower()]
+    near = difflib.get_close_matches(name.lower(), by_name, n=1)
+    hint = f" (did you mean {by_name[near[0]].name}?)" if near else ""
+    raise UserError(f"there is no card {name!r} in the table{hint}; there are {', '.join(CARDS)}")

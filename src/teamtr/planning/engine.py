@@ -1,0 +1,68 @@
+"""The Engine port over models that are not loaded: it knows what they take, and computes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+from teamtr.errors import UserError
+from teamtr.planning.memory import memory_of
+from teamtr.planning.setup import Setup
+from teamtr.ports import Demand, Learner, MemoryPlan, Rehearsal
+from teamtr.types import AgentInfo, Floats, Ids, Sample
+
+UNLOADED = "unloaded"
+
+
+class UnloadedEngine:
+    """``setup_of``: what is planned for, once the demand is known; ``trained``: parameters that each agent trains."""
+
+    def __init__(self, agents: Sequence[str], trained: dict[str, int], setup_of: Callable[[Demand], Setup]) -> None:
+        self.agents = tuple(agents)
+        self._trained = trained
+        self._setup_of = setup_of
+
+    def version(self, agent: str) -> str:
+        return UNLOADED
+
+    def info(self, agent: str) -> AgentInfo:
+        return AgentInfo(UNLOADED, (), UNLOADED, frozenset(), trained_parameters=self._trained[agent])
+
+    def memory_plan(self, demand: Demand) -> MemoryPlan:
+        """Of the worker that has most to do."""
+        return memory_of(self._setup_of(demand)).plan
+
+    def peak_bytes(self) -> int | None:
+        return None
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    # -- what needs weights -----------------------------------------------------------------------------------
+
+    def sample(
+        self,
+        agent: str,
+        prompts: Sequence[Ids],
+        noise_BT: Floats,
+        *,
+        temperature: float | None = None,
+        top_p: float = 1.0,
+        top_k: int = 0,
+    ) -> list[Sample]:
+        self._refuse()
+
+    def learner(self, agent: str) -> Learner:
+        self._refuse()
+
+    def publish(self, agent: str, version: str) -> None:
+        self._refuse()
+
+    def set_precision(self, agent: str, precision: str) -> None:
+        self._refuse()
+
+    def rehearse(self, demand: Demand) -> Rehearsal:
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise UserError("this plan was made without loading the models, and this needs their weights")

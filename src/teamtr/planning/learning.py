@@ -1,0 +1,149 @@
+"""Seconds of an update: scoring, steps and the gate, each pass bound by matrix products or by launches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from teamtr.planning import rates
+from teamtr.planning.cards import Card
+from teamtr.planning.seconds import Load, Spent, distinct
+from teamtr.planning.setup import Member, Setup
+from teamtr.training.gate import FEWEST
+from teamtr.training.update import FLOOR_MESSAGES, KL_SUBSAMPLE
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Messages that a pass goes over: how many, of how many problems, in how many micro-batches."""
+
+    problems: float
+    episodes: float
+    micro_batches: float
+
+
+@dataclass(frozen=True)
+class PassCount:
+    """How many passes through the model a phase makes on one worker: each gathers a base that is sharded."""
+
+    forward: float = 0.0
+    backward: float = 0.0
+
+    def __add__(self, other: PassCount) -> PassCount:
+        return PassCount(self.forward + other.forward, self.backward + other.backward)
+
+
+@dataclass(frozen=True)
+class LearnerCost:
+    """One agent's model while it is updated, on one card."""
+
+    setup: Setup
+    member: Member
+
+    @property
+    def card(self) -> Card:
+        return self.setup.cluster.card
+
+    @property
+    def turns(self) -> int:
+        return len(self.setup.turns_of(self.member.name))
+
+    def forward(self, rows: Selection, heads: int) -> Spent:
+        """A pass without a gradient, and the output layer so many times: the new policy's, the old one's."""
+        flops = self._body(rows, 2.0) + heads * self.member.shape.head_flops(self._said(rows))
+        return self._bound(flops, rates.SCORE, rows.micro_batches)
+
+    def step(self, rows: Selection) -> Spent:
+        """Forward and backward: another product for every one of the forward pass, and one more for weights that are
+        trained themselves. Of the output layer also the old policy's."""
+        factor = 4.0 if self.member.adapted else 6.0
+        head = self.member.shape.head_flops(self._said(rows)) * (factor / 2.0 + 1.0)
+        adapters = 6.0 * self.member.trained * self._tokens(rows) if self.member.adapted else 0.0
+        flops = self._body(rows, factor) + head + adapters
+        return self._bound(flops, rates.TRAIN, 3.0 * rows.micro_batches)
+
+    def _tokens(self, rows: Selection) -> float:
+        return sum(distinct(turn, rows.problems, rows.episodes) for turn in self.setup.turns_of(self.member.name))
+
+    def _said(self, rows: Selection) -> float:
+        return rows.episodes * sum(turn.message for turn in self.setup.turns_of(self.member.name))
+
+    def _body(self, rows: Selection, factor: float) -> float:
+        """Operations in the blocks: ``factor`` for each weight and token, attention in proportion."""
+        shape = self.member.shape
+        attention = sum(
+            shape.attention_flops(distinct(turn, rows.problems, rows.episodes), turn.whole / 2)
+            for turn in self.setup.turns_of(self.member.name)
+        )
+        return factor * shape.body * self._tokens(rows) + factor / 2.0 * attention
+
+    def _bound(self, flops: float, shares: dict[str, float], passes: float) -> Spent:
+        """Products and launches go on beside each other on a card: the longer counts. On a CPU both do."""
+        precision, layers, beside = self.setup.precision(self.member), self.member.shape.layers, self.setup.cluster
+        share = rates.CPU_SHARE if self.card.is_cpu else shares[precision]
+        compute = flops / (share * self.card.flops[precision]) * beside.workers_on_a_card
+        if self.card.is_cpu:
+            return Spent.on(compute=compute, launches=layers * rates.CPU_BLOCK_S * passes * beside.workers_on_a_card)
+        launches = layers * rates.HOST_BLOCK_S * passes
+        return Spent.on(compute=compute) if compute >= launches else Spent.on(launches=launches)
+
+
+def score_seconds(learner: LearnerCost) -> tuple[Spent, PassCount]:
+    """Freezing the old policy, that of a reference where the objective has one, and the noise floor."""
+    load = Load.learned(learner.setup)
+    everything = all_rows(learner, load)
+    times = 2 if learner.setup.plan.objective.has_reference else 1
+    floor = some_rows(learner, load, FLOOR_MESSAGES)
+    spent = learner.forward(everything, 1) * times + learner.forward(floor, 2)
+    return spent.waiting(load.busy), PassCount(times * everything.micro_batches + floor.micro_batches)
+
+
+def train_seconds(learner: LearnerCost) -> tuple[Spent, PassCount]:
+    """Every epoch's steps, the measurement that sizes the first step, and those that may end it early."""
+    load, setup = Load.learned(learner.setup), learner.setup
+    step = step_rows(learner, load)
+    steps = setup.learning.epochs * setup.learning.minibatches
+    spent, passes = learner.step(step) * steps, PassCount(steps * step.micro_batches, steps * step.micro_batches)
+    if setup.plan.region.gate:
+        some = some_rows(learner, load, KL_SUBSAMPLE)
+        spent += learner.forward(some, 2) * setup.learning.epochs
+        passes += PassCount(setup.learning.epochs * some.micro_batches)
+    return spent.waiting(load.busy), passes
+
+
+def gate_seconds(learner: LearnerCost) -> tuple[Spent, PassCount]:
+    """The first subsample, which is assumed to settle it; all messages in plans that reuse rollouts."""
+    load, setup = Load.learned(learner.setup), learner.setup
+    plan, share = setup.plan, 1.0 if setup.plan.reuses_rollouts else setup.learning.gate_share
+    episodes = min(plan.group_size, max(-(-FEWEST // plan.problems), int(-(-share * plan.group_size // 1))))
+    problems = load.problems * load.parts
+    each = load.problems * episodes * learner.turns
+    rows = Selection(problems, problems * episodes, load.parts * _micro_batches(learner, each))
+    return learner.forward(rows, 2).waiting(load.busy), PassCount(rows.micro_batches)
+
+
+def all_rows(learner: LearnerCost, load: Load) -> Selection:
+    """Every message of a worker, shard by shard."""
+    each = _micro_batches(learner, load.rows * learner.turns)
+    return Selection(load.problems * load.parts, load.rows * load.parts, load.parts * each)
+
+
+def step_rows(learner: LearnerCost, load: Load) -> Selection:
+    """One step's, drawn at random: few of a problem's episodes are in the same step, and share their prompt."""
+    steps, group = learner.setup.learning.minibatches, learner.setup.plan.group_size
+    problems = load.problems * load.parts * (1.0 - (1.0 - 1.0 / steps) ** group)
+    each = _micro_batches(learner, load.rows * learner.turns / steps)
+    return Selection(problems, load.rows * load.parts / steps, load.parts * each)
+
+
+def some_rows(learner: LearnerCost, load: Load, messages: int) -> Selection:
+    """So many of all messages, spread over the workers; hardly two of them of one problem."""
+    whole = learner.setup.plan.problems * learner.setup.plan.group_size * learner.turns
+    share = min(1.0, messages / whole)
+    own = share * load.rows * load.parts
+    shards = min(load.parts, own * learner.turns)
+    each = _micro_batches(learner, own * learner.turns / shards)
+    return Selection(min(own, load.problems * load.parts), own, shards * each)
+
+
+def _micro_batches(learner: LearnerCost, messages: float) -> float:
+    return max(1.0, -(-messages // learner.setup.learning.micro_batch))

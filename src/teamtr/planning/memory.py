@@ -1,0 +1,164 @@
+"""What a worker holds, from the shapes of its models: sizes for the one estimate (``engines.estimate``), computed
+instead of counted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from teamtr.engines.card import SHARED_OUT
+from teamtr.engines.estimate import Held, Served, Trained, items
+from teamtr.engines.paged.pool import SHARE_OF_FREE_MEMORY
+from teamtr.engines.passes import HEAD_CHUNK_ELEMENTS, HEAD_CHUNK_SHARE
+from teamtr.planning.setup import Cluster, Member, Setup
+from teamtr.planning.shape import ModelShape
+from teamtr.ports import Demand, MemoryPlan
+from teamtr.types import PLAYER
+
+HALVES = ("fp16", "bf16")
+PAGES_ON_A_CPU = 1 << 30
+UNDER_AUTOCAST = 0.7
+"""Of what float32 keeps: products are in half precision, norms are not (measured on the built-in model)."""
+
+
+@dataclass(frozen=True)
+class WorkerMemory:
+    """``plan``: what a worker holds beside what it may have. ``loading``: what it takes while it loads its models,
+    before parts of a base are given away. ``pages``: most bytes of keys and values, by agent; None on the plain path.
+    ``least``: the plan's total with pages for one batch only."""
+
+    plan: MemoryPlan
+    loading: int
+    pages: dict[str, int | None]
+    least: int
+
+    @property
+    def fits(self) -> bool:
+        available = self.plan.available
+        return self.plan.fits and (available is None or self.loading <= available)
+
+
+def memory_of(setup: Setup) -> WorkerMemory:
+    """Of the worker that has most to do."""
+    found, demand = held(setup), demand_of_worker(setup)
+    plan = MemoryPlan(items(found, demand), available(setup.cluster))
+    pages = {name: None if one.precision is None else one.budget for one in found.served for name in one.agents}
+    taken = sum(item.bytes for item in plan.items if item.what == "keys and values")
+    wanted = sum(one.wanted_bytes(demand) for one in found.served if one.precision is not None)
+    whole = held(replace(setup, cluster=replace(setup.cluster, shard_base=False)))
+    return WorkerMemory(plan, whole.weights, pages, plan.total - taken + min(taken, wanted or taken))
+
+
+def available(cluster: Cluster) -> int | None:
+    """Of a card, what one of its workers may have."""
+    memory, workers = cluster.card.memory, cluster.workers_on_a_card
+    return memory if memory is None or workers == 1 else int(memory * SHARED_OUT / workers)
+
+
+def demand_of_worker(setup: Setup) -> Demand:
+    """A worker samples one shard at a time, and learns from all of its own."""
+    demand, cluster = setup.demand, setup.cluster
+
+    def own(messages: int) -> int:
+        return -(-messages * cluster.parts // cluster.shards)
+
+    return replace(
+        demand,
+        episodes=-(-demand.episodes // cluster.shards),
+        messages={name: own(count) for name, count in demand.messages.items()},
+        checked={name: own(count) for name, count in demand.checked.items()},
+    )
+
+
+def held(setup: Setup) -> Held:
+    """What a worker's models are, by their shapes."""
+    members, on_card = setup.members, not setup.cluster.card.is_cpu
+    weights = adapters = halves = 0
+    for source in dict.fromkeys(member.source for member in members):
+        own = [member for member in members if member.source == source]
+        shape, adapted = own[0].shape, [member for member in own if member.adapted]
+        weights += 4 * shape.parameters * (len(own) - len(adapted))
+        if adapted:
+            weights += 4 * base_parameters(shape, setup.cluster)
+            adapters += 4 * sum(member.trained for member in adapted)
+            halves += max(_half_bytes(shape, setup.precision(member)) for member in adapted)
+    agents = sum(member.name != PLAYER for member in members)
+    trained = [setup.member(name) for name in setup.demand.messages]
+    return Held(
+        who=f"{agents} agents" + (f" and {PLAYER}" if agents < len(members) else ""),
+        weights=weights,
+        adapters=adapters,
+        halves=halves,
+        served=tuple(_served(setup, weights + adapters)),
+        trained=tuple(_trained(setup, member) for member in trained),
+        on_card=on_card,
+    )
+
+
+def base_parameters(shape: ModelShape, cluster: Cluster) -> int:
+    """Of a base under adapters, what one worker holds: of sharded blocks a part, of the rest all."""
+    if not cluster.shard_base:
+        return shape.parameters
+    return shape.parameters - shape.blocks + -(-shape.blocks // cluster.workers)
+
+
+def _half_bytes(shape: ModelShape, precision: str) -> int:
+    return 2 * (shape.body + (shape.head if precision == "fp16" else 0)) if precision in HALVES else 0
+
+
+def _served(setup: Setup, held_already: int) -> list[Served]:
+    """One for each shape. Pages get their share of what is free once weights and copies are there."""
+    sampling, groups = setup.sampling, dict.fromkeys(member.shape for member in setup.members)
+    size = 2 if sampling.precision in HALVES else 4
+    free = available(setup.cluster)
+    found = []
+    for shape in groups:
+        names = tuple(member.name for member in setup.members if member.shape == shape)
+        if not sampling.paged:
+            found.append(Served(names, shape.cache_bytes(4)))
+            continue
+        copied = shape.parameters * size
+        held_already += copied
+        budget = sampling.memory
+        if budget is None:
+            budget = PAGES_ON_A_CPU if free is None else int(SHARE_OF_FREE_MEMORY * max(0, free - held_already))
+            held_already += budget
+        found.append(Served(names, shape.cache_bytes(size), sampling.precision, copied, budget))
+    return found
+
+
+def _trained(setup: Setup, member: Member) -> Trained:
+    shape, precision = member.shape, setup.precision(member)
+    memory = setup.cluster.card.memory
+    logits = HEAD_CHUNK_ELEMENTS if memory is None else int(HEAD_CHUNK_SHARE * memory) // 4
+    return Trained(
+        agent=member.name,
+        trained_bytes=4 * member.trained,
+        precision=precision,
+        micro_batch=setup.learning.micro_batch,
+        layers=shape.layers,
+        width=shape.width,
+        vocabulary=shape.vocabulary,
+        head_chunk=max(1, logits // shape.vocabulary),
+        kept_bytes_per_token=kept_bytes_per_token(shape, precision, rank=member.rank),
+        copy_bytes_per_token=2 * (shape.query_width + shape.key_width) * (2 if precision in HALVES else 4),
+    )
+
+
+def kept_bytes_per_token(shape: ModelShape, precision: str, *, rank: int | None) -> float:
+    """What autograd keeps of one token: of each block the inputs of its products, norms and gate, and queries, keys,
+    values and answer of attention; of adapters (of this rank) what lies between their two factors. Norms that are
+    trained keep what they normalized as well. Under adapters in half precision, where layers are fused, the residual
+    stream alone is float32."""
+    attended, width, inner = (shape.heads + shape.kv_heads) * shape.head_dim, shape.width, shape.inner
+    scales = 4 * (2 + 2 * shape.heads + shape.kv_heads)  # of norms and of attention
+    once = 8 * shape.head_dim  # the angles of its position
+    normed = attended if shape.head_norms else 0
+    narrow = len(shape.products) * (rank or 0)
+    if rank is not None and precision in HALVES:
+        block = 12 * width + 6 * attended + 6 * inner + 2 * narrow + scales
+        return float(shape.layers * block + once)
+    block = 4 * (4 * width + 2 * attended + normed + 4 * inner + narrow) + scales
+    if rank is None:
+        block += 4 * (2 * width + normed)
+        once += 8 * width  # the last norm
+    return (UNDER_AUTOCAST if precision in HALVES else 1.0) * (shape.layers * block + once)

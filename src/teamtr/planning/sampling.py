@@ -1,0 +1,143 @@
+"""Seconds of playing a batch: prefill, then a step for every token, bound by products, by reading, or by launches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from teamtr.engines.paged.pool import COMPILE_FROM_PARAMETERS
+from teamtr.engines.paged.sampler import PAGE, SIZES
+from teamtr.engines.paged.work_split import WORTH_SPARING, most_members, splits
+from teamtr.planning import rates
+from teamtr.planning.cards import Card
+from teamtr.planning.seconds import Load, Spent
+from teamtr.planning.setup import PlannedTurn, Setup
+from teamtr.planning.shape import ModelShape
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """One model that samples on one card. ``pages``: bytes of keys and values that it may hold; None on the plain path,
+    where a step is launched from Python and nothing is paged."""
+
+    shape: ModelShape
+    card: Card
+    precision: str = "fp16"
+    pages: int | None = None
+    compiled: bool = True
+    itemsize: int = 2
+
+    @property
+    def paged(self) -> bool:
+        return self.pages is not None
+
+    def at_once(self, turn: PlannedTurn, rows: int, group: int) -> int:
+        """Selection that are decoded together: as many as pages hold and graphs are captured for."""
+        if self.pages is None:
+            return rows
+        shared = turn.alike // PAGE * (1.0 - 1.0 / group)
+        page = PAGE * self.shape.cache_bytes(self.itemsize)
+        return max(1, min(rows, SIZES[-1], int(self.pages / (page * (-(-turn.whole // PAGE) - shared)))))
+
+    def waves(self, turn: PlannedTurn, rows: int, group: int) -> int:
+        return -(-rows // self.at_once(turn, rows, group))
+
+    def step(self, rows: int, context: float, alike: float = 0.0, group: int = 1) -> Spent:
+        """One token for each of the rows, whose contexts are so long."""
+        shape, card = self.shape, self.card
+        size = next((size for size in SIZES if size >= rows), rows) if self.paged else rows
+        share = rates.CPU_SHARE if card.is_cpu else rates.DECODE_PRODUCTS
+        products = self._roofline(shape.body, shape.forward_flops(size), share)
+        head = self._roofline(shape.head, shape.head_flops(size), share if card.is_cpu else rates.DECODE_HEAD)
+        tokens = rows * (context - alike) + alike * rows / self._together(rows, alike, group)
+        cached = Spent.on(bandwidth=tokens * shape.cache_bytes(self.itemsize) / (rates.READ * card.bandwidth))
+        return products + head + cached + Spent.on(launches=shape.layers * self._block_s() + rates.DRAW_S)
+
+    def prefill(self, tokens: float, context: float, prompts: float) -> Spent:
+        """So many tokens that no page holds, of this many prompts."""
+        shape, share = self.shape, rates.CPU_SHARE if self.card.is_cpu else rates.PREFILL
+        flops = shape.forward_flops(tokens) + shape.attention_flops(tokens, context / 2) + shape.head_flops(prompts)
+        return Spent.on(compute=flops / (share * self.card.flops[self.precision])) + Spent.on(
+            launches=shape.layers * self._block_s()
+        )
+
+    def _roofline(self, weights: int, flops: float, share: float) -> Spent:
+        compute = flops / (share * self.card.flops[self.precision])
+        read = weights * self.itemsize / (rates.READ * self.card.bandwidth)
+        return Spent.on(compute=compute) if compute >= read else Spent.on(bandwidth=read)
+
+    def _together(self, rows: int, alike: float, group: int) -> int:
+        """How many rows of a group read their common pages at once."""
+        shape = self.shape
+        if not self.paged or splits(rows, shape.kv_heads) > 1:
+            return 1
+        dtype = torch.float32 if self.itemsize == 4 else torch.float16
+        members = min(group, most_members(shape.heads // shape.kv_heads, dtype))
+        spared = rows * (1.0 - 1.0 / members) * alike * shape.cache_bytes(self.itemsize) / shape.layers
+        return members if spared >= WORTH_SPARING else 1
+
+    def _block_s(self) -> float:
+        if self.card.is_cpu:
+            return rates.CPU_BLOCK_S
+        if not self.paged:
+            return rates.HOST_BLOCK_S
+        return rates.BLOCK_COMPILED_S if self.compiled else rates.BLOCK_CAPTURED_S
+
+
+def decoder_of(setup: Setup, agent: str, pages: int | None) -> Decoder:
+    """How this agent is sampled."""
+    shape, sampling = setup.member(agent).shape, setup.sampling
+    if pages is None:
+        return Decoder(shape, setup.cluster.card, setup.precision(setup.member(agent)), itemsize=4)
+    large = shape.parameters >= COMPILE_FROM_PARAMETERS
+    compiled = large if sampling.compiled is None else sampling.compiled
+    size = 4 if sampling.precision == "fp32" else 2
+    return Decoder(shape, setup.cluster.card, sampling.precision, pages, compiled, size)
+
+
+def sample_seconds(setup: Setup, pages: Mapping[str, int | None], episodes: int) -> Spent:
+    """Of playing so many episodes once, all turns one after the other."""
+    load = Load.sampled(setup, episodes)
+    found = Spent()
+    for turn in setup.turns:
+        decoder = decoder_of(setup, turn.agent, pages[turn.agent])
+        own = call_seconds(decoder, turn, load, setup.plan.group_size) * load.parts + fill_seconds(decoder)
+        found += own * setup.cluster.workers_on_a_card
+    return found.waiting(load.busy)
+
+
+def call_seconds(decoder: Decoder, turn: PlannedTurn, load: Load, group: int) -> Spent:
+    """One call: all rows of a shard say one message."""
+    rows, together = load.rows, min(group, load.rows)
+    if decoder.paged:
+        read = max(turn.alike, turn.known)
+        tokens = load.problems * max(0, turn.alike - turn.known) + rows * (turn.context - read)
+        found = decoder.prefill(tokens, turn.context, rows)
+    else:  # identical prompts once, and nothing else is shared
+        prompts = load.problems if turn.context == turn.alike else rows
+        found = decoder.prefill(prompts * turn.context, turn.context, rows)
+    at_once = decoder.at_once(turn, rows, together)
+    full, rest = divmod(rows, at_once)
+    context, steps = turn.context + turn.message / 2, turn.message - 1
+    wave = decoder.step(at_once, context, turn.alike, together) * (steps * full)
+    if rest:
+        wave += decoder.step(rest, context, turn.alike, together) * steps
+    whole = _all_at_once(decoder, rows, context, turn.alike, together, steps)
+    late = wave.seconds - whole.seconds
+    return found + (whole + Spent({"KV memory": late}) if late > 0.0 else wave)
+
+
+def _all_at_once(decoder: Decoder, rows: int, context: float, alike: float, group: int, steps: int) -> Spent:
+    """If memory held every row: in as few steps as graphs are captured for."""
+    full, rest = divmod(rows, SIZES[-1]) if decoder.paged else (0, rows)
+    found = decoder.step(SIZES[-1], context, alike, group) * (steps * full)
+    return found + decoder.step(rest, context, alike, group) * steps if rest else found
+
+
+def fill_seconds(decoder: Decoder) -> Spent:
+    """Of putting an agent's weights into the copy that samples."""
+    if not decoder.paged:
+        return Spent()
+    return Spent.on(bandwidth=rates.FILL_BYTES * decoder.shape.body / (rates.READ * decoder.card.bandwidth))

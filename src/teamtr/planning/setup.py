@@ -1,0 +1,167 @@
+"""What a plan is made for: the team's models, an episode's turns, the settings that cost something, and the cluster."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from teamtr.errors import UserError
+from teamtr.planning.cards import Card
+from teamtr.planning.shape import ModelShape
+from teamtr.ports import Demand
+from teamtr.presets import Plan, Radii
+from teamtr.training.update import VERIFIABLE_SHARE
+
+FLOOR_NATS_PER_TOKEN = {"fp16": 1.4e-5, "tf32": 5.5e-6}
+"""KL that rounding alone shows, by precision: SmolLM2, messages of 256 tokens (docs/performance.md, "Precision"). It
+grows with the length of a message."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """One model of the team. Agents of one ``source`` share a base under adapters; ``rank`` None trains all weights."""
+
+    name: str
+    shape: ModelShape
+    source: str
+    rank: int | None = 16
+    targets: str | tuple[str, ...] = "all-linear"
+    frozen: bool = False
+
+    @property
+    def adapted(self) -> bool:
+        return self.rank is not None
+
+    @cached_property
+    def trained(self) -> int:
+        """Parameters that an update changes."""
+        return self.shape.parameters if self.rank is None else self.shape.adapter(self.rank, self.targets)
+
+
+@dataclass(frozen=True)
+class PlannedTurn:
+    """One message of every episode, in tokens. Of its ``context``, all episodes of a problem have the first ``alike``
+    in common, and the agent has read the first ``known`` in an earlier turn."""
+
+    agent: str
+    context: int
+    message: int
+    alike: int
+    known: int = 0
+
+    @property
+    def whole(self) -> int:
+        return self.context + self.message
+
+
+@dataclass(frozen=True)
+class Learning:
+    """How an update goes; as in the section ``learner`` of a team file."""
+
+    epochs: int = 2
+    minibatches: int = 4
+    micro_batch: int = 64
+    gate_share: float = 0.25
+    precision: str = "auto"
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How messages are sampled. ``memory`` in bytes for pages; None: a share of what is free."""
+
+    paged: bool = True
+    precision: str = "fp16"
+    memory: int | None = None
+    compiled: bool | None = None
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Where the workers are. On a CPU a card is a core. ``network`` in bytes per second between
+    machines of ``cards_per_machine``."""
+
+    card: Card
+    cards: int = 1
+    workers: int = 1
+    shards: int = 1
+    shard_base: bool = False
+    network: float = 25e9
+    cards_per_machine: int = 8
+
+    def __post_init__(self) -> None:
+        if min(self.cards, self.workers, self.cards_per_machine) < 1 or not self.network > 0:
+            raise UserError("a cluster has at least one card and one worker, and a network that carries something")
+        if self.shards < self.workers:
+            raise UserError(f"cluster.shards is {self.shards}, and {self.workers} workers need as many at least")
+
+    @property
+    def workers_on_a_card(self) -> int:
+        return -(-self.workers // self.cards)
+
+    @property
+    def parts(self) -> int:
+        """Shards of the worker that has most of them."""
+        return -(-self.shards // self.workers)
+
+    @property
+    def machines(self) -> int:
+        return -(-min(self.workers, self.cards) // self.cards_per_machine)
+
+    @property
+    def between_cards(self) -> float:
+        """Bytes per second on the slowest part of a ring through all cards."""
+        return self.card.link if self.machines == 1 else min(self.card.link, self.network)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Everything that a plan depends on. ``evaluated``: episodes of an evaluation, and how many of them a run has."""
+
+    members: tuple[Member, ...]
+    turns: tuple[PlannedTurn, ...]
+    demand: Demand
+    plan: Plan
+    cluster: Cluster
+    learning: Learning = Learning()
+    sampling: Sampling = Sampling()
+    evaluated: tuple[int, int] = (0, 0)
+
+    def member(self, name: str) -> Member:
+        return next(member for member in self.members if member.name == name)
+
+    @property
+    def updated(self) -> tuple[str, ...]:
+        """Who is updated in a stage: whoever is trained and speaks."""
+        return tuple(name for name in self.demand.messages if any(turn.agent == name for turn in self.turns))
+
+    def turns_of(self, name: str) -> tuple[PlannedTurn, ...]:
+        return tuple(turn for turn in self.turns if turn.agent == name)
+
+    @property
+    def batches(self) -> int:
+        """Batches of rollouts in a stage; one where the plan decides as it goes."""
+        return self.plan.batches(len(self.updated)) or 1
+
+    def precision(self, member: Member) -> str:
+        """Of scoring and training this model."""
+        if self.learning.precision != "auto":
+            return self.learning.precision
+        if self.cluster.card.is_cpu:
+            return "fp32"
+        message = self.demand.lengths[member.name].message
+        return likely_precision(self.plan.radii, message, adapted=member.adapted, sharded=self.cluster.shard_base)
+
+
+def likely_precision(radii: Radii, message: int, *, adapted: bool, sharded: bool) -> str:
+    """What ``learner.precision: auto`` will settle on: the cheapest whose floor is under a tenth of the radius.
+
+    Where all weights are trained, a step changes each by so little that every precision below float32 rounds it away
+    (SmolLM2 at a learning rate of 1e-6): there it settles on float32.
+    """
+    if not adapted:
+        return "fp32"
+    tokens = 1 if radii.per_token else message
+    for precision in ("tf32",) if sharded else ("fp16", "tf32"):  # a copy in half precision would be whole
+        if FLOOR_NATS_PER_TOKEN[precision] * tokens <= VERIFIABLE_SHARE * radii.nats:
+            return precision
+    return "fp32"

@@ -1,0 +1,166 @@
+"""The shape of a model, from its config.json alone: how many weights it has, what a token costs, what a cache holds.
+
+Dense decoders with gated MLPs (Llama and its kin). Tests compare every count with models that transformers makes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from teamtr.errors import UserError
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "granite")
+"""Values of ``model_type`` whose weights are counted exactly."""
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+
+
+class UnknownShape(UserError):
+    """A config that does not say what a plan must know; says what is missing."""
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """The numbers that decide memory and time.
+
+    ``inner`` is the MLP's width. ``tied``: the output layer is the embedding. ``biased``: query, key and value have
+    biases (the output of attention does not, but with ``biased_output``). ``head_norms``: queries and keys are
+    normalized head by head.
+    """
+
+    layers: int
+    width: int
+    inner: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+    tied: bool = True
+    biased: bool = False
+    biased_output: bool = False
+    head_norms: bool = False
+
+    @staticmethod
+    def of(config: Mapping[str, Any], name: str = "the model") -> ModelShape:
+        """From what config.json holds; ``name`` is for errors."""
+        config = config.get("text_config") or config
+        kind = config.get("model_type")
+        experts = [key for key in EXPERTS if config.get(key)]
+        if kind not in FAMILIES or experts:
+            why = f"{experts[0]}: a mixture of experts" if experts else f"model_type {kind!r}"
+            raise UnknownShape(
+                f"{name}: config.json says {why}; planned without loading are dense models of the families "
+                f"{', '.join(FAMILIES)}. Run `teamtr plan` without --card, which loads and measures the model"
+            )
+
+        def number(key: str, default: int | None = None) -> int:
+            value = config.get(key)
+            value = default if value is None else value
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                told = "is missing" if value is None else f"is {value!r}, which is no number of things"
+                raise UnknownShape(f"{name}: {key} {told} in config.json; take the file that came with the weights")
+            return value
+
+        width, heads = number("hidden_size"), number("num_attention_heads")
+        biased = kind == "qwen2" or bool(config.get("attention_bias"))
+        return ModelShape(
+            layers=number("num_hidden_layers"),
+            width=width,
+            inner=number("intermediate_size"),
+            heads=heads,
+            kv_heads=number("num_key_value_heads", heads),
+            head_dim=number("head_dim", max(1, width // heads)),
+            vocabulary=number("vocab_size"),
+            tied=bool(config.get("tie_word_embeddings", kind in ("smollm3", "granite"))),
+            biased=biased,
+            biased_output=biased and kind != "qwen2",
+            head_norms=kind == "qwen3",
+        )
+
+    # -- weights ----------------------------------------------------------------------------------------------
+
+    @property
+    def products(self) -> dict[str, tuple[int, int]]:
+        """The linear layers of one block: (outputs, inputs) by name."""
+        query, key = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        return {
+            "self_attn.q_proj": (query, self.width),
+            "self_attn.k_proj": (key, self.width),
+            "self_attn.v_proj": (key, self.width),
+            "self_attn.o_proj": (self.width, query),
+            "mlp.gate_proj": (self.inner, self.width),
+            "mlp.up_proj": (self.inner, self.width),
+            "mlp.down_proj": (self.width, self.inner),
+        }
+
+    @property
+    def body(self) -> int:
+        """Weights of the matrix products of all blocks."""
+        return self.layers * sum(a * b for a, b in self.products.values())
+
+    @property
+    def head(self) -> int:
+        """Weights of the output layer."""
+        return self.vocabulary * self.width
+
+    @property
+    def blocks(self) -> int:
+        """All parameters of the blocks: products, biases and norms."""
+        query, key = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        small = 2 * self.width + (2 * self.head_dim if self.head_norms else 0)
+        small += (query + 2 * key if self.biased else 0) + (self.width if self.biased_output else 0)
+        return self.body + self.layers * small
+
+    @property
+    def parameters(self) -> int:
+        """Of the whole model; a tied output layer counts once."""
+        return self.blocks + self.width + self.head * (1 if self.tied else 2)
+
+    def adapter(self, rank: int, targets: str | Sequence[str] = "all-linear") -> int:
+        """Parameters of a LoRA adapter of this rank on these layers, which are named as PEFT takes them."""
+        found = sum(
+            rank * (outputs + inputs)
+            for block in range(self.layers)
+            for name, (outputs, inputs) in self.products.items()
+            if _is_target(f"model.layers.{block}.{name}", targets)
+        )
+        if not found:
+            raise UnknownShape(f"lora.targets {targets!r} names none of {', '.join(self.products)}")
+        return found
+
+    # -- what a token costs -----------------------------------------------------------------------------------
+
+    def forward_flops(self, tokens: float) -> float:
+        """Of the blocks' matrix products: a multiplication and an addition for each weight."""
+        return 2.0 * self.body * tokens
+
+    def head_flops(self, positions: float) -> float:
+        return 2.0 * self.head * positions
+
+    def attention_flops(self, queries: float, keys: float) -> float:
+        """Scores and the weighted sum, of so many queries that look at so many keys each, in all layers."""
+        return 4.0 * self.layers * self.heads * self.head_dim * queries * keys
+
+    def cache_bytes(self, itemsize: int) -> int:
+        """Keys and values of one token in all layers."""
+        return 2 * self.key_width * itemsize
+
+    @property
+    def query_width(self) -> int:
+        """Numbers that the queries of one token have, in all layers together."""
+        return self.layers * self.heads * self.head_dim
+
+    @property
+    def key_width(self) -> int:
+        return self.layers * self.kv_heads * self.head_dim
+
+
+def _is_target(module: str, targets: str | Sequence[str]) -> bool:
+    """As PEFT decides: all linear layers, a pattern for the whole name, or ends of names."""
+    if targets == "all-linear":
+        return True
+    if isinstance(targets, str):
+        return re.fullmatch(targets, module) is not None
+    return any(module == name or module.endswith(f".{name}") for name in targets)

@@ -1,0 +1,117 @@
+"""A stage on a cluster: seconds by phase, what bounds them, and whether a worker's part fits into its memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import reduce
+from operator import add
+from typing import Any
+
+from teamtr.planning.exchange import (
+    call_seconds,
+    checkpoint_seconds,
+    exchange_seconds,
+    gather_seconds,
+)
+from teamtr.planning.learning import LearnerCost, PassCount, gate_seconds, score_seconds, train_seconds
+from teamtr.planning.memory import WorkerMemory, memory_of
+from teamtr.planning.sampling import decoder_of, sample_seconds
+from teamtr.planning.seconds import Load, Spent
+from teamtr.planning.setup import Setup
+
+PHASES = ("sample", "score", "train", "gate", "exchange", "gather", "calls", "checkpoint")
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a stage takes. ``micro_batch``: messages at a time that fit, which may be fewer than were asked for."""
+
+    setup: Setup
+    memory: WorkerMemory
+    phases: Mapping[str, Spent]
+    micro_batch: int
+    sampled_tokens: int
+    waves: int
+
+    @property
+    def spent(self) -> Spent:
+        return reduce(add, self.phases.values())
+
+    @property
+    def seconds(self) -> float:
+        return self.spent.seconds
+
+    @property
+    def run_seconds(self) -> float:
+        """All stages and evaluations; not the start, and not grading."""
+        episodes, times = self.setup.evaluated
+        looked = sample_seconds(self.setup, self.memory.pages, episodes).seconds * times if episodes else 0.0
+        return self.setup.plan.stages * self.seconds + looked
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.sampled_tokens / self.seconds
+
+    def as_record(self) -> dict[str, Any]:
+        return {
+            "stage_seconds": self.seconds,
+            "run_seconds": self.run_seconds,
+            "bound": self.spent.bound,
+            "phases": {
+                name: {"seconds": spent.seconds, "bound": spent.bound, "by": dict(spent.by)}
+                for name, spent in self.phases.items()
+            },
+            "sampled_tokens": self.sampled_tokens,
+            "sampled_tokens_per_second": self.tokens_per_s,
+            "waves": self.waves,
+            "micro_batch": self.micro_batch,
+            "precision": {name: self.setup.precision(self.setup.member(name)) for name in self.setup.updated},
+        }
+
+
+def predict(setup: Setup, *, local: bool | None = None) -> Prediction:
+    """``local``: no worker is called; by default where there is one worker."""
+    fitted, memory = fitting(setup)
+    phases = _phases(fitted, memory, fitted.cluster.workers == 1 if local is None else local)
+    episodes = fitted.plan.problems * fitted.plan.group_size
+    load = Load.sampled(fitted, episodes)
+    waves = max(
+        decoder_of(fitted, turn.agent, memory.pages[turn.agent]).waves(turn, load.rows, fitted.plan.group_size)
+        for turn in fitted.turns
+    )
+    said = fitted.batches * episodes * sum(turn.message for turn in fitted.turns)
+    return Prediction(fitted, memory, phases, fitted.learning.micro_batch, said, waves)
+
+
+def fitting(setup: Setup) -> tuple[Setup, WorkerMemory]:
+    """With a micro-batch that fits, halved as a learner halves it; as it is asked for where none does, and where the
+    workers are in lockstep, which never halve."""
+    asked = memory_of(setup)
+    smaller, found = setup, asked
+    while not found.fits and not setup.cluster.shard_base and smaller.learning.micro_batch > 1:
+        learning = replace(smaller.learning, micro_batch=smaller.learning.micro_batch // 2)
+        smaller = replace(smaller, learning=learning)
+        found = memory_of(smaller)
+    return (smaller, found) if found.fits else (setup, asked)
+
+
+def _phases(setup: Setup, memory: WorkerMemory, local: bool) -> dict[str, Spent]:
+    episodes = setup.plan.problems * setup.plan.group_size
+    found = dict.fromkeys(PHASES, Spent())
+    found["sample"] = sample_seconds(setup, memory.pages, episodes) * setup.batches
+    for turn in setup.turns:
+        if memory.pages[turn.agent] is not None:
+            found["gather"] += gather_seconds(
+                setup, setup.member(turn.agent), PassCount(setup.batches)
+            )  # copies filled
+    for name in setup.updated:
+        learner = LearnerCost(setup, setup.member(name))
+        for phase, seconds in (("score", score_seconds), ("train", train_seconds), ("gate", gate_seconds)):
+            spent, passes = seconds(learner)
+            found[phase] += spent
+            found["gather"] += gather_seconds(setup, learner.member, passes)
+        found["exchange"] += exchange_seconds(setup, learner.member)
+        found["checkpoint"] += checkpoint_seconds(learner.member)
+    found["calls"] = call_seconds(setup, local=local)
+    return found

@@ -1,0 +1,155 @@
+"""What a run takes on a cluster that need not be there: from the team file and its models' configs, without weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+
+from teamtr.config import AgentConfig, TeamFile
+from teamtr.errors import UserError
+from teamtr.evaluation.evaluate import PROBLEMS_IN_A_RUN, SAMPLES_IN_A_RUN
+from teamtr.planning.cards import Card, card_named
+from teamtr.planning.configs import shape_of_source, tiny_shape
+from teamtr.planning.engine import UnloadedEngine
+from teamtr.planning.setup import Cluster, Learning, Member, PlannedTurn, Sampling, Setup
+from teamtr.planning.shape import ModelShape
+from teamtr.planning.stage import Prediction, predict
+from teamtr.ports import GB, Demand
+from teamtr.presets import Plan
+from teamtr.session.build import Parts, Session, build
+from teamtr.session.memory import WORDS_OF_A_LINE, demand_of, openings
+from teamtr.session.models import Models, codecs_of
+from teamtr.tasks import Task
+from teamtr.tasks.players import PlayerConfig
+from teamtr.team import Schedule
+from teamtr.types import PLAYER
+
+
+@dataclass(frozen=True)
+class Where:
+    """The cluster that is planned for: so many cards of a kind (by default one for each worker), the network between
+    its machines in bytes per second, and tokens of a typical message (by default as many as it may have)."""
+
+    card: str
+    cards: int | None = None
+    network: float | None = None
+    message_tokens: int | None = None
+
+
+def forecast(team_file: TeamFile, where: Where) -> tuple[Session, Prediction]:
+    """The session without weights, and what a stage of it takes there."""
+    cluster = _cluster(team_file, where)
+    session = build(team_file, taught=False, parts=Parts(make_engine=partial(_engine, cluster)))
+    setup = _setup(team_file, session.plan, cluster, demand_of(session))
+    setup = replace(setup, turns=_turns(session, where.message_tokens), evaluated=_evaluated(session))
+    if not setup.updated:
+        raise UserError("nobody is trained and speaks in this team: there is nothing to plan; see team.agents")
+    return session, predict(setup, local=team_file.cluster.engine == "local")
+
+
+def _engine(
+    cluster: Cluster, team_file: TeamFile, task: Task, plan: Plan, player: PlayerConfig | None, *, taught: bool
+) -> Models:
+    members = _members(team_file)
+    names = [member.name for member in members]
+    trained = {member.name: member.trained for member in members}
+    engine = UnloadedEngine(names, trained, partial(_setup, team_file, plan, cluster))
+    return Models(engine, codecs_of(team_file, player))
+
+
+def _cluster(team_file: TeamFile, where: Where) -> Cluster:
+    settings, card = team_file.cluster, card_named(where.card)
+    if team_file.device == "cpu" and not card.is_cpu:
+        raise UserError(
+            f"device: cpu uses no card, and --card is {card.name}: leave device out, or plan for --card cpu"
+        )
+    found = Cluster(
+        card, where.cards or settings.workers, settings.workers, settings.parts, shard_base=settings.shard_base
+    )
+    return found if where.network is None else replace(found, network=where.network)
+
+
+def _setup(team_file: TeamFile, plan: Plan, cluster: Cluster, demand: Demand) -> Setup:
+    learner = team_file.learner
+    return Setup(
+        members=_members(team_file),
+        turns=(),
+        demand=demand,
+        plan=plan,
+        cluster=cluster,
+        learning=Learning(
+            learner.epochs, learner.minibatches, learner.micro_batch, learner.gate_share, learner.precision
+        ),
+        sampling=_sampling(team_file, cluster.card),
+    )
+
+
+def _sampling(team_file: TeamFile, card: Card) -> Sampling:
+    """As ``session.models.sampler_pool`` decides it, for a card that is not here."""
+    settings, on_card = team_file.sampling, not card.is_cpu
+    paged = settings.engine == "paged" or (settings.engine == "auto" and on_card)
+    by_device = "fp16" if on_card else "fp32"
+    precision = by_device if settings.precision == "auto" else settings.precision
+    memory = None if settings.memory_gb is None else int(settings.memory_gb * GB)
+    return Sampling(paged, precision, memory, settings.compiled)
+
+
+def _members(team_file: TeamFile) -> tuple[Member, ...]:
+    """Every model that is loaded: the agents', and that of a player of its own, which is a whole one."""
+    shapes: dict[tuple[str, str | None], ModelShape] = {}
+
+    def shape(model: str, revision: str | None) -> ModelShape:
+        if (model, revision) not in shapes:
+            shapes[model, revision] = _shape(team_file, model, revision)
+        return shapes[model, revision]
+
+    found = [_member(agent, shape(*agent.source)) for agent in team_file.team.agents]
+    player = team_file.task.wanted_player
+    if player is not None and player.has_own_model:
+        source = str(player.model), player.revision
+        found.append(Member(PLAYER, shape(*source), f"{PLAYER} {source}", rank=None, frozen=True))
+    return tuple(found)
+
+
+def _member(agent: AgentConfig, shape: ModelShape) -> Member:
+    rank = agent.lora.rank if agent.train == "lora" else None
+    return Member(agent.name, shape, str(agent.source), rank, agent.lora.targets, agent.frozen)
+
+
+def _shape(team_file: TeamFile, model: str, revision: str | None) -> ModelShape:
+    if model == "tabular":
+        raise UserError("a tabular agent takes no memory and no time worth planning: run `teamtr plan` without --card")
+    if model == "tiny":
+        tiny = team_file.tiny
+        return tiny_shape(tiny.layers, tiny.width, tiny.heads)
+    return shape_of_source(model, revision)
+
+
+def _turns(session: Session, message_tokens: int | None) -> tuple[PlannedTurn, ...]:
+    """The turns of an episode that nothing ends early, with contexts as long as they get; of a router that decides as
+    it goes, agents in the order in which they are listed."""
+    router, names = session.context.router, session.team.names
+    if isinstance(router, Schedule):
+        order = [(turn.round, turn.agent) for turn in router.turns()]
+    else:
+        speakers = [name for name in names if router.turns_of(name)]
+        order = [(k // len(speakers), speakers[k % len(speakers)]) for k in range(router.horizon)]
+    first, said, turns = openings(session), 0, list[PlannedTurn]()
+    read: dict[str, int] = {}
+    for round, name in order:
+        most = session.team[name].max_tokens
+        message = most if message_tokens is None else min(most, message_tokens)
+        opening = first[name]
+        context = opening.prompt + said + opening.reply * round
+        turns.append(PlannedTurn(name, context, message, opening.prompt, read.get(name, 0)))
+        read[name] = context
+        said += message + WORDS_OF_A_LINE
+    return tuple(turns)
+
+
+def _evaluated(session: Session) -> tuple[int, int]:
+    settings = session.team_file.eval
+    if not settings.every:
+        return 0, 0
+    problems = len(session.task.problems("test")[: settings.problems or PROBLEMS_IN_A_RUN])
+    return problems * (settings.samples or SAMPLES_IN_A_RUN), 1 + session.plan.stages // settings.every

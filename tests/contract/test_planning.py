@@ -1,0 +1,434 @@
+"""The throughput model: counts by hand and by transformers, what must not grow, and errors that say what to do."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from teamtr.config import loads
+from teamtr.engines import memory as loaded
+from teamtr.engines.estimate import items
+from teamtr.engines.paged.sampler import PAGE
+from teamtr.errors import UserError
+from teamtr.planning import rates
+from teamtr.planning.advice import helpful, placement, smallest_sharing
+from teamtr.planning.cards import CARDS, card_named
+from teamtr.planning.configs import shape_of_source, tiny_shape
+from teamtr.planning.exchange import exchange_seconds, gather_seconds
+from teamtr.planning.learning import LearnerCost, PassCount, step_rows
+from teamtr.planning.memory import base_parameters, demand_of_worker, held, memory_of
+from teamtr.planning.sampling import Decoder
+from teamtr.planning.seconds import Load, Spent, distinct
+from teamtr.planning.setup import Cluster, Learning, Member, PlannedTurn, Sampling, Setup, likely_precision
+from teamtr.planning.shape import FAMILIES, ModelShape, UnknownShape
+from teamtr.planning.stage import predict
+from teamtr.ports import Demand, Engine, Lengths
+from teamtr.presets import Plan, Radii
+from teamtr.session.build import build
+from teamtr.session.forecast import Where, _setup, forecast
+from teamtr.session.memory import demand_of
+
+QWEN3_1_7B = {
+    "model_type": "qwen3", "num_hidden_layers": 28, "hidden_size": 2048, "intermediate_size": 6144,
+    "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936,
+    "tie_word_embeddings": True,
+}  # fmt: skip
+SHAPE = ModelShape.of(QWEN3_1_7B)
+LARGE = replace(SHAPE, layers=64, width=5120, inner=25600, heads=64, tied=False)
+"""Qwen3-32B's."""
+
+
+def setup(shape: ModelShape = SHAPE, *, rank: int | None = 16, micro_batch: int = 16, **cluster: object) -> Setup:
+    """Three agents, 64 problems x 8 episodes, prompts and messages of 256 tokens."""
+    names = ("a", "b", "c")
+    plan = Plan.preset("teamtr", radius=0.05, problems=64, group_size=8)
+    return Setup(
+        members=tuple(Member(name, shape, "base", rank) for name in names),
+        turns=tuple(PlannedTurn(name, 256 + 256 * k, 256, 256) for k, name in enumerate(names)),
+        demand=Demand(
+            lengths={name: Lengths(256 + 256 * k, 256) for k, name in enumerate(names)},
+            episodes=512,
+            messages=dict.fromkeys(names, 512),
+            checked=dict.fromkeys(names, 0),
+            minibatches=4,
+            objective=plan.objective,
+        ),
+        plan=plan,
+        cluster=Cluster(CARDS["H200"], **cluster),
+        learning=Learning(epochs=1, micro_batch=micro_batch),
+    )
+
+
+def workers(count: int, shards: int | None = None, **more: object) -> dict[str, object]:
+    return {"cards": count, "workers": count, "shards": shards or count, **more}
+
+
+# -- shapes ---------------------------------------------------------------------------------------------------
+
+
+def test_weights_cache_and_operations_of_a_known_shape_by_hand():
+    block = 2048 * (16 * 128) * 2 + 2048 * (8 * 128) * 2 + 3 * 2048 * 6144
+    assert SHAPE.body == 28 * block == 1_409_286_144
+    assert SHAPE.parameters == SHAPE.body + 28 * (2 * 2048 + 2 * 128) + 2048 + 151936 * 2048 == 1_720_574_976
+    assert replace(SHAPE, tied=False).parameters - SHAPE.parameters == 151936 * 2048
+    assert SHAPE.cache_bytes(2) == 2 * 28 * 8 * 128 * 2 == 114_688, "keys and values of a token in half precision"
+    assert SHAPE.forward_flops(1) == 2 * SHAPE.body
+    assert SHAPE.attention_flops(3, 10) == 2 * 2 * 28 * 16 * 128 * 3 * 10
+    sides = 4 * 2048 + 2 * (2048 + 1024) + 3 * (2048 + 6144)  # query and output, key and value, the MLP
+    assert SHAPE.adapter(16) == 28 * 16 * sides == 17_432_576
+    assert SHAPE.adapter(16, ("q_proj", "v_proj")) == 28 * 16 * (2 * 2048 + 2048 + 1024)
+    assert SHAPE.adapter(16, r".*\.0\.self_attn\.q_proj") == 16 * 2 * 2048, "a pattern of one block"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.filterwarnings("ignore")
+def test_every_family_has_as_many_weights_as_transformers_makes(family: str, tied: bool):
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    sizes = {
+        "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 8,
+        "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 130, "tie_word_embeddings": tied,
+    }  # fmt: skip
+    for more in ({}, {"attention_bias": True}):
+        if more and family in ("mistral", "qwen2", "smollm3"):  # they have no such choice
+            continue
+        config = AutoConfig.for_model(family, **sizes, **more, bos_token_id=0, eos_token_id=1, pad_token_id=2)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
+        assert ModelShape.of(json.loads(config.to_json_string())).parameters == model.num_parameters()
+
+
+def test_the_built_in_model_has_the_shape_that_is_planned():
+    built = build(loads(TEAM.format(train="full", engine="plain"), name="plan.yaml"))
+    config = built.engine.learner("left").policy.causal_lm.config
+    assert tiny_shape(layers=2, width=32, heads=4) == ModelShape.of(config.to_dict())
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"num_hidden_layers": None}, "num_hidden_layers is missing"),
+        ({"hidden_size": "wide"}, "hidden_size is 'wide', which is no number"),
+        ({"vocab_size": 0}, "vocab_size is 0"),
+        ({"num_experts": 8}, "a mixture of experts"),
+        ({"model_type": "mamba"}, "model_type 'mamba'; planned without loading are dense models of the families llama"),
+    ],
+)
+def test_a_config_that_does_not_say_enough_is_an_error_that_names_the_key(change, told):
+    with pytest.raises(UnknownShape, match=told):
+        ModelShape.of({**QWEN3_1_7B, **change}, "model 'x'")
+
+
+def test_a_folder_without_a_readable_config_says_so(tmp_path):
+    with pytest.raises(UserError, match="there is no such folder"):
+        shape_of_source(str(tmp_path / "no"))
+    with pytest.raises(UserError, match=r"no config\.json"):
+        shape_of_source(str(tmp_path))
+    for text, told in (("{", "is damaged"), ("[1]", "holds no JSON object")):
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(UserError, match=told):
+            shape_of_source(str(tmp_path))
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3_1_7B))
+    assert shape_of_source(str(tmp_path)) == SHAPE
+
+
+def test_a_hub_id_is_planned_from_its_config_alone(monkeypatch):
+    from transformers import AutoConfig
+
+    asked: list[tuple[str, dict]] = []
+
+    def config(source: str, **options: object) -> AutoConfig:
+        asked.append((source, options))
+        if source == "OWNER/BROKEN":
+            raise OSError("no file named config.json\nmore")
+        return AutoConfig.for_model(**QWEN3_1_7B)
+
+    monkeypatch.setattr("teamtr.planning.configs.hub_options", lambda source, revision: {"local_files_only": True})
+    monkeypatch.setattr(AutoConfig, "from_pretrained", config)
+    assert shape_of_source("OWNER/NAME", "main") == SHAPE
+    assert asked == [("OWNER/NAME", {"revision": "main", "trust_remote_code": False, "local_files_only": True})]
+    with pytest.raises(UserError, match=r"OWNER/BROKEN.*no file named config\.json\); give a folder"):
+        shape_of_source("OWNER/BROKEN")
+
+
+def test_targets_that_name_no_layer_and_cards_that_are_not_known_are_errors():
+    with pytest.raises(UnknownShape, match=r"lora\.targets"):
+        SHAPE.adapter(8, ("wq",))
+    assert card_named("h200") is CARDS["H200"]
+    with pytest.raises(UserError, match=r"no card 'H20O' in the table \(did you mean H200\?\); there are H200, H100"):
+        card_named("H20O")
+    with pytest.raises(UserError, match="4 workers need as many"):
+        Cluster(CARDS["H200"], workers=4, shards=2)
+
+
+# -- memory ---------------------------------------------------------------------------------------------------
+
+TEAM = """
+name: plan
+task: {{name: code, half_length: 1}}
+team:
+  model: tiny
+  train: {train}
+  max_tokens: 4
+  agents: [{{name: left}}, {{name: right}}, {{name: speaker}}]
+tiny: {{layers: 2, width: 32, heads: 4, warmup_steps: 0}}
+plan: {{problems: 4, group_size: 4}}
+sampling: {{engine: {engine}}}
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("engine", ["plain", "paged"])
+@pytest.mark.parametrize("train", ["lora", "full"])
+def test_one_estimate_whether_models_are_loaded_or_only_their_configs_are_read(train: str, engine: str):
+    """Counted and computed sizes are the same; what autograd keeps is measured in the one and computed in the other."""
+    team_file = loads(TEAM.format(train=train, engine=engine), name="plan.yaml")
+    built = build(team_file)
+    demand = demand_of(built)
+    there = _setup(team_file, built.plan, Cluster(CARDS["cpu"]), demand)
+    counted = items(loaded.held(built.engine.learners, list(demand.messages)), demand)
+    computed = items(held(there), demand)
+    assert [item.what for item in computed] == [item.what for item in counted]
+    for a, b in zip(computed, counted, strict=True):
+        if a.what == "worst step":
+            assert a.bytes == pytest.approx(b.bytes, rel=0.02)
+        else:
+            assert a == b
+
+
+def test_a_worker_holds_its_part_of_the_batch_and_of_a_sharded_base():
+    four = setup(**workers(4, 8))
+    demand = demand_of_worker(four)
+    assert demand.episodes == 512 // 8, "one shard is sampled at a time"
+    assert demand.messages == dict.fromkeys("abc", 512 // 4)
+    cluster = replace(four.cluster, shard_base=True)
+    assert base_parameters(SHAPE, cluster) == SHAPE.parameters - SHAPE.blocks + SHAPE.blocks // 4
+    weights = next(item for item in memory_of(replace(four, cluster=cluster)).plan.items if item.what == "weights")
+    assert weights.bytes == 4 * base_parameters(SHAPE, cluster)
+
+
+def test_a_base_that_can_be_held_in_parts_but_not_be_loaded_does_not_fit():
+    large = replace(setup(LARGE, micro_batch=1, **workers(64, shard_base=True)), sampling=Sampling(memory=4 << 30))
+    assert memory_of(large).fits
+    small = replace(CARDS["H200"], memory=130 * 10**9)
+    found = memory_of(replace(large, cluster=replace(large.cluster, card=small)))
+    assert found.plan.fits
+    assert not found.fits
+    assert found.loading == 4 * LARGE.parameters > 130 * 10**9
+
+
+def test_a_micro_batch_that_does_not_fit_is_halved_until_it_does():
+    found = predict(setup(micro_batch=512))
+    assert found.micro_batch < 512
+    assert found.memory.fits
+    assert not memory_of(setup(micro_batch=2 * found.micro_batch)).fits
+    lockstep = predict(setup(LARGE, micro_batch=16, **workers(8, shard_base=True)))
+    assert lockstep.micro_batch == 16, "which never halve"
+    assert not lockstep.memory.fits
+
+
+@pytest.mark.parametrize(
+    ("nats", "message", "adapted", "sharded", "precision"),
+    [
+        (0.05, 256, True, False, "fp16"),  # what docs/performance.md measured: 0.048 of the radius
+        (0.01, 16, True, False, "fp16"),
+        (0.01, 256, True, False, "fp32"),
+        (0.01, 1024, True, False, "fp32"),
+        (0.02, 256, True, False, "tf32"),
+        (0.05, 256, True, True, "tf32"),
+        (0.5, 16, False, False, "fp32"),
+    ],
+)
+def test_precision_is_what_auto_was_seen_to_pick(nats, message, adapted, sharded, precision):
+    assert likely_precision(Radii(nats), message, adapted=adapted, sharded=sharded) == precision
+
+
+# -- seconds --------------------------------------------------------------------------------------------------
+
+
+def test_waves_are_as_many_as_pages_allow():
+    turn = PlannedTurn("a", 256, 256, alike=0)
+    page = PAGE * SHAPE.cache_bytes(2)
+    decoder = Decoder(SHAPE, CARDS["H200"], pages=100 * 8 * page)  # 512 tokens are eight pages
+    assert decoder.at_once(turn, 512, 1) == 100
+    assert decoder.waves(turn, 512, 1) == 6
+    shared = replace(turn, alike=256)  # of a group of 8, seven rows do not need the four pages of the prompt
+    assert decoder.at_once(shared, 512, 8) == int(800 / (8 - 4 * 7 / 8)) == 177
+    assert replace(decoder, pages=None).waves(turn, 512, 1) == 1, "nothing is paged"
+    assert replace(decoder, pages=10**15).at_once(turn, 5000, 1) == 1024, "graphs are captured for no more"
+    little = replace(setup(), sampling=Sampling(memory=20 * 8 * page))
+    found = predict(little)
+    assert found.waves > 1
+    assert found.phases["sample"].bound == "KV memory"
+    assert found.seconds > predict(setup()).seconds
+
+
+def test_a_decode_step_by_hand():
+    """Few rows read all weights; many compute. Keys and values are read beside."""
+    card, decoder = CARDS["H200"], Decoder(SHAPE, CARDS["H200"], pages=1 << 40)
+    few = decoder.step(8, 1000)
+    read = 2 * (SHAPE.body + SHAPE.head) + 8 * 1000 * SHAPE.cache_bytes(2)
+    assert few.by["bandwidth"] == pytest.approx(read / (rates.READ * card.bandwidth))
+    assert few.by.get("compute", 0.0) == 0.0
+    many = decoder.step(1024, 1000)
+    assert many.by["bandwidth"] == pytest.approx(1024 * 1000 * SHAPE.cache_bytes(2) / (rates.READ * card.bandwidth))
+    compute = 2 * 1024 * (SHAPE.body / rates.DECODE_PRODUCTS + SHAPE.head / rates.DECODE_HEAD) / card.flops["fp16"]
+    assert many.by["compute"] == pytest.approx(compute)
+    assert decoder.step(129, 10).by["compute"] == decoder.step(192, 10).by["compute"], "a graph of 192 rows is replayed"
+
+
+def test_common_beginnings_are_read_once_by_a_group_where_that_pays():
+    decoder = Decoder(SHAPE, CARDS["H200"], pages=1 << 40)
+    apart, together = decoder.step(256, 320).by["bandwidth"], decoder.step(256, 320, 256, 8).by["bandwidth"]
+    assert together / apart == pytest.approx((64 + 256 / 8) / 320)
+    few = decoder.step(32, 320, 256, 8)  # splits a row's pages among programs
+    assert few.by["bandwidth"] == decoder.step(32, 320).by["bandwidth"]
+
+
+def test_tokens_of_a_step_share_the_prompts_that_are_drawn_together():
+    assert distinct(PlannedTurn("a", 256, 100, alike=256), problems=4, rows=32) == 4 * 256 + 32 * 100
+    assert distinct(PlannedTurn("a", 600, 100, alike=256, known=400), 4, 32) == 32 * (700 - 400)
+    one = setup()
+    rows = step_rows(LearnerCost(one, one.members[0]), Load.learned(one))
+    assert rows.episodes == 128
+    assert rows.problems == pytest.approx(64 * (1 - 0.75**8)), "of eight episodes, one at least is in a given quarter"
+
+
+def test_gradients_are_sent_shard_by_shard():
+    """Four steps, eight shards, three hops to eight workers; and eight additions."""
+    eight = setup(**workers(8))
+    size = 4 * SHAPE.adapter(16)
+    expected = 4 * 8 * size * (3 / rates.GLOO + 1 / rates.HOST_ADD)
+    assert exchange_seconds(eight, eight.members[0]).by == {"network": pytest.approx(expected)}
+    assert exchange_seconds(setup(), setup().members[0]).seconds == 0.0
+    slow = replace(eight, cluster=replace(eight.cluster, cards_per_machine=4, network=1e8))
+    assert exchange_seconds(slow, slow.members[0]).seconds > 5 * expected
+
+
+def test_a_sharded_base_is_gathered_in_every_pass():
+    eight = setup(**workers(8, shard_base=True))
+    once = 4 * SHAPE.blocks * 7 / 8 / (rates.GATHER * CARDS["H200"].link)
+    found = gather_seconds(eight, eight.members[0], PassCount(forward=3, backward=2))
+    assert found.seconds == pytest.approx(5 * once)
+    whole = setup(**workers(8))
+    assert gather_seconds(whole, whole.members[0], PassCount(3, 2)).seconds == 0.0
+
+
+def test_workers_never_slow_down_what_they_share_out_until_exchange_outweighs_it():
+    shared = ("sample", "score", "train", "gate")
+    found = [predict(setup(**workers(count, 64))) for count in (1, 2, 4, 8, 16, 32, 64)]
+    for phase in shared:
+        seconds = [one.phases[phase].seconds for one in found]
+        assert seconds == sorted(seconds, reverse=True)
+    by_workers = [predict(setup(**workers(count))) for count in (1, 2, 4, 64)]
+    assert by_workers[1].seconds < by_workers[0].seconds
+    assert by_workers[-1].phases["exchange"].seconds > by_workers[2].phases["exchange"].seconds
+    assert by_workers[-1].seconds > by_workers[2].seconds
+    assert by_workers[-1].spent.bound == "network"
+
+
+def test_more_of_anything_takes_longer_and_a_faster_card_does_not():
+    base = predict(setup()).seconds
+    longer = replace(setup(), turns=tuple(replace(turn, message=300) for turn in setup().turns))
+    assert predict(longer).seconds > base
+    assert predict(replace(setup(), learning=replace(setup().learning, epochs=2))).seconds > base
+    assert predict(replace(setup(), plan=replace(setup().plan, problems=128))).seconds > base
+    faster = replace(CARDS["H200"], bandwidth=1e13)
+    assert predict(replace(setup(), cluster=Cluster(faster))).seconds < base
+    assert predict(replace(setup(), cluster=Cluster(CARDS["A100-80"]))).seconds > base
+
+
+def test_workers_without_an_equal_part_are_waited_for():
+    load = Load.learned(setup(**workers(3, 4)))
+    assert load == Load(problems=16, rows=128, parts=2, busy=64 / (16 * 2 * 3))
+    spent = Spent({"compute": 3.0}).waiting(load.busy)
+    assert spent.seconds == pytest.approx(3.0), "waiting is part of the time, not on top of it"
+    assert spent.by["waiting"] == pytest.approx(1.0)
+    assert predict(setup(**workers(128))).phases["train"].by["waiting"] > 0.0, "64 problems for 128 workers"
+
+
+def test_plans_that_reuse_rollouts_sample_once_and_gate_on_all():
+    fresh, stale = (
+        setup(),
+        replace(setup(), plan=Plan.preset("naive_sequential", radius=0.05, problems=64, group_size=8)),
+    )
+    a, b = predict(fresh), predict(stale)
+    assert a.phases["sample"].seconds == pytest.approx(3 * b.phases["sample"].seconds)
+    assert b.phases["gate"].seconds > 3 * a.phases["gate"].seconds
+    assert a.sampled_tokens == 3 * b.sampled_tokens == 3 * 512 * 3 * 256
+    assert replace(setup(), plan=Plan.preset("auto")).batches == 1, "assumed: it decides as it goes"
+
+
+# -- advice ---------------------------------------------------------------------------------------------------
+
+
+def test_what_would_help_is_faster_and_fits():
+    found = predict(setup(**workers(2, 8)))
+    changes = helpful(found)
+    assert any(change.settings == "cluster.shards=2" for change in changes)
+    assert all(change.seconds < found.seconds for change in changes)
+    assert [change.seconds for change in changes] == sorted(change.seconds for change in changes)
+    crowded = predict(setup(**workers(64)))
+    assert any(change.settings == "cluster.workers=32" for change in helpful(crowded)), "fewer, where exchange bounds"
+
+
+def test_placement_says_whether_the_base_must_be_sharded():
+    assert "the base fits whole" in placement(predict(setup())).sharding
+    assert placement(predict(setup())).fit_on_a_card == 1
+    large = predict(setup(LARGE))
+    assert smallest_sharing(setup(LARGE)) == 16
+    assert placement(large).sharding == "needed: cluster.shard_base=true over at least 16 workers"
+    (change,) = [change for change in helpful(large) if "shard_base=true" in change.settings]
+    assert change.settings.startswith("cluster.engine=ray cluster.workers=16 --cards 16 cluster.shard_base=true")
+    full = predict(setup(LARGE, rank=None))
+    assert "replicated" in placement(full).sharding
+    assert helpful(full) == []
+    small = setup(LARGE)
+    small = replace(small, cluster=Cluster(CARDS["H100"]))
+    assert "loads the whole base" in placement(predict(small)).sharding
+    assert "not counted" in placement(predict(replace(setup(), cluster=Cluster(CARDS["cpu"])))).sharding
+
+
+# -- from a team file -----------------------------------------------------------------------------------------
+
+
+def test_turns_of_several_rounds_grow_and_find_what_was_read_before():
+    text = TEAM.format(train="lora", engine="plain").replace("max_tokens: 4", "max_tokens: 4\n  router: {rounds: 2}")
+    _, found = forecast(loads(text, name="plan.yaml"), Where("cpu"))
+    turns = found.setup.turns
+    assert [turn.agent for turn in turns] == ["left", "right", "speaker"] * 2
+    assert [turn.context for turn in turns] == sorted(turn.context for turn in turns[:3]) + [
+        turn.context for turn in turns[3:]
+    ]
+    assert [turn.known for turn in turns[:3]] == [0, 0, 0]
+    assert [turn.known for turn in turns[3:]] == [turn.context for turn in turns[:3]]
+    _, short = forecast(loads(text, name="plan.yaml"), Where("cpu", message_tokens=1))
+    assert all(turn.message == 1 for turn in short.setup.turns)
+    assert short.seconds < found.seconds
+    assert short.memory.plan == found.memory.plan, "memory is for the longest"
+
+
+def test_what_cannot_be_planned_without_weights_says_so():
+    tabular = TEAM.format(train="full", engine="plain").replace("model: tiny", "model: tabular")
+    with pytest.raises(UserError, match="tabular agent"):
+        forecast(loads(tabular, name="plan.yaml"), Where("H200"))
+    on_cpu = loads(TEAM.format(train="full", engine="plain"), "plan.yaml", ["device=cpu"])
+    with pytest.raises(UserError, match="--card is H200"):
+        forecast(on_cpu, Where("H200"))
+    frozen = TEAM.format(train="full", engine="plain").replace("}}]", "}]").replace("{name: ", "{frozen: true, name: ")
+    frozen = frozen.replace("task: {frozen: true, name: code", "task: {name: code")
+    with pytest.raises(UserError, match="nobody is trained"):
+        forecast(loads(frozen, name="plan.yaml"), Where("H200"))
+    session, _ = forecast(loads(TEAM.format(train="full", engine="plain"), name="plan.yaml"), Where("H200"))
+    assert isinstance(session.engine, Engine)
+    assert session.engine.memory_plan(demand_of(session)).fits
+    with pytest.raises(UserError, match="without loading the models"):
+        session.engine.learner("left")
+    with pytest.raises(UserError, match="without loading the models"):
+        session.engine.sample("left", [], np.zeros((0, 4)))
