@@ -40,12 +40,12 @@ def helpful(prediction: Prediction) -> list[Change]:
 
 
 def _that_fit(setup: Setup) -> Iterator[tuple[str, Setup]]:
-    """With less at a time, as it is and on more cards; and with a base in parts, over as few workers as can hold it."""
+    """With less at a time, as it is and on more cards; and with layers in parts, over as few workers as can hold
+    them."""
     yield made_to_fit("", setup)
     for settings, other in _of_cluster(setup):
         yield made_to_fit(settings, other)
-    adapted = all(member.adapted for member in setup.members)
-    if adapted and not setup.cluster.shard_base and (least := smallest_sharing(setup)):
+    if not setup.cluster.shard_base and (least := smallest_sharing(setup)):
         settings, other = _with_workers(setup, max(least, setup.cluster.workers))
         sharded = replace(other, cluster=replace(other.cluster, shard_base=True))
         yield made_to_fit(f"{settings} cluster.shard_base=true".strip(), sharded)
@@ -65,7 +65,7 @@ def _of_cluster(setup: Setup) -> Iterator[tuple[str, Setup]]:
         yield _with_workers(setup, count)
     if cluster.shards > cluster.workers:
         yield f"cluster.shards={cluster.workers}", replace(setup, cluster=replace(cluster, shards=cluster.workers))
-    if cluster.workers > 1 and all(member.adapted for member in setup.members):
+    if cluster.workers > 1:
         other = replace(cluster, shard_base=not cluster.shard_base)
         yield f"cluster.shard_base={str(other.shard_base).lower()}", replace(setup, cluster=other)
 
@@ -116,7 +116,7 @@ def pages_of_a_batch(setup: Setup) -> int:
 @dataclass(frozen=True)
 class Placement:
     """``workers_on_a_card`` are planned, and ``fit_on_a_card`` is how many its memory would hold with pages for one
-    batch each (None: nobody counts it). ``sharding``: whether the base must be sharded, in words."""
+    batch each (None: nobody counts it). ``sharding``: whether layers must be spread, in words."""
 
     workers_on_a_card: int
     fit_on_a_card: int | None
@@ -142,17 +142,15 @@ def _sharding(prediction: Prediction) -> str:
         return "not needed: a CPU's memory is not counted"
     whole = memory_of(replace(setup, cluster=replace(cluster, shard_base=False)))
     if whole.fits:
-        return "not needed: the base fits whole"
-    if not all(member.adapted for member in setup.members):
-        return "cannot help: agents that train all their weights are replicated, not sharded"
+        return "not needed: models fit whole"
     least = smallest_sharing(setup)
     if least is None:
-        return "cannot help: a worker loads the whole base before it gives its part away, and that does not fit"
+        return "cannot help: a worker loads whole models before it gives parts away, and that does not fit"
     return f"needed: cluster.shard_base=true over at least {least} workers"
 
 
 def smallest_sharing(setup: Setup) -> int | None:
-    """The fewest workers, one to a card, whose parts of the base fit, messages at a time and pages as they must be;
+    """The fewest workers, one to a card, whose parts of the models fit, messages at a time and pages as they must be;
     None where no number of them does."""
     for count in (2**k for k in range(1, 11)):
         cluster = replace(setup.cluster, workers=count, shards=count, cards=count, shard_base=True)

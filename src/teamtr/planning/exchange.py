@@ -1,4 +1,4 @@
-"""Seconds between processes: gradients, parts of a sharded base, calls to workers, checkpoints."""
+"""Seconds between processes: gradients, parts of spread layers, calls to workers, checkpoints."""
 
 from __future__ import annotations
 
@@ -10,32 +10,35 @@ from teamtr.planning.seconds import Spent
 from teamtr.planning.setup import Member, Setup
 
 
-def gradient_bytes(member: Member) -> int:
-    """Of one shard's gradient, in float32."""
-    return 4 * member.trained
+def gradient_bytes(setup: Setup, member: Member) -> int:
+    """Of one shard's gradient, in float32, without that of spread layers."""
+    spread = setup.cluster.shard_base and not member.adapted
+    return 4 * (member.trained - (member.shape.blocks if spread else 0))
 
 
 def exchange_seconds(setup: Setup, member: Member) -> Spent:
-    """Of one update. Each shard's gradient is sent to all workers and added by each, shard after shard, so that all
-    have the same bits (``engines.cluster.ranks``): it takes as many rounds as there are shards."""
+    """Of one update. A worker sends the slices of its shards' gradients to those who add them, adds its own slice of
+    all shards in their order, and gets the other sums (``engines.cluster.ranks``)."""
     cluster = setup.cluster
     if cluster.workers == 1 or cluster.shards == 1:
         return Spent()
     shards = min(cluster.shards, setup.plan.problems)
     steps = setup.learning.epochs * setup.learning.minibatches
-    hops = math.ceil(math.log2(cluster.workers))
-    size = gradient_bytes(member)
+    size, most = gradient_bytes(setup, member), math.ceil(shards / cluster.workers)
     carried = min(rates.GLOO, cluster.network) if cluster.machines > 1 else rates.GLOO
-    return Spent.on(network=steps * shards * size * (hops / carried + 1.0 / rates.HOST_ADD))
+    sent = (most + 1) * (cluster.workers - 1) / cluster.workers
+    return Spent.on(network=steps * size * (sent / carried + shards / cluster.workers / rates.HOST_ADD))
 
 
 def gather_seconds(setup: Setup, member: Member, passes: PassCount) -> Spent:
-    """Of putting the layers of a sharded base together, in every pass forward and once more in every pass back."""
+    """Of putting spread layers together, in every pass forward and once more in every pass back; and of sending away
+    the gradients of those that are trained, in every pass back."""
     cluster = setup.cluster
     if not cluster.shard_base or cluster.workers == 1:
         return Spent()
     size = 4 * member.shape.blocks * (cluster.workers - 1) / cluster.workers
-    return Spent.on(network=(passes.forward + passes.backward) * size / (rates.GATHER * cluster.between_cards))
+    times = passes.forward + passes.backward * (1 if member.adapted else 2)
+    return Spent.on(network=times * size / (rates.GATHER * cluster.between_cards))
 
 
 def call_seconds(setup: Setup, *, local: bool) -> Spent:

@@ -23,7 +23,7 @@ UNDER_AUTOCAST = 0.7
 @dataclass(frozen=True)
 class WorkerMemory:
     """``plan``: what a worker holds beside what it may have. ``loading``: what it takes while it loads its models,
-    before parts of a base are given away. ``pages``: most bytes of keys and values, by agent; None on the plain path.
+    before parts of them are given away. ``pages``: most bytes of keys and values, by agent; None on the plain path.
     ``least``: the plan's total with pages for one batch only."""
 
     plan: MemoryPlan
@@ -76,9 +76,9 @@ def held(setup: Setup) -> Held:
     for source in dict.fromkeys(member.source for member in members):
         own = [member for member in members if member.source == source]
         shape, adapted = own[0].shape, [member for member in own if member.adapted]
-        weights += 4 * shape.parameters * (len(own) - len(adapted))
+        weights += 4 * held_parameters(shape, setup.cluster) * (len(own) - len(adapted))
         if adapted:
-            weights += 4 * base_parameters(shape, setup.cluster)
+            weights += 4 * held_parameters(shape, setup.cluster)
             adapters += 4 * sum(member.trained for member in adapted)
             halves += max(_half_bytes(shape, setup.precision(member)) for member in adapted)
     agents = sum(member.name != PLAYER for member in members)
@@ -94,8 +94,8 @@ def held(setup: Setup) -> Held:
     )
 
 
-def base_parameters(shape: ModelShape, cluster: Cluster) -> int:
-    """Of a base under adapters, what one worker holds: of sharded blocks a part, of the rest all."""
+def held_parameters(shape: ModelShape, cluster: Cluster) -> int:
+    """Of a model, what one worker holds: of spread blocks a part, of the rest all."""
     if not cluster.shard_base:
         return shape.parameters
     return shape.parameters - shape.blocks + -(-shape.blocks // cluster.workers)
@@ -132,7 +132,7 @@ def _trained(setup: Setup, member: Member) -> Trained:
     logits = HEAD_CHUNK_ELEMENTS if memory is None else int(HEAD_CHUNK_SHARE * memory) // 4
     return Trained(
         agent=member.name,
-        trained_bytes=4 * member.trained,
+        trained_bytes=4 * (member.trained if member.adapted else held_parameters(shape, setup.cluster)),
         precision=precision,
         micro_batch=setup.learning.micro_batch,
         layers=shape.layers,

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -94,15 +95,33 @@ class Ranks(Shards):
         return [by_row[place] for place in range(len(rows))]
 
     def added(self, own: Mapping[int, Sequence[Tensor]], of: Sequence[int], like: Sequence[Tensor]) -> list[Tensor]:
-        total: list[Tensor] | None = None
-        for shard in of:
-            part = [tensor.cpu() for tensor in (own[shard] if shard in self.own else map(torch.empty_like, like))]
-            with _in_touch():
-                for tensor in part:
-                    dist.broadcast(tensor, src=shard % self.world)
-            total = part if total is None else list(map(torch.add, total, part))
-        assert total is not None, "a step needs at least one message"
-        return [tensor.to(example.device) for tensor, example in zip(total, like, strict=True)]
+        """Each rank adds one slice of all shards, and gives it to the others: two gradients pass through a rank,
+        however many shards there are."""
+        assert of, "a step needs at least one message"
+        mine = [shard for shard in of if shard in self.own]
+        return [
+            self._added([own[shard][k].cpu() for shard in mine], of, example).to(example.device)
+            for k, example in enumerate(like)
+        ]
+
+    def _added(self, mine: Sequence[Tensor], of: Sequence[int], like: Tensor) -> Tensor:
+        each = -(-like.numel() // self.world)
+        sizes = [max(0, min(each, like.numel() - rank * each)) for rank in range(self.world)]
+        slices = [tensor.split(sizes) for tensor in mine]
+        sent = torch.cat([part[rank] for rank in range(self.world) for part in slices] or [torch.empty(0).to(like)])
+        ranks = [shard % self.world for shard in of]
+        counts = [ranks.count(rank) for rank in range(self.world)]
+        size = sizes[self.rank]
+        got = torch.empty(len(of) * size, dtype=like.dtype)
+        total = torch.zeros(each, dtype=like.dtype)
+        every = torch.empty(self.world * each, dtype=like.dtype)
+        with _in_touch():
+            dist.all_to_all_single(got, sent.cpu(), [n * size for n in counts], [len(mine) * n for n in sizes])
+            by_rank = [iter(part.view(-1, size)) for part in got.split([n * size for n in counts])] if size else []
+            if size:
+                total[:size] = reduce(torch.add, [next(by_rank[rank]) for rank in ranks])
+            dist.all_gather_into_tensor(every, total)
+        return every[: like.numel()]
 
     def least(self, value: float) -> float:
         found = torch.tensor(value, dtype=torch.float64)
