@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ from teamtr.session.models import local_engine
 from teamtr.session.resume import OtherRun
 from teamtr.session.task import build_task
 from teamtr.session.train import train
+from teamtr.store import StoreError
 from teamtr.theory.objective import Objective
 from teamtr.types import AgentBatch
 
@@ -73,7 +74,9 @@ def assert_same(folder: Path, alone: Mapping[str, Any]) -> None:
 class Strike:
     """Does something to a worker when a call comes for the nth time, once."""
 
-    def __init__(self, monkeypatch, name: str, worker: int, nth: int = 0, blow: int = signal.SIGKILL) -> None:
+    def __init__(
+        self, monkeypatch, name: str, worker: int, nth: int = 0, blow: int | Callable[[int], None] = signal.SIGKILL
+    ) -> None:
         self.left, self.struck = nth, False
         ask = RayMembers.ask
 
@@ -82,7 +85,8 @@ class Strike:
                 self.left -= 1
                 if self.left < 0:
                     self.struck = True
-                    os.kill(members.processes[worker][1], blow)
+                    process = members.processes[worker][1]
+                    blow(process) if callable(blow) else os.kill(process, blow)
             return ask(members, calls)
 
         monkeypatch.setattr(RayMembers, "ask", ask_and_strike)
@@ -271,6 +275,36 @@ def test_a_worker_that_hangs_is_made_anew(tmp_path, alone, monkeypatch):
     assert strike.struck
     assert_same(tmp_path / "run", alone)
     assert any("not answered for 30 s" in r["lost"]["why"] for r in records if r["kind"] == "resume")
+
+
+@pytest.mark.slow
+def test_a_full_disk_under_a_worker_ends_the_command_and_the_same_goes_on(tmp_path, alone, monkeypatch):
+    """It is told as if the driver had found it full."""
+
+    def fill_up(process: int) -> None:
+        psutil.Process(process).rlimit(psutil.RLIMIT_FSIZE, (1024, 1024))
+
+    with monkeypatch.context() as patch:
+        strike = Strike(patch, "save", 0, nth=1, blow=fill_up)
+        with pytest.raises(StoreError, match=r"cannot write .*: File too large.*make room"):
+            trained(tmp_path / "run", *WORKERS)
+        assert strike.struck
+    trained(tmp_path / "run", *WORKERS)
+    assert_same(tmp_path / "run", alone)
+
+
+@pytest.mark.slow
+def test_a_full_object_store_costs_time_and_nothing_else(tmp_path, alone):
+    """Ray writes what nobody reads at the moment to disk, and the calls of a run are small."""
+    ray.shutdown()
+    ray.init(address="local", num_cpus=2, include_dashboard=False, object_store_memory=ray_members.STORE_BYTES)
+    held = [ray.put(np.zeros(32 << 20, dtype=np.uint8)) for _ in range(12)]
+    assert ray_members.STORE_BYTES < 12 * (32 << 20)
+    records = trained(tmp_path / "run", *WORKERS)
+    assert [r["kind"] for r in records].count("resume") == 0
+    assert_same(tmp_path / "run", alone)
+    assert all(len(ray.get(one)) == 32 << 20 for one in held)
+    ray.shutdown()
 
 
 @pytest.mark.slow
