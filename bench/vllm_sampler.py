@@ -1,6 +1,7 @@
 """vLLM as the sampler beside our own: what a start, a new adapter and new weights cost, and how far the two are apart.
 
-    python bench/vllm_sampler.py --python .venv-vllm/bin/python [--model FOLDER] [--train lora] [--rows 64] [--tokens 48] [--json]
+    python bench/vllm_sampler.py --python .venv-vllm/bin/python [--model FOLDER] [--train lora] [--rows 64]
+        [--tokens 48] [--json]
 
 One agent on this machine's CPU. The distance is that of log-probabilities per token, sampler's against learner's, on
 messages that vLLM wrote. Rows that differ: tokens of the same prompts and seeds, asked for in smaller batches.
