@@ -146,7 +146,9 @@ class SharedBase(Host):
 
     @property
     def told(self) -> str:
-        return "vllm" if self.launch is not None else f"vllm at {self._client.address if self._client else 'urls'}"
+        if self.launch is not None:
+            return "vllm"
+        return f"vllm at {' or '.join(self.urls) if self._client is None else self._client.address}"
 
     def serve(self, agent: str, version: str, write: Write) -> str:
         if self._client is None:
