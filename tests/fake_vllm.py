@@ -7,6 +7,7 @@ start, or ``dies:N`` at the N-th message.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import json
@@ -131,10 +132,11 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             return
         sent = value if isinstance(value, bytes) else (value if isinstance(value, str) else json.dumps(value)).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(sent)))
-        self.end_headers()
-        self.wfile.write(sent)
+        with contextlib.suppress(OSError):  # whoever asked may have lost patience
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(sent)))
+            self.end_headers()
+            self.wfile.write(sent)
 
     def log_message(self, *_: Any) -> None:
         pass

@@ -23,6 +23,7 @@ from teamtr.ports import EngineLost
 from teamtr.randomness import uniforms
 from teamtr.session.build import build
 from teamtr.session.models import save_pretrained
+from teamtr.session.resume import MAY_CHANGE, differences
 from teamtr.session.train import train
 from teamtr.store import RunFolder, read_episodes
 
@@ -143,6 +144,7 @@ def test_a_temperature_that_vllm_would_change_is_refused():
         Client("http://127.0.0.1:9").sample([PROMPT], 4, [1], replace(DRAWING, temperature=0.001))
 
 
+@pytest.mark.long
 def test_rows_come_back_in_order_however_many():
     fake = FakeVllm("m", letters)
     prompts = [np.array([k, k + 1], dtype=np.int32) for k in range(300)]
@@ -293,6 +295,7 @@ def test_weights_that_nobody_published_are_served_before_they_are_sampled(engine
     assert set(fake.adapters) == {f"left-{new}"}
 
 
+@pytest.mark.long
 def test_a_server_that_lost_the_weights_never_writes_with_others(engine, fake):
     """A publish that does not arrive, a hundred times: caught a hundred times."""
     engine.sample("left", prompts_of(1), uniforms(0, 1, 4))
@@ -331,6 +334,7 @@ def test_a_server_that_runs_keeps_nothing_of_ours(fake, tmp_path):
     assert list((tmp_path / "weights").iterdir()) == []
 
 
+@pytest.mark.long
 def test_log_probabilities_are_those_of_what_was_drawn_from(engine):
     """At another temperature, and of fewer tokens, as the sampler of the engine inside tells them."""
     prompts, noise = prompts_of(6), uniforms(4, 6, 4)
@@ -377,6 +381,13 @@ def test_no_server_has_the_model(tmp_path):
         engine.close()
 
 
+@pytest.mark.parametrize("answer", [(404, {"detail": "Not Found"}), (200, {"data": None}), (200, [])], ids=str)
+def test_something_else_than_vllm_is_told(engine, fake, answer):
+    fake.before = lambda path, body: answer if path == "/v1/models" else None
+    with pytest.raises(BadAnswer, match="is it a vLLM server"):
+        engine.sample("left", prompts_of(1), uniforms(0, 1, 4))
+
+
 def test_it_tells_how_it_samples(engine):
     info = engine.info("left")
     assert info.samples_from_a_copy
@@ -391,9 +402,9 @@ def episodes(folder: Path) -> list[Any]:
     return [read_episodes(path) for path in sorted(RunFolder.read(folder).episodes.iterdir())]
 
 
-def trained(folder: Path, fake: FakeVllm) -> list[dict[str, Any]]:
+def trained(folder: Path, fake: FakeVllm, *changes: str) -> list[dict[str, Any]]:
     with Running(fake) as running:
-        team_file = loads(TEAM, "vllm", (*LEARNS, *own(running.url, folder.parent / "weights")))
+        team_file = loads(TEAM, "vllm", (*LEARNS, *own(running.url, folder.parent / "weights"), *changes))
         return list(train(team_file, folder))
 
 
@@ -442,6 +453,19 @@ def test_a_run_whose_server_forgets_goes_on_from_its_last_commit_to_the_same_bit
     assert versions(records) == versions(undisturbed)
 
 
+@pytest.mark.slow
+@pytest.mark.cluster
+def test_it_goes_round_an_engine_over_workers_as_well(learning, tmp_path):
+    pytest.importorskip("ray", reason="needs teamtr[ray]")
+    shards = "cluster.shards=2"
+    alone = trained(tmp_path / "one" / "run", FakeVllm("tiny", learning), shards)
+    workers = ("cluster.engine=ray", "cluster.workers=2", shards)
+    found = trained(tmp_path / "two" / "run", FakeVllm("tiny", learning), *workers)
+    assert len(set(versions(found))) == 3
+    assert versions(found) == versions(alone)
+    assert all(told.startswith("vllm") for told in found[0]["samplers"].values())
+
+
 def versions(records: list[dict[str, Any]]) -> list[str]:
     return [r["version_after"] for r in records if r["kind"] == "update"]
 
@@ -462,6 +486,27 @@ REFUSED = {
 def test_what_cannot_be_sampled_with_vllm_is_refused(changes):
     with pytest.raises(ConfigError, match=REFUSED[changes]):
         loads(TEAM, "vllm", changes)
+
+
+def test_a_model_that_no_server_can_have_is_refused(tmp_path):
+    text = TEAM.replace("{name: right}", "{name: right, train: full, frozen: true}")
+    with pytest.raises(UserError, match="agent 'right' has a model of its own"):
+        build(loads(text, "vllm", own("http://a:1", tmp_path)))
+
+
+def test_a_run_goes_on_with_other_servers_and_not_with_another_sampler():
+    before, other, plain = (
+        loads(TEAM, "vllm", changes)
+        for changes in (own("http://a:1", Path("w")), own("http://b:2", Path("x")), ("sampling.engine=plain",))
+    )
+    assert differences(before, other, MAY_CHANGE) == []
+    assert differences(before, plain, MAY_CHANGE) == ["sampling.engine"]
+
+
+def test_paths_are_relative_to_the_team_file(tmp_path):
+    changes = ("sampling.engine=vllm", "sampling.vllm.python=env/bin/python", "sampling.vllm.folder=w")
+    found = loads(TEAM, "vllm", changes).anchored(tmp_path).sampling.vllm
+    assert (found.python, found.folder) == (str(tmp_path / "env/bin/python"), str(tmp_path / "w"))
 
 
 def test_an_environment_that_is_not_there_is_told_before_anything_is_sampled(tmp_path):

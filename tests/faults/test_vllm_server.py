@@ -10,11 +10,14 @@ import sys
 import textwrap
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
 import pytest
+from transformers import AutoModelForCausalLM
 
+from teamtr.config import loads
 from teamtr.engines.vllm import server as servers
 from teamtr.engines.vllm import watch
 from teamtr.engines.vllm.client import Drawing
@@ -22,6 +25,11 @@ from teamtr.engines.vllm.hosts import OwnServer, SharedBase
 from teamtr.engines.vllm.server import Launch, Server
 from teamtr.errors import TeamTRError
 from teamtr.ports import EngineLost
+from teamtr.randomness import uniforms
+from teamtr.session.build import build
+from teamtr.session.models import weights_hash
+
+pytestmark = pytest.mark.long
 
 PROMPT = np.array([5, 6, 7], dtype=np.int32)
 FAKE = Path(__file__).parents[1] / "fake_vllm.py"
@@ -175,6 +183,39 @@ def test_all_weights_of_an_agent_have_a_server_of_their_own_each_time(python, tm
         host.client.message(PROMPT, 4, 1, drawing("left-v1"))
     host.close()
     assert list((tmp_path / "place").iterdir()) == []
+
+
+TEAM = """
+name: v
+task: {name: roles}
+team: {model: tiny, train: lora, agents: [{name: a1}, {name: a2}]}
+tiny: {layers: 1, width: 16, heads: 2, warmup_steps: 0}
+sampling: {engine: vllm, memory_gb: 0.5, vllm: {VLLM}}
+"""
+
+
+def test_a_base_that_is_in_no_folder_is_written_for_its_server(python, tmp_path):
+    """The built-in model is made anew from its seed, and a model that a program gave is saved."""
+    vllm = f"python: {python}, context_tokens: 99, folder: {tmp_path / 'w'}"
+    engine: Any = build(loads(TEAM.replace("VLLM", vllm), "v")).engine
+    samples = engine.sample("a2", [PROMPT], uniforms(0, 1, 3))
+    host = engine.hosts["a1"]
+    assert host is engine.hosts["a2"]
+    base = Path(host._server.model)
+    started = host._server.last_lines()
+    assert weights_hash(AutoModelForCausalLM.from_pretrained(base)) == engine.info("a1").base_version
+    assert (base / "tokenizer.json").is_file()
+    engine.close()
+    assert samples[0].version == engine.version("a2")
+    for told in (
+        "float32",
+        "processed_logprobs",
+        "--max-model-len=99",
+        "--kv-cache-memory-bytes=536870912",
+        "--max-loras=2",
+    ):
+        assert told in started
+    assert list((tmp_path / "w").iterdir()) == []
 
 
 def test_two_bases_have_two_servers_and_adapters_room_for_their_rank(python, tmp_path):

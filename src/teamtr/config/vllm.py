@@ -28,7 +28,8 @@ class VllmConfig(Section):
         "Most tokens of a prompt and its message, for servers started here; default: all positions of the model."
     )
     cards: NonEmpty | None = unset(
-        "CUDA_VISIBLE_DEVICES of servers started here; default: the cards of this process, and four tenths of them."
+        "CUDA_VISIBLE_DEVICES of servers started here, and all of these cards; default: the cards of this process, and "
+        "four tenths of their memory."
     )
     arguments: tuple[NonEmpty, ...] = key((), "More arguments of vllm serve, such as --tensor-parallel-size=2.")
     start_s: Above0 = key(900.0, "How many seconds a server may take to start.")

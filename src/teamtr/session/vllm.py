@@ -24,38 +24,43 @@ from teamtr.settings.paths import BUILT_IN_MODELS
 from teamtr.tasks import Task
 
 TYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
-SHARE_OF_A_CARD = 0.4
-"""Of a card that trains as well."""
+SHARE = 0.4
+"""Of the memory of what trains as well, for all servers together."""
+SHARE_OF_THEIR_OWN = 0.9
+"""Of the memory of cards that are theirs alone."""
+
+Source = tuple[str, str | None]
 
 
 def sampled_by_vllm(models: Models, team_file: TeamFile, task: Task, load: Loader | None = None) -> Models:
     """The same models, with the team's messages sampled by vLLM."""
     settings = team_file.sampling
     launch = None if settings.vllm.python is None else _launch(team_file, settings.vllm.python)
-    if launch is not None:
-        launch.require()
-    engine = VllmEngine(
-        models.engine,
-        _hosts(team_file, task, models.engine, launch, load),
-        temperature=settings.temperature,
-        precision="" if launch is None else _precision(team_file),
-    )
-    return Models(engine, models.codecs)
+    try:
+        if launch is not None:
+            launch.require()
+        hosts = _hosts(team_file, task, models.engine, launch, load)
+    except BaseException:
+        models.engine.close()  # which may be elsewhere
+        raise
+    precision = "" if launch is None else _precision(team_file)
+    return Models(VllmEngine(models.engine, hosts, settings.temperature, precision), models.codecs)
 
 
 def _hosts(
     team_file: TeamFile, task: Task, engine: Engine, launch: Launch | None, load: Loader | None
 ) -> dict[str, Host]:
     """Adapters of one base share a server, with agents that are the base itself; whoever else has one alone."""
-    sharing: dict[tuple[str, str | None], list[AgentConfig]] = {}
     hosts: dict[str, Host] = {}
     place = _place(team_file)
-    for agent in team_file.team.agents:
-        if agent.train == "lora" or (agent.frozen and _is_stored(agent)):
-            sharing.setdefault(agent.source, []).append(agent)
-        else:
-            assert launch is not None, "the team file is refused"
-            hosts[agent.name] = OwnServer(launch, place)
+    sharing, alone = _grouped(team_file)
+    for agent in alone:
+        if launch is None:
+            raise UserError(
+                f"sampling.vllm.urls: agent {agent.name!r} has a model of its own, which needs a server started "
+                "here: give sampling.vllm.python instead"
+            )
+        hosts[agent.name] = OwnServer(launch, place)
     for agents in sharing.values():
         adapted = [agent for agent in agents if agent.train == "lora"]
         host = SharedBase(
@@ -72,6 +77,18 @@ def _hosts(
         )
         hosts.update((agent.name, host) for agent in agents)
     return hosts
+
+
+def _grouped(team_file: TeamFile) -> tuple[dict[Source, list[AgentConfig]], list[AgentConfig]]:
+    """Who shares a server, by source, and who has one alone."""
+    sharing: dict[Source, list[AgentConfig]] = {}
+    alone = []
+    for agent in team_file.team.agents:
+        if agent.train == "lora" or (agent.frozen and _is_stored(agent)):
+            sharing.setdefault(agent.source, []).append(agent)
+        else:
+            alone.append(agent)
+    return sharing, alone
 
 
 def _is_stored(agent: AgentConfig) -> bool:
@@ -98,11 +115,13 @@ def _launch(team_file: TeamFile, python: str) -> Launch:
         "--uvicorn-log-level=warning",
     ]
     environment = {}
+    servers = sum(map(len, _grouped(team_file)))
     memory = team_file.sampling.memory_gb
     if memory is not None:
-        arguments.append(f"--kv-cache-memory-bytes={int(memory * GB)}")
-    elif on_card and settings.cards is None:
-        arguments.append(f"--gpu-memory-utilization={SHARE_OF_A_CARD}")
+        arguments.append(f"--kv-cache-memory-bytes={int(memory * GB / servers)}")
+    else:  # of a card's memory, or of this machine's
+        share = SHARE if settings.cards is None else SHARE_OF_THEIR_OWN
+        arguments.append(f"--gpu-memory-utilization={share / servers:.3f}")
     if not on_card:
         arguments.append("--enforce-eager")  # compiling takes longer than it saves, and needs a compiler
         environment["TORCHDYNAMO_DISABLE"] = "1"

@@ -122,7 +122,10 @@ class Client:
 
     def models(self) -> list[Served]:
         """What it serves: the model it was started with, and adapters."""
-        found = self._answer("GET", "/v1/models", None)
+        try:
+            found = self._answer("GET", "/v1/models", None)
+        except NotFound as error:
+            raise BadAnswer(f"{self} has no list of models ({error}); is it a vLLM server?") from None
         try:
             return [Served(str(m["id"]), str(m.get("root") or ""), m.get("max_model_len")) for m in found["data"]]
         except (TypeError, KeyError, AttributeError):
@@ -137,21 +140,22 @@ class Client:
             self._exchanged("POST", "/v1/unload_lora_adapter", {"lora_name": name})
 
     def sample(self, prompts: Sequence[Ids], tokens: int, seeds: Sequence[int], drawing: Drawing) -> list[Sample]:
-        """One message for each prompt; rows are asked for side by side, and each says what it would alone."""
+        """One message for each prompt, asked for side by side."""
         if 0 < drawing.temperature < COLDEST:
             raise UserError(
                 f"vLLM takes no temperature between 0 and {COLDEST}, and {drawing.temperature:g} is asked for: use 0 "
                 "(greedy), a higher one, or another sampling.engine"
             )
-        with ThreadPoolExecutor(min(AT_ONCE, len(prompts))) as pool:
+        pool = ThreadPoolExecutor(min(AT_ONCE, len(prompts)))
+        try:
             asked = [pool.submit(self.message, p, tokens, s, drawing) for p, s in zip(prompts, seeds, strict=True)]
-            _, waiting = wait(asked, return_when=FIRST_EXCEPTION)
-            for one in waiting:
-                one.cancel()
-            failed = [error for one in asked if one.done() and not one.cancelled() and (error := one.exception())]
+            done, _ = wait(asked, return_when=FIRST_EXCEPTION)
+            failed = [error for one in done if (error := one.exception()) is not None]
             if failed:
                 raise failed[0]
             return [one.result() for one in asked]
+        finally:  # by Ctrl-C too: nobody waits for rows that nobody wants
+            pool.shutdown(wait=False, cancel_futures=True)
 
     def message(self, prompt: Ids, tokens: int, seed: int, drawing: Drawing) -> Sample:
         try:

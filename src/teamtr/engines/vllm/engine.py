@@ -21,7 +21,7 @@ class VllmEngine:
     ``temperature``: of training. ``precision``: of the servers, in words.
     """
 
-    def __init__(self, inner: Engine, hosts: Mapping[str, Host], *, temperature: float, precision: str) -> None:
+    def __init__(self, inner: Engine, hosts: Mapping[str, Host], temperature: float, precision: str) -> None:
         self.inner = inner
         self.hosts = dict(hosts)
         self.temperature = temperature
