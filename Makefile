@@ -5,6 +5,8 @@
 # make test-slow  all tests, including the slow ones
 # make test-gpu   tests that need a GPU
 # make test-cluster  tests of teams over several processes, with the slow ones
+# make vllm-env   creates .venv-vllm, an environment with vLLM for a CPU, for sampling.engine: vllm
+# make test-vllm  tests of sampling with vLLM itself, in that environment
 # make test-chaos random faults for SECONDS seconds (1200) with each of SEEDS (0 1 2)
 # make fuzz       N hostile inputs (100000) for every reader of replies and files: an hour on one core
 # make docs       builds the documentation site in build/site
@@ -14,7 +16,7 @@ BIN := .venv/bin
 export OMP_WAIT_POLICY ?= PASSIVE
 unexport PYTHONDONTWRITEBYTECODE  # tests start hundreds of processes: what is compiled once is kept
 
-.PHONY: setup demo test-fast test test-slow test-gpu test-cluster test-chaos fuzz docs lint check clean
+.PHONY: setup demo test-fast test test-slow test-gpu test-cluster vllm-env test-vllm test-chaos fuzz docs lint check clean
 setup: .venv/.ready
 
 .venv/.ready: pyproject.toml constraints.txt
@@ -47,6 +49,17 @@ test-gpu: setup
 test-cluster: setup
 	$(PYTEST) -m cluster
 
+vllm-env: .venv-vllm/.ready
+
+.venv-vllm/.ready: requirements-vllm.txt
+	$(PYTHON) -m venv --clear .venv-vllm
+	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-vllm.txt
+	@touch $@
+
+# One at a time: a server takes all cores.
+test-vllm: setup vllm-env
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m vllm
+
 SECONDS ?= 1200
 SEEDS ?= 0 1 2
 test-chaos: setup
@@ -73,4 +86,4 @@ lint: setup
 check: lint test
 
 clean:
-	rm -rf .venv build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	rm -rf .venv .venv-vllm build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -1,5 +1,5 @@
-"""What every engine promises (``ports.Engine``): the same suite for the local one, for one in another process, and for
-one over two, also where each of them holds a part of the base."""
+"""What every engine promises (``ports.Engine``): the same suite for the local one, for one in another process, for one
+over two, also where each of them holds a part of the base, and for one whose messages a server samples."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fake_vllm import FakeVllm, Running, transformer
 from remote_engine import remote_engine
 from teamtr.config import loads, recipe_text
 from teamtr.ports import Engine, Learner
@@ -41,6 +42,7 @@ REMOTE = [
     pytest.param("ray-lora", marks=(pytest.mark.cluster, pytest.mark.long, pytest.mark.slow)),
     pytest.param("sharded-full", marks=(pytest.mark.cluster, pytest.mark.long, pytest.mark.slow)),
     pytest.param("sharded-lora", marks=(pytest.mark.cluster, pytest.mark.long, pytest.mark.slow)),
+    pytest.param("vllm-lora", marks=pytest.mark.long),
 ]
 
 
@@ -48,6 +50,12 @@ REMOTE = [
 def session(request: Any) -> Iterator[Session]:
     where, train_kind = request.param.split("-")
     text = TEAM.replace("TRAIN", train_kind)
+    if where == "vllm":
+        with Running(FakeVllm("tiny", transformer(loads(text, "port")))) as running:
+            built = build(loads(text, "port", ("sampling.engine=vllm", f"sampling.vllm.urls=[{running.url}]")))
+            yield built
+            built.engine.close()
+        return
     if where in ("ray", "sharded"):
         pytest.importorskip("ray", reason="needs teamtr[ray]")
         built = build(loads(text, "port", (*WORKERS, f"cluster.shard_base={str(where == 'sharded').lower()}")))
@@ -166,7 +174,7 @@ def test_a_step_is_measured_moved_back_along_and_undone_to_the_bit(session: Sess
 
 
 def test_drafts_are_verified(session: Session):
-    learner, batch = session.engine.learner("left"), batch_of(session)
+    learner, batch = session.engine.learner("left"), batch_of(session, count=48)
     before, rng = learner.snapshot(), np.random.default_rng(0)
     noise = rng.random(int(batch.lengths_M.sum())), rng.random(len(batch))
     learner.begin(batch)
@@ -223,7 +231,7 @@ def test_tokens_are_counted(session: Session):
 def test_an_engine_tells_of_its_models_and_takes_another_precision(session: Session):
     info = session.engine.info("left")
     assert (info.precision, info.precisions, info.device) == ("fp32", ("fp32",), "cpu")
-    assert info.sampling.startswith("plain")
+    assert info.sampling.startswith("vllm" if info.samples_from_a_copy else "plain")
     assert info.reference_version is None
     samples = session.engine.sample("left", prompts_of(session, 200), uniforms(1, 200, 8))
     stopped = {int(s.token_ids[-1]) for s in samples if s.finish == "stop"}

@@ -15,6 +15,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+import fake_vllm
 import teamtr
 from teamtr import Agent, Callback, GroupAdvantage, LoraConfig, Plan, TeamTrainer, UserError
 from teamtr.api.rewards import RewardTask
@@ -703,3 +704,24 @@ def test_every_public_name_is_there_and_documented() -> None:
         assert name in ("__version__", "PRESETS") or value.__doc__, name
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = teamtr.nothing
+
+
+def test_an_engine_that_cannot_have_a_program_s_objects_is_refused(tmp_path):
+    """And not left out in silence."""
+    trainer = made(tmp_path / "run", config={**TINY, "cluster.engine": "ray"})
+    with pytest.raises(UserError, match="object of this program"):
+        list(trainer.train())
+
+
+@pytest.mark.long
+def test_a_model_object_is_sampled_by_a_server(tmp_path):
+    model, tokenizer = model_object()
+    agents = [
+        Agent(name, model, tokenizer=tokenizer, lora=LORA, max_tokens=3, system_prompt="") for name in ("one", "two")
+    ]
+    (source,) = {agent.model for agent in made(tmp_path / "other", agents=agents).team_file.team.agents}
+    fake = fake_vllm.FakeVllm(source, fake_vllm.letters)
+    with fake_vllm.Running(fake) as running:
+        settings = {**TINY, "sampling.engine": "vllm", "sampling.vllm.urls": [running.url]}
+        made(tmp_path / "run", agents=agents, config=settings).evaluate(problems=2, samples=2)
+    assert {name.split("-")[0] for name, _ in fake.given} == {"one", "two"}

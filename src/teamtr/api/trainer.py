@@ -158,10 +158,10 @@ class TeamTrainer:
 
     def _parts(self) -> Parts:
         from teamtr.session.build import Parts
-        from teamtr.session.models import local_engine
+        from teamtr.session.cluster import engine_of
 
         router = None if self._router is None or isinstance(self._router, Mapping) else self._router
-        return Parts(self._task, self.plan, router, partial(local_engine, load=self._loader()))
+        return Parts(self._task, self.plan, router, partial(engine_of, load=self._loader()))
 
     def _loader(self) -> Callable[[str], tuple[Any, Any]] | None:
         objects: dict[str, Any] = {self._sources[id(a)]: (a.model, a.tokenizer) for a in self._agents if a.is_object}

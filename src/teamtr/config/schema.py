@@ -19,6 +19,7 @@ from pydantic_core import PydanticCustomError
 from teamtr.config.cluster import ClusterConfig
 from teamtr.config.team import TeamConfig
 from teamtr.config.texts import Device, Preset, RunName
+from teamtr.config.vllm import VllmConfig
 from teamtr.errors import UserError
 from teamtr.presets import (
     PRESETS,
@@ -41,6 +42,9 @@ from teamtr.tasks.config import TaskConfig
 from teamtr.tasks.registry import section_class
 from teamtr.theory.estimators import AdvantageEstimator, CriticAdvantage, GroupAdvantage
 from teamtr.theory.objective import AverageOver, Ratio
+
+MOST_RANK = 512
+"""Of an adapter in vLLM."""
 
 
 class TinyConfig(Section):
@@ -374,16 +378,29 @@ class SamplingConfig(Section):
     """How messages are sampled in training."""
 
     temperature: Above0 = key(1.0, "Sampling temperature in training; it is part of the policy.")
-    engine: Literal["auto", "paged", "plain"] = key(
-        "auto", "paged: KV blocks and CUDA graphs; plain: works on any device. auto is paged on a GPU."
+    engine: Literal["auto", "paged", "plain", "vllm"] = key(
+        "auto",
+        "paged: KV blocks and CUDA graphs; plain: works on any device; vllm: servers, see sampling.vllm. auto is paged "
+        "on a GPU.",
     )
     precision: Literal["auto", "fp32", "fp16", "bf16"] = key(
-        "auto", "Precision of the paged engine; auto is fp16 on a GPU (bf16 once a model overflows it), fp32 on a CPU."
+        "auto",
+        "Precision of paged and vllm; auto is fp16 on a GPU (with paged, bf16 once a model overflows it), fp32 on a "
+        "CPU.",
     )
     compiled: Flag | None = unset(
         "Compile decoding (takes a minute at the start); default: for models with at least 0.4 billion parameters."
     )
     memory_gb: Above0 | None = unset("Most memory for KV blocks; default: four tenths of the free memory.")
+    vllm: VllmConfig = VllmConfig()
+
+    def _refusals(self) -> Iterator[Refusal]:
+        if self.engine == "vllm" and self.vllm.python is None and not self.vllm.urls:
+            message = (
+                "sampling.engine: vllm needs servers: give sampling.vllm.python, the Python of an environment that has "
+                "vLLM (make vllm-env makes one), or the addresses of servers that run in sampling.vllm.urls"
+            )
+            yield Refusal(("sampling", "engine"), message)
 
 
 class EvalConfig(Section):
@@ -475,6 +492,8 @@ class TeamFile(Section):
             yield Refusal(("learner", "cross_fit"), message, (("learner", "cross_fit"), ("plan", "problems")))
         if self.cluster.shard_base:
             yield from self._refusals_of_sharding()
+        if self.sampling.engine == "vllm":
+            yield from self._refusals_of_vllm()
         for i, name in enumerate(self.trackers):
             if name in self.trackers[:i]:
                 yield Refusal(("trackers", i), f'trackers names "{name}" twice')
@@ -485,6 +504,24 @@ class TeamFile(Section):
         if self.learner.precision in ("fp16", "bf16"):
             message = f"cluster.shard_base computes in fp32 or tf32, not in learner.precision: {self.learner.precision}"
             yield Refusal(here, message, (here, ("learner", "precision")))
+
+    def _refusals_of_vllm(self) -> Iterator[Refusal]:
+        """Models that vLLM cannot hold, and weights that a server which runs cannot be given."""
+        here = ("sampling", "engine")
+        for i, agent in enumerate(self.team.agents):
+            at, name = ("team", "agents", i), f'agent "{agent.name}"'
+            if agent.model == "tabular":
+                message = f"sampling.engine: vllm samples from transformers, and {name} is a table; use plain"
+                yield Refusal(here, message, (here, (*at, "model")))
+            elif agent.train == "full" and not agent.frozen and self.sampling.vllm.urls:
+                message = (
+                    f"sampling.vllm.urls: {name} trains all its weights, which needs a server of its own that is "
+                    "started here: give sampling.vllm.python instead, or set train: lora"
+                )
+                yield Refusal(("sampling", "vllm", "urls"), message, (here, (*at, "train")))
+            elif agent.train == "lora" and agent.lora.rank > MOST_RANK:
+                message = f"lora.rank: vLLM takes adapters up to rank {MOST_RANK}, and {name} has {agent.lora.rank}"
+                yield Refusal((*at, "lora", "rank"), message, (here,))
 
     def size(self) -> TeamSize:
         """What of this team decides what a plan spends."""
@@ -511,4 +548,11 @@ class TeamFile(Section):
         """The same with the paths of data, code and model folders made absolute, taken as relative to ``folder``, so
         that a stored copy means the same wherever it lies."""
         anchor = Anchor(folder)
-        return self.model_copy(update={"task": self.task.anchored(anchor), "team": self.team.anchored(anchor)})
+        vllm = self.sampling.vllm.anchored(anchor)
+        return self.model_copy(
+            update={
+                "task": self.task.anchored(anchor),
+                "team": self.team.anchored(anchor),
+                "sampling": self.sampling.model_copy(update={"vllm": vllm}),
+            }
+        )

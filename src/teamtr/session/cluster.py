@@ -12,8 +12,9 @@ from teamtr.engines.local import LocalEngine
 from teamtr.engines.shards import Shards
 from teamtr.errors import UserError
 from teamtr.presets import Plan
-from teamtr.session.models import OBJECT, Models, codecs_of, device_of, local_engine
+from teamtr.session.models import OBJECT, Loader, Models, codecs_of, device_of, local_engine
 from teamtr.session.task import build_task
+from teamtr.session.vllm import sampled_by_vllm
 from teamtr.tasks import Task
 from teamtr.tasks.players import PlayerConfig
 
@@ -26,11 +27,18 @@ def engine_of(
     *,
     taught: bool = True,
     again: bool = False,
+    load: Loader | None = None,
 ) -> Models:
     """The engine that the file asks for. ``again``: in the place of one that was lost, with as many workers as there
-    is room for."""
+    is room for. ``load``: as for ``local_engine``."""
     if team_file.cluster.engine == "local":
-        return local_engine(team_file, task, plan, player, taught=taught)
+        models = local_engine(team_file, task, plan, player, taught=taught, load=load)
+    else:
+        models = _over_workers(team_file, player, taught, again)
+    return sampled_by_vllm(models, team_file, task, load) if team_file.sampling.engine == "vllm" else models
+
+
+def _over_workers(team_file: TeamFile, player: PlayerConfig | None, taught: bool, again: bool) -> Models:
     _require_text(team_file)
     settings = team_file.cluster
     room = Room(

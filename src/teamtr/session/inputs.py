@@ -187,7 +187,7 @@ def _programs(team_file: TeamFile) -> Iterator[tuple[str, Path]]:
 
 
 def _files(team_file: TeamFile) -> Iterator[tuple[str, Path]]:
-    for key, text in _texts(team_file.model_dump(mode="json")):
+    for key, text in _texts(team_file.model_dump(mode="json", exclude={"sampling"})):  # which names no data
         if len(text) < 4096 and "\0" not in text and Path(text).is_absolute() and Path(text).is_file():
             yield key, Path(text)
 

@@ -277,7 +277,7 @@ def sampler_pool(team_file: TeamFile) -> SamplerPool | None:
     """Where the team's transformers sample; None for the plain path."""
     settings, device = team_file.sampling, device_of(team_file)
     on_gpu = device.type == "cuda"
-    if settings.engine == "plain" or (settings.engine == "auto" and not (on_gpu and has_kernels())):
+    if settings.engine in ("plain", "vllm") or (settings.engine == "auto" and not (on_gpu and has_kernels())):
         return None
     # float16 is as fast as bfloat16 and eight times closer to what the learner computes (docs/performance.md); models
     # that overflow it exist.

@@ -20,6 +20,7 @@ ON_A_MACHINE = (
     "learner.micro_batch",
     "sampling.compiled",
     "sampling.memory_gb",
+    "sampling.vllm",
     "cluster.engine",
     "cluster.workers",
     "cluster.address",

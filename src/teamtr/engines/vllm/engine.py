@@ -1,0 +1,117 @@
+"""The Engine port with messages sampled by vLLM: only sampling differs from the engine that trains."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from teamtr.engines.vllm.client import Drawing, seeds_of
+from teamtr.engines.vllm.hosts import Host, name_of
+from teamtr.errors import UserError
+from teamtr.ports import Demand, Engine, Learner, MemoryPlan, Rehearsal
+from teamtr.types import AgentInfo, Floats, Ids, Sample
+
+
+class VllmEngine:
+    """Messages of the agents in ``hosts`` are sampled by their hosts, from a copy of the weights that ``inner`` trains;
+    everybody else's and everything else is asked of ``inner``.
+
+    A row's seed is made of its noise: as far as vLLM computes the same in other company, so does the row.
+    ``temperature``: of training. ``precision``: of the servers, in words.
+    """
+
+    def __init__(self, inner: Engine, hosts: Mapping[str, Host], temperature: float, precision: str) -> None:
+        self.inner = inner
+        self.hosts = dict(hosts)
+        self.temperature = temperature
+        self.precision = precision
+        self.agents = inner.agents
+        self._end_ids = {agent: inner.info(agent).end_ids for agent in hosts}
+
+    # -- sampling ---------------------------------------------------------------------------------------------
+
+    def version(self, agent: str) -> str:
+        return self.inner.version(agent)
+
+    def publish(self, agent: str, version: str) -> None:
+        self.inner.publish(agent, version)
+        if agent in self.hosts:
+            self._serve(agent, version)
+
+    def sample(
+        self,
+        agent: str,
+        prompts: Sequence[Ids],
+        noise_BT: Floats,
+        *,
+        temperature: float | None = None,
+        top_p: float = 1.0,
+        top_k: int = 0,
+    ) -> list[Sample]:
+        """By the present weights: those that were loaded, or gone back to, without being published are served first."""
+        if agent not in self.hosts:
+            return self.inner.sample(agent, prompts, noise_BT, temperature=temperature, top_p=top_p, top_k=top_k)
+        if not prompts:
+            return []
+        version, tokens = self.version(agent), noise_BT.shape[1]
+        drawing = Drawing(
+            model=self._serve(agent, version),
+            salt=name_of(agent, version),
+            end_ids=self._end_ids[agent],
+            temperature=self.temperature if temperature is None else temperature,
+            top_p=top_p,
+            top_k=top_k,
+        )
+        self._require_room(agent, max(map(len, prompts)) + tokens)
+        samples = self.hosts[agent].client.sample(prompts, tokens, seeds_of(noise_BT), drawing)
+        return [replace(sample, version=version) for sample in samples]
+
+    def _serve(self, agent: str, version: str) -> str:
+        learner = self.inner.learner(agent)
+
+        def write(folder: Path) -> None:
+            learner.save(folder)
+            if (written := learner.version()) != version:
+                raise RuntimeError(f"agent {agent!r} holds weights {written[:8]}; {version[:8]} cannot be published")
+
+        return self.hosts[agent].serve(agent, version, write)
+
+    def _require_room(self, agent: str, tokens: int) -> None:
+        context = self.hosts[agent].context
+        if context is not None and tokens > context:
+            raise UserError(
+                f"a prompt of agent {agent!r} and its message need {tokens} tokens, but its vLLM server takes "
+                f"{context}; raise sampling.vllm.context_tokens, or shorten max_tokens, the rounds or the problems"
+            )
+
+    def info(self, agent: str) -> AgentInfo:
+        found = self.inner.info(agent)
+        if agent not in self.hosts:
+            return found
+        told = f"{self.hosts[agent].told} {self.precision}".strip()
+        return replace(found, sampling=told, samples_from_a_copy=True)
+
+    # -- everything else --------------------------------------------------------------------------------------
+
+    def learner(self, agent: str) -> Learner:
+        return self.inner.learner(agent)
+
+    def set_precision(self, agent: str, precision: str) -> None:
+        self.inner.set_precision(agent, precision)
+
+    def memory_plan(self, demand: Demand) -> MemoryPlan:
+        return self.inner.memory_plan(demand)
+
+    def rehearse(self, demand: Demand) -> Rehearsal:
+        return self.inner.rehearse(demand)
+
+    def peak_bytes(self) -> int | None:
+        return self.inner.peak_bytes()
+
+    def close(self) -> None:
+        try:
+            for host in {id(host): host for host in self.hosts.values()}.values():
+                host.close()
+        finally:
+            self.inner.close()
