@@ -21,7 +21,7 @@ from teamtr.engines.local import LocalEngine
 from teamtr.engines.tabular import TabularPolicy
 from teamtr.rollout import RolloutContext
 from teamtr.session.build import build
-from teamtr.session.train import _Driver
+from teamtr.session.driver import Driver
 from teamtr.store import Log, RunFolder, batch_name, read_episodes
 from teamtr.tasks import Task
 from teamtr.team import Agent, Schedule, Team
@@ -136,7 +136,7 @@ def tabular_run(folder: Path, *, preset: str = "teamtr", stages: int = 3, radius
     logits = []
     with RunFolder.open(folder) as run:
         run.team_file.write_text(dump(team_file))
-        for record in _Driver(run, session, lambda: False, accept_changes=False, seconds={}).go(
+        for record in Driver(run, session, lambda: False, accept_changes=False, seconds={}).go(
             run.checkpoints.latest()
         ):
             if record["kind"] in ("start", "update"):

@@ -29,7 +29,7 @@ from teamtr.engines.torch.policy import TransformerPolicy
 from teamtr.errors import UserError
 from teamtr.ports import Lengths, MemoryItem, MemoryPlan
 from teamtr.rollout import play
-from teamtr.session import checks
+from teamtr.session import checks, driver
 from teamtr.session import train as run
 from teamtr.session.build import build
 from teamtr.session.memory import demand_of, longest, plan_memory, rehearse
@@ -233,8 +233,8 @@ def test_weights_in_half_precision_are_no_activations():
 @pytest.mark.long
 def test_a_run_logs_the_peak_of_each_stage_beside_the_plan_also_when_it_goes_on(monkeypatch, tmp_path, capsys):
     planned = {"planned_gb": 1.0, "micro_batch": {}, "peak_gb": 0.5}
-    monkeypatch.setattr(run, "before_training", lambda session: planned)
-    monkeypatch.setattr(run, "peak_gb", lambda session: 2.0)
+    monkeypatch.setattr(driver, "before_training", lambda session: planned)
+    monkeypatch.setattr(driver, "peak_gb", lambda session: 2.0)
     text = TEAM.format(train="full", engine="plain")
     for stages, kind in ((2, "start"), (3, "resume")):
         team_file = loads(text, "plan.yaml", [f"plan.stages={stages}"])

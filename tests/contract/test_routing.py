@@ -23,7 +23,7 @@ from teamtr.session import build
 from teamtr.session import train as run
 from teamtr.session.checks import doubts, self_test
 from teamtr.session.memory import longest
-from teamtr.session.train import exact_success
+from teamtr.session.success import exact_success
 from teamtr.store import read_episodes
 from teamtr.tasks import Roles, Task
 from teamtr.team import (

@@ -389,6 +389,14 @@ def test_weights_without_a_name_are_taken_over_every_time(monkeypatch):
             policy.causal_lm.get_input_embeddings().weight.add_(1.0)
 
 
+def test_a_model_that_was_saved_keeps_its_copy(tmp_path):
+    """Saving writes the class' name into its config; that made a second copy, beside the first."""
+    policy, room = make_policy("full"), SamplerPool("fp32", CPU, memory_bytes=1 << 26)
+    before = room.server_of(policy.causal_lm)
+    policy.save_weights(tmp_path)
+    assert room.server_of(policy.causal_lm) is before
+
+
 def test_an_unsupported_architecture_falls_back_and_says_so_once(policy, monkeypatch):
     class NoRoom:
         precision = "fp32"

@@ -14,6 +14,7 @@ from teamtr.config import loads
 from teamtr.errors import UserError
 from teamtr.randomness import generator
 from teamtr.rollout import has_signal_P, punishments_PG, trained_returns_PG
+from teamtr.session import driver
 from teamtr.session import train as run
 from teamtr.session.build import build
 from teamtr.session.models import _use_few_threads
@@ -408,13 +409,13 @@ def test_dapo_logs_the_task_s_own_reward_and_its_punishment_beside(tmp_path):
 def test_certificates_know_that_punished_returns_have_a_wider_range(tmp_path, monkeypatch):
     text = "name: dapo\n" + CODE % "tabular" + PLAN
     ranges = []
-    update_agent = run.update_agent
+    update_agent = driver.update_agent
 
     def look(*args, **options):
         ranges.append(options["certificate_inputs"].reward_range)
         return update_agent(*args, **options)
 
-    monkeypatch.setattr(run, "update_agent", look)
+    monkeypatch.setattr(driver, "update_agent", look)
     for cache, wanted in (("0.2", 2.0), ("0", 1.0)):
         ranges.clear()
         train(text, tmp_path / cache, "plan.preset=dapo", f"plan.overlong_cache={cache}", "plan.stages=1")

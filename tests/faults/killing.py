@@ -13,6 +13,7 @@ import torch
 from taught import remember_teaching
 from teamtr.config import TeamFile, loads
 from teamtr.engines.learner import PolicyLearner
+from teamtr.session import driver
 from teamtr.session import train as run
 from teamtr.store import Checkpoints, Log, RunFolder
 
@@ -99,14 +100,14 @@ def _ignore_weights() -> None:
         self._touched()
 
     PolicyLearner.load = load_all_but_weights  # type: ignore[method-assign]
-    resume = run._Driver._resume
+    resume = driver.Driver._resume
 
     def resume_blindly(self: Any, commit: Any) -> None:
         versions = {name: self.session.engine.version(name) for name in self.session.team.names}
         object.__setattr__(commit, "progress", {**commit.progress, "versions": versions})
         resume(self, commit)
 
-    run._Driver._resume = resume_blindly  # type: ignore[method-assign]
+    driver.Driver._resume = resume_blindly  # type: ignore[method-assign]
 
 
 def _add_backwards() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from teamtr.engines.slices import first_element, is_spread, own, summed
 
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_NOT_COMPUTED_WITH = {"_name_or_path", "transformers_version", "dtype", "torch_dtype", "architectures", "auto_map"}
+NOT_COMPUTED_WITH = {"_name_or_path", "transformers_version", "dtype", "torch_dtype", "architectures", "auto_map"}
 _FACTORS = (-7046029254386353131, -4417276706812531889)
 
 
@@ -41,7 +41,7 @@ def hash_tensors(tensors: Mapping[str, Tensor], salt: str = "", like: Mapping[st
 def hash_config(config: Any, end_ids: Iterable[int]) -> str:
     """A hash of a model's configuration, as far as it differs from the defaults of its class (a newer transformers may
     have more of them), and of the tokens that end a message."""
-    said = {key: value for key, value in config.to_diff_dict().items() if key not in _NOT_COMPUTED_WITH}
+    said = {key: value for key, value in config.to_diff_dict().items() if key not in NOT_COMPUTED_WITH}
     text = json.dumps([said, sorted(end_ids)], sort_keys=True, default=str)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 

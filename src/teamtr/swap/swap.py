@@ -45,6 +45,7 @@ from teamtr.records import (
 from teamtr.rollout import Ledger
 from teamtr.session.build import Session, build
 from teamtr.session.checks import measure_floors, require_visible
+from teamtr.session.driver import Record
 from teamtr.session.export import agent_of
 from teamtr.session.history import History
 from teamtr.session.inputs import inputs_of
@@ -52,7 +53,6 @@ from teamtr.session.models import distiller
 from teamtr.session.resume import SWAP_REQUEST, StoredRun
 from teamtr.session.state import Position, RunState
 from teamtr.session.success import evaluate_team
-from teamtr.session.train import Record
 from teamtr.store import Checkpoints, Commit, RunFolder, RunLog, StoreError, read_episodes, write_atomic, write_episodes
 from teamtr.store.atomic import discard_folder, make_folder, read_whole, remove_leftovers
 from teamtr.store.log import decode, encode, sealed

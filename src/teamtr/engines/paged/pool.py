@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from teamtr.engines import card
+from teamtr.engines.hashing import NOT_COMPUTED_WITH
 from teamtr.engines.paged.sampler import Server
 from teamtr.engines.paged.weights import SamplingCopy
 
@@ -80,8 +81,9 @@ def has_kernels() -> bool:
 
 
 def architecture(causal_lm: Any) -> str:
-    """What shapes the computation: the class and its config, but not where it came from or how attention runs."""
+    """What shapes the computation: the class and its config, but not where it came from, how attention runs, or what
+    is written into it when a model is saved."""
     fields = causal_lm.config.to_dict()
-    for name in ("_name_or_path", "_attn_implementation", "dtype", "torch_dtype", "transformers_version"):
+    for name in (*NOT_COMPUTED_WITH, "_attn_implementation"):
         fields.pop(name, None)
     return f"{type(causal_lm).__qualname__} {json.dumps(fields, sort_keys=True, default=str)}"

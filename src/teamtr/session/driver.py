@@ -1,0 +1,478 @@
+"""One run's loop: rolls out, teaches, commits after every update and keeps its books."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from teamtr.ports import Snapshot
+from teamtr.randomness import generator, seed_of
+from teamtr.records import (
+    AnyRecord,
+    EvalRecord,
+    FinishedRecord,
+    MeasuredGain,
+    ResumeRecord,
+    RolloutChoice,
+    StageMemory,
+    StageRecord,
+    StartRecord,
+    StoppedRecord,
+    UpdateRecord,
+    decode_record,
+    encode_record,
+    updates_before,
+)
+from teamtr.reports import UpdateReport
+from teamtr.rollout import punishments_PG, trained_returns_PG
+from teamtr.rollout.cost import Account, price_of_sampling
+from teamtr.session.budget import matched_budget
+from teamtr.session.build import Session
+from teamtr.session.checks import doubts, measure_floors, require_visible, self_test
+from teamtr.session.history import History
+from teamtr.session.inputs import Inputs, inputs_of, require_same_inputs
+from teamtr.session.memory import before_training, peak_gb
+from teamtr.session.rollouts import Gathered, StageRollouts
+from teamtr.session.state import Position, RunState
+from teamtr.session.success import evaluate_team, exact_success
+from teamtr.store import (
+    Commit,
+    RunFolder,
+    StoreError,
+    batch_name,
+    probe_name,
+    read_episodes,
+)
+from teamtr.team import Team
+from teamtr.theory.intervals import measured_gain
+from teamtr.training.algorithm import Slot, Step, run_stage, schedule
+from teamtr.training.batch import TrainingBatch
+from teamtr.training.probe import Rollouts, log_ratios, stale_probe, token_shift
+from teamtr.training.radii import shared_radii
+from teamtr.training.stage import stage_report
+from teamtr.training.update import CertificateInputs, Update, update_agent
+from teamtr.types import AgentBatch, RolloutBatch
+
+Record = dict[str, Any]
+"""A record as it is logged and yielded."""
+
+
+@dataclass(frozen=True)
+class Lost:
+    """Why an engine was lost, and how many seconds of work since the last commit with it."""
+
+    why: str
+    seconds: float
+
+
+class Driver:
+    """Drives the loop of one run and keeps its books."""
+
+    def __init__(
+        self,
+        run: RunFolder,
+        session: Session,
+        stop: Callable[[], bool],
+        accept_changes: bool,
+        seconds: Mapping[str, float],
+        lost: Lost | None = None,
+    ) -> None:
+        self.run = run
+        self.seconds = dict(seconds)
+        self.lost = lost
+        self.committed = time.perf_counter()
+        self.session = session
+        self.stop = stop
+        self.accept_changes = accept_changes
+        self.inputs = inputs_of(session)
+        self.changes: tuple[str, ...] = ()
+        self.seed = session.team_file.seed
+        self.account = Account()
+        self.team = session.current_team()
+        self.position = Position()
+        self.states = dict.fromkeys(session.team.names, session.plan.first_state())
+        self.fingerprints: dict[str, str] = {}
+        self.exact: float | None = None
+        self.history = History()
+        self.measured: MeasuredGain | None = None
+        self.gathered: Gathered | None = None
+        self.probed: Record | None = None
+        self.memory: Record | None = None
+
+    def go(self, commit: Commit | None) -> Iterator[Record]:
+        """From this commit on; None begins."""
+        yield self._begin_or_resume(commit)
+        stages = self.session.plan.stages
+        while self.position.stage < stages:
+            if self.position.done == 0:
+                yield from self._evaluate_if_due()
+                if self.stop():
+                    yield encode_record(StoppedRecord(**self._where()))
+                    return
+            for step in self._stage():
+                yield self._commit(step)
+                if self.stop():
+                    yield encode_record(StoppedRecord(**self._where()))
+                    return
+            yield from self._close_stage()
+            self._settle_sampling_cost()
+            self.position = self.position.next_stage()
+        yield from self._evaluate_if_due(last=True)
+        yield encode_record(FinishedRecord(**self._where(), tokens=self.account.sampled_tokens))
+
+    # -- one stage --------------------------------------------------------------------------------------------
+
+    def _stage(self) -> Iterator[Step]:
+        stage, plan = self.position.stage, self.session.plan
+        past = self.history.last_updates(stage)
+        gains = {name: report.surrogate for name, report in past.items()}
+        slots = schedule(plan.order, self.team.trainable, generator(self.seed, "order", stage), gains)
+        self._share_out_radii(past)
+        rollouts = StageRollouts(self.session, stage)
+        held = self._held_batch(slots)
+        if self._probing and self.position.done == 0:
+            self.run.write_episodes(probe_name(stage), self._rollouts_for_probes("start"))
+
+        def gather(team: Team, step: int, worn: RolloutBatch | None) -> RolloutBatch:
+            self.gathered = rollouts.gather(team, step, worn)
+            batch = self.gathered.batch
+            self.account.sampled(self.gathered.ledger)
+            self._measure(batch)
+            name = batch_name(stage, step)
+            if not self.session.team_file.store.episodes and not plan.reuses_rollouts:
+                return batch
+            self.run.write_episodes(name, batch)
+            again, numbers = rollouts.drawn_again(self._last_batch()) if step == 0 else (None, ())
+            past = None if again is None else {"batch": self.position.batch, "problems": list(numbers)}
+            self.position = replace(self.position, batch=name, reused=None, past=past)
+            return batch if again is None else batch.joined(again)
+
+        yield from run_stage(
+            self.team,
+            plan,
+            gather,
+            self._teach,
+            slots,
+            done=self.position.done,
+            batch=held,
+            price=self._price,
+        )
+
+    def _last_batch(self) -> RolloutBatch | None:
+        """The last stage's, where a plan may learn from it once more."""
+        return self.position.held(self._read_batch) if self.session.plan.resample.across_stages else None
+
+    def _read_batch(self, name: str) -> RolloutBatch:
+        return read_episodes(self.run.episodes / name)
+
+    def _price(self, batch: RolloutBatch, own: AgentBatch) -> float | None:
+        cost = self.session.plan.resample.sampling_cost
+        known = self.position.sampling_cost if cost == "measured" else cost
+        return price_of_sampling(known, batch, own, self.session.optimization.epochs)
+
+    def _settle_sampling_cost(self) -> None:
+        """Once, after the first stage that sampled and trained: the nearest power of two, so that a machine's moods do
+        not decide. It is part of every later commit."""
+        if self.session.plan.resample.sampling_cost == "measured" and self.position.sampling_cost is None:
+            self.position = replace(self.position, sampling_cost=self.account.sampling_cost())
+
+    def _share_out_radii(self, past: Mapping[str, UpdateReport]) -> None:
+        """This stage's radii, from what each agent's last update gained; as they are where one has none yet."""
+        router = self.session.context.router
+        names = [name for name in self.team.trainable if router.turns_of(name)]
+        if self.session.plan.radii.allocation == "equal" or any(name not in past for name in names):
+            return
+        turns = {name: router.turns_of(name) for name in names}
+        shared = shared_radii(self.session.plan.radii, past, turns, self._return_range or 1.0)
+        for name, radius in shared.items():
+            self.states[name] = replace(self.states[name], radius_nats=radius)
+
+    def _held_batch(self, slots: Sequence[Slot]) -> RolloutBatch | None:
+        """The batch that an interrupted stage goes on with; None when its next update samples anew."""
+        position = self.position
+        if not 0 < position.done < len(slots) or not self.session.plan.reuses_rollouts:
+            return None
+        return position.held(self._read_batch)
+
+    def _teach(self, agent: str, data: TrainingBatch) -> Update:
+        plan, router = self.session.plan, self.session.context.router
+        learner = self.session.engine.learner(agent)
+        before = learner.snapshot() if self._probing else None
+        fresh = self._rollouts_for_probes(agent) if self._probing and self.position.done > 0 else None
+        optimization = self.session.optimization
+        if plan.reuses_rollouts:
+            optimization = replace(optimization, gate_share=1.0)  # it needs the ratios of all messages anyway
+        update = update_agent(
+            learner,
+            data,
+            plan,
+            optimization,
+            self.states[agent],
+            seed=seed_of(self.seed, "update", self.position.stage, agent),
+            holdout_seed=seed_of(self.seed, "aside", self.position.stage),
+            certificate_inputs=CertificateInputs(router.turns_of(agent), router.horizon, self._return_range),
+        )
+        self.session.engine.publish(agent, update.report.version_after)
+        self.account.updated(agent, update.report.tokens, update.report.seconds)
+        self.probed = None
+        if before is not None and update.report.accepted:
+            self.probed = self._probe(agent, before, data, fresh)
+        return update
+
+    @property
+    def _return_range(self) -> float | None:
+        return self.session.plan.return_range(self.session.task.reward_range)
+
+    # -- probes -----------------------------------------------------------------------------------------------
+
+    @property
+    def _probing(self) -> bool:
+        """Whether this stage is probed: it is due, and was when it began."""
+        every, position = self.session.team_file.diagnostics.every, self.position
+        due = every > 0 and position.stage % every == 0
+        return due and (position.done == 0 or (self.run.episodes / probe_name(position.stage)).exists())
+
+    def _rollouts_for_probes(self, name: str) -> RolloutBatch:
+        """The stage's problems played by the team as it is."""
+        found = StageRollouts(self.session, self.position.stage).for_probes(self.team, name)
+        self.account.probed(found.ledger)
+        return found.batch
+
+    def _for_probe(self, agent: str, batch: RolloutBatch) -> Rollouts:
+        plan = self.session.plan
+        returns_PG = trained_returns_PG(batch, plan, self.team.limits)
+        advantages = plan.advantage.estimate(returns_PG)
+        return Rollouts(batch.of(agent), advantages)
+
+    def _probe(self, agent: str, before: Snapshot, data: TrainingBatch, fresh: RolloutBatch | None) -> Record:
+        """What stale rollouts would have said of this update, and which tokens it moved. Changes nothing."""
+        started, learner = time.perf_counter(), self.session.engine.learner(agent)
+        spent, after = dict(learner.tokens), learner.snapshot()
+        stage = self.position.stage
+        stale = read_episodes(self.run.episodes / probe_name(stage))
+        carried = self.position.carried
+        carried_E = np.zeros(len(stale.episodes)) if carried is None else np.array(carried)
+        found = None
+        if fresh is not None:
+            now, then = self._for_probe(agent, fresh), self._for_probe(agent, stale)
+            found = stale_probe(learner, before, after, now, then, carried_E)
+        own = stale.of(agent)
+        if len(own):
+            ratio_M = log_ratios(learner, before, after, own)
+            carried_E += np.bincount(own.episode_M, weights=ratio_M, minlength=len(carried_E))
+        shift = token_shift(learner, before, after, data.messages, generator(self.seed, "probe", stage, agent))
+        self.position = replace(self.position, carried=carried_E.tolist())
+        seconds = {"probe": time.perf_counter() - started}
+        self.account.updated(agent, {k: learner.tokens[k] - spent[k] for k in spent}, seconds)
+        return {
+            **({} if found is None else asdict(found)),
+            "token_shift": {key: np.asarray(value).tolist() for key, value in asdict(shift).items()},
+            "seconds": seconds["probe"],
+        }
+
+    # -- what updates were worth ------------------------------------------------------------------------------
+
+    def _measure(self, batch: RolloutBatch) -> None:
+        """A fresh batch of the same problems measures what the update before it gained."""
+        returns_PG = trained_returns_PG(batch, self.session.plan, self.team.limits)
+        before = self.position.returns
+        self.measured = None
+        plan = self.session.plan
+        comparable = not plan.reuses_rollouts and not plan.dynamic_sampling.on and len(returns_PG) > 1
+        if before is not None and comparable and np.isfinite(before).all() and np.isfinite(returns_PG).all():
+            gain = measured_gain(before, returns_PG)
+            self.measured = MeasuredGain(update=self.position.number, **asdict(gain))
+        self.position = replace(self.position, returns=returns_PG.tolist())
+
+    def _close_stage(self) -> Iterator[Record]:
+        """The stage's report, from its updates; once."""
+        stage = self.position.stage
+        if stage in self.history.closed:
+            return
+        report = stage_report(stage, self.history.of_stage(stage))
+        memory = None if self.memory is None else StageMemory(self.memory["planned_gb"], peak_gb(self.session))
+        written = self._log(StageRecord(report=report, updates=self.position.number, memory=memory))
+        (self.run.episodes / probe_name(stage)).unlink(missing_ok=True)
+        yield written
+
+    # -- books ------------------------------------------------------------------------------------------------
+
+    def _commit(self, step: Step) -> Record:
+        self.team = step.team
+        self.states[step.report.agent] = step.update.state
+        self.position = replace(self.position.holding(step.batch), number=self.position.number + 1, done=step.index + 1)
+        rewards = np.array([e.reward for e in step.batch.present])
+        gathered = self.gathered
+        exact_before, self.exact = self.exact, exact_success(self.session, self.team)
+        record = UpdateRecord(
+            update=self.position.number,
+            stage=self.position.stage,
+            step=step.index,
+            report=step.report,
+            reward=float(rewards[np.isfinite(rewards)].mean()) if np.isfinite(rewards).any() else float("nan"),
+            punishment=self._mean_punishment(step.batch),
+            dynamic_sampling=None if gathered is None else gathered.dynamic,
+            rollouts=RolloutChoice(
+                **asdict(step.choice), cut=step.cut, partly=None if gathered is None else gathered.partly
+            ),
+            grader_failures=dict(self.session.task.failures),
+            protocol_breaches=self.session.breaches(),
+            success=float(np.mean([e.verdict.right for e in step.batch.present])),
+            exact_success=None if self.exact is None else (exact_before, self.exact),
+            measured_before=self.measured,
+            probe=self.probed,
+            episodes_total=self.account.episodes,
+            sampled_tokens_total=self.account.sampled_tokens,
+            time=time.time(),
+        )
+        self._save(record, updated=step.report.agent)
+        self.measured = self.gathered = None
+        return self._log(record)
+
+    def _log(self, record: AnyRecord) -> Record:
+        """Write it down and remember it; returns what was written."""
+        written = self.run.log.write(record)
+        self.history.add(record)
+        return written
+
+    def _mean_punishment(self, batch: RolloutBatch) -> float | None:
+        """What overlong messages took from the batch's returns; None where the plan punishes none."""
+        plan = self.session.plan
+        return float(punishments_PG(batch, plan, self.team.limits).mean()) if plan.overlong.punishes else None
+
+    def _save(self, record: UpdateRecord | None, updated: str | None) -> None:
+        learner = self.session.engine.learner
+        for name in self.team.names if updated is None else [updated]:
+            self.fingerprints[name] = learner(name).fingerprint()
+        state = RunState(
+            self.position,
+            self.account,
+            self.states,
+            self.team.versions,
+            self.session.precisions(),
+            self.session.references(),
+            self.history.as_state(),
+            self.inputs.as_record(),
+            self.run.log.mark(),
+        )
+        self.run.checkpoints.commit(
+            self.position.number,
+            self.fingerprints,
+            lambda name, folder: learner(name).save(folder),
+            state.as_progress(),
+            None if record is None else encode_record(record),
+        )
+        self.committed = time.perf_counter()
+
+    def _begin_or_resume(self, commit: Commit | None) -> Record:
+        record = self._begin() if commit is None else self._go_on(commit)
+        self.exact = exact_success(self.session, self.team)
+        return self._log(record)
+
+    def _begin(self) -> StartRecord:
+        with self._timed("test"):
+            told = (*self_test(self.session), *doubts(self.session))
+        warnings = (*self.session.task.warnings, *told)
+        with self._timed("floors"):
+            floors = measure_floors(self.session)
+        require_visible(self.session, floors)
+        with self._timed("rehearse"):
+            self.memory = before_training(self.session)
+        self._save(None, updated=None)
+        return StartRecord(**self._begun(), floors={f.agent: f.noise_floor for f in floors}, warnings=warnings)
+
+    def _go_on(self, commit: Commit) -> ResumeRecord:
+        self._resume(commit)
+        with self._timed("rehearse"):
+            self.memory = before_training(self.session)  # the card, or after a swap the model, may be another
+        evals = tuple(self.history.success)
+        lost = None if self.lost is None else asdict(self.lost)
+        return ResumeRecord(**self._begun(), skipped=commit.skipped, changes=self.changes, evals=evals, lost=lost)
+
+    @contextmanager
+    def _timed(self, what: str) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        self.seconds[what] = time.perf_counter() - began
+
+    def _begun(self) -> dict[str, Any]:
+        return {
+            **self._where(),
+            "name": self.session.team_file.name,
+            "stages": self.session.plan.stages,
+            "agents": tuple(self.session.team.names),
+            "trained_agents": len(self.session.team.trainable),
+            "samplers": {name: self.session.engine.info(name).sampling for name in self.team.names},
+            "precisions": self.session.precisions(),
+            "threads": torch.get_num_threads(),
+            "memory": self.memory,
+            "budget": matched_budget(self.session),
+            "seconds": self.seconds,
+            "time": time.time(),
+        }
+
+    def _resume(self, commit: Commit) -> None:
+        folder_of = partial(self.run.checkpoints.folder_of, commit)
+        state = RunState.of(commit, folder_of)
+        if state.inputs is not None:
+            then = Inputs.of_record(state.inputs)
+            self.changes = require_same_inputs(then, self.inputs, self.run.path, accept=self.accept_changes)
+        self.team = self.session.load(folder_of)
+        if self.team.versions != state.versions:
+            raise StoreError(f"the weights in {self.run.path} are not those that commit {commit.number} names")
+        if state.references != self.session.references():
+            raise StoreError(
+                f"the models that the run in {self.run.path} began with are not those that its team file gives now, "
+                "and plan.reference_kl needs them: put the old models back, or begin another run"
+            )
+        self.account, self.position, self.states = state.account, state.position, dict(state.states)
+        for name, precision in state.precisions.items():  # what "auto" settled on when the run began
+            self.session.engine.set_precision(name, precision)
+        self.fingerprints = dict(commit.agents)
+        self._take_up_log(commit, state)
+
+    def _take_up_log(self, commit: Commit, state: RunState) -> None:
+        """Cut the log back to the commit, and tell what it has lost."""
+        log = self.run.log
+        if state.log is not None and (lost := log.lost(state.log)) is not None:
+            what = f"has lost {lost} of the {state.log.records} records" if lost else "has other records than those"
+            told = f"{log.path.name} {what} that the last commit knows of: figures and reports of this run lack them"
+            self.changes = (*self.changes, told)
+        elif altered := log.altered():
+            lines = ", ".join(map(str, altered[:5]))
+            told = f"{log.path.name} is damaged: what was written in line {lines} is other now; figures may be wrong"
+            self.changes = (*self.changes, told)
+        log.truncate_torn()
+        log.rewind(lambda record: updates_before(record) <= commit.number)
+        self.history = History(log.records())
+        last = None if commit.record is None else decode_record(commit.record)
+        is_logged = self.history.updates >= commit.number
+        if state.history is not None:
+            self.history.take_state(state.history, last)
+        if last is not None and not is_logged:
+            log.write(last)
+            if state.history is None:
+                self.history.add(last)
+
+    def _where(self) -> dict[str, int]:
+        return {"stage": self.position.stage, "updates": self.position.number}
+
+    # -- evaluation -------------------------------------------------------------------------------------------
+
+    def _evaluate_if_due(self, *, last: bool = False) -> Iterator[Record]:
+        settings, stage = self.session.team_file.eval, self.position.stage
+        if settings.every == 0 or not (last or stage % settings.every == 0):
+            return
+        if stage in self.history.evaluated:
+            return
+        started = time.perf_counter()
+        report, ledger = evaluate_team(self.session, self.team, stage=stage)
+        tokens, seconds = sum(ledger.sampled_tokens.values()), time.perf_counter() - started
+        yield self._log(EvalRecord(**self._where(), report=report, tokens=tokens, seconds=seconds))
