@@ -42,7 +42,7 @@ REMOTE = [
     pytest.param("ray-lora", marks=(pytest.mark.cluster, pytest.mark.long, pytest.mark.slow)),
     pytest.param("sharded-full", marks=(pytest.mark.cluster, pytest.mark.long, pytest.mark.slow)),
     pytest.param("sharded-lora", marks=(pytest.mark.cluster, pytest.mark.long, pytest.mark.slow)),
-    pytest.param("vllm-lora", marks=pytest.mark.long),
+    pytest.param("vllm-lora", marks=(pytest.mark.long, pytest.mark.slow)),  # tests/contract/test_vllm.py is quick
 ]
 
 

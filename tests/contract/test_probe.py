@@ -61,7 +61,7 @@ def test_the_gap_is_the_difference_of_two_surrogates_by_hand():
     assert 0 < probe.weights.effective_share < 1
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_without_staleness_the_gap_is_noise_and_an_own_batch_is_optimistic():
     """Fresh and stale are two batches of one team: their difference is zero on average, and its intervals hold zero
     as often as they say. The surrogate on the batch that was climbed on is far above either."""

@@ -49,7 +49,7 @@ def test_the_page_has_every_figure_as_the_benchmark_prints_it(bench, figures):
     assert [row for one in figures if (row := bench.as_markdown(one)) not in page] == []
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_page_has_the_sizing_tables_as_the_benchmark_prints_them(bench):
     page = (BENCH.parent / "docs" / "sizing.md").read_text().splitlines()
     with pytest.MonkeyPatch.context() as patch:
@@ -75,7 +75,7 @@ def test_the_sizing_table_has_a_setting_that_fits_or_none(bench):
     assert found["32B", "lora", 32].setup.cluster.shard_base
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_benchmark_of_workers_trains_and_is_predicted():
     """It once played a game that its team never won, and every update was skipped."""
     with pytest.MonkeyPatch.context() as patch:

@@ -335,7 +335,7 @@ def test_every_loader_is_told_to_run_no_code() -> None:
             if isinstance(call, ast.Call) and ast.unparse(call.func).endswith("from_pretrained"):
                 told.append((ast.unparse(call.func), [ast.unparse(k) for k in call.keywords]))
     loaders = [keywords for name, keywords in told if name.startswith("Auto")]
-    assert len(loaders) == 3
+    assert len(loaders) == 4
     assert all("trust_remote_code=False" in keywords for keywords in loaders)
     assert {name for name, _ in told if not name.startswith("Auto")} == {"PeftModel.from_pretrained"}, (
         "of our own commit"

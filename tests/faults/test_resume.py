@@ -139,7 +139,7 @@ def test_killed_in_the_middle_of_a_stage_that_reuses_its_batch(overrides, taught
         pytest.param(("plan.order=largest_gain", "plan.allocate=gain"), marks=pytest.mark.slow),
         pytest.param(("plan.order=largest_gain", "plan.allocate=certified"), marks=pytest.mark.slow),
         pytest.param(("plan.preset=grpo",), marks=pytest.mark.slow),
-        ("plan.preset=ppo",),
+        pytest.param(("plan.preset=ppo",), marks=pytest.mark.slow),
         pytest.param(("plan.preset=grpo", "team.train=lora", "team.lora.rank=2"), marks=pytest.mark.slow),
         pytest.param(("plan.preset=dapo",), marks=pytest.mark.slow),
     ],

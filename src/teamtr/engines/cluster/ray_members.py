@@ -163,6 +163,7 @@ def _connect(room: Room) -> None:
     """To the cluster that the room names, or to one that is started here."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ.setdefault("RAY_worker_niceness", "0")  # 15 by default: beside anything else, workers would starve
     try:
         import ray
     except ImportError:
