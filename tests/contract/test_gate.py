@@ -296,7 +296,7 @@ def test_rewards_that_nothing_earns_are_seldom_kept_when_others_judge():
     assert kept[True] < 17
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_cross_fitted_surrogate_is_what_new_problems_say():
     """The surrogate that is reported, less that of the same step on a new batch of the old team: near zero on average
     when cross-fitted, well above it when the step judges itself."""

@@ -27,6 +27,8 @@ from teamtr.session.resume import MAY_CHANGE, differences
 from teamtr.session.train import train
 from teamtr.store import RunFolder, read_episodes
 
+pytestmark = pytest.mark.long
+
 PROMPT = np.array([5, 6, 7], dtype=np.int32)
 DRAWING = Drawing("m", salt="m-1", end_ids=frozenset({1, 2}))
 

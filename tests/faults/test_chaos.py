@@ -9,6 +9,7 @@ import chaos
 pytestmark = pytest.mark.long
 
 
+@pytest.mark.slow
 def test_a_short_campaign_loses_nothing() -> None:
     results = list(chaos.campaign(2, seed=20))
     assert not [result for result in results if result.outcome == "lost"]

@@ -379,6 +379,7 @@ def batch_of(engine: ClusterEngine) -> AgentBatch:
     return AgentBatch("left", tuple(prompts), ids, logprobs, at, at // 2, np.zeros(4, dtype=np.int64))
 
 
+@pytest.mark.long
 def test_a_worker_that_missed_an_update_is_caught_every_time():
     members = Together(killing.team_file(*SMALL, "cluster.shards=1"))
     engine, rng, caught = ClusterEngine(members, shards=2), np.random.default_rng(0), 0
