@@ -1,9 +1,11 @@
 """How a stage grows with workers, and what a cluster costs on one of them: ratios of one run.
 
     python bench/cluster.py [--workers 1,2,4] [--shards 4] [--problems 16] [--width 256] [--json]
+    python bench/cluster.py --model FOLDER --tokens 128 --card H200 --cards 1 --workers 1,2 --shards 2 --kinds strong
 
 Strong: the same batch over more workers. Weak: as many more problems as there are workers. Beside each ratio stands
-what the throughput model predicts (``teamtr plan --card cpu``).
+what the throughput model predicts (``teamtr plan --card cpu``), and whether the weights are those of one process to
+the bit.
 """
 
 from __future__ import annotations
@@ -22,15 +24,16 @@ from teamtr.config import TeamFile, loads
 from teamtr.session.forecast import Where, forecast
 from teamtr.session.processes import usable_cores
 from teamtr.session.train import train
-from teamtr.store import RunFolder
+from teamtr.store import Commit, RunFolder
 
 TEAM = """
 name: cluster
 task: {name: data, path: FOLDER/rows.jsonl, grader: "python:FOLDER/rewards.py:odd"}
 team:
-  model: tiny
+  model: MODEL
   train: lora
-  agents: [{name: left, max_tokens: 8}, {name: right, max_tokens: 8}, {name: speaker, max_tokens: 8}]
+  max_tokens: TOKENS
+  agents: [{name: left}, {name: right}, {name: speaker}]
 tiny: {layers: 4, width: WIDTH, heads: 4, warmup_steps: 0}
 plan: {stages: 2, problems: PROBLEMS, group_size: 8, preset: teamtr, radius_nats_per_message: 0.05}
 learner: {epochs: 1}
@@ -48,36 +51,45 @@ def odd(prompts, completions, **_):
 
 @dataclass(frozen=True)
 class Stage:
-    """Seconds of the second stage, measured and predicted: all of it, and by phase."""
+    """Seconds of the second stage, measured and predicted: all of it, and by phase; the agents' versions after it."""
 
     seconds: float
     predicted_seconds: float
     phases: dict[str, float]
     predicted_phases: dict[str, float]
+    versions: dict[str, str]
 
 
-def team(folder: Path, problems: int, width: int, *cluster: str) -> TeamFile:
+def team(folder: Path, problems: int, options: argparse.Namespace, *cluster: str) -> TeamFile:
     rows = [json.dumps({"question": f"What have {k} and {k + 1} in common?", "answer": "a"}) for k in range(128)]
     (folder / "rows.jsonl").write_text("\n".join(rows))
     (folder / "rewards.py").write_text(REWARDS)
-    text = TEAM.replace("PROBLEMS", str(problems)).replace("WIDTH", str(width)).replace("FOLDER", str(folder))
-    return loads(text, "cluster", cluster)
+    given = {"PROBLEMS": problems, "WIDTH": options.width, "FOLDER": folder, "MODEL": options.model}
+    text = TEAM.replace("TOKENS", str(options.tokens))
+    for word, value in given.items():
+        text = text.replace(word, str(value))
+    return loads(text, "cluster", [*options.set, *cluster])
 
 
-def stage_of(problems: int, width: int, *cluster: str) -> Stage:
+def stage_of(problems: int, options: argparse.Namespace, *cluster: str) -> Stage:
     with tempfile.TemporaryDirectory() as name:
-        team_file, run = team(Path(name), problems, width, *cluster), Path(name) / "run"
-        ends = [(time.perf_counter(), _phases(run)) for r in train(team_file, run) if r["kind"] == "stage"]
-        _, found = forecast(team_file, Where("cpu", usable_cores()))
+        team_file, run = team(Path(name), problems, options, *cluster), Path(name) / "run"
+        ends = [(time.perf_counter(), _commit(run)) for r in train(team_file, run) if r["kind"] == "stage"]
+        _, found = forecast(team_file, Where(options.card, options.cards))
     (first, before), (last, after) = ends
-    own = {phase: after[phase] - before[phase] for phase in after}
-    return Stage(last - first, found.seconds, own, {phase: spent.seconds for phase, spent in found.phases.items()})
+    own = {phase: spent - _phases(before)[phase] for phase, spent in _phases(after).items()}
+    predicted = {phase: spent.seconds for phase, spent in found.phases.items()}
+    return Stage(last - first, found.seconds, own, predicted, dict(after.agents))
 
 
-def _phases(folder: Path) -> dict[str, float]:
-    """Seconds since the run began, by phase."""
+def _commit(folder: Path) -> Commit:
     commit = RunFolder.read(folder).checkpoints.latest()
     assert commit is not None
+    return commit
+
+
+def _phases(commit: Commit) -> dict[str, float]:
+    """Seconds since the run began, by phase."""
     found: dict[str, float] = {}
     for phases in commit.progress["account"]["seconds"].values():
         found = {phase: found.get(phase, 0.0) + phases.get(phase, 0.0) for phase in {**found, **phases}}
@@ -89,7 +101,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--workers", default="1,2,4")
     parser.add_argument("--shards", type=int, default=4)
     parser.add_argument("--problems", type=int, default=16)
-    parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--model", default="tiny", help="a folder with a model (default: the built-in one)")
+    parser.add_argument("--width", type=int, default=256, help="of the built-in model")
+    parser.add_argument("--tokens", type=int, default=8, help="of a message, at most")
+    parser.add_argument("--card", default="cpu", help="that the model of throughput predicts for")
+    parser.add_argument("--cards", type=int, default=usable_cores(), help="or cores (default: those of this machine)")
+    parser.add_argument("--kinds", default="strong,weak")
+    parser.add_argument("--set", action="append", default=[], help="a setting of the team file")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
 
@@ -98,11 +116,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
         own = ("cluster.engine=ray", f"cluster.workers={workers}", f"cluster.shards={max(options.shards, workers)}")
         try:
-            return stage_of(options.problems * times, options.width, *own)
+            return stage_of(options.problems * times, options, *own)
         finally:
             ray.shutdown()
 
-    alone = stage_of(options.problems, options.width, f"cluster.shards={options.shards}")
+    alone = stage_of(options.problems, options, f"cluster.shards={options.shards}")
     rows: list[dict[str, Any]] = []
 
     def told(what: str, workers: int, found: Stage) -> None:
@@ -110,15 +128,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "ratio": found.seconds / alone.seconds,
             "predicted": found.predicted_seconds / alone.predicted_seconds,
         }
-        rows.append({"what": what, "workers": workers, **asdict(found), **ratios})
+        same = None if what == "weak" else found.versions == alone.versions
+        rows.append({"what": what, "workers": workers, **asdict(found), **ratios, "same bits": same})
         so_far(what, rows[-1])
 
     told("one process", 0, alone)
     for workers in map(int, options.workers.split(",")):
         for kind, times in (("strong", 1), ("weak", workers)):
-            if workers > 1 or kind == "strong":
+            if kind in options.kinds.split(",") and (workers > 1 or kind == "strong"):
                 told(kind, workers, measured(workers, times))
-    header = ("what", "workers", "seconds", "ratio", "predicted")
+    header = ("what", "workers", "seconds", "ratio", "predicted", "same bits")
     table = [[row.get(name) for name in header] for row in rows]
     report("a stage over workers, beside one process", header, table, {"rows": rows}, options.json)
 

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from planned import TEAM
 from teamtr.cli.progress import TrainingScreen
 from teamtr.config import loads
 from teamtr.engines.estimate import Rows
@@ -35,20 +36,6 @@ from teamtr.session.build import build
 from teamtr.session.memory import demand_of, longest, plan_memory, rehearse
 from teamtr.session.success import evaluate_team
 from teamtr.types import PLAYER
-
-TEAM = """
-name: plan
-task: {{name: code, half_length: 1}}
-team:
-  model: tiny
-  train: {train}
-  max_tokens: 4
-  agents: [{{name: left}}, {{name: right}}, {{name: speaker}}]
-tiny: {{layers: 1, width: 32, heads: 4, warmup_steps: 0}}
-plan: {{problems: 2, group_size: 2}}
-learner: {{micro_batch: 8}}
-sampling: {{engine: {engine}}}
-"""
 
 
 def session(train: str = "full", engine: str = "plain"):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from planned import TEAM
 from teamtr.config import loads
 from teamtr.engines import memory as loaded
 from teamtr.engines.estimate import items
@@ -107,7 +108,7 @@ def test_every_family_has_as_many_weights_as_transformers_makes(family: str, tie
 def test_the_built_in_model_has_the_shape_that_is_planned():
     built = build(loads(TEAM.format(train="full", engine="plain"), name="plan.yaml"))
     config = built.engine.learner("left").policy.causal_lm.config
-    assert tiny_shape(layers=2, width=32, heads=4) == ModelShape.of(config.to_dict())
+    assert tiny_shape(layers=1, width=32, heads=4) == ModelShape.of(config.to_dict())
 
 
 @pytest.mark.parametrize(
@@ -168,19 +169,6 @@ def test_targets_that_name_no_layer_and_cards_that_are_not_known_are_errors():
 
 
 # -- memory ---------------------------------------------------------------------------------------------------
-
-TEAM = """
-name: plan
-task: {{name: code, half_length: 1}}
-team:
-  model: tiny
-  train: {train}
-  max_tokens: 4
-  agents: [{{name: left}}, {{name: right}}, {{name: speaker}}]
-tiny: {{layers: 2, width: 32, heads: 4, warmup_steps: 0}}
-plan: {{problems: 4, group_size: 4}}
-sampling: {{engine: {engine}}}
-"""
 
 
 @pytest.mark.long
