@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -45,6 +46,18 @@ def test_processes_beside_each_other_take_equal_parts(shares):
     assert shares == []
     card.take_share(4)
     assert shares == [(card.SHARED_OUT / 4, 0), (card.SHARED_OUT / 4, 1)]
+
+
+@pytest.mark.parametrize(("device", "index"), [("cuda", 1), ("cuda:0", 0)])
+def test_the_share_is_asked_for_by_the_number_of_the_card(device: str, index: int, monkeypatch):
+    def fraction(asked):
+        assert type(asked) is int, "torch refuses a device without an index"
+        return {0: 0.25, 1: 0.5}[asked]
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", fraction)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=1000))
+    assert card.own_bytes(torch.device(device)) == {0: 250, 1: 500}[index]
 
 
 def test_a_run_of_a_table_takes_its_part_before_anything_is_loaded(shares, tmp_path, monkeypatch):

@@ -145,6 +145,23 @@ def in_this_process(work, items, workers, **others):
 
 
 @pytest.mark.long
+def test_a_run_that_ended_before_its_last_evaluation_is_not_done(tmp_path, monkeypatch):
+    monkeypatch.setattr(cells, "beside", in_this_process)
+    arguments = ["compute", *SMALL, "eval.every=5", "--out", str(tmp_path), "--only", "naive", "--json"]
+    assert call(*arguments).exit_code == 0
+    log = tmp_path / "runs" / "naive-sequential-seed0" / "log.jsonl"
+    whole = log.read_text().splitlines(keepends=True)
+    assert [json.loads(line)["kind"] for line in whole].count("eval") == 2
+    assert json.loads(whole[-1])["kind"] == "eval"
+    log.write_text("".join(whole[:-1]))
+    cut = call(*arguments, "--finished")
+    assert json.loads(cut.stdout)["lines"][0]["values"]["rollouts, K"] is None, "nor is it in a table"
+    assert call(*arguments).exit_code == 0
+    last = json.loads(log.read_text().splitlines()[-1])
+    assert (last["kind"], last["problem_ids"]) == ("eval", json.loads(whole[-1])["problem_ids"])
+
+
+@pytest.mark.long
 def test_a_table_is_trained_goes_on_and_bears_what_fails(tmp_path, monkeypatch):
     monkeypatch.setattr(cells, "beside", in_this_process)
     out = tmp_path / "made"

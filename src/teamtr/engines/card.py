@@ -40,5 +40,6 @@ def free_bytes(device: torch.device) -> int:
 
 def own_bytes(device: torch.device) -> int:
     """What this process may have in all."""
-    share = torch.cuda.get_per_process_memory_fraction(device)
+    index = torch.cuda.current_device() if device.index is None else device.index  # it takes no other name for a card
+    share = torch.cuda.get_per_process_memory_fraction(index)
     return int(share * torch.cuda.get_device_properties(device).total_memory)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from teamtr.analysis.figures import read_runs
+from teamtr.analysis.figures import Run, read_runs
 from teamtr.baselines import make_methods
 from teamtr.config import TeamFile, dump, load_team_file
 from teamtr.errors import TeamTRError
@@ -168,6 +168,12 @@ def _after_swap(cell: Cell) -> TeamFile:
     return load_team_file(made)
 
 
+def _is_evaluated(run: Run) -> bool:
+    """Whether its last evaluation, if it has any, came after its last stage: a run may end between the two."""
+    evals = run.data["evals"]
+    return not evals or evals[-1]["stage"] >= run.data["run"]["stages"]
+
+
 def is_done(cell: Cell) -> bool:
     """Whether its folder holds this very run, trained to its end on any machine, or all answers."""
     if cell.method is not None:
@@ -176,7 +182,7 @@ def is_done(cell: Cell) -> bool:
     if not (cell.folder / "log.jsonl").exists():
         return False
     (run,) = read_runs([cell.folder])
-    if run.data["run"]["state"] != "finished":
+    if run.data["run"]["state"] != "finished" or not _is_evaluated(run):
         return False
     if cell.team_file is None:
         return bool(run.data["swaps"])
