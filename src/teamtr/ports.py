@@ -6,8 +6,8 @@ cross. Every implementation passes the one suite in ``tests/contract``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NewType, Protocol, runtime_checkable
 
@@ -204,6 +204,14 @@ class Demand:
     minibatches: int
     objective: Objective
 
+    def of(self, agents: Collection[str]) -> Demand:
+        """What of it concerns these agents."""
+
+        def own(by_agent: Mapping[str, Any]) -> dict[str, Any]:
+            return {agent: value for agent, value in by_agent.items() if agent in agents}
+
+        return replace(self, lengths=own(self.lengths), messages=own(self.messages), checked=own(self.checked))
+
 
 @dataclass(frozen=True)
 class MemoryItem:
@@ -220,10 +228,12 @@ class MemoryItem:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """What is needed, and what the device has (None on a CPU)."""
+    """What is needed, and what the device has (None on a CPU). ``where``: which of several groups of workers it is
+    needed in."""
 
     items: tuple[MemoryItem, ...]
     available: int | None
+    where: str = ""
 
     @property
     def total(self) -> int:
@@ -239,6 +249,7 @@ class MemoryPlan:
             "total_gb": self.total / GB,
             "available_gb": None if self.available is None else self.available / GB,
             "fits": self.fits,
+            "where": self.where,
         }
 
 

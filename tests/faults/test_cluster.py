@@ -23,7 +23,7 @@ from teamtr.cli.progress import TrainingScreen
 from teamtr.config import dump, loads
 from teamtr.engines.cluster import ray_members
 from teamtr.engines.cluster.engine import ClusterEngine
-from teamtr.engines.cluster.ray_members import RayMembers, Room
+from teamtr.engines.cluster.ray_members import Group, RayMembers, Room, start_members
 from teamtr.engines.cluster.seat import Call, OtherWeights, Seat
 from teamtr.errors import UserError
 from teamtr.ports import EngineLost
@@ -358,7 +358,7 @@ class Together:
     def __init__(self, team_file, count: int = 2) -> None:
         self.count = count
         task, plan = build_task(team_file), team_file.sized_plan()
-        self.seats = [Seat(local_engine(team_file, task, plan, None).engine, k) for k in range(count)]
+        self.seats = [Seat(local_engine(team_file, task, plan, None).engine, f"worker {k}") for k in range(count)]
 
     def ask(self, calls: Mapping[int, Call]) -> dict[int, Any]:
         answers = {member: self.seats[member].answer(call) for member, call in calls.items()}
@@ -455,12 +455,12 @@ def test_objects_of_a_program_stay_in_it():
 
 @pytest.mark.slow
 def test_where_there_is_no_room_it_is_refused_at_first_and_fewer_are_taken_later():
-    make = partial(_member, dump(killing.team_file(*SMALL)), True, os.getcwd())
+    make = partial(_member, dump(killing.team_file(*SMALL)), True, os.getcwd(), None)
     ray.shutdown()
-    ray_members._connect(Room(workers=2, shards=2))
+    ray_members._connect(Room(shards=2), 2)
     with pytest.raises(UserError, match=r"cluster\.workers is 3, and the cluster has 2 cores"):
-        RayMembers(make, Room(workers=3, shards=4))
-    members = RayMembers(make, Room(workers=3, shards=4, may_be_fewer=True))
+        start_members([Group(make, 3)], Room(shards=4))
+    (members,) = start_members([Group(make, 3)], Room(shards=4, may_be_fewer=True))
     assert members.count == 2
     assert ClusterEngine(members, 4).agents == ("left", "right", "speaker")
     members.close()
