@@ -165,7 +165,7 @@ def test_what_is_planned_for_a_step_is_what_autograd_keeps(shared, precision, pa
     learner = build(loads(text.format(train="lora", engine="plain"), name="plan.yaml")).engine.learner("left")
     learner.policy.precision, learner.policy.packs = precision, packs
     lengths = Lengths(prompt=48, message=4, shared=shared)
-    batch = _longest_batch("left", lengths, 8)
+    batch = _longest_batch("left", lengths, 8, processes=1)
 
     def keep(rows: int) -> int:
         return kept_for_backward(learner, batch.prompts[:rows], batch.messages[:rows])

@@ -20,7 +20,7 @@ from teamtr.planning.cards import CARDS, card_named
 from teamtr.planning.configs import shape_of_source, tiny_shape
 from teamtr.planning.exchange import exchange_seconds, gather_seconds
 from teamtr.planning.learning import LearnerCost, PassCount, step_rows
-from teamtr.planning.memory import demand_of_worker, held, held_parameters, memory_of
+from teamtr.planning.memory import held, held_parameters, memory_of
 from teamtr.planning.sampling import Decoder
 from teamtr.planning.seconds import Load, Spent, distinct
 from teamtr.planning.setup import Cluster, Learning, Member, PlannedTurn, Sampling, Setup, likely_precision
@@ -52,6 +52,7 @@ def setup(shape: ModelShape = SHAPE, *, rank: int | None = 16, micro_batch: int 
         demand=Demand(
             lengths={name: Lengths(256 + 256 * k, 256) for k, name in enumerate(names)},
             episodes=512,
+            problems=64,
             messages=dict.fromkeys(names, 512),
             checked=dict.fromkeys(names, 0),
             minibatches=4,
@@ -204,7 +205,7 @@ def test_one_estimate_whether_models_are_loaded_or_only_their_configs_are_read(t
 
 def test_a_worker_holds_its_part_of_the_batch_and_of_a_sharded_base():
     four = setup(**workers(4, 8))
-    demand = demand_of_worker(four)
+    demand = four.worker_demand
     assert demand.episodes == 512 // 8, "one shard is sampled at a time"
     assert demand.messages == dict.fromkeys("abc", 512 // 4)
     cluster = replace(four.cluster, shard_base=True)

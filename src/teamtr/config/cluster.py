@@ -79,9 +79,7 @@ class ClusterConfig(Section):
 
     def _refusals(self) -> Iterator[Refusal]:
         if self.engine == "local" and self.groups:
-            message = (
-                "cluster.groups needs cluster.engine: ray; without it all agents are in this process"
-            )
+            message = "cluster.groups needs cluster.engine: ray; without it all agents are in this process"
             yield Refusal(_GROUPS, message, (("cluster", "engine"),))
         elif self.engine == "local" and self.workers > 1:
             message = "cluster.workers needs cluster.engine: ray; without it there is this process alone"

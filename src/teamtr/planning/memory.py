@@ -3,6 +3,7 @@ instead of counted."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from teamtr.engines.card import SHARED_OUT
@@ -11,7 +12,7 @@ from teamtr.engines.paged.pool import SHARE_OF_FREE_MEMORY
 from teamtr.engines.passes import HEAD_CHUNK_ELEMENTS, HEAD_CHUNK_SHARE
 from teamtr.planning.setup import Cluster, Member, Setup
 from teamtr.planning.shape import ModelShape
-from teamtr.ports import Demand, MemoryPlan
+from teamtr.ports import MemoryPlan
 from teamtr.types import PLAYER
 
 HALVES = ("fp16", "bf16")
@@ -37,10 +38,15 @@ class WorkerMemory:
         return self.plan.fits and (available is None or self.loading <= available)
 
 
+def tightest(memories: Iterable[WorkerMemory]) -> WorkerMemory:
+    """That of the group which has least to spare, or takes most where nobody counts it."""
+    return max(memories, key=lambda memory: (not memory.fits, memory.plan.missing))
+
+
 def memory_of(setup: Setup) -> WorkerMemory:
-    """Of the worker that has most to do."""
-    found, demand = held(setup), demand_of_worker(setup)
-    plan = MemoryPlan(items(found, demand), available(setup.cluster))
+    """Of the worker that has most to do, in a cluster without groups."""
+    found, demand = held(setup), setup.worker_demand
+    plan = MemoryPlan(items(found, demand), available(setup.cluster), setup.cluster.name)
     pages = {name: None if one.precision is None else one.budget for one in found.served for name in one.agents}
     taken = sum(item.bytes for item in plan.items if item.what == "keys and values")
     wanted = sum(one.wanted_bytes(demand) for one in found.served if one.precision is not None)
@@ -52,21 +58,6 @@ def available(cluster: Cluster) -> int | None:
     """Of a card, what one of its workers may have."""
     memory, workers = cluster.card.memory, cluster.workers_on_a_card
     return memory if memory is None or workers == 1 else int(memory * SHARED_OUT / workers)
-
-
-def demand_of_worker(setup: Setup) -> Demand:
-    """A worker samples one shard at a time, and learns from all of its own."""
-    demand, cluster = setup.demand, setup.cluster
-
-    def own(messages: int) -> int:
-        return -(-messages * cluster.parts // cluster.shards)
-
-    return replace(
-        demand,
-        episodes=-(-demand.episodes // cluster.shards),
-        messages={name: own(count) for name, count in demand.messages.items()},
-        checked={name: own(count) for name, count in demand.checked.items()},
-    )
 
 
 def held(setup: Setup) -> Held:

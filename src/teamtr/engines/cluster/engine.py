@@ -130,13 +130,13 @@ class ClusterEngine:
         self.all("set_precision", agent, precision)
 
     def memory_plan(self, demand: Demand) -> MemoryPlan:
-        """Of one member: all hold as much, but for what does not divide evenly."""
-        found: MemoryPlan = self.all("memory_plan", demand)[0]
+        """Of the member that has most of the rows."""
+        found: MemoryPlan = self.all("memory_plan", demand.of_worker(self.shards, self.members.count))[0]
         return found
 
     def rehearse(self, demand: Demand) -> Rehearsal:
         """The smallest micro-batch and the highest peak of all members."""
-        found: list[Rehearsal] = self.all("rehearse", demand)
+        found: list[Rehearsal] = self.all("rehearse", demand.of_worker(self.shards, self.members.count))
         sizes = {agent: min(one.micro_batch[agent] for one in found) for agent in found[0].micro_batch}
         return Rehearsal(sizes, highest([one.peak_bytes for one in found]))
 

@@ -57,7 +57,7 @@ class GroupedEngine:
             replace(group.memory_plan(demand.of(group.agents)), where=name)
             for group, name in zip(self.groups, self.names, strict=True)
         ]
-        return max(plans, key=lambda plan: plan.total - (plan.available or 0))
+        return max(plans, key=lambda plan: plan.missing)
 
     def rehearse(self, demand: Demand) -> Rehearsal:
         """The highest peak of all groups."""
