@@ -8,22 +8,22 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import killing
 import numpy as np
 import psutil
 import pytest
+from striking import SMALL, Strike, assert_same, trained
 
 from teamtr.analysis.report import build_report, report_page
 from teamtr.cli.progress import TrainingScreen
 from teamtr.config import dump, loads
 from teamtr.engines.cluster import ray_members
 from teamtr.engines.cluster.engine import ClusterEngine
-from teamtr.engines.cluster.ray_members import Group, RayMembers, Room, start_members
+from teamtr.engines.cluster.ray_members import Group, Room, start_members
 from teamtr.engines.cluster.seat import Call, OtherWeights, Seat
 from teamtr.errors import UserError
 from teamtr.ports import EngineLost
@@ -42,13 +42,7 @@ from teamtr.types import AgentBatch
 pytestmark = pytest.mark.cluster
 ray = pytest.importorskip("ray", reason="needs teamtr[ray]")
 
-SMALL = ("team.model=tabular", "plan.stages=2", "eval.every=2", "cluster.shards=4")
-"""Tables: workers that have nothing to load are there at once."""
 WORKERS = (*SMALL, "cluster.engine=ray", "cluster.workers=2", "cluster.patience_s=300")
-
-
-def trained(folder: Path, *overrides: str) -> list[dict[str, Any]]:
-    return list(train(killing.team_file(*overrides), folder))
 
 
 @pytest.fixture(scope="module")
@@ -63,33 +57,6 @@ def alone(tmp_path_factory) -> dict[str, Any]:
 def no_ray_is_left() -> Iterator[None]:
     yield
     ray.shutdown()
-
-
-def assert_same(folder: Path, alone: Mapping[str, Any]) -> None:
-    found = killing.result(folder)
-    for key, expected in alone.items():
-        assert found[key] == expected, key
-
-
-class Strike:
-    """Does something to a worker when a call comes for the nth time, once."""
-
-    def __init__(
-        self, monkeypatch, name: str, worker: int, nth: int = 0, blow: int | Callable[[int], None] = signal.SIGKILL
-    ) -> None:
-        self.left, self.struck = nth, False
-        ask = RayMembers.ask
-
-        def ask_and_strike(members: RayMembers, calls: Mapping[int, Call]) -> dict[int, Any]:
-            if not self.struck and next(iter(calls.values())).name == name:
-                self.left -= 1
-                if self.left < 0:
-                    self.struck = True
-                    process = members.processes[worker][1]
-                    blow(process) if callable(blow) else os.kill(process, blow)
-            return ask(members, calls)
-
-        monkeypatch.setattr(RayMembers, "ask", ask_and_strike)
 
 
 # -- the same bits --------------------------------------------------------------------------------------------

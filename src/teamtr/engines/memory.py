@@ -22,7 +22,7 @@ from teamtr.engines.torch.attention import AttentionShape, Unsupported, text_con
 from teamtr.engines.torch.policy import TransformerPolicy
 from teamtr.errors import UserError
 from teamtr.ports import GB, Demand, Lengths, MemoryPlan, Rehearsal
-from teamtr.types import PLAYER, AgentBatch, Ids
+from teamtr.types import AgentBatch, Ids
 
 PROBE_TOKENS = 64
 
@@ -47,7 +47,7 @@ def held(learners: Mapping[str, PolicyLearner], trainable: Sequence[str]) -> Hel
     policies = [_policy(learner) for learner in learners.values()]
     halves = {id(policy.model): policy.frozen_half_bytes() for policy in policies}
     return Held(
-        who=f"{len(learners)} agents" if PLAYER not in learners else f"{len(learners) - 1} agents and {PLAYER}",
+        who=estimate.in_words(learners),
         weights=weights,
         adapters=adapters,
         halves=sum(halves.values()),

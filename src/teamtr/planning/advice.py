@@ -32,7 +32,7 @@ def helpful(prediction: Prediction) -> list[Change]:
     found = []
     fits = prediction.memory.fits
     candidates = _alternatives(prediction.setup) if fits else _that_fit(prediction.setup)
-    for settings, setup in candidates:
+    for settings, setup in dict(candidates).items():
         other = predict(setup)
         if other.memory.fits and (not fits or other.seconds <= WORTH_TELLING * prediction.seconds):
             found.append(Change(settings, other.seconds, other.seconds / prediction.seconds))

@@ -7,13 +7,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from teamtr.engines.card import SHARED_OUT
-from teamtr.engines.estimate import Held, Served, Trained, items
+from teamtr.engines.estimate import Held, Served, Trained, in_words, items
 from teamtr.engines.paged.pool import SHARE_OF_FREE_MEMORY
 from teamtr.engines.passes import HEAD_CHUNK_ELEMENTS, HEAD_CHUNK_SHARE
 from teamtr.planning.setup import Cluster, Member, Setup
 from teamtr.planning.shape import ModelShape
 from teamtr.ports import MemoryPlan
-from teamtr.types import PLAYER
 
 HALVES = ("fp16", "bf16")
 PAGES_ON_A_CPU = 1 << 30
@@ -72,10 +71,9 @@ def held(setup: Setup) -> Held:
             weights += 4 * held_parameters(shape, setup.cluster)
             adapters += 4 * sum(member.trained for member in adapted)
             halves += max(_half_bytes(shape, setup.precision(member)) for member in adapted)
-    agents = sum(member.name != PLAYER for member in members)
     trained = [setup.member(name) for name in setup.demand.messages]
     return Held(
-        who=f"{agents} agents" + (f" and {PLAYER}" if agents < len(members) else ""),
+        who=in_words([member.name for member in members]),
         weights=weights,
         adapters=adapters,
         halves=halves,
