@@ -19,7 +19,10 @@ _GROUPS: KeyPath = ("cluster", "groups")
 class GroupConfig(Section):
     """Agents whose models live on workers of their own."""
 
-    agents: Annotated[tuple[str, ...], Field(min_length=1)] = Field(description="Names of the agents.")
+    agents: Annotated[tuple[str, ...], Field(min_length=1)] = Field(
+        description="Names of agents that live on workers of their own. Every agent is in one group; without groups, "
+        "all agents live on all workers."
+    )
     workers: Positive = key(1, "Worker processes of the group; each holds the models of these agents.")
 
 
@@ -36,8 +39,7 @@ class ClusterConfig(Section):
     )
     groups: tuple[GroupConfig, ...] = key(
         (),
-        "Agents on workers of their own: a worker holds the models of its group only. Every agent is in one group; "
-        "default: all agents on all workers.",
+        "Agents on workers of their own: a worker holds the models of its group only.",
     )
     shards: Positive | None = unset(
         "Parts of every batch, each computed by itself. As many shards give the same bits with any number of workers; "

@@ -1,4 +1,4 @@
-"""The end of a call: one process of a cluster, with the whole team in it, answers what the loop asks."""
+"""The end of a call: one process of a cluster, with the models that it holds, answers what the loop asks."""
 
 from __future__ import annotations
 
