@@ -106,19 +106,19 @@ def test_a_run_goes_on_in_other_groups_with_other_workers_and_without_groups(tmp
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("groups", "group", "worker", "call"),
+    ("groups", "group", "worker", "call", "nth"),
     [
-        (ONE_AND_ONE, 1, 0, "step"),
-        pytest.param(PAIR_AND_ONE, 1, 0, "step", marks=pytest.mark.slow),
-        pytest.param(PAIR_AND_ONE, 0, 1, "step", marks=pytest.mark.slow),
-        pytest.param(PAIR_AND_ONE, 0, 0, "sample_parts", marks=pytest.mark.slow),
-        pytest.param(PAIR_AND_ONE, 1, 0, "save", marks=pytest.mark.slow),
+        (ONE_AND_ONE, 1, 0, "step", 1),
+        pytest.param(PAIR_AND_ONE, 1, 0, "step", 1, marks=pytest.mark.slow),
+        pytest.param(PAIR_AND_ONE, 0, 1, "step", 1, marks=pytest.mark.slow),
+        pytest.param(PAIR_AND_ONE, 0, 0, "sample_parts", 8, marks=pytest.mark.slow),  # after the first commit
+        pytest.param(PAIR_AND_ONE, 1, 0, "save", 1, marks=pytest.mark.slow),
     ],
 )
 def test_a_worker_that_is_killed_in_either_group_costs_time_and_nothing_else(
-    groups, group, worker, call, tmp_path, alone, monkeypatch, ray
+    groups, group, worker, call, nth, tmp_path, alone, monkeypatch, ray
 ):
-    strike = Strike(monkeypatch, call, worker, nth=1, group=group)
+    strike = Strike(monkeypatch, call, worker, nth=nth, group=group)
     records = trained(tmp_path / "run", *SMALL, *IN_GROUPS, groups)
     assert strike.struck
     assert_same(tmp_path / "run", alone)
