@@ -23,6 +23,7 @@ from teamtr.engines.cluster.groups import GroupedEngine
 from teamtr.engines.cluster.ray_members import Group, RayMembers, Room, share_out, start_members
 from teamtr.engines.cluster.seat import Call, Seat
 from teamtr.engines.shards import Shards
+from teamtr.engines.torch.policy import TransformerPolicy
 from teamtr.errors import UserError
 from teamtr.randomness import uniforms
 from teamtr.session.build import build
@@ -152,6 +153,22 @@ def in_groups(team_file, *, taught: bool = True) -> list[Any]:
     held = [team_file.cluster.held_by(number) for number in range(len(team_file.cluster.groups))]
     text = dump(team_file)
     return [_member(text, taught, os.getcwd(), one, Shards(team_file.cluster.parts)) for one in held]
+
+
+def test_a_worker_makes_no_model_of_another_group(monkeypatch):
+    """Not even for a moment: it may have no memory for it."""
+    made: list[TransformerPolicy] = []
+    begin = TransformerPolicy.__init__
+
+    def begun(self: TransformerPolicy, *arguments: Any, **options: Any) -> None:
+        made.append(self)
+        begin(self, *arguments, **options)
+
+    monkeypatch.setattr(TransformerPolicy, "__init__", begun)
+    pair, one = in_groups(killing.team_file("team.train=full", "tiny.warmup_steps=0", *IN_GROUPS, PAIR_AND_ONE))
+    held = [learner.policy for engine in (pair, one) for learner in engine.learners.values()]
+    assert made == held
+    assert len({id(policy.model) for policy in made}) == 3
 
 
 @pytest.mark.parametrize("train_kind", ["full", "mixed"])
