@@ -73,8 +73,9 @@ def test_a_run_in_two_groups_is_that_of_one_process_to_the_bit(tmp_path, alone, 
 
 
 @pytest.mark.slow
-def test_so_is_one_of_adapters_in_one_group_and_all_weights_in_the_other(tmp_path, ray):
-    own = (*MIXED, "cluster.shards=4")
+@pytest.mark.parametrize("sampler", ["plain", "paged"])
+def test_so_is_one_of_adapters_in_one_group_and_all_weights_in_the_other(sampler, tmp_path, ray):
+    own = (*MIXED, "cluster.shards=4", f"sampling.engine={sampler}")
     trained(tmp_path / "alone", *own)
     trained(tmp_path / "run", *own, *IN_GROUPS, PAIR_AND_ONE)
     assert_same(tmp_path / "run", killing.result(tmp_path / "alone"))
