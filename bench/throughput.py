@@ -83,6 +83,7 @@ def team(
         demand=Demand(
             lengths={name: Lengths(prompt + k * tokens, tokens, shared) for k, name in enumerate(names)},
             episodes=problems * group,
+            problems=problems,
             messages=dict.fromkeys(names, problems * group),
             checked=dict.fromkeys(names, 0),
             minibatches=4,

@@ -6,8 +6,8 @@ cross. Every implementation passes the one suite in ``tests/contract``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NewType, Protocol, runtime_checkable
 
@@ -194,15 +194,50 @@ class Demand:
     """The most that a run will ask of an engine at once.
 
     ``episodes`` are played together. ``messages`` is how many messages an update learns from, ``checked`` how many the
-    check before the run scores, both by trainable agent. A step takes one of ``minibatches`` parts of an update.
+    check before the run scores, both by trainable agent. An update's messages are of ``problems`` problems; a step
+    takes one of ``minibatches`` parts of them.
     """
 
     lengths: Mapping[str, Lengths]
     episodes: int
+    problems: int
     messages: Mapping[str, int]
     checked: Mapping[str, int]
     minibatches: int
     objective: Objective
+
+    def of(self, agents: Collection[str]) -> Demand:
+        """What of it concerns these agents."""
+
+        def own(by_agent: Mapping[str, Any]) -> dict[str, Any]:
+            return {agent: value for agent, value in by_agent.items() if agent in agents}
+
+        return replace(self, lengths=own(self.lengths), messages=own(self.messages), checked=own(self.checked))
+
+    def of_worker(self, shards: int, workers: int) -> Demand:
+        """The most of it that one of so many workers gets, where shards are dealt out among them.
+
+        It samples one shard after the other and keeps the messages of all its own; a problem's are in one shard. A step
+        is drawn from the whole update, so that all its rows may be of one worker. What is checked is left whole.
+        """
+        problems = min(self.problems, -(-shards // workers) * -(-self.problems // shards))
+        messages = {name: -(-count * problems // self.problems) for name, count in self.messages.items()}
+        fewest = [
+            _most_parts(own, -(-self.messages[name] // self.minibatches)) for name, own in messages.items() if own
+        ]
+        return replace(
+            self,
+            episodes=-(-self.episodes // shards),
+            problems=problems,
+            messages=messages,
+            minibatches=min([self.minibatches, *fewest]),
+        )
+
+
+def _most_parts(rows: int, size: int) -> int:
+    """Into how many parts rows can be cut, when the largest must have ``size`` rows, or all where there are fewer."""
+    size = min(rows, size)
+    return rows if size <= 1 else -(-rows // (size - 1)) - 1
 
 
 @dataclass(frozen=True)
@@ -220,10 +255,12 @@ class MemoryItem:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """What is needed, and what the device has (None on a CPU)."""
+    """What is needed, and what the device has (None on a CPU). ``where``: which of several groups of workers it is
+    needed in."""
 
     items: tuple[MemoryItem, ...]
     available: int | None
+    where: str = ""
 
     @property
     def total(self) -> int:
@@ -233,12 +270,18 @@ class MemoryPlan:
     def fits(self) -> bool:
         return self.available is None or self.total <= self.available
 
+    @property
+    def missing(self) -> int:
+        """Bytes; below 0 what is left, and all of them where nobody counts what there is."""
+        return self.total - (self.available or 0)
+
     def as_record(self) -> dict[str, Any]:
         return {
             "items": [{"what": i.what, "gb": i.gb, "why": i.why} for i in self.items],
             "total_gb": self.total / GB,
             "available_gb": None if self.available is None else self.available / GB,
             "fits": self.fits,
+            "where": self.where,
         }
 
 

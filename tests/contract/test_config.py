@@ -796,6 +796,7 @@ def test_schema_keys_list_every_key_with_a_description() -> None:
         "task.name",
         "task.path",
         "team.agents.NAME.name",
+        "cluster.groups.NUMBER.agents",
     ]
 
     def shown(key: str, when: str = "") -> tuple[str, str]:

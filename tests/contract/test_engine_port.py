@@ -1,5 +1,6 @@
 """What every engine promises (``ports.Engine``): the same suite for the local one, for one in another process, for one
-over two, also where each of them holds a part of the base, and for one whose messages a server samples."""
+over two, also where each of them holds a part of the base, for one whose agents live in two groups, and for one whose
+messages a server samples."""
 
 from __future__ import annotations
 
@@ -14,11 +15,12 @@ import pytest
 from fake_vllm import FakeVllm, Running, transformer
 from remote_engine import remote_engine
 from teamtr.config import loads, recipe_text
+from teamtr.engines.cluster.groups import GroupedEngine
 from teamtr.ports import Engine, Learner
 from teamtr.randomness import uniforms
 from teamtr.session.build import Parts, Session, build
 from teamtr.session.memory import demand_of
-from teamtr.session.models import local_engine
+from teamtr.session.models import Models, local_engine
 from teamtr.session.train import train
 from teamtr.theory.objective import Objective
 from teamtr.types import AgentBatch
@@ -32,12 +34,28 @@ plan: {problems: 2, group_size: 2}
 learner: {micro_batch: 8}
 """
 MAKERS = {"local": local_engine, "remote": remote_engine}
+HELD = (("left", "right"), ("speaker",))
+GROUPS = (
+    *("cluster.engine=ray", "cluster.shards=2", "team.agents.speaker.train=full"),  # whose base is another group's too
+    "cluster.groups=[{agents: [left, right], workers: 2}, {agents: [speaker]}]",
+)
 
 
+def grouped_engine(team_file, task, plan, player, *, taught: bool = True) -> Models:
+    """Two groups in this process."""
+    groups = [local_engine(team_file, task, plan, player, taught=taught, held=held) for held in HELD]
+    agents = team_file.team.names
+    codecs = {name: codec for models in groups for name, codec in models.codecs.items()}
+    return Models(GroupedEngine([models.engine for models in groups], ("first", "second"), agents), codecs)
+
+
+WHERE = {**MAKERS, "grouped": grouped_engine}
 WORKERS = ("cluster.engine=ray", "cluster.workers=2", "cluster.shards=2")
 REMOTE = [
     pytest.param("remote-full", marks=(pytest.mark.long, pytest.mark.slow)),
     pytest.param("remote-lora", marks=pytest.mark.long),
+    pytest.param("groups-full", marks=(pytest.mark.cluster, pytest.mark.long, pytest.mark.slow)),
+    pytest.param("groups-lora", marks=(pytest.mark.cluster, pytest.mark.long, pytest.mark.slow)),
     pytest.param("ray-full", marks=(pytest.mark.cluster, pytest.mark.long, pytest.mark.slow)),
     pytest.param("ray-lora", marks=(pytest.mark.cluster, pytest.mark.long, pytest.mark.slow)),
     pytest.param("sharded-full", marks=(pytest.mark.cluster, pytest.mark.long, pytest.mark.slow)),
@@ -46,7 +64,7 @@ REMOTE = [
 ]
 
 
-@pytest.fixture(scope="module", params=["local-full", "local-lora", *REMOTE])
+@pytest.fixture(scope="module", params=["local-full", "local-lora", "grouped-full", *REMOTE])
 def session(request: Any) -> Iterator[Session]:
     where, train_kind = request.param.split("-")
     text = TEAM.replace("TRAIN", train_kind)
@@ -59,8 +77,16 @@ def session(request: Any) -> Iterator[Session]:
     if where in ("ray", "sharded"):
         pytest.importorskip("ray", reason="needs teamtr[ray]")
         built = build(loads(text, "port", (*WORKERS, f"cluster.shard_base={str(where == 'sharded').lower()}")))
+    elif where == "groups":
+        ray = pytest.importorskip("ray", reason="needs teamtr[ray]")
+        ray.shutdown()  # what was started for two workers has room for two
+        built = build(loads(text, "port", GROUPS))
+        yield built
+        built.engine.close()
+        ray.shutdown()
+        return
     else:
-        built = build(loads(text, name="port"), parts=Parts(make_engine=MAKERS[where]))
+        built = build(loads(text, name="port"), parts=Parts(make_engine=WHERE[where]))
     yield built
     built.engine.close()
 

@@ -158,7 +158,9 @@ def keys_of(schema: dict[str, Any]) -> dict[str, dict[str, Any]]:
                 continue
             inner = each.get("items", {}) if "$ref" in each.get("items", {}) else each
             inner = next((one for one in each.get("anyOf", ()) if "$ref" in one), inner)
-            below = f"{prefix}{name}." + ("NAME." if inner is each.get("items") else "")
+            named = inner.get("$ref", "").endswith("AgentConfig")
+            item = "NAME." if named else "NUMBER."
+            below = f"{prefix}{name}." + (item if inner is each.get("items") else "")
             if "$ref" in inner or "allOf" in inner:
                 walk(inner, below)
             if "$ref" not in inner and "allOf" not in inner:

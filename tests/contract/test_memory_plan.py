@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -24,17 +25,19 @@ from teamtr.engines.memory import (
 from teamtr.engines.paged.pages import Pool
 from teamtr.engines.paged.pool import SamplerPool
 from teamtr.engines.paged.sampler import PAGE
+from teamtr.engines.shards import spread
 from teamtr.engines.torch.attention import AttentionShape, Unsupported
 from teamtr.engines.torch.loading import TinyShape, tiny_model
 from teamtr.engines.torch.policy import TransformerPolicy
 from teamtr.errors import UserError
-from teamtr.ports import Lengths, MemoryItem, MemoryPlan
+from teamtr.ports import Demand, Lengths, MemoryItem, MemoryPlan
 from teamtr.rollout import play
 from teamtr.session import checks, driver
 from teamtr.session import train as run
 from teamtr.session.build import build
 from teamtr.session.memory import demand_of, longest, plan_memory, rehearse
 from teamtr.session.success import evaluate_team
+from teamtr.theory.objective import Objective
 from teamtr.types import PLAYER
 
 
@@ -152,7 +155,7 @@ def test_what_is_planned_for_a_step_is_what_autograd_keeps(shared, precision, pa
     learner = build(loads(text.format(train="lora", engine="plain"), name="plan.yaml")).engine.learner("left")
     learner.policy.precision, learner.policy.packs = precision, packs
     lengths = Lengths(prompt=48, message=4, shared=shared)
-    batch = _longest_batch("left", lengths, 8)
+    batch = _longest_batch("left", lengths, 8, processes=1)
 
     def keep(rows: int) -> int:
         return kept_for_backward(learner, batch.prompts[:rows], batch.messages[:rows])
@@ -206,6 +209,48 @@ def test_a_small_batch_plans_for_the_steps_that_it_has(problems, group, rows):
     sizes = trained(learner)
     one_layer = 3 * sizes.kept_bytes(lengths, rows.trained), 2 * sizes.kept_bytes(lengths, rows.scored)
     assert items(built)["worst step"] == pytest.approx(max(one_layer), rel=0.1), "and a few logits"
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 4])
+@pytest.mark.parametrize(("problems", "group", "minibatches"), [(5, 3, 4), (4, 4, 2), (16, 2, 3), (2, 8, 1), (9, 1, 6)])
+def test_no_worker_gets_more_rows_than_its_part_of_the_demand(problems, group, minibatches, workers):
+    """By counting: a problem is in one shard, shards are dealt out in turn, and steps are drawn at random."""
+    shards, count = 4, problems * group
+    whole = Demand(
+        lengths={"a": Lengths(8, 4)}, episodes=count, problems=problems, messages={"a": count}, checked={"a": 0},
+        minibatches=minibatches, objective=Objective(),
+    )  # fmt: skip
+    own = whole.of_worker(shards, workers)
+    parts = [part.stop - part.start for part in spread(count, min(shards, count))]
+    assert own.episodes == max(parts)
+    worker_M = (np.arange(count) // group % shards) % workers
+    assert own.messages["a"] >= np.bincount(worker_M).max()
+    assert own.messages["a"] == count or workers > 1
+    most, rng = 0, np.random.default_rng(0)
+    luckiest = [np.argsort(worker_M != worker, kind="stable") for worker in range(workers)]
+    for order in [*luckiest, *(rng.permutation(count) for _ in range(50))]:
+        for rows in np.array_split(order, min(minibatches, count)):
+            most = max(most, int(np.bincount(worker_M[rows]).max()))
+    assert Rows.of("a", 1000, own).trained >= most
+    assert whole.of_worker(1, 1) == whole
+
+
+def test_a_rehearsal_takes_a_whole_micro_batch_in_one_shard(monkeypatch):
+    """Shards are passed one after the other: rows that are spread over them would show less than a run takes."""
+    text = TEAM.format(train="lora", engine="plain")
+    overrides = ["plan.problems=8", "plan.group_size=4", "learner.micro_batch=8", "cluster.shards=4"]
+    built, computed = build(loads(text, "plan.yaml", overrides)), {False: 0, True: 0}
+    features = TransformerPolicy.features
+
+    def look(self, prompts, messages):
+        with_gradient = torch.is_grad_enabled()
+        computed[with_gradient] = max(computed[with_gradient], len(messages))
+        return features(self, prompts, messages)
+
+    monkeypatch.setattr(TransformerPolicy, "features", look)
+    rehearse(built)
+    rows = Rows.of("left", 8, demand_of(built).of_worker(4, 1))
+    assert (computed[False], computed[True]) == (rows.scored, rows.trained) == (8, 8)
 
 
 def test_weights_in_half_precision_are_no_activations():

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from planned import TEAM
+from planned import LARGE, QWEN3_1_7B, SHAPE, TEAM, setup, workers
 from teamtr.config import loads
 from teamtr.engines import memory as loaded
 from teamtr.engines.estimate import items
@@ -21,52 +21,17 @@ from teamtr.planning.cards import CARDS, card_named
 from teamtr.planning.configs import shape_of_source, tiny_shape
 from teamtr.planning.exchange import exchange_seconds, gather_seconds
 from teamtr.planning.learning import LearnerCost, PassCount, step_rows
-from teamtr.planning.memory import demand_of_worker, held, held_parameters, memory_of
+from teamtr.planning.memory import held, held_parameters, memory_of
 from teamtr.planning.sampling import Decoder
 from teamtr.planning.seconds import Load, Spent, distinct
-from teamtr.planning.setup import Cluster, Learning, Member, PlannedTurn, Sampling, Setup, likely_precision
+from teamtr.planning.setup import Cluster, PlannedTurn, Sampling, Setup, likely_precision
 from teamtr.planning.shape import FAMILIES, ModelShape, UnknownShape
 from teamtr.planning.stage import predict
-from teamtr.ports import Demand, Engine, Lengths
+from teamtr.ports import Engine
 from teamtr.presets import Plan, Radii
 from teamtr.session.build import build
 from teamtr.session.forecast import Where, _setup, forecast
 from teamtr.session.memory import demand_of
-
-QWEN3_1_7B = {
-    "model_type": "qwen3", "num_hidden_layers": 28, "hidden_size": 2048, "intermediate_size": 6144,
-    "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936,
-    "tie_word_embeddings": True,
-}  # fmt: skip
-SHAPE = ModelShape.of(QWEN3_1_7B)
-LARGE = replace(SHAPE, layers=64, width=5120, inner=25600, heads=64, tied=False)
-"""Qwen3-32B's."""
-
-
-def setup(shape: ModelShape = SHAPE, *, rank: int | None = 16, micro_batch: int = 16, **cluster: object) -> Setup:
-    """Three agents, 64 problems x 8 episodes, prompts and messages of 256 tokens."""
-    names = ("a", "b", "c")
-    plan = Plan.preset("teamtr", radius=0.05, problems=64, group_size=8)
-    return Setup(
-        members=tuple(Member(name, shape, "base", rank) for name in names),
-        turns=tuple(PlannedTurn(name, 256 + 256 * k, 256, 256) for k, name in enumerate(names)),
-        demand=Demand(
-            lengths={name: Lengths(256 + 256 * k, 256) for k, name in enumerate(names)},
-            episodes=512,
-            messages=dict.fromkeys(names, 512),
-            checked=dict.fromkeys(names, 0),
-            minibatches=4,
-            objective=plan.objective,
-        ),
-        plan=plan,
-        cluster=Cluster(CARDS["H200"], **cluster),
-        learning=Learning(epochs=1, micro_batch=micro_batch),
-    )
-
-
-def workers(count: int, shards: int | None = None, **more: object) -> dict[str, object]:
-    return {"cards": count, "workers": count, "shards": shards or count, **more}
-
 
 # -- shapes ---------------------------------------------------------------------------------------------------
 
@@ -192,7 +157,7 @@ def test_one_estimate_whether_models_are_loaded_or_only_their_configs_are_read(t
 
 def test_a_worker_holds_its_part_of_the_batch_and_of_a_sharded_base():
     four = setup(**workers(4, 8))
-    demand = demand_of_worker(four)
+    demand = four.worker_demand
     assert demand.episodes == 512 // 8, "one shard is sampled at a time"
     assert demand.messages == dict.fromkeys("abc", 512 // 4)
     cluster = replace(four.cluster, shard_base=True)

@@ -124,6 +124,31 @@ def test_what_does_not_fit_says_so_and_what_would(team_file: Path):
     assert "no setting of the cluster makes it fit" in small.output
 
 
+GROUPS = ("cluster.engine=ray", "cluster.groups=[{agents: [solver], workers: 2}, {agents: [checker]}]")
+
+
+@pytest.mark.long
+def test_groups_are_planned_one_by_one(team_file: Path):
+    """A worker has the weights of its own group's agents, and those of both groups are what a worker would have."""
+    settings = ("--card", "H200", "team.train=full", "team.agents.checker.frozen=true", "team.agents.solver.train=lora")
+    together = record(team_file, *settings, "cluster.engine=ray", "cluster.workers=3")
+    found = record(team_file, *settings, *GROUPS)
+    assert [group["agents"] for group in found["groups"]] == [["solver"], ["checker"]]
+    assert [group["workers"] for group in found["groups"]] == [2, 1]
+    weights = [group["items"][0]["gb"] for group in found["groups"]]
+    assert together["items"][0]["gb"] == pytest.approx(sum(weights))
+    assert together["groups"] == []
+    assert found["where"] == "group 0 (solver)", "which trains"
+    assert (found["workers"], found["shards"]) == (3, 2)
+    seconds = [group["stage_seconds"] for group in found["groups"]]
+    assert found["predicted"]["stage_seconds"] == pytest.approx(sum(seconds))
+    told = plan(team_file, *settings, *GROUPS)
+    assert told.exit_code == 0, told.output
+    for words in ("group 0 (solver): 2 workers", "group 1 (checker): 1 worker", "cluster.groups.0.workers=4"):
+        assert words in told.output
+    assert told.output.count("placement: 1 to a card") == 2
+
+
 @pytest.mark.long
 def test_shorter_messages_and_a_plan_that_decides_as_it_goes(team_file: Path):
     long, short = (

@@ -8,22 +8,22 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import killing
 import numpy as np
 import psutil
 import pytest
+from striking import SMALL, Strike, assert_same, trained
 
 from teamtr.analysis.report import build_report, report_page
 from teamtr.cli.progress import TrainingScreen
 from teamtr.config import dump, loads
 from teamtr.engines.cluster import ray_members
 from teamtr.engines.cluster.engine import ClusterEngine
-from teamtr.engines.cluster.ray_members import RayMembers, Room
+from teamtr.engines.cluster.ray_members import Group, Room, start_members
 from teamtr.engines.cluster.seat import Call, OtherWeights, Seat
 from teamtr.errors import UserError
 from teamtr.ports import EngineLost
@@ -42,13 +42,7 @@ from teamtr.types import AgentBatch
 pytestmark = pytest.mark.cluster
 ray = pytest.importorskip("ray", reason="needs teamtr[ray]")
 
-SMALL = ("team.model=tabular", "plan.stages=2", "eval.every=2", "cluster.shards=4")
-"""Tables: workers that have nothing to load are there at once."""
 WORKERS = (*SMALL, "cluster.engine=ray", "cluster.workers=2", "cluster.patience_s=300")
-
-
-def trained(folder: Path, *overrides: str) -> list[dict[str, Any]]:
-    return list(train(killing.team_file(*overrides), folder))
 
 
 @pytest.fixture(scope="module")
@@ -63,33 +57,6 @@ def alone(tmp_path_factory) -> dict[str, Any]:
 def no_ray_is_left() -> Iterator[None]:
     yield
     ray.shutdown()
-
-
-def assert_same(folder: Path, alone: Mapping[str, Any]) -> None:
-    found = killing.result(folder)
-    for key, expected in alone.items():
-        assert found[key] == expected, key
-
-
-class Strike:
-    """Does something to a worker when a call comes for the nth time, once."""
-
-    def __init__(
-        self, monkeypatch, name: str, worker: int, nth: int = 0, blow: int | Callable[[int], None] = signal.SIGKILL
-    ) -> None:
-        self.left, self.struck = nth, False
-        ask = RayMembers.ask
-
-        def ask_and_strike(members: RayMembers, calls: Mapping[int, Call]) -> dict[int, Any]:
-            if not self.struck and next(iter(calls.values())).name == name:
-                self.left -= 1
-                if self.left < 0:
-                    self.struck = True
-                    process = members.processes[worker][1]
-                    blow(process) if callable(blow) else os.kill(process, blow)
-            return ask(members, calls)
-
-        monkeypatch.setattr(RayMembers, "ask", ask_and_strike)
 
 
 # -- the same bits --------------------------------------------------------------------------------------------
@@ -358,7 +325,7 @@ class Together:
     def __init__(self, team_file, count: int = 2) -> None:
         self.count = count
         task, plan = build_task(team_file), team_file.sized_plan()
-        self.seats = [Seat(local_engine(team_file, task, plan, None).engine, k) for k in range(count)]
+        self.seats = [Seat(local_engine(team_file, task, plan, None).engine, f"worker {k}") for k in range(count)]
 
     def ask(self, calls: Mapping[int, Call]) -> dict[int, Any]:
         answers = {member: self.seats[member].answer(call) for member, call in calls.items()}
@@ -455,12 +422,12 @@ def test_objects_of_a_program_stay_in_it():
 
 @pytest.mark.slow
 def test_where_there_is_no_room_it_is_refused_at_first_and_fewer_are_taken_later():
-    make = partial(_member, dump(killing.team_file(*SMALL)), True, os.getcwd())
+    make = partial(_member, dump(killing.team_file(*SMALL)), True, os.getcwd(), None)
     ray.shutdown()
-    ray_members._connect(Room(workers=2, shards=2))
+    ray_members._connect(Room(shards=2), 2)
     with pytest.raises(UserError, match=r"cluster\.workers is 3, and the cluster has 2 cores"):
-        RayMembers(make, Room(workers=3, shards=4))
-    members = RayMembers(make, Room(workers=3, shards=4, may_be_fewer=True))
+        start_members([Group(make, 3)], Room(shards=4))
+    (members,) = start_members([Group(make, 3)], Room(shards=4, may_be_fewer=True))
     assert members.count == 2
     assert ClusterEngine(members, 4).agents == ("left", "right", "speaker")
     members.close()

@@ -11,6 +11,7 @@ from teamtr.cli.common import JsonFlag, Overrides, answer, app, emit, errors, fa
 
 if TYPE_CHECKING:
     from teamtr.config import TeamFile
+    from teamtr.planning.advice import Placement
     from teamtr.planning.stage import Prediction
     from teamtr.ports import MemoryPlan
     from teamtr.session.build import Session
@@ -71,6 +72,8 @@ def _here(settings: TeamFile, rehearse: bool, as_json: bool) -> None:
 
     session = build(settings, taught=False)
     planned = plan_memory(session)
+    if planned.where:
+        answer(f"a worker of {planned.where}, which has least to spare of all groups:", as_json)
     tried = try_it(session) if rehearse else None
     _tell_memory(planned, as_json)
     _tell_sizes(session, as_json)
@@ -88,14 +91,11 @@ def _elsewhere(settings: TeamFile, where: Where, as_json: bool) -> None:
     from teamtr.session.forecast import forecast
 
     session, found = forecast(settings, where)
-    placed, changes = placement(found), helpful(found)
-    planned, cluster = found.memory.plan, found.setup.cluster
+    changes, planned, cluster = helpful(found), found.memory.plan, found.setup.cluster
     answer(f"workers: {cluster.workers} on {cluster.cards} x {cluster.card.name}; shards: {cluster.shards}", as_json)
-    _tell_memory(planned, as_json)
-    if not found.memory.fits and planned.fits:
-        answer(f"DOES NOT FIT while it loads: the whole base takes {found.memory.loading / 2**30:.3g} GB", as_json)
-    fit = "" if placed.fit_on_a_card is None else f", memory for {placed.fit_on_a_card}"
-    answer(f"placement: {placed.workers_on_a_card} to a card{fit}; cluster.shard_base {placed.sharding}", as_json)
+    placed = {group.setup.cluster.name: (group, placement(group)) for group in found.groups or (found,)}
+    for group, place in placed.values():
+        _tell_group(group, place, as_json)
     _tell_seconds(found, as_json)
     for change in changes:
         does = "fits" if not found.memory.fits else f"{change.ratio:.2f} of the time"
@@ -112,11 +112,37 @@ def _elsewhere(settings: TeamFile, where: Where, as_json: bool) -> None:
             "cards": cluster.cards,
             "workers": cluster.workers,
             "shards": cluster.shards,
-            "placement": placed.as_record(),
+            "placement": placed[planned.where][1].as_record(),
+            "groups": [_group_record(group, place) for group, place in placed.values() if group is not found],
             "predicted": found.as_record(),
             "would_help": [change.as_record() for change in changes],
         }
         emit({**record, **_sizes(session)})
+
+
+def _tell_group(group: Prediction, placed: Placement, as_json: bool) -> None:
+    """The memory of one of its workers, and where they are."""
+    cluster = group.setup.cluster
+    if cluster.name:
+        answer(f"{cluster.name}: {cluster.workers} {'worker' if cluster.workers == 1 else 'workers'}", as_json)
+    _tell_memory(group.memory.plan, as_json)
+    if not group.memory.fits and group.memory.plan.fits:
+        answer(f"DOES NOT FIT while it loads: the whole base takes {group.memory.loading / 2**30:.3g} GB", as_json)
+    fit = "" if placed.fit_on_a_card is None else f", memory for {placed.fit_on_a_card}"
+    answer(f"placement: {placed.workers_on_a_card} to a card{fit}; cluster.shard_base {placed.sharding}", as_json)
+
+
+def _group_record(group: Prediction, placed: Placement) -> dict[str, Any]:
+    cluster = group.setup.cluster
+    return {
+        **group.memory.plan.as_record(),
+        "fits": group.memory.fits,
+        "loading_gb": group.memory.loading / 2**30,
+        "workers": cluster.workers,
+        "agents": [member.name for member in group.setup.members],
+        "stage_seconds": group.seconds,
+        "placement": placed.as_record(),
+    }
 
 
 def _tell_memory(planned: MemoryPlan, as_json: bool) -> None:

@@ -21,7 +21,7 @@ from teamtr.tasks.registry import is_name_of, task_names, task_sections
 @dataclass(frozen=True)
 class SchemaKey:
     """One key of a team file. ``tasks`` names those for which it exists, all when empty; an agent's keys are under
-    team.agents.NAME."""
+    team.agents.NAME, a group's under cluster.groups.NUMBER."""
 
     key: str
     type: str
@@ -50,6 +50,11 @@ def section_of(name: str) -> type[Section] | None:
     return sections[0] if len(sections) == 1 and sections[0] is not TaskConfig else None
 
 
+def item_of(section: type[Section]) -> str:
+    """What stands in a key for one item of a list of such sections."""
+    return "NAME" if "name" in section.model_fields else "NUMBER"
+
+
 def _walk(model: type[Section], prefix: str, tasks: tuple[str, ...] = (), inherited: str = "") -> Iterator[SchemaKey]:
     """The keys of a section; ``inherited`` says in words where the defaults of a whole section come from."""
     for name, info in model.model_fields.items():
@@ -60,7 +65,7 @@ def _walk(model: type[Section], prefix: str, tasks: tuple[str, ...] = (), inheri
             for own, names in task_sections().items():
                 yield from (other for other in _walk(own, f"{key}.", names) if other.key != f"{key}.name")
         elif sections:
-            each = "NAME." if typing.get_origin(info.annotation) is tuple else ""
+            each = f"{item_of(sections[0])}." if typing.get_origin(info.annotation) is tuple else ""
             left_to = model.unset_means if info.default is None and model.unset_means != Section.unset_means else ""
             yield from _walk(sections[0], f"{key}.{each}", tasks, left_to)
         else:

@@ -477,6 +477,7 @@ class TeamFile(Section):
     def _refusals(self) -> Iterator[Refusal]:
         """What the task asks of the team that plays it, trackers named twice, and judges without anything to judge."""
         yield from self.task.refusals_of(self.team)
+        yield from self.cluster.refusals_of(self.team)
         if self.learner.cross_fit and not self.plan.plan().region.gate:
             message = "learner.cross_fit changes what the gate is judged on, and this plan has no gate; leave it out"
             yield Refusal(("learner", "cross_fit"), message)

@@ -16,6 +16,8 @@ from teamtr.config.source import Document
 from teamtr.settings.refusals import KeyPath, Refusal, at, dotted, hint, nearest, show
 from teamtr.tasks.registry import task_names
 
+ITEM = "*"
+"""In a key, for any item of a list."""
 MOST_GUESSES = 3
 """Unknown keys for which the key that was meant is looked for: it takes milliseconds each."""
 
@@ -113,7 +115,7 @@ def _locate(loc: Sequence[str | int], data: Any) -> KeyPath:
 
 
 def _unknown_key(path: KeyPath, data: Any, guess: bool) -> Refusal:
-    *around, key = ("NAME" if isinstance(step, int) else str(step) for step in path)
+    *around, key = (ITEM if isinstance(step, int) else str(step) for step in path)
     message = f'unknown key "{key}" in {dotted(path[:-1], data)}'
     if not guess:
         return Refusal(path, message, at_key=True)
@@ -125,7 +127,8 @@ def _unknown_key(path: KeyPath, data: Any, guess: bool) -> Refusal:
     if 0 < len(elsewhere) <= 3:
         message += f"; did you mean {' or '.join(map(show, elsewhere))}?"
         return Refusal(path, message, at_key=True)
-    below = [each.key.removeprefix(prefix) for each in known if each.key.startswith(prefix)]
+    keys = [re.sub(r"\b(NAME|NUMBER)\b", ITEM, each.key) for each in known]
+    below = [key.removeprefix(prefix) for key in keys if key.startswith(prefix)]
     valid = tuple(dict.fromkeys(key_below.partition(".")[0] for key_below in below))
     near = nearest(key, valid)
     message += hint(key, valid, "valid keys")

@@ -4,11 +4,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
 from teamtr.engines.paged.sampler import PAGE, SIZES
 from teamtr.ports import GB, Demand, Lengths, MemoryItem
+from teamtr.types import PLAYER
 
 WORKSPACES = 4 * (32 << 20)
 """What matrix products keep on a card: 32 MB (measured on an H200) for each of two threads, forward and backward, and
@@ -103,6 +104,12 @@ class Rows:
 def old_policy_bytes(lengths: Lengths, width: int) -> int:
     """The old policy's last hidden states of one message."""
     return lengths.message * width * 4
+
+
+def in_words(names: Collection[str]) -> str:
+    """Who they are: agents, and whoever plays the other roles."""
+    agents = len(names) - (PLAYER in names)
+    return f"{agents} {'agent' if agents == 1 else 'agents'}" + (f" and {PLAYER}" if PLAYER in names else "")
 
 
 def items(held: Held, demand: Demand) -> tuple[MemoryItem, ...]:

@@ -84,10 +84,10 @@ class LocalEngine:
         self.learners[agent].policy.precision = precision
 
     def memory_plan(self, demand: Demand) -> MemoryPlan:
-        return memory.plan(self.learners, demand)
+        return memory.plan(self.learners, demand.of_worker(self.shards, 1))
 
     def rehearse(self, demand: Demand) -> Rehearsal:
-        return memory.rehearse(self.learners, demand)
+        return memory.rehearse(self.learners, demand.of_worker(self.shards, 1))
 
     def peak_bytes(self) -> int | None:
         return memory.peak_bytes()

@@ -22,7 +22,7 @@ from teamtr.engines.torch.attention import AttentionShape, Unsupported, text_con
 from teamtr.engines.torch.policy import TransformerPolicy
 from teamtr.errors import UserError
 from teamtr.ports import GB, Demand, Lengths, MemoryPlan, Rehearsal
-from teamtr.types import PLAYER, AgentBatch, Ids
+from teamtr.types import AgentBatch, Ids
 
 PROBE_TOKENS = 64
 
@@ -47,7 +47,7 @@ def held(learners: Mapping[str, PolicyLearner], trainable: Sequence[str]) -> Hel
     policies = [_policy(learner) for learner in learners.values()]
     halves = {id(policy.model): policy.frozen_half_bytes() for policy in policies}
     return Held(
-        who=f"{len(learners)} agents" if PLAYER not in learners else f"{len(learners) - 1} agents and {PLAYER}",
+        who=estimate.in_words(learners),
         weights=weights,
         adapters=adapters,
         halves=sum(halves.values()),
@@ -153,7 +153,7 @@ def peak_bytes() -> int | None:
 
 def rehearse(learners: Mapping[str, PolicyLearner], demand: Demand) -> Rehearsal:
     """Reserve what sampling takes, then score as much as is ever scored at once and take the longest step of every
-    trainable agent, and undo it. The peak is counted anew afterwards.
+    trainable agent, and undo it: every process that shares the learner the same. The peak is counted anew afterwards.
 
     Running out of memory halves the micro-batch here and not in the middle of a run.
     """
@@ -164,12 +164,13 @@ def rehearse(learners: Mapping[str, PolicyLearner], demand: Demand) -> Rehearsal
         _policy(learner).reserve(demand.episodes, lengths.prompt, lengths.message)
     for name in demand.messages:
         learner, rows = learners[name], Rows.of(name, learners[name].passes.micro_batch, demand)
-        batch = _longest_batch(name, demand.lengths[name], rows.scored)
+        processes = learner.passes.shards.processes
+        batch = _longest_batch(name, demand.lengths[name], rows.scored, processes)
         before = learner.snapshot()
         try:
-            with _old_policy_of_the_rest(learner, demand, len(batch)):
+            with _old_policy_of_the_rest(learner, demand, rows.scored):
                 learner.begin(batch, reference=demand.objective.has_reference)
-                step, ones = np.arange(rows.trained), np.ones(rows.trained)
+                step, ones = np.arange(rows.trained * processes), np.ones(rows.trained * processes)
                 learner.step(step, ones, demand.objective, beta=1.0, learning_rate=0.0)
                 learner.measure()
         finally:
@@ -200,9 +201,9 @@ def _old_policy_of_the_rest(learner: PolicyLearner, demand: Demand, rehearsed: i
     del held
 
 
-def _longest_batch(agent: str, lengths: Lengths, count: int) -> AgentBatch:
-    """So many messages, as long as can be, and no more alike than they must be."""
-    rng = np.random.default_rng(0)
+def _longest_batch(agent: str, lengths: Lengths, each: int, processes: int) -> AgentBatch:
+    """So many messages for each process, in one shard, as long as can be, and no more alike than they must be."""
+    rng, count = np.random.default_rng(0), each * processes
     beginning = rng.integers(2, 64, size=lengths.shared).astype(np.int32)
 
     def rows(length: int) -> tuple[Ids, ...]:
@@ -214,6 +215,6 @@ def _longest_batch(agent: str, lengths: Lengths, count: int) -> AgentBatch:
         messages=rows(lengths.message),
         sampler_logprobs=tuple(np.zeros(lengths.message, dtype=np.float32) for _ in range(count)),
         episode_M=np.arange(count),
-        problem_M=np.arange(count),
+        problem_M=np.arange(count) % processes,
         turn_M=np.zeros(count, dtype=np.int64),
     )

@@ -32,6 +32,9 @@ class Shards:
     writes = True
     """Whether this process is the one that writes files."""
 
+    processes = 1
+    """How many share the shards: the first of them has shard 0, the second shard 1."""
+
     def __init__(self, count: int = 1) -> None:
         self.count = count
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from teamtr.planning.memory import demand_of_worker, held, memory_of
+from teamtr.planning.memory import held, memory_of
 from teamtr.planning.setup import Setup
-from teamtr.planning.stage import Prediction, predict
+from teamtr.planning.stage import Prediction, fitting, predict
 from teamtr.ports import GB
 
 WORTH_TELLING = 0.95
@@ -32,7 +32,7 @@ def helpful(prediction: Prediction) -> list[Change]:
     found = []
     fits = prediction.memory.fits
     candidates = _alternatives(prediction.setup) if fits else _that_fit(prediction.setup)
-    for settings, setup in candidates:
+    for settings, setup in dict(candidates).items():
         other = predict(setup)
         if other.memory.fits and (not fits or other.seconds <= WORTH_TELLING * prediction.seconds):
             found.append(Change(settings, other.seconds, other.seconds / prediction.seconds))
@@ -45,10 +45,24 @@ def _that_fit(setup: Setup) -> Iterator[tuple[str, Setup]]:
     yield made_to_fit("", setup)
     for settings, other in _of_cluster(setup):
         yield made_to_fit(settings, other)
-    if not setup.cluster.shard_base and (least := smallest_sharing(setup)):
-        settings, other = _with_workers(setup, max(least, setup.cluster.workers))
-        sharded = replace(other, cluster=replace(other.cluster, shard_base=True))
-        yield made_to_fit(f"{settings} cluster.shard_base=true".strip(), sharded)
+    if not setup.cluster.shard_base and (spread := _in_parts(setup)):
+        yield made_to_fit(*spread)
+
+
+def _in_parts(setup: Setup) -> tuple[str, Setup] | None:
+    """With layers in parts, and in every group that does not fit as few workers as can hold them; None where no number
+    of them can."""
+    told, other = [], setup
+    for number, one in enumerate(setup.by_group):
+        if fitting(one)[1].fits:
+            continue
+        least = smallest_sharing(one)
+        if least is None:
+            return None
+        settings, other = _with_workers(other, number, max(least, one.cluster.workers))
+        told.append(settings)
+    told.append("cluster.shard_base=true")
+    return " ".join(filter(None, told)), replace(other, cluster=replace(other.cluster, shard_base=True))
 
 
 def _alternatives(setup: Setup) -> Iterator[tuple[str, Setup]]:
@@ -61,28 +75,28 @@ def _alternatives(setup: Setup) -> Iterator[tuple[str, Setup]]:
 
 def _of_cluster(setup: Setup) -> Iterator[tuple[str, Setup]]:
     cluster = setup.cluster
-    for count in sorted({cluster.cards, 2 * cluster.workers, cluster.workers // 2} - {0, cluster.workers}):
-        yield _with_workers(setup, count)
-    if cluster.shards > cluster.workers:
-        yield f"cluster.shards={cluster.workers}", replace(setup, cluster=replace(cluster, shards=cluster.workers))
-    if cluster.workers > 1:
+    for number, one in enumerate(setup.by_group):
+        now, idle = one.cluster.workers, cluster.cards - cluster.workers
+        for count in sorted({now + idle, 2 * now, now // 2} - {now}):
+            if count > 0:
+                yield _with_workers(setup, number, count)
+    if cluster.shards > cluster.together:
+        yield f"cluster.shards={cluster.together}", replace(setup, cluster=replace(cluster, shards=cluster.together))
+    if cluster.together > 1:
         other = replace(cluster, shard_base=not cluster.shard_base)
         yield f"cluster.shard_base={str(other.shard_base).lower()}", replace(setup, cluster=other)
 
 
-def _with_workers(setup: Setup, count: int) -> tuple[str, Setup]:
-    """Another number of workers, with cards for them; as many shards, if there were as many before."""
-    cluster = setup.cluster
-    shards = count if cluster.shards == cluster.workers else max(cluster.shards, count)
-    cards, sharded = max(cluster.cards, count), cluster.shard_base and count > 1
-    if count == cluster.workers:
+def _with_workers(setup: Setup, number: int, count: int) -> tuple[str, Setup]:
+    """Another number of workers of this group, with cards for them."""
+    cluster, other = setup.cluster, setup.cluster.with_workers(number, count)
+    if other.workers == cluster.workers:
         return "", setup
-    told = ["cluster.engine=ray"] if cluster.workers == 1 else []
-    told += [f"cluster.workers={count}"]
-    told += [] if shards == count else [f"cluster.shards={shards}"]
-    told += [] if sharded == cluster.shard_base else ["cluster.shard_base=false"]
-    told += [] if cards == cluster.cards else [f"--cards {cards}"]
-    other = replace(cluster, workers=count, shards=shards, cards=cards, shard_base=sharded)
+    told = ["cluster.engine=ray"] if cluster.workers == 1 and not cluster.groups else []
+    told += [f"cluster.groups.{number}.workers={count}" if cluster.groups else f"cluster.workers={count}"]
+    told += [] if other.shards == other.together else [f"cluster.shards={other.shards}"]
+    told += [] if other.shard_base == cluster.shard_base else ["cluster.shard_base=false"]
+    told += [] if other.cards == cluster.cards else [f"--cards {other.cards}"]
     return " ".join(told), replace(setup, cluster=other)
 
 
@@ -98,7 +112,7 @@ def made_to_fit(settings: str, setup: Setup) -> tuple[str, Setup]:
         while size:
             sampling = replace(setup.sampling, memory=memory)
             other = replace(_with_micro_batch(setup, size), sampling=sampling)
-            if memory_of(other).fits:
+            if all(memory_of(one).fits for one in other.by_group):
                 told = [settings] if settings else []
                 told += [] if size == setup.learning.micro_batch else [f"learner.micro_batch={size}"]
                 told += [] if memory == setup.sampling.memory else [f"sampling.memory_gb={least / GB:.2f}"]
@@ -109,8 +123,10 @@ def made_to_fit(settings: str, setup: Setup) -> tuple[str, Setup]:
 
 def pages_of_a_batch(setup: Setup) -> int:
     """Bytes of keys and values that one worker needs to sample a shard at once: for ``sampling.memory_gb``."""
-    demand = demand_of_worker(setup)
-    return sum(one.wanted_bytes(demand) for one in held(setup).served if one.precision is not None)
+    return max(
+        sum(one.wanted_bytes(group.worker_demand) for one in held(group).served if one.precision is not None)
+        for group in setup.by_group
+    )
 
 
 @dataclass(frozen=True)
@@ -131,6 +147,7 @@ class Placement:
 
 
 def placement(prediction: Prediction) -> Placement:
+    """Of the workers of one group."""
     cluster, memory = prediction.setup.cluster, prediction.memory
     fit = None if cluster.card.memory is None else int(cluster.card.memory // max(1, memory.least))
     return Placement(cluster.workers_on_a_card, fit, _sharding(prediction))
@@ -153,7 +170,8 @@ def smallest_sharing(setup: Setup) -> int | None:
     """The fewest workers, one to a card, whose parts of the models fit, messages at a time and pages as they must be;
     None where no number of them does."""
     for count in (2**k for k in range(1, 11)):
-        cluster = replace(setup.cluster, workers=count, shards=count, cards=count, shard_base=True)
+        cards = count + setup.cluster.beside
+        cluster = replace(setup.cluster, workers=count, shards=count, cards=cards, shard_base=True)
         if memory_of(made_to_fit("", replace(setup, cluster=cluster))[1]).fits:
             return count
     return None

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from teamtr.errors import UserError
-from teamtr.planning.memory import memory_of
+from teamtr.planning.memory import memory_of, tightest
 from teamtr.planning.setup import Setup
 from teamtr.ports import Demand, Learner, MemoryPlan, Rehearsal
 from teamtr.types import AgentInfo, Floats, Ids, Sample
@@ -29,8 +29,8 @@ class UnloadedEngine:
         return AgentInfo(UNLOADED, (), UNLOADED, frozenset(), trained_parameters=self._trained[agent])
 
     def memory_plan(self, demand: Demand) -> MemoryPlan:
-        """Of the worker that has most to do."""
-        return memory_of(self._setup_of(demand)).plan
+        """Of the worker that has most to do, in the group that has least to spare."""
+        return tightest(map(memory_of, self._setup_of(demand).by_group)).plan
 
     def peak_bytes(self) -> int | None:
         return None

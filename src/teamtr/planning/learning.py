@@ -80,9 +80,9 @@ class LearnerCost:
         """Products and launches go on beside each other on a card: the longer counts. On a CPU both do."""
         precision, layers, beside = self.setup.precision(self.member), self.member.shape.layers, self.setup.cluster
         share = rates.CPU_SHARE if self.card.is_cpu else shares[precision]
-        compute = flops / (share * self.card.flops[precision]) * beside.workers_on_a_card
+        compute = flops / (share * self.card.flops[precision]) * beside.busy_on_a_card
         if self.card.is_cpu:
-            return Spent.on(compute=compute, launches=layers * rates.CPU_BLOCK_S * passes * beside.workers_on_a_card)
+            return Spent.on(compute=compute, launches=layers * rates.CPU_BLOCK_S * passes * beside.busy_on_a_card)
         launches = layers * rates.HOST_BLOCK_S * passes
         return Spent.on(compute=compute) if compute >= launches else Spent.on(launches=launches)
 

@@ -3,16 +3,16 @@ instead of counted."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from teamtr.engines.card import SHARED_OUT
-from teamtr.engines.estimate import Held, Served, Trained, items
+from teamtr.engines.estimate import Held, Served, Trained, in_words, items
 from teamtr.engines.paged.pool import SHARE_OF_FREE_MEMORY
 from teamtr.engines.passes import HEAD_CHUNK_ELEMENTS, HEAD_CHUNK_SHARE
 from teamtr.planning.setup import Cluster, Member, Setup
 from teamtr.planning.shape import ModelShape
-from teamtr.ports import Demand, MemoryPlan
-from teamtr.types import PLAYER
+from teamtr.ports import MemoryPlan
 
 HALVES = ("fp16", "bf16")
 PAGES_ON_A_CPU = 1 << 30
@@ -37,10 +37,15 @@ class WorkerMemory:
         return self.plan.fits and (available is None or self.loading <= available)
 
 
+def tightest(memories: Iterable[WorkerMemory]) -> WorkerMemory:
+    """That of the group which has least to spare, or takes most where nobody counts it."""
+    return max(memories, key=lambda memory: (not memory.fits, memory.plan.missing))
+
+
 def memory_of(setup: Setup) -> WorkerMemory:
-    """Of the worker that has most to do."""
-    found, demand = held(setup), demand_of_worker(setup)
-    plan = MemoryPlan(items(found, demand), available(setup.cluster))
+    """Of the worker that has most to do, in a cluster without groups."""
+    found, demand = held(setup), setup.worker_demand
+    plan = MemoryPlan(items(found, demand), available(setup.cluster), setup.cluster.name)
     pages = {name: None if one.precision is None else one.budget for one in found.served for name in one.agents}
     taken = sum(item.bytes for item in plan.items if item.what == "keys and values")
     wanted = sum(one.wanted_bytes(demand) for one in found.served if one.precision is not None)
@@ -52,21 +57,6 @@ def available(cluster: Cluster) -> int | None:
     """Of a card, what one of its workers may have."""
     memory, workers = cluster.card.memory, cluster.workers_on_a_card
     return memory if memory is None or workers == 1 else int(memory * SHARED_OUT / workers)
-
-
-def demand_of_worker(setup: Setup) -> Demand:
-    """A worker samples one shard at a time, and learns from all of its own."""
-    demand, cluster = setup.demand, setup.cluster
-
-    def own(messages: int) -> int:
-        return -(-messages * cluster.parts // cluster.shards)
-
-    return replace(
-        demand,
-        episodes=-(-demand.episodes // cluster.shards),
-        messages={name: own(count) for name, count in demand.messages.items()},
-        checked={name: own(count) for name, count in demand.checked.items()},
-    )
 
 
 def held(setup: Setup) -> Held:
@@ -81,10 +71,9 @@ def held(setup: Setup) -> Held:
             weights += 4 * held_parameters(shape, setup.cluster)
             adapters += 4 * sum(member.trained for member in adapted)
             halves += max(_half_bytes(shape, setup.precision(member)) for member in adapted)
-    agents = sum(member.name != PLAYER for member in members)
     trained = [setup.member(name) for name in setup.demand.messages]
     return Held(
-        who=f"{agents} agents" + (f" and {PLAYER}" if agents < len(members) else ""),
+        who=in_words([member.name for member in members]),
         weights=weights,
         adapters=adapters,
         halves=halves,

@@ -104,7 +104,7 @@ def sample_seconds(setup: Setup, pages: Mapping[str, int | None], episodes: int)
     for turn in setup.turns:
         decoder = decoder_of(setup, turn.agent, pages[turn.agent])
         own = call_seconds(decoder, turn, load, setup.plan.group_size) * load.parts + fill_seconds(decoder)
-        found += own * setup.cluster.workers_on_a_card
+        found += own * setup.cluster.busy_on_a_card
     return found.waiting(load.busy)
 
 

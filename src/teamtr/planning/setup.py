@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from teamtr.errors import UserError
@@ -76,9 +76,19 @@ class Sampling:
 
 
 @dataclass(frozen=True)
+class Group:
+    """Members of the team, by name, that live on so many workers of their own."""
+
+    name: str
+    members: tuple[str, ...]
+    workers: int
+
+
+@dataclass(frozen=True)
 class Cluster:
     """Where the workers are. On a CPU a card is a core. ``network`` in bytes per second between
-    machines of ``cards_per_machine``."""
+    machines of ``cards_per_machine``. ``groups``: whose workers they are; without, everybody lives on all of them.
+    ``name`` and ``beside``: of one group's cluster, which group it is and how many workers others have."""
 
     card: Card
     cards: int = 1
@@ -87,21 +97,49 @@ class Cluster:
     shard_base: bool = False
     network: float = 25e9
     cards_per_machine: int = 8
+    groups: tuple[Group, ...] = ()
+    name: str = ""
+    beside: int = 0
 
     def __post_init__(self) -> None:
         if min(self.cards, self.workers, self.cards_per_machine) < 1 or not self.network > 0:
             raise UserError("a cluster has at least one card and one worker, and a network that carries something")
-        if self.shards < self.workers:
-            raise UserError(f"cluster.shards is {self.shards}, and {self.workers} workers need as many at least")
+        if self.shards < self.together:
+            raise UserError(f"cluster.shards is {self.shards}, and {self.together} workers need as many at least")
+
+    @property
+    def together(self) -> int:
+        """Most workers that share the rows of one agent."""
+        return max((group.workers for group in self.groups), default=self.workers)
 
     @property
     def workers_on_a_card(self) -> int:
-        return -(-self.workers // self.cards)
+        """Whose memory it is, those of other groups included."""
+        return -(-(self.workers + self.beside) // self.cards)
 
     @property
-    def parts(self) -> int:
-        """Shards of the worker that has most of them."""
-        return -(-self.shards // self.workers)
+    def busy_on_a_card(self) -> int:
+        """Most that compute at once: groups do one after the other."""
+        return min(self.workers, self.workers_on_a_card)
+
+    def of(self, group: Group) -> Cluster:
+        """As the workers of one group see it."""
+        return replace(self, workers=group.workers, groups=(), name=group.name, beside=self.workers - group.workers)
+
+    def with_workers(self, number: int, count: int) -> Cluster:
+        """With so many workers of the group that has this number, and cards for them; as many shards as share an
+        agent's rows, if there were as many before."""
+        groups = tuple(replace(group, workers=count) if k == number else group for k, group in enumerate(self.groups))
+        workers = sum(group.workers for group in groups) if groups else count
+        together = max((group.workers for group in groups), default=count)
+        return replace(
+            self,
+            groups=groups,
+            workers=workers,
+            shards=together if self.shards == self.together else max(self.shards, together),
+            cards=max(self.cards, workers),
+            shard_base=self.shard_base and together > 1,
+        )
 
     @property
     def machines(self) -> int:
@@ -115,7 +153,8 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Setup:
-    """Everything that a plan depends on. ``evaluated``: episodes of an evaluation, and how many of them a run has."""
+    """Everything that a plan depends on. ``evaluated``: episodes of an evaluation, and how many of them a run has.
+    ``updated_beside``: in one group's setup, how many agents of other groups a stage updates."""
 
     members: tuple[Member, ...]
     turns: tuple[PlannedTurn, ...]
@@ -125,6 +164,28 @@ class Setup:
     learning: Learning = Learning()
     sampling: Sampling = Sampling()
     evaluated: tuple[int, int] = (0, 0)
+    updated_beside: int = 0
+
+    @property
+    def by_group(self) -> tuple[Setup, ...]:
+        """What each group of workers is planned for; this one, where there is only one."""
+        groups = self.cluster.groups
+        return tuple(self._of(group) for group in groups) if groups else (self,)
+
+    def _of(self, group: Group) -> Setup:
+        own = replace(
+            self,
+            members=tuple(member for member in self.members if member.name in group.members),
+            turns=tuple(turn for turn in self.turns if turn.agent in group.members),
+            demand=self.demand.of(group.members),
+            cluster=self.cluster.of(group),
+        )
+        return replace(own, updated_beside=len(self.updated) - len(own.updated))
+
+    @property
+    def worker_demand(self) -> Demand:
+        """Of the worker that has most to do."""
+        return self.demand.of_worker(self.cluster.shards, self.cluster.workers)
 
     def member(self, name: str) -> Member:
         return next(member for member in self.members if member.name == name)
@@ -140,7 +201,7 @@ class Setup:
     @property
     def batches(self) -> int:
         """Batches of rollouts in a stage; one where the plan decides as it goes."""
-        return self.plan.batches(len(self.updated)) or 1
+        return self.plan.batches(len(self.updated) + self.updated_beside) or 1
 
     def precision(self, member: Member) -> str:
         """Of scoring and training this model."""

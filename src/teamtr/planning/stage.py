@@ -15,7 +15,7 @@ from teamtr.planning.exchange import (
     gather_seconds,
 )
 from teamtr.planning.learning import LearnerCost, PassCount, gate_seconds, score_seconds, train_seconds
-from teamtr.planning.memory import WorkerMemory, memory_of
+from teamtr.planning.memory import WorkerMemory, memory_of, tightest
 from teamtr.planning.sampling import decoder_of, sample_seconds
 from teamtr.planning.seconds import Load, Spent
 from teamtr.planning.setup import Setup
@@ -25,7 +25,8 @@ PHASES = ("sample", "score", "train", "gate", "exchange", "gather", "calls", "ch
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a stage takes. ``micro_batch``: messages at a time that fit, which may be fewer than were asked for."""
+    """What a stage takes. ``micro_batch``: messages at a time that fit, which may be fewer than were asked for.
+    ``groups``: what each group of workers takes, where there are groups; ``memory`` is that of the tightest."""
 
     setup: Setup
     memory: WorkerMemory
@@ -33,6 +34,7 @@ class Prediction:
     micro_batch: int
     sampled_tokens: int
     waves: int
+    groups: tuple[Prediction, ...] = ()
 
     @property
     def spent(self) -> Spent:
@@ -45,9 +47,13 @@ class Prediction:
     @property
     def run_seconds(self) -> float:
         """All stages and evaluations; not the start, and not grading."""
+        evaluated = sum(one._evaluation_seconds for one in self.groups or (self,))
+        return self.setup.plan.stages * self.seconds + evaluated
+
+    @property
+    def _evaluation_seconds(self) -> float:
         episodes, times = self.setup.evaluated
-        looked = sample_seconds(self.setup, self.memory.pages, episodes).seconds * times if episodes else 0.0
-        return self.setup.plan.stages * self.seconds + looked
+        return sample_seconds(self.setup, self.memory.pages, episodes).seconds * times if episodes else 0.0
 
     @property
     def tokens_per_s(self) -> float:
@@ -71,14 +77,34 @@ class Prediction:
 
 
 def predict(setup: Setup, *, local: bool | None = None) -> Prediction:
-    """``local``: no worker is called; by default where there is one worker."""
+    """``local``: no worker is called; by default where there is one worker. Groups of workers do one after the other
+    what falls to their agents."""
+    local = setup.cluster.workers == 1 if local is None else local
+    if not setup.cluster.groups:
+        return _of_one_group(setup, local)
+    groups = tuple(_of_one_group(one, local) for one in setup.by_group)
+    return Prediction(
+        setup,
+        tightest(one.memory for one in groups),
+        {phase: reduce(add, (one.phases[phase] for one in groups)) for phase in PHASES},
+        min(one.micro_batch for one in groups),
+        sum(one.sampled_tokens for one in groups),
+        max(one.waves for one in groups),
+        groups,
+    )
+
+
+def _of_one_group(setup: Setup, local: bool) -> Prediction:
     fitted, memory = fitting(setup)
-    phases = _phases(fitted, memory, fitted.cluster.workers == 1 if local is None else local)
+    phases = _phases(fitted, memory, local)
     episodes = fitted.plan.problems * fitted.plan.group_size
     load = Load.sampled(fitted, episodes)
     waves = max(
-        decoder_of(fitted, turn.agent, memory.pages[turn.agent]).waves(turn, load.rows, fitted.plan.group_size)
-        for turn in fitted.turns
+        (
+            decoder_of(fitted, turn.agent, memory.pages[turn.agent]).waves(turn, load.rows, fitted.plan.group_size)
+            for turn in fitted.turns
+        ),
+        default=1,
     )
     said = fitted.batches * episodes * sum(turn.message for turn in fitted.turns)
     return Prediction(fitted, memory, phases, fitted.learning.micro_batch, said, waves)

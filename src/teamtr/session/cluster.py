@@ -1,4 +1,4 @@
-"""Where the engine of a team file is: in this process, or in workers that each build the same team."""
+"""Where the engine of a team file is: in this process, or in workers that each build the team, or their part of it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from functools import partial
 
 from teamtr.config import TeamFile, dump, loads_stored
 from teamtr.engines.cluster.engine import ClusterEngine
-from teamtr.engines.cluster.ray_members import RayMembers, Room
+from teamtr.engines.cluster.groups import GroupedEngine
+from teamtr.engines.cluster.ray_members import Group, Room, start_members
 from teamtr.engines.local import LocalEngine
 from teamtr.engines.shards import Shards
 from teamtr.errors import UserError
@@ -42,7 +43,6 @@ def _over_workers(team_file: TeamFile, player: PlayerConfig | None, taught: bool
     _require_text(team_file)
     settings = team_file.cluster
     room = Room(
-        workers=settings.workers,
         shards=settings.parts,
         address=settings.address,
         patience_s=settings.patience_s,
@@ -50,17 +50,30 @@ def _over_workers(team_file: TeamFile, player: PlayerConfig | None, taught: bool
         may_be_fewer=again,
         lockstep=settings.shard_base,
     )
-    members = RayMembers(partial(_member, dump(team_file), taught, os.getcwd()), room)
-    return Models(ClusterEngine(members, settings.parts, lockstep=settings.shard_base), codecs_of(team_file, player))
+    codecs, make = codecs_of(team_file, player), partial(_member, dump(team_file), taught, os.getcwd())
+    groups = [
+        Group(partial(make, settings.held_by(number)), group.workers, number, group.agents)
+        for number, group in enumerate(settings.groups)
+    ]
+    started = start_members(groups or [Group(partial(make, None), settings.workers)], room)
+    try:
+        engines = [ClusterEngine(members, settings.parts, lockstep=settings.shard_base) for members in started]
+    except BaseException:
+        for members in started:
+            members.close()
+        raise
+    if not groups:
+        return Models(engines[0], codecs)
+    return Models(GroupedEngine(engines, settings.group_names, tuple(codecs)), codecs)
 
 
-def _member(text: str, taught: bool, folder: str, shards: Shards) -> LocalEngine:
-    """In a worker: the whole team, which computes the shards of this worker."""
+def _member(text: str, taught: bool, folder: str, held: tuple[str, ...] | None, shards: Shards) -> LocalEngine:
+    """In a worker: the whole team, or the models that its group holds, which computes the shards of this worker."""
     os.chdir(folder)
     team_file = loads_stored(text, name="team.yaml")
     player = team_file.task.wanted_player
     engine = local_engine(
-        team_file, build_task(team_file), team_file.sized_plan(), player, taught=taught, shards=shards
+        team_file, build_task(team_file), team_file.sized_plan(), player, taught=taught, shards=shards, held=held
     ).engine
     assert isinstance(engine, LocalEngine)
     return engine

@@ -11,7 +11,7 @@ from teamtr.evaluation.evaluate import PROBLEMS_IN_A_RUN, SAMPLES_IN_A_RUN
 from teamtr.planning.cards import Card, card_named
 from teamtr.planning.configs import shape_of_source, tiny_shape
 from teamtr.planning.engine import UnloadedEngine
-from teamtr.planning.setup import Cluster, Learning, Member, PlannedTurn, Sampling, Setup
+from teamtr.planning.setup import Cluster, Group, Learning, Member, PlannedTurn, Sampling, Setup
 from teamtr.planning.shape import ModelShape
 from teamtr.planning.stage import Prediction, predict
 from teamtr.ports import GB, Demand
@@ -63,8 +63,14 @@ def _cluster(team_file: TeamFile, where: Where) -> Cluster:
         raise UserError(
             f"device: cpu uses no card, and --card is {card.name}: leave device out, or plan for --card cpu"
         )
+    named = enumerate(zip(settings.group_names, settings.groups, strict=True))
     found = Cluster(
-        card, where.cards or settings.workers, settings.workers, settings.parts, shard_base=settings.shard_base
+        card,
+        where.cards or settings.workers,
+        settings.workers,
+        settings.parts,
+        shard_base=settings.shard_base,
+        groups=tuple(Group(name, settings.held_by(number), group.workers) for number, (name, group) in named),
     )
     return found if where.network is None else replace(found, network=where.network)
 

@@ -63,6 +63,7 @@ def demand_of(session: Session) -> Demand:
     return Demand(
         lengths=longest(session),
         episodes=_rows_at_once(session),
+        problems=plan.problems,
         messages={name: episodes * router.turns_of(name) for name in session.team.trainable},
         checked={name: checked * router.turns_of(name) for name in session.team.trainable},
         minibatches=session.team_file.learner.minibatches,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -76,15 +76,18 @@ def local_engine(
     taught: bool = True,
     load: Loader | None = None,
     shards: Shards | None = None,
+    held: Collection[str] | None = None,
 ) -> Models:
     """Every model that speaks in the team, in this process. ``load`` gives (model, tokenizer) of a source of its own.
-    ``shards``: those that this process computes; by default all.
+    ``shards``: those that this process computes; by default all. ``held``: the models that are made, by agent, as they
+    are where all are made; by default all.
 
     ``taught=False``: built-in models are not taught the form of messages; see ``build``.
     """
     _use_few_threads(team_file)
     settings, pool = team_file.learner, sampler_pool(team_file)
-    models = _agent_models(team_file if taught else _without_teaching(team_file), task, pool, load)
+    held = (*team_file.team.names, PLAYER) if held is None else held
+    models = _agent_models(team_file if taught else _without_teaching(team_file), task, pool, load, held)
     if isinstance(shards, Ranks) and shards.lockstep:
         policies = [model.policy for model in models.values()]
         for model in {id(p.model): p.model for p in policies if isinstance(p, TransformerPolicy)}.values():
@@ -101,8 +104,9 @@ def local_engine(
             shards=Shards(team_file.cluster.parts) if shards is None else shards,
         )
         for agent in team_file.team.agents
+        if agent.name in held
     }
-    if player is not None and player.has_own_model:
+    if player is not None and player.has_own_model and PLAYER in held:
         alone = AgentConfig(
             name="player",
             model=str(player.model),
@@ -111,7 +115,7 @@ def local_engine(
             lora=LoraConfig(),
             system_prompt="",
         )
-        models[PLAYER] = _transformer_models(team_file, task, [alone], pool, load)["player"]
+        models[PLAYER] = _transformer_models(team_file, task, [alone], pool, load, ["player"])["player"]
         learners[PLAYER] = PolicyLearner(PLAYER, models[PLAYER].policy)
     parts = team_file.cluster.parts if shards is None else 1  # one of several is given its rows in parts
     return Models(LocalEngine(learners, parts), {name: model.codec for name, model in models.items()})
@@ -224,16 +228,20 @@ class AgentModel:
 
 
 def _agent_models(
-    team_file: TeamFile, task: Task, room: SamplerPool | None, load: Loader | None
+    team_file: TeamFile, task: Task, room: SamplerPool | None, load: Loader | None, held: Collection[str]
 ) -> dict[str, AgentModel]:
-    """One model per agent. Agents that name the same model share its codec, and its base when they train LoRA."""
+    """One model per agent that is held. Agents that name the same model share its codec, and its base when they train
+    LoRA."""
     by_source: dict[tuple[str, str | None], list[AgentConfig]] = {}
     for agent in team_file.team.agents:
         by_source.setdefault(agent.source, []).append(agent)
     models: dict[str, AgentModel] = {}
     for (model, _), agents in by_source.items():
-        make = _tabular_models if model == "tabular" else _transformer_models
-        models.update(make(team_file, task, agents, room, load))
+        own = [agent for agent in agents if agent.name in held]
+        if own and model == "tabular":
+            models.update(_tabular_models(team_file, task, own))
+        elif own:
+            models.update(_transformer_models(team_file, task, own, room, load, [agent.name for agent in agents]))
     return models
 
 
@@ -247,13 +255,7 @@ def _codec(team_file: TeamFile, tokenizer: Any) -> ChatCodec:
     return codec
 
 
-def _tabular_models(
-    team_file: TeamFile,
-    task: Task,
-    agents: Sequence[AgentConfig],
-    room: SamplerPool | None,
-    load: Loader | None = None,
-) -> Mapping[str, AgentModel]:
+def _tabular_models(team_file: TeamFile, task: Task, agents: Sequence[AgentConfig]) -> Mapping[str, AgentModel]:
     tokenizer = character_tokenizer()
     codec = _codec(team_file, tokenizer)
     end = int(tokenizer.eos_token_id)
@@ -297,14 +299,16 @@ def _transformer_models(
     task: Task,
     agents: Sequence[AgentConfig],
     room: SamplerPool | None,
-    load: Loader | None = None,
+    load: Loader | None,
+    taught: Sequence[str],
 ) -> Mapping[str, AgentModel]:
-    """One model for each agent, all of one source."""
+    """One model for each agent, all of one source. ``taught``: whose messages the built-in model is taught the form of,
+    which may be more agents than are held."""
     quieten()
     source, device = agents[0].model, device_of(team_file)
     card.use(device)
     if source == "tiny":
-        model, tokenizer = _warm_tiny(team_file, task, [a.name for a in agents])
+        model, tokenizer = _warm_tiny(team_file, task, taught)
     elif load is not None and source.startswith(OBJECT):
         model, tokenizer = load(source)
         require_finite(model, f"the model of agent {agents[0].name!r}")

@@ -23,6 +23,7 @@ ON_A_MACHINE = (
     "sampling.vllm",
     "cluster.engine",
     "cluster.workers",
+    "cluster.groups",
     "cluster.address",
     "cluster.max_restarts",
     "cluster.patience_s",

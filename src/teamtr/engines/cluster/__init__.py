@@ -1,1 +1,1 @@
-"""A team over several processes: each holds all of it, computes its shards of every batch, and ends up the same."""
+"""A team over several processes: those that hold an agent compute shards of its batches each, and end up the same."""

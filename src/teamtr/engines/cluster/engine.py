@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from teamtr.engines.cluster.groups import highest
 from teamtr.engines.cluster.seat import Call, Handle
 from teamtr.engines.shards import spread
 from teamtr.ports import Demand, MemoryPlan, Rehearsal, Snapshot
@@ -129,18 +130,18 @@ class ClusterEngine:
         self.all("set_precision", agent, precision)
 
     def memory_plan(self, demand: Demand) -> MemoryPlan:
-        """Of one member: all hold as much, but for what does not divide evenly."""
-        found: MemoryPlan = self.all("memory_plan", demand)[0]
+        """Of the member that has most of the rows."""
+        found: MemoryPlan = self.all("memory_plan", demand.of_worker(self.shards, self.members.count))[0]
         return found
 
     def rehearse(self, demand: Demand) -> Rehearsal:
         """The smallest micro-batch and the highest peak of all members."""
-        found: list[Rehearsal] = self.all("rehearse", demand)
+        found: list[Rehearsal] = self.all("rehearse", demand.of_worker(self.shards, self.members.count))
         sizes = {agent: min(one.micro_batch[agent] for one in found) for agent in found[0].micro_batch}
-        return Rehearsal(sizes, _highest([one.peak_bytes for one in found]))
+        return Rehearsal(sizes, highest([one.peak_bytes for one in found]))
 
     def peak_bytes(self) -> int | None:
-        return _highest(self.all("peak_bytes"))
+        return highest(self.all("peak_bytes"))
 
     def close(self) -> None:
         self.members.close()
@@ -239,7 +240,3 @@ class ClusterLearner:
 
     def load(self, folder: Path) -> None:
         self._all("load", folder)
-
-
-def _highest(peaks: Sequence[int | None]) -> int | None:
-    return max((peak for peak in peaks if peak is not None), default=None)

@@ -63,6 +63,7 @@ class Ranks(Shards):
         super().__init__(count)
         self.lockstep = lockstep
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
+        self.processes = self.world
         self.writes = self.rank == 0
         self.carries_sums = self.world > 1  # FSDP2 asks nobody to add up where there is one rank
         self.turn = Turn()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +33,6 @@ class Room:
     """What the members are to be, and where.
 
     Attributes:
-        workers: how many of them.
         shards: parts of every batch.
         address: of a cluster that runs; None: RAY_ADDRESS where it is set, else one on this machine.
         patience_s: how long a call may take before the member counts as hanging.
@@ -42,7 +41,6 @@ class Room:
         lockstep: all pass through the model together, because each holds a part of it.
     """
 
-    workers: int
     shards: int
     address: str | None = None
     patience_s: float = 1800.0
@@ -51,27 +49,61 @@ class Room:
     lockstep: bool = False
 
 
-class RayMembers:
-    """One actor for each member."""
+@dataclass(frozen=True)
+class Group:
+    """Members that hold the same models. ``number`` and ``agents``: of a group among several, for those who read what
+    went wrong."""
 
-    def __init__(self, make: MakeEngine, room: Room) -> None:
+    make: MakeEngine
+    workers: int
+    number: int | None = None
+    agents: tuple[str, ...] = ()
+
+    def worker(self, member: int, process: str = "") -> str:
+        """How it is called in messages."""
+        group = "" if self.number is None else f" of group {self.number}"
+        inside = "; ".join(filter(None, (", ".join(self.agents), process)))
+        return f"worker {member}{group}" + (f" ({inside})" if inside else "")
+
+
+def start_members(groups: Sequence[Group], room: Room) -> list[RayMembers]:
+    """The members of every group. Groups load their models beside each other."""
+    _connect(room, sum(group.workers for group in groups))
+    placed = _place([group.workers for group in groups], room)
+    started = [RayMembers(group, room, own) for group, own in zip(groups, placed, strict=True)]
+    try:
+        joining = [members.join() for members in started]
+        for members, joined in zip(started, joining, strict=True):
+            members.wait_for(joined)
+    except BaseException:
+        for members in started:
+            members.close()
+        raise
+    return started
+
+
+class RayMembers:
+    """One actor for each member of a group, as ``start_members`` makes them."""
+
+    def __init__(self, group: Group, room: Room, placed: Placed) -> None:
+        self.group = group
         self.room = room
-        _connect(room)
-        self._placed = _place(room)
-        self.count = len(self._placed.actors)
+        self._placed = placed
+        self.count = len(placed.actors)
         self._lost: EngineLost | None = None
         self.processes: dict[int, tuple[str, int]] = {}
-        try:
-            host, port = self._first()
-            self.processes = self._wait(
-                {
-                    rank: actor.join.remote(make, rank, self.count, room, (host, port))
-                    for rank, actor in enumerate(self._placed.actors)
-                }
-            )
-        except BaseException:
-            self.close()
-            raise
+
+    def join(self) -> dict[int, Any]:
+        """Have all of them meet and load their models; returns what to wait for."""
+        place = self._first()
+        return {
+            rank: actor.join.remote(self.group, rank, self.count, self.room, place)
+            for rank, actor in enumerate(self._placed.actors)
+        }
+
+    def wait_for(self, joined: Mapping[int, Any]) -> None:
+        """Until all of them can be asked."""
+        self.processes = self._wait(joined)
 
     def _first(self) -> tuple[str, int]:
         """Where all will meet: a port of the first member's machine."""
@@ -110,7 +142,7 @@ class RayMembers:
 
     def _name(self, member: int) -> str:
         host, process = self.processes.get(member, ("", 0))
-        return f"worker {member}" + (f" (process {process} on {host})" if process else "")
+        return self.group.worker(member, f"process {process} on {host}" if process else "")
 
     def _raise(self, failed: Mapping[int, Exception], silent: list[int]) -> None:
         from teamtr.engines.cluster.ranks import Apart
@@ -136,10 +168,7 @@ class RayMembers:
         if ray.is_initialized():
             for actor in self._placed.actors:
                 ray.kill(actor, no_restart=True)
-            if self._placed.group is not None:
-                from ray.util.placement_group import remove_placement_group
-
-                remove_placement_group(self._placed.group)
+            _give_back(self._placed.bundles)
 
 
 def _answer(ref: Any, member: str) -> Answer:
@@ -159,8 +188,8 @@ def _answer(ref: Any, member: str) -> Answer:
 # -- where they are -------------------------------------------------------------------------------------------
 
 
-def _connect(room: Room) -> None:
-    """To the cluster that the room names, or to one that is started here."""
+def _connect(room: Room, workers: int) -> None:
+    """To the cluster that the room names, or to one for so many workers that is started here."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_worker_niceness", "0")  # 15 by default: beside anything else, workers would starve
@@ -185,7 +214,7 @@ def _connect(room: Room) -> None:
         try:
             ray.init(
                 address="local",
-                num_cpus=room.workers,
+                num_cpus=workers,
                 include_dashboard=False,
                 object_store_memory=STORE_BYTES,
                 **quiet,
@@ -202,43 +231,74 @@ def _connect(room: Room) -> None:
 
 
 @dataclass(frozen=True)
-class _Placed:
+class Placed:
+    """The actors of one group, and what Ray keeps for them."""
+
     actors: list[Any]
-    group: Any = None
+    bundles: Any
 
 
-def _place(room: Room) -> _Placed:
-    """An actor each, all at once or not at all."""
+def _place(wanted: Sequence[int], room: Room) -> list[Placed]:
+    """So many actors for each group, all at once or none."""
     import ray
     from ray.util.placement_group import placement_group
-    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
     there = ray.cluster_resources()
     cores, cards = int(there.get("CPU", 0)), there.get("GPU", 0.0)
-    workers = min(room.workers, cores) if room.may_be_fewer else room.workers
-    if workers > cores or workers == 0:
+    counts = share_out(wanted, cores) if room.may_be_fewer else list(wanted)
+    workers = sum(counts)
+    if workers > cores:
+        most = f"; {len(wanted)} groups need one each at least" if cores < len(wanted) else ""
         raise UserError(
-            f"cluster.workers is {room.workers}, and the cluster has {cores} cores, one for each: lower it, or add "
-            "machines"
+            f"cluster.workers is {sum(wanted)}, and the cluster has {cores} cores, one for each{most}: lower it, or "
+            "add machines"
         )
     if room.on_cards and not cards:
         raise UserError("the device of this team is a card, and Ray's cluster has none: use device: cpu, or add cards")
     share = min(1.0, cards / workers) if room.on_cards else 0.0
     each = {"CPU": 1.0, **({"GPU": share} if share else {})}
-    group = placement_group([each] * workers)
-    if not ray.get(group.ready(), timeout=room.patience_s):
-        raise TeamTRError("Ray found no room for the workers")
+    groups = [placement_group([each] * count) for count in counts]
+    ready = [group.ready() for group in groups]
+    if len(ray.wait(ready, num_returns=len(ready), timeout=room.patience_s)[0]) < len(ready):
+        for group in groups:
+            _give_back(group)
+        raise TeamTRError(
+            f"Ray found no room for {workers} workers in {room.patience_s:.0f} s: others may use the cluster; wait for "
+            "them, or lower cluster.workers"
+        )
+    return [Placed(_actors(group, count, share), group) for group, count in zip(groups, counts, strict=True)]
+
+
+def share_out(wanted: Sequence[int], cores: int) -> list[int]:
+    """As many as there are cores, where that is fewer than wanted: the largest group gives first, none gives its
+    last."""
+    counts = list(wanted)
+    while sum(counts) > max(cores, len(counts)):
+        counts[counts.index(max(counts))] -= 1
+    return counts
+
+
+def _actors(bundles: Any, count: int, share: float) -> list[Any]:
+    """``share``: of a card, for each."""
+    import ray
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
     kind = ray.remote(_Actor)
     sharing = max(1, round(1 / share)) if share else 1
-    actors = [
+    return [
         kind.options(
             num_cpus=1,
             num_gpus=share,
-            scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=member),
+            scheduling_strategy=PlacementGroupSchedulingStrategy(bundles, placement_group_bundle_index=member),
         ).remote(sharing)
-        for member in range(workers)
+        for member in range(count)
     ]
-    return _Placed(actors, group)
+
+
+def _give_back(bundles: Any) -> None:
+    from ray.util.placement_group import remove_placement_group
+
+    remove_placement_group(bundles)
 
 
 class _Actor:
@@ -258,7 +318,7 @@ class _Actor:
         self.store = meeting_point(host)
         return host, self.store.port
 
-    def join(self, make: MakeEngine, rank: int, world: int, room: Room, place: tuple[str, int]) -> Answer:
+    def join(self, group: Group, rank: int, world: int, room: Room, place: tuple[str, int]) -> Answer:
         import ray
 
         from teamtr.engines.cluster import ranks
@@ -266,7 +326,8 @@ class _Actor:
         card.take_share(self.sharing)
         try:
             ranks.join(rank, world, place if self.store is None else self.store, room.patience_s)
-            self.seat = Seat(make(ranks.Ranks(room.shards, lockstep=room.lockstep)), rank)
+            engine = group.make(ranks.Ranks(room.shards, lockstep=room.lockstep))
+            self.seat = Seat(engine, group.worker(rank))
         except Exception as error:
             return Answer(error=error)
         return Answer((ray.util.get_node_ip_address(), os.getpid()))

@@ -1,4 +1,4 @@
-"""The end of a call: one process of a cluster, with the whole team in it, answers what the loop asks."""
+"""The end of a call: one process of a cluster, with the models that it holds, answers what the loop asks."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ class OtherWeights(RuntimeError):
 class Seat:
     """Answers calls, one after the other."""
 
-    def __init__(self, engine: LocalEngine, number: int = 0) -> None:
+    def __init__(self, engine: LocalEngine, name: str = "worker 0") -> None:
         self.engine = engine
-        self.number = number
+        self.name = name
         self.kept: dict[int, Any] = {}
 
     def answer(self, call: Call) -> Answer:
@@ -60,7 +60,7 @@ class Seat:
         except TeamTRError as error:
             return Answer(error=error)
         except Exception as error:
-            error.add_note(f"in worker {self.number}:\n{traceback.format_exc()}")
+            error.add_note(f"in {self.name}:\n{traceback.format_exc()}")
             return Answer(error=error)
         if call.keep is None:
             return Answer(result)
@@ -83,7 +83,7 @@ class Seat:
         present = self.engine.version(agent)
         if present != version:
             raise OtherWeights(
-                f"worker {self.number} holds weights {present[:8]} of agent {agent!r}, and not {version[:8]}: what it "
+                f"{self.name} holds weights {present[:8]} of agent {agent!r}, and not {version[:8]}: what it "
                 "sampled would be another team's"
             )
         self.engine.take_up(agent)

@@ -1,0 +1,79 @@
+"""The Engine port over several engines, each with some of the agents: whatever is asked of an agent goes to its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+
+from teamtr.ports import Demand, Engine, Learner, MemoryPlan, Rehearsal
+from teamtr.types import AgentInfo, Floats, Ids, Sample
+
+
+class GroupedEngine:
+    """A team whose agents live in groups. ``names``: how each group is called, in words."""
+
+    def __init__(self, groups: Sequence[Engine], names: Sequence[str], agents: Sequence[str]) -> None:
+        self.groups = tuple(groups)
+        self.names = tuple(names)
+        self.agents = tuple(agents)
+        self._of = {agent: group for group in groups for agent in group.agents}
+        assert sorted(self._of) == sorted(agents), "every agent is in one group"
+
+    # -- of one agent -----------------------------------------------------------------------------------------
+
+    def version(self, agent: str) -> str:
+        return self._of[agent].version(agent)
+
+    def publish(self, agent: str, version: str) -> None:
+        self._of[agent].publish(agent, version)
+
+    def sample(
+        self,
+        agent: str,
+        prompts: Sequence[Ids],
+        noise_BT: Floats,
+        *,
+        temperature: float | None = None,
+        top_p: float = 1.0,
+        top_k: int = 0,
+    ) -> list[Sample]:
+        return self._of[agent].sample(agent, prompts, noise_BT, temperature=temperature, top_p=top_p, top_k=top_k)
+
+    def learner(self, agent: str) -> Learner:
+        return self._of[agent].learner(agent)
+
+    def info(self, agent: str) -> AgentInfo:
+        return self._of[agent].info(agent)
+
+    def set_precision(self, agent: str, precision: str) -> None:
+        self._of[agent].set_precision(agent, precision)
+
+    # -- of all -----------------------------------------------------------------------------------------------
+
+    def memory_plan(self, demand: Demand) -> MemoryPlan:
+        """Of the group that has the least memory left; where nobody counts it, that takes most."""
+        plans = [
+            replace(group.memory_plan(demand.of(group.agents)), where=name)
+            for group, name in zip(self.groups, self.names, strict=True)
+        ]
+        return max(plans, key=lambda plan: plan.missing)
+
+    def rehearse(self, demand: Demand) -> Rehearsal:
+        """The highest peak of all groups."""
+        found = [group.rehearse(demand.of(group.agents)) for group in self.groups]
+        sizes = {agent: size for one in found for agent, size in one.micro_batch.items()}
+        return Rehearsal(sizes, highest([one.peak_bytes for one in found]))
+
+    def peak_bytes(self) -> int | None:
+        return highest([group.peak_bytes() for group in self.groups])
+
+    def close(self) -> None:
+        with ExitStack() as all_of_them:
+            for group in self.groups:
+                all_of_them.callback(group.close)
+
+
+def highest(peaks: Sequence[int | None]) -> int | None:
+    """Of those who count."""
+    return max((peak for peak in peaks if peak is not None), default=None)
