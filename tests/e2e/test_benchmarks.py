@@ -15,6 +15,9 @@ import pytest
 from teamtr.analysis.figures.paint import svg_text
 from teamtr.config import loads
 from teamtr.engines.torch.loading import TinyShape, tiny_model
+from teamtr.reproduce import Setting, find
+from teamtr.reproduce.cells import cells_of
+from teamtr.session.train import train
 
 pytestmark = pytest.mark.long
 
@@ -359,3 +362,46 @@ def test_a_run_that_fails_says_why(reuse, tmp_path):
     assert said.startswith("broken: exit code")
     assert 'missing key "team"' in said
     assert not broken.finished
+
+
+def test_the_table_of_methods_is_what_the_store_says(monkeypatch, capsys, tmp_path):
+    monkeypatch.syspath_prepend(str(ROOT / "experiments"))
+    results = importlib.import_module("results")
+    figure = tmp_path / "results.svg"
+    results.main(["--figure", str(figure)])
+    printed = capsys.readouterr().out
+    assert printed in (ROOT / "docs" / "results.md").read_text()
+    assert "Methods side by side" in figure.read_text()
+    stored = results.load(results.STORE)
+    results.save(stored, tmp_path / "again.json")
+    assert results.load(tmp_path / "again.json") == stored
+    rows = {row.line.name: row for row in results.rows_of(stored)}
+    assert rows["self-consistency"].accuracy == pytest.approx(100 * 124 / 200)
+    assert sum(rows["self-consistency"].results[0].problems.values()) == 124, "the problems say the same"
+
+
+def test_results_of_other_problems_or_several_answers_are_refused(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(ROOT / "experiments"))
+    results = importlib.import_module("results")
+    one = results.Result("dapo", 0, 50.0, problems={"a": 1.0, "b": 0.0})
+    two = results.Result("dapo", 1, 50.0, problems={"a": 1.0, "c": 0.0})
+    with pytest.raises(SystemExit, match="different problems"):
+        results.save({("dapo", 0): one, ("dapo", 1): two}, tmp_path / "store.json")
+    half = results.Result("dapo", 0, 50.0, problems={"a": 0.5, "b": 0.5})
+    with pytest.raises(SystemExit, match="one answer for each problem"):
+        results.save({("dapo", 0): half}, tmp_path / "store.json")
+
+
+def test_only_runs_that_were_evaluated_at_their_end_are_stored(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(ROOT / "experiments"))
+    results = importlib.import_module("results")
+    setting = Setting(changes=("plan.stages=1", "plan.problems=2", "plan.group_size=2", "tiny.warmup_steps=5"))
+    (cell,) = [cell for cell in cells_of(find("main-results"), setting, tmp_path) if cell.variant == "auto"]
+    for _ in train(cell.team_file, cell.folder):
+        pass
+    (found,) = results.results_of(tmp_path)
+    assert (found.variant, found.seed) == ("auto", 0)
+    assert found.accuracy == pytest.approx(100 * sum(found.problems.values()) / len(found.problems))
+    log = cell.folder / "log.jsonl"
+    log.write_text("".join(line for line in log.open() if '"kind":"eval"' not in line or '"stage":0' in line))
+    assert list(results.results_of(tmp_path)) == []

@@ -1,0 +1,215 @@
+"""The runs of several days in one table: methods side by side on GSM8K.
+
+    python experiments/results.py --runs reproduced/main-results-small      # adds its finished runs to the store
+    python experiments/results.py --figure docs/figures/results.svg         # the table, and what it looks like
+
+A card is not always there for as long as a table takes. ``teamtr reproduce main-results --scale small`` goes on where
+it stopped, but only on a machine that still has its folders. This script keeps what a table needs of every run in one
+small file (``--store``, docs/gsm8k.json): which of the held-out problems were answered right, tokens, seconds. Runs of
+which only the numbers are left stand there with those.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from teamtr.analysis.figures import Run, read_runs
+from teamtr.analysis.figures.drawing import Drawing, Panel, Series
+from teamtr.analysis.figures.paint import svg_text
+from teamtr.reproduce import find
+from teamtr.reproduce import measures as of
+from teamtr.reproduce.problems import at_the_end, interval, of_answers
+from teamtr.reproduce.recipe import Line
+
+STORE = Path(__file__).resolve().parent.parent / "docs" / "gsm8k.json"
+RECIPE = find("main-results")
+
+
+@dataclass(frozen=True)
+class Result:
+    """One run, or one round of answers by a method that trains nothing.
+
+    ``problems``: by problem, how many of its answers were right (a share), where that is known. ``told``: the 95 %
+    interval of the mean of all seeds of this variant, for runs whose problems are not known.
+    """
+
+    variant: str
+    seed: int
+    accuracy: float
+    before: float | None = None
+    tokens_per_answer: float | None = None
+    seconds_per_answer: float | None = None
+    millions_sampled: float | None = None
+    seconds_to_train: float | None = None
+    problems: Mapping[str, float] | None = None
+    told: tuple[float, float] | None = None
+
+
+def results_of(runs: Path) -> Iterator[Result]:
+    """Of a folder that ``teamtr reproduce main-results`` made: what is finished there, and evaluated at its end."""
+    for folder in sorted(runs.glob("runs/*-seed*")):
+        variant, seed = folder.name.rsplit("-seed", 1)
+        if (folder / "answers.json").exists():
+            answers = json.loads((folder / "answers.json").read_text())
+            told = {column: measure(answers) for column, measure in of.ANSWERED.items()}
+            yield Result(
+                variant, int(seed), told[of.ACCURACY], None, told[of.TOKENS], told[of.SECONDS],
+                problems=dict(of_answers(answers)),
+            )  # fmt: skip
+        elif (folder / "log.jsonl").exists():
+            (run,) = read_runs([folder])
+            if _is_whole(run):
+                yield Result(
+                    variant, int(seed), of.success(run) or 0.0, of.success_before(run), of.tokens_per_answer(run),
+                    of.seconds_per_answer(run), of.millions_sampled(run), of.seconds_to_train(run),
+                    problems=dict(at_the_end(run)),
+                )  # fmt: skip
+
+
+def _is_whole(run: Run) -> bool:
+    evals, facts = run.data["evals"], run.data["run"]
+    return facts["state"] == "finished" and bool(evals) and evals[-1]["stage"] >= facts["stages"]
+
+
+def load(store: Path) -> dict[tuple[str, int], Result]:
+    if not store.exists():
+        return {}
+    stored = json.loads(store.read_text())
+    found = {}
+    for row in stored["results"]:
+        right = row.pop("right", None)
+        problems = None if right is None else dict(zip(stored["problems"], map(float, right), strict=True))
+        result = Result(**{**row, "problems": problems})
+        found[result.variant, result.seed] = result
+    return found
+
+
+def save(results: Mapping[tuple[str, int], Result], store: Path) -> None:
+    """One line for each result, with a 0 or 1 for each problem."""
+    asked = {tuple(sorted(result.problems)) for result in results.values() if result.problems is not None}
+    if len(asked) > 1:
+        raise SystemExit("the runs were evaluated on different problems: they do not belong into one table")
+    ids = next(iter(asked), ())
+    rows = []
+    for place in sorted(results):
+        result = results[place]
+        row = {name: value for name, value in asdict(result).items() if name != "problems" and value is not None}
+        if result.problems is not None:
+            if set(result.problems.values()) - {0.0, 1.0}:
+                raise SystemExit(
+                    f"{result.variant}, seed {result.seed}: one answer for each problem is stored, not more"
+                )
+            row["right"] = "".join(f"{result.problems[name]:.0f}" for name in ids)
+        rows.append(json.dumps(row))
+    listed = ",\n".join(rows)
+    store.write_text(f'{{"problems": {json.dumps(ids)}, "results": [\n{listed}\n]}}\n')
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the table: the mean of its seeds."""
+
+    line: Line
+    results: tuple[Result, ...]
+
+    @property
+    def accuracy(self) -> float:
+        return float(np.mean([result.accuracy for result in self.results]))
+
+    @property
+    def sure(self) -> tuple[float, float] | None:
+        """At 95 %, over problems where they are known; else as it was told with the runs."""
+        known = [result.problems for result in self.results if result.problems is not None]
+        if len(known) == len(self.results) and (found := interval(known)) is not None:
+            return 100.0 * found.low, 100.0 * found.high
+        return next((result.told for result in self.results if result.told is not None), None)
+
+    def mean(self, name: str) -> float | None:
+        known = [value for result in self.results if (value := getattr(result, name)) is not None]
+        return float(np.mean(known)) if known else None
+
+
+def rows_of(results: Mapping[tuple[str, int], Result]) -> list[Row]:
+    """In the order of the paper's table; a line without a run is left out."""
+    found = []
+    for line in RECIPE.lines:
+        own = tuple(result for (variant, _), result in sorted(results.items()) if variant == line.variant)
+        found += [Row(line, own)] if own else []
+    return found
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    header = ("", "accuracy, %", "by seed", "before", "tokens per answer", "sampled to train", "seconds to train")
+    lines = [f"| {' | '.join(header)} |", "|" + "---|" * len(header)]
+    part = ""
+    for row in rows:
+        if row.line.part != part:
+            part = row.line.part
+            lines.append(f"| *{part}* |" + " |" * (len(header) - 1))
+        seeds = ", ".join(f"{result.accuracy:.1f}" for result in row.results) if len(row.results) > 1 else ""
+        sure = "" if row.sure is None else " ({:.1f} to {:.1f})".format(*row.sure)
+        cells = [
+            row.line.name, f"{row.accuracy:.1f}{sure}", seeds, _text(row.mean("before"), ".1f"),
+            _text(row.mean("tokens_per_answer"), ",.0f"), _text(row.mean("millions_sampled"), ".2f", "M"),
+            _text(row.mean("seconds_to_train"), ",.0f"),
+        ]  # fmt: skip
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _text(value: float | None, form: str, unit: str = "") -> str:
+    return "" if value is None else f"{value:{form}}{unit}"
+
+
+def drawing(rows: Sequence[Row]) -> Drawing:
+    """Accuracy of every row with its interval, a color for each part of the table; beside it what an answer costs."""
+    names = tuple(row.line.name for row in rows)
+    series = []
+    for part in dict.fromkeys(row.line.part for row in rows):
+        own = [(place, row) for place, row in enumerate(rows) if row.line.part == part]
+        sure = [row.sure or (row.accuracy, row.accuracy) for _, row in own]
+        places, values = tuple(float(place) for place, _ in own), tuple(row.accuracy for _, row in own)
+        bounds = tuple(low for low, _ in sure), tuple(high for _, high in sure)
+        series.append(Series(part.split(" (")[0], places, values, *bounds, "points"))
+    costs = [
+        (float(place), tokens)
+        for place, row in enumerate(rows)
+        if (tokens := row.mean("tokens_per_answer")) is not None
+    ]
+    return Drawing(
+        (
+            Panel("200 held-out questions of GSM8K", "", "right answers, %", tuple(series), names=names),
+            Panel("What an answer costs", "", "sampled tokens", (Series.of("tokens per answer", costs, "bars"),), names=names),
+        ),
+        "Lines are 95 % intervals over problems.",
+        "high on the left, low on the right",
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=Path, action="append", default=[], help="a folder of `teamtr reproduce`")
+    parser.add_argument("--store", type=Path, default=STORE)
+    parser.add_argument("--figure", type=Path, help="SVG; needs matplotlib")
+    a = parser.parse_args(arguments)
+    results: dict[tuple[str, int], Any] = load(a.store)
+    for folder in a.runs:
+        for result in results_of(folder):
+            results[result.variant, result.seed] = result
+    if a.runs:
+        save(results, a.store)
+    rows = rows_of(results)
+    print(markdown(rows))
+    if a.figure is not None:
+        a.figure.write_text(svg_text("Methods side by side", drawing(rows)))
+
+
+if __name__ == "__main__":
+    main()
