@@ -186,7 +186,13 @@ def drawing(rows: Sequence[Row]) -> Drawing:
     return Drawing(
         (
             Panel("200 held-out questions of GSM8K", "", "right answers, %", tuple(series), names=names),
-            Panel("What an answer costs", "", "sampled tokens", (Series.of("tokens per answer", costs, "bars"),), names=names),
+            Panel(
+                "What an answer costs",
+                "",
+                "sampled tokens",
+                (Series.of("tokens per answer", costs, "bars"),),
+                names=names,
+            ),
         ),
         "Lines are 95 % intervals over problems.",
         "high on the left, low on the right",

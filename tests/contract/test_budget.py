@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from teamtr.cli import app
 from teamtr.config import ConfigError, loads
-from teamtr.config.schema import PlanConfig, plan_keys
+from teamtr.config.plan import PlanConfig, plan_keys
 from teamtr.presets import PRESETS, Budget, Plan, Resample, TeamSize, matched
 from teamtr.session.budget import matched_ranks, trained_parameters
 from teamtr.session.build import build

@@ -20,7 +20,7 @@ import teamtr
 from teamtr import Agent, Callback, GroupAdvantage, LoraConfig, Plan, TeamTrainer, UserError
 from teamtr.api.rewards import RewardTask
 from teamtr.cli import app
-from teamtr.config.schema import PlanConfig, plan_keys
+from teamtr.config.plan import PlanConfig, plan_keys
 from teamtr.engines.torch.loading import TinyShape, tiny_model
 from teamtr.presets import PRESETS
 from teamtr.session.inputs import OtherInputs

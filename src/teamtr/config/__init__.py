@@ -19,9 +19,10 @@ from teamtr.config.errors import ConfigError
 from teamtr.config.file import dump, from_data, load_team_file, loads, on_another_task
 from teamtr.config.json_schema import json_schema, json_schema_text
 from teamtr.config.keys import SchemaKey, schema_keys
+from teamtr.config.plan import PlanConfig, plan_keys
 from teamtr.config.recipe import recipe_text, recipes
 from teamtr.config.reference import reference
-from teamtr.config.schema import PlanConfig, TeamFile, plan_keys
+from teamtr.config.schema import TeamFile
 from teamtr.config.team import AgentConfig, LoraConfig, TeamConfig
 from teamtr.config.upgrade import loads_stored
 
