@@ -243,6 +243,37 @@ def test_one_call_takes_as_many_as_may_be_done_soon(monkeypatch: pytest.MonkeyPa
     assert max(sizes) <= 2
 
 
+def test_a_hanging_process_is_gone_when_sampling_is_interrupted(tmp_path: Path):
+    """The thread ends with the grader's time limit, and what hung is killed by then."""
+    (tmp_path / "rows.jsonl").write_text("\n".join(f'{{"question": "{c}", "answer": "{c}"}}' for c in "abc"))
+    (tmp_path / "reward.py").write_text(
+        "import os, time\ndef reward(prompts, completions, **columns):\n"
+        f"    open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\n    time.sleep(1000)\n"
+    )
+    grader = f"python:{tmp_path / 'reward.py'}:reward"
+    world = World()
+    task = DataTask(tmp_path / "rows.jsonl", held_out=0, grader=grader, grade_early=True, seconds_per_item=0.5)
+
+    class Interrupted:
+        version = world.engine.version
+
+        def sample(self, agent: str, *arguments: Any, **settings: Any) -> list[Sample]:
+            samples = world.engine.sample(agent, *arguments, **settings)
+            while agent == "y" and not (tmp_path / "pid").exists():
+                assert threading.active_count() > 1, "nothing is graded beside the sampler"
+            if agent == "y":
+                raise KeyboardInterrupt
+            return samples
+
+    with pytest.raises(KeyboardInterrupt):
+        played(world, replace(world.context, sampler=Interrupted(), task=task))
+    assert nothing_runs()
+    assert not task.failures
+    text = (tmp_path / "pid").read_text()
+    assert not text or not Path("/proc", text).exists()
+    task.close()
+
+
 # -- through a whole run -----------------------------------------------------------------------------------
 
 TEAM = """
