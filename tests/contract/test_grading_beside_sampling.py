@@ -14,14 +14,22 @@ import pytest
 
 from small import SameLetter, World
 from teamtr.config import ConfigError, loads
+from teamtr.randomness import uniforms
 from teamtr.rollout import Ledger, RolloutContext, play
 from teamtr.rollout.grading import SECONDS_AT_ONCE, Grading
+from teamtr.session.build import build
 from teamtr.session.resume import MAY_CHANGE, differences
 from teamtr.session.train import train
 from teamtr.store import RunFolder, read_episodes
 from teamtr.tasks.data.task import DataTask
 from teamtr.types import Problem, RolloutBatch, Sample, Verdict
 
+PLAIN = """
+name: plain
+task: {name: sums}
+team: {model: tiny, agents: [{name: a}]}
+tiny: {layers: 1, width: 16, heads: 2, warmup_steps: 0}
+"""
 PATIENCE_S = 60.0
 """For what another thread does at once, unless it never does."""
 
@@ -80,6 +88,19 @@ def assert_same(one: RolloutBatch, other: RolloutBatch) -> None:
 
 def nothing_runs() -> bool:
     return not [thread for thread in threading.enumerate() if thread.name == "grading"]
+
+
+@pytest.mark.parametrize("made_of", ["tables", "layers"])
+def test_messages_are_heard_of_in_the_order_in_which_they_end(made_of: str):
+    """And not when all of them have: whoever listens has the short ones while the long ones are written."""
+    agent, tokens, rows = ("x", 3, 32) if made_of == "tables" else ("a", 64, 32)
+    engine = World().engine if made_of == "tables" else build(loads(PLAIN, "plain")).engine
+    heard: list[Sample] = []
+    prompts = [np.array([3, 2, k], dtype=np.int32) for k in range(rows)]
+    engine.sample(agent, prompts, uniforms(2, rows, tokens), heard=lambda row, sample: heard.append(sample))
+    lengths = [len(sample.token_ids) for sample in heard]
+    assert lengths == sorted(lengths)
+    assert len(set(lengths)) > 1, "all messages are as long: this proves nothing"
 
 
 @pytest.mark.parametrize("rounds", [1, 2])
