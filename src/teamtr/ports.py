@@ -6,7 +6,8 @@ cross. Every implementation passes the one suite in ``tests/contract``.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NewType, Protocol, runtime_checkable
@@ -39,6 +40,14 @@ Snapshot = NewType("Snapshot", object)
 """A handle of an engine's own: what a learner was, to go back to. Nobody else looks inside."""
 
 
+Heard = Callable[[int, Sample], None]
+"""Told of a message while others are still sampled: its row, and the message."""
+
+
+def unheard(row: int, sample: Sample) -> None:
+    """Where nobody asks before all are sampled."""
+
+
 class EngineLost(TeamTRError):
     """Part of an engine is gone, and with it all since the last commit: build it anew, and go on from that."""
 
@@ -60,6 +69,7 @@ class Sampler(Protocol):
         temperature: float | None = None,
         top_p: float = 1.0,
         top_k: int = 0,
+        heard: Heard = unheard,
     ) -> list[Sample]:
         """One message per prompt, of at most as many tokens as the noise has columns.
 
@@ -67,6 +77,9 @@ class Sampler(Protocol):
         split over workers says the same. Without a temperature, the agent's training temperature; 0 is greedy.
         Log-probabilities are those of the distribution really sampled from, end token included. Every sample names
         the weights that wrote it.
+
+        ``heard`` is told of every message as soon as the engine knows the whole of it, in any order, in the caller's
+        thread. Should rows have to be sampled again, it is told again: what is returned counts.
         """
         ...
 
@@ -380,6 +393,17 @@ class Task(Protocol):
     @property
     def environment(self) -> Environment | None:
         """The other side of an interactive task."""
+        ...
+
+    @property
+    def grades_early(self) -> bool:
+        """Whether each verdict depends on its own episode alone, and ``grade`` may be called from another thread: then
+        episodes are graded while others are still played."""
+        ...
+
+    @property
+    def failures(self) -> Counter[str]:
+        """How often each grader failure (crash, timeout) came up."""
         ...
 
     def problems(self, split: str) -> Sequence[Problem]: ...

@@ -288,7 +288,7 @@ DATA = "{name: data, path: x}"
             "{name: data, path: x, «symbols»: AB}",
             ONE,
             'unknown key "symbols" in task; valid keys: name, path, question, answer, held_out, grader, pattern, '
-            "threshold, private, seconds_per_item, container",
+            "threshold, private, seconds_per_item, grade_early, container",
         ),
         ("{name: data, path: x, grader: «regex»}", ONE, 'task.grader is "regex", which needs task.pattern'),
         (

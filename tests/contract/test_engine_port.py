@@ -143,6 +143,18 @@ def test_no_message_is_longer_than_its_noise(session: Session):
     assert session.engine.sample("left", [], uniforms(5, 0, 3)) == []
 
 
+def test_every_message_is_heard_of_once_and_is_what_is_returned(session: Session):
+    heard: list[tuple[int, Any]] = []
+    told = session.engine.sample("left", prompts_of(session), uniforms(5, 8, 3), heard=lambda *one: heard.append(one))
+    assert sorted(row for row, _ in heard) == list(range(8))
+    plain = session.engine.sample("left", prompts_of(session), uniforms(5, 8, 3))
+    for row, sample in heard:
+        for same in (told[row], plain[row]):
+            assert sample.token_ids.tolist() == same.token_ids.tolist()
+            assert sample.logprobs.tolist() == same.logprobs.tolist()
+            assert (sample.finish, sample.version) == (same.finish, same.version)
+
+
 def test_every_sample_names_the_weights_that_wrote_it(session: Session):
     engine, learner = session.engine, session.engine.learner("left")
     before, old = learner.snapshot(), learner.version()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import cycle, islice
 
 from teamtr.errors import UserError
-from teamtr.ports import Sampler
+from teamtr.ports import Heard, Sampler, unheard
 from teamtr.randomness import seed_of
 from teamtr.rollout import EpisodeState, Ledger, RolloutContext, converse
 from teamtr.team import Agent, Router, Team, Visibility
@@ -140,7 +140,8 @@ class _Playing:
         temperature: float | None = None,
         top_p: float = 1.0,
         top_k: int = 0,
+        heard: Heard = unheard,
     ) -> list[Sample]:
         return self.sampler.sample(
-            self.agents[agent], prompts, noise_BT, temperature=temperature, top_p=top_p, top_k=top_k
+            self.agents[agent], prompts, noise_BT, temperature=temperature, top_p=top_p, top_k=top_k, heard=heard
         )

@@ -9,7 +9,7 @@ from teamtr.engines import memory
 from teamtr.engines.learner import PolicyLearner
 from teamtr.engines.policy import CHEAPEST_FIRST
 from teamtr.engines.shards import spread
-from teamtr.ports import Demand, MemoryPlan, Rehearsal
+from teamtr.ports import Demand, Heard, MemoryPlan, Rehearsal, unheard
 from teamtr.types import AgentInfo, Floats, Ids, Sample
 
 
@@ -44,6 +44,7 @@ class LocalEngine:
         temperature: float | None = None,
         top_p: float = 1.0,
         top_k: int = 0,
+        heard: Heard = unheard,
     ) -> list[Sample]:
         version, policy = self.version(agent), self.learners[agent].policy
         samples: list[Sample] = []
@@ -55,6 +56,7 @@ class LocalEngine:
                 top_p=top_p,
                 top_k=top_k,
                 version=version,
+                heard=_told_as(heard, len(samples), version),
             )
         return [replace(sample, version=version) for sample in samples]
 
@@ -94,3 +96,8 @@ class LocalEngine:
 
     def close(self) -> None:
         """Nothing is elsewhere."""
+
+
+def _told_as(heard: Heard, first_row: int, version: str) -> Heard:
+    """For a part of the rows, whose messages this version wrote."""
+    return lambda row, sample: heard(first_row + row, replace(sample, version=version))

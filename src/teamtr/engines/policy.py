@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from teamtr.engines.critic import ValueHead
+from teamtr.ports import Heard, unheard
 from teamtr.types import Floats, Ids, Sample
 
 Head = Callable[[Tensor], Tensor]
@@ -98,9 +99,10 @@ class Policy(ABC):
         top_p: float = 1.0,
         top_k: int = 0,
         version: str = "",
+        heard: Heard = unheard,
     ) -> list[Sample]:
-        """One message per prompt; ``noise_BT`` as in ``ports.Sampler``. ``version`` names the present weights, so that
-        what was computed under them before may be used again; empty: nothing may."""
+        """One message per prompt; ``noise_BT`` and ``heard`` as in ``ports.Sampler``. ``version`` names the present
+        weights, so that what was computed under them before may be used again; empty: nothing may."""
 
     @abstractmethod
     def save_weights(self, folder: Path, *, write: bool = True) -> None:

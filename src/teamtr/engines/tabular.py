@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from teamtr.engines.critic import TableHead, ValueHead
 from teamtr.engines.policy import Head, Policy
 from teamtr.engines.sampling import TokenSampler
-from teamtr.types import Floats, Ids, Sample
+from teamtr.ports import Heard, unheard
+from teamtr.types import Finish, Floats, Ids, Sample
 
 UNLIKELY = 12.0
 
@@ -80,6 +81,7 @@ class TabularPolicy(Policy):
         top_p: float = 1.0,
         top_k: int = 0,
         version: str = "",
+        heard: Heard = unheard,
     ) -> list[Sample]:
         drawing = TokenSampler(temperature, top_p, top_k)
         uniform_BT = torch.as_tensor(noise_BT)
@@ -94,12 +96,11 @@ class TabularPolicy(Policy):
                     ids[i].append(token)
                     logp[i].append(score)
                     stopped[i] = token in self.end_ids
+                    if stopped[i] or u + 1 == noise_BT.shape[1]:
+                        heard(i, _sample(ids[i], logp[i], stopped[i]))
             if all(stopped):
                 break
-        return [
-            Sample(np.array(x, dtype=np.int32), np.array(s, dtype=np.float32), "stop" if done else "length")
-            for x, s, done in zip(ids, logp, stopped, strict=True)
-        ]
+        return [_sample(x, s, done) for x, s, done in zip(ids, logp, stopped, strict=True)]
 
     def save_weights(self, folder: Path, *, write: bool = True) -> None:
         if not write:
@@ -109,3 +110,8 @@ class TabularPolicy(Policy):
     @torch.no_grad()
     def load_weights(self, folder: Path) -> None:
         self.logits.copy_(load_file(folder / "model.safetensors")["logits"])
+
+
+def _sample(ids: list[int], logprobs: list[float], stopped: bool) -> Sample:
+    finish: Finish = "stop" if stopped else "length"
+    return Sample(np.array(ids, dtype=np.int32), np.array(logprobs, dtype=np.float32), finish)

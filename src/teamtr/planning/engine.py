@@ -8,7 +8,7 @@ from typing import NoReturn
 from teamtr.errors import UserError
 from teamtr.planning.memory import memory_of, tightest
 from teamtr.planning.setup import Setup
-from teamtr.ports import Demand, Learner, MemoryPlan, Rehearsal
+from teamtr.ports import Demand, Heard, Learner, MemoryPlan, Rehearsal, unheard
 from teamtr.types import AgentInfo, Floats, Ids, Sample
 
 UNLOADED = "unloaded"
@@ -49,6 +49,7 @@ class UnloadedEngine:
         temperature: float | None = None,
         top_p: float = 1.0,
         top_k: int = 0,
+        heard: Heard = unheard,
     ) -> list[Sample]:
         self._refuse()
 

@@ -8,8 +8,8 @@ last round is the final answer.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from teamtr.chat import render
 from teamtr.chat.transcript import YOU, is_label
 from teamtr.errors import UserError
-from teamtr.ports import Codec, Environment, Sampler, Task
+from teamtr.ports import Codec, Environment, Sampler, Task, unheard
 from teamtr.randomness import seed_of, uniforms
+from teamtr.rollout.grading import Asked, Grading
 from teamtr.team import Agent, Router, Team, Upcoming, team_answer, visible
 from teamtr.team.router import next_turn, opens_round
 from teamtr.types import (
@@ -117,6 +118,13 @@ class EpisodeState:
         return (turn, self.draft.kept[place], self.draft.next[place]) if same else None
 
     @property
+    def drafted_verdict(self) -> Verdict | None:
+        """The draft's, where the whole episode is word for word what the draft was."""
+        if self.draft is None or not self.as_drafted or len(self.turns) != len(self.draft.episode.turns):
+            return None
+        return self.draft.episode.verdict
+
+    @property
     def ended(self) -> bool:
         """Whether the environment has ended it."""
         return bool(self.replies) and self.replies[-1].ends
@@ -152,9 +160,16 @@ def play_out(
     end_ids: Mapping[str, frozenset[int]] | None = None,
 ) -> RolloutBatch:
     """These episodes to their end, graded. ``end_ids`` by agent: what ends a message, where there are drafts."""
-    converse(context, team, states, seed=seed, temperature=temperature, ledger=ledger, end_ids=end_ids)
+    with Grading(context.task) as grading:
+
+        def ended(state: EpisodeState) -> None:
+            if state.drafted_verdict is None:
+                grading.ended(_asked(context, state))
+
+        heard = ended if grading.is_early else None
+        converse(context, team, states, seed=seed, temperature=temperature, ledger=ledger, end_ids=end_ids, ended=heard)
+        verdicts = _verdicts(context, states, grading, ledger)
     answers = [_said(context, state.turns) for state in states]
-    verdicts = _verdicts(context, states, answers, ledger)
     return RolloutBatch(
         problems=tuple(problems),
         episodes=_episodes(states, answers, verdicts, group_size, team.version),
@@ -171,8 +186,10 @@ def converse(
     temperature: float | None,
     ledger: Ledger,
     end_ids: Mapping[str, frozenset[int]] | None = None,
+    ended: Callable[[EpisodeState], None] | None = None,
 ) -> None:
-    """Say all that is still to be said in these episodes; nothing is graded."""
+    """Say all that is still to be said in these episodes; nothing is graded. ``ended`` is told of every episode that is
+    over, while others may still be sampled; not of one that its draft ends."""
     environment = context.task.environment
     tick = 0
     while True:
@@ -183,26 +200,27 @@ def converse(
             break
         for name, turns in speaking.items():
             ends = frozenset() if end_ids is None else end_ids[name]
-            _speak(context, team, name, turns, seed_of(seed, "turn", tick, name), temperature, ledger, ends)
+            turn_seed = seed_of(seed, "turn", tick, name)
+            _speak(context, team, name, turns, turn_seed, temperature, ledger, ends, ended)
         tick += 1
 
 
 def _verdicts(
-    context: RolloutContext, states: Sequence[EpisodeState], answers: Sequence[str], ledger: Ledger
+    context: RolloutContext, states: Sequence[EpisodeState], grading: Grading, ledger: Ledger
 ) -> list[Verdict]:
     """The grader's, of all episodes that are not word for word what their draft was."""
     started = time.perf_counter()
-    known = {
-        e: state.draft.episode.verdict
-        for e, state in enumerate(states)
-        if state.draft is not None and state.as_drafted and len(state.turns) == len(state.draft.episode.turns)
-    }
+    known = {e: verdict for e, state in enumerate(states) if (verdict := state.drafted_verdict) is not None}
     new = [e for e in range(len(states)) if e not in known]
-    graded = context.task.grade([(states[e].problem, answers[e], [t.text for t in states[e].turns]) for e in new])
+    graded = grading.verdicts([_asked(context, states[e]) for e in new])
     ledger.grading_seconds += time.perf_counter() - started
     ledger.episodes += len(new)
     known.update(zip(new, graded, strict=True))
     return [known[e] for e in range(len(states))]
+
+
+def _asked(context: RolloutContext, state: EpisodeState) -> Asked:
+    return state.problem, _said(context, state.turns), [turn.text for turn in state.turns]
 
 
 def _said(context: RolloutContext, turns: Sequence[Turn]) -> str:
@@ -297,6 +315,7 @@ def _speak(
     temperature: float | None,
     ledger: Ledger,
     ends: frozenset[int],
+    ended: Callable[[EpisodeState], None] | None,
 ) -> None:
     """One turn of one agent in all these episodes; what a draft says of it stays as far as it may."""
     agent, codec = team[name], context.codecs[name]
@@ -320,30 +339,46 @@ def _speak(
     noise_BT = uniforms(seed, len(prompts), agent.max_tokens)
     open_rows = [row for row, beginning in enumerate(begun) if beginning.finish is None]
     samples: list[Sample] = []
+
+    def with_turn(row: int, whole: _Beginning) -> EpisodeState:
+        """The episode with this message."""
+        state, round = turns[row]
+        assert whole.finish is not None
+        turn = Turn(
+            agent=agent.name,
+            round=round,
+            context_ids=prompts[row],
+            token_ids=whole.token_ids,
+            sampler_logprobs=whole.logprobs,
+            finish=whole.finish,
+            agent_version=agent.version,
+            text=codec.decode(whole.token_ids),
+        )
+        return replace(state, turns=[*state.turns, turn])
+
+    def heard(place: int, sample: Sample) -> None:
+        row = open_rows[place]
+        after = with_turn(row, begun[row].followed_by(sample, agent))
+        if ended is not None and _upcoming(context.router, team, after) is None:
+            ended(after)
+
     if open_rows:
         asked = [np.concatenate([prompts[row], begun[row].token_ids]) for row in open_rows]
-        samples = context.sampler.sample(agent.name, asked, noise_BT[open_rows], temperature=temperature)
+        samples = context.sampler.sample(
+            agent.name,
+            asked,
+            noise_BT[open_rows],
+            temperature=temperature,
+            heard=unheard if ended is None else heard,
+        )
     if other := {sample.version for sample in samples} - {agent.version}:
         raise StaleWeights(
             f"agent {agent.name!r} wrote with weights {min(other)[:8]}, but the team says {agent.version[:8]}"
         )
     said = dict(enumerate(begun))
     said.update((row, begun[row].followed_by(sample, agent)) for row, sample in zip(open_rows, samples, strict=True))
-    for row, ((state, round), prompt) in enumerate(zip(turns, prompts, strict=True)):
-        whole = said[row]
-        assert whole.finish is not None
-        state.turns.append(
-            Turn(
-                agent=agent.name,
-                round=round,
-                context_ids=prompt,
-                token_ids=whole.token_ids,
-                sampler_logprobs=whole.logprobs,
-                finish=whole.finish,
-                agent_version=agent.version,
-                text=codec.decode(whole.token_ids),
-            )
-        )
+    for row, (state, _) in enumerate(turns):
+        state.turns.append(with_turn(row, said[row]).turns[-1])
     ledger.add(
         agent.name,
         sum(len(prompts[row]) for row in open_rows),

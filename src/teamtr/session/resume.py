@@ -32,6 +32,7 @@ ON_A_MACHINE = (
 """Settings that fit a run to a machine and change nothing that it finds, but for rounding; of a list, all it holds."""
 MAY_CHANGE = (
     *ON_A_MACHINE,
+    "task.grade_early",
     "plan.stages",
     "eval.every",
     "eval.problems",

@@ -58,6 +58,8 @@ class Task(ABC):
         player: who plays the other roles of an interactive task.
         warnings: what is odd in the data though usable.
         grades_conversation: whether a verdict depends on what every agent said rather than on the answer.
+        grades_early: whether each verdict depends on its own episode alone, and ``grade`` may be called from another
+            thread: then episodes are graded while others are still played. Worth it where other processes grade.
         failures: how often each grader failure (crash, timeout) came up.
         environment: the other side of an interactive task; None for the others.
     """
@@ -71,6 +73,7 @@ class Task(ABC):
     player: Player | None = None
     warnings: tuple[str, ...] = ()
     grades_conversation: bool = False
+    grades_early: bool = False
     _splits: Mapping[str, tuple[Problem, ...]] = MappingProxyType({})
 
     def __init__(self, splits: Mapping[str, Iterable[Problem]] | None = None) -> None:
@@ -86,6 +89,7 @@ class Task(ABC):
         """What of this task is a person's own code, and the plain values that it was made with: a run that goes on with
         another is refused."""
         plain = {name: value for name, value in vars(self).items() if isinstance(value, bool | int | float | str)}
+        plain.pop("grades_early", None)  # when something is graded does not change how
         return type(self), plain
 
     @cached_property

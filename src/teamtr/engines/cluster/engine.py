@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from teamtr.engines.cluster.groups import highest
 from teamtr.engines.cluster.seat import Call, Handle
 from teamtr.engines.shards import spread
-from teamtr.ports import Demand, MemoryPlan, Rehearsal, Snapshot
+from teamtr.ports import Demand, Heard, MemoryPlan, Rehearsal, Snapshot, unheard
 from teamtr.theory.objective import Objective
 from teamtr.types import (
     AgentBatch,
@@ -105,9 +105,11 @@ class ClusterEngine:
         temperature: float | None = None,
         top_p: float = 1.0,
         top_k: int = 0,
+        heard: Heard = unheard,
     ) -> list[Sample]:
         """Part k is sampled by member k modulo their number, who must hold the weights that the first one holds. In
-        lockstep all take part, and where nobody has a whole copy to sample with, all sample all parts."""
+        lockstep all take part, and where nobody has a whole copy to sample with, all sample all parts. Nothing is heard
+        before all have answered: they are done at about the same time."""
         if not prompts:
             return []
         parts = spread(len(prompts), min(self.shards, len(prompts)))
@@ -120,7 +122,10 @@ class ClusterEngine:
             if own or self.lockstep:
                 calls[member] = Call("sample_parts", None, (agent, version, own), options)
         found = {member: iter(answer) for member, answer in self.members.ask(calls).items()}
-        return [sample for k in range(len(parts)) for sample in next(found[k % samplers])]
+        samples = [sample for k in range(len(parts)) for sample in next(found[k % samplers])]
+        for row, sample in enumerate(samples):
+            heard(row, sample)
+        return samples
 
     def info(self, agent: str) -> AgentInfo:
         found: AgentInfo = self.one("info", agent)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
-from teamtr.ports import Demand, Engine, Learner, MemoryPlan, Rehearsal
+from teamtr.ports import Demand, Engine, Heard, Learner, MemoryPlan, Rehearsal, unheard
 from teamtr.types import AgentInfo, Floats, Ids, Sample
 
 
@@ -37,8 +37,11 @@ class GroupedEngine:
         temperature: float | None = None,
         top_p: float = 1.0,
         top_k: int = 0,
+        heard: Heard = unheard,
     ) -> list[Sample]:
-        return self._of[agent].sample(agent, prompts, noise_BT, temperature=temperature, top_p=top_p, top_k=top_k)
+        return self._of[agent].sample(
+            agent, prompts, noise_BT, temperature=temperature, top_p=top_p, top_k=top_k, heard=heard
+        )
 
     def learner(self, agent: str) -> Learner:
         return self._of[agent].learner(agent)

@@ -32,7 +32,8 @@ from teamtr.engines.paged.work_split import Cluster, Together, clusters, most_me
 from teamtr.engines.sampling import TokenSampler
 from teamtr.engines.torch.attention import AttentionShape, Layout, attending, text_config
 from teamtr.errors import UserError
-from teamtr.types import Ids, Sample
+from teamtr.ports import Heard, unheard
+from teamtr.types import Finish, Ids, Sample
 
 PAGE = 64
 SIZES = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
@@ -170,16 +171,17 @@ class Server:
         *,
         drawing: TokenSampler,
         end_ids: frozenset[int],
+        heard: Heard = unheard,
     ) -> list[Sample]:
         """One message per prompt under the weights that the copy holds; ``version`` names them, and without a name
-        nothing computed here is found again."""
+        nothing computed here is found again. ``heard`` as in ``ports.Sampler``."""
         self._calls += 1
         version = version or f"call {self._calls}"
         rows, tokens = uniform_BT.shape
         self.reserve([len(prompt) for prompt in prompts], tokens)
         buffers = self._require_buffers()
         buffers.start(uniform_BT, end_ids)
-        lengths = np.zeros(rows, dtype=np.int64)
+        samples: dict[int, Sample] = {}
         waiting = deque(sorted(range(rows), key=lambda b: (len(prompts[b]), prompts[b].tobytes(), b)))
         sequences: list[_Sequence] = []
         while waiting or sequences:
@@ -195,10 +197,12 @@ class Server:
             # 4. close ranks
             alive = buffers.alive[: len(sequences)].tolist()
             if not all(alive):
-                self._leave(version, sequences, alive, lengths)
+                for row, sample in self._leave(version, sequences, alive, end_ids):
+                    samples[row] = sample
+                    heard(row, sample)
                 self._put_clusters(remaining(buffers.clusters, alive))
                 sequences = [sequence for sequence, stays in zip(sequences, alive, strict=True) if stays]
-        return self._samples(lengths, end_ids)
+        return [samples[row] for row in range(rows)]
 
     # -- 1. and 2. --------------------------------------------------------------------------------------------
 
@@ -368,28 +372,25 @@ class Server:
     # -- 4. ---------------------------------------------------------------------------------------------------
 
     def _leave(
-        self, version: str, sequences: Sequence[_Sequence], alive: Sequence[bool], lengths: NDArray[np.int64]
-    ) -> None:
+        self, version: str, sequences: Sequence[_Sequence], alive: Sequence[bool], end_ids: frozenset[int]
+    ) -> list[tuple[int, Sample]]:
+        """Those that ended give their pages back; what each row has said."""
         buffers, books = self._require_buffers(), self._require_pool().books
         gone = [i for i, stays in enumerate(alive) if not stays]
         written = buffers.position[: len(sequences)].tolist()
-        ids = buffers.ids[torch.tensor([sequences[i].row for i in gone], device=buffers.device)].cpu().numpy()
-        for i, said in zip(gone, ids, strict=True):
+        rows = torch.tensor([sequences[i].row for i in gone], device=buffers.device)
+        ids, logp = buffers.ids[rows].cpu().numpy().astype(np.int32), buffers.logp[rows].cpu().numpy()
+        samples: list[tuple[int, Sample]] = []
+        for i, said, logprobs in zip(gone, ids, logp, strict=True):
             sequence = sequences[i]
             # The last token drawn was never fed, so it has no key and value.
             fed = int(written[i]) - len(sequence.prompt)
-            lengths[sequence.row] = fed + 1
-            books.name(version, np.concatenate([sequence.prompt, said[:fed].astype(np.int32)]), sequence.pages)
+            books.name(version, np.concatenate([sequence.prompt, said[:fed]]), sequence.pages)
             books.give_back(sequence.pages)
+            finish: Finish = "stop" if int(said[fed]) in end_ids else "length"
+            samples.append((sequence.row, Sample(said[: fed + 1].copy(), logprobs[: fed + 1].copy(), finish)))
         buffers.keep([i for i, stays in enumerate(alive) if stays])
-
-    def _samples(self, lengths: NDArray[np.int64], end_ids: frozenset[int]) -> list[Sample]:
-        buffers, rows = self._require_buffers(), len(lengths)
-        ids, logp = buffers.ids[:rows].cpu().numpy().astype(np.int32), buffers.logp[:rows].cpu().numpy()
-        return [
-            Sample(ids[b, :n].copy(), logp[b, :n].copy(), "stop" if int(ids[b, n - 1]) in end_ids else "length")
-            for b, n in enumerate(lengths.tolist())
-        ]
+        return samples
 
     # -- room -------------------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ import json
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -38,8 +38,9 @@ from teamtr.engines.torch.head import linear_head
 from teamtr.engines.torch.packing import Spread, pack
 from teamtr.engines.transfer import send
 from teamtr.errors import UserError, first_line
+from teamtr.ports import Heard, unheard
 from teamtr.randomness import uniforms
-from teamtr.types import Floats, Ids, Sample
+from teamtr.types import Finish, Floats, Ids, Sample
 
 _HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -358,11 +359,12 @@ class TransformerPolicy(Policy):
         top_p: float = 1.0,
         top_k: int = 0,
         version: str = "",
+        heard: Heard = unheard,
     ) -> list[Sample]:
         self._require_room(max(map(len, prompts)) + noise_BT.shape[1])
         drawing = TokenSampler(temperature, top_p, top_k)
         while True:
-            samples = self._sample(prompts, noise_BT, drawing, version)
+            samples = self._sample(prompts, noise_BT, drawing, version, heard)
             if all(np.isfinite(s.logprobs).all() for s in samples):
                 return samples
             broken = f"{type(self.causal_lm).__name__} gives logits that are not finite ({self.sampling_path})"
@@ -392,15 +394,20 @@ class TransformerPolicy(Policy):
         return server
 
     def _sample(
-        self, prompts: Sequence[Ids], uniform_BT: NDArray[np.float64], drawing: TokenSampler, version: str
+        self,
+        prompts: Sequence[Ids],
+        uniform_BT: NDArray[np.float64],
+        drawing: TokenSampler,
+        version: str,
+        heard: Heard,
     ) -> list[Sample]:
         if self.serving is not None:
             try:
                 server = self._server(self.serving, version)
-                return server.sample(version, prompts, uniform_BT, drawing=drawing, end_ids=self.end_ids)
+                return server.sample(version, prompts, uniform_BT, drawing=drawing, end_ids=self.end_ids, heard=heard)
             except Unsupported as reason:
                 self._leave_serving(reason)
-        return self._sample_plainly(prompts, uniform_BT, drawing)
+        return self._sample_plainly(prompts, uniform_BT, drawing, heard)
 
     def reserve(self, rows: int, prompt: int, message: int) -> None:
         """Take the memory that sampling so many messages of at most these lengths will take."""
@@ -417,19 +424,22 @@ class TransformerPolicy(Policy):
             stacklevel=3,
         )
 
-    def _sample_plainly(self, prompts: Sequence[Ids], uniform: Floats, drawing: TokenSampler) -> list[Sample]:
+    def _sample_plainly(
+        self, prompts: Sequence[Ids], uniform: Floats, drawing: TokenSampler, heard: Heard = unheard
+    ) -> list[Sample]:
         """Where padding would be read, prompts of one length at a time."""
         if self._pads:
-            return self._sample_in_lockstep(prompts, uniform, drawing)
+            return self._sample_in_lockstep(prompts, uniform, drawing, heard)
         found: dict[int, Sample] = {}
         for length in sorted({len(prompt) for prompt in prompts}):
             rows = [b for b, prompt in enumerate(prompts) if len(prompt) == length]
-            drawn = self._sample_in_lockstep([prompts[b] for b in rows], uniform[rows], drawing)
+            own = [prompts[b] for b in rows]
+            drawn = self._sample_in_lockstep(own, uniform[rows], drawing, partial(_told_as, heard, rows))
             found.update(zip(rows, drawn, strict=True))
         return [found[b] for b in range(len(prompts))]
 
     def _sample_in_lockstep(
-        self, prompts: Sequence[Ids], uniform: NDArray[np.float64], drawing: TokenSampler
+        self, prompts: Sequence[Ids], uniform: NDArray[np.float64], drawing: TokenSampler, heard: Heard
     ) -> list[Sample]:
         """Decode all prompts token by token; identical prompts are prefilled once, where a cache can be copied."""
         from transformers import DynamicCache
@@ -454,13 +464,18 @@ class TransformerPolicy(Policy):
         uniform_BT = torch.as_tensor(uniform, device=self.device)
         ends = torch.tensor(sorted(self.end_ids), device=self.device)
         open_B = torch.ones(len(prompts), dtype=torch.bool, device=self.device)
-        tokens, scores, alive = [], [], []
+        tokens: list[Tensor] = []
+        scores: list[Tensor] = []
+        samples: dict[int, Sample] = {}
         for u in range(max_tokens):
             ids_B, logp_B = drawing(head(hidden_BH) * self.temperature, uniform_BT[:, u])
             tokens.append(ids_B)
             scores.append(logp_B)
-            alive.append(open_B)
-            open_B = open_B & ~torch.isin(ids_B, ends)
+            stops_B = open_B & torch.isin(ids_B, ends)
+            for row, sample in _written(stops_B, tokens, scores, "stop"):
+                samples[row] = sample
+                heard(row, sample)
+            open_B = open_B & ~stops_B
             if u + 1 == max_tokens or not bool(open_B.any()):
                 break
             mask_BL = torch.cat([mask_BL, mask_BL.new_ones(len(prompts), 1)], dim=1)
@@ -473,14 +488,26 @@ class TransformerPolicy(Policy):
                 use_cache=True,
             ).last_hidden_state[:, -1]
 
-        ids_BT = torch.stack(tokens, 1).cpu().numpy().astype(np.int32)
-        logp_BT = torch.stack(scores, 1).float().cpu().numpy()
-        length_B = torch.stack(alive, 1).sum(1).cpu().numpy()
-        stopped_B = (~open_B).cpu().numpy()
-        return [
-            Sample(ids[:n].copy(), logp[:n].copy(), "stop" if stopped else "length")
-            for ids, logp, n, stopped in zip(ids_BT, logp_BT, length_B, stopped_B, strict=True)
-        ]
+        for row, sample in _written(open_B, tokens, scores, "length"):
+            samples[row] = sample
+            heard(row, sample)
+        return [samples[row] for row in range(len(prompts))]
+
+
+def _written(
+    rows_B: Tensor, tokens: Sequence[Tensor], scores: Sequence[Tensor], finish: Finish
+) -> Iterator[tuple[int, Sample]]:
+    """All that these rows have said up to now."""
+    rows = rows_B.nonzero().squeeze(-1)
+    if not len(rows):
+        return
+    ids = torch.stack([ids_B[rows] for ids_B in tokens], 1).cpu().numpy().astype(np.int32)
+    logp = torch.stack([logp_B[rows] for logp_B in scores], 1).float().cpu().numpy()
+    yield from ((row, Sample(ids[k], logp[k], finish)) for k, row in enumerate(rows.tolist()))
+
+
+def _told_as(heard: Heard, rows: Sequence[int], place: int, sample: Sample) -> None:
+    heard(rows[place], sample)
 
 
 def _sort_sets(file: Path, config: Any) -> None:

@@ -11,7 +11,7 @@ import http.client
 import json
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ import numpy as np
 
 from teamtr.bounded_json import NotJson, read_json
 from teamtr.errors import TeamTRError, UserError
-from teamtr.ports import EngineLost
+from teamtr.ports import EngineLost, Heard, unheard
 from teamtr.types import Finish, Floats, Ids, Sample
 
 AT_ONCE = 256
@@ -139,8 +139,15 @@ class Client:
         with contextlib.suppress(NotFound):
             self._exchanged("POST", "/v1/unload_lora_adapter", {"lora_name": name})
 
-    def sample(self, prompts: Sequence[Ids], tokens: int, seeds: Sequence[int], drawing: Drawing) -> list[Sample]:
-        """One message for each prompt, asked for side by side."""
+    def sample(
+        self,
+        prompts: Sequence[Ids],
+        tokens: int,
+        seeds: Sequence[int],
+        drawing: Drawing,
+        heard: Heard = unheard,
+    ) -> list[Sample]:
+        """One message for each prompt, asked for side by side; ``heard`` is told of each as it comes."""
         if 0 < drawing.temperature < COLDEST:
             raise UserError(
                 f"vLLM takes no temperature between 0 and {COLDEST}, and {drawing.temperature:g} is asked for: use 0 "
@@ -149,10 +156,9 @@ class Client:
         pool = ThreadPoolExecutor(min(AT_ONCE, len(prompts)))
         try:
             asked = [pool.submit(self.message, p, tokens, s, drawing) for p, s in zip(prompts, seeds, strict=True)]
-            done, _ = wait(asked, return_when=FIRST_EXCEPTION)
-            failed = [error for one in done if (error := one.exception()) is not None]
-            if failed:
-                raise failed[0]
+            row_of = {one: row for row, one in enumerate(asked)}
+            for one in as_completed(asked):
+                heard(row_of[one], one.result())
             return [one.result() for one in asked]
         finally:  # by Ctrl-C too: nobody waits for rows that nobody wants
             pool.shutdown(wait=False, cancel_futures=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 from teamtr.engines.vllm.client import Drawing, seeds_of
 from teamtr.engines.vllm.hosts import Host, name_of
 from teamtr.errors import UserError
-from teamtr.ports import Demand, Engine, Learner, MemoryPlan, Rehearsal
+from teamtr.ports import Demand, Engine, Heard, Learner, MemoryPlan, Rehearsal, unheard
 from teamtr.types import AgentInfo, Floats, Ids, Sample
 
 
@@ -48,10 +48,13 @@ class VllmEngine:
         temperature: float | None = None,
         top_p: float = 1.0,
         top_k: int = 0,
+        heard: Heard = unheard,
     ) -> list[Sample]:
         """By the present weights: those that were loaded, or gone back to, without being published are served first."""
         if agent not in self.hosts:
-            return self.inner.sample(agent, prompts, noise_BT, temperature=temperature, top_p=top_p, top_k=top_k)
+            return self.inner.sample(
+                agent, prompts, noise_BT, temperature=temperature, top_p=top_p, top_k=top_k, heard=heard
+            )
         if not prompts:
             return []
         version, tokens = self.version(agent), noise_BT.shape[1]
@@ -64,7 +67,11 @@ class VllmEngine:
             top_k=top_k,
         )
         self._require_room(agent, max(map(len, prompts)) + tokens)
-        samples = self.hosts[agent].client.sample(prompts, tokens, seeds_of(noise_BT), drawing)
+
+        def told(row: int, sample: Sample) -> None:
+            heard(row, replace(sample, version=version))
+
+        samples = self.hosts[agent].client.sample(prompts, tokens, seeds_of(noise_BT), drawing, told)
         return [replace(sample, version=version) for sample in samples]
 
     def _serve(self, agent: str, version: str) -> str:

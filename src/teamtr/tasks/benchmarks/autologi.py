@@ -114,6 +114,7 @@ class AutoLogi(Benchmark):
         workers: Positive = key(1, "Verification processes.")
 
     samples = 64
+    grades_early = True
 
     def __init__(
         self,

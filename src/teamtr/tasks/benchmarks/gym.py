@@ -99,6 +99,8 @@ class Gym(Benchmark):
                 "workers": self.workers,
             }
 
+    grades_early = True
+
     @classmethod
     def from_data(cls, name: str, data: Data, **options: Any) -> Benchmark:
         if data is not None:

@@ -74,6 +74,8 @@ class DataTask(Task):
             group of ``pattern`` in its last match), or ``python:file.py:function``.
         pattern: for ``regex``, with exactly one group.
         threshold: the reward from which a Python reward's verdict is "right".
+        grade_early: a Python reward judges every completion by itself, so that some may be graded while others are
+            still sampled. A ``regex`` does so anyway.
         seconds_per_item, workers, memory_bytes: of the killable workers that run ``regex`` and ``python``.
         container: what those workers run in, ``none`` or ``bubblewrap``: there is no network there, and nothing to
             read but Python, its packages and the folder of the Python reward.
@@ -101,6 +103,11 @@ class DataTask(Task):
         threshold: Annotated[float, Strict()] = key(1.0, "A reward of at least this counts as right.")
         private: dict[str, NonEmpty] = key({}, "Agent name to the column that only this agent sees.")
         seconds_per_item: Above0 = key(5.0, "Time limit for grading one answer.")
+        grade_early: Annotated[bool, Strict()] = key(
+            False,
+            "For grader python: grade episodes while others are still sampled. Only for a function that judges every "
+            "completion by itself: it is then called with some of them at a time.",
+        )
         container: ContainerKind = key(
             "none",
             "Where grader regex or python runs: bubblewrap has no network and reads nothing but Python, its packages "
@@ -125,6 +132,9 @@ class DataTask(Task):
             if self.grader != "regex" and self.pattern is not None:
                 message = f'task.pattern is used by grader "regex" only, and task.grader is "{self.grader}"'
                 yield Refusal(("task", "pattern"), message, both)
+            if self.grade_early and not self.grader.startswith("python:"):
+                message = f'task.grade_early is for graders of your own (python:FILE:FUNCTION), not for "{self.grader}"'
+                yield Refusal(("task", "grade_early"), message, (("task", "grader"), ("task", "grade_early")))
             if self.container != "none" and self.grader in IN_PROCESS:
                 message = f'task.container is for graders that run code, not for "{self.grader}": leave it out'
                 yield Refusal(("task", "container"), message, (("task", "grader"), ("task", "container")))
@@ -149,11 +159,13 @@ class DataTask(Task):
         pattern: str | None = None,
         threshold: float = 1.0,
         seconds_per_item: float = 5.0,
+        grade_early: bool = False,
         workers: int = 1,
         memory_bytes: int | None = 4 << 30,
         container: ContainerKind = "none",
     ) -> None:
         self._threshold = threshold
+        self.grades_early = grade_early or grader == "regex"
         self._is_number = grader == "number"
         self.reward_range = None if grader.startswith("python:") else 1.0
         self._private = dict(private or {})

@@ -1,0 +1,111 @@
+"""Verdicts on a batch's episodes, of those that have ended while others are still played where the task allows it.
+
+A thread grades early, and what it finds counts for nothing but an episode of the same problem, answer and messages.
+Everything else is graded at the end, in one call and with nothing beside it. So no verdict can be of other words than
+the episode's; an answer whose grader was late or crashed beside the sampler is judged once more in peace; and a grader
+that cannot be used at all fails as if nothing had been tried before.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Sequence
+from typing import Self
+
+from teamtr.ports import Task
+from teamtr.types import Problem, Verdict
+
+Asked = tuple[Problem, str, Sequence[str]]
+"""What a task grades: the problem, the team's answer, and the texts of all messages."""
+
+SECONDS_AT_ONCE = 0.5
+"""What one early call should take: whoever stops the thread waits for its end."""
+FAILED = ("timeout", "crash")
+
+
+class Grading:
+    """Of one batch. It must be left by ``with``, so that no thread outlives the batch."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        self._waiting: deque[Asked] = deque()
+        self._more = threading.Condition()
+        self._over = False
+        self._found: dict[tuple[str, str, tuple[str, ...]], list[Verdict]] = {}
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop()
+
+    @property
+    def is_early(self) -> bool:
+        """Whether there is any use in telling it of episodes that have ended."""
+        return self._task.grades_early
+
+    def ended(self, asked: Asked) -> None:
+        """This episode can be graded now."""
+        if not self.is_early:
+            return
+        with self._more:
+            self._waiting.append(asked)
+            self._more.notify()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._grade_early, name="grading", daemon=True)
+            self._thread.start()
+
+    def verdicts(self, asked: Sequence[Asked]) -> list[Verdict]:
+        """One for each of them, in their order."""
+        self._stop()
+        verdicts = {k: found.pop() for k, one in enumerate(asked) if (found := self._found.get(_key(one)))}
+        left = [k for k in range(len(asked)) if k not in verdicts]
+        verdicts.update(zip(left, self._task.grade([asked[k] for k in left]) if left else (), strict=True))
+        return [verdicts[k] for k in range(len(asked))]
+
+    def _stop(self) -> None:
+        """Nothing more is graded early; waits for what is being graded."""
+        with self._more:
+            self._over = True
+            self._more.notify()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _grade_early(self) -> None:
+        most = 1
+        while part := self._next(most):
+            began, before = time.perf_counter(), Counter(self._task.failures)
+            try:
+                found = list(zip(part, self._task.grade(part), strict=True))
+            except Exception:
+                self._forget_failures(before)
+                return  # ``verdicts`` asks for the same, and lets its caller hear what is wrong
+            good = [(one, verdict) for one, verdict in found if verdict.kind not in FAILED]
+            if len(good) < len(found):
+                self._forget_failures(before)
+            for one, verdict in good:
+                self._found.setdefault(_key(one), []).append(verdict)
+            seconds = time.perf_counter() - began
+            most = max(1, min(2 * len(part), int(len(part) * SECONDS_AT_ONCE / max(seconds, 1e-9))))
+
+    def _next(self, most: int) -> list[Asked]:
+        """Some that have ended, first those that ended first; nothing once it is over."""
+        with self._more:
+            while not self._waiting and not self._over:
+                self._more.wait()
+            if self._over:
+                return []
+            return [self._waiting.popleft() for _ in range(min(most, len(self._waiting)))]
+
+    def _forget_failures(self, before: Counter[str]) -> None:
+        """What failed is graded, and counted, once more."""
+        self._task.failures.clear()
+        self._task.failures.update(before)
+
+
+def _key(asked: Asked) -> tuple[str, str, tuple[str, ...]]:
+    problem, answer, texts = asked
+    return problem.id, answer, tuple(texts)
