@@ -93,7 +93,7 @@ def tried(model: Any) -> dict[str, Any]:
         for parameter in policy.parameters().values():
             parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
     policy.end_ids = frozenset()
-    drawn = policy.sample(prompts, uniforms(1, len(prompts), 4), temperature=1.0)
+    drawn = policy.sample(prompts, uniforms(1, len(prompts), 4))
     messages = [sample.token_ids for sample in drawn]
     ids, said = np.concatenate(messages), np.concatenate([sample.logprobs for sample in drawn])
     with torch.no_grad():

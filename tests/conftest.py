@@ -13,6 +13,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
+from teamtr.engines.sampling import TokenSampler
+
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -77,7 +79,7 @@ def make_batch(
     lengths = rng.integers(2, 6, size=problems)
     prompts = [rng.integers(2, 6, size=n).astype(np.int32) for n in lengths for _ in range(group)]
     noise_BT = uniforms(seed, len(prompts), max_tokens)
-    samples = learner.policy.sample(prompts, noise_BT, temperature=learner.policy.temperature)
+    samples = learner.policy.sample(prompts, noise_BT, TokenSampler(learner.policy.temperature))
     count = len(prompts)
     return AgentBatch(
         agent="agent",

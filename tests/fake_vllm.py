@@ -21,6 +21,8 @@ from collections.abc import Callable, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from teamtr.engines.sampling import TokenSampler
+
 Written = tuple[list[int], list[float]]
 Writer = Callable[[str | None, dict[str, Any]], Written]
 """Token ids and their log-probabilities, for the folder of an adapter (None: the base) and a request."""
@@ -108,9 +110,9 @@ def transformer(team_file: Any) -> Writer:
                 policy.load_weights(Path(folder))
                 held[0] = folder
             assert frozenset(body["stop_token_ids"]) in (policy.end_ids, frozenset())
-            drawn = {name: body[name] for name in ("temperature", "top_p", "top_k")}
+            drawn = TokenSampler(body["temperature"], body["top_p"], body["top_k"])
             prompt, noise = np.array(body["prompt"], np.int32), uniforms(body["seed"], 1, body["max_tokens"])
-            (sample,) = policy.sample([prompt], noise, **drawn)
+            (sample,) = policy.sample([prompt], noise, drawn)
         return sample.token_ids.tolist(), [float(x) for x in sample.logprobs]
 
     return write

@@ -33,6 +33,7 @@ RECORDS = {
             types.ValueStats,
             types.AgentBatch,
             types.AgentInfo,
+            types.Decoding,
             types.Divergence,
             types.Sample,
             types.StepStats,

@@ -18,8 +18,10 @@ from numpy.typing import NDArray
 from teamtr.errors import TeamTRError
 from teamtr.theory.objective import Objective
 from teamtr.types import (
+    AS_TRAINED,
     AgentBatch,
     AgentInfo,
+    Decoding,
     Divergence,
     Floats,
     Ids,
@@ -66,15 +68,13 @@ class Sampler(Protocol):
         prompts: Sequence[Ids],
         noise_BT: Floats,
         *,
-        temperature: float | None = None,
-        top_p: float = 1.0,
-        top_k: int = 0,
+        decoding: Decoding = AS_TRAINED,
         heard: Heard = unheard,
     ) -> list[Sample]:
         """One message per prompt, of at most as many tokens as the noise has columns.
 
         Row b's tokens depend on its prompt and on row b of ``noise_BT`` (uniform in [0, 1)) alone: a batch that is
-        split over workers says the same. Without a temperature, the agent's training temperature; 0 is greedy.
+        split over workers says the same.
         Log-probabilities are those of the distribution really sampled from, end token included. Every sample names
         the weights that wrote it.
 

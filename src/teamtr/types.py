@@ -361,6 +361,18 @@ class RolloutBatch:
 
 
 @dataclass(frozen=True)
+class Decoding:
+    """How tokens are drawn. Without a temperature, at the agent's training temperature; 0 is greedy."""
+
+    temperature: float | None = None
+    top_p: float = 1.0
+    top_k: int = 0
+
+
+AS_TRAINED = Decoding()
+
+
+@dataclass(frozen=True)
 class Sample:
     """What a sampler returns for one prompt. ``version`` names the weights that wrote it."""
 

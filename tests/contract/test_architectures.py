@@ -138,7 +138,7 @@ def test_sampler_and_learner_agree_with_the_model_itself(kind):
     room = SamplerPool("fp32", CPU, memory_bytes=1 << 24)
     policy = make_policy(model, serving=room)
     prompts = some_prompts()
-    drawn = policy.sample(prompts, uniforms(1, len(prompts), 6), temperature=1.0)
+    drawn = policy.sample(prompts, uniforms(1, len(prompts), 6))
     expected = [alone(model, prompt, sample.token_ids) for prompt, sample in zip(prompts, drawn, strict=True)]
     np.testing.assert_allclose(np.concatenate([s.logprobs for s in drawn]), np.concatenate(expected), atol=2e-5)
     np.testing.assert_allclose(scored(policy, prompts, drawn), np.concatenate(expected), atol=2e-5)
@@ -164,9 +164,9 @@ def test_angles_that_depend_on_the_longest_sequence_of_a_batch_are_refused():
     rope = {"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
     lengths = {"original_max_position_embeddings": 16, "max_position_embeddings": 64}
     policy = make_policy(make_model("Phi3", rope_parameters=rope, **lengths))
-    assert len(policy.sample(some_prompts(), uniforms(1, len(some_prompts()), 4), temperature=1.0)) == 4
+    assert len(policy.sample(some_prompts(), uniforms(1, len(some_prompts()), 4))) == 4
     with pytest.raises(UserError, match="need 17 tokens; beyond 16, Phi3ForCausalLM turns all positions of a batch"):
-        policy.sample(some_prompts(), uniforms(1, len(some_prompts()), 5), temperature=1.0)
+        policy.sample(some_prompts(), uniforms(1, len(some_prompts()), 5))
 
 
 # -- norm and rotation within attention --------------------------------------------------------------------------
@@ -313,12 +313,12 @@ def test_sampler_and_learner_agree_wherever_the_adapter_sits(make, targets, page
     room = SamplerPool("fp32", CPU, memory_bytes=1 << 24) if paged else None
     policy = make_policy(shared, adapter="agent", fused=fuse_lora(shared), serving=room)
     prompts = some_prompts()
-    before = policy.sample(prompts, uniforms(1, len(prompts), 6), temperature=1.0)
+    before = policy.sample(prompts, uniforms(1, len(prompts), 6))
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in policy.parameters().values():
             parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator))
-    drawn = policy.sample(prompts, uniforms(1, len(prompts), 6), temperature=1.0)
+    drawn = policy.sample(prompts, uniforms(1, len(prompts), 6))
     said = np.concatenate([sample.logprobs for sample in drawn])
     np.testing.assert_allclose(scored(policy, prompts, drawn), said, atol=2e-5)
     assert not np.array_equal(np.concatenate([sample.logprobs for sample in before]), said), "the adapter is there"
@@ -348,7 +348,7 @@ def test_a_model_that_does_not_run_with_its_adapters_says_so_and_what_to_do():
         make_model("Phimoe", **EXPERTS), {"agent": SimpleNamespace(rank=4, alpha=8.0, targets=FEW)}, seed=0
     )
     assert make_policy(few, adapter="agent", fused=fuse_lora(few)).sample(
-        some_prompts(), uniforms(1, len(some_prompts()), 2), temperature=1
+        some_prompts(), uniforms(1, len(some_prompts()), 2)
     )
 
 
@@ -378,6 +378,6 @@ def test_agents_of_one_base_are_sampled_each_with_its_own_adapter_and_none_of_th
     prompts = some_prompts()
     for name in ("all", "few", "all", "few"):
         policy = policies[name]
-        drawn = policy.sample(prompts, uniforms(1, len(prompts), 6), temperature=1.0, version=name)
+        drawn = policy.sample(prompts, uniforms(1, len(prompts), 6), version=name)
         said = np.concatenate([sample.logprobs for sample in drawn])
         np.testing.assert_allclose(scored(policy, prompts, drawn), said, atol=2e-5)

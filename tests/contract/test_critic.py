@@ -69,7 +69,7 @@ class Solved:
 
     def batch(self, count: int, seed: int) -> tuple[AgentBatch, np.ndarray]:
         numbers = np.arange(count) % len(PROMPTS)
-        samples = self.policy.sample([PROMPTS[k] for k in numbers], uniforms(seed, count, LONGEST), temperature=1.0)
+        samples = self.policy.sample([PROMPTS[k] for k in numbers], uniforms(seed, count, LONGEST))
         batch = AgentBatch(
             "x",
             tuple(PROMPTS[k] for k in numbers),

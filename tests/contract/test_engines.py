@@ -9,6 +9,7 @@ from scipy import stats
 
 from conftest import make_batch, make_learner, make_policy
 from teamtr.engines.local import LocalEngine
+from teamtr.engines.sampling import TokenSampler
 from teamtr.ports import Learner, Sampler
 from teamtr.randomness import uniforms
 from teamtr.theory.objective import Objective
@@ -52,7 +53,7 @@ def chi_square_p(tokens: list[int], probabilities: np.ndarray, buckets: int | No
 def test_sampling_agrees_with_the_probabilities(kind):
     policy = make_policy(kind)
     prompt = np.array([3, 4, 5], dtype=np.int32)
-    drawn = policy.sample([prompt] * 4000, uniforms(7, len([prompt] * 4000), 1), temperature=1.0, top_p=1.0)
+    drawn = policy.sample([prompt] * 4000, uniforms(7, len([prompt] * 4000), 1))
     probabilities = np.exp(first_token_logp(policy, prompt))
     assert chi_square_p([int(s.token_ids[0]) for s in drawn], probabilities) > 1e-4
     assert chi_square_p([int(s.token_ids[0]) for s in drawn], np.roll(probabilities, 1)) < 1e-4, "the test is blind"
@@ -62,7 +63,7 @@ def test_second_tokens_agree_as_well(kind):
     """Given the first token, the second follows the scored conditional: decoding with a cache is decoding."""
     policy = make_policy(kind)
     prompt = np.array([5, 2], dtype=np.int32)
-    drawn = policy.sample([prompt] * 12000, uniforms(3, len([prompt] * 12000), 2), temperature=1.0, top_p=1.0)
+    drawn = policy.sample([prompt] * 12000, uniforms(3, len([prompt] * 12000), 2))
     firsts = [int(s.token_ids[0]) for s in drawn if len(s.token_ids) == 2]
     common = max(set(firsts), key=firsts.count)
     with torch.no_grad():
@@ -96,7 +97,7 @@ def test_temperature_is_part_of_the_policy(kind):
 def test_greedy_takes_the_most_likely(kind):
     policy = make_policy(kind)
     prompt = np.array([2, 3], dtype=np.int32)
-    (sample,) = policy.sample([prompt], uniforms(0, len([prompt]), 1), temperature=0.0, top_p=1.0)
+    (sample,) = policy.sample([prompt], uniforms(0, len([prompt]), 1), TokenSampler(0.0, 1.0))
     assert sample.token_ids[0] == first_token_logp(policy, prompt).argmax()
 
 
@@ -108,7 +109,7 @@ def test_top_p_reports_the_distribution_sampled_from(kind):
     order = np.argsort(-probabilities)
     cumulative = np.cumsum(probabilities[order])
     nucleus = order[: int((cumulative - probabilities[order] < 0.5).sum())]
-    for sample in policy.sample([prompt] * 50, uniforms(1, len([prompt] * 50), 1), temperature=1.0, top_p=0.5):
+    for sample in policy.sample([prompt] * 50, uniforms(1, len([prompt] * 50), 1), TokenSampler(top_p=0.5)):
         token = int(sample.token_ids[0])
         assert token in nucleus
         assert sample.logprobs[0] == pytest.approx(
@@ -120,8 +121,7 @@ def test_same_seed_same_tokens(kind):
     policy = make_policy(kind)
     prompts = [np.array([2, 3, k], dtype=np.int32) for k in (2, 3, 4, 2)]
     draw = lambda seed: [  # noqa: E731
-        s.token_ids.tolist()
-        for s in policy.sample(prompts, uniforms(seed, len(prompts), 6), temperature=1.0, top_p=1.0)
+        s.token_ids.tolist() for s in policy.sample(prompts, uniforms(seed, len(prompts), 6))
     ]
     assert draw(1) == draw(1)
     assert draw(1) != draw(2)
@@ -132,7 +132,7 @@ def test_every_end_token_stops_and_is_trained(kind):
     policy = make_policy(kind)
     policy.end_ids = frozenset({0, 1})
     prompt = np.array([4, 2], dtype=np.int32)
-    samples = policy.sample([prompt] * 800, uniforms(5, len([prompt] * 800), 8), temperature=1.0, top_p=1.0)
+    samples = policy.sample([prompt] * 800, uniforms(5, len([prompt] * 800), 8))
     ends = {int(s.token_ids[-1]) for s in samples if s.finish == "stop"}
     assert ends == {0, 1}
     for s in samples:
@@ -348,9 +348,9 @@ def test_left_padding_does_not_change_sampling(kind):
     """Greedy decoding of a prompt gives the same tokens alone and beside longer prompts."""
     policy = make_policy(kind)
     prompts = [np.array([2, 3], dtype=np.int32), np.array([4, 5, 2, 3, 3, 2, 4], dtype=np.int32)]
-    together = policy.sample(prompts, uniforms(0, len(prompts), 5), temperature=0.0, top_p=1.0)
+    together = policy.sample(prompts, uniforms(0, len(prompts), 5), TokenSampler(0.0, 1.0))
     for prompt, sample in zip(prompts, together, strict=True):
-        (alone,) = policy.sample([prompt], uniforms(0, len([prompt]), 5), temperature=0.0, top_p=1.0)
+        (alone,) = policy.sample([prompt], uniforms(0, len([prompt]), 5), TokenSampler(0.0, 1.0))
         assert alone.token_ids.tolist() == sample.token_ids.tolist()
 
 
@@ -431,8 +431,6 @@ def test_a_prompt_longer_than_the_model_is_refused():
         make_policy("full").sample(
             [np.full(4095, 3, dtype=np.int32)],
             uniforms(0, len([np.full(4095, 3, dtype=np.int32)]), 8),
-            temperature=1.0,
-            top_p=1.0,
         )
 
 

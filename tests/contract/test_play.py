@@ -39,7 +39,7 @@ def test_the_sampler_gets_the_temperature_and_the_limit_that_were_asked_for():
     world = World()
     engine, context = watched(world)
     play(context, world.team, context.task.problems("train"), 2, seed=1, temperature=0.25)
-    assert [(c["name"], c["temperature"], c["noise"].shape) for c in engine.calls] == [
+    assert [(c["name"], c["decoding"].temperature, c["noise"].shape) for c in engine.calls] == [
         ("x", 0.25, (6, 3)),
         ("y", 0.25, (6, 3)),
     ]

@@ -88,7 +88,7 @@ def test_rows_wait_for_pages_and_still_say_the_same(policy):
     server = make_server(policy, pool_bytes=7 * per_page)
     paged = server.sample("v", prompts, uniforms(5, 12, 20), drawing=TokenSampler(1.0), end_ids=policy.end_ids)
     assert server.books.count == 7
-    assert_same(policy.sample(prompts, uniforms(5, len(prompts), 20), temperature=1.0), paged)
+    assert_same(policy.sample(prompts, uniforms(5, len(prompts), 20)), paged)
 
 
 def test_a_message_that_can_never_fit_is_refused_with_the_remedy(policy):
@@ -130,7 +130,7 @@ def test_an_agents_own_words_are_found_when_the_context_only_grew(policy):
     paged = server.sample("v", grown, uniforms(4, 10, 6), drawing=TokenSampler(), end_ids=policy.end_ids)
     # All whole pages of prompt and message, less the last token drawn, which was never fed.
     assert server.books.found_tokens - before == sum((len(p) + 69) // PAGE * PAGE for p in prompts)
-    assert_same(policy.sample(grown, uniforms(4, len(grown), 6), temperature=1.0), paged)
+    assert_same(policy.sample(grown, uniforms(4, len(grown), 6)), paged)
 
 
 @pytest.mark.long
@@ -236,7 +236,7 @@ def test_rows_that_ended_leave_and_the_others_close_ranks(policy, monkeypatch):
     step = server._step
     monkeypatch.setattr(server, "_step", lambda size, drawing: sizes.append(size) or step(size, drawing))
     paged = server.sample("v", prompts, uniforms(5, rows, tokens), drawing=TokenSampler(), end_ids=policy.end_ids)
-    assert_same(policy.sample(prompts, uniforms(5, len(prompts), tokens), temperature=1.0), paged)
+    assert_same(policy.sample(prompts, uniforms(5, len(prompts), tokens)), paged)
     lengths = np.array([len(s.token_ids) for s in paged])
     # Each row has its first token from the prefill, and one more per step.
     still_open = [int((lengths > 1 + k // look * look).sum()) if k >= look else rows for k in range(len(sizes))]
@@ -277,7 +277,7 @@ def test_rows_that_read_pages_together_have_these_pages(policy, monkeypatch):
 
     monkeypatch.setattr(server, "_step", checked)
     paged = server.sample("v", prompts, uniforms(5, 60, 26), drawing=TokenSampler(), end_ids=policy.end_ids)
-    assert_same(policy.sample(prompts, uniforms(5, len(prompts), 26), temperature=1.0), paged)
+    assert_same(policy.sample(prompts, uniforms(5, len(prompts), 26)), paged)
     assert len({size for size, _ in seen}) > 2
     assert max(together for _, together in seen) > 20
 
@@ -356,7 +356,7 @@ def test_a_row_that_has_said_all_it_may_writes_to_nobodys_page(policy, length, m
         server = make_server(policy, pool_bytes=(1 + rows_at_once * ((length + 8) // PAGE)) * per_page)
         for _ in range(2):
             paged = server.sample("v", prompts, uniforms(5, 24, tokens), drawing=TokenSampler(), end_ids=policy.end_ids)
-            assert_same(policy.sample(prompts, uniforms(5, len(prompts), tokens), temperature=1.0), paged)
+            assert_same(policy.sample(prompts, uniforms(5, len(prompts), tokens)), paged)
     lengths = [len(sample.token_ids) for sample in paged]
     assert 0 < lengths.count(tokens) < len(lengths), "some end early and some do not"
 
@@ -381,9 +381,9 @@ def test_weights_without_a_name_are_taken_over_every_time(monkeypatch):
     monkeypatch.setattr(policy, "serving", SamplerPool("fp32", CPU, memory_bytes=1 << 26))
     prompts = some_prompts(4)
     for _ in range(2):
-        paged = policy.sample(prompts, uniforms(1, len(prompts), 6), temperature=1.0)
+        paged = policy.sample(prompts, uniforms(1, len(prompts), 6))
         room, policy.serving = policy.serving, None
-        assert_same(policy.sample(prompts, uniforms(1, len(prompts), 6), temperature=1.0), paged)
+        assert_same(policy.sample(prompts, uniforms(1, len(prompts), 6)), paged)
         policy.serving = room
         with torch.no_grad():
             policy.causal_lm.get_input_embeddings().weight.add_(1.0)
@@ -407,7 +407,7 @@ def test_an_unsupported_architecture_falls_back_and_says_so_once(policy, monkeyp
     monkeypatch.setattr(policy, "serving", NoRoom())
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        first, again = (policy.sample(some_prompts(2), uniforms(0, 2, 3), temperature=1.0) for _ in range(2))
+        first, again = (policy.sample(some_prompts(2), uniforms(0, 2, 3)) for _ in range(2))
     assert_same(first, again)
     (one,) = told
     assert "softcap: sampling falls back to the plain" in str(one.message)
@@ -422,10 +422,10 @@ def test_logits_that_are_not_finite_are_sampled_anew_in_the_other_precision(monk
         policy.causal_lm.get_input_embeddings().weight.mul_(1e6)
     prompts = some_prompts(4)
     with pytest.warns(UserWarning, match=r"not finite \(paged fp16\): sampled again, and from now on with paged fp32"):
-        said = policy.sample(prompts, uniforms(0, len(prompts), 5), temperature=1.0)
+        said = policy.sample(prompts, uniforms(0, len(prompts), 5))
     assert policy.sampling_path == "paged fp32"
     monkeypatch.setattr(policy, "serving", None)
-    assert_same(policy.sample(prompts, uniforms(0, len(prompts), 5), temperature=1.0), said)
+    assert_same(policy.sample(prompts, uniforms(0, len(prompts), 5)), said)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -436,7 +436,7 @@ def test_broken_weights_are_an_error_and_no_message(room, temperature, monkeypat
     with torch.no_grad():
         next(iter(policy.causal_lm.parameters()))[:] = float("nan")
     with pytest.raises(UserError, match=r"not finite .*sampling\.precision"):
-        policy.sample(some_prompts(2), uniforms(0, len(some_prompts(2)), 3), temperature=temperature)
+        policy.sample(some_prompts(2), uniforms(0, len(some_prompts(2)), 3), TokenSampler(temperature))
 
 
 def test_top_k_then_top_p_keep_exactly_the_likely_tokens():

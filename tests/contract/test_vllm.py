@@ -26,6 +26,7 @@ from teamtr.session.models import save_pretrained
 from teamtr.session.resume import MAY_CHANGE, differences
 from teamtr.session.train import train
 from teamtr.store import RunFolder, read_episodes
+from teamtr.types import Decoding
 
 pytestmark = pytest.mark.long
 
@@ -342,7 +343,9 @@ def test_log_probabilities_are_those_of_what_was_drawn_from(engine):
     prompts, noise = prompts_of(6), uniforms(4, 6, 4)
     learner = engine.learner("left")
     for settings in ({"temperature": 0.5}, {"top_k": 3}, {"top_p": 0.5, "temperature": 2.0}, {"temperature": 0.0}):
-        for prompt, sample in zip(prompts, engine.sample("left", prompts, noise, **settings), strict=True):
+        for prompt, sample in zip(
+            prompts, engine.sample("left", prompts, noise, decoding=Decoding(**settings)), strict=True
+        ):
             told = expected(learner.policy, prompt, sample.token_ids, **settings)
             np.testing.assert_allclose(sample.logprobs, told, atol=1e-5)
 

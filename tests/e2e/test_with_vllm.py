@@ -26,7 +26,7 @@ from teamtr.session.build import build
 from teamtr.session.models import save_pretrained
 from teamtr.session.train import train
 from teamtr.store import RunFolder, read_episodes
-from teamtr.types import AgentBatch, Sample
+from teamtr.types import AgentBatch, Decoding, Sample
 
 PYTHON = Path(os.environ.get("VLLM_PYTHON", Path(__file__).parents[2] / ".venv-vllm" / "bin" / "python"))
 pytestmark = [
@@ -121,8 +121,8 @@ def test_log_probabilities_are_those_of_what_was_drawn_from(engine, drawn):
 
 def test_greedy_messages_are_those_of_our_own_sampler(engine):
     prompts, noise = prompts_of(16), uniforms(4, 16, 8)
-    theirs = engine.sample("a1", prompts, noise, temperature=0.0)
-    ours = engine.inner.sample("a1", prompts, noise, temperature=0.0)
+    theirs = engine.sample("a1", prompts, noise, decoding=Decoding(0.0))
+    ours = engine.inner.sample("a1", prompts, noise, decoding=Decoding(0.0))
     assert [s.token_ids.tolist() for s in theirs] == [s.token_ids.tolist() for s in ours]
     assert not any(s.logprobs.any() for s in theirs)
 

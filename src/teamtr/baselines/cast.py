@@ -13,7 +13,7 @@ from teamtr.rollout import EpisodeState, Ledger, RolloutContext, converse
 from teamtr.team import Agent, Router, Team, Visibility
 from teamtr.team.router import closers_of
 from teamtr.team.visibility import EVERYTHING
-from teamtr.types import Floats, Ids, Problem, Sample, Turn
+from teamtr.types import AS_TRAINED, Decoding, Floats, Ids, Problem, Sample, Turn
 
 
 @dataclass(frozen=True)
@@ -137,11 +137,7 @@ class _Playing:
         prompts: Sequence[Ids],
         noise_BT: Floats,
         *,
-        temperature: float | None = None,
-        top_p: float = 1.0,
-        top_k: int = 0,
+        decoding: Decoding = AS_TRAINED,
         heard: Heard = unheard,
     ) -> list[Sample]:
-        return self.sampler.sample(
-            self.agents[agent], prompts, noise_BT, temperature=temperature, top_p=top_p, top_k=top_k, heard=heard
-        )
+        return self.sampler.sample(self.agents[agent], prompts, noise_BT, decoding=decoding, heard=heard)

@@ -8,9 +8,10 @@ from dataclasses import replace
 from teamtr.engines import memory
 from teamtr.engines.learner import PolicyLearner
 from teamtr.engines.policy import CHEAPEST_FIRST
+from teamtr.engines.sampling import TokenSampler
 from teamtr.engines.shards import spread
 from teamtr.ports import Demand, Heard, MemoryPlan, Rehearsal, unheard
-from teamtr.types import AgentInfo, Floats, Ids, Sample
+from teamtr.types import AS_TRAINED, AgentInfo, Decoding, Floats, Ids, Sample
 
 
 class LocalEngine:
@@ -41,20 +42,17 @@ class LocalEngine:
         prompts: Sequence[Ids],
         noise_BT: Floats,
         *,
-        temperature: float | None = None,
-        top_p: float = 1.0,
-        top_k: int = 0,
+        decoding: Decoding = AS_TRAINED,
         heard: Heard = unheard,
     ) -> list[Sample]:
         version, policy = self.version(agent), self.learners[agent].policy
+        drawing = TokenSampler.of(decoding, policy.temperature)
         samples: list[Sample] = []
         for part in spread(len(prompts), min(self.shards, len(prompts))) if prompts else ():
             samples += policy.sample(
                 prompts[part],
                 noise_BT[part],
-                temperature=policy.temperature if temperature is None else temperature,
-                top_p=top_p,
-                top_k=top_k,
+                drawing,
                 version=version,
                 heard=_told_as(heard, len(samples), version),
             )

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from teamtr.engines.critic import ValueHead
+from teamtr.engines.sampling import PLAINLY, TokenSampler
 from teamtr.ports import Heard, unheard
 from teamtr.types import Floats, Ids, Sample
 
@@ -94,10 +95,8 @@ class Policy(ABC):
         self,
         prompts: Sequence[Ids],
         noise_BT: Floats,
+        drawing: TokenSampler = PLAINLY,
         *,
-        temperature: float,
-        top_p: float = 1.0,
-        top_k: int = 0,
         version: str = "",
         heard: Heard = unheard,
     ) -> list[Sample]:

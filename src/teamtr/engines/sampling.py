@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
+
+from teamtr.types import Decoding
 
 
 def keep_likely(logits_BV: Tensor, top_p: float, top_k: int) -> Tensor:
@@ -35,6 +38,12 @@ class TokenSampler:
     top_p: float = 1.0
     top_k: int = 0
 
+    @classmethod
+    def of(cls, decoding: Decoding, trained_at: float) -> Self:
+        """``trained_at``: the agent's training temperature."""
+        warmth = trained_at if decoding.temperature is None else decoding.temperature
+        return cls(warmth, decoding.top_p, decoding.top_k)
+
     def __call__(self, logits_BV: Tensor, uniform_B: Tensor) -> tuple[Tensor, Tensor]:
         if self.temperature == 0.0:
             best = logits_BV.max(-1)
@@ -50,6 +59,9 @@ class TokenSampler:
     def everything(self) -> bool:
         """Whether no token is left out."""
         return self.top_p >= 1.0 and self.top_k == 0
+
+
+PLAINLY = TokenSampler()
 
 
 def draw(logits_BV: Tensor, uniform_B: Tensor) -> tuple[Tensor, Tensor]:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from teamtr.engines.critic import TableHead, ValueHead
 from teamtr.engines.policy import Head, Policy
-from teamtr.engines.sampling import TokenSampler
+from teamtr.engines.sampling import PLAINLY, TokenSampler
 from teamtr.ports import Heard, unheard
 from teamtr.types import Finish, Floats, Ids, Sample
 
@@ -76,14 +76,11 @@ class TabularPolicy(Policy):
         self,
         prompts: Sequence[Ids],
         noise_BT: Floats,
+        drawing: TokenSampler = PLAINLY,
         *,
-        temperature: float,
-        top_p: float = 1.0,
-        top_k: int = 0,
         version: str = "",
         heard: Heard = unheard,
     ) -> list[Sample]:
-        drawing = TokenSampler(temperature, top_p, top_k)
         uniform_BT = torch.as_tensor(noise_BT)
         ids: list[list[int]] = [[] for _ in prompts]
         logp: list[list[float]] = [[] for _ in prompts]

@@ -9,7 +9,7 @@ from teamtr.errors import UserError
 from teamtr.planning.memory import memory_of, tightest
 from teamtr.planning.setup import Setup
 from teamtr.ports import Demand, Heard, Learner, MemoryPlan, Rehearsal, unheard
-from teamtr.types import AgentInfo, Floats, Ids, Sample
+from teamtr.types import AS_TRAINED, AgentInfo, Decoding, Floats, Ids, Sample
 
 UNLOADED = "unloaded"
 
@@ -46,9 +46,7 @@ class UnloadedEngine:
         prompts: Sequence[Ids],
         noise_BT: Floats,
         *,
-        temperature: float | None = None,
-        top_p: float = 1.0,
-        top_k: int = 0,
+        decoding: Decoding = AS_TRAINED,
         heard: Heard = unheard,
     ) -> list[Sample]:
         self._refuse()

@@ -24,6 +24,7 @@ from teamtr.rollout.grading import Asked, Grading
 from teamtr.team import Agent, Router, Team, Upcoming, team_answer, visible
 from teamtr.team.router import next_turn, opens_round
 from teamtr.types import (
+    Decoding,
     Episode,
     Finish,
     Ids,
@@ -368,7 +369,7 @@ def _speak(
             agent.name,
             asked,
             noise_BT[open_rows],
-            temperature=temperature,
+            decoding=Decoding(temperature),
             heard=unheard if ended is None else heard,
         )
     if other := {sample.version for sample in samples} - {agent.version}:

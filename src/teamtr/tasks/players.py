@@ -17,6 +17,7 @@ from teamtr.randomness import uniforms
 from teamtr.settings.refusals import Refusal
 from teamtr.settings.section import Section, key, unset
 from teamtr.settings.values import From0, NonEmpty, Positive
+from teamtr.types import Decoding
 
 
 class Player(Protocol):
@@ -65,7 +66,7 @@ class PolicyPlayer:
             )
         noise_BT = uniforms(seed, len(prompts), self.max_tokens)
         encoded = [self.codec.encode(prompt) for prompt in prompts]
-        samples = self.sampler.sample(self.agent, encoded, noise_BT, temperature=self.temperature)
+        samples = self.sampler.sample(self.agent, encoded, noise_BT, decoding=Decoding(self.temperature))
         return [self.codec.decode(sample.token_ids) for sample in samples]
 
 

@@ -17,8 +17,10 @@ from teamtr.engines.shards import spread
 from teamtr.ports import Demand, Heard, MemoryPlan, Rehearsal, Snapshot, unheard
 from teamtr.theory.objective import Objective
 from teamtr.types import (
+    AS_TRAINED,
     AgentBatch,
     AgentInfo,
+    Decoding,
     Divergence,
     Floats,
     Ids,
@@ -102,9 +104,7 @@ class ClusterEngine:
         prompts: Sequence[Ids],
         noise_BT: Floats,
         *,
-        temperature: float | None = None,
-        top_p: float = 1.0,
-        top_k: int = 0,
+        decoding: Decoding = AS_TRAINED,
         heard: Heard = unheard,
     ) -> list[Sample]:
         """Part k is sampled by member k modulo their number, who must hold the weights that the first one holds. In
@@ -113,14 +113,14 @@ class ClusterEngine:
         if not prompts:
             return []
         parts = spread(len(prompts), min(self.shards, len(prompts)))
-        version, options = self.version(agent), {"temperature": temperature, "top_p": top_p, "top_k": top_k}
+        version = self.version(agent)
         together = self.lockstep and not self.info(agent).samples_from_a_copy
         samplers = 1 if together else self.members.count
         calls = {}
         for member in range(self.members.count):
             own = [(list(prompts[part]), noise_BT[part]) for part in parts[member % samplers :: samplers]]
             if own or self.lockstep:
-                calls[member] = Call("sample_parts", None, (agent, version, own), options)
+                calls[member] = Call("sample_parts", None, (agent, version, own, decoding))
         found = {member: iter(answer) for member, answer in self.members.ask(calls).items()}
         samples = [sample for k in range(len(parts)) for sample in next(found[k % samplers])]
         for row, sample in enumerate(samples):

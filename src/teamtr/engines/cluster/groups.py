@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 from teamtr.ports import Demand, Engine, Heard, Learner, MemoryPlan, Rehearsal, unheard
-from teamtr.types import AgentInfo, Floats, Ids, Sample
+from teamtr.types import AS_TRAINED, AgentInfo, Decoding, Floats, Ids, Sample
 
 
 class GroupedEngine:
@@ -34,14 +34,10 @@ class GroupedEngine:
         prompts: Sequence[Ids],
         noise_BT: Floats,
         *,
-        temperature: float | None = None,
-        top_p: float = 1.0,
-        top_k: int = 0,
+        decoding: Decoding = AS_TRAINED,
         heard: Heard = unheard,
     ) -> list[Sample]:
-        return self._of[agent].sample(
-            agent, prompts, noise_BT, temperature=temperature, top_p=top_p, top_k=top_k, heard=heard
-        )
+        return self._of[agent].sample(agent, prompts, noise_BT, decoding=decoding, heard=heard)
 
     def learner(self, agent: str) -> Learner:
         return self._of[agent].learner(agent)

@@ -9,7 +9,7 @@ from typing import Any
 
 from teamtr.engines.local import LocalEngine
 from teamtr.errors import TeamTRError
-from teamtr.types import Floats, Ids, Sample
+from teamtr.types import Decoding, Floats, Ids, Sample
 
 
 class Handle:
@@ -69,7 +69,7 @@ class Seat:
 
     def _result(self, call: Call) -> Any:
         if call.name == "sample_parts":
-            return self._sample_parts(*call.arguments, **call.options)
+            return self._sample_parts(*call.arguments)
         target = self.engine if call.agent is None else self.engine.learner(call.agent)
         found = getattr(target, call.name)
         if not callable(found):
@@ -77,7 +77,7 @@ class Seat:
         return found(*(self.kept[a.number] if isinstance(a, Handle) else a for a in call.arguments), **call.options)
 
     def _sample_parts(
-        self, agent: str, version: str, parts: Sequence[tuple[Sequence[Ids], Floats]], **options: Any
+        self, agent: str, version: str, parts: Sequence[tuple[Sequence[Ids], Floats]], decoding: Decoding
     ) -> list[list[Sample]]:
         """Each part by itself, with these weights and no others."""
         present = self.engine.version(agent)
@@ -87,4 +87,4 @@ class Seat:
                 "sampled would be another team's"
             )
         self.engine.take_up(agent)
-        return [self.engine.sample(agent, prompts, noise_BT, **options) for prompts, noise_BT in parts]
+        return [self.engine.sample(agent, prompts, noise_BT, decoding=decoding) for prompts, noise_BT in parts]

@@ -21,7 +21,7 @@ from teamtr.engines.hashing import hash_config
 from teamtr.engines.paged.pool import SamplerPool
 from teamtr.engines.paged.sampler import Server
 from teamtr.engines.policy import Head, Policy, Precision
-from teamtr.engines.sampling import TokenSampler
+from teamtr.engines.sampling import PLAINLY, TokenSampler
 from teamtr.engines.slices import cut, is_spread, whole
 from teamtr.engines.slices import own as own_part
 from teamtr.engines.torch.attention import (
@@ -354,15 +354,12 @@ class TransformerPolicy(Policy):
         self,
         prompts: Sequence[Ids],
         noise_BT: Floats,
+        drawing: TokenSampler = PLAINLY,
         *,
-        temperature: float,
-        top_p: float = 1.0,
-        top_k: int = 0,
         version: str = "",
         heard: Heard = unheard,
     ) -> list[Sample]:
         self._require_room(max(map(len, prompts)) + noise_BT.shape[1])
-        drawing = TokenSampler(temperature, top_p, top_k)
         while True:
             samples = self._sample(prompts, noise_BT, drawing, version, heard)
             if all(np.isfinite(s.logprobs).all() for s in samples):

@@ -10,7 +10,7 @@ from teamtr.engines.vllm.client import Drawing, seeds_of
 from teamtr.engines.vllm.hosts import Host, name_of
 from teamtr.errors import UserError
 from teamtr.ports import Demand, Engine, Heard, Learner, MemoryPlan, Rehearsal, unheard
-from teamtr.types import AgentInfo, Floats, Ids, Sample
+from teamtr.types import AS_TRAINED, AgentInfo, Decoding, Floats, Ids, Sample
 
 
 class VllmEngine:
@@ -45,16 +45,12 @@ class VllmEngine:
         prompts: Sequence[Ids],
         noise_BT: Floats,
         *,
-        temperature: float | None = None,
-        top_p: float = 1.0,
-        top_k: int = 0,
+        decoding: Decoding = AS_TRAINED,
         heard: Heard = unheard,
     ) -> list[Sample]:
         """By the present weights: those that were loaded, or gone back to, without being published are served first."""
         if agent not in self.hosts:
-            return self.inner.sample(
-                agent, prompts, noise_BT, temperature=temperature, top_p=top_p, top_k=top_k, heard=heard
-            )
+            return self.inner.sample(agent, prompts, noise_BT, decoding=decoding, heard=heard)
         if not prompts:
             return []
         version, tokens = self.version(agent), noise_BT.shape[1]
@@ -62,9 +58,9 @@ class VllmEngine:
             model=self._serve(agent, version),
             salt=name_of(agent, version),
             end_ids=self._end_ids[agent],
-            temperature=self.temperature if temperature is None else temperature,
-            top_p=top_p,
-            top_k=top_k,
+            temperature=self.temperature if decoding.temperature is None else decoding.temperature,
+            top_p=decoding.top_p,
+            top_k=decoding.top_k,
         )
         self._require_room(agent, max(map(len, prompts)) + tokens)
 
