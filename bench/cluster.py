@@ -96,7 +96,7 @@ def _phases(commit: Commit) -> dict[str, float]:
     return found
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", default="1,2,4")
     parser.add_argument("--shards", type=int, default=4)
@@ -109,7 +109,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--kinds", default="strong,weak")
     parser.add_argument("--set", action="append", default=[], help="a setting of the team file")
     parser.add_argument("--json", action="store_true")
-    options = parser.parse_args(arguments)
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parsed(arguments)
 
     def measured(workers: int, times: int) -> Stage:
         import ray

@@ -244,7 +244,7 @@ def cores() -> Iterator[Figure]:
 def trained_on_a_core() -> Iterator[Figure]:
     """bench/cluster.py: a stage of one process with four shards, twice, while the machine's other core was busy."""
     with tempfile.TemporaryDirectory() as folder:
-        _, found = forecast(cluster.team(Path(folder), 16, 256, "cluster.shards=4"), Where("cpu"))
+        _, found = forecast(cluster.team(Path(folder), 16, cluster.parsed([]), "cluster.shards=4"), Where("cpu"))
     measured = {"sample": (22.8, 26.3), "score": (3.7, 5.3), "train": (11.1, 11.9), "gate": (1.7, 1.8)}
     for phase, seconds in measured.items():
         yield Figure(f"one core, a trained stage: {phase}", "s", seconds, found.phases[phase].seconds)

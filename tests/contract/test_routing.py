@@ -598,7 +598,7 @@ def test_a_run_of_a_blind_debate_with_a_judge(tmp_path: Path):
     ("router", "task"),
     [
         ("{kind: addressed, turns: 4, order: [a, b], then: [j]}", ", options: {alphabet: '@jcx'}"),
-        ("{kind: 'python:moderated.py:Moderated', options: {turns: 5}}", ""),
+        pytest.param("{kind: 'python:moderated.py:Moderated', options: {turns: 5}}", "", marks=pytest.mark.slow),
     ],
 )
 def test_a_run_whose_speakers_depend_on_what_was_said_resumes_to_the_same_bits(router: str, task: str, tmp_path: Path):

@@ -277,8 +277,14 @@ def test_diagnostics_change_no_bit(tmp_path):
     assert any("probe" in r for r in probed)
 
 
-@pytest.mark.parametrize(("overrides", "whole"), [((), False), (("plan.preset=naive_sequential",), True),
-                                                  (("diagnostics.every=1",), False)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("overrides", "whole"),
+    [
+        (("plan.preset=naive_sequential",), True),
+        (("diagnostics.every=1",), False),
+        pytest.param((), False, marks=pytest.mark.slow),
+    ],
+)
 def test_only_plans_that_reuse_rollouts_gate_on_every_message(tmp_path, overrides, whole):
     text = "name: gate\n" + SMALL + CODE % "tiny" + PLAN
     settings = ("plan.stages=3", "learner.confidence=0.5", "plan.problems=2", "plan.group_size=64", *overrides)

@@ -347,12 +347,13 @@ def batch_of(engine: ClusterEngine) -> AgentBatch:
 
 
 @pytest.mark.long
-def test_a_worker_that_missed_an_update_is_caught_every_time():
+@pytest.mark.parametrize("times", [20, pytest.param(100, marks=pytest.mark.slow)])
+def test_a_worker_that_missed_an_update_is_caught_every_time(times: int):
     members = Together(killing.team_file(*SMALL, "cluster.shards=1"))
     engine, rng, caught = ClusterEngine(members, shards=2), np.random.default_rng(0), 0
     learner, batch = engine.learner("left"), batch_of(engine)
     first = learner.snapshot()
-    for _ in range(100):
+    for _ in range(times):
         learner.restore(first)
         learner.begin(batch)
         steps, missed, late = int(rng.integers(1, 4)), int(rng.integers(2)), int(rng.integers(4))
@@ -367,7 +368,7 @@ def test_a_worker_that_missed_an_update_is_caught_every_time():
         with pytest.raises(OtherWeights, match="holds weights"):
             engine.sample("left", list(batch.prompts), uniforms(0, 4, 2))
         caught += 1
-    assert caught == 100
+    assert caught == times
 
 
 def test_workers_that_agree_publish_and_sample():

@@ -196,6 +196,7 @@ for record in train(killing.team_file("team.train=lora", "team.lora.rank=2", "ti
 """
 
 
+@pytest.mark.slow  # test_two_undisturbed_runs_are_the_same asks the same of two runs in one process
 def test_two_processes_write_the_same_bytes(tmp_path: Path) -> None:
     """Sets come in another order in each of them, as in every two processes."""
     paths = os.pathsep.join((*map(str, Path(__file__).parents[:2]), *sys.path))

@@ -199,7 +199,7 @@ def test_killed_while_the_new_run_is_put_in_place(world, tmp_path, few):
 
 
 @pytest.mark.parametrize(
-    ("times", "seed"), [(2, 0), *(pytest.param(10, seed, marks=pytest.mark.slow) for seed in range(4))]
+    ("times", "seed"), [pytest.param(*case, marks=pytest.mark.slow) for case in ((2, 0), *((10, k) for k in range(4)))]
 )
 def test_killed_several_times(world, tmp_path, times, seed):
     """At random points, one in each third or tenth of all the writes of a swap."""
