@@ -35,7 +35,7 @@ def find_user_id_by_email(state: State, email: str) -> Outcome:
 
 
 @TOOLS.tool(first_name=TEXT, last_name=TEXT, zip=TEXT)
-def find_user_id_by_name_zip(state: State, first_name: str, last_name: str, zip: str) -> Outcome:  # noqa: A002
+def find_user_id_by_name_zip(state: State, first_name: str, last_name: str, zip: str) -> Outcome:
     wanted = first_name.lower(), last_name.lower(), zip
     found = (
         key
@@ -133,9 +133,7 @@ def modify_pending_order_items(
 
 
 @TOOLS.tool(order_id=TEXT, item_ids=ITEMS, payment_method_id=TEXT)
-def return_delivered_order_items(
-    state: State, order_id: str, item_ids: list[str], payment_method_id: str
-) -> Outcome:
+def return_delivered_order_items(state: State, order_id: str, item_ids: list[str], payment_method_id: str) -> Outcome:
     """Only the request is entered: the refund comes when the items are back."""
     order = _own_order(state, order_id, DELIVERED, "returned")
     method = _method(_found(state, "users", order["user_id"], "user"), payment_method_id)
@@ -230,7 +228,9 @@ def _check_items(order: Mapping[str, Any], item_ids: Sequence[str]) -> None:
     there = Counter(item["item_id"] for item in order["items"])
     for item_id, count in Counter(item_ids).items():
         if count > there[item_id]:
-            raise ToolError(f"{item_id} not found" if not there[item_id] else f"{item_id} is there {there[item_id]} times")
+            raise ToolError(
+                f"{item_id} not found" if not there[item_id] else f"{item_id} is there {there[item_id]} times"
+            )
 
 
 def _replaced(state: State, order: dict[str, Any], item_ids: Sequence[str], new_item_ids: Sequence[str]) -> float:
@@ -241,9 +241,7 @@ def _replaced(state: State, order: dict[str, Any], item_ids: Sequence[str], new_
     difference = 0.0
     replaced: set[int] = set()
     for item_id, new_id in zip(item_ids, new_item_ids, strict=True):
-        place = next(
-            k for k, item in enumerate(order["items"]) if item["item_id"] == item_id and k not in replaced
-        )
+        place = next(k for k, item in enumerate(order["items"]) if item["item_id"] == item_id and k not in replaced)
         item = order["items"][place]
         variant = _found(state, "products", item["product_id"], "product")["variants"].get(new_id)
         if variant is None or not variant["available"]:
