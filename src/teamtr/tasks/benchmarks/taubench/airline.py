@@ -26,7 +26,12 @@ from teamtr.tasks.benchmarks.taubench.tools import (
     shared_tools,
 )
 
-TABLES = ("flights", "reservations", "users")
+TABLES = {
+    "flights": ("origin", "destination", "scheduled_departure_time_est", "scheduled_arrival_time_est", "dates"),
+    "reservations": ("user_id", "cabin", "flights", "passengers", "payment_history", "nonfree_baggages"),
+    "users": ("payment_methods", "reservations"),
+}
+"""And the fields of a record that the tools rely on."""
 NOW = "2024-05-15T15:00:00"
 """When every dialogue takes place, as the policy says."""
 INSURANCE, BAG = 30, 50

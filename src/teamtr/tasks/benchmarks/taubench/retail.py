@@ -14,7 +14,12 @@ from typing import Any
 from teamtr.tasks.benchmarks.taubench.state import State
 from teamtr.tasks.benchmarks.taubench.tools import TEXT, Outcome, ToolError, choice, list_of, shared_tools
 
-TABLES = ("orders", "products", "users")
+TABLES = {
+    "orders": ("order_id", "user_id", "items", "status", "payment_history"),
+    "products": ("name", "variants"),
+    "users": ("name", "address", "email", "payment_methods"),
+}
+"""And the fields of a record that the tools rely on."""
 PENDING, DELIVERED = "pending", "delivered"
 MODIFIED = "pending (item modified)"
 """No longer pending: such an order can be neither modified nor cancelled."""
@@ -228,9 +233,7 @@ def _check_items(order: Mapping[str, Any], item_ids: Sequence[str]) -> None:
     there = Counter(item["item_id"] for item in order["items"])
     for item_id, count in Counter(item_ids).items():
         if count > there[item_id]:
-            raise ToolError(
-                f"{item_id} not found" if not there[item_id] else f"{item_id} is there {there[item_id]} times"
-            )
+            raise ToolError(f"{item_id} not found, or not {count} times")
 
 
 def _replaced(state: State, order: dict[str, Any], item_ids: Sequence[str], new_item_ids: Sequence[str]) -> float:

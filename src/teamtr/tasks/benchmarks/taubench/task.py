@@ -53,8 +53,9 @@ class World:
     policy: str
 
     @classmethod
-    def read(cls, folder: Path, tables: Sequence[str]) -> World:
-        found = {table: _table(folder / f"db_{table}.json") for table in tables}
+    def read(cls, folder: Path, tables: Mapping[str, Sequence[str]]) -> World:
+        """Of these tables, whose records must have these fields."""
+        found = {table: _table(folder / f"db_{table}.json", fields) for table, fields in tables.items()}
         file = folder / POLICY
         if not file.is_file():
             raise NoSuchData(file)
@@ -64,12 +65,16 @@ class World:
             raise DataError(f"{file}: not UTF-8 ({error.reason} at byte {error.start}): save it as UTF-8") from None
 
 
-def _table(file: Path) -> Mapping[str, Any]:
+def _table(file: Path, fields: Sequence[str]) -> Mapping[str, Any]:
     if not file.is_file():
         raise NoSuchData(file)
     table = read_json_file(file)
     if not isinstance(table, dict) or not all(isinstance(record, dict) for record in table.values()):
         raise DataError(f"{file}: a table must be an object of records by their key, found {shown(table)}")
+    for key, record in table.items():
+        missing = [field for field in fields if field not in record]
+        if missing:
+            raise DataError(f"{file}: record {shown(key)} has no {missing[0]!r}: is it a table of this domain?")
     return table
 
 
@@ -91,7 +96,7 @@ class TauBench(Benchmark):
             yield Refusal(("task", "name"), message)
 
     tools: ClassVar[Toolbox]
-    tables: ClassVar[tuple[str, ...]]
+    tables: ClassVar[Mapping[str, Sequence[str]]]
     held_out = 1.0
     needs_data_to_grade = True
 
