@@ -138,6 +138,18 @@ def test_a_booking_is_turned_down_for_its_first_fault() -> None:
     assert why(insurance="no") == "payment amount does not add up, total price is 310, but paid 340"
 
 
+def test_what_stands_beside_the_fields_of_a_flight_does_no_harm() -> None:
+    """Agents repeat the places that they read; the table's own are entered."""
+    flight = {"flight_number": "F1", "date": "2024-05-20", "origin": "LAX", "destination": "SEA"}
+    paid = [{"payment_id": "credit_card_1", "amount": 100}]
+    made, _ = done(
+        Airline,
+        "book_reservation",
+        **booking(flights=[flight], payment_methods=paid, nonfree_baggages=0, insurance="no"),
+    )
+    assert made["flights"] == [{**flight, "origin": "JFK", "price": 100}]
+
+
 def test_three_bookings_have_names_and_a_fourth_is_turned_down() -> None:
     state, names = start(Airline), []
     by_card = booking(payment_methods=[{"payment_id": "credit_card_1", "amount": 340}])
@@ -268,6 +280,13 @@ def test_items_of_a_pending_order_are_replaced_once() -> None:
     assert order["status"] == "pending (item modified)"
     assert error(Retail, "modify_pending_order_items", state, order_id="#P", **change).startswith("non-pending")
     assert error(Retail, "modify_pending_order_address", state, order_id="#P", **ADDRESS).startswith("non-pending")
+
+
+def test_an_item_that_has_just_come_is_not_replaced_again() -> None:
+    """Small to medium, medium to large: the medium shirt that was there before is meant."""
+    change = {"item_ids": ["s", "m"], "new_item_ids": ["m", "l"], "payment_method_id": "paypal_9"}
+    order, _ = done(Retail, "modify_pending_order_items", order_id="#P", **change)
+    assert [item["item_id"] for item in order["items"]] == ["m", "s", "l"]
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ TABLES = {
 """And the fields of a record that the tools rely on."""
 PENDING, DELIVERED = "pending", "delivered"
 MODIFIED = "pending (item modified)"
-"""No longer pending: such an order can be neither modified nor cancelled."""
+"""No longer pending: such an order can be neither modified nor cancelled. (The policy spells it in another way.)"""
 
 ADDRESS = dict.fromkeys(("address1", "address2", "city", "state", "country", "zip"), TEXT)
 ITEMS = list_of(TEXT)
