@@ -1,7 +1,8 @@
 """The tools of the retail domain: orders, products and users.
 
-Written from the policy, the tools' descriptions and the tasks; there are no labeled trajectories of this domain to
-compare with. Rewards do not depend on how results are worded, since both sides of the comparison come from here.
+Behavior follows the policy, the tools' descriptions and the tasks, and what is generally known of the benchmark where
+these are silent (the wording of errors, the names of new fields). No labeled trajectories of this domain were at hand
+to check it. Rewards do not depend on the wording, since both sides of the comparison come from here.
 """
 
 from __future__ import annotations
