@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from own_rows import OWN, write_rows
+from small_taubench import TASKS, write_world
 from teamtr.config import ConfigError, load_team_file, loads
 from teamtr.errors import Refused, UserError
 from teamtr.presets import Overlong
@@ -23,6 +24,8 @@ from teamtr.session.build import build
 from teamtr.session.task import build_task
 from teamtr.tasks import Benchmark, WrongAnswer, benchmark
 from teamtr.tasks.benchmarks.arbench.endpoint import EndpointPlayer
+from teamtr.tasks.benchmarks.taubench import Airline, Retail
+from teamtr.tasks.benchmarks.taubench.task import TauBench
 from teamtr.tasks.players import PolicyPlayer
 from teamtr.tasks.registry import benchmark_names, task_names
 from teamtr.types import Verdict
@@ -46,8 +49,9 @@ def team_of(task: str, *, agents: str = "{name: a}", rounds: int = 1) -> str:
 
 def test_the_team_file_knows_the_same_names() -> None:
     patterns = {"gym:NAME", "python:FILE:CLASS"}
-    assert set(benchmark_names()) == {*OWN, *patterns}
-    assert set(task_names()) == {"code", "roles", "sums", "data", "object", *OWN, *patterns}
+    of_folders = {"taubench:airline", "taubench:retail"}
+    assert set(benchmark_names()) == {*OWN, *of_folders, *patterns}
+    assert set(task_names()) == {"code", "roles", "sums", "data", "object", *OWN, *of_folders, *patterns}
 
 
 @pytest.mark.parametrize("name", OWN)
@@ -78,11 +82,53 @@ def test_every_benchmark_is_built_from_a_file_and_from_split_files(name: str, tm
         ("planbench", None, {"held_out": 0.5}, "there is no data: leave it out"),
         ("gym:chain_sum", "x.jsonl", {}, "reads no data"),
         ("python:nowhere.py:Task", None, {}, "there is no file"),
+        ("taubench:retail", None, {}, "taubench:retail needs its data even to grade: give the folder that holds db_"),
+        ("taubench:retail", "nowhere", {}, "nowhere: there is no such data file"),
     ],
 )
 def test_what_cannot_be_built_is_explained(name: str, data: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=re.escape(message)):
         benchmark(name, data, **options)
+
+
+@pytest.mark.parametrize("domain", [Airline, Retail])
+def test_a_domain_of_tau_bench_is_built_from_its_folder_or_files_in_it(domain: type[TauBench], tmp_path: Path) -> None:
+    name, folder = domain.name, write_world(tmp_path, domain)
+    tasks, count = folder / "tasks_test.jsonl", len(TASKS[domain])
+
+    def ids(task: Benchmark) -> dict[str, list[str]]:
+        return {split: [problem.id for problem in task.problems(split)] for split in ("train", "test")}
+
+    numbers = [str(k) for k in range(count)]
+    assert ids(benchmark(name, folder)) == {"train": [], "test": numbers}
+    assert ids(benchmark(name, str(tasks))) == {"train": [], "test": numbers}
+    assert ids(benchmark(name, tasks, held_out=0.0)) == {"train": numbers, "test": []}
+    (folder / "tasks_train.jsonl").write_bytes(tasks.read_bytes())
+    training = [f"train-{number}" for number in numbers]
+    assert ids(benchmark(name, folder)) == {"train": training, "test": numbers}
+    assert ids(benchmark(name, {"train": folder / "tasks_train.jsonl"})) == {"train": training, "test": []}
+    problem = benchmark(name, folder).problems("test")[0]
+    assert problem.prompt == "Be kind."
+    with pytest.raises(UserError, match="held_out is a share of one file"):
+        benchmark(name, folder, held_out=0.5)
+    with pytest.raises(UserError, match="all splits must share one folder"):
+        benchmark(name, {"train": folder, "test": write_world(tmp_path / "other", domain)})
+    with pytest.raises(UserError, match="has no option 'grader'; it has held_out"):
+        benchmark(name, folder, grader="x")
+    (folder / "db_users.json").write_text("[]", encoding="utf-8")
+    with pytest.raises(UserError, match=r"db_users.json: a table must be an object of records"):
+        benchmark(name, folder)
+    (folder / "db_users.json").write_text('{"eve": {"name": "Eve"}}', encoding="utf-8")
+    with pytest.raises(UserError, match=r"db_users.json: record 'eve' has no '"):
+        benchmark(name, folder)
+    (folder / "db_users.json").unlink()
+    with pytest.raises(UserError, match=r"db_users.json: there is no such data file"):
+        benchmark(name, folder)
+
+
+def test_tau_bench_cannot_be_played_yet() -> None:
+    with pytest.raises(ConfigError, match="taubench:retail cannot be played yet: grade stored dialogues with"):
+        loads(team_of("{name: 'taubench:retail', path: retail}"))
 
 
 # -- team files -----------------------------------------------------------------------------------------------

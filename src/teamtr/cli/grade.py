@@ -18,7 +18,8 @@ def grade(
     responses: Annotated[Path, typer.Option(help="The replies: rows with `response` and `id`, or a problem's fields.")],
     out: Annotated[Path, typer.Option(help="Where to write the rows with `verdict`, `reward` and `extracted`.")],
     data: Annotated[
-        list[str] | None, typer.Option(help="File or hub id with the problems that `id` refers to; may be repeated.")
+        list[str] | None,
+        typer.Option(help="File or hub id with the problems that `id` refers to (tau-bench: a folder); repeatable."),
     ] = None,
     grader: Annotated[
         str | None, typer.Option(help="For mathematics: default, deepscaler, dapo, last_number; gsm8k: official.")
@@ -28,7 +29,8 @@ def grade(
     """Grade stored replies as a benchmark does, without any model.
 
     A row that cannot be read, or that names no problem, is an error with its line number, and nothing is written. A
-    reply that states no answer is `unparsed`.
+    reply that states no answer is `unparsed`. Dialogues of tau-bench are read as that benchmark stores them (`task_id`
+    and `traj`), with its folder as `--data`.
     """
     from teamtr.tasks.data.replies import grade_file
 

@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 
 from teamtr.errors import UserError
 from teamtr.ports import Environment
 from teamtr.tasks.config import BenchmarkConfig, TaskConfig, TaskContext
-from teamtr.tasks.data.rows import DataError, Row, read_rows
+from teamtr.tasks.data.rows import DataError, Row, read_rows, shown
 from teamtr.tasks.data.split import hold_out
 from teamtr.tasks.players import Player
 from teamtr.types import Problem, Verdict
@@ -31,6 +31,10 @@ from teamtr.types import Problem, Verdict
 Source = str | Path
 Data = Source | Mapping[str, Source] | None
 """One file or hub id, one for each split, or none."""
+
+RESPONSE = "response"
+ID_KEYS = ("id", "instance_id", "unique_id", "problem_id", "idx", "index")
+"""What a row may call its problem by, the first that is there."""
 
 FormatExample = tuple[str, Problem, list[tuple[str, str]], str]
 """(agent, problem, what was said before as (author, text), the message to imitate in form)."""
@@ -41,6 +45,13 @@ class WrongAnswer:
     """A reply that must not be graded right, and what is wrong with it in a word or two."""
 
     kind: str
+    reply: str
+
+
+class StoredReply(NamedTuple):
+    """What a row of stored replies says: the name of the problem, if it gives one, and the reply."""
+
+    name: str | None
     reply: str
 
 
@@ -149,6 +160,8 @@ class Benchmark(Task):
     reward_range = 1.0
     held_out: ClassVar[float] = 0.2
     """Share of one file that is the test split, where the team file does not say."""
+    needs_data_to_grade: ClassVar[bool] = False
+    """Whether it cannot even grade before it has its data: rows then name problems of that data."""
 
     @classmethod
     def from_config(cls, config: TaskConfig, context: TaskContext) -> Task:
@@ -197,6 +210,13 @@ class Benchmark(Task):
     def problem(self, row: Mapping[str, Any], where: str = "") -> Problem:
         """The problem that one row states; ``where`` begins the error when it states none."""
 
+    def stored(self, row: Row) -> StoredReply:
+        """The reply that a row of ``teamtr grade`` holds. Raises DataError where it holds none."""
+        reply = row.cells.get(RESPONSE)
+        if not isinstance(reply, str):
+            raise DataError(f"{row.where}: {RESPONSE!r} must be the reply as text, found {shown(reply)}")
+        return StoredReply(name_in(row), reply)
+
     @abstractmethod
     def grade_replies(self, replies: Sequence[tuple[Problem, str]]) -> list[Verdict]:
         """One verdict per (problem, reply). Never raises on any text."""
@@ -215,6 +235,11 @@ class Benchmark(Task):
     @abstractmethod
     def wrong(self, problem: Problem, rng: np.random.Generator) -> list[WrongAnswer]:
         """At least five replies of different kinds that must not be graded right."""
+
+
+def name_in(row: Row) -> str | None:
+    """What a row calls its problem."""
+    return next((str(row.cells[key]) for key in ID_KEYS if row.cells.get(key) is not None), None)
 
 
 @contextmanager

@@ -1,7 +1,8 @@
 """Replies that are stored in a file, graded: ``teamtr grade``.
 
 A row has ``response``, the reply, and says which problem it answers: by ``id``, looked up in data files, or by the
-problem's own fields. It goes out as it came in, with ``verdict``, ``reward`` and ``extracted`` added.
+problem's own fields. A benchmark that stores its replies in another form reads them itself (``Benchmark.stored``). A
+row goes out as it came in, with ``verdict``, ``reward`` and ``extracted`` added.
 """
 
 from __future__ import annotations
@@ -18,16 +19,13 @@ from typing import Any, NamedTuple
 
 from teamtr.errors import UserError
 from teamtr.store.atomic import whole_file
-from teamtr.tasks.base import Benchmark, Source, to_be_had
+from teamtr.tasks.base import RESPONSE, Benchmark, Source, name_in, to_be_had
 from teamtr.tasks.benchmarks.gym import Gym
-from teamtr.tasks.data.rows import DataError, Row, read_rows, shown
-from teamtr.tasks.registry import benchmark
+from teamtr.tasks.data.rows import DataError, Row, read_rows
+from teamtr.tasks.registry import benchmark, task_class
 from teamtr.types import Problem, Verdict
 
-RESPONSE = "response"
 ADDED = ("verdict", "reward", "extracted")
-ID_KEYS = ("id", "instance_id", "unique_id", "problem_id", "idx", "index")
-"""What a row may call its problem by, the first that is there."""
 ROWS_AT_A_TIME = 512
 
 
@@ -61,10 +59,10 @@ def grade_file(
 
     A row that cannot be used is an error that names its line, and then nothing is written.
     """
-    task = benchmark(name, **({} if grader is None else {"grader": grader}))
+    task = _task(name, data, grader)
     try:
         with to_be_had():
-            known = Known(task, data) if data else _brought_along(task)
+            known = Known(task, data) if data and not task.needs_data_to_grade else _brought_along(task)
             rows = read_rows(responses, half_characters=True)  # as some servers cut a reply
         graded = Graded()
         with whole_file(out) as file:
@@ -76,6 +74,16 @@ def grade_file(
         return graded
     finally:
         task.close()
+
+
+def _task(name: str, data: Sequence[Source], grader: str | None) -> Benchmark:
+    options = {} if grader is None else {"grader": grader}
+    cls = task_class(name)
+    if cls is None or not issubclass(cls, Benchmark) or not cls.needs_data_to_grade:
+        return benchmark(name, **options)
+    if len(data) > 1:
+        raise UserError(f"{name} is graded on one set of data: give --data once, got {', '.join(map(str, data))}")
+    return benchmark(name, data[0] if data else None, **options)
 
 
 class _Named(NamedTuple):
@@ -98,7 +106,7 @@ class Known:
             in_file: dict[str, _Named] = {}
             for row in task.rows(source):
                 problem = _stated(task, row.cells, row.where)
-                for name in dict.fromkeys((_name_in(row) or problem.id, problem.id)):
+                for name in dict.fromkeys((name_in(row) or problem.id, problem.id)):
                     in_file[_free(name, in_file)] = _Named(problem, row.where)
             for name, named in in_file.items():
                 self._by_name.setdefault(name, []).append(named)
@@ -161,8 +169,17 @@ class _OwnProblems(_Questions):
         return name in self._by_name
 
 
+class _ProblemsOfData(_OwnProblems):
+    """Those of a task that was made with its data: there are no others."""
+
+    def decides(self, name: str) -> bool:
+        return True
+
+
 def _brought_along(task: Benchmark) -> Known:
-    """The problems that a task has without data files."""
+    """The problems that a task has without data files, or was made with."""
+    if task.needs_data_to_grade:
+        return _ProblemsOfData(task)
     if isinstance(task, Gym):
         return _Questions(task)
     own = _OwnProblems(task)
@@ -182,10 +199,6 @@ def _stated(task: Benchmark, cells: Mapping[str, Any], where: str) -> Problem:
         ) from error
 
 
-def _name_in(row: Row) -> str | None:
-    return next((str(row.cells[key]) for key in ID_KEYS if row.cells.get(key) is not None), None)
-
-
 def _free(name: str, taken: Mapping[str, object]) -> str:
     return next(other for n in count(1) if (other := name if n == 1 else f"{name}-{n}") not in taken)
 
@@ -197,10 +210,7 @@ def _graded(task: Benchmark, known: Known, rows: Iterator[Row]) -> Iterator[tupl
 
 
 def _asked(task: Benchmark, known: Known, row: Row) -> tuple[Problem, str]:
-    reply = row.cells.get(RESPONSE)
-    if not isinstance(reply, str):
-        raise DataError(f"{row.where}: {RESPONSE!r} must be the reply as text, found {shown(reply)}")
-    name = _name_in(row)
+    name, reply = task.stored(row)
     if name is not None and known.decides(name):
         return known.find(name, row), reply
     own = {key: value for key, value in row.cells.items() if key not in (RESPONSE, *ADDED)}
