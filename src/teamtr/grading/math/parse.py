@@ -267,8 +267,8 @@ class _Parser:
         return self._primary(single=True)
 
     def _function(self, name: str) -> Node:
-        r"""``\sin x``, ``\sin^2 x``, ``\sin^{-1} x`` (the inverse), ``\log_2 8``: applied to a bracket, or to the product
-        that follows."""
+        r"""``\sin x``, ``\sin^2 x``, ``\sin^{-1} x`` (the inverse), ``\log_2 8``: applied to a bracket, or to the
+        product that follows."""
         below = self._script() if self._take("_") else None
         power = self._script() if self._take("^", "**") else None
         if power == _ONE_BELOW_ZERO and name in _INVERTED:

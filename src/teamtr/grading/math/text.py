@@ -33,6 +33,7 @@ _CHARACTERS = str.maketrans(
 LONGEST_NUMBER = 2_000
 """Characters: what is longer is no number that anybody states, and more than Python converts."""
 
+_BLANK = re.compile(r" (?!\d)|(?<!\d) |(?<=\d) (?=\d{3}(?!\d))")
 _BLANKS = re.compile(r" {2,}")
 _OPENED_BY = {"(": "(", ")": "(", "[": "[", "]": "["}
 _BRACKET_OR_THOUSANDS = re.compile(r"[()\[\]]|(?<![\d.,])[1-9]\d{0,2}(?:,\d{3})+(?![\d,])")
@@ -63,7 +64,8 @@ _REPLACEMENTS = tuple(
 )
 _DEGREE = "\\degree "
 _DEGREE_OR_FUNCTION = re.compile(
-    r"(?P<degree>\\degree )|(?P<function>(?<![A-Za-z])\\?(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z]))|[=,;<>]|\\(?:approx|text)"
+    r"(?P<degree>\\degree )|(?P<function>(?<![A-Za-z])\\?(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z]))"
+    r"|[=,;<>]|\\(?:approx|text)"
 )
 _THIN_THOUSANDS = re.compile(r"(?<=\d)\s*(?:,\\!|\{,\}|\\,|\\!)\s*(?=\d{3}(?!\d))")  # 1,\!000  10{,}000  58\,500
 _UNIT_TEXT = re.compile(
@@ -212,7 +214,7 @@ def numeral(text: str) -> Numeral | None:
     mixed = _MIXED.fullmatch(text.removeprefix("-"))
     if mixed:
         text = f"{'-' if text.startswith('-') else ''}{mixed[1]}\\frac{{{mixed[2]}}}{{{mixed[3]}}}"
-    found = _LITERAL.fullmatch(text.replace(" ", ""))
+    found = _LITERAL.fullmatch(_squeezed(text))
     if found is None:
         return None
     negative = (found["sign"] == "-") != (found["inner"] == "-")
@@ -239,6 +241,11 @@ def numeral(text: str) -> Numeral | None:
     if found["whole"] is not None:
         value += int(found["whole"])
     return Numeral(-value if negative else value, "fraction", reduced, percent)
+
+
+def _squeezed(text: str) -> str:
+    """Without blanks, but for those between digits that part no thousands: ``4 2`` is not 42, and ``42 000`` is."""
+    return _BLANK.sub("", text)
 
 
 def _without_brackets(text: str) -> str:
@@ -295,7 +302,7 @@ def _agree(left: str, right: str, sign: str) -> bool | None:
 def quick_same(given: str, truth: str) -> bool | None:
     """Whether the answer is right, where that can be told without algebra; None where it cannot."""
     given, truth = clean(given), clean(truth)
-    if given.replace(" ", "") == truth.replace(" ", ""):
+    if _squeezed(given) == _squeezed(truth):
         return True
     said, right = _sides(given), _sides(truth)
     truth_words = words(truth)

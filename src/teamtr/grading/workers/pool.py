@@ -2,8 +2,9 @@
 
 A thread or a future cannot stop a pattern that backtracks for ever or a power tower: only the death of a process
 can. So each worker is a process with its own process group and a limit of processor time, spoken to over a socket under
-a deadline that is ten times as long (a busy machine makes no honest grader late); when it is late, dies, says too much or says anything but one answer to the request at hand, it is killed with
-everything it started, and replaced by a fork of a process that has everything loaded (``forkserver.py``).
+a deadline that is ten times as long: a busy machine makes no honest grader late. When it is late, dies, says too much
+or says anything but one answer to the request at hand, it is killed with everything it started, and replaced by a fork
+of a process that has everything loaded (``forkserver.py``).
 
     with WorkerPool(seconds_per_item=2.0) as pool:
         pool.submit("regex", [{"text": "#### 7"}], {"pattern": r"#### (\\d+)"})    # [Result("ok", "7")]

@@ -40,11 +40,21 @@ def character_f1(said: str, truth: str) -> float:
     return 2 * precision * recall / (precision + recall)
 
 
+_COMMON_WORDS = """
+a an the and or but if so as of to in on at by for from with into out up then than that this these those there here he
+she it they him her them his hers its their who whom which what when where why how i you we me us my your our is are was
+were be been being am do does did done has have had will would can could may might must not no
+"""
+_EVERYWHERE = frozenset(_COMMON_WORDS.split())
+
+
 def word_f1(said: str, truth: str) -> float:
-    """F1 of the longest sequence of words that both texts have in this order (ROUGE-L), without regard to case and
-    punctuation: words in another order, and letters, earn next to nothing. Linear in what is said.
-    """
+    """F1 of the longest sequence of words that both texts have in this order (ROUGE-L), without regard to case,
+    punctuation and the words that every story has: letters earn nothing, another story next to nothing. Linear in what
+    is said."""
     words, right = (re.findall(r"\w+", text.casefold()) for text in (said, truth))
+    if not _EVERYWHERE.issuperset(right):  # a story of such words alone is compared by them
+        words, right = ([word for word in text if word not in _EVERYWHERE] for text in (words, right))
     common = _common_in_order(words, right)
     return 2 * common / (len(words) + len(right)) if common else 0.0
 
@@ -64,8 +74,8 @@ def _common_in_order(said: Sequence[str], right: Sequence[str]) -> int:
 
 SCORES = {"characters": character_f1, "words": word_f1}
 HACKABLE = (
-    "arbench:sp: score: characters is the benchmark's own and knows no order: the letters of any English text of the right "
-    "length earn about 0.88. Set score: words to train on it"
+    "arbench:sp: score: characters is the benchmark's own and knows no order: the letters of any English text of the "
+    "right length earn about 0.88. Set score: words to train on it"
 )
 
 
@@ -89,7 +99,7 @@ class SituationPuzzles(ArBench):
 
         score: Literal["characters", "words"] = key(
             "characters",
-            "The reward: F1 of characters, as the benchmark has it (letters in any order earn 0.88), or of words in order.",
+            "The reward: F1 of characters, the benchmark's own (letters in any order earn 0.88), or of words in order.",
         )
 
     kind: ClassVar[str] = "sp"
