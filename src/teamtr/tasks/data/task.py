@@ -102,9 +102,7 @@ class DataTask(Task):
         )
         threshold: Annotated[float, Strict()] = key(1.0, "A reward of at least this counts as right.")
         private: dict[str, NonEmpty] = key({}, "Agent name to the column that only this agent sees.")
-        seconds_per_item: Above0 = key(
-            5.0, "Processor time for grading one answer, in seconds; by the clock ten times that."
-        )
+        seconds_per_item: Above0 = key(5.0, "Seconds of processor time for one answer; by the clock ten times that.")
         container: ContainerKind = key(
             "none",
             "Where grader regex or python runs: bubblewrap has no network and reads nothing but Python, its packages "
