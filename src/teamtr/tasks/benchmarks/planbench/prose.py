@@ -19,7 +19,7 @@ _ITEM = re.compile(r"(?P<indent>[ \t]*)(?:\**(?P<number>\d{1,4})[.)]|(?P<bullet>
 _EMPHASIS_OR_CALL = re.compile(r"[*`]|\w\(")
 _INLINE = re.compile(r"\s(\d{1,4})\.(?=\s)")
 _ASIDE = re.compile(r"\s\([^()]{0,60}\)")
-_FIRST_WORDS = re.compile(r"(?:(?:action|step)(?:\s+\d{1,4})?\s*:\s*)?")
+_FIRST_WORDS = re.compile(r"^(?:action|step)(?:\s+\d{1,4})?\s*:\s*")
 _END_OF_CLAUSE = re.compile(r"[:;(.\n]|\s[-–—]\s|,\s|\b(?:because|since|so|then|and|which|to (?!p))\b")
 _LONGEST_ITEM = 300
 """Characters in which an action is looked for."""
@@ -126,7 +126,7 @@ class _Reader:
 
     def step(self, said: str) -> Step | None:
         said = re.sub(r"\\[()]|[*`]", "", said[:_LONGEST_ITEM]).strip()
-        said = said[_FIRST_WORDS.match(said).end() :]  # type: ignore[union-attr]
+        said = _FIRST_WORDS.sub("", said)
         for name, pattern in self._actions.items():
             found = pattern.match(said)
             if found is not None and not said[found.end() : found.end() + 1].isalnum():
