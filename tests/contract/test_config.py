@@ -807,7 +807,7 @@ def test_schema_keys_list_every_key_with_a_description() -> None:
     assert shown("task.name") == (" | ".join(task_names()), "")
     assert shown("task.held_out", "task.name is data") == ("number > 0, < 1", "0.1")
     assert shown("team.lora.targets") == ("text | list of text", '"all-linear"')
-    assert shown("task.player.max_tokens", "task.name is arbench:dc | arbench:gn | arbench:sp") == (
+    assert shown("task.player.max_tokens", "task.name is arbench:dc | arbench:gn") == (
         "whole number >= 1",
         "128",
     )
@@ -826,6 +826,7 @@ TASK_OF = {
     "planbench": "{name: planbench, test: x.jsonl}",
     "arbench:dc": "{name: 'arbench:sp', test: x.jsonl, player: {model: y}}",
     "taubench:airline": "{name: 'taubench:airline', test: x.jsonl}",
+    "arbench:sp": "{name: 'arbench:sp', test: x.jsonl, player: {model: y}}",
     "gym:NAME": "{name: 'gym:chain_sum'}",
     "python:FILE:CLASS": "{name: 'python:x.py:X'}",
 }

@@ -7,7 +7,7 @@ import pytest
 from teamtr.grading.math.dapo import dapo_answer, dapo_normalise
 from teamtr.grading.math.latex import latex_to_text
 from teamtr.grading.math.rules import RULES, deepscaler_answer
-from teamtr.grading.math.same import same_answer
+from teamtr.grading.math.same import graders, same_answer
 from teamtr.grading.math.statement import last_boxed, stated_answer
 from teamtr.grading.math.text import quick_same
 
@@ -171,8 +171,33 @@ SAME = pairs(
     .5 ~ 1/2
     1\frac{4}{5} ~ \frac95
     12 3/5 ~ 12\frac{3}{5}
-    50\% ~ 50
+    50 ~ 50\%
+    50\% ~ 50\%
     0.5 ~ 50\%
+    50\% ~ 0.5
+    50\% ~ \frac12
+    \pm 3 ~ 3,-3
+    x = \pm\sqrt{2} ~ -\sqrt2, \sqrt2
+    1 \mp \sqrt{19} ~ 1 \pm \sqrt{19}
+    2-\sqrt{3} ~ \tan 15^\circ
+    \sin(30^\circ) ~ \frac12
+    \cos 60 degrees ~ \frac12
+    3\times10^8 ~ 300000000
+    3 × 10^{8} ~ 300000000
+    300000000 ~ 3\times 10^8
+    1.5 \cdot 10^{-3} ~ 0.0015
+    3\times10^2, 5 ~ 5, 300
+    \tan^{-1} 2 ~ \arctan 2
+    \sin^{-1}(x) ~ \arcsin x
+    \cos^2 x ~ 1-\sin^2 x
+    ４２ ~ 42
+    １／２ ~ \frac12
+    \pi(R+r)(R-r) ~ \pi(R^2-r^2)
+    6 \cdot 7 = 42 ~ 42
+    \sqrt{2} \approx 1.414 ~ 1.414
+    \frac{84}{2} = 42 ~ 42
+    x = \frac{84}{2} = 42 ~ 42
+    \text{Area} = 42\text{ cm}^2 ~ 42
     15\mbox{ cm}^2 ~ 15
     20 ~ 20\text{ days}
     18 degrees ~ 18
@@ -224,6 +249,33 @@ DIFFERENT = pairs(
     \text{west} ~ \text{east}
     B ~ \text{(C)}
     not 5 ~ 5
+    50\% ~ 50
+    42\% ~ 42
+    4200\% ~ 42
+    5000\% ~ 50\%
+    \frac{100}{2}\% ~ 50
+    0 ~ \pi(R^2-r^2)
+    \pi(r^2-r^2) ~ \pi(R^2-r^2)
+    R^2+r^2 ~ 2r^2
+    \tan 15 ~ \tan 15^\circ
+    \sin(30) ~ \sin(30^\circ)
+    41=42 ~ 42
+    41 \approx 42 ~ 42
+    x=41=42 ~ 42
+    6\cdot 8 = 42 ~ 42
+    \sqrt{2} = 1.5 ~ 1.5
+    41, x = 42 ~ 42
+    41 \text{ or } x = 42 ~ 42
+    42\text{ or 41} ~ 42
+    42\text{ or forty-one} ~ 42
+    42\text{ and not 41} ~ 42
+    \sqrt{2}\text{ or 2} ~ \sqrt{2}
+    B = C ~ C
+    \tan^{-1} 2 ~ \frac{1}{\tan 2}
+    30\times10^8 ~ 300000000
+    3\times10^8 ~ 30000000
+    3 ~ 3,-3
+    \pm 3 ~ 3
     25\pi ~ 25
     \frac{1}{0} ~ \sqrt2
     \begin{pmatrix}1\\2\end{pmatrix} ~ \begin{pmatrix}1&2\end{pmatrix}
@@ -246,6 +298,21 @@ def test_the_same_answer(given: str, truth: str) -> None:
 def test_another_answer(given: str, truth: str) -> None:
     assert not same(given, truth)
     assert not same("", truth)
+
+
+def test_a_number_beyond_any_fraction_is_wrong_and_no_traceback() -> None:
+    for given in ("123456789012e5", "123456789012e999", "123456789012e-999", "1.23456789012\\times10^{999}"):
+        assert same(given, r"\frac{1}{2}") is False
+
+
+def test_long_answers_are_compared_in_a_worker() -> None:
+    """Nothing in this process can be killed, so it compares short answers only."""
+    long, short = "1+" * 150 + "1", "151"
+    assert RULES["default"].judge(rf"\boxed{{{short}}}", short).right is True
+    for given, truth in [(long, short), (short, long), (long, long)]:
+        judged = RULES["default"].judge(rf"\boxed{{{given}}}", truth)
+        assert (judged.right, judged.item) == (None, {"given": given, "truth": truth})
+    assert list(graders()([{"given": long, "truth": long}, {"given": short, "truth": "152"}])) == [True, False]
 
 
 def test_most_answers_need_no_worker() -> None:

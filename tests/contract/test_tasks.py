@@ -242,7 +242,10 @@ def test_last_number(text: str, number: str | None) -> None:
         ("0.50", "1/2", True),
         ("so 1,000", "1000.0", True),
         ("0.1", "0.10000001", False),
-        ("50%", "50", True),
+        ("50%", "50", False),
+        ("50", "50%", False),
+        ("50%", "50 %", True),
+        ("１２．５％", "1/8", True),
         ("50%", "0.5", True),
         ("0.5", "50%", True),
         ("50%", "0.5%", False),
@@ -289,6 +292,19 @@ def test_data_graders_accept_the_gold_answer(tmp_path: Path) -> None:
     assert number.grade([(problems[0], "1/2", [])])[0].extracted == "1/2"
     assert problems[0].columns == {"answer": problems[0].answer, "level": "easy"}
     regex.close()
+
+
+def test_data_graders_read_what_follows_the_thinking(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text("\n".join(json.dumps({"question": f"{k}?", "answer": "7"}) for k in range(2)))
+    for settings in ({"grader": "exact"}, {"grader": "number"}, {"grader": "regex", "pattern": r"^(\d+)$"}):
+        task = DataTask(file, held_out=0, **settings)
+        problem = task.problems("train")[0]
+        replies = ["7", "<think>8</think>7", "<think>7</think>8", "8</think>7", "<think>\n7\n</think>\nnone"]
+        verdicts = task.grade([(problem, reply, ()) for reply in replies])
+        assert [verdict.right for verdict in verdicts] == [True, True, False, True, False], settings
+        assert task.extract("<think>8</think>7") == "7"
+        task.close()
 
 
 def test_data_split_is_stable_when_rows_are_added(tmp_path: Path) -> None:

@@ -190,3 +190,11 @@ def test_the_mirror_agrees_with_the_labelled_pairs(tmp_path: Path) -> None:
     rows = [{**pair, "response": f"\\boxed{{{pair['given']}}}"} for pair in pairs]
     graded = grade("math", rows, tmp_path, "--grader", "deepscaler")
     assert [row["verdict"] == "right" for row in graded] == [row["correct"] for row in graded]
+
+
+def test_a_score_that_can_be_hacked_is_warned_of(tmp_path: Path) -> None:
+    story = {"surface": "Why?", "bottom": "Because of old owls.", "response": "eeeooo"}
+    responses, out = write_rows(tmp_path, [story], "replies.jsonl"), tmp_path / "graded.jsonl"
+    result = CliRunner().invoke(app, ["grade", "arbench:sp", "--responses", str(responses), "--out", str(out)])
+    assert result.exit_code == 0
+    assert "warning: arbench:sp: score: characters" in " ".join(result.stderr.split())

@@ -19,9 +19,10 @@ from growth import assert_linear
 from teamtr.errors import UserError
 from teamtr.tasks.benchmarks.arbench.detective import DetectiveCases, letter_in, question_in
 from teamtr.tasks.benchmarks.arbench.numbers import GuessingNumbers, feedback, guess_in
-from teamtr.tasks.benchmarks.arbench.puzzles import SituationPuzzles, character_f1, word_in
+from teamtr.tasks.benchmarks.arbench.puzzles import HACKABLE, SituationPuzzles, character_f1, word_f1, word_in
 from teamtr.tasks.benchmarks.arbench.task import ArBench
 from teamtr.tasks.benchmarks.arbench.texts import texts_of
+from teamtr.tasks.data.replies import grade_file
 from teamtr.tasks.players import ScriptedPlayer
 from teamtr.types import Problem, Reply, Situation
 
@@ -181,6 +182,31 @@ def test_a_story_is_right_word_for_word_and_its_reward_is_the_f1_of_the_whole_re
     assert [v.kind for v in verdicts] == ["right", "right", "right", "wrong", "unparsed"]
     assert [v.reward for v in verdicts] == [character_f1(reply, bottom) for reply in replies]
     assert verdicts[3].reward == 1.0, "the benchmark's score knows no order, so it alone cannot tell what is right"
+
+
+def test_word_f1() -> None:
+    assert word_f1("Owls, eating mice!", "owls eating mice") == 1.0
+    assert word_f1("the owls ate", "owls ate mice") == pytest.approx(0.8)  # 2 of 2 and 2 of 3; "the" does not count
+    assert word_f1("mice ate owls", "owls ate mice") == pytest.approx(1 / 3)
+    assert word_f1("eowls ate", "owls eat") == word_f1("", "owls") == word_f1("the the", "the owl") == 0.0
+    assert word_f1("It was him.", "it was him") == 1.0, "a story of words that every story has"
+    assert_linear(lambda text: word_f1(text, "owls ate mice " * 30), lambda n: "owls mice " * (n // 10), 200_000)
+
+
+def test_the_benchmarks_own_score_of_stories_warns_and_words_are_the_alternative(tmp_path: Path) -> None:
+    problem = own(SituationPuzzles).problems("test")[0]
+    soup = "".join(sorted(str(problem.answer)))
+    by_characters, by_words = SituationPuzzles(), SituationPuzzles(score="words")
+    assert [task.grade_replies([(problem, soup)])[0].reward for task in (by_characters, by_words)] == [1.0, 0.0]
+    gold = by_words.grade_replies([(problem, by_words.gold(problem))])[0]
+    assert (gold.kind, gold.reward) == ("right", 1.0)
+    assert by_characters.warnings == (HACKABLE,)
+    assert by_words.warnings == ()
+    file = tmp_path / "replies.jsonl"
+    file.write_text(json.dumps({**OWN_ROWS[SituationPuzzles][0], "response": soup}))
+    assert grade_file("arbench:sp", file, tmp_path / "graded.jsonl").warnings == (HACKABLE,)
+    with pytest.raises(UserError, match="characters, words"):
+        SituationPuzzles(score="letters")
 
 
 @pytest.mark.parametrize("game", GAMES)

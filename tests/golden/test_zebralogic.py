@@ -70,6 +70,14 @@ def test_the_last_complete_object_counts() -> None:
     assert kind_of(said(CELLS, before="} ")) == "right"
 
 
+def test_two_values_for_one_key_are_no_answer() -> None:
+    """The benchmark takes the last: a reply could state several tables, or every value of a cell."""
+    assert table_in('{"solution": {"House 1": {"Name": "bob"}}}') == {"House 1": {"Name": "bob"}}
+    assert table_in('{"solution": {"House 1": {"Name": "ann", "Name": "bob"}}}') is None
+    assert table_in('{"solution": {"House 1": {"Name": "ann"}, "House 1": {"Name": "bob"}}}') is None
+    assert table_in('{"solution": {}, "solution": {"House 1": {"Name": "bob"}}}') is None
+
+
 def test_braces_count_in_quotes_too() -> None:
     assert kind_of('{"reasoning": "a brace {", "solution": ' + json.dumps(CELLS) + "}") == "unparsed"
     assert kind_of('{"reasoning": "a pair {}", "solution": ' + json.dumps(CELLS) + "}") == "right"

@@ -32,10 +32,13 @@ def grade(
     reply that states no answer is `unparsed`. Dialogues of tau-bench are read as that benchmark stores them (`task_id`
     and `traj`), with its folder as `--data`.
     """
+    from teamtr.cli.progress import say
     from teamtr.tasks.data.replies import grade_file
 
     with errors():
         graded = grade_file(task, responses, out, data=data or (), grader=grader)
+    for warning in graded.warnings:
+        say(f"warning: {warning}")
     verdicts = ", ".join(f"{kind} {count}" for kind, count in graded.verdicts.items())
     told = f"{100 * graded.accuracy:.1f} % right, mean reward {graded.mean_reward:.3f}"
     answer(f"{graded.rows} replies: {verdicts}; {told}", as_json)

@@ -10,6 +10,9 @@ from fractions import Fraction
 _MOST_CHARACTERS = 200
 _LARGEST_EXPONENT = 400
 
+FULLWIDTH = str.maketrans("０１２３４５６７８９．％＋－＝／", "0123456789.%+-=/")
+"""Signs as Chinese and Japanese texts write them. Commas are none of them: there they part sentences."""
+
 _WORD_OR_NUMBER = re.compile(
     r"""
     [^\W\d]\w*(?:\.\d+)*                                # a word with its digits: the 2 of CO2 is no number
@@ -28,7 +31,7 @@ _WORD_OR_NUMBER = re.compile(
 
 @dataclass(frozen=True)
 class Number:
-    """An exact number; ``50%`` has value 50 and ``percent`` set."""
+    """An exact number as it is written; ``50%`` has value 50 and ``percent`` set."""
 
     value: Fraction
     percent: bool = False
@@ -37,14 +40,12 @@ class Number:
         return f"{self.value}{'%' if self.percent else ''}"
 
     def same(self, other: Number) -> bool:
-        """Equal values. Where only one of the two is a percentage, 50% is both 50 and 1/2: a data set seldom
-        says which of them it wants."""
-        if self.value == other.value:
-            return True
-        if self.percent == other.percent:
-            return False
-        mine, theirs = (n.value / 100 if n.percent else n.value for n in (self, other))
-        return mine == theirs
+        """Equal values. A percentage is so many hundredths: 50% is 1/2 and 0.5, and never 50."""
+        return self._worth == other._worth
+
+    @property
+    def _worth(self) -> Fraction:
+        return self.value / 100 if self.percent else self.value
 
 
 def normalize(text: str) -> str:
@@ -64,7 +65,7 @@ def last_number(text: str) -> Number | None:
     more than 200 characters, an exponent beyond 400).
     """
     last = None
-    for match in _WORD_OR_NUMBER.finditer(text):
+    for match in _WORD_OR_NUMBER.finditer(text.translate(FULLWIDTH)):
         if match["number"] is not None:
             last = match
     if last is None or len(last.group()) > _MOST_CHARACTERS:

@@ -9,6 +9,7 @@ evaluated, and neither depth nor length is without bound.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
@@ -35,9 +36,16 @@ class Node:
 
 
 _MATRICES = {"pmatrix", "bmatrix", "matrix", "vmatrix", "Bmatrix", "smallmatrix", "array"}
+_SAYS_MORE = re.compile(r"\d|\b(?:or|and|not|nor)\b")
+"""In a text after a value: more than a unit."""
 _CLOSING = {"(": ")", "[": "]"}
 _NO_FACTORS = {"\\cup", "\\pm", "\\mp", "\\cdot", "\\times", "\\ast", "\\div", "\\end", "\\\\"}
-_NO_FACTORS |= {"\\}", "\\rfloor", "\\rceil", "\\rvert"}
+_NO_FACTORS |= {"\\degree", "\\}", "\\rfloor", "\\rceil", "\\rvert"}
+
+
+_INVERTED = {"sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh"}
+_ONE_BELOW_ZERO = Node("neg", (Node("number", value=Fraction(1)),))
+_DEGREE = Node("/", (Node("symbol", name="\\pi"), Node("number", value=Fraction(180))))
 
 
 def parse(text: str) -> Node:
@@ -85,8 +93,10 @@ class _Parser:
         return parts[0] if len(parts) == 1 else Node("union", tuple(parts))
 
     def _sum(self) -> Node:
-        if self._take("\\pm", "\\mp"):
+        if self._take("\\pm"):
             left = Node("pm", (Node("number"), self._product()))
+        elif self._take("\\mp"):
+            left = Node("pm", (Node("number"), Node("neg", (self._product(),))))
         else:
             left = self._product()
         while True:
@@ -94,8 +104,10 @@ class _Parser:
                 left = Node("+", (left, self._product()))
             elif self._take("-"):
                 left = Node("+", (left, Node("neg", (self._product(),))))
-            elif self._take("\\pm", "\\mp"):
+            elif self._take("\\pm"):
                 left = Node("pm", (left, self._product()))
+            elif self._take("\\mp"):
+                left = Node("pm", (left, Node("neg", (self._product(),))))
             else:
                 return left
 
@@ -107,6 +119,8 @@ class _Parser:
             elif self._take("/", "\\div", ":"):
                 left = Node("/", (left, self._signed()))
             elif self._begins_factor():
+                if (self._peek() or "").startswith("\\text{") and _SAYS_MORE.search(self._peek() or ""):
+                    self._fail()
                 right = self._power()
                 left = left if right.kind == "text" else Node("*", (left, right))  # a unit says nothing
             else:
@@ -128,6 +142,8 @@ class _Parser:
                 base = Node("!", (base,))
             elif self._take("%"):
                 base = Node("/", (base, Node("number", value=Fraction(100))), "%")
+            elif self._take("\\degree"):
+                base = Node("*", (base, _DEGREE))
             elif self._take("^", "**"):
                 exponent = self._script()
                 base = base if base.kind == "text" else Node("^", (base, exponent))
@@ -251,11 +267,16 @@ class _Parser:
         return self._primary(single=True)
 
     def _function(self, name: str) -> Node:
-        r"""``\sin x``, ``\sin^2 x``, ``\log_2 8``: applied to a bracket, or to the product that follows."""
+        r"""``\sin x``, ``\sin^2 x``, ``\sin^{-1} x`` (the inverse), ``\log_2 8``: applied to a bracket, or to the
+        product that follows."""
         below = self._script() if self._take("_") else None
         power = self._script() if self._take("^", "**") else None
+        if power == _ONE_BELOW_ZERO and name in _INVERTED:
+            name, power = f"arc{name}", None
         if self._peek() in ("(", "{", "[", "|"):
             argument = self._primary()
+            if self._take("\\degree"):
+                argument = Node("*", (argument, _DEGREE))
         else:
             argument = self._signed()
             while self._begins_factor() and not self._begins_function():

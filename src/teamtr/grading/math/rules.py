@@ -25,6 +25,9 @@ from teamtr.grading.thinking import after_thinking
 from teamtr.grading.workers.pool import GIB, Result, WorkerPool
 from teamtr.types import Verdict
 
+LONGEST_IN_PROCESS = 200
+"""Characters of an answer that is compared in this process, where nothing can be killed; longer ones go to a worker."""
+
 BOXED = "Please reason step by step, and put your final answer within \\boxed{}."
 ANSWER_LINE = (
     "Please reason step by step. The last line of your response should be of the form: Answer: the answer alone."
@@ -68,6 +71,8 @@ def _boxed(answer: str) -> str:
 def _same(said: str | None, truth: str) -> Judgement:
     if said is None:
         return Judgement(None)
+    if max(len(said), len(truth)) > LONGEST_IN_PROCESS:
+        return Judgement(said, None, {"given": said, "truth": truth})
     right = quick_same(said, truth)
     return Judgement(said, right, {"given": said, "truth": truth} if right is None else None)
 

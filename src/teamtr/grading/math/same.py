@@ -10,18 +10,29 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
 import mpmath  # type: ignore[import-untyped]
 
 from teamtr.grading.math.parse import Node, parse
-from teamtr.grading.math.text import Numeral
+from teamtr.grading.math.text import Numeral, quick_same
 from teamtr.grading.math.tokens import UnreadableError
-from teamtr.grading.math.value import NoValueError, TooLargeError, coincide, digits, far_apart, is_constant, value
+from teamtr.grading.math.value import (
+    NoValueError,
+    TooLargeError,
+    coincide,
+    digits,
+    distance,
+    far_apart,
+    is_constant,
+    value,
+)
 
 _POINTS = 6  # at which two formulas with symbols are compared
 _POINTS_NEEDED = 3  # of them, so many must have a value
+_PLACES_BY_DEFAULT = 2  # to which a formula after "approximately" must agree
 _MOST_SIGNS = 5  # of \pm in one answer
 
 _COLLECTIONS = {"list", "set", "union"}
@@ -32,7 +43,8 @@ def graders() -> Callable[[list[dict[str, Any]]], Iterator[bool]]:
 
     def grade(items: list[dict[str, Any]]) -> Iterator[bool]:
         for item in items:
-            yield same_answer(item["given"], item["truth"])
+            quick = quick_same(item["given"], item["truth"])
+            yield same_answer(item["given"], item["truth"]) if quick is None else quick
 
     return grade
 
@@ -40,7 +52,7 @@ def graders() -> Callable[[list[dict[str, Any]]], Iterator[bool]]:
 def same_answer(given: str, truth: str) -> bool:
     """Whether the answer given is the true one. What cannot be read is not, nor what goes on for a thousand factors."""
     try:
-        return _same(_plain(parse(given)), _plain(parse(truth)))
+        return _same(*_in_one_case(_plain(parse(given)), _plain(parse(truth))))
     except (UnreadableError, TooLargeError, RecursionError):
         return False
 
@@ -86,6 +98,21 @@ def _same_in_any_order(givens: Sequence[Node], truths: Sequence[Node]) -> bool:
 
 
 # Shapes
+
+
+def _in_one_case(given: Node, truth: Node) -> tuple[Node, Node]:
+    """Letters without their case, as data sets write them, but for a letter that either answer has in both cases: a
+    ring's radii are R and r."""
+    names = [_symbols(given), _symbols(truth)]
+    both = {name.casefold() for own in names for name in own if sum(n.casefold() == name.casefold() for n in own) > 1}
+
+    def folded(tree: Node) -> Node:
+        name = tree.name
+        if tree.kind == "symbol" and name.casefold() not in both and not is_constant(name.casefold()):
+            name = name.casefold()
+        return Node(tree.kind, tuple(map(folded, tree.parts)), name, tree.value)
+
+    return folded(given), folded(truth)
 
 
 def _plain(tree: Node) -> Node:
@@ -138,7 +165,8 @@ def _interval(tree: Node, signs: list[str]) -> Node | None:
 def _alike(given: Node, truth: Node) -> tuple[Node, Node]:
     """Where only one side names what it is (``x = 5``), or both do by different names, the values alone."""
     if _is_equation(given) and not (_is_equation(truth) or truth.kind == "relation"):
-        return _value_named(given), truth
+        names_a_choice = truth.kind == "symbol" and any(part.kind == "symbol" for part in given.parts[:-1])
+        return (given if names_a_choice else _value_named(given)), truth
     if _is_equation(truth) and not (_is_equation(given) or given.kind == "relation"):
         return given, _value_named(truth)
     return given, truth
@@ -147,13 +175,39 @@ def _alike(given: Node, truth: Node) -> tuple[Node, Node]:
 def _is_equation(tree: Node) -> bool:
     if tree.kind == "list":  # x = 2, x = 3 or x = 2, 3
         return any(_is_equation(part) for part in tree.parts)
-    return tree.kind == "relation" and set(tree.name.split()) == {"="}
+    return tree.kind == "relation" and set(tree.name.split()) <= {"=", "~"}
 
 
 def _value_named(tree: Node) -> Node:
     if tree.kind == "list":
         return Node("list", tuple(_value_named(part) for part in tree.parts))
-    return tree.parts[-1] if _is_equation(tree) else tree
+    if not _is_equation(tree):
+        return tree
+    for left, right, sign in zip(tree.parts, tree.parts[1:], tree.name.split(), strict=False):
+        if _contradict(left, right, sign):
+            raise UnreadableError("two values")
+    return tree.parts[-1]
+
+
+def _contradict(left: Node, right: Node, sign: str) -> bool:
+    """Whether two sides are different numbers, as in ``41 = 42``. A name is none, nor is a tuple."""
+    if _symbols(left) or _symbols(right) or _count_signs(left) or _count_signs(right):
+        return False
+    try:
+        with mpmath.workdps(60):
+            one, other = value(left, {}), value(right, {})
+            if sign != "~":
+                return far_apart(one, other)
+            places = len(str(right.value.denominator)) - 1 if right.kind == "number" else _PLACES_BY_DEFAULT
+            return bool(distance(one, other) > mpmath.mpf(10) ** -places / 2)
+    except NoValueError:
+        return False
+    except (ArithmeticError, ValueError):
+        return True
+
+
+def _same_sign(name: str) -> str:
+    return name.replace("~", "=")
 
 
 def _members(tree: Node) -> list[Node]:
@@ -173,17 +227,19 @@ def _count_signs(tree: Node) -> int:
 
 def _with_sign(tree: Node, sign: str) -> Node:
     parts = tuple(_with_sign(part, sign) for part in tree.parts)
+    if tree.kind == "pm" and parts[0] == Node("number"):
+        return parts[1] if sign == "+" else Node("neg", (parts[1],))
     if tree.kind == "pm":
         return Node("+", (parts[0], parts[1] if sign == "+" else Node("neg", (parts[1],))))
     return Node(tree.kind, parts, tree.name, tree.value)
 
 
 def _same_relation(given: Node, truth: Node) -> bool:
-    if given.name != truth.name or len(given.parts) != len(truth.parts):
+    if _same_sign(given.name) != _same_sign(truth.name) or len(given.parts) != len(truth.parts):
         return False
     if _same_in_order(given.parts, truth.parts):
         return True
-    return given.name == "=" and _proportional(_difference(given), _difference(truth))
+    return _same_sign(given.name) == "=" and _proportional(_difference(given), _difference(truth))
 
 
 def _difference(equation: Node) -> Node:
@@ -201,7 +257,12 @@ def _numeral(tree: Node) -> Numeral | None:
             return Numeral(tree.value, "integer" if tree.value.denominator == 1 else "decimal")
         case Node("neg", (inside,)):
             number = _numeral(inside)
-            return None if number is None else Numeral(-number.value, number.form, number.reduced)
+            return None if number is None else replace(number, value=-number.value)
+        case Node("*", (Node("number", value=front), Node("^", (Node("number", value=Fraction(numerator=10)), power)))):
+            exponent = _numeral(power)
+            if not 1 <= front < 10 or exponent is None or exponent.form != "integer" or abs(exponent.value) > 999:
+                return None
+            return Numeral(front * Fraction(10) ** exponent.value.numerator, "scientific")
         case Node("/", (Node("number", value=top), _), "%"):
             return Numeral(top, "integer" if top.denominator == 1 else "decimal", percent=True)
         case Node("/", (Node("number", value=top), Node("number", value=bottom))) if bottom:
@@ -266,7 +327,7 @@ def _agree(names: set[str], both: Callable[[dict[str, Fraction]], tuple[Any, Any
 
 
 def _symbols(tree: Node) -> set[str]:
-    own = {tree.name.casefold()} if tree.kind == "symbol" and not is_constant(tree.name) else set()
+    own = {tree.name} if tree.kind == "symbol" and not is_constant(tree.name) else set()
     return own.union(*(_symbols(part) for part in tree.parts))
 
 

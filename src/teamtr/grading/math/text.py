@@ -12,8 +12,11 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
+from teamtr.grading.answers import FULLWIDTH
+
 _CHARACTERS = str.maketrans(
     dict(zip("−–÷，（）：\u00a0\u2009\u202f\n\t\r", "--/,():      ", strict=True))
+    | FULLWIDTH
     | {
         "×": r"\times ",
         "·": r"\cdot ",
@@ -30,6 +33,7 @@ _CHARACTERS = str.maketrans(
 LONGEST_NUMBER = 2_000
 """Characters: what is longer is no number that anybody states, and more than Python converts."""
 
+_BLANK = re.compile(r" (?!\d)|(?<!\d) |(?<=\d) (?=\d{3}(?!\d))")
 _BLANKS = re.compile(r" {2,}")
 _OPENED_BY = {"(": "(", ")": "(", "[": "[", "]": "["}
 _BRACKET_OR_THOUSANDS = re.compile(r"[()\[\]]|(?<![\d.,])[1-9]\d{0,2}(?:,\d{3})+(?![\d,])")
@@ -44,7 +48,11 @@ _REPLACEMENTS = tuple(
         (r"\\(?:mbox|mathrm|textrm|textbf|textit|textnormal|textsf|operatorname|mathsf)(?=\s*\{)", r"\\text"),
         (r"\\(?:mathbf|mathit|boldsymbol|bm|vec|hat|bar|overline|overrightarrow|boxed|ensuremath)(?=\s*\{)", ""),
         (r"\\text\s*\{(?=[^{}A-Za-z\d]*\d)([^{}A-Za-z]*)\}", r"\1"),
-        (rf"\s*(?:\^\s*\\circ{_END}|\^\s*\{{\s*\\circ\s*\}}|\\degrees?{_END}|\\text\s*\{{\s*degrees?\s*\}})", ""),
+        (
+            rf"\s*(?:\^\s*\\circ{_END}|\^\s*\{{\s*\\circ\s*\}}|\\degrees?{_END}|\\text\s*\{{\s*degrees?\s*\}}"
+            rf"|(?<![A-Za-z\\])degrees?{_END})",
+            r"\\degree ",
+        ),
         (rf"\\\$|\\pounds{_END}|[€£$]|(?<!\\)\\[()\[\]]", ""),
         (r"\\%", "%"),
         (rf"\\leq(?:slant)?{_END}", r"\\le"),
@@ -54,8 +62,15 @@ _REPLACEMENTS = tuple(
         (rf"\\gt{_END}", ">"),
     )
 )
+_DEGREE = "\\degree "
+_DEGREE_OR_FUNCTION = re.compile(
+    r"(?P<degree>\\degree )|(?P<function>(?<![A-Za-z])\\?(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z]))"
+    r"|[=,;<>]|\\(?:approx|text)"
+)
 _THIN_THOUSANDS = re.compile(r"(?<=\d)\s*(?:,\\!|\{,\}|\\,|\\!)\s*(?=\d{3}(?!\d))")  # 1,\!000  10{,}000  58\,500
-_UNIT_TEXT = re.compile(r"(?<=[^\s,=])\s*\\text\s*\{[^{}]*\}\s*(?:\^\s*\{?\s*\d\s*\}?)?\s*\.?$")
+_UNIT_TEXT = re.compile(
+    r"(?<=[^\s,=])\s*\\text\s*\{(?![^{}]*(?:\d|\b(?:or|and|not|nor)\b))[^{}]*\}\s*(?:\^\s*\{?\s*\d\s*\}?)?\s*\.?$"
+)  # a number within it, or an "or", makes it more than a unit
 _UNIT_WORDS = re.compile(
     r"(?<=[\d}%)])\s*(?:(?:mm|cm|km|kg|mph|ft|in|ml|sq)|\s(?!(?:or|and)\b|sin|cos|tan|cot|sec|csc|log|sqrt)[A-Za-z]{3,}"
     r"(?:\s+(?!(?:or|and)\b)[A-Za-z]+)*)\.?\s*(?:\^\s*\{?\s*[23]\s*\}?)?\s*\.?$"
@@ -69,6 +84,7 @@ _LITERAL = re.compile(
     (?P<sign>[-+]?)
     (?:
         (?P<decimal>{_DIGITS})(?:[eE](?P<exponent>[-+]?\d{{1,3}}))?
+      | (?P<mantissa>\d(?:\.\d+)?)(?:\\times|\\cdot|\*)10\^(?:\{{(?P<power>[-+]?\d{{1,3}})\}}|(?P<power1>\d))
       | (?P<whole>\d+)?\\frac(?P<inner>-?)(?:\{{(?P<top>-?\d+)\}}|(?P<top1>\d))(?:\{{(?P<bottom>\d+)\}}|(?P<bottom1>\d))
       | (?P<numerator>\d+)/(?P<denominator>\d+)
     )
@@ -83,8 +99,9 @@ _MIXED = re.compile(r"(\d+)\s+(\d+)\s*/\s*(\d+)")
 
 @dataclass(frozen=True)
 class Numeral:
-    """A number as it is written: ``form`` is "integer", "decimal" or "fraction"; ``reduced`` speaks of a fraction,
-    ``figures`` and ``places`` (all digits, and those behind the point) of a decimal."""
+    """A number as it is written: ``form`` is "integer", "decimal", "scientific" or "fraction"; ``reduced`` speaks of a
+    fraction, ``figures`` and ``places`` (all digits, and those behind the point) of a decimal. ``50%`` has value 50
+    and ``percent`` set; what it is worth is a half."""
 
     value: Fraction
     form: str
@@ -94,24 +111,27 @@ class Numeral:
     places: int = 0
 
     def answers(self, truth: Numeral) -> bool:
-        """Whether this answer is right where that is the truth."""
-        if not self._equals(truth):
+        """Whether this answer is right where that is the truth. A percentage is so many hundredths: ``50%`` answers
+        0.5 and not 50. Only where the truth itself has the sign may it be left out, like a unit."""
+        left_out = truth.percent and not self.percent and self.value == truth.value
+        if self.worth != truth.worth and not left_out:
             return truth.form == "fraction" and self._rounds(truth)
-        if truth.form != "fraction" and truth.value.denominator == 1:
-            return self.form != "fraction"
+        if truth.form != "fraction" and truth.value.denominator == 1 and not truth.percent:
+            return self.form != "fraction" and not self.percent
         return self.form != "fraction" or self.reduced or not truth.reduced
 
-    def _equals(self, other: Numeral) -> bool:
-        if self.value == other.value:
-            return True
-        if self.percent == other.percent:
-            return False
-        mine, theirs = (n.value / 100 if n.percent else n.value for n in (self, other))
-        return mine == theirs
+    @property
+    def worth(self) -> Fraction:
+        return self.value / 100 if self.percent else self.value
+
+    def rounds_to(self, other: Numeral) -> bool:
+        """Whether the other is this, rounded to the places that it is written with."""
+        return abs(self.worth - other.worth) <= Fraction(10) ** -other.places / 2 / (100 if other.percent else 1)
 
     def _rounds(self, truth: Numeral) -> bool:
         """A decimal as a computer prints a fraction, right to its last place."""
-        return self.figures >= _FIGURES_OF_A_COMPUTER and abs(self.value - truth.value) <= Fraction(10) ** -self.places
+        near = abs(self.value - truth.worth) <= Fraction(10) ** -self.places
+        return self.figures >= _FIGURES_OF_A_COMPUTER and not self.percent and near
 
 
 def clean(text: str) -> str:
@@ -120,7 +140,22 @@ def clean(text: str) -> str:
     text = _join_thousands(_THIN_THOUSANDS.sub("", _BLANKS.sub(" ", text.translate(_CHARACTERS))))
     for pattern, new in _REPLACEMENTS:
         text = pattern.sub(new, text)
+    text = _without_degrees(text)
     return _unwrapped(" ".join(text.split()).rstrip("."))
+
+
+def _without_degrees(text: str) -> str:
+    """Without signs of degrees, but for those in the argument of a function: the tangent of 15 is another number."""
+    in_function = False
+
+    def kept(found: re.Match[str]) -> str:
+        nonlocal in_function
+        if found["degree"] is None:
+            in_function = found["function"] is not None
+            return found.group()
+        return _DEGREE if in_function else ""
+
+    return _DEGREE_OR_FUNCTION.sub(kept, text) if _DEGREE in text else text
 
 
 def _join_thousands(text: str) -> str:
@@ -179,21 +214,23 @@ def numeral(text: str) -> Numeral | None:
     mixed = _MIXED.fullmatch(text.removeprefix("-"))
     if mixed:
         text = f"{'-' if text.startswith('-') else ''}{mixed[1]}\\frac{{{mixed[2]}}}{{{mixed[3]}}}"
-    found = _LITERAL.fullmatch(text.replace(" ", ""))
+    found = _LITERAL.fullmatch(_squeezed(text))
     if found is None:
         return None
     negative = (found["sign"] == "-") != (found["inner"] == "-")
     percent = found["percent"] == "%"
-    if found["decimal"] is not None:
-        value = Fraction("0" + found["decimal"]) * Fraction(10) ** int(found["exponent"] or 0)
-        form = "integer" if re.fullmatch(r"\d+", found["decimal"]) and not found["exponent"] else "decimal"
-        written = found["decimal"]
+    written = found["decimal"] or found["mantissa"]
+    if written is not None:
+        exponent = int(found["exponent"] or found["power"] or found["power1"] or 0)
+        value = Fraction("0" + written) * Fraction(10) ** exponent
+        form = "integer" if re.fullmatch(r"\d+", written) and not found["exponent"] else "decimal"
+        form = form if found["mantissa"] is None else "scientific"
         return Numeral(
             -value if negative else value,
             form,
             percent=percent,
             figures=len(written.replace(".", "").lstrip("0")),
-            places=len(written.partition(".")[2]) - int(found["exponent"] or 0),
+            places=len(written.partition(".")[2]) - exponent,
         )
     top = int(found["top"] or found["top1"] or found["numerator"])
     bottom = int(found["bottom"] or found["bottom1"] or found["denominator"])
@@ -204,6 +241,11 @@ def numeral(text: str) -> Numeral | None:
     if found["whole"] is not None:
         value += int(found["whole"])
     return Numeral(-value if negative else value, "fraction", reduced, percent)
+
+
+def _squeezed(text: str) -> str:
+    """Without blanks, but for those between digits that part no thousands: ``4 2`` is not 42, and ``42 000`` is."""
+    return _BLANK.sub("", text)
 
 
 def _without_brackets(text: str) -> str:
@@ -218,28 +260,64 @@ def words(text: str) -> str | None:
     return "".join(bare.casefold().split()) if _WORDS.fullmatch(bare) else None
 
 
-def _values_alone(one: str, other: str) -> tuple[str, str]:
-    """What both say of the same thing: ``x = 5`` and ``5``. Two equations are left as they are, unless of one name."""
-    sides, others = _EQUALS.split(one), _EQUALS.split(other)
-    if len(sides) > 1 and len(others) > 1 and [s.strip() for s in sides[:-1]] != [s.strip() for s in others[:-1]]:
-        return one, other
-    return sides[-1].strip(), others[-1].strip()
+@dataclass(frozen=True)
+class _Sides:
+    """An answer cut at its signs of equality: what stands last, and whether the others agree with it (None: it would
+    take algebra to tell). ``41 = 42`` states two numbers; ``x = 42`` states one and its name."""
+
+    named: tuple[str, ...]
+    last: str
+    agree: bool | None
+
+
+def _sides(text: str) -> _Sides:
+    """Not cut where what stands before a sign is a list: ``41, x = 42`` are two answers."""
+    sides = [side.strip() for side in _EQUALS.split(text)]
+    if any(_is_list(side) for side in sides[:-1]):
+        return _Sides((), text, True)
+    agreements = [_agree(*pair) for pair in zip(sides, sides[1:], _EQUALS.findall(text), strict=False)]
+    agree = False if False in agreements else None if None in agreements else True
+    return _Sides(tuple(sides[:-1]), sides[-1], agree)
+
+
+def _is_list(text: str) -> bool:
+    """Whether there is a comma, a semicolon or an "or" outside of brackets."""
+    depth = 0
+    for found in re.finditer(r"[(\[{]|[)\]}]|[,;]|\b(?:or|and)\b", text):
+        depth += {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}.get(found.group(), 0)
+        if (found.group() in ",;" and depth <= 0) or found.group() in ("or", "and"):
+            return True
+    return False
+
+
+def _agree(left: str, right: str, sign: str) -> bool | None:
+    """Whether two neighbors state one number; True where the left one is a name, None where it needs algebra."""
+    number, other = numeral(without_units(left)), numeral(without_units(right))
+    if number is not None and other is not None:
+        return number.worth == other.worth or (sign.startswith("\\approx") and number.rounds_to(other))
+    bare = re.sub(r"\\[A-Za-z]+", "", left)
+    return None if re.search(r"\d", bare) and not re.search(r"[A-Za-z]", bare) else True
 
 
 def quick_same(given: str, truth: str) -> bool | None:
     """Whether the answer is right, where that can be told without algebra; None where it cannot."""
     given, truth = clean(given), clean(truth)
-    if given.replace(" ", "") == truth.replace(" ", ""):
+    if _squeezed(given) == _squeezed(truth):
         return True
+    said, right = _sides(given), _sides(truth)
     truth_words = words(truth)
     if truth_words is not None and (len(truth_words) == 1 or len(truth_words) > 2):
-        said = words(last_side(given))
-        if said == truth_words or len(truth_words) > 2:
-            return said == truth_words
-    truth, given = _values_alone(truth, given)
-    expected, said_number = (numeral(without_units(text)) for text in (truth, given))
-    if expected is not None and said_number is not None:
-        return said_number.answers(expected)
-    if expected is not None and expected.form != "fraction" and expected.value.denominator == 1:
+        said_words = words(said.last)
+        if len(truth_words) > 2:
+            return said_words == truth_words
+        if said_words == truth_words:
+            return not any(len(words(name) or "") == 1 for name in said.named)  # B = C is no choice
+    if said.named and right.named and said.named != right.named:
+        number, expected = numeral(without_units(given)), numeral(without_units(truth))
+    else:
+        number, expected = numeral(without_units(said.last)), numeral(without_units(right.last))
+    if expected is not None and number is not None:
+        return number.answers(expected) and said.agree
+    if expected is not None and expected.form in ("integer", "decimal") and expected.value.denominator == 1:
         return False
     return None

@@ -16,7 +16,8 @@ def _names(text: str) -> frozenset[str]:
 
 
 FUNCTIONS = _names(
-    "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh coth ln log exp lg sqrt abs floor ceil binom max min"
+    "sin cos tan cot sec csc "
+    "arcsin arccos arctan arccot arcsec arccsc sinh cosh tanh coth ln log exp lg sqrt abs floor ceil binom max min"
 )
 GREEK = _names(
     """
@@ -27,7 +28,7 @@ GREEK = _names(
 RELATIONS = dict(
     zip(
         ["=", "<", ">", "<=", ">=", "\\le", "\\ge", "!=", "\\ne", "\\in", "\\approx", "\\equiv"],
-        ["=", "<", ">", "<=", ">=", "<=", ">=", "!=", "!=", "in", "=", "="],
+        ["=", "<", ">", "<=", ">=", "<=", ">=", "!=", "!=", "in", "~", "="],
         strict=True,
     )
 )

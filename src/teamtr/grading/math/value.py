@@ -31,6 +31,12 @@ _FUNCTIONS |= {
     "arcsin": mpmath.asin,
     "arccos": mpmath.acos,
     "arctan": mpmath.atan,
+    "arccot": mpmath.acot,
+    "arcsec": mpmath.asec,
+    "arccsc": mpmath.acsc,
+    "arcsinh": mpmath.asinh,
+    "arccosh": mpmath.acosh,
+    "arctanh": mpmath.atanh,
     "log": mpmath.ln,
     "lg": mpmath.log10,
 }
@@ -55,7 +61,7 @@ def value(tree: Node, symbols: Mapping[str, Fraction]) -> Value:
         case "number":
             return tree.value
         case "symbol":
-            return _CONSTANTS[tree.name]() if tree.name in _CONSTANTS else symbols[tree.name.casefold()]
+            return _CONSTANTS[tree.name]() if tree.name in _CONSTANTS else symbols[tree.name]
         case "+":
             return _bounded(_both(value(parts[0], symbols), value(parts[1], symbols), lambda a, b: a + b))
         case "neg":
@@ -79,6 +85,10 @@ def far_apart(one: Value, other: Value) -> bool:
         return one != other
     first, second = _finite(one), _finite(other)
     return bool(abs(first - second) > max(abs(first), abs(second)) * mpmath.mpf(10) ** -15)
+
+
+def distance(one: Value, other: Value) -> Value:
+    return abs(_finite(one) - _finite(other))
 
 
 def coincide(one: Value, other: Value) -> bool:

@@ -41,7 +41,7 @@ from typing import Any
 
 from teamtr.grading.workers.channel import Channel, DeadError, GarbledError, LateError
 from teamtr.grading.workers.lifetime import Owner
-from teamtr.grading.workers.pool import Result
+from teamtr.grading.workers.pool import PATIENCE, Result
 
 MIB = 1 << 20
 
@@ -66,7 +66,7 @@ _OTHER_FORM = Result("crash", message="an answer of another form")
 
 @dataclass(frozen=True)
 class Limits:
-    """What one job may use: wall-clock time (and CPU time), address space, and bytes to answer with."""
+    """What one job may use: processor time (by the clock ten times that), address space, and bytes to answer with."""
 
     seconds: float = 5.0
     memory_bytes: int = 1024 * MIB
@@ -198,9 +198,10 @@ class _Server:
     def run(self, job: Mapping[str, Any], limits: Limits) -> Result:
         channel = self._started()
         nonce = secrets.token_hex(16)
-        deadline = time.monotonic() + limits.seconds + _GRACE_S
+        clock_s = PATIENCE * limits.seconds
+        deadline = time.monotonic() + clock_s + _GRACE_S
         try:
-            for frame in (asdict(limits), job, nonce):
+            for frame in ({**asdict(limits), "clock_s": clock_s}, job, nonce):
                 channel.send(frame, deadline)
             head = channel.receive(deadline)
             if not secrets.compare_digest(head["nonce"], nonce):

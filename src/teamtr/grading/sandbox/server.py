@@ -4,7 +4,7 @@ The channel is a socket on descriptor 0. A frame is eight bytes of length, then 
 
     <- {"sys_path": [...], "preload": [...], "without": {wall: why}}
     -> {"missing": {wall: why}} | {"failed": why there are no namespaces}
-    <- {"seconds": s, "memory_bytes": b, "reply_bytes": b}, the job, a nonce       three frames
+    <- {"seconds": s, "clock_s": s, "memory_bytes": b, "reply_bytes": b}, the job, a nonce       three frames
     -> {"nonce": ..., "kind": "ok" | "timeout" | "crash", "message": ...}          and, when ok, what the job wrote
 
 The job's own process takes the job from the channel, before it is shut in and loses the channel. Only then does the
@@ -25,7 +25,7 @@ import signal
 import socket
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from . import program
@@ -33,6 +33,7 @@ from .isolation import Isolation, NoNamespacesError, enter, restrict
 
 HEADER_BYTES = 8
 TAKEN = b"\n"  # what a job's process writes when it has taken the job off the channel
+_OUT_OF_TIME = (-signal.SIGPROF, -signal.SIGXCPU)  # a timer's and the kernel's limit, for jobs that stop the timer
 COULD_NOT_SHUT_IN = 90  # exit status
 
 
@@ -89,6 +90,7 @@ def _serve(
     isolation: Isolation,
     buffer: memoryview,
     seconds: float,
+    clock_s: float,
     memory_bytes: int,
     reply_bytes: int,
 ) -> None:
@@ -101,12 +103,12 @@ def _serve(
         if os.read(reply_read, len(TAKEN)) != TAKEN:
             raise _LostError
         nonce = _receive(channel)
-        end = _await(channel, reply_read, seconds, buffer[: reply_bytes + 1])
+        end = _await(channel, reply_read, clock_s, buffer[: reply_bytes + 1])
     finally:
         os.close(reply_read)
         status = _end_all(child, isolation)
-    if end.kind == "ok" and not end.filled:
-        end = _obituary(status)
+    if end.kind == "ok" and (not end.filled or status in _OUT_OF_TIME):
+        end = replace(_obituary(status, seconds), filled=end.filled)
     _send(channel, {"nonce": nonce, "kind": end.kind, "message": end.message})
     if end.kind == "ok":
         _send_frame(channel, buffer[: end.filled])
@@ -119,6 +121,7 @@ def _do_job(channel: socket.socket, reply_fd: int, isolation: Isolation, seconds
     try:
         job = _read_frame(channel)
         os.write(reply_fd, TAKEN)
+        signal.setitimer(signal.ITIMER_PROF, seconds)
         restrict(isolation, reply_fd, seconds, memory_bytes)
         status = 0
         program.run(job, reply_fd)
@@ -126,9 +129,10 @@ def _do_job(channel: socket.socket, reply_fd: int, isolation: Isolation, seconds
         os._exit(status)
 
 
-def _await(channel: socket.socket, reply_fd: int, seconds: float, buffer: memoryview) -> _End:
-    """Take all that the job writes until it closes its pipe, unless it takes too long or writes too much."""
-    deadline = time.monotonic() + seconds
+def _await(channel: socket.socket, reply_fd: int, clock_s: float, buffer: memoryview) -> _End:
+    """Take all that the job writes until it closes its pipe, unless it takes too long or writes too much. By the clock
+    it may take longer than by the processor: a busy machine makes no honest job late."""
+    deadline = time.monotonic() + clock_s
     poll = select.poll()
     poll.register(reply_fd, select.POLLIN)
     poll.register(channel, select.POLLIN)  # before we answer, only the owner's end can come
@@ -136,7 +140,7 @@ def _await(channel: socket.socket, reply_fd: int, seconds: float, buffer: memory
     while True:
         ready = {fd for fd, _ in poll.poll(max(0.0, deadline - time.monotonic()) * 1000)}
         if not ready:
-            return _End("timeout", f"no answer within {seconds:g} s", filled)
+            return _End("timeout", f"no answer within {clock_s:g} s", filled)
         if channel.fileno() in ready:
             raise _LostError
         if filled == len(buffer):
@@ -164,11 +168,11 @@ def _end_all(child: int, isolation: Isolation) -> int:
     return status
 
 
-def _obituary(status: int) -> _End:
+def _obituary(status: int, seconds: float) -> _End:
     if status == COULD_NOT_SHUT_IN:
         return _End("crash", "could not be shut in, and so was not run")
-    if status == -signal.SIGXCPU:
-        return _End("timeout", "out of CPU time")
+    if status in _OUT_OF_TIME:
+        return _End("timeout", f"no answer within {seconds:g} s of processor time")
     if status < 0:
         return _End("crash", f"killed by signal {-status} ({signal.strsignal(-status)})")
     return _End("crash", f"left with status {status} and no answer")

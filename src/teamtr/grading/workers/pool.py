@@ -1,9 +1,10 @@
 """Workers that can be killed, and the search for the one item that killed them.
 
 A thread or a future cannot stop a pattern that backtracks for ever or a power tower: only the death of a process
-can. So each worker is a process with its own process group, spoken to over a socket under a
-deadline; when it is late, dies, says too much or says anything but one answer to the request at hand, it is killed with
-everything it started, and replaced by a fork of a process that has everything loaded (``forkserver.py``).
+can. So each worker is a process with its own process group and a limit of processor time, spoken to over a socket under
+a deadline that is ten times as long: a busy machine makes no honest grader late. When it is late, dies, says too much
+or says anything but one answer to the request at hand, it is killed with everything it started, and replaced by a fork
+of a process that has everything loaded (``forkserver.py``).
 
     with WorkerPool(seconds_per_item=2.0) as pool:
         pool.submit("regex", [{"text": "#### 7"}], {"pattern": r"#### (\\d+)"})    # [Result("ok", "7")]
@@ -31,6 +32,8 @@ from teamtr.grading.workers.lifetime import Owner
 
 MIB = 1 << 20
 GIB = 1 << 30
+PATIENCE = 10
+"""A grader is late by the clock after so many times its processor time."""
 SECONDS_TO_REAP = 10.0  # a killed process is gone at once, unless the machine is in great trouble
 
 
@@ -102,7 +105,8 @@ class WorkerPool(Owner):
 
     Args:
         workers: processes; items are shared out among them in contiguous runs.
-        seconds_per_item: the time one item may take. A grader that answers for a whole list at once has that same
+        seconds_per_item: the processor time one item may take; on the clock it may take ``PATIENCE`` times that, which
+            is for graders that wait and do not compute. A grader that answers for a whole list at once has that same
             time for the list; when it is not enough the list is halved, so that one endless item among n costs
             log2(n) + 1 times this, and an honest but slow grader at most about twice its own time.
         seconds_to_load: the time a grader may take to load (imports included).
@@ -208,9 +212,10 @@ class WorkerPool(Owner):
         values: list[Any] = []
         streams = False
         try:
-            # The kernel's alarm comes long after our own deadline: it is for the case that we are gone.
-            call = {"call": items, "alarm": 2 * self._seconds_per_item + 1}
-            for said in worker.answers(call, self._seconds_to_load, self._seconds_per_item):
+            # The kernel's alarm comes after our own deadline: it is for the case that we are gone.
+            by_clock = PATIENCE * self._seconds_per_item
+            call = {"call": items, "processor_s": self._seconds_per_item, "alarm_s": by_clock + 1}
+            for said in worker.answers(call, self._seconds_to_load, by_clock):
                 if "error" in said:
                     failure = Result("crash", message=said["error"])
                     return _Attempt(values, failure, streams, miscounted=said["miscounted"])
@@ -220,13 +225,16 @@ class WorkerPool(Owner):
                 raise ForeignError
         except LateError:
             worker.kill()
-            late = Result("timeout", message=f"no answer within {self._seconds_per_item:g} s")
-            return _Attempt(values, late, streams)
+            return _Attempt(values, Result("timeout", message=f"no answer within {by_clock:g} s"), streams)
         except GarbledError as error:
             worker.kill()
             return _Attempt(values, Result("crash", message=str(error)), streams)
         except DeadError:
-            dead = Result("crash", message=_obituary(worker.kill()))
+            status = worker.kill()
+            if status == -signal.SIGPROF:
+                used_up = f"no answer within {self._seconds_per_item:g} s of processor time"
+                return _Attempt(values, Result("timeout", message=used_up), streams)
+            dead = Result("crash", message=_obituary(status))
             return _Attempt(values, dead, streams, inherited=bool(values) or not fresh)
         except ForeignError:
             worker.kill()

@@ -13,7 +13,7 @@ and with a worker, which is given its key before any grader is loaded::
 
     <- {"key": hex}
     <- {"id": ..., "load": name, "setup": {...}}      -> {"last": true} | {"error": "...", "last": true}
-    <- {"id": ..., "call": [...items], "alarm": s}    -> {"streams": true}?  {"values": [...]}*
+    <- {"id": ..., "call": [...items], "processor_s": s, "alarm_s": s}   -> {"streams": true}?  {"values": [...]}*
                                                          {"last": true} | {"error": "...", "last": true, ...}
 
 What a worker says begins with a keyed digest of the JSON, and the JSON holds the id of the request, which is drawn anew
@@ -41,7 +41,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from itertools import count, islice
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 Item = dict[str, Any]
 Grader = Callable[[list[Item]], Iterable[Any]]
@@ -208,18 +208,29 @@ def _serve(end: socket.socket) -> None:
                 current = graders[key]
             else:
                 assert current is not None, "the pool loads before it calls"
-                _call(current, request["call"], request["alarm"], answer)
+                _call(current, request["call"], _Timers(request["processor_s"], request["alarm_s"]), answer)
             answer.say(last=True)
         except BaseException as error:  # SystemExit and KeyboardInterrupt of a grader are its own affair too
             answer.say(error=_describe(error), miscounted=isinstance(error, Miscount), last=True)
         finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
+            _Timers(0, 0).start()
 
 
-def _call(grader: Grader, items: list[Item], alarm: float, answer: _Answer) -> None:
-    # The pool kills a grader that is late. Should the pool's own process be gone by then, the kernel does it:
-    # SIGALRM keeps its default action, so that not even code which holds the interpreter lock survives.
-    signal.setitimer(signal.ITIMER_REAL, alarm)
+class _Timers(NamedTuple):
+    """When the kernel ends this process: their signals keep their default action, so that not even code which holds
+    the interpreter lock survives. The first counts processor time, so that a busy machine makes nobody late. The second
+    is for the case that the pool, which has a deadline of its own, is gone."""
+
+    processor_s: float
+    alarm_s: float
+
+    def start(self) -> None:
+        signal.setitimer(signal.ITIMER_PROF, self.processor_s)
+        signal.setitimer(signal.ITIMER_REAL, self.alarm_s)
+
+
+def _call(grader: Grader, items: list[Item], timers: _Timers, answer: _Answer) -> None:
+    timers.start()
     answered = grader(items)
     if not isinstance(answered, Iterator):
         values = list(answered)
@@ -231,7 +242,7 @@ def _call(grader: Grader, items: list[Item], alarm: float, answer: _Answer) -> N
     given = 0
     for value in islice(answered, len(items)):
         answer.say(values=[value])
-        signal.setitimer(signal.ITIMER_REAL, alarm)
+        timers.start()
         given += 1
     if given < len(items):
         raise ValueError(f"the grader yielded {given} values for {len(items)} items")

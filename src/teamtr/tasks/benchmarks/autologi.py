@@ -110,7 +110,7 @@ class AutoLogi(Benchmark):
     class Config(BenchmarkConfig):
         """Logic puzzles, verified by their own code in a sandbox."""
 
-        seconds: Above0 = key(5.0, "Time limit of one verification.")
+        seconds: Above0 = key(5.0, "Seconds of processor time for one verification; by the clock ten times that.")
         workers: Positive = key(1, "Verification processes.")
 
     samples = 64

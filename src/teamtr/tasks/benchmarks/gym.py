@@ -87,7 +87,7 @@ class Gym(Benchmark):
         parameters: dict[str, Any] = key({}, "Parameters of the family, such as max_terms: 3.")
         train_problems: Positive = key(1000, "Problems generated for training.")
         test_problems: Positive = key(100, "Problems generated for evaluation.")
-        seconds_per_item: Above0 = key(5.0, "Time limit for scoring one answer.")
+        seconds_per_item: Above0 = key(5.0, "Seconds of processor time for one answer; by the clock ten times that.")
         workers: Positive = key(1, "Scoring processes.")
 
         def arguments(self, context: TaskContext) -> dict[str, Any]:

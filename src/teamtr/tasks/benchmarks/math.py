@@ -77,7 +77,7 @@ class Math(Benchmark):
             "default", "How answers are extracted and compared, see docs/graders.md; official is for gsm8k only."
         )
         against: tuple[NonEmpty, ...] = key((), "Evaluation files or hub ids whose problems must not be trained on.")
-        seconds_per_item: Above0 = key(2.0, "Time limit for comparing one answer.")
+        seconds_per_item: Above0 = key(2.0, "Seconds of processor time for one answer; by the clock ten times that.")
         workers: Positive = key(2, "Grading processes.")
 
         def anchored(self, anchor: Anchor) -> Self:

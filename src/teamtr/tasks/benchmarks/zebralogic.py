@@ -4,7 +4,8 @@ Graded as the benchmark's own evaluator does: of the last complete ``{...}`` at 
 they stand, line breaks are taken out), the key ``solution`` holds a table ``House k`` -> attribute -> value. A cell is
 right when it equals the solution up to case and outer blanks; of a list, its first item counts. A puzzle is right when
 every cell is; a reply without such an object is ``unparsed``, and both earn nothing unless ``partial`` is set. Cell
-accuracy is reported beside (``cell_accuracy``).
+accuracy is reported beside (``cell_accuracy``). Where the benchmark takes the last of two values for one key, such an
+object is no answer here: it would state both.
 
 Sizes are ``houses*attributes``; the benchmark groups them by how many tables there are, (houses!) ** attributes: below
 a thousand small, below a million medium, below ten thousand million large, then xlarge.
@@ -160,7 +161,7 @@ def table_in(text: str) -> Table | None:
     if stated is None:
         return None
     try:
-        answer = read_json(stated.replace("\n", ""))
+        answer = read_json(stated.replace("\n", ""), strict=True)
     except NotJson:
         return None
     solution = answer.get("solution") if isinstance(answer, dict) else None

@@ -37,6 +37,8 @@ class Graded:
     verdicts: Counter[str] = field(default_factory=Counter)
     reward: float = 0.0
     """Sum of the finite rewards."""
+    warnings: tuple[str, ...] = ()
+    """What the task says of its own grader and data."""
 
     @property
     def accuracy(self) -> float:
@@ -64,7 +66,7 @@ def grade_file(
         with to_be_had():
             known = Known(task, data) if data and not task.needs_data_to_grade else _brought_along(task)
             rows = read_rows(responses, half_characters=True)  # as some servers cut a reply
-        graded = Graded()
+        graded = Graded(warnings=task.warnings)
         with whole_file(out) as file:
             for row, verdict in _graded(task, known, rows):
                 file.write(json.dumps(_with_verdict(row, verdict)) + "\n")

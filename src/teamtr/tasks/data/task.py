@@ -18,6 +18,7 @@ from pydantic import AfterValidator, Field, Strict
 
 from teamtr.errors import UserError
 from teamtr.grading import Container, Result, WorkerPool, exact_match, last_number, normalize
+from teamtr.grading.thinking import after_thinking
 from teamtr.settings.paths import Anchor
 from teamtr.settings.refusals import Refusal, hint, show
 from teamtr.settings.section import key, unset
@@ -71,7 +72,8 @@ class DataTask(Task):
             data when a Python reward grades.
         private: for each agent named here, the column shown to it alone.
         grader: ``exact`` (up to case and white space), ``number`` (the last number of the text), ``regex`` (the
-            group of ``pattern`` in its last match), or ``python:file.py:function``.
+            group of ``pattern`` in its last match), or ``python:file.py:function``. The first three read what follows
+            the thinking; a Python reward is given the whole reply, thinking and all.
         pattern: for ``regex``, with exactly one group.
         threshold: the reward from which a Python reward's verdict is "right".
         grade_early: a Python reward judges every completion by itself, so that some may be graded while others are
@@ -102,7 +104,7 @@ class DataTask(Task):
         )
         threshold: Annotated[float, Strict()] = key(1.0, "A reward of at least this counts as right.")
         private: dict[str, NonEmpty] = key({}, "Agent name to the column that only this agent sees.")
-        seconds_per_item: Above0 = key(5.0, "Time limit for grading one answer.")
+        seconds_per_item: Above0 = key(5.0, "Seconds of processor time for one answer; by the clock ten times that.")
         grade_early: Annotated[bool, Strict()] = key(
             False,
             "For grader python: grade episodes while others are still sampled. Only for a function that judges every "
@@ -182,9 +184,9 @@ class DataTask(Task):
 
     def extract(self, text: str) -> str | None:
         if self._is_number:
-            number = last_number(text)
+            number = last_number(after_thinking(text))
             return None if number is None else str(number)
-        return normalize(text) or None
+        return normalize(after_thinking(text)) or None
 
     def close(self) -> None:
         self._pool.close()
@@ -280,9 +282,9 @@ class DataTask(Task):
         if (grader == "regex") != (pattern is not None):
             raise ValueError(f"a pattern goes with grader 'regex' and only with it; got {grader!r} and {pattern!r}")
         if grader == "exact":
-            return lambda graded: [_exact_verdict(str(problem.answer), text) for problem, text in graded]
+            return lambda graded: [_exact_verdict(str(p.answer), after_thinking(text)) for p, text in graded]
         if grader == "number":
-            return lambda graded: [_number_verdict(str(problem.answer), text) for problem, text in graded]
+            return lambda graded: [_number_verdict(str(p.answer), after_thinking(text)) for p, text in graded]
         if pattern is not None:
             _check_pattern(pattern)
             return lambda graded: self._grade_by_pattern(pattern, graded)
@@ -310,7 +312,8 @@ class DataTask(Task):
         return setup
 
     def _grade_by_pattern(self, pattern: str, graded: Graded) -> list[Verdict]:
-        results = self._pool.submit("regex", [{"text": text} for _, text in graded], {"pattern": pattern})
+        items = [{"text": after_thinking(text)} for _, text in graded]
+        results = self._pool.submit("regex", items, {"pattern": pattern})
         return [
             self._failed(result) or _group_verdict(str(problem.answer), result.value)
             for (problem, _), result in zip(graded, results, strict=True)

@@ -5,14 +5,17 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from teamtr.chat.render import ChatMessages
+from teamtr.errors import UserError
 from teamtr.grading.thinking import after_thinking
+from teamtr.settings.section import key
 from teamtr.tasks.base import WrongAnswer
 from teamtr.tasks.benchmarks.arbench.task import ENVIRONMENT, ArBench, budget, row_id, text_in
 from teamtr.tasks.benchmarks.arbench.texts import Texts, fill
@@ -37,6 +40,45 @@ def character_f1(said: str, truth: str) -> float:
     return 2 * precision * recall / (precision + recall)
 
 
+_COMMON_WORDS = """
+a an the and or but if so as of to in on at by for from with into out up then than that this these those there here he
+she it they him her them his hers its their who whom which what when where why how i you we me us my your our is are was
+were be been being am do does did done has have had will would can could may might must not no
+"""
+_EVERYWHERE = frozenset(_COMMON_WORDS.split())
+
+
+def word_f1(said: str, truth: str) -> float:
+    """F1 of the longest sequence of words that both texts have in this order (ROUGE-L), without regard to case,
+    punctuation and the words that every story has: letters earn nothing, another story next to nothing. Linear in what
+    is said."""
+    words, right = (re.findall(r"\w+", text.casefold()) for text in (said, truth))
+    if not _EVERYWHERE.issuperset(right):  # a story of such words alone is compared by them
+        words, right = ([word for word in text if word not in _EVERYWHERE] for text in (words, right))
+    common = _common_in_order(words, right)
+    return 2 * common / (len(words) + len(right)) if common else 0.0
+
+
+def _common_in_order(said: Sequence[str], right: Sequence[str]) -> int:
+    """The length of the longest common subsequence; a bit of ``row`` is 0 where a word of ``right`` adds to it."""
+    places: dict[str, int] = {}
+    for place, word in enumerate(right):
+        places[word] = places.get(word, 0) | 1 << place
+    every = (1 << len(right)) - 1
+    row = every
+    for word in said:
+        found = row & places.get(word, 0)
+        row = ((row + found) | (row - found)) & every
+    return len(right) - row.bit_count()
+
+
+SCORES = {"characters": character_f1, "words": word_f1}
+HACKABLE = (
+    "arbench:sp: score: characters is the benchmark's own and knows no order: the letters of any English text of the "
+    "right length earn about 0.88. Set score: words to train on it"
+)
+
+
 def story_in(text: str) -> str:
     """What follows the thinking, without the marker that the benchmark's prompt asks for, and without differences of
     white space."""
@@ -45,13 +87,37 @@ def story_in(text: str) -> str:
 
 @task("arbench:sp")
 class SituationPuzzles(ArBench):
-    """``arbench:sp``. The reward is the benchmark's character F1 of the reply (after its thinking) against ``bottom``.
+    """``arbench:sp``. The reward is the benchmark's character F1 of the reply (after its thinking) against ``bottom``;
+    with ``score: words``, F1 of the words that both have in the same order.
 
     The benchmark has no threshold from which a story counts as found, and its score allows none: so "right" is the
     true story word for word (up to white space and case), which shows that grading works; report the mean reward.
     """
 
+    class Config(ArBench.Config):
+        """Situation puzzles: the story behind a strange situation, asked for round by round."""
+
+        score: Literal["characters", "words"] = key(
+            "characters",
+            "The reward: F1 of characters, the benchmark's own (letters in any order earn 0.88), or of words in order.",
+        )
+
     kind: ClassVar[str] = "sp"
+
+    def __init__(
+        self,
+        splits: Mapping[str, Sequence[Problem]] | None = None,
+        *,
+        player: Player | None = None,
+        prompts: Path | str | None = None,
+        score: str = "characters",
+    ) -> None:
+        super().__init__(splits, player=player, prompts=prompts)
+        if score not in SCORES:
+            raise UserError(f"arbench:sp has no score {score!r}: use one of {', '.join(SCORES)}")
+        self._score = SCORES[score]
+        if score == "characters":
+            self.warnings += (HACKABLE,)
 
     def problem(self, row: Mapping[str, Any], where: str = "") -> Problem:
         """A row has ``surface`` (what is told) and ``bottom`` (the story)."""
@@ -68,7 +134,7 @@ class SituationPuzzles(ArBench):
         return Referee(self.require_player(REFEREE), self.texts)
 
     def grade_replies(self, replies: Sequence[tuple[Problem, str]]) -> list[Verdict]:
-        return [_verdict(problem.answer, text) for problem, text in replies]
+        return [_verdict(problem.answer, text, self._score) for problem, text in replies]
 
     def extract(self, text: str) -> str | None:
         return story_in(text).casefold() or None
@@ -133,8 +199,8 @@ def word_in(text: str) -> str:
     return _ANSWERS[found[0].lower()] if found else "Unknown"
 
 
-def _verdict(bottom: str, text: str) -> Verdict:
-    told, score = story_in(text), character_f1(after_thinking(text), bottom)
+def _verdict(bottom: str, text: str, score_of: Callable[[str, str], float]) -> Verdict:
+    told, score = story_in(text), score_of(after_thinking(text), bottom)
     if not told:
         return Verdict("unparsed", score)
     return Verdict("right" if told.casefold() == story_in(bottom).casefold() else "wrong", score, told)

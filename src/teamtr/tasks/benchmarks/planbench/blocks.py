@@ -10,6 +10,8 @@ Mystery Blocksworld is the same world under other names. Reading a plan from tex
 
 When no line is an action in words, lines in the planner's form, ``(stack a b)`` or ``(stack red blue)``, are read
 instead: every such line is then a step as it stands, so that a wrong one spoils the plan.
+
+A text that explains its steps, or says them twice, is read by its last list before all this (``prose.py``).
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from teamtr.tasks.benchmarks.planbench.prose import steps_in_last_list
 from teamtr.tasks.benchmarks.planbench.strips import (
     Atom,
     Domain,
@@ -161,6 +164,8 @@ def steps_in(text: str, language: Language, objects: Iterable[str] = ()) -> list
     """The plan that a text states; empty when it states none. Time linear in the text."""
     said = _part_with_the_plan(text.lower())
     names = language.names_of(objects)
+    if names and (listed := steps_in_last_list(said, language.domain, names)):
+        return listed
     return (_steps_in_words(said, language.domain, names) if names else []) or steps_in_pddl(said, names)
 
 
