@@ -85,7 +85,7 @@ def main() -> None:
     from torch.distributed.tensor import DTensor
 
     from teamtr.engines.cluster import ranks
-    from teamtr.engines.cluster.sharded_models import shard_layers
+    from teamtr.engines.cluster.sharded_models import LayerSpread
 
     rank, world, port, shards, kind, sharded, out = sys.argv[1:]
     torch.set_num_threads(1)
@@ -93,7 +93,7 @@ def main() -> None:
     own = ranks.Ranks(int(shards), lockstep=sharded == "sharded")
     policy = make_policy(kind)
     if own.lockstep:
-        shard_layers(policy.model, own.turn)
+        LayerSpread(own, policy.device).spread(policy.model)
         spread = [p for name, p in policy.causal_lm.get_decoder().layers.named_parameters() if "lora_" not in name]
         assert all(isinstance(p, DTensor) and (p.to_local().numel() < p.numel() or world == "1") for p in spread)
     learner = learner_of(policy, own)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, rms_norm, silu
 
+from teamtr.engines.slices import gathered
 from teamtr.engines.torch.anatomy import PRODUCTS, Anatomy, epsilon_of, inspect_attention
 from teamtr.engines.torch.attention import Unsupported, packed_now, require_plain
 
@@ -264,7 +265,8 @@ def _is_gated(module: Any) -> bool:
         return False
     weight = next(module.parameters())
     x = torch.linspace(-30.0, 50.0, 2 * width, device=weight.device, dtype=weight.dtype).view(2, width)
-    theirs, ours = module(x), down(silu(gate(x)) * up(x))
+    with gathered(module):
+        theirs, ours = module(x), down(silu(gate(x)) * up(x))
     return isinstance(theirs, Tensor) and torch.allclose(theirs, ours, rtol=1e-4, atol=1e-5 * float(ours.abs().max()))
 
 
@@ -280,5 +282,6 @@ def _is_rms_norm(module: Any) -> bool:
     ):
         return False
     x = torch.linspace(-3.0, 5.0, len(weight), device=weight.device).expand(2, -1)
-    ours = rms_norm(x, (len(weight),), weight.float(), epsilon_of(module))
-    return torch.allclose(module(x).float(), ours, rtol=1e-5, atol=1e-6)
+    with gathered(module):
+        theirs, ours = module(x), rms_norm(x, (len(weight),), module.weight.float(), epsilon_of(module))
+    return torch.allclose(theirs.float(), ours, rtol=1e-5, atol=1e-6)

@@ -13,7 +13,6 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from teamtr.engines.critic import LinearHead, ValueHead
@@ -22,8 +21,8 @@ from teamtr.engines.paged.pool import SamplerPool
 from teamtr.engines.paged.sampler import Server
 from teamtr.engines.policy import Head, Policy, Precision
 from teamtr.engines.sampling import TokenSampler
-from teamtr.engines.slices import cut, is_spread, whole
-from teamtr.engines.slices import own as own_part
+from teamtr.engines.slices import is_spread, whole
+from teamtr.engines.stored import Reader, tensors_in
 from teamtr.engines.torch.attention import (
     Mixing,
     Packed,
@@ -140,21 +139,19 @@ class TransformerPolicy(Policy):
 
     @torch.no_grad()
     def load_weights(self, folder: Path) -> None:
+        """Tensor after tensor, and of spread ones the rows of this process alone."""
         own = self.parameters()
         if self.adapter is None:
-            stored: dict[str, Tensor] = {}
-            for file in sorted(folder.glob("model*.safetensors")):
-                stored.update(load_file(file))
+            stored = tensors_in(sorted(folder.glob("model*.safetensors")))
         else:
-            stored = {
-                _adapter_key(key, self.adapter): value
-                for key, value in load_file(folder / "adapter_model.safetensors").items()
-            }
+            found = tensors_in([folder / "adapter_model.safetensors"])
+            stored = {_adapter_key(key, self.adapter): tensor for key, tensor in found.items()}
         missing = sorted(set(own) - set(stored))
         if missing or not stored:
             raise ValueError(f"{folder} does not hold the weights of this agent: {missing[:3] or 'no file'} missing")
-        for name, parameter in own.items():
-            own_part(parameter).copy_(cut(stored[name], parameter))
+        with Reader() as reader:
+            for name, parameter in own.items():
+                reader.into(parameter, stored[name])
 
     # -- computing --------------------------------------------------------------------------------------------
 
