@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 import socket
 import subprocess
@@ -21,6 +22,7 @@ from teamtr.engines.shards import Shards
 from teamtr.engines.torch.model_files import INDEX, WEIGHTS, ModelError
 from teamtr.engines.torch.outline import NotInParts, Unread, slots_of
 from teamtr.engines.torch.pretrained import load_outline, load_pretrained
+from teamtr.engines.torch.spread_linears import round_again_on_the_way_back
 from teamtr.engines.torch.tokenizer import character_tokenizer
 
 TEAM = """
@@ -149,6 +151,36 @@ def test_what_is_wrong_with_a_model_is_told_as_ever(tied: Path, tmp_path: Path) 
     Unread(slots_of(found.model), found.stored).read(torch.device("cpu"))
     with pytest.raises(ModelError, match=r"not finite numbers \(model\.norm\.weight in model\.safetensors\)"):
         found.require_finite(found.model.state_dict())
+
+
+# -- in half precision -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_linear_layer_that_rounds_in_passing_is_what_autocast_computes_and_keeps_no_rounded_weight(
+    bias: bool,
+) -> None:
+    torch.manual_seed(0)
+    theirs = torch.nn.Linear(16, 24, bias=bias)
+    ours = copy.deepcopy(theirs)
+    round_again_on_the_way_back(ours)
+    x, found = torch.randn(1, 5, 16), []
+    for layer in (theirs, ours):
+        given, kept = x.clone().requires_grad_(), []
+        hooks = torch.autograd.graph.saved_tensors_hooks(lambda t, kept=kept: kept.append(t) or t, lambda t: t)
+        with torch.autocast("cpu", dtype=torch.float16), hooks:
+            out = layer(given)
+        out.backward(torch.linspace(-1.0, 1.0, out.numel()).view_as(out).half())
+        assert torch.equal(layer(x), torch.nn.functional.linear(x, layer.weight, layer.bias)), (
+            "as ever without autocast"
+        )
+        weights = [t for t in kept if t.numel() == 16 * 24]
+        found.append(([out, given.grad, *(p.grad for p in layer.parameters())], weights))
+    for a, b in zip(found[0][0], found[1][0], strict=True):
+        assert (a.dtype, a.shape) == (b.dtype, b.shape)
+        assert torch.equal(a, b)
+    assert [t.dtype for t in found[0][1]] == [torch.float16], "which autocast keeps"
+    assert [t.data_ptr() for t in found[1][1]] == [ours.weight.data_ptr()]
 
 
 # -- over ranks --------------------------------------------------------------------------------------------------

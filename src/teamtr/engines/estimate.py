@@ -88,10 +88,10 @@ class Held:
     """What the largest spread layer takes while it is passed through (``passing_bytes``)."""
 
 
-def passing_bytes(layer: int, *, trained: bool) -> int:
-    """Of a spread layer of so many bytes, whole for a moment: its weights; where they are trained also their gradient,
-    as it was computed, as it is sent and as it arrives."""
-    return layer * (4 if trained else 1)
+def passing_bytes(layer: int, *, trained: bool, half: bool) -> int:
+    """Of a spread layer of so many bytes, whole for a moment: its weights, in half precision half as much again for
+    rounded ones, and where they are trained their gradient, as it was computed, as it is sent and as it arrives."""
+    return layer * (4 if trained else 1) + (layer // 2 if half else 0)
 
 
 @dataclass(frozen=True)

@@ -216,7 +216,7 @@ class PolicyLearner:
                 return gather_shards(parts, shards, forward, parameters, self._scale(), self.policy.computing)
             counts = self.passes.counts(reference.batch, rows)
             idly, computing = self.passes.pass_idly, self.policy.computing
-            return gather_in_lockstep(parts, counts, shards, forward, idly, parameters, computing)
+            return gather_in_lockstep(parts, counts, shards, forward, idly, parameters, self._scale(), computing)
 
         forget_gradients(self.policy)
         by_shard = self.passes.fitting(gathered)

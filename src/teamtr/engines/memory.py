@@ -62,7 +62,8 @@ def _passing(policy: TransformerPolicy) -> int:
     """What the largest layer takes that processes hold in parts; 0 where this one holds all of them."""
     layers = getattr(policy.causal_lm.get_decoder(), "layers", ())
     sizes = [sum(p.numel() * p.element_size() for p in layer.parameters() if is_spread(p)) for layer in layers]
-    return estimate.passing_bytes(max(sizes, default=0), trained=policy.adapter is None)
+    half = policy.precision in ("fp16", "bf16")
+    return estimate.passing_bytes(max(sizes, default=0), trained=policy.adapter is None, half=half)
 
 
 def _counted(learners: Mapping[str, PolicyLearner]) -> tuple[int, int]:

@@ -67,7 +67,7 @@ def held(setup: Setup) -> Held:
         if adapted:
             weights += 4 * held_parameters(shape, setup.cluster)
             adapters += 4 * sum(member.trained for member in adapted)
-            halves += max(_half_bytes(shape, setup.precision(member)) for member in adapted)
+            halves += max(_half_bytes(shape, setup.precision(member), setup.cluster) for member in adapted)
     trained = [setup.member(name) for name in setup.demand.messages]
     return Held(
         who=in_words([member.name for member in members]),
@@ -77,13 +77,15 @@ def held(setup: Setup) -> Held:
         served=tuple(_served(setup, weights + adapters)),
         trained=tuple(_trained(setup, member) for member in trained),
         on_card=on_card,
-        passing=max(_passing(member, setup.cluster) for member in members),
+        passing=max(_passing(setup, member) for member in members),
     )
 
 
-def _passing(member: Member, cluster: Cluster) -> int:
+def _passing(setup: Setup, member: Member) -> int:
+    if not setup.cluster.shard_base:
+        return 0
     layer = 4 * -(-member.shape.blocks // member.shape.layers)
-    return passing_bytes(layer, trained=not member.adapted) if cluster.shard_base else 0
+    return passing_bytes(layer, trained=not member.adapted, half=setup.precision(member) in HALVES)
 
 
 def held_parameters(shape: ModelShape, cluster: Cluster) -> int:
@@ -93,8 +95,10 @@ def held_parameters(shape: ModelShape, cluster: Cluster) -> int:
     return shape.parameters - shape.blocks + -(-shape.blocks // cluster.workers)
 
 
-def _half_bytes(shape: ModelShape, precision: str) -> int:
-    return 2 * (shape.body + (shape.head if precision == "fp16" else 0)) if precision in HALVES else 0
+def _half_bytes(shape: ModelShape, precision: str, cluster: Cluster) -> int:
+    """Copies that are kept: of spread blocks none."""
+    body = 0 if cluster.shard_base else shape.body
+    return 2 * (body + (shape.head if precision == "fp16" else 0)) if precision in HALVES else 0
 
 
 def _served(setup: Setup, held_already: int) -> list[Served]:

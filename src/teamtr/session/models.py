@@ -400,8 +400,6 @@ def _precision(team_file: TeamFile, device: torch.device) -> Precision:
     asked = team_file.learner.precision
     if asked != "auto":
         return asked
-    if team_file.cluster.shard_base:  # a copy in half precision would be whole
-        return "tf32" if device.type == "cuda" else "fp32"
     return CHEAPEST_FIRST[0] if device.type == "cuda" else "fp32"
 
 

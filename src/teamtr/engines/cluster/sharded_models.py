@@ -19,6 +19,7 @@ from torch.distributed.fsdp import fully_shard
 
 from teamtr.engines.cluster.ranks import Ranks, Turn
 from teamtr.engines.torch.outline import Unread
+from teamtr.engines.torch.spread_linears import round_again_on_the_way_back
 
 
 class LayerSpread:
@@ -39,6 +40,7 @@ class LayerSpread:
         if unread is not None:
             unread.forget_layers(layers)
         for layer in layers:
+            round_again_on_the_way_back(layer)
             fully_shard(layer, mesh=self.mesh, ignored_params=adapters, reshard_after_forward=True)
             layer._apply(lambda t: torch.empty_like(t, device=self.device) if t.is_meta else t)
             layer.set_gradient_divide_factor(1.0)
@@ -51,8 +53,9 @@ class LayerSpread:
 
 class OrderedSum:
     """Adds up one layer's gradients of all ranks, in their order, after those of the passes before: what comes out does
-    not depend on how many ranks there are. A rank that passes idly adds nothing, not even zeros. FSDP2 calls it instead
-    of the usual reduce-scatter."""
+    not depend on how many ranks there are. A rank that passes idly adds nothing, not even zeros. Gradients of a scaled
+    loss are looked at by the rank that they come from, and freed of the scale. FSDP2 calls it instead of the usual
+    reduce-scatter."""
 
     def __init__(self, turn: Turn) -> None:
         self.turn = turn
@@ -63,12 +66,15 @@ class OrderedSum:
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False
     ) -> None:
+        if self.turn.scale > 1.0:
+            self.turn.looked_at.append(torch.isfinite(input_tensor).all())
         received = torch.empty_like(input_tensor)
         dist.all_to_all_single(received, input_tensor, group=group)
         parts = received.view(group.size(), -1)
         total = self.turn.sums.get(self)
         for rank in self.turn.ranks:
-            total = parts[rank] if total is None else total + parts[rank]
+            own = parts[rank] if self.turn.scale == 1.0 else parts[rank] / self.turn.scale
+            total = own if total is None else total + own
         assert total is not None, "somebody has rows in every pass"
         output_tensor.copy_(total)
         self.turn.sums[self] = output_tensor

@@ -98,7 +98,9 @@ class TransformerPolicy(Policy):
         """Memory of the base's weights kept in half precision beside the full ones, when training uses them."""
         if self._fused is None or self.precision not in _HALF:
             return 0
-        body = sum(2 * w.numel() for w in (*(layer.weight for layer in self._fused.linears), *self._fused.unfused))
+        body = 0
+        if not self._fused.spread:
+            body = sum(2 * w.numel() for w in (*(layer.weight for layer in self._fused.linears), *self._fused.unfused))
         return body + (2 * self.causal_lm.get_output_embeddings().weight.numel() if self.precision == "fp16" else 0)
 
     # -- weights ----------------------------------------------------------------------------------------------
