@@ -81,10 +81,9 @@ def _settings(setup: Setup, card: Card, cards: int) -> Iterator[Setup]:
     while workers <= cards:
         for shard_base in (False, True) if workers > 1 else (False,):
             cluster = Cluster(card, cards, workers, workers, shard_base)
-            precision = "tf32" if shard_base and setup.members[0].adapted else setup.learning.precision
             placed = replace(setup, cluster=cluster)
             for micro_batch, pages in product(MICRO_BATCHES, (None, pages_of_a_batch(placed))):
-                learning = replace(setup.learning, micro_batch=micro_batch, precision=precision)
+                learning = replace(setup.learning, micro_batch=micro_batch)
                 yield replace(placed, learning=learning, sampling=replace(setup.sampling, memory=pages))
         workers *= 2
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from teamtr.engines.sampling import TokenSampler
 
@@ -32,10 +32,14 @@ settings.register_profile("any machine", deadline=None, suppress_health_check=[H
 settings.load_profile("any machine")
 
 LORA = SimpleNamespace(rank=4, alpha=8.0, targets="all-linear")
+FEW = SimpleNamespace(rank=4, alpha=8.0, targets=["q_proj", "down_proj"])
+"""Adapters that leave some layers plain."""
 
 
-def make_policy(kind: str, *, seed: int = 0, temperature: float = 1.0):
-    """A small policy of each kind that the library has."""
+def make_policy(
+    kind: str, *, seed: int = 0, temperature: float = 1.0, lora: Any = LORA, spread: Callable[[Any], None] | None = None
+):
+    """A small policy of each kind that the library has. ``spread``: makes other processes hold parts of its model."""
     import torch
 
     from teamtr.engines.tabular import TabularPolicy
@@ -49,8 +53,12 @@ def make_policy(kind: str, *, seed: int = 0, temperature: float = 1.0):
     with torch.no_grad():  # an untrained model is almost uniform; sharpen it, so that tests see mistakes
         model.get_input_embeddings().weight.mul_(15.0)
     if kind == "full":
+        if spread is not None:
+            spread(model)
         return TransformerPolicy(model, tokenizer, temperature=temperature)
-    shared = share_base(model, {"agent": LORA, "other": LORA}, seed=seed)
+    shared = share_base(model, {"agent": lora, "other": lora}, seed=seed)
+    if spread is not None:
+        spread(shared)
     policy = TransformerPolicy(shared, tokenizer, adapter="agent", temperature=temperature, fused=fuse_lora(shared))
     with torch.no_grad():  # an adapter starts as no change; give it one, so that tests see it
         generator = torch.Generator().manual_seed(seed + 1)

@@ -1,6 +1,6 @@
 """All that a learner is asked, in one process or as one rank of several; as a program it is such a rank.
 
-python rank_calls.py RANK WORLD PORT SHARDS KIND OUT
+python rank_calls.py RANK WORLD PORT SHARDS KIND HELD PRECISION OUT
 """
 
 from __future__ import annotations
@@ -8,20 +8,33 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from conftest import make_batch, make_policy
+from conftest import FEW, make_batch, make_policy
 from teamtr.engines.learner import PolicyLearner
 from teamtr.engines.policy import Policy
 from teamtr.engines.shards import Shards
 from teamtr.theory.objective import Objective
 
 PROBLEMS, GROUP = 5, 3
+OVERFLOWING = 2.0**19
 
 
-def learner_of(policy: Policy, shards: Shards, micro_batch: int = 2) -> PolicyLearner:
-    return PolicyLearner("agent", policy, micro_batch=micro_batch, keep_initial=True, critic=True, shards=shards)
+def policy_of(kind: str, spread: Callable[[Any], None] | None = None) -> Policy:
+    """``few``: adapters that leave some layers plain."""
+    return make_policy("lora", lora=FEW, spread=spread) if kind == "few" else make_policy(kind, spread=spread)
+
+
+def learner_of(policy: Policy, shards: Shards, micro_batch: int = 2, precision: str = "fp32") -> PolicyLearner:
+    """In float16 it begins at a scale that some micro-batches overflow at."""
+    learner = PolicyLearner("agent", policy, micro_batch=micro_batch, keep_initial=True, critic=True, shards=shards)
+    if precision != "fp32":
+        policy.precision = precision
+    if precision == "fp16":
+        learner.optimizer.loss_scale = OVERFLOWING
+    return learner
 
 
 def everything(learner: PolicyLearner, folder: Path, wait: Callable[[], None] = lambda: None) -> dict[str, np.ndarray]:
@@ -48,6 +61,7 @@ def everything(learner: PolicyLearner, folder: Path, wait: Callable[[], None] = 
     keep("step", stats.surrogate, stats.kl_full, stats.grad_norm, stats.ratio_clip_rate, stats.kl_reference)
     some = rows[batch.problem_M == 1]  # all of one shard: whoever has no row of a step takes part in it too
     stats = learner.step(some, advantages[some], Objective(), beta=0.1, learning_rate=1e-2)
+    keep("scale", learner.optimizer.loss_scale)
     keep("step of one shard", stats.surrogate, stats.kl_full, stats.grad_norm)
     version("after steps")
     targets = [np.full(n, 0.5) for n in batch.lengths_M]
@@ -85,18 +99,17 @@ def main() -> None:
     from torch.distributed.tensor import DTensor
 
     from teamtr.engines.cluster import ranks
-    from teamtr.engines.cluster.sharded_models import shard_layers
+    from teamtr.engines.cluster.sharded_models import LayerSpread
 
-    rank, world, port, shards, kind, sharded, out = sys.argv[1:]
+    rank, world, port, shards, kind, sharded, precision, out = sys.argv[1:]
     torch.set_num_threads(1)
     ranks.join(int(rank), int(world), _place(int(rank), int(port)), 120.0)
     own = ranks.Ranks(int(shards), lockstep=sharded == "sharded")
-    policy = make_policy(kind)
+    policy = policy_of(kind, LayerSpread(own, torch.device("cpu")).spread if own.lockstep else None)
     if own.lockstep:
-        shard_layers(policy.model, own.turn)
         spread = [p for name, p in policy.causal_lm.get_decoder().layers.named_parameters() if "lora_" not in name]
         assert all(isinstance(p, DTensor) and (p.to_local().numel() < p.numel() or world == "1") for p in spread)
-    learner = learner_of(policy, own)
+    learner = learner_of(policy, own, precision=precision)
     found = everything(learner, Path(out) / "saved", torch.distributed.barrier)
     np.savez(Path(out) / f"{rank}.npz", **found, tokens=np.array(list(learner.tokens.values())))
 

@@ -17,14 +17,16 @@ from teamtr.engines.shards import Shards, spread
 KINDS = ["tabular", "full", "lora"]
 
 
-def ranks_of(world: int, shards: int, kind: str, out: Path, sharded: str = "whole") -> list[dict[str, np.ndarray]]:
+def ranks_of(
+    world: int, shards: int, kind: str, out: Path, sharded: str = "whole", precision: str = "fp32"
+) -> list[dict[str, np.ndarray]]:
     """What each of so many ranks found."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     program = [sys.executable, rank_calls.__file__]
     started = [
-        subprocess.Popen([*program, str(rank), str(world), str(port), str(shards), kind, sharded, str(out)])
+        subprocess.Popen([*program, str(rank), str(world), str(port), str(shards), kind, sharded, precision, str(out)])
         for rank in range(world)
     ]
     assert [process.wait(300) for process in started] == [0] * world
@@ -95,6 +97,45 @@ def test_of_weights_that_are_trained_in_parts_any_number_of_ranks_makes_the_same
         if value.dtype != np.uint8:  # versions, which rounding changes
             np.testing.assert_allclose(first[name], value, rtol=1e-4, atol=2e-6, err_msg=name)
     np.testing.assert_array_equal(first["at first"], expected["at first"], err_msg="the hash is that of whole weights")
+
+
+@pytest.mark.long
+@pytest.mark.cluster
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("kind", ["lora", "few"])
+def test_in_half_precision_too(kind, precision, tmp_path):
+    """In float16 the first step overflows, and what overflowed is computed again while others pass idly. All in new
+    processes: where a processor lacks bf16, torch computes otherwise for good once it was asked for it."""
+    (tmp_path / "alone").mkdir()
+    expected = ranks_of(1, 3, kind, tmp_path / "alone", "whole", precision)[0]
+    del expected["tokens"]
+    assert precision == "bf16" or expected["scale"] < rank_calls.OVERFLOWING, "else nothing overflowed"
+    for rank in ranks_of(2, 3, kind, tmp_path, "sharded", precision):
+        for name, value in expected.items():
+            np.testing.assert_array_equal(rank[name], value, err_msg=name)
+
+
+@pytest.mark.long
+@pytest.mark.cluster
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_of_weights_that_are_trained_in_parts_in_half_precision_any_number_of_ranks_makes_the_same(precision, tmp_path):
+    (tmp_path / "alone").mkdir()
+    expected = ranks_of(1, 5, "full", tmp_path / "alone", "whole", precision)[0]
+    found = {}
+    for world in (1, 2, 3):
+        (tmp_path / str(world)).mkdir()
+        found[world] = ranks_of(world, 5, "full", tmp_path / str(world), "sharded", precision)
+    first = found[1][0]
+    assert precision == "bf16" or first["scale"] < rank_calls.OVERFLOWING, "else nothing overflowed"
+    for world, ranks in found.items():
+        for rank in ranks:
+            for name in set(first) - {"tokens"}:
+                np.testing.assert_array_equal(rank[name], first[name], err_msg=f"{name} with {world} ranks")
+    for name in ("begin", "token_logprobs", "values"):
+        np.testing.assert_array_equal(first[name], expected[name], err_msg=f"{name}: as autocast computes it")
+    np.testing.assert_allclose(first["step"], expected["step"], rtol=0.03, atol=1e-3)
 
 
 @pytest.mark.long

@@ -107,7 +107,6 @@ def _elsewhere(settings: TeamFile, where: Where, as_json: bool) -> None:
         record: dict[str, Any] = {
             **planned.as_record(),
             "fits": found.memory.fits,
-            "loading_gb": found.memory.loading / 2**30,
             "card": cluster.card.name,
             "cards": cluster.cards,
             "workers": cluster.workers,
@@ -126,8 +125,6 @@ def _tell_group(group: Prediction, placed: Placement, as_json: bool) -> None:
     if cluster.name:
         answer(f"{cluster.name}: {cluster.workers} {'worker' if cluster.workers == 1 else 'workers'}", as_json)
     _tell_memory(group.memory.plan, as_json)
-    if not group.memory.fits and group.memory.plan.fits:
-        answer(f"DOES NOT FIT while it loads: the whole base takes {group.memory.loading / 2**30:.3g} GB", as_json)
     fit = "" if placed.fit_on_a_card is None else f", memory for {placed.fit_on_a_card}"
     answer(f"placement: {placed.workers_on_a_card} to a card{fit}; cluster.shard_base {placed.sharding}", as_json)
 
@@ -137,7 +134,6 @@ def _group_record(group: Prediction, placed: Placement) -> dict[str, Any]:
     return {
         **group.memory.plan.as_record(),
         "fits": group.memory.fits,
-        "loading_gb": group.memory.loading / 2**30,
         "workers": cluster.workers,
         "agents": [member.name for member in group.setup.members],
         "stage_seconds": group.seconds,

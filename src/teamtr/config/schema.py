@@ -206,20 +206,11 @@ class TeamFile(Section):
         if self.learner.cross_fit and count < 4:
             message = f"learner.cross_fit halves the problems of a batch: plan.problems must be 4 or more, got {count}"
             yield Refusal(("learner", "cross_fit"), message, (("learner", "cross_fit"), ("plan", "problems")))
-        if self.cluster.shard_base:
-            yield from self._refusals_of_sharding()
         if self.sampling.engine == "vllm":
             yield from self._refusals_of_vllm()
         for i, name in enumerate(self.trackers):
             if name in self.trackers[:i]:
                 yield Refusal(("trackers", i), f'trackers names "{name}" twice')
-
-    def _refusals_of_sharding(self) -> Iterator[Refusal]:
-        """What is spread is computed with in full precision."""
-        here = ("cluster", "shard_base")
-        if self.learner.precision in ("fp16", "bf16"):
-            message = f"cluster.shard_base computes in fp32 or tf32, not in learner.precision: {self.learner.precision}"
-            yield Refusal(here, message, (here, ("learner", "precision")))
 
     def _refusals_of_vllm(self) -> Iterator[Refusal]:
         """Models that vLLM cannot hold, and weights that a server which runs cannot be given."""

@@ -84,6 +84,14 @@ class Held:
     served: tuple[Served, ...]
     trained: tuple[Trained, ...]
     on_card: bool
+    passing: int = 0
+    """What the largest spread layer takes while it is passed through (``passing_bytes``)."""
+
+
+def passing_bytes(layer: int, *, trained: bool, half: bool) -> int:
+    """Of a spread layer of so many bytes, whole for a moment: its weights, in half precision half as much again for
+    rounded ones, and where they are trained their gradient, as it was computed, as it is sent and as it arrives."""
+    return layer * (4 if trained else 1) + (layer // 2 if half else 0)
 
 
 @dataclass(frozen=True)
@@ -123,6 +131,8 @@ def _items(held: Held, demand: Demand) -> Iterator[MemoryItem]:
         yield MemoryItem("adapters", held.adapters)
     if held.halves:
         yield MemoryItem("base in half precision", held.halves, "for training adapters on it")
+    if held.passing:
+        yield MemoryItem("a spread layer", held.passing, "whole while it is passed through")
     for served in held.served:
         yield from _served(served, demand)
     if held.trained:

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from teamtr.engines.shards import Rows, Shards
-from teamtr.engines.slices import is_spread, square_sum
+from teamtr.engines.shards import Part, Rows, Shards
+from teamtr.engines.slices import is_spread, own, square_sum
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,11 @@ def gather(
     parameters: Sequence[nn.Parameter],
     scale: float,
     computing: Callable[[], AbstractContextManager[None]],
+    *,
+    lockstep: bool = False,
 ) -> Gathered:
     """Forward and backward over all parts, each ``computing``. Not finite where a loss is not, or a gradient at any
-    scale."""
+    scale. ``lockstep``: whoever has gone forward with others goes back with them, even if it is of no use."""
     for parameter in parameters:
         parameter.grad = None
     gathering = _Scaled(parameters, scale) if scale > 1.0 else _Plain(parameters)
@@ -73,9 +75,10 @@ def gather(
         with computing():
             part = forward(rows)
             waiting.extend(gathering.look())
-            if gathering.broken:
-                break
-            gathering.backward(rows, part)
+            if lockstep or not gathering.broken:
+                gathering.backward(rows, part)
+        if gathering.broken:
+            break
         if not waiting:
             waiting.extend(gathering.look())
     return gathering.done()
@@ -92,8 +95,8 @@ def gather_shards(
     """``gather`` for each shard of this process. Every shard begins at the same scale, whatever another came to."""
     found = {}
     for shard, parts in own:
-        one = gather(parts, forward, parameters, scale, computing)
-        found[shard] = one if shards.count == 1 else replace(one, flat=_flat(parameters))
+        one = gather(parts, forward, parameters, scale, computing, lockstep=shards.lockstep)
+        found[shard] = one if shards.count == 1 and not shards.lockstep else replace(one, flat=_flat(parameters))
     return found
 
 
@@ -104,37 +107,153 @@ def gather_in_lockstep(
     forward: Callable[[Rows], LossPart],
     pass_idly: Callable[[], None],
     parameters: Sequence[nn.Parameter],
+    scale: float,
     computing: Callable[[], AbstractContextManager[None]],
 ) -> dict[int, Gathered]:
     """``gather_shards`` where all processes pass through the model together; ``counts``: how many micro-batches each
     shard has, wherever it is computed. Spread weights end up with the gradient of the whole step: it adds up as passes
     follow each other, whichever shards they are of. The others have one for each shard."""
-    spread = [p for p in parameters if is_spread(p)]
-    here = [p for p in parameters if not is_spread(p)]
-    parts = dict(own)
-    held: dict[int, list[Tensor | None]] = {}
-    sums: dict[int, Tensor] = {}
-    for turn in shards.turns(counts):
-        for parameter in spread if shards.carries_sums else ():
-            parameter.grad = None
-        if turn is None:
-            pass_idly()
-            continue
-        shard, number = turn
-        for parameter, gradient in zip(here, held.get(shard, [None] * len(here)), strict=True):
-            parameter.grad = gradient
-        with computing():
-            part = forward(parts[shard][number])
-            part.loss.backward()
-        held[shard] = [p.grad for p in here]
-        sums[shard] = sums[shard] + part.sums.detach() if shard in sums else part.sums.detach()
-    found = {}
-    for shard, gradients in held.items():
-        for parameter, gradient in zip(here, gradients, strict=True):
-            parameter.grad = gradient
-        norm = float(_norm(gradients, sums[shard]))
-        found[shard] = Gathered(sums[shard].tolist(), norm, 1.0, flat=_flat(here))
+    if scale > 1.0 and not any(map(is_spread, parameters)):
+        return _beside_each_other(own, shards, forward, pass_idly, parameters, scale, computing)
+    gathering = _InLockstep(dict(own), shards, forward, pass_idly, parameters, computing)
+    todo: list[Part] = [(shard, number) for shard, count in counts.items() for number in range(count)]
+    with shards.one_step():
+        while True:
+            todo = gathering.go_over(todo, scale)
+            if not todo:
+                return gathering.done(scale)
+            scale /= 2
+
+
+def _beside_each_other(
+    own: Sequence[tuple[int, Sequence[Rows]]],
+    shards: Shards,
+    forward: Callable[[Rows], LossPart],
+    pass_idly: Callable[[], None],
+    parameters: Sequence[nn.Parameter],
+    scale: float,
+    computing: Callable[[], AbstractContextManager[None]],
+) -> dict[int, Gathered]:
+    """No gradient goes from process to process: each looks at its own and computes again what overflowed, as it would
+    alone. How many passes that takes shows as they are made, so everyone says before each whether he has one."""
+
+    def somebody(busy: bool) -> bool:
+        return shards.least(0.0 if busy else 1.0) < 1.0
+
+    def together(rows: Rows) -> LossPart:
+        somebody(True)
+        return forward(rows)
+
+    found = gather_shards(own, shards, together, parameters, scale, computing)
+    while somebody(False):
+        pass_idly()
     return found
+
+
+class _InLockstep:
+    """Passes that all processes make together. In float16, micro-batches that overflowed are left out of the sums and
+    come again at half the scale when all others are through, so that no sum depends on who passed with whom."""
+
+    def __init__(
+        self,
+        parts: Mapping[int, Sequence[Rows]],
+        shards: Shards,
+        forward: Callable[[Rows], LossPart],
+        pass_idly: Callable[[], None],
+        parameters: Sequence[nn.Parameter],
+        computing: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        self.parts = parts
+        self.shards = shards
+        self.forward = forward
+        self.pass_idly = pass_idly
+        self.computing = computing
+        self.spread = [p for p in parameters if is_spread(p)]
+        self.here = [p for p in parameters if not is_spread(p)]
+        self.held: dict[int, list[Tensor | None]] = {}
+        self.sums: dict[int, Tensor] = {}
+        self.totals: list[Tensor | None] = [None] * len(self.spread)
+        """Of spread weights."""
+
+    def go_over(self, todo: Sequence[Part], scale: float) -> list[Part]:
+        """Returns what overflowed."""
+        again: list[Part] = []
+        for turn in self.shards.turns(todo, scale):
+            undo = self.shards.before_pass() if scale > 1.0 else None
+            fresh = self._pass(turn, scale)
+            if undo is not None:
+                states = self.shards.each(float(self._overflowed(fresh)))
+                kept = {process: part for process, part in turn.items() if not states[process]}
+                again += [part for process, part in turn.items() if process not in kept]
+                if len(kept) < len(turn):
+                    undo(list(kept))
+                    if not kept:
+                        continue
+                    fresh = self._pass(kept, scale)
+            self._add(fresh, scale)
+        return again
+
+    def _pass(self, turn: Mapping[int, Part], scale: float) -> _Own | None:
+        """One pass of all processes; None where this one passed idly."""
+        for parameter in (*self.spread, *self.here):
+            parameter.grad = None
+        mine = turn.get(self.shards.process)
+        if mine is None:
+            self.pass_idly()
+            return None
+        shard, number = mine
+        with self.computing():
+            part = self.forward(self.parts[shard][number])
+            (part.loss if scale == 1.0 else part.loss * scale).backward()
+        return _Own(shard, part.sums.detach(), [p.grad for p in self.here])
+
+    def _overflowed(self, fresh: _Own | None) -> bool:
+        """Whether a smaller scale could help."""
+        if fresh is None or not bool(torch.isfinite(fresh.sums).all()):
+            return False
+        spread = [] if self.shards.carries_sums else [p.grad for p in self.spread]
+        norm = _norm([*fresh.gradients, *(own(g) for g in spread if g is not None)], fresh.sums)
+        return self.shards.overflowed() or not bool(torch.isfinite(norm))
+
+    def _add(self, fresh: _Own | None, scale: float) -> None:
+        """Freed of the scale, which is a power of two, so that nothing is rounded."""
+        found = [p.grad for p in self.spread]
+        if not self.shards.carries_sums:
+            found = [_plus(total, gradient, scale) for total, gradient in zip(self.totals, found, strict=True)]
+        self.totals = found
+        if fresh is None:
+            return
+        held = self.held.get(fresh.shard, [None] * len(self.here))
+        self.held[fresh.shard] = [_plus(t, g, scale) for t, g in zip(held, fresh.gradients, strict=True)]
+        before = self.sums.get(fresh.shard)
+        self.sums[fresh.shard] = fresh.sums if before is None else before + fresh.sums
+
+    def done(self, scale: float) -> dict[int, Gathered]:
+        for parameter, total in zip(self.spread, self.totals, strict=True):
+            parameter.grad = total
+        found = {}
+        for shard, gradients in self.held.items():
+            for parameter, gradient in zip(self.here, gradients, strict=True):
+                parameter.grad = gradient
+            norm = float(_norm(gradients, self.sums[shard]))
+            found[shard] = Gathered(self.sums[shard].tolist(), norm, scale, flat=_flat(self.here))
+        return found
+
+
+@dataclass(frozen=True)
+class _Own:
+    """What this process found in a pass: sums for the report, and gradients of weights that are here as a whole."""
+
+    shard: int
+    sums: Tensor
+    gradients: list[Tensor | None]
+
+
+def _plus(total: Tensor | None, gradient: Tensor | None, scale: float) -> Tensor | None:
+    if gradient is None:
+        return total
+    own = gradient if scale == 1.0 else gradient / scale
+    return own if total is None else total + own
 
 
 def added(

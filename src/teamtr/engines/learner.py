@@ -23,12 +23,13 @@ from teamtr.engines import measuring
 from teamtr.engines.critic import Critic
 from teamtr.engines.gradients import Gathered, LossPart, added, gather_in_lockstep, gather_shards
 from teamtr.engines.hashing import hash_tensors
-from teamtr.engines.optim import Adam, weight_of
+from teamtr.engines.optim import MOMENTS, Adam, weight_of
 from teamtr.engines.passes import WHOLE, Passes, Reference, by_message, forget_gradients, packed, pad
 from teamtr.engines.policy import Policy
 from teamtr.engines.saving import raising_os_errors
 from teamtr.engines.shards import Rows, Shards
 from teamtr.engines.slices import cut, joined, own, whole
+from teamtr.engines.stored import load_parts
 from teamtr.engines.transfer import send
 from teamtr.ports import Snapshot
 from teamtr.theory.objective import Objective
@@ -215,7 +216,7 @@ class PolicyLearner:
                 return gather_shards(parts, shards, forward, parameters, self._scale(), self.policy.computing)
             counts = self.passes.counts(reference.batch, rows)
             idly, computing = self.passes.pass_idly, self.policy.computing
-            return gather_in_lockstep(parts, counts, shards, forward, idly, parameters, computing)
+            return gather_in_lockstep(parts, counts, shards, forward, idly, parameters, self._scale(), computing)
 
         forget_gradients(self.policy)
         by_shard = self.passes.fitting(gathered)
@@ -337,25 +338,27 @@ class PolicyLearner:
     def save(self, folder: Path) -> None:
         """Where processes hold parts, all of them must be asked, and one writes."""
         write, of = self.passes.shards.writes, self._of_moments()
-        state = self.optimizer.state()
-        for name, weight in of.items():
-            state[name] = joined(state[name], weight)
         if write:
             folder.mkdir(parents=True, exist_ok=True)
         with raising_os_errors():
             self.policy.save_weights(folder, write=write)
+            state = self.optimizer.state()
+            for name, weight in of.items():
+                moment = joined(state.pop(name), weight)
+                if write:  # nobody else keeps what is whole
+                    state[name] = moment.contiguous().cpu()
             if not write:
                 return
-            save_file({k: t.contiguous().cpu() for k, t in state.items()}, folder / "optimizer.safetensors")
+            save_file(state, folder / "optimizer.safetensors")
             if self.critic is not None:
                 save_file({k: t.contiguous().cpu() for k, t in self.critic.state().items()}, folder / CRITIC_FILE)
 
     @torch.no_grad()
     def load(self, folder: Path) -> None:
         self.policy.load_weights(folder)
-        self.optimizer.restore(load_file(folder / "optimizer.safetensors"))
-        of = self._of_moments()
-        self.optimizer.moments = {name: cut(moment, of[name]) for name, moment in self.optimizer.moments.items()}
+        weights = self.policy.parameters()
+        of_moments = {f"{kind}.{name}": weight for kind in MOMENTS for name, weight in weights.items()}
+        self.optimizer.restore(load_parts(folder / "optimizer.safetensors", of_moments))
         if self.critic is not None:
             self.critic.restore(load_file(folder / CRITIC_FILE))
         self._touched()

@@ -17,7 +17,7 @@ from teamtr.engines.estimate import Held, Rows, Served, Trained
 from teamtr.engines.learner import PolicyLearner
 from teamtr.engines.paged.pool import architecture
 from teamtr.engines.passes import head_chunk
-from teamtr.engines.slices import own
+from teamtr.engines.slices import is_spread, own
 from teamtr.engines.torch.attention import AttentionShape, Unsupported, text_config
 from teamtr.engines.torch.policy import TransformerPolicy
 from teamtr.errors import UserError
@@ -54,7 +54,16 @@ def held(learners: Mapping[str, PolicyLearner], trainable: Sequence[str]) -> Hel
         served=tuple(_served(learners)),
         trained=tuple(trained(learners[name]) for name in trainable if name in learners),
         on_card=any(policy.device.type == "cuda" for policy in policies),
+        passing=max(map(_passing, policies), default=0),
     )
+
+
+def _passing(policy: TransformerPolicy) -> int:
+    """What the largest layer takes that processes hold in parts; 0 where this one holds all of them."""
+    layers = getattr(policy.causal_lm.get_decoder(), "layers", ())
+    sizes = [sum(p.numel() * p.element_size() for p in layer.parameters() if is_spread(p)) for layer in layers]
+    half = policy.precision in ("fp16", "bf16")
+    return estimate.passing_bytes(max(sizes, default=0), trained=policy.adapter is None, half=half)
 
 
 def _counted(learners: Mapping[str, PolicyLearner]) -> tuple[int, int]:

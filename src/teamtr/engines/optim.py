@@ -13,6 +13,8 @@ FIRST_LOSS_SCALE = 2.0**16
 STEPS_BEFORE_RAISING = 200
 """Steps without overflow after which the loss scale of float16 is doubled."""
 
+MOMENTS = ("first", "second")
+
 
 def weight_of(moment: str) -> str:
     """The name of the parameter that this moment is of."""
@@ -42,7 +44,7 @@ class Adam:
             gradients = torch._foreach_mul([own(p.grad) for p in moved.values() if p.grad is not None], shrink)
             first, second = (
                 [self.moments.setdefault(f"{kind}.{name}", torch.zeros_like(own(p))) for name, p in moved.items()]
-                for kind in ("first", "second")
+                for kind in MOMENTS
             )
             torch._foreach_lerp_(first, gradients, 1 - b1)
             torch._foreach_mul_(second, b2)

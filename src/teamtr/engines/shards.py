@@ -7,7 +7,8 @@ in common is computed once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import reduce
 
 import numpy as np
@@ -18,6 +19,8 @@ from torch import Tensor
 from teamtr.types import AgentBatch
 
 Rows = NDArray[np.int64]
+Part = tuple[int, int]
+"""A micro-batch: its shard, and its number there."""
 
 
 class Shards:
@@ -32,8 +35,8 @@ class Shards:
     writes = True
     """Whether this process is the one that writes files."""
 
-    processes = 1
-    """How many share the shards: the first of them has shard 0, the second shard 1."""
+    processes, process = 1, 0
+    """How many share the shards, the first of which has shard 0 and the second shard 1; and which of them this is."""
 
     def __init__(self, count: int = 1) -> None:
         self.count = count
@@ -68,11 +71,29 @@ class Shards:
         """The least of what all processes give."""
         return value
 
-    def turns(self, counts: Mapping[int, int]) -> Iterator[tuple[int, int] | None]:
-        """In lockstep, where shards have so many micro-batches each: which of them (shard, number) this process passes
-        in turn; None: it passes idly, for others' sake."""
-        for number in range(max(counts.values(), default=0)):
-            yield from ((shard, number) for shard in sorted(counts) if number < counts[shard])
+    def each(self, value: float) -> list[float]:
+        """What every process gives, in their order."""
+        return [value]
+
+    def turns(self, todo: Collection[Part], scale: float = 1.0) -> Iterator[Mapping[int, Part]]:
+        """In lockstep: the passes that go over these micro-batches, with a loss of this scale; which of them each
+        process passes. Who has none in a pass passes idly, for others' sake."""
+        for part in sorted(todo, key=lambda part: (part[1], part[0])):
+            yield {0: part}
+
+    @contextmanager
+    def one_step(self) -> Iterator[None]:
+        """Within, the gradients of spread weights add up from pass to pass."""
+        yield
+
+    def before_pass(self) -> Callable[[Sequence[int]], None]:
+        """What is returned forgets what the pass added to the sums of spread weights, and has it made again, by these
+        processes alone."""
+        return lambda processes: None
+
+    def overflowed(self) -> bool:
+        """Whether the gradient of a spread weight, as this process computed it in the present pass, is not finite."""
+        return False
 
     def rounds(self, own: int) -> int:
         """How many passes this process takes part in, when so many are its own."""

@@ -6,13 +6,14 @@ here as a whole, and every function takes it as it is. What makes something whol
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 
@@ -29,12 +30,32 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
+def own_rows(like: Tensor) -> slice | None:
+    """The rows of it that are in this process; None where it is here as a whole."""
+    if not isinstance(like, DTensor):
+        return None
+    bounds, rank = _bounds(like), like.device_mesh.get_local_rank()
+    return slice(bounds[rank], bounds[rank + 1])
+
+
 def cut(tensor: Tensor, like: Tensor) -> Tensor:
     """Of a whole tensor, the rows that this process holds of one like it."""
-    if not isinstance(like, DTensor):
-        return tensor
-    bounds, rank = _bounds(like), like.device_mesh.get_local_rank()
-    return tensor[bounds[rank] : bounds[rank + 1]]
+    rows = own_rows(like)
+    return tensor if rows is None else tensor[rows]
+
+
+@contextmanager
+def gathered(module: nn.Module) -> Iterator[None]:
+    """Within, the weights of this module are whole: for asking it something outside of a pass through the model."""
+    held = [(part, name, p) for part in module.modules() for name, p in part._parameters.items()]
+    spread = [(part, name, p) for part, name, p in held if p is not None and is_spread(p)]
+    for part, name, parameter in spread:
+        part._parameters[name] = nn.Parameter(whole(parameter.detach()), requires_grad=parameter.requires_grad)
+    try:
+        yield
+    finally:
+        for part, name, parameter in spread:
+            part._parameters[name] = parameter
 
 
 def joined(part: Tensor, like: Tensor) -> Tensor:

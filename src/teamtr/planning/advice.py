@@ -162,7 +162,7 @@ def _sharding(prediction: Prediction) -> str:
         return "not needed: models fit whole"
     least = smallest_sharing(setup)
     if least is None:
-        return "cannot help: a worker loads whole models before it gives parts away, and that does not fit"
+        return "cannot help: what stays whole (embeddings, output layers, the sampler's copy) does not fit"
     return f"needed: cluster.shard_base=true over at least {least} workers"
 
 

@@ -4,10 +4,10 @@ instead of counted."""
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from teamtr.engines.card import SHARED_OUT
-from teamtr.engines.estimate import Held, Served, Trained, in_words, items
+from teamtr.engines.estimate import Held, Served, Trained, in_words, items, passing_bytes
 from teamtr.engines.paged.pool import SHARE_OF_FREE_MEMORY
 from teamtr.engines.passes import HEAD_CHUNK_ELEMENTS, HEAD_CHUNK_SHARE
 from teamtr.planning.setup import Cluster, Member, Setup
@@ -22,19 +22,17 @@ UNDER_AUTOCAST = 0.7
 
 @dataclass(frozen=True)
 class WorkerMemory:
-    """``plan``: what a worker holds beside what it may have. ``loading``: what it takes while it loads its models,
-    before parts of them are given away. ``pages``: most bytes of keys and values, by agent; None on the plain path.
+    """``plan``: what a worker holds beside what it may have. Loading takes less: a worker reads its part of a model and
+    passes through one layer at a time. ``pages``: most bytes of keys and values, by agent; None on the plain path.
     ``least``: the plan's total with pages for one batch only."""
 
     plan: MemoryPlan
-    loading: int
     pages: dict[str, int | None]
     least: int
 
     @property
     def fits(self) -> bool:
-        available = self.plan.available
-        return self.plan.fits and (available is None or self.loading <= available)
+        return self.plan.fits
 
 
 def tightest(memories: Iterable[WorkerMemory]) -> WorkerMemory:
@@ -49,8 +47,7 @@ def memory_of(setup: Setup) -> WorkerMemory:
     pages = {name: None if one.precision is None else one.budget for one in found.served for name in one.agents}
     taken = sum(item.bytes for item in plan.items if item.what == "keys and values")
     wanted = sum(one.wanted_bytes(demand) for one in found.served if one.precision is not None)
-    whole = held(replace(setup, cluster=replace(setup.cluster, shard_base=False)))
-    return WorkerMemory(plan, whole.weights, pages, plan.total - taken + min(taken, wanted or taken))
+    return WorkerMemory(plan, pages, plan.total - taken + min(taken, wanted or taken))
 
 
 def available(cluster: Cluster) -> int | None:
@@ -70,7 +67,7 @@ def held(setup: Setup) -> Held:
         if adapted:
             weights += 4 * held_parameters(shape, setup.cluster)
             adapters += 4 * sum(member.trained for member in adapted)
-            halves += max(_half_bytes(shape, setup.precision(member)) for member in adapted)
+            halves += max(_half_bytes(shape, setup.precision(member), setup.cluster) for member in adapted)
     trained = [setup.member(name) for name in setup.demand.messages]
     return Held(
         who=in_words([member.name for member in members]),
@@ -80,7 +77,15 @@ def held(setup: Setup) -> Held:
         served=tuple(_served(setup, weights + adapters)),
         trained=tuple(_trained(setup, member) for member in trained),
         on_card=on_card,
+        passing=max(_passing(setup, member) for member in members),
     )
+
+
+def _passing(setup: Setup, member: Member) -> int:
+    if not setup.cluster.shard_base:
+        return 0
+    layer = 4 * -(-member.shape.blocks // member.shape.layers)
+    return passing_bytes(layer, trained=not member.adapted, half=setup.precision(member) in HALVES)
 
 
 def held_parameters(shape: ModelShape, cluster: Cluster) -> int:
@@ -90,8 +95,10 @@ def held_parameters(shape: ModelShape, cluster: Cluster) -> int:
     return shape.parameters - shape.blocks + -(-shape.blocks // cluster.workers)
 
 
-def _half_bytes(shape: ModelShape, precision: str) -> int:
-    return 2 * (shape.body + (shape.head if precision == "fp16" else 0)) if precision in HALVES else 0
+def _half_bytes(shape: ModelShape, precision: str, cluster: Cluster) -> int:
+    """Copies that are kept: of spread blocks none."""
+    body = 0 if cluster.shard_base else shape.body
+    return 2 * (body + (shape.head if precision == "fp16" else 0)) if precision in HALVES else 0
 
 
 def _served(setup: Setup, held_already: int) -> list[Served]:

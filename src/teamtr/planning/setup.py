@@ -210,10 +210,10 @@ class Setup:
         if self.cluster.card.is_cpu:
             return "fp32"
         message = self.demand.lengths[member.name].message
-        return likely_precision(self.plan.radii, message, adapted=member.adapted, sharded=self.cluster.shard_base)
+        return likely_precision(self.plan.radii, message, adapted=member.adapted)
 
 
-def likely_precision(radii: Radii, message: int, *, adapted: bool, sharded: bool) -> str:
+def likely_precision(radii: Radii, message: int, *, adapted: bool) -> str:
     """What ``learner.precision: auto`` will settle on: the cheapest whose floor is under a tenth of the radius.
 
     Where all weights are trained, a step changes each by so little that every precision below float32 rounds it away
@@ -222,7 +222,7 @@ def likely_precision(radii: Radii, message: int, *, adapted: bool, sharded: bool
     if not adapted:
         return "fp32"
     tokens = 1 if radii.per_token else message
-    for precision in ("tf32",) if sharded else ("fp16", "tf32"):  # a copy in half precision would be whole
+    for precision in ("fp16", "tf32"):
         if FLOOR_NATS_PER_TOKEN[precision] * tokens <= VERIFIABLE_SHARE * radii.nats:
             return precision
     return "fp32"

@@ -6,6 +6,7 @@ The only module that knows engines; everything else speaks to them through ``por
 from __future__ import annotations
 
 import copy
+import logging
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from teamtr.chat import ChatCodec, MessageFilter, check_template, check_thinking
 from teamtr.config import AgentConfig, LoraConfig, TeamFile
 from teamtr.engines import card
 from teamtr.engines.cluster.ranks import Ranks
-from teamtr.engines.cluster.sharded_models import shard_layers
+from teamtr.engines.cluster.sharded_models import LayerSpread
 from teamtr.engines.distillation import PolicyDistiller
 from teamtr.engines.hashing import hash_tensors
 from teamtr.engines.learner import PolicyLearner
@@ -31,8 +32,9 @@ from teamtr.engines.tabular import TabularPolicy
 from teamtr.engines.torch import pretrained
 from teamtr.engines.torch.fused_lora import fuse_lora
 from teamtr.engines.torch.loading import TinyShape, quieten, share_base, teach_form, tiny_model
+from teamtr.engines.torch.outline import NotInParts, Slot, Unread, slots_of
 from teamtr.engines.torch.policy import TransformerPolicy
-from teamtr.engines.torch.pretrained import load_pretrained, require_finite
+from teamtr.engines.torch.pretrained import Unloaded, load_outline, load_pretrained, require_finite
 from teamtr.engines.torch.tokenizer import character_tokenizer
 from teamtr.errors import UserError
 from teamtr.ports import Distiller, Engine
@@ -43,6 +45,8 @@ from teamtr.tasks import Task
 from teamtr.tasks.benchmarks.arbench.endpoint import EndpointPlayer
 from teamtr.tasks.players import Player, PlayerConfig, PolicyPlayer
 from teamtr.types import PLAYER, Ids
+
+log = logging.getLogger(__name__)
 
 OBJECT = "object:"
 """How the source of a model begins that a Python program gave as an object; then comes a hash of its weights."""
@@ -87,11 +91,9 @@ def local_engine(
     _use_few_threads(team_file)
     settings, pool = team_file.learner, sampler_pool(team_file)
     held = (*team_file.team.names, PLAYER) if held is None else held
-    models = _agent_models(team_file if taught else _without_teaching(team_file), task, pool, load, held)
-    if isinstance(shards, Ranks) and shards.lockstep:
-        policies = [model.policy for model in models.values()]
-        for model in {id(p.model): p.model for p in policies if isinstance(p, TransformerPolicy)}.values():
-            shard_layers(model, shards.turn)
+    layers = LayerSpread(shards, device_of(team_file)) if isinstance(shards, Ranks) and shards.lockstep else None
+    making = Making(team_file if taught else _without_teaching(team_file), task, pool, load, layers)
+    models = _agent_models(making, held)
     learners = {
         agent.name: PolicyLearner(
             agent.name,
@@ -115,7 +117,8 @@ def local_engine(
             lora=LoraConfig(),
             system_prompt="",
         )
-        models[PLAYER] = _transformer_models(team_file, task, [alone], pool, load, ["player"])["player"]
+        making = Making(team_file, task, pool, load)
+        models[PLAYER] = _transformer_models(making, [alone], ["player"])["player"]
         learners[PLAYER] = PolicyLearner(PLAYER, models[PLAYER].policy)
     parts = team_file.cluster.parts if shards is None else 1  # one of several is given its rows in parts
     return Models(LocalEngine(learners, parts), {name: model.codec for name, model in models.items()})
@@ -227,21 +230,31 @@ class AgentModel:
     codec: ChatCodec
 
 
-def _agent_models(
-    team_file: TeamFile, task: Task, room: SamplerPool | None, load: Loader | None, held: Collection[str]
-) -> dict[str, AgentModel]:
+@dataclass(frozen=True)
+class Making:
+    """What models are made of: ``pool``, where they sample (None: the plain path); ``load``, as for ``local_engine``;
+    ``layers``, over whom their layers are spread (None: this process holds all of them)."""
+
+    team_file: TeamFile
+    task: Task
+    pool: SamplerPool | None = None
+    load: Loader | None = None
+    layers: LayerSpread | None = None
+
+
+def _agent_models(making: Making, held: Collection[str]) -> dict[str, AgentModel]:
     """One model per agent that is held. Agents that name the same model share its codec, and its base when they train
     LoRA."""
     by_source: dict[tuple[str, str | None], list[AgentConfig]] = {}
-    for agent in team_file.team.agents:
+    for agent in making.team_file.team.agents:
         by_source.setdefault(agent.source, []).append(agent)
     models: dict[str, AgentModel] = {}
     for (model, _), agents in by_source.items():
         own = [agent for agent in agents if agent.name in held]
         if own and model == "tabular":
-            models.update(_tabular_models(team_file, task, own))
+            models.update(_tabular_models(making.team_file, making.task, own))
         elif own:
-            models.update(_transformer_models(team_file, task, own, room, load, [agent.name for agent in agents]))
+            models.update(_transformer_models(making, own, [agent.name for agent in agents]))
     return models
 
 
@@ -295,38 +308,28 @@ def sampler_pool(team_file: TeamFile) -> SamplerPool | None:
 
 
 def _transformer_models(
-    team_file: TeamFile,
-    task: Task,
-    agents: Sequence[AgentConfig],
-    room: SamplerPool | None,
-    load: Loader | None,
-    taught: Sequence[str],
+    making: Making, agents: Sequence[AgentConfig], taught: Sequence[str]
 ) -> Mapping[str, AgentModel]:
     """One model for each agent, all of one source. ``taught``: whose messages the built-in model is taught the form of,
     which may be more agents than are held."""
     quieten()
-    source, device = agents[0].model, device_of(team_file)
+    team_file, source, device = making.team_file, agents[0].model, device_of(making.team_file)
     card.use(device)
-    if source == "tiny":
-        model, tokenizer = _warm_tiny(team_file, task, taught)
-    elif load is not None and source.startswith(OBJECT):
-        model, tokenizer = load(source)
-        require_finite(model, f"the model of agent {agents[0].name!r}")
-    else:
-        model, tokenizer = load_pretrained(*agents[0].source, device)
-    model.to(device)
+    loaded = _loaded(making, agents[0], taught, device)
+    model, tokenizer = loaded.model, loaded.tokenizer
     codec = _codec(team_file, tokenizer)
-    precision = _precision(team_file, device)
+    temperature, precision = team_file.sampling.temperature, _precision(team_file, device)
     adapted = {a.name: a.lora for a in agents if a.train == "lora"}
     policies: dict[str, Policy] = {}
     whole = [a.name for a in agents if a.train == "full"]
     for k, name in enumerate(whole):
         own = model if k + 1 == len(whole) and not adapted else copy.deepcopy(model)
+        _put(own, slots_of(own), loaded, making.layers, device)
         policies[name] = TransformerPolicy(
-            own, tokenizer, temperature=team_file.sampling.temperature, precision=precision, serving=room
+            own, tokenizer, temperature=temperature, precision=precision, serving=making.pool
         )
     if adapted:
-        base_version = hash_tensors(dict(model.named_parameters()))
+        slots = slots_of(model)  # before names change
         # Adapters get names of our own: an agent may be called like a module of the model.
         adapters = {f"agent{k}": name for k, name in enumerate(adapted)}
         shared = share_base(
@@ -334,6 +337,8 @@ def _transformer_models(
             {adapter: adapted[name] for adapter, name in adapters.items()},
             seed=seed_of(team_file.seed, "adapters", source),
         )
+        _put(shared, slots, loaded, making.layers, device)
+        base_version = hash_tensors({name: slot.tensor for name, slot in slots.items() if slot.is_parameter})
         fused = fuse_lora(shared)
         for adapter, name in adapters.items():
             policies[name] = TransformerPolicy(
@@ -341,12 +346,53 @@ def _transformer_models(
                 tokenizer,
                 adapter=adapter,
                 base_version=base_version,
-                temperature=team_file.sampling.temperature,
+                temperature=temperature,
                 precision=precision,
-                serving=room,
+                serving=making.pool,
                 fused=fused,
             )
     return {a.name: AgentModel(policies[a.name], codec) for a in agents}
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    """``unloaded``: what the model is, where its weights are still to be read."""
+
+    model: Any
+    tokenizer: Any
+    unloaded: Unloaded | None = None
+
+
+def _loaded(making: Making, agent: AgentConfig, taught: Sequence[str], device: torch.device) -> _Loaded:
+    """The model that an agent names; in parts with the weights left in their files where they can be. Others are in
+    main memory as a whole before each worker keeps its part."""
+    if agent.model == "tiny":
+        return _Loaded(*_warm_tiny(making.team_file, making.task, taught))
+    if making.load is not None and agent.model.startswith(OBJECT):
+        model, tokenizer = making.load(agent.model)
+        require_finite(model.state_dict(), f"the model of agent {agent.name!r}")
+        return _Loaded(model, tokenizer)
+    if making.layers is None:
+        return _Loaded(*load_pretrained(*agent.source, device))
+    try:
+        unloaded = load_outline(*agent.source)
+    except NotInParts as reason:
+        log.warning("model %r is loaded as a whole by each worker, which then keeps its part: %s", agent.model, reason)
+        return _Loaded(*load_pretrained(*agent.source))
+    return _Loaded(unloaded.model, unloaded.tokenizer, unloaded)
+
+
+def _put(
+    model: Any, slots: Mapping[str, Slot], loaded: _Loaded, layers: LayerSpread | None, device: torch.device
+) -> None:
+    """Onto the device, with all its weights or this process' part of them."""
+    if layers is None:
+        model.to(device)
+        return
+    unread = None if loaded.unloaded is None else Unread(slots, loaded.unloaded.stored)
+    layers.spread(model, unread)
+    if loaded.unloaded is not None:
+        loaded.unloaded.require_finite({name: slot.tensor for name, slot in slots.items()})
 
 
 def _precision(team_file: TeamFile, device: torch.device) -> Precision:
@@ -354,8 +400,6 @@ def _precision(team_file: TeamFile, device: torch.device) -> Precision:
     asked = team_file.learner.precision
     if asked != "auto":
         return asked
-    if team_file.cluster.shard_base:  # a copy in half precision would be whole
-        return "tf32" if device.type == "cuda" else "fp32"
     return CHEAPEST_FIRST[0] if device.type == "cuda" else "fp32"
 
 

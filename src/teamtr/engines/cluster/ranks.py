@@ -7,7 +7,7 @@ shard, so that all ranks hold the same bits, whatever their number.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -20,7 +20,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
-from teamtr.engines.shards import Rows, Shards
+from teamtr.engines.shards import Part, Rows, Shards
 from teamtr.types import AgentBatch
 
 KINDS = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64)
@@ -49,10 +49,12 @@ def join(rank: int, world: int, store: dist.TCPStore | tuple[str, int], patience
 
 @dataclass
 class Turn:
-    """The present pass of a step in lockstep: the ranks that have rows in it, and the sums of each layer's gradients so
-    far."""
+    """The present pass of a step in lockstep: the ranks that have rows in it, the scale of its loss, whether this
+    rank's own gradient is finite, layer by layer, and the sums of each layer's gradients so far."""
 
     ranks: Sequence[int] = ()
+    scale: float = 1.0
+    looked_at: list[Tensor] = field(default_factory=list)
     sums: dict[Any, Tensor] = field(default_factory=dict)
 
 
@@ -63,7 +65,7 @@ class Ranks(Shards):
         super().__init__(count)
         self.lockstep = lockstep
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
-        self.processes = self.world
+        self.processes, self.process = self.world, self.rank
         self.writes = self.rank == 0
         self.carries_sums = self.world > 1  # FSDP2 asks nobody to add up where there is one rank
         self.turn = Turn()
@@ -130,15 +132,43 @@ class Ranks(Shards):
             dist.all_reduce(found, dist.ReduceOp.MIN)
         return float(found)
 
-    def turns(self, counts: Mapping[int, int]) -> Iterator[tuple[int, int] | None]:
+    def each(self, value: float) -> list[float]:
+        mine = torch.tensor([value], dtype=torch.float64)
+        found = [torch.empty_like(mine) for _ in range(self.world)]
+        with _in_touch():
+            dist.all_gather(found, mine)
+        return [float(one) for one in found]
+
+    def turns(self, todo: Collection[Part], scale: float = 1.0) -> Iterator[Mapping[int, Part]]:
         """Micro-batch after micro-batch, and of each number shard after shard, as many at once as there are ranks."""
-        self.turn.sums.clear()
-        for number in range(max(counts.values(), default=0)):
+        waiting = set(todo)
+        for number in range(1 + max((number for _, number in todo), default=-1)):
             for first in range(0, self.count, self.world):
-                self.turn.ranks = [rank for rank in range(self.world) if counts.get(first + rank, 0) > number]
-                if self.turn.ranks:
-                    yield (first + self.rank, number) if self.rank in self.turn.ranks else None
+                parts = {rank: (first + rank, number) for rank in range(self.world)}
+                if here := {rank: part for rank, part in parts.items() if part in waiting}:
+                    self.turn.ranks, self.turn.scale = list(here), scale
+                    self.turn.looked_at.clear()
+                    yield here
+
+    @contextmanager
+    def one_step(self) -> Iterator[None]:
         self.turn.sums.clear()
+        yield
+        self.turn.sums.clear()
+
+    def before_pass(self) -> Callable[[Sequence[int]], None]:
+        before = dict(self.turn.sums)
+
+        def undo(ranks: Sequence[int]) -> None:
+            self.turn.sums.clear()
+            self.turn.sums.update(before)
+            self.turn.ranks = ranks
+            self.turn.looked_at.clear()
+
+        return undo
+
+    def overflowed(self) -> bool:
+        return not all(map(bool, self.turn.looked_at))
 
     def rounds(self, own: int) -> int:
         return int(-self.least(-float(own))) if self.lockstep else own

@@ -2,7 +2,8 @@
 
 A base under adapters is spread and frozen; a model that is trained as a whole is spread with its gradients and moments.
 Adapters, embeddings, norms outside of layers and the output layer stay whole on every rank: they are small beside the
-layers, and an output layer may be tied to the embeddings. A pass is made by all ranks together (``Shards.lockstep``).
+layers, and an output layer may be tied to the embeddings. Where weights can be read from their files one by one
+(``torch.outline``), no rank ever holds a whole model. A pass is made by all ranks together (``Shards.lockstep``).
 """
 
 from __future__ import annotations
@@ -13,26 +14,48 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from teamtr.engines.cluster.ranks import Turn
+from teamtr.engines.cluster.ranks import Ranks, Turn
+from teamtr.engines.torch.outline import Unread
+from teamtr.engines.torch.spread_linears import round_again_on_the_way_back
 
 
-def shard_layers(model: Any, turn: Turn) -> None:
-    """Of a model of transformers or a PEFT model, after ``ranks.join``: every rank calls it with the same weights."""
-    adapters = {parameter for name, parameter in model.named_parameters() if "lora_" in name}
-    causal_lm = model.get_base_model() if adapters else model
-    for layer in causal_lm.get_decoder().layers:
-        fully_shard(layer, ignored_params=adapters, reshard_after_forward=True)
-        layer.set_gradient_divide_factor(1.0)
-        layer.set_force_sum_reduction_for_comms(True)
-        layer.set_custom_reduce_scatter(OrderedSum(turn))
+class LayerSpread:
+    """Spreads the layers of models over all ranks, after ``ranks.join``; every rank makes the same calls. ``device``:
+    where this rank computes, whose kind decides how parts go from rank to rank."""
+
+    def __init__(self, ranks: Ranks, device: torch.device) -> None:
+        self.turn = ranks.turn
+        self.device = device
+        self.mesh = init_device_mesh(device.type, (ranks.world,))
+
+    def spread(self, model: Any, unread: Unread | None = None) -> None:
+        """A model of transformers or a PEFT model, which has the same weights on every rank, or has yet to read them:
+        then this rank reads its part alone. Layers go to the device one by one, and then what stays whole."""
+        adapters = {parameter for name, parameter in model.named_parameters() if "lora_" in name}
+        causal_lm = model.get_base_model() if adapters else model
+        layers = causal_lm.get_decoder().layers
+        if unread is not None:
+            unread.forget_layers(layers)
+        for layer in layers:
+            round_again_on_the_way_back(layer)
+            fully_shard(layer, mesh=self.mesh, ignored_params=adapters, reshard_after_forward=True)
+            layer._apply(lambda t: torch.empty_like(t, device=self.device) if t.is_meta else t)
+            layer.set_gradient_divide_factor(1.0)
+            layer.set_force_sum_reduction_for_comms(True)
+            layer.set_custom_reduce_scatter(OrderedSum(self.turn))
+        if unread is not None:
+            unread.read(self.device)
+        model.to(self.device)
 
 
 class OrderedSum:
     """Adds up one layer's gradients of all ranks, in their order, after those of the passes before: what comes out does
-    not depend on how many ranks there are. A rank that passes idly adds nothing, not even zeros. FSDP2 calls it instead
-    of the usual reduce-scatter."""
+    not depend on how many ranks there are. A rank that passes idly adds nothing, not even zeros. Gradients of a scaled
+    loss are looked at by the rank that they come from, and freed of the scale. FSDP2 calls it instead of the usual
+    reduce-scatter."""
 
     def __init__(self, turn: Turn) -> None:
         self.turn = turn
@@ -43,12 +66,15 @@ class OrderedSum:
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False
     ) -> None:
+        if self.turn.scale > 1.0:
+            self.turn.looked_at.append(torch.isfinite(input_tensor).all())
         received = torch.empty_like(input_tensor)
         dist.all_to_all_single(received, input_tensor, group=group)
         parts = received.view(group.size(), -1)
         total = self.turn.sums.get(self)
         for rank in self.turn.ranks:
-            total = parts[rank] if total is None else total + parts[rank]
+            own = parts[rank] if self.turn.scale == 1.0 else parts[rank] / self.turn.scale
+            total = own if total is None else total + own
         assert total is not None, "somebody has rows in every pass"
         output_tensor.copy_(total)
         self.turn.sums[self] = output_tensor

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from teamtr.engines.slices import cut, gathered, own
 from teamtr.engines.torch.attention import AttentionShape, Listening, listen
 from teamtr.engines.torch.rotation import Rotation
 
@@ -88,12 +89,13 @@ class Anatomy:
         if cos.shape != (1, hidden.shape[1], self.dim) or sin.shape != cos.shape:
             return False
         query, key, value = (seen.products[name][1][0].unflatten(-1, (-1, self.dim)) for name in PRODUCTS)
-        rotation = self.rotation(cos[0], sin[0])
-        ours = (rotation.query(query), rotation.key(key), value)
         returned = seen.returned[0] if isinstance(seen.returned, tuple) else None
-        if returned is None or not all(_alike(a, b) for a, b in zip(ours, heard, strict=True)):
-            return False
-        return _alike(self.module.o_proj(heard[0].flatten(-2)[None]), returned)
+        with gathered(self.module):
+            rotation = self.rotation(cos[0], sin[0])
+            ours = (rotation.query(query), rotation.key(key), value)
+            if returned is None or not all(_alike(a, b) for a, b in zip(ours, heard, strict=True)):
+                return False
+            return _alike(self.module.o_proj(heard[0].flatten(-2)[None]), returned)
 
 
 @torch.no_grad()
@@ -104,19 +106,19 @@ def inspect_attention(model: Any) -> dict[nn.Module, Anatomy]:
     """
     found = {module: one for module in model.modules() if (one := Anatomy.of(module)) is not None}
     norms = [norm for one in found.values() for norm in one.norms]
-    before = [norm.weight.clone() for norm in norms]
+    before = [own(norm.weight).clone() for norm in norms]
     seen = {module: _Seen() for module in found}
     hooks = [hook for module, one in seen.items() for hook in one.hooks(module)]
     try:
         for norm in norms:
-            norm.weight.copy_(torch.linspace(0.5, 1.5, norm.weight.numel()))
+            own(norm.weight).copy_(cut(torch.linspace(0.5, 1.5, norm.weight.numel()), norm.weight))
         listening, _ = listen(model)
         agreeing = {module: one for module, one in found.items() if one.agrees(seen[module], listening)}
     finally:
         for hook in hooks:
             hook.remove()
         for norm, weight in zip(norms, before, strict=True):
-            norm.weight.copy_(weight)
+            own(norm.weight).copy_(weight)
     for one in agreeing.values():
         one.scale, one.window = listening.scales[one.layer], listening.windows[one.layer]
     return agreeing

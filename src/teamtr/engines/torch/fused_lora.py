@@ -18,19 +18,28 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, rms_norm, silu
 
+from teamtr.engines.slices import gathered, is_spread
 from teamtr.engines.torch.anatomy import PRODUCTS, Anatomy, epsilon_of, inspect_attention
 from teamtr.engines.torch.attention import Unsupported, packed_now, require_plain
+from teamtr.engines.torch.spread_linears import HalfLinear
 
 
 class _Adapted(torch.autograd.Function):
-    """x W' + scale * (x A') B' for layers that read the same x, in the dtype of W; gradients for x, A and B only.
-    Rows of two dimensions come out: a view could not be changed in place, which some models do."""
+    """x W' + scale * (x A') B' for layers that read the same x, in one dtype; gradients for x, A and B only. Weights of
+    another dtype are rounded here and again on the way back. Rows of two dimensions come out: a view could not be
+    changed in place, which some models do."""
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weights: list[Tensor], biases: list[Tensor | None], scales: list[float], *adapters: Tensor
+        ctx: Any,
+        x: Tensor,
+        dtype: torch.dtype,
+        weights: list[Tensor],
+        biases: list[Tensor | None],
+        scales: list[float],
+        *adapters: Tensor,
     ) -> tuple[Tensor, ...]:
-        dtype, count = weights[0].dtype, len(weights)
+        count = len(weights)
         flat = x.reshape(-1, x.shape[-1]).to(dtype)
         downs, ups = adapters[:count], [up.to(dtype) for up in adapters[count:]]
         down = (downs[0] if count == 1 else torch.cat(downs)).to(dtype)
@@ -38,7 +47,8 @@ class _Adapted(torch.autograd.Function):
         ctx.ranks = [len(one) for one in downs]
         outs = []
         for weight, bias, scale, up, part in zip(weights, biases, scales, ups, narrow.split(ctx.ranks, 1), strict=True):
-            out = flat @ weight.T if bias is None else torch.addmm(bias.to(dtype), flat, weight.T)
+            turned = weight.to(dtype).T
+            out = flat @ turned if bias is None else torch.addmm(bias.to(dtype), flat, turned)
             outs.append(out.addmm_(part, up.T, alpha=scale))
         ctx.save_for_backward(flat, down, narrow, *weights, *ups)
         ctx.scales, ctx.shape, ctx.x_dtype, ctx.dtypes = scales, x.shape, x.dtype, [one.dtype for one in adapters]
@@ -55,19 +65,19 @@ class _Adapted(torch.autograd.Function):
         grad_narrow = narrows[0] if count == 1 else torch.cat(narrows, 1)
         grad_x = None
         if ctx.needs_input_grad[0]:
-            grad_x = grads[0] @ weights[0]
+            grad_x = grads[0] @ weights[0].to(flat.dtype)
             for grad, weight in zip(grads[1:], weights[1:], strict=True):
-                grad_x.addmm_(grad, weight)
+                grad_x.addmm_(grad, weight.to(flat.dtype))
             grad_x = grad_x.addmm_(grad_narrow, down).view(ctx.shape).to(ctx.x_dtype)
         adapters: list[Tensor | None] = [None] * (2 * count)
-        if any(ctx.needs_input_grad[4:]):
+        if any(ctx.needs_input_grad[5:]):
             adapters[:count] = (grad_narrow.T @ flat).split(ctx.ranks)
             adapters[count:] = [
                 (grad.T @ part).mul_(scale)
                 for grad, part, scale in zip(grads, narrow.split(ctx.ranks, 1), ctx.scales, strict=True)
             ]
         found = [None if one is None else one.to(dtype) for one, dtype in zip(adapters, ctx.dtypes, strict=True)]
-        return grad_x, None, None, None, *found
+        return grad_x, None, None, None, None, *found
 
 
 @dataclass
@@ -76,7 +86,7 @@ class FusedLora:
 
     ``halves`` holds the base's weights in half precision, made when first asked for and kept: they never change.
     ``unfused`` are weights of layers that we do not know, such as experts and other norms: with any of them, half
-    precision needs autocast.
+    precision needs autocast. ``spread``: processes hold parts of the base, so that no copy of it is kept.
     """
 
     adapter: str = ""
@@ -84,6 +94,7 @@ class FusedLora:
     linears: list[nn.Linear] = field(default_factory=list)
     unfused: list[Tensor] = field(default_factory=list)
     halves: dict[tuple[int, torch.dtype], Tensor] = field(default_factory=dict)
+    spread: bool = False
 
     def fuses(self, x: Tensor) -> bool:
         """Whether kernels of our own compute what lies between the products: in half precision on a card. Elsewhere
@@ -91,7 +102,9 @@ class FusedLora:
         return x.is_cuda and self.dtype in (torch.float16, torch.bfloat16)
 
     def weight_of(self, layer: nn.Linear) -> Tensor:
-        return layer.weight if layer.weight.dtype == self.dtype else self.half_of(layer.weight, self.dtype)
+        """In the dtype that is computed in; of a spread base as it is, for whoever rounds it in passing."""
+        as_it_is = self.spread or layer.weight.dtype == self.dtype
+        return layer.weight if as_it_is else self.half_of(layer.weight, self.dtype)
 
     def half_of(self, weight: Tensor, dtype: torch.dtype) -> Tensor:
         key = (id(weight), dtype)
@@ -102,9 +115,9 @@ class FusedLora:
 
 def fuse_lora(shared: Any) -> FusedLora:
     """FusedLora a PEFT model with LoRA adapters; what is not plain enough keeps its own forward."""
-    state = FusedLora()
     causal_lm = shared.get_base_model()
     decoder = causal_lm.get_decoder()
+    state = FusedLora(spread=any(map(is_spread, decoder.parameters())))
     last_norm = getattr(decoder, "norm", None)
     rotary = getattr(decoder, "rotary_emb", None)
     try:
@@ -167,6 +180,9 @@ def _frozen_forward(module: nn.Linear, state: FusedLora) -> Any:
 
 def _frozen(layer: nn.Linear, x: Tensor, state: FusedLora) -> Tensor:
     weight = state.weight_of(layer)
+    if weight.dtype != state.dtype:
+        rounded: Tensor = HalfLinear.apply(x, weight, layer.bias, state.dtype)
+        return rounded
     return linear(x.to(weight.dtype), weight, None if layer.bias is None else layer.bias.to(weight.dtype))
 
 
@@ -181,6 +197,7 @@ def _reading(layers: list[Any], state: FusedLora) -> Callable[[Tensor], tuple[Te
             return (_frozen(layers[0].base_layer, x, state),)  # another agent's adapter sits here
         outs = _Adapted.apply(
             x,
+            state.dtype,
             [state.weight_of(layer.base_layer) for layer in layers],
             [layer.base_layer.bias for layer in layers],
             [layer.scaling[state.adapter] for layer in layers],
@@ -264,7 +281,8 @@ def _is_gated(module: Any) -> bool:
         return False
     weight = next(module.parameters())
     x = torch.linspace(-30.0, 50.0, 2 * width, device=weight.device, dtype=weight.dtype).view(2, width)
-    theirs, ours = module(x), down(silu(gate(x)) * up(x))
+    with gathered(module):
+        theirs, ours = module(x), down(silu(gate(x)) * up(x))
     return isinstance(theirs, Tensor) and torch.allclose(theirs, ours, rtol=1e-4, atol=1e-5 * float(ours.abs().max()))
 
 
@@ -280,5 +298,6 @@ def _is_rms_norm(module: Any) -> bool:
     ):
         return False
     x = torch.linspace(-3.0, 5.0, len(weight), device=weight.device).expand(2, -1)
-    ours = rms_norm(x, (len(weight),), weight.float(), epsilon_of(module))
-    return torch.allclose(module(x).float(), ours, rtol=1e-5, atol=1e-6)
+    with gathered(module):
+        theirs, ours = module(x), rms_norm(x, (len(weight),), module.weight.float(), epsilon_of(module))
+    return torch.allclose(theirs.float(), ours, rtol=1e-5, atol=1e-6)

@@ -13,7 +13,6 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from teamtr.engines.critic import LinearHead, ValueHead
@@ -22,8 +21,8 @@ from teamtr.engines.paged.pool import SamplerPool
 from teamtr.engines.paged.sampler import Server
 from teamtr.engines.policy import Head, Policy, Precision
 from teamtr.engines.sampling import PLAINLY, TokenSampler
-from teamtr.engines.slices import cut, is_spread, whole
-from teamtr.engines.slices import own as own_part
+from teamtr.engines.slices import is_spread, whole
+from teamtr.engines.stored import Reader, tensors_in
 from teamtr.engines.torch.attention import (
     Mixing,
     Packed,
@@ -100,7 +99,9 @@ class TransformerPolicy(Policy):
         """Memory of the base's weights kept in half precision beside the full ones, when training uses them."""
         if self._fused is None or self.precision not in _HALF:
             return 0
-        body = sum(2 * w.numel() for w in (*(layer.weight for layer in self._fused.linears), *self._fused.unfused))
+        body = 0
+        if not self._fused.spread:
+            body = sum(2 * w.numel() for w in (*(layer.weight for layer in self._fused.linears), *self._fused.unfused))
         return body + (2 * self.causal_lm.get_output_embeddings().weight.numel() if self.precision == "fp16" else 0)
 
     # -- weights ----------------------------------------------------------------------------------------------
@@ -141,21 +142,19 @@ class TransformerPolicy(Policy):
 
     @torch.no_grad()
     def load_weights(self, folder: Path) -> None:
+        """Tensor after tensor, and of spread ones the rows of this process alone."""
         own = self.parameters()
         if self.adapter is None:
-            stored: dict[str, Tensor] = {}
-            for file in sorted(folder.glob("model*.safetensors")):
-                stored.update(load_file(file))
+            stored = tensors_in(sorted(folder.glob("model*.safetensors")))
         else:
-            stored = {
-                _adapter_key(key, self.adapter): value
-                for key, value in load_file(folder / "adapter_model.safetensors").items()
-            }
+            found = tensors_in([folder / "adapter_model.safetensors"])
+            stored = {_adapter_key(key, self.adapter): tensor for key, tensor in found.items()}
         missing = sorted(set(own) - set(stored))
         if missing or not stored:
             raise ValueError(f"{folder} does not hold the weights of this agent: {missing[:3] or 'no file'} missing")
-        for name, parameter in own.items():
-            own_part(parameter).copy_(cut(stored[name], parameter))
+        with Reader() as reader:
+            for name, parameter in own.items():
+                reader.into(parameter, stored[name])
 
     # -- computing --------------------------------------------------------------------------------------------
 

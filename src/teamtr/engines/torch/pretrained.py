@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from teamtr.engines.slices import is_spread, own, summed
+from teamtr.engines.stored import StoredTensor
 from teamtr.engines.torch.model_files import (
+    INDEX,
     WEIGHTS,
     ModelError,
     check_folder,
@@ -23,6 +28,7 @@ from teamtr.engines.torch.model_files import (
     shape_of,
     where_tensors_are,
 )
+from teamtr.engines.torch.outline import NotInParts, outline
 from teamtr.errors import first_line
 
 HUB_SECONDS = 10.0
@@ -34,18 +40,10 @@ _MASKS = re.compile(r"\.(attn|attention)\.(bias|masked_bias)$")
 
 def load_pretrained(source: str, revision: str | None = None, device: torch.device | str = "cpu") -> tuple[Any, Any]:
     """(model, tokenizer) from a folder or a hub id, in float32 on the device: whole and finite, or a ModelError."""
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
     place = _place(source, revision)
-    if place.folder is not None:
-        check_folder(source, place.folder)
-    tokenizer = _tokenizer(place)
-    with _explained(place):
-        config = AutoConfig.from_pretrained(place.where, trust_remote_code=False, **place.options)
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise ModelError(
-            f"model {source!r} is a {config.model_type}, which writes no text: give a causal language model"
-        )
+    tokenizer, _ = _before_weights(place)
     with _explained(place), _silent_report():
         model, info = AutoModelForCausalLM.from_pretrained(
             place.where,
@@ -60,8 +58,89 @@ def load_pretrained(source: str, revision: str | None = None, device: torch.devi
         raise ModelError(f"model {source!r} is an adapter, not a whole model: merge it into its base and give that")
     _require_whole(place, model, info)
     model.to(device)  # where a billion numbers are looked at in no time
-    require_finite(model, f"model {source!r}", place.stored)
+    require_finite(model.state_dict(), f"model {source!r}", place.stored)
     return model, tokenizer
+
+
+@dataclass(frozen=True)
+class Unloaded:
+    """A model of stand-ins and its tokenizer, and the folder with its weights; see ``outline``."""
+
+    source: str
+    model: Any
+    tokenizer: Any
+    stored: Mapping[str, StoredTensor]
+    folder: Path
+
+    def require_finite(self, tensors: Mapping[str, Tensor]) -> None:
+        """Of the weights, once they were read."""
+        require_finite(tensors, f"model {self.source!r}", self.folder)
+
+
+def load_outline(source: str, revision: str | None = None) -> Unloaded:
+    """What ``load_pretrained`` gives, without its weights. Raises NotInParts where it takes the whole model to make
+    them, and ModelError as that does, but for values, which nobody has looked at yet."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, GenerationConfig
+
+    place = _place(source, revision)
+    tokenizer, config = _before_weights(place)
+    folder = _fetched(place)
+    with _explained(place), _silent_report():
+        found = outline(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], config, folder, where_tensors_are(source, folder))
+        model = found.model
+        try:
+            model.generation_config = GenerationConfig.from_pretrained(folder)
+        except OSError:  # as the loader does: old configs hold it
+            model.generation_config = GenerationConfig.from_pretrained(
+                folder, config_file_name="config.json", _from_model_config=True
+            )
+    model.config.name_or_path = model.name_or_path = place.where
+    _require_whole(place, model, found.info)
+    return Unloaded(source, model, tokenizer, found.stored, folder)
+
+
+def _before_weights(place: _Place) -> tuple[Any, Any]:
+    """(tokenizer, config) of a causal language model, whose folder is as it should be."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
+
+    if place.folder is not None:
+        check_folder(place.source, place.folder)
+    tokenizer = _tokenizer(place)
+    with _explained(place):
+        config = AutoConfig.from_pretrained(place.where, trust_remote_code=False, **place.options)
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ModelError(
+            f"model {place.source!r} is a {config.model_type}, which writes no text: give a causal language model"
+        )
+    return tokenizer, config
+
+
+def _fetched(place: _Place) -> Path:
+    """The folder with all files of a model; those of a hub id are downloaded, or found in its cache."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError
+
+    if place.folder is not None:
+        return place.folder
+
+    def fetch(name: str) -> Path:
+        return Path(hf_hub_download(place.source, name, **place.options))
+
+    config = fetch("config.json")
+    if json.loads(config.read_bytes()).get("transformers_weights") is not None:
+        raise NotInParts("its config names a file of weights of its own")
+    with suppress(EntryNotFoundError):
+        fetch("generation_config.json")
+    try:
+        fetch(WEIGHTS)
+    except EntryNotFoundError:
+        try:
+            index = fetch(INDEX)
+        except EntryNotFoundError as error:
+            raise NotInParts("there are no safetensors of it") from error  # which the loader explains
+        for name in sorted(set(json.loads(index.read_bytes()).get("weight_map", {}).values())):
+            fetch(name)
+    return config.parent
 
 
 def load_tokenizer(source: str, revision: str | None = None) -> Any:
@@ -81,13 +160,14 @@ def require_source(source: str, revision: str | None = None) -> None:
         check_folder(source, place.folder)
 
 
-def require_finite(model: Any, told: str, stored: Path | None = None) -> None:
-    """Raises a ModelError that names the tensors with values that are no finite numbers, and the files they are in."""
-    broken = [
-        name
-        for name, tensor in model.state_dict().items()
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all())
-    ]
+def require_finite(tensors: Mapping[str, Tensor], told: str, stored: Path | None = None) -> None:
+    """Raises a ModelError that names the tensors with values that are no finite numbers, and the files they are in. Of
+    what processes hold in parts, all of them say the same."""
+    names = [name for name, tensor in tensors.items() if tensor.is_floating_point()]
+    counts = torch.tensor([int((~torch.isfinite(own(tensors[name]))).sum()) for name in names])
+    if any(is_spread(tensors[name]) for name in names):
+        counts = summed(counts)
+    broken = [name for name, count in zip(names, counts.tolist(), strict=True) if count]
     if not broken:
         return
     where = named(broken)
@@ -158,7 +238,7 @@ def _explained(place: _Place, what: str = "model") -> Iterator[None]:
     told = f"{what} {place.source!r}"
     try:
         yield
-    except (MemoryError, torch.OutOfMemoryError):
+    except (MemoryError, torch.OutOfMemoryError, NotInParts, ModelError):
         raise
     except Exception as error:
         if "trust_remote_code" in str(error):
