@@ -299,7 +299,7 @@ def test_a_hanging_process_is_gone_when_sampling_is_interrupted(tmp_path: Path):
 
 TEAM = """
 name: early
-task: {name: data, path: PATH, grader: 'python:REWARD:reward', seconds_per_item: 1.0}
+task: {name: data, path: PATH, grader: 'python:REWARD:reward', seconds_per_item: 0.3}
 team: {model: tiny, max_tokens: 6, agents: [{name: a}, {name: b}]}
 tiny: {layers: 1, width: 16, heads: 2, warmup_steps: 0}
 plan: {preset: PRESET, stages: 2, problems: 4, group_size: 4, radius_nats_per_message: 0.05}
@@ -307,11 +307,12 @@ learner: {micro_batch: 16}
 eval: {every: 1, problems: 2, samples: 2}
 """
 REWARD = """
-import os, time
+import os
 def reward(prompts, completions, **columns):
     for text in completions:
         if HANGS and len(text) % 7 == 3:
-            time.sleep(100)
+            while True:  # a grader that sleeps is found by the clock, ten times as late
+                pass
         if HANGS and len(text) % 7 == 4:
             os._exit(3)
     return [float(len(text) % 3 == 0) for text in completions]

@@ -319,6 +319,7 @@ def test_markdown_is_escaped(run):
 
 
 @pytest.mark.long
+@pytest.mark.slow
 def test_a_big_run_stays_small_and_quick(tmp_path):
     """40 stages x 3 agents x 512 episodes, messages of 60 tokens, every update probed."""
     batch = made_batch(AGENTS, problems=32, group=16, tokens=60)

@@ -214,6 +214,7 @@ def test_a_partial_run_keeps_most_of_its_words_and_measures_its_bias(tmp_path):
 
 
 @pytest.mark.long
+@pytest.mark.slow
 def test_across_stages_the_last_episodes_are_learned_from_again(tmp_path):
     found = records(tmp_path / "run", "plan.preset=reweighted", "plan.reuse_across_stages=true")
     alone = records(tmp_path / "alone", "plan.preset=reweighted")

@@ -72,8 +72,7 @@ def assert_same(plain, paged) -> None:
 )
 def test_paged_and_plain_say_the_same_from_the_same_noise(policy, drawing, tokens):
     prompts = some_prompts(12)
-    options = {"temperature": drawing.temperature, "top_p": drawing.top_p, "top_k": drawing.top_k}
-    plain = policy.sample(prompts, uniforms(5, len(prompts), tokens), **options)
+    plain = policy.sample(prompts, uniforms(5, len(prompts), tokens), drawing)
     server = make_server(policy)
     paged = server.sample("v", prompts, uniforms(5, 12, tokens), drawing=drawing, end_ids=policy.end_ids)
     assert_same(plain, paged)

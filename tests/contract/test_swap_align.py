@@ -104,6 +104,7 @@ def looked(folder: Path, looks: int | None = None, settings: Alignment = HARD) -
 
 
 @pytest.mark.long
+@pytest.mark.slow
 def test_an_alignment_that_is_dropped_at_every_look_ends_with_the_same_bits(tmp_path):
     """Over both trials, and with more probes."""
     whole, weights = looked(tmp_path / "whole")

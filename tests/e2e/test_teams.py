@@ -332,6 +332,7 @@ def test_joint_is_naive_sequential_to_the_bit_in_a_run(tmp_path):
     assert versions["joint"] != versions["teamtr"]
 
 
+@pytest.mark.slow
 def test_probes_of_a_plan_that_reuses_rollouts_play_their_own(tmp_path):
     """Rollouts of probes are counted apart, and gone when the stage is over."""
     records = train(ROLES, tmp_path / "run", "plan.preset=naive_sequential", "diagnostics.every=1")

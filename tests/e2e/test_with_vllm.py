@@ -110,7 +110,9 @@ def test_a_message_says_the_same_in_other_company(engine):
 )
 def test_log_probabilities_are_those_of_what_was_drawn_from(engine, drawn):
     policy, prompts = engine.learner("a1").policy, prompts_of(16)
-    for prompt, sample in zip(prompts, engine.sample("a1", prompts, uniforms(3, 16, 8), **drawn), strict=True):
+    for prompt, sample in zip(
+        prompts, engine.sample("a1", prompts, uniforms(3, 16, 8), decoding=Decoding(**drawn)), strict=True
+    ):
         scale = policy.temperature / drawn.get("temperature", policy.temperature)
         with torch.no_grad():
             logits = policy.head()(policy.features([prompt], [sample.token_ids])) * scale

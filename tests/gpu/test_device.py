@@ -112,8 +112,7 @@ def gradient_of(learner: PolicyLearner, batch: AgentBatch) -> torch.Tensor:
 )
 def test_captured_eager_and_plain_say_the_same_from_the_same_noise(policy, drawing):
     prompts = some_prompts(40)
-    options = {"temperature": drawing.temperature, "top_p": drawing.top_p, "top_k": drawing.top_k}
-    said = {"plain": policy.sample(prompts, uniforms(5, len(prompts), 48), **options)}
+    said = {"plain": policy.sample(prompts, uniforms(5, len(prompts), 48), drawing)}
     for name, graphs in (("eager", False), ("captured", CARD)):
         copy = SamplingCopy(policy.causal_lm, torch.float32, DEVICE)
         copy.fill(policy.causal_lm, policy.adapter, version="v", base="b")

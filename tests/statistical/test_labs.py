@@ -413,6 +413,7 @@ def test_without_its_penalty_the_certificate_is_violated() -> None:
 
 
 @pytest.mark.long
+@pytest.mark.slow
 def test_every_lab_draws_its_figure(
     tmp_path: Path, roles_report: roles.RolesReport, tightness_report: tightness.TightnessReport
 ) -> None:
