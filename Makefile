@@ -1,6 +1,6 @@
 # make setup      creates .venv with everything the project needs
 # make demo       trains three tiny models to pass on a code
-# make test-fast  quick tests of every module: under a minute and a half
+# make test-fast  quick tests of every module: about a minute and a half
 # make test       all tests except those marked slow: minutes; part of make check
 # make test-slow  all tests, including the slow ones
 # make test-gpu   tests that need a GPU
