@@ -21,6 +21,7 @@ from teamtr.tasks.benchmarks.taubench.tools import (
     Outcome,
     ToolError,
     choice,
+    found_in,
     list_of,
     record,
     shared_tools,
@@ -57,12 +58,12 @@ TOOLS = shared_tools()
 
 @TOOLS.tool(user_id=TEXT)
 def get_user_details(state: State, user_id: str) -> Outcome:
-    return Outcome(json.dumps(_found(state, "users", user_id, "user")), state)
+    return Outcome(json.dumps(found_in(state, "users", user_id, "user")), state)
 
 
 @TOOLS.tool(reservation_id=TEXT)
 def get_reservation_details(state: State, reservation_id: str) -> Outcome:
-    return Outcome(json.dumps(_found(state, "reservations", reservation_id, "reservation")), state)
+    return Outcome(json.dumps(found_in(state, "reservations", reservation_id, "reservation")), state)
 
 
 @TOOLS.tool()
@@ -130,7 +131,7 @@ def book_reservation(
     **rest: Any,
 ) -> Outcome:
     """A certificate is used up whatever it was worth; a gift card keeps what is left."""
-    _found(state, "users", user_id, "user")
+    found_in(state, "users", user_id, "user")
     user = state.copy_of("users", user_id)
     people = len(passengers)
     booked = [_booked(state, flight, cabin, people) for flight in flights]
@@ -179,7 +180,7 @@ def book_reservation(
 @TOOLS.tool(reservation_id=TEXT)
 def cancel_reservation(state: State, reservation_id: str) -> Outcome:
     """Every payment is entered once more with the other sign; the money itself comes days later."""
-    _found(state, "reservations", reservation_id, "reservation")
+    found_in(state, "reservations", reservation_id, "reservation")
     reservation = state.copy_of("reservations", reservation_id)
     history = reservation["payment_history"]
     history += [{"payment_id": paid["payment_id"], "amount": -paid["amount"]} for paid in history]
@@ -192,7 +193,7 @@ def update_reservation_flights(
     state: State, reservation_id: str, cabin: str, flights: list[dict[str, Any]], payment_id: str
 ) -> Outcome:
     """A flight that stays in its cabin keeps its price, and is not looked up again."""
-    _found(state, "reservations", reservation_id, "reservation")
+    found_in(state, "reservations", reservation_id, "reservation")
     reservation = state.copy_of("reservations", reservation_id)
     people = len(reservation["passengers"])
     kept = {_name(flight): flight for flight in reservation["flights"]} if cabin == reservation["cabin"] else {}
@@ -213,7 +214,7 @@ def update_reservation_baggages(
     state: State, reservation_id: str, total_baggages: int, nonfree_baggages: int, payment_id: str
 ) -> Outcome:
     """Bags cost as they are added; nothing is paid back for fewer."""
-    _found(state, "reservations", reservation_id, "reservation")
+    found_in(state, "reservations", reservation_id, "reservation")
     reservation = state.copy_of("reservations", reservation_id)
     price = BAG * max(0, nonfree_baggages - reservation["nonfree_baggages"])
     after = _charged(state, reservation, payment_id, price)
@@ -223,7 +224,7 @@ def update_reservation_baggages(
 
 @TOOLS.tool(reservation_id=TEXT, passengers=PASSENGERS)
 def update_reservation_passengers(state: State, reservation_id: str, passengers: list[dict[str, Any]]) -> Outcome:
-    _found(state, "reservations", reservation_id, "reservation")
+    found_in(state, "reservations", reservation_id, "reservation")
     reservation = state.copy_of("reservations", reservation_id)
     if len(passengers) != len(reservation["passengers"]):
         raise ToolError("number of passengers does not match")
@@ -233,7 +234,7 @@ def update_reservation_passengers(state: State, reservation_id: str, passengers:
 
 @TOOLS.tool(user_id=TEXT, amount=NUMBER)
 def send_certificate(state: State, user_id: str, amount: float) -> Outcome:
-    _found(state, "users", user_id, "user")
+    found_in(state, "users", user_id, "user")
     user = state.copy_of("users", user_id)
     number = FIRST_CERTIFICATE
     while (name := f"certificate_{number}") in user["payment_methods"]:
@@ -244,13 +245,6 @@ def send_certificate(state: State, user_id: str, amount: float) -> Outcome:
 
 
 # -- parts ----------------------------------------------------------------------------------------------------
-
-
-def _found(state: State, table: str, key: str, what: str) -> Any:
-    record = state.find(table, key)
-    if record is None:
-        raise ToolError(f"{what} not found")
-    return record
 
 
 def _is_available(flight: Mapping[str, Any], date: str) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from teamtr.tasks.benchmarks.taubench.state import State
-from teamtr.tasks.benchmarks.taubench.tools import TEXT, Outcome, ToolError, choice, list_of, shared_tools
+from teamtr.tasks.benchmarks.taubench.tools import TEXT, Outcome, ToolError, choice, found_in, list_of, shared_tools
 
 TABLES = {
     "orders": ("order_id", "user_id", "items", "status", "payment_history"),
@@ -53,17 +53,17 @@ def find_user_id_by_name_zip(state: State, first_name: str, last_name: str, zip:
 
 @TOOLS.tool(user_id=TEXT)
 def get_user_details(state: State, user_id: str) -> Outcome:
-    return Outcome(json.dumps(_found(state, "users", user_id, "user")), state)
+    return Outcome(json.dumps(found_in(state, "users", user_id, "user")), state)
 
 
 @TOOLS.tool(order_id=TEXT)
 def get_order_details(state: State, order_id: str) -> Outcome:
-    return Outcome(json.dumps(_found(state, "orders", order_id, "order")), state)
+    return Outcome(json.dumps(found_in(state, "orders", order_id, "order")), state)
 
 
 @TOOLS.tool(product_id=TEXT)
 def get_product_details(state: State, product_id: str) -> Outcome:
-    return Outcome(json.dumps(_found(state, "products", product_id, "product")), state)
+    return Outcome(json.dumps(found_in(state, "products", product_id, "product")), state)
 
 
 @TOOLS.tool()
@@ -142,7 +142,7 @@ def modify_pending_order_items(
 def return_delivered_order_items(state: State, order_id: str, item_ids: list[str], payment_method_id: str) -> Outcome:
     """Only the request is entered: the refund comes when the items are back."""
     order = _own_order(state, order_id, DELIVERED, "returned")
-    method = _method(_found(state, "users", order["user_id"], "user"), payment_method_id)
+    method = _method(found_in(state, "users", order["user_id"], "user"), payment_method_id)
     original = order["payment_history"][0]["payment_method_id"]
     if method["source"] != "gift_card" and payment_method_id != original:
         raise ToolError("payment method should be either the original payment method or a gift card")
@@ -158,7 +158,7 @@ def exchange_delivered_order_items(
     """Only the request is entered: the order keeps its items until they are back."""
     order = _own_order(state, order_id, DELIVERED, "exchanged")
     difference = _replaced(state, state.copy_of("orders", order_id), item_ids, new_item_ids)
-    method = _method(_found(state, "users", order["user_id"], "user"), payment_method_id)
+    method = _method(found_in(state, "users", order["user_id"], "user"), payment_method_id)
     if method["source"] == "gift_card" and method["balance"] < difference:
         raise ToolError("insufficient gift card balance to pay for the price difference")
     request = {
@@ -175,18 +175,11 @@ def exchange_delivered_order_items(
 
 @TOOLS.tool(user_id=TEXT, **ADDRESS)
 def modify_user_address(state: State, /, user_id: str, **address: str) -> Outcome:
-    user = _found(state, "users", user_id, "user") | {"address": address}
+    user = found_in(state, "users", user_id, "user") | {"address": address}
     return Outcome(json.dumps(user), state.put("users", user_id, user))
 
 
 # -- parts ----------------------------------------------------------------------------------------------------
-
-
-def _found(state: State, table: str, key: str, what: str) -> Any:
-    record = state.find(table, key)
-    if record is None:
-        raise ToolError(f"{what} not found")
-    return record
 
 
 def _user_id(state: State, found: Iterable[str]) -> Outcome:
@@ -198,7 +191,7 @@ def _user_id(state: State, found: Iterable[str]) -> Outcome:
 
 def _own_order(state: State, order_id: str, status: str, done: str) -> dict[str, Any]:
     """A copy of the order, which must have this status for something to be done with it."""
-    if _found(state, "orders", order_id, "order")["status"] != status:
+    if found_in(state, "orders", order_id, "order")["status"] != status:
         raise ToolError(f"non-{status} order cannot be {done}")
     copied: dict[str, Any] = state.copy_of("orders", order_id)
     return copied
@@ -247,7 +240,7 @@ def _replaced(state: State, order: dict[str, Any], item_ids: Sequence[str], new_
     for item_id, new_id in zip(item_ids, new_item_ids, strict=True):
         place = next(k for k, item in enumerate(order["items"]) if item["item_id"] == item_id and k not in replaced)
         item = order["items"][place]
-        variant = _found(state, "products", item["product_id"], "product")["variants"].get(new_id)
+        variant = found_in(state, "products", item["product_id"], "product")["variants"].get(new_id)
         if variant is None or not variant["available"]:
             raise ToolError(f"new item {new_id} not found or available")
         difference += variant["price"] - item["price"]

@@ -157,6 +157,14 @@ class Toolbox(dict[str, Tool]):
         return call.name in self and self[call.name].ends
 
 
+def found_in(state: State, table: str, key: str, what: str) -> Any:
+    """The record, to be read only; the agent is told where there is none."""
+    found = state.find(table, key)
+    if found is None:
+        raise ToolError(f"{what} not found")
+    return found
+
+
 def shared_tools() -> Toolbox:
     """Those that every domain has."""
     return Toolbox(
