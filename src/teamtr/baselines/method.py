@@ -32,10 +32,12 @@ class Method(ABC):
     Attributes:
         name: as ``teamtr eval --method`` calls it; ``@method`` sets it.
         interactive: whether it can be played where an environment replies between rounds.
+        calls: whether it can be played where agents call tools, so that a turn may be several messages.
     """
 
     name: ClassVar[str] = ""
     interactive: ClassVar[bool] = False
+    calls: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -65,6 +67,8 @@ class Method(ABC):
             raise UserError(
                 f"{self.name} cannot be played on an interactive task, whose environment replies every round"
             )
+        if cast.context.tools is not None and not self.calls:
+            raise UserError(f"{self.name} cannot be played by agents with tools: it counts on one message for a turn")
         if temperature == 0 and self.width > 1:
             raise UserError(
                 f"{self.name} draws {self.width} texts to choose from, and at temperature 0 they are all the same: set "

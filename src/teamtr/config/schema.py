@@ -20,6 +20,7 @@ from teamtr.config.cluster import ClusterConfig
 from teamtr.config.plan import PlanConfig
 from teamtr.config.team import TeamConfig
 from teamtr.config.texts import Device, RunName
+from teamtr.config.tools import ToolsConfig
 from teamtr.config.vllm import VllmConfig
 from teamtr.errors import UserError
 from teamtr.presets import (
@@ -172,6 +173,7 @@ class TeamFile(Section):
     device: Device = key("auto", "auto, cpu, cuda or cuda:N.")
     task: AnyTask = Field(description="The problems: a generated game, your own data, or a benchmark.")
     team: TeamConfig
+    tools: ToolsConfig = ToolsConfig()
     tiny: TinyConfig = TinyConfig()
     plan: PlanConfig = PlanConfig()
     learner: LearnerConfig = LearnerConfig()

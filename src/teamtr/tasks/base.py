@@ -21,11 +21,12 @@ from typing import Any, ClassVar, NamedTuple, Self
 import numpy as np
 
 from teamtr.errors import UserError
-from teamtr.ports import Environment
+from teamtr.ports import Environment, Tools
 from teamtr.tasks.config import BenchmarkConfig, TaskConfig, TaskContext
-from teamtr.tasks.data.rows import DataError, Row, read_rows, shown
+from teamtr.tasks.data.rows import DataError, Row, read_rows
 from teamtr.tasks.data.split import hold_out
 from teamtr.tasks.players import Player
+from teamtr.text import shown
 from teamtr.types import Problem, Verdict
 
 Source = str | Path
@@ -73,6 +74,7 @@ class Task(ABC):
             thread: then episodes are graded while others are still played. Worth it where other processes grade.
         failures: how often each grader failure (crash, timeout) came up.
         environment: the other side of an interactive task; None for the others.
+        tools: what agents can call, where the task brings tools of its own.
     """
 
     Config: ClassVar[type[TaskConfig]] = TaskConfig
@@ -109,6 +111,10 @@ class Task(ABC):
 
     @cached_property
     def environment(self) -> Environment | None:
+        return None
+
+    @cached_property
+    def tools(self) -> Tools | None:
         return None
 
     def problems(self, split: str) -> Sequence[Problem]:

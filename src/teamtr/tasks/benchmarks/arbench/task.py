@@ -27,8 +27,9 @@ from teamtr.settings.values import NonEmpty
 from teamtr.tasks.base import Benchmark, Source
 from teamtr.tasks.benchmarks.arbench.texts import Texts, fill, texts_of
 from teamtr.tasks.config import BenchmarkConfig, TeamSection
-from teamtr.tasks.data.rows import DataError, NoSuchData, Row, read_json_file, read_rows, shown
+from teamtr.tasks.data.rows import DataError, NoSuchData, Row, read_json_file, read_rows
 from teamtr.tasks.players import Player, PlayerConfig
+from teamtr.text import shown
 from teamtr.types import Problem, Situation
 
 ENVIRONMENT = "environment"

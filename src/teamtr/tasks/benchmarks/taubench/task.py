@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from teamtr.bounded_json import NotJson, read_json
-from teamtr.chat.tool_calls import ToolCall
+from teamtr.calls import ToolCall
 from teamtr.errors import UserError
 from teamtr.settings.refusals import Refusal
 from teamtr.tasks.base import Benchmark, Data, Source, StoredReply, WrongAnswer, called, sources
@@ -35,11 +35,12 @@ from teamtr.tasks.benchmarks.taubench.replay import (
     turns_in,
 )
 from teamtr.tasks.benchmarks.taubench.state import State, Tables
-from teamtr.tasks.benchmarks.taubench.tools import Toolbox
 from teamtr.tasks.config import BenchmarkConfig
-from teamtr.tasks.data.rows import DataError, NoSuchData, Row, read_json_file, read_rows, shown
+from teamtr.tasks.data.rows import DataError, NoSuchData, Row, read_json_file, read_rows
 from teamtr.tasks.data.split import digest, hold_out
 from teamtr.tasks.registry import task
+from teamtr.text import shown
+from teamtr.tools.toolbox import Toolbox
 from teamtr.types import Problem, Verdict
 
 POLICY = "policy_wiki.md"
@@ -95,7 +96,7 @@ class TauBench(Benchmark):
             message = f"task {self.name} cannot be played yet: grade stored dialogues with `teamtr grade {self.name}`"
             yield Refusal(("task", "name"), message)
 
-    tools: ClassVar[Toolbox]
+    toolbox: ClassVar[Toolbox[State]]
     tables: ClassVar[Mapping[str, Sequence[str]]]
     held_out = 1.0
     needs_data_to_grade = True
@@ -149,7 +150,7 @@ class TauBench(Benchmark):
         if not isinstance(actions, list) or not all(_is_action(action) for action in actions):
             wanted = '[{"name": TEXT, "kwargs": {...}}, ...]'
             raise _unusable(where, f"'actions' must be {wanted}, found {shown(actions)}")
-        unknown = next((action["name"] for action in actions if action["name"] not in self.tools), None)
+        unknown = next((action["name"] for action in actions if action["name"] not in self.toolbox), None)
         if unknown is not None:
             raise _unusable(where, f"there is no tool {shown(unknown)} in {self.name}")
         if not isinstance(outputs, list) or not all(isinstance(output, str) for output in outputs):
@@ -212,11 +213,11 @@ class TauBench(Benchmark):
 
     def replayed(self, turns: Sequence[Turn]) -> Replay:
         """The acts of a dialogue on the data that every dialogue begins with."""
-        return replay(self.tools, self._start, turns)
+        return replay(self.toolbox, self._start, turns)
 
     def wanted(self, problem: Problem) -> State:
         """The data as the task wants it."""
-        return after_all(self.tools, self._start, _actions(problem))
+        return after_all(self.toolbox, self._start, _actions(problem))
 
     # -- known answers ----------------------------------------------------------------------------------------
 
@@ -251,7 +252,7 @@ class TauBench(Benchmark):
 class Airline(TauBench):
     """``taubench:airline``: flights are booked, changed and cancelled."""
 
-    tools = airline.TOOLS
+    toolbox = airline.TOOLS
     tables = airline.TABLES
 
     @classmethod
@@ -263,7 +264,7 @@ class Airline(TauBench):
 class Retail(TauBench):
     """``taubench:retail``: orders are changed, cancelled, returned and exchanged."""
 
-    tools = retail.TOOLS
+    toolbox = retail.TOOLS
     tables = retail.TABLES
 
     @classmethod
@@ -309,7 +310,7 @@ def _actions(problem: Problem) -> list[ToolCall]:
 
 def _acts(task: TauBench, problem: Problem) -> list[ToolCall]:
     """The task's own actions but for those that end the dialogue, after which nothing counts."""
-    return [action for action in _actions(problem) if not task.tools.ends(action)]
+    return [action for action in _actions(problem) if not task.toolbox.ends(action)]
 
 
 def _dialogue(calls: Sequence[ToolCall], outputs: Sequence[str], end: str = STOP) -> str:
