@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from teamtr.calls import TOOL, name_of
+from teamtr.chat import ChatCodec
+from teamtr.chat.template import check_tools
 from teamtr.config import TeamFile
 from teamtr.errors import UserError
 from teamtr.ports import Tools
+from teamtr.rollout import RolloutContext
 from teamtr.tasks import Task
 from teamtr.team import Router, Team, ToolTurns
 from teamtr.tools.functions import FunctionTools
@@ -42,6 +45,15 @@ def with_tool_turns(router: Router, team: Team, steps: int) -> ToolTurns:
     if TOOL in team.names:
         raise UserError(f"an agent is called {TOOL!r}, as the results of tools are: call it otherwise")
     return ToolTurns(router, steps, tuple(agent.name for agent in team if agent.tools != ()))
+
+
+def check_prompts(context: RolloutContext, team: Team) -> None:
+    """Raises ProtocolError where an agent's chat template cannot tell it of its tools."""
+    problems = context.task.problems("train") if context.tell and context.tools is not None else ()
+    for agent in team if problems else ():
+        codec, tools = context.codecs[agent.name], context.offered(agent, problems[0])
+        if tools and isinstance(codec, ChatCodec):
+            check_tools(codec, context.history, tools)
 
 
 def check_names(team: Team, tools: Tools | None, problems: Sequence[Problem]) -> None:
