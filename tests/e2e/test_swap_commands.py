@@ -197,6 +197,7 @@ def test_without_out_the_new_run_is_beside_the_old_one(run, monkeypatch):
     assert (run.parent / "run-swap-speaker" / "team.yaml").exists()
 
 
+@pytest.mark.long
 def test_swap_looks_at_what_was_asked_before_anything_takes_time(run, exported, tmp_path, monkeypatch):
     """No model is built for a name that nobody has, a folder that is not there, or a folder that is taken."""
     (tmp_path / "mine").mkdir()

@@ -463,6 +463,7 @@ def test_of_items_answered_one_by_one_the_one_that_answers_twice_is_blamed(
     ]
 
 
+@pytest.mark.long
 def test_only_processor_time_makes_a_grader_late_unless_it_waits_ten_times_as_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
