@@ -9,6 +9,7 @@ from teamtr.chat import ChatCodec
 from teamtr.chat.template import check_tools
 from teamtr.config import TeamFile
 from teamtr.errors import UserError
+from teamtr.ports import Task as AnyTask
 from teamtr.ports import Tools
 from teamtr.rollout import RolloutContext
 from teamtr.tasks import Task
@@ -49,19 +50,28 @@ def with_tool_turns(router: Router, team: Team, steps: int) -> ToolTurns:
 
 def check_prompts(context: RolloutContext, team: Team) -> None:
     """Raises ProtocolError where an agent's chat template cannot tell it of its tools."""
-    problems = context.task.problems("train") if context.tell and context.tools is not None else ()
+    problems = some_problems(context.task) if context.tell and context.tools is not None else ()
     for agent in team if problems else ():
         codec, tools = context.codecs[agent.name], context.offered(agent, problems[0])
         if tools and isinstance(codec, ChatCodec):
             check_tools(codec, context.history, tools)
 
 
-def check_names(team: Team, tools: Tools | None, problems: Sequence[Problem]) -> None:
+def some_problems(task: AnyTask) -> Sequence[Problem]:
+    """Of the first split that the task has."""
+    for split in ("train", "test"):
+        try:
+            return task.problems(split)[:PROBLEMS_LOOKED_AT]
+        except UserError:  # a task may have one of them only
+            continue
+    return ()
+
+
+def check_names(team: Team, tools: Tools | None, task: Task) -> None:
     """Raises UserError where an agent is given a tool that no problem has."""
-    asked = {name for agent in team for name in agent.tools or ()}
-    if not asked:
+    if not any(agent.tools for agent in team):
         return
-    looked_at = problems[:PROBLEMS_LOOKED_AT]
+    looked_at = some_problems(task)
     known = {name_of(schema) for problem in looked_at for schema in tools.schemas(problem)} if tools else set()
     for agent in team:
         if unknown := [name for name in agent.tools or () if name not in known]:
