@@ -50,6 +50,16 @@ def unheard(row: int, sample: Sample) -> None:
     """Where nobody asks before all are sampled."""
 
 
+Follow = Callable[[int, int, Ids], bool]
+"""Told of tokens while their message is still sampled: its row, how many of its tokens came before, and the new ones.
+Says whether the row is still wanted."""
+
+
+def unfollowed(row: int, before: int, token_ids: Ids) -> bool:
+    """Where nobody asks before a message is whole."""
+    return True
+
+
 class EngineLost(TeamTRError):
     """Part of an engine is gone, and with it all since the last commit: build it anew, and go on from that."""
 
@@ -70,6 +80,7 @@ class Sampler(Protocol):
         *,
         decoding: Decoding = AS_TRAINED,
         heard: Heard = unheard,
+        follow: Follow = unfollowed,
     ) -> list[Sample]:
         """One message per prompt, of at most as many tokens as the noise has columns.
 
@@ -80,6 +91,10 @@ class Sampler(Protocol):
 
         ``heard`` is told of every message as soon as the engine knows the whole of it, in any order, in the caller's
         thread. Should rows have to be sampled again, it is told again: what is returned counts.
+
+        ``follow`` is told of every token of a row, in order, before the row is heard of, as soon and as many at a time
+        as the engine knows them: by the token, every few tokens, or the whole message at once. A row that it does not
+        want any more may end there, with the finish "length".
         """
         ...
 

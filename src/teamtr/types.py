@@ -391,7 +391,8 @@ class AgentInfo:
     message. ``reference_version`` names the policy that a reference KL is taken to; None without one.
     ``config_version`` names what is computed besides the weights, ``base_version`` the frozen weights under an adapter.
     ``trained_parameters`` counts the policy's own, without a critic's. ``samples_from_a_copy``: messages are sampled
-    from a copy of the weights, and not from those that are trained.
+    from a copy of the weights, and not from those that are trained. ``positions``: most tokens of a prompt and its
+    message; None where nobody knows of a limit.
     """
 
     precision: str
@@ -404,6 +405,7 @@ class AgentInfo:
     config_version: str = ""
     base_version: str = ""
     trained_parameters: int = 0
+    positions: int | None = None
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from teamtr.engines.critic import ValueHead
 from teamtr.engines.sampling import PLAINLY, TokenSampler
-from teamtr.ports import Heard, unheard
+from teamtr.ports import Follow, Heard, unfollowed, unheard
 from teamtr.types import Floats, Ids, Sample
 
 Head = Callable[[Tensor], Tensor]
@@ -57,6 +57,11 @@ class Policy(ABC):
     def samples_from_a_copy(self) -> bool:
         """Whether messages are sampled from other tensors than those that are trained."""
         return False
+
+    @property
+    def positions(self) -> int | None:
+        """Most tokens of a prompt and its message; None without a limit."""
+        return None
 
     def take_up(self, version: str) -> None:  # noqa: B027 (nothing to do without a copy)
         """Fill that copy with the present weights, of this version."""
@@ -99,9 +104,10 @@ class Policy(ABC):
         *,
         version: str = "",
         heard: Heard = unheard,
+        follow: Follow = unfollowed,
     ) -> list[Sample]:
-        """One message per prompt; ``noise_BT`` and ``heard`` as in ``ports.Sampler``. ``version`` names the present
-        weights, so that what was computed under them before may be used again; empty: nothing may."""
+        """One message per prompt; ``noise_BT``, ``heard`` and ``follow`` as in ``ports.Sampler``. ``version`` names the
+        present weights, so that what was computed under them before may be used again; empty: nothing may."""
 
     @abstractmethod
     def save_weights(self, folder: Path, *, write: bool = True) -> None:

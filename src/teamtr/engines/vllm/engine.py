@@ -9,7 +9,7 @@ from pathlib import Path
 from teamtr.engines.vllm.client import Drawing, seeds_of
 from teamtr.engines.vllm.hosts import Host, name_of
 from teamtr.errors import UserError
-from teamtr.ports import Demand, Engine, Heard, Learner, MemoryPlan, Rehearsal, unheard
+from teamtr.ports import Demand, Engine, Follow, Heard, Learner, MemoryPlan, Rehearsal, unfollowed, unheard
 from teamtr.types import AS_TRAINED, AgentInfo, Decoding, Floats, Ids, Sample
 
 
@@ -47,10 +47,11 @@ class VllmEngine:
         *,
         decoding: Decoding = AS_TRAINED,
         heard: Heard = unheard,
+        follow: Follow = unfollowed,
     ) -> list[Sample]:
         """By the present weights: those that were loaded, or gone back to, without being published are served first."""
         if agent not in self.hosts:
-            return self.inner.sample(agent, prompts, noise_BT, decoding=decoding, heard=heard)
+            return self.inner.sample(agent, prompts, noise_BT, decoding=decoding, heard=heard, follow=follow)
         if not prompts:
             return []
         version, tokens = self.version(agent), noise_BT.shape[1]
@@ -65,6 +66,7 @@ class VllmEngine:
         self._require_room(agent, max(map(len, prompts)) + tokens)
 
         def told(row: int, sample: Sample) -> None:
+            follow(row, 0, sample.token_ids)
             heard(row, replace(sample, version=version))
 
         samples = self.hosts[agent].client.sample(prompts, tokens, seeds_of(noise_BT), drawing, told)

@@ -1,0 +1,67 @@
+"""Connections that cannot hold a server up: whoever sends no request, or does not read its answer, is let go."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+
+@dataclass(frozen=True)
+class Patience:
+    """Seconds for the head of a request, and for a client that does not read; most connections at a time."""
+
+    head_seconds: float = 10.0
+    stalled_seconds: float = 30.0
+    connections: int = 4096
+
+
+def guarded(patience: Patience) -> type[H11Protocol]:
+    """The protocol of a connection with this patience."""
+
+    class Guarded(H11Protocol):
+        _head: asyncio.TimerHandle | None = None
+        _stalled: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            if len(self.connections) > patience.connections:
+                transport.abort()
+            else:
+                self._expect_head()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            _stop(self._head)
+            _stop(self._stalled)
+            super().connection_lost(exc)
+
+        def handle_events(self) -> None:
+            super().handle_events()
+            if self.cycle is not None and not self.cycle.response_complete:
+                _stop(self._head)
+
+        def on_response_complete(self) -> None:
+            self._expect_head()  # of the next request; what was sent ahead of it may be that already
+            super().on_response_complete()
+
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            _stop(self._stalled)
+            self._stalled = self.loop.call_later(patience.stalled_seconds, self.transport.abort)
+
+        def resume_writing(self) -> None:
+            _stop(self._stalled)
+            super().resume_writing()
+
+        def _expect_head(self) -> None:
+            _stop(self._head)
+            self._head = self.loop.call_later(patience.head_seconds, self.transport.abort)
+
+    return Guarded
+
+
+def _stop(timer: asyncio.TimerHandle | None) -> None:
+    if timer is not None:
+        timer.cancel()
