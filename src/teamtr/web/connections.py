@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 @dataclass(frozen=True)
 class Patience:
-    """Seconds for the head of a request, and for a client that does not read; most connections at a time."""
+    """Seconds for the head of a request, and for a client that reads nothing of its answer; most connections at a
+    time."""
 
     head_seconds: float = 10.0
     stalled_seconds: float = 30.0
@@ -23,7 +25,7 @@ def guarded(patience: Patience) -> type[H11Protocol]:
 
     class Guarded(H11Protocol):
         _head: asyncio.TimerHandle | None = None
-        _stalled: asyncio.TimerHandle | None = None
+        _reading: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
@@ -34,7 +36,7 @@ def guarded(patience: Patience) -> type[H11Protocol]:
 
         def connection_lost(self, exc: Exception | None) -> None:
             _stop(self._head)
-            _stop(self._stalled)
+            _stop(self._reading)
             super().connection_lost(exc)
 
         def handle_events(self) -> None:
@@ -48,16 +50,35 @@ def guarded(patience: Patience) -> type[H11Protocol]:
 
         def pause_writing(self) -> None:
             super().pause_writing()
-            _stop(self._stalled)
-            self._stalled = self.loop.call_later(patience.stalled_seconds, self.transport.abort)
+            _stop(self._reading)
+            self._reading = self._let_go_after(patience.stalled_seconds, self._set_reading)
 
         def resume_writing(self) -> None:
-            _stop(self._stalled)
+            _stop(self._reading)
             super().resume_writing()
 
         def _expect_head(self) -> None:
             _stop(self._head)
-            self._head = self.loop.call_later(patience.head_seconds, self.transport.abort)
+            self._head = self._let_go_after(patience.head_seconds, self._set_head)
+
+        def _let_go_after(self, seconds: float, again: Callable[[asyncio.TimerHandle], None]) -> asyncio.TimerHandle:
+            """Hang up then, unless the client has read some of what it was sent in the meantime: then wait again."""
+            held = self.transport.get_write_buffer_size()
+
+            def look() -> None:
+                left = self.transport.get_write_buffer_size()
+                if 0 < left < held:
+                    again(self._let_go_after(seconds, again))
+                else:
+                    self.transport.abort()
+
+            return self.loop.call_later(seconds, look)
+
+        def _set_head(self, timer: asyncio.TimerHandle) -> None:
+            self._head = timer
+
+        def _set_reading(self, timer: asyncio.TimerHandle) -> None:
+            self._reading = timer
 
     return Guarded
 

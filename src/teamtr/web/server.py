@@ -63,6 +63,7 @@ class WebServer:
             ws="none",
             lifespan="off",
             log_config=None,
+            log_level="critical",  # what is to be told is told by the guard, once
             access_log=False,
             server_header=False,
             timeout_graceful_shutdown=drain_seconds,
