@@ -150,8 +150,8 @@ def read_request(body: Any) -> ChatRequest:
 
 
 def _told(error: ValidationError) -> BadRequest:
-    """The first thing that is wrong, without what the client sent."""
-    first = error.errors(include_url=False, include_input=False)[0]
+    """One thing that is wrong, the deepest of those that were tried, without what the client sent."""
+    first = max(error.errors(include_url=False, include_input=False), key=lambda found: len(found["loc"]))
     place = ".".join(str(part) for part in first["loc"] if not str(part).startswith(("function-", "list[", "str")))
     field = str(first["loc"][0]) if first["loc"] else None
     if first["type"] == "extra_forbidden":
