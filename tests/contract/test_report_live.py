@@ -33,7 +33,7 @@ def run(tmp_path: Path) -> Path:
 @contextmanager
 def serving(*folders: Path):
     with LiveServer(Library(folders)) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
             yield server
@@ -279,7 +279,7 @@ def test_without_a_thread_to_be_had_it_says_so_and_goes_on(run, monkeypatch, cap
 
     with serving(run) as server:
         with monkeypatch.context() as scarce:
-            scarce.setattr(serve.ThreadingHTTPServer, "process_request", refuse)
+            scarce.setattr(server.threads, "submit", refuse)
             status, body = get(server, f"/{server.token}/api/runs")
         assert (status, json.loads(body)) == (503, {"error": "there is not enough memory to answer now"})
         assert get(server, f"/{server.token}/api/runs")[0] == 200
