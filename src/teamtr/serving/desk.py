@@ -85,8 +85,8 @@ class Desk:
                 self.counts.refused += 1
                 raise Busy(self._retry_after())
             self._pending += count
-        # Seeds of 63 bits, as everywhere; a client may send negative ones.
-        seed = secrets.randbits(63) if request.seed is None else request.seed % 2**63
+        # Of 53 bits, which every client's JSON can hold; a client may send more, and negative ones.
+        seed = secrets.randbits(53) if request.seed is None else request.seed % 2**63
         ticket = Ticket(request, seed)
         ticket.choices = [
             self._pool.submit(self._play, Ask.of(request, choice, seed, teller, ticket.cancelled))
