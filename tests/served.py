@@ -60,7 +60,8 @@ def asked(text: str = "What is 2+3?", model: str = "trio", **fields: Any) -> Cha
 @contextmanager
 def serving(session: Session, *, limits: Limits | None = None, **settings: Any) -> Iterator[TeamServer]:
     """A server in a thread; at the end it is shut down as a signal would, and must end."""
-    with TeamServer(session, session.current_team(), "trio", key=KEY, limits=limits, **settings) as server:
+    with TeamServer(key=KEY, limits=limits, **settings) as server:
+        server.take_up(session, session.current_team(), "trio")
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:

@@ -12,6 +12,7 @@ import pytest
 
 from served import asked, make_session
 from teamtr.errors import UserError
+from teamtr.ports import EngineLost
 from teamtr.randomness import seed_of, uniforms
 from teamtr.rollout import play
 from teamtr.serving.desk import Busy, Desk, Limits
@@ -365,6 +366,28 @@ def test_a_row_that_fails_fails_alone(session: Session):
     assert [row.error is None for row in rows] == [True, False, True]
     assert rows[0].result().token_ids.tolist() == rows[0].token_ids
     scheduler.close()
+
+
+def test_an_engine_that_is_lost_is_asked_for_nothing_more(session: Session):
+    class Lost:
+        asked = 0
+
+        def version(self, agent: str) -> str:
+            return ""
+
+        def sample(self, *arguments: Any, **settings: Any) -> list[Sample]:
+            self.asked += 1
+            raise EngineLost("a worker is gone")
+
+    engine = Lost()
+    scheduler = Scheduler(engine)
+    with pytest.raises(EngineLost):
+        scheduler.samples([waiting_row(session), waiting_row(session)])
+    with pytest.raises(Cancelled):
+        scheduler.samples([waiting_row(session)])
+    assert engine.asked == 1
+    scheduler.close()
+    assert not scheduler.is_alive
 
 
 def test_a_full_desk_refuses_and_cancelling_makes_room(session: Session):

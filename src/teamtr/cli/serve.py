@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -42,31 +43,23 @@ def serve(
         from teamtr.session.build import build
         from teamtr.session.resume import StoredRun
 
-        key, generated = key_from_environment()
-        if team.is_dir():
-            if changes:
-                raise UserError("--set goes with a team file: a run is served as it was trained")
-            stored = StoredRun.read(team)
-            session, members = stored.build()
-            label = team.absolute().name
-        else:
-            settings = read_team_file(team, changes or [])
-            session = build(settings)
-            members, label = session.current_team(), settings.name
+        key, is_new = key_from_environment()
+        if changes and team.is_dir():
+            raise UserError("--set goes with a team file: a run is served as it was trained")
         limits = Limits(at_once=at_once, waiting=queue, request_seconds=request_seconds)
-        with TeamServer(
-            session,
-            members,
-            name or label,
-            key=key,
-            limits=limits,
-            host=host,
-            port=port,
-            allow_remote=allow_remote,
-        ) as server:
-            write(server.link if generated else server.page, sys.stdout)
+        with TeamServer(key=key, limits=limits, host=host, port=port, allow_remote=allow_remote) as server:
+            if team.is_dir():
+                session, members = StoredRun.read(team).build()
+                label = team.absolute().name
+            else:
+                settings = read_team_file(team, changes or [])
+                session = build(settings)
+                members, label = session.current_team(), settings.name
+            server.take_up(session, members, name or label)
+            write(server.link if is_new else server.page, sys.stdout)
             say(f"API: {server.url}, models {', '.join(server.desk.served.models)}")
-            say(f"key: {key}" if generated else f"key: the one in {KEY_VARIABLE}; the page takes it as #key=KEY")
+            say(f"key: {key}" if is_new else f"key: the one in {KEY_VARIABLE}; the page takes it as #key=KEY")
+            logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns of every client that hangs up
             server.serve_forever()
             say("closed")
-        session.engine.close()
+            session.engine.close()

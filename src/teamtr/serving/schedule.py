@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from teamtr.ports import Sampler
+from teamtr.ports import EngineLost, Sampler
 from teamtr.types import Decoding, Finish, Floats, Ids, Sample
 
 TOKENS_BETWEEN = 32
@@ -186,9 +186,14 @@ class Scheduler:
                 self._news.wait()
 
     def _sample(self, batch: Sequence[Row]) -> None:
-        """Sample these rows; where it fails, each by itself, so that one row fails for nobody else."""
+        """Sample these rows; where it fails, each by itself, so that one row fails for nobody else. An engine that is
+        lost is asked for nothing more."""
         try:
             self._decode(batch)
+        except EngineLost as error:
+            self._closed = True
+            for row in batch:
+                row.end(error)
         except Exception as error:
             if len(batch) == 1:
                 batch[0].end(error)

@@ -28,9 +28,6 @@ class TeamServer(WebServer):
 
     def __init__(
         self,
-        session: Session,
-        team: Team,
-        name: str,
         *,
         key: str,
         limits: Limits | None = None,
@@ -39,8 +36,8 @@ class TeamServer(WebServer):
         allow_remote: bool = False,
         patience: Patience | None = None,
     ) -> None:
-        limits = limits or Limits()
         self.key = key
+        self.limits = limits or Limits()
         super().__init__(
             self._app,
             host=host,
@@ -48,19 +45,22 @@ class TeamServer(WebServer):
             allow_remote=allow_remote,
             shown="whoever holds the key can use the models, and keys and conversations travel",
             patience=patience,
-            drain_seconds=int(limits.request_seconds),
+            drain_seconds=int(self.limits.request_seconds),
         )
+        self.page = f"http://{host}:{self.server_port}/"
+        self.url = f"{self.page}v1"
+        self.link = f"{self.page}#key={key}"
+
+    def take_up(self, session: Session, team: Team, name: str) -> None:
+        """Serve this team. Before, whoever has connected waits: an address that cannot be had is told of before models
+        are loaded."""
         scheduler = Scheduler(session.engine)
         try:
-            self.desk = Desk(ServedTeam.of(session, team, name, scheduler), scheduler, limits)
+            self.desk = Desk(ServedTeam.of(session, team, name, scheduler), scheduler, self.limits)
         except BaseException:
             scheduler.close()
-            self.close()
             raise
-        self._serving = ServingApp(self.desk, key)
-        self.url = f"http://{host}:{self.server_port}/v1"
-        self.page = f"http://{host}:{self.server_port}/"
-        self.link = f"{self.page}#key={key}"
+        self._serving = ServingApp(self.desk, self.key)
 
     async def _app(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._serving(scope, receive, send)
