@@ -129,13 +129,14 @@ def _answer(body: bytes, stream: bool) -> tuple[str, str]:
     return text, chunks[0]["system_fingerprint"]
 
 
-def run(clients: int, seconds: float, problems: int = 512) -> dict[str, Any]:
+def run(clients: int, seconds: float, at_once: int, problems: int = 512) -> dict[str, Any]:
     pool, version = exchanges(problems)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "team.yaml"
         file.write_text(recipe_text("code-exchange"))
+        options = ["--name", "demo", "--port", "0", "--at-once", str(at_once)]
         server = subprocess.Popen(
-            [sys.executable, "-m", "teamtr.cli", "serve", str(file), "--name", "demo", "--port", "0"],
+            [sys.executable, "-m", "teamtr.cli", "serve", str(file), *options],
             stdout=subprocess.PIPE,
             env={**os.environ, "TEAMTR_API_KEY": KEY, "OMP_NUM_THREADS": "1"},
             text=True,
@@ -200,8 +201,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=600.0)
+    parser.add_argument("--at-once", type=int, default=64, help="as of teamtr serve")
     given = parser.parse_args()
-    found = run(given.clients, given.seconds)
+    found = run(given.clients, given.seconds, given.at_once)
     print(json.dumps(found))
     return 0 if found["good"] else 1
 

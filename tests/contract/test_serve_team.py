@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -314,7 +315,7 @@ def test_a_row_that_comes_joins_those_that_decode(session: Session):
     assert slow.begun.wait(60)
     second, two = start(scheduler, waiting_row(session, seed=1))
     while not scheduler.waiting:
-        pass
+        time.sleep(0.01)
     slow.gate.release(1000)
     first.join(60)
     second.join(60)

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -20,10 +21,13 @@ import openai
 import pytest
 
 from served import KEY, TEAM, ask, make_session, serving
+from teamtr.config import loads, recipe_text
 from teamtr.rollout import play
 from teamtr.serving.desk import Limits
 from teamtr.serving.server import TeamServer
-from teamtr.session.build import Session
+from teamtr.session.build import Session, build
+from teamtr.session.resume import StoredRun
+from teamtr.session.train import train
 from teamtr.types import Problem
 
 QUESTION = "What is 2+3?"
@@ -274,7 +278,7 @@ def test_a_request_that_takes_too_long_is_ended(session: Session):
         with pytest.raises(openai.APIError, match="no answer within"):
             list(create(client, n=16, stream=True))
         while server.desk.pending:
-            pass
+            time.sleep(0.01)
         assert server.desk.scheduler.waiting == 0
 
 
@@ -308,11 +312,9 @@ def test_a_failure_of_the_engine_tells_nothing_of_this_machine(
 class Command:
     """``teamtr serve`` in a process of its own."""
 
-    def __init__(self, folder: Path, *options: str, **environment: str) -> None:
-        file = folder / "team.yaml"
-        file.write_text(TEAM.replace("ANSWER", "speaker").replace("max_tokens: 24", "max_tokens: 200"))
+    def __init__(self, team: Path, *options: str, **environment: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "teamtr.cli", "serve", str(file), "--port", "0", *options],
+            [sys.executable, "-m", "teamtr.cli", "serve", str(team), "--port", "0", *options],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -341,9 +343,35 @@ def _taken(client: openai.OpenAI) -> float:
     return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith(names))
 
 
+@pytest.fixture
+def team_file(tmp_path: Path) -> Path:
+    file = tmp_path / "team.yaml"
+    file.write_text(TEAM.replace("ANSWER", "speaker").replace("max_tokens: 24", "max_tokens: 200"))
+    return file
+
+
 @pytest.mark.long
-def test_the_command_serves_and_on_sigterm_answers_all_that_was_asked(tmp_path: Path):
-    command = Command(tmp_path)
+def test_a_trained_run_is_served_with_its_last_weights(tmp_path: Path):
+    small = ("plan.stages=1", "plan.problems=8", "plan.group_size=8", "tiny.warmup_steps=15", "eval.problems=2")
+    settings = loads(recipe_text("code-exchange"), "demo", small)
+    list(train(settings, tmp_path / "pupils"))
+    session, team = StoredRun.read(tmp_path / "pupils").build()
+    assert team.version != build(settings).current_team().version
+    problem = session.task.problems("test")[0]
+    [episode] = play(session.context, team, [problem], 1, seed=8).episodes
+    command = Command(tmp_path / "pupils")
+    with openai.OpenAI(base_url=command.url, api_key=command.key, max_retries=0) as client:
+        private = {"private": dict(problem.private)}
+        found = create(client, problem.prompt, model="pupils", seed=8, extra_body=private)
+    command.process.send_signal(signal.SIGTERM)
+    assert command.end()[0] == 0
+    assert found.system_fingerprint == team.version[:16]
+    assert found.choices[0].message.content == episode.answer
+
+
+@pytest.mark.long
+def test_the_command_serves_and_on_sigterm_answers_all_that_was_asked(team_file: Path):
+    command = Command(team_file)
     answers: list[Any] = []
     with openai.OpenAI(base_url=command.url, api_key=command.key, max_retries=0) as client:
         stream = create(client, stream=True, stream_options={"include_usage": True})
@@ -352,7 +380,7 @@ def test_the_command_serves_and_on_sigterm_answers_all_that_was_asked(tmp_path: 
             thread.start()
         next(iter(stream))
         while _taken(client) < 17:
-            pass
+            time.sleep(0.01)
         command.process.send_signal(signal.SIGTERM)
         rest = list(stream)
         assert rest[-1].usage is not None, "the stream is told to its end"
@@ -368,8 +396,8 @@ def test_the_command_serves_and_on_sigterm_answers_all_that_was_asked(tmp_path: 
 
 
 @pytest.mark.long
-def test_the_key_may_come_from_the_environment_and_is_not_told(tmp_path: Path):
-    command = Command(tmp_path, "--name", "mine", TEAMTR_API_KEY="a-key-of-my-own-1234")
+def test_the_key_may_come_from_the_environment_and_is_not_told(team_file: Path):
+    command = Command(team_file, "--name", "mine", TEAMTR_API_KEY="a-key-of-my-own-1234")
     with openai.OpenAI(base_url=command.url, api_key="a-key-of-my-own-1234", max_retries=0) as client:
         assert [model.id for model in client.models.list()][:2] == ["mine", "mine/left"]
         with pytest.raises(openai.AuthenticationError):
@@ -378,7 +406,7 @@ def test_the_key_may_come_from_the_environment_and_is_not_told(tmp_path: Path):
     code, told = command.end()
     assert code == 0
     assert "a-key-of-my-own" not in told + command.link
-    short = Command(tmp_path, TEAMTR_API_KEY="short")
+    short = Command(team_file, TEAMTR_API_KEY="short")
     code, told = short.end()
     assert code == 2
     assert "at least 16" in told

@@ -8,6 +8,7 @@ import resource
 import socket
 import struct
 import threading
+import time
 import tracemalloc
 from collections.abc import Iterator
 from typing import Any
@@ -60,7 +61,7 @@ def assert_serves(server: TeamServer) -> None:
 def idle(server: TeamServer) -> None:
     """Wait until nothing is played, sampled or waited for any more."""
     while server.desk.pending or server.desk.scheduler.waiting:
-        pass
+        time.sleep(0.01)
 
 
 def begun(session: Session, monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Semaphore, list[int]]:
