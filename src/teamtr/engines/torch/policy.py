@@ -489,14 +489,16 @@ class TransformerPolicy(Policy):
             tokens.append(ids_B)
             scores.append(logp_B)
             stops_B = open_B & torch.isin(ids_B, ends)
-            unwanted_B = _unwanted(follow, open_B, u, ids_B) & ~stops_B
-            for row, sample in (
-                *_written(stops_B, tokens, scores, "stop"),
-                *_written(unwanted_B, tokens, scores, "length"),
-            ):
+            unwanted_B = None if follow is unfollowed else _unwanted(follow, open_B, u, ids_B) & ~stops_B
+            for row, sample in _written(stops_B, tokens, scores, "stop"):
                 samples[row] = sample
                 heard(row, sample)
-            open_B = open_B & ~stops_B & ~unwanted_B
+            open_B = open_B & ~stops_B
+            if unwanted_B is not None:
+                for row, sample in _written(unwanted_B, tokens, scores, "length"):
+                    samples[row] = sample
+                    heard(row, sample)
+                open_B = open_B & ~unwanted_B
             if u + 1 == max_tokens or not bool(open_B.any()):
                 break
             mask_BL = torch.cat([mask_BL, mask_BL.new_ones(len(prompts), 1)], dim=1)
@@ -530,8 +532,6 @@ def _written(
 def _unwanted(follow: Follow, open_B: Tensor, before: int, ids_B: Tensor) -> Tensor:
     """Tell of the next token of every open row; which of them nobody wants any more."""
     left_B = torch.zeros_like(open_B)
-    if follow is unfollowed:
-        return left_B
     ids = ids_B.cpu().numpy().astype(np.int32)
     for row in open_B.nonzero().squeeze(-1).tolist():
         left_B[row] = not follow(row, before, ids[row : row + 1])
