@@ -183,8 +183,11 @@ def test_an_answer_by_majority_is_told_at_the_end(tmp_path: Path):
     found = answer(served, asked(stream=True, show="discussion"), 1, heard)
     assert heard.answers[0] == [found.text]
     assert len(heard.messages()) == 3
-    with pytest.raises(BadRequest, match="max_tokens cannot be kept"):
-        served.require(asked(max_tokens=4))
+    short = answer(served, asked(stream=True, max_tokens=4), 1, heard)
+    assert (short.text, short.finish) == (found.text[: len(short.text)], "length")
+    [answering] = [message for message in short.spoken if message.answers]
+    assert len(short.text) == 4 < len(answering.text), "a token is a letter here"
+    assert heard.answers[0] == [found.text, short.text]
     scheduler.close()
 
 

@@ -210,15 +210,6 @@ class ServedTeam:
                 )
             return
         problem_of(request.messages, request.private, self.team.names)
-        most = request.most_tokens
-        longest = max(agent.max_tokens for agent in self.team.agents)
-        if most is not None and self.context.answer == "majority" and most < longest:
-            raise BadRequest(
-                "max_tokens cannot be kept by this team: its answer is the one that most agents give, and nobody knows "
-                "which message that is before all have spoken; leave it out",
-                "max_tokens",
-                "unsupported_parameter",
-            )
 
     def play(self, ask: Ask) -> Choice:
         """One choice, to its end. Raises BadRequest, Cancelled, or what the engine raises."""
@@ -324,9 +315,14 @@ class _Voice:
         rule = "last" if by_agent else served.context.answer
         text = team_answer(turns, rule, served.context.task.extract)
         answering = _answering(turns, rule, text)
+        finish: Finish = "stop" if answering is None else turns[answering].finish
+        most = self.ask.request.most_tokens
+        if answering is not None and most is not None and len(turns[answering].token_ids) > most:
+            # Nobody knew before that this message is the answer: it is cut now as it would have been then.
+            text, finish = served.codecs[turns[answering].agent].decode(turns[answering].token_ids[:most]), "length"
         stop = first_stop(text, self.ask.request.stops)
-        finish: Finish = "stop" if answering is None or stop is not None else turns[answering].finish
-        text = text if stop is None else text[:stop]
+        if stop is not None:
+            text, finish = text[:stop], "stop"
         if not self._answered and text:
             self.ask.teller.answer(self.ask.choice, turns[answering].agent if answering is not None else "", text)
         spoken = tuple(
