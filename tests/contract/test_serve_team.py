@@ -71,6 +71,7 @@ def answer(served: ServedTeam, request: ChatRequest, seed: int = 0, heard: Heard
 QUESTIONS = [f"What is {k}+{k + 1}?" for k in range(6)]
 
 
+@pytest.mark.long
 def test_an_answer_is_what_play_says_with_the_same_seed(session: Session, served: ServedTeam):
     team = session.current_team()
     texts = set()
@@ -86,6 +87,7 @@ def test_an_answer_is_what_play_says_with_the_same_seed(session: Session, served
     assert len(texts) == len(QUESTIONS), "the models must say something of their own, or nothing is shown"
 
 
+@pytest.mark.long
 def test_an_answer_is_what_an_evaluation_stores(
     session: Session, served: ServedTeam, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -100,6 +102,7 @@ def test_an_answer_is_what_an_evaluation_stores(
         assert answer(served, asked(problem.prompt), seed).text == episode.answer
 
 
+@pytest.mark.long
 def test_alone_is_together_to_the_token(session: Session, served: ServedTeam):
     """24 requests at once, of two temperatures, for the team and for single agents."""
     requests = [
@@ -123,6 +126,7 @@ def test_alone_is_together_to_the_token(session: Session, served: ServedTeam):
     assert rows > batches, "some must have been sampled together"
 
 
+@pytest.mark.long
 def test_choices_have_seeds_of_their_own(served: ServedTeam):
     desk = Desk(served, served.scheduler, Limits())
     ticket = desk.take(asked(n=4, seed=5), Heard())
@@ -134,6 +138,7 @@ def test_choices_have_seeds_of_their_own(served: ServedTeam):
     assert desk.counts.answered == 4
 
 
+@pytest.mark.long
 def test_greedy_and_top_p_are_kept(session: Session, served: ServedTeam):
     greedy = {answer(served, asked(temperature=0.0), seed).text for seed in range(3)}
     assert len(greedy) == 1
@@ -166,6 +171,7 @@ def test_max_tokens_and_stop_cut_the_answer_alone(served: ServedTeam, model: str
     assert "".join(heard.answers.get(0, [])) == cut.text
 
 
+@pytest.mark.long
 def test_tokens_are_told_as_they_come_and_make_the_whole(served: ServedTeam):
     for seed, question in enumerate(QUESTIONS):
         heard = Heard()
@@ -223,6 +229,7 @@ def test_a_conversation_is_read_line_by_line_and_no_text_passes_for_another_line
     assert prompts[0] == "Be brief.\n\nUser: Hi\n> Team: I agree.\n> > right: so do I\nTeam: Hello.\nUser: And now?"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("model", ["trio", "trio/left"])
 def test_control_tokens_in_a_prompt_stay_text(served: ServedTeam, model: str):
     codec: Any = served.codecs["left"].codec

@@ -88,6 +88,7 @@ def test_an_answer_is_the_teams_with_every_agents_tokens(client: openai.OpenAI, 
     assert "reasoning_content" not in choice.message.model_dump()
 
 
+@pytest.mark.long
 def test_a_request_without_a_seed_says_which_one_it_got(client: openai.OpenAI):
     first, second = create(client), create(client)
     assert first.teamtr["seed"] != second.teamtr["seed"]
@@ -117,6 +118,7 @@ def test_a_stream_tells_what_the_whole_answer_says(client: openai.OpenAI, sessio
     assert len({chunk.id for chunk in chunks}) == 1
 
 
+@pytest.mark.long
 def test_n_stop_max_tokens_and_greedy(client: openai.OpenAI, session: Session):
     four = create(client, seed=2, n=4)
     assert [choice.index for choice in four.choices] == [0, 1, 2, 3]
@@ -138,6 +140,7 @@ def test_n_stop_max_tokens_and_greedy(client: openai.OpenAI, session: Session):
     assert len({create(client, seed=seed, temperature=0).choices[0].message.content for seed in range(3)}) == 1
 
 
+@pytest.mark.long
 def test_a_conversation_goes_on(client: openai.OpenAI):
     first = create(client, seed=1)
     talk: list[Any] = [
@@ -238,6 +241,7 @@ def test_health_and_metrics(server: TeamServer, client: openai.OpenAI):
     assert after["teamtr_choices_pending"] == 0
 
 
+@pytest.mark.long
 def test_many_clients_at_once_hear_what_each_would_hear_alone(client: openai.OpenAI, session: Session):
     """Sixteen clients, streams and whole answers mixed."""
     expected = {k: said(session, k, f"What is {k}+1?")[-1] for k in range(32)}
@@ -252,6 +256,7 @@ def test_many_clients_at_once_hear_what_each_would_hear_alone(client: openai.Ope
         assert dict(enumerate(pool.map(one, range(32)))) == expected
 
 
+@pytest.mark.long
 def test_too_many_requests_are_told_when_to_come_again(session: Session):
     with (
         serving(session, limits=Limits(at_once=1, waiting=1)) as server,

@@ -285,6 +285,7 @@ def test_a_client_that_vanishes_is_no_longer_worked_for(
     assert_serves(server)
 
 
+@pytest.mark.long
 def test_a_client_that_does_not_read_is_let_go(session: Session, monkeypatch: pytest.MonkeyPatch):
     """Its answer is larger than what the system keeps for it; others are served meanwhile, and it is cut off."""
     with serving(session, patience=IMPATIENT) as server:
@@ -319,6 +320,7 @@ def test_a_client_that_does_not_read_is_let_go(session: Session, monkeypatch: py
         idle(server)
 
 
+@pytest.mark.long
 def test_clients_that_are_killed_leave_no_trace(session: Session):
     """Forty streams broken off after one piece: nothing is pending, and answers are what they were."""
     with serving(session) as server, openai.OpenAI(base_url=server.url, api_key=KEY, max_retries=0) as client:
