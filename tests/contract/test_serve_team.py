@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from served import asked, make_session
+from teamtr.engines.paged.pool import SamplerPool
 from teamtr.errors import UserError
 from teamtr.ports import EngineLost
 from teamtr.randomness import seed_of, uniforms
@@ -336,6 +338,35 @@ def test_a_row_that_comes_joins_those_that_decode(session: Session):
         assert sample.token_ids.tolist() == expected.token_ids.tolist()
         np.testing.assert_allclose(sample.logprobs, expected.logprobs, atol=1e-4)
         assert sample.finish == expected.finish
+
+
+@pytest.mark.long
+def test_pages_are_sampled_from_alike_and_are_free_when_a_row_is_cancelled():
+    """The paged sampler in its CPU reference: the same answers, also of rows that were put back; pages given back."""
+    plain, paged = make_session(), make_session()
+    learners: list[Any] = [paged.engine.learner(name) for name in paged.team.names]
+    pool = SamplerPool("fp32", torch.device("cpu"), memory_bytes=1 << 26)
+    for learner in learners:
+        learner.policy.serving = pool
+    assert paged.engine.info("left").sampling == "paged fp32"
+    scheduler = Scheduler(paged.engine, tokens_between=4)
+    served = ServedTeam.of(paged, paged.current_team(), "trio", scheduler)
+    desk = Desk(served, scheduler, Limits())
+    tickets = [desk.take(asked(question, seed=k), Heard()) for k, question in enumerate(QUESTIONS)]
+    gone = desk.take(asked(n=4), Heard())
+    desk.cancel(gone)
+    for seed, (question, ticket) in enumerate(zip(QUESTIONS, tickets, strict=True)):
+        [episode] = play(
+            plain.context, plain.current_team(), [Problem("p", question, answer="0")], 1, seed=seed
+        ).episodes
+        assert ticket.choices[0].result(60).text == episode.answer
+    while desk.pending:
+        time.sleep(0.01)
+    desk.close()
+    assert scheduler.work.put_back > 0
+    books = [server.books for server in pool._servers.values()]
+    assert books
+    assert all(book.available == book.count - 1 for book in books), "every page was given back"
 
 
 def test_a_cancelled_row_ends_with_its_next_token(session: Session):
