@@ -24,6 +24,7 @@ from teamtr.types import (
     AgentInfo,
     Decoding,
     Divergence,
+    Event,
     Floats,
     Ids,
     Problem,
@@ -432,6 +433,10 @@ class Task(Protocol):
 
     def grade(self, episodes: Sequence[tuple[Problem, str, Sequence[str]]]) -> list[Verdict]:
         """One verdict per (problem, the team's answer, all messages' texts)."""
+        ...
+
+    def outcome(self, problem: Problem, events: Sequence[Event]) -> str | None:
+        """What is graded in the place of the team's answer where a whole dialogue counts; None where the answer is."""
         ...
 
     def extract(self, text: str) -> str | None:

@@ -98,6 +98,19 @@ class ToolRequest:
 
 
 @dataclass(frozen=True)
+class Event:
+    """One thing that happened between a team and the environment of an interactive task.
+
+    ``by`` the environment or the team: it said ``text`` to the other. ``by`` a tool: an agent made ``call``, and the
+    text is its result.
+    """
+
+    by: Literal["environment", "team", "tool"]
+    text: str
+    call: ToolCall | None = None
+
+
+@dataclass(frozen=True)
 class Verdict:
     """What a grader said. ``right`` is success; ``reward`` is what training uses (it may give partial credit)."""
 
