@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +34,11 @@ def _sorted(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _sorted(value[key]) for key in sorted(value)}
     return [_sorted(item) for item in value] if isinstance(value, list) else value
+
+
+def allowed(schemas: Sequence[Schema], names: Collection[str] | None) -> tuple[Schema, ...]:
+    """Those of these names; None for all."""
+    return tuple(schema for schema in schemas if names is None or name_of(schema) in names)
 
 
 def name_of(schema: Schema) -> str:

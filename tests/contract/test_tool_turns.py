@@ -18,7 +18,7 @@ from teamtr.chat.tools import Rejection, normalise_calls, read_calls
 from teamtr.errors import UserError
 from teamtr.rollout import RolloutContext, play
 from teamtr.rollout.redraw import redraw
-from teamtr.session.build import with_tool_turns
+from teamtr.session.tools import with_tool_turns
 from teamtr.store import read_episodes, write_episodes
 from teamtr.team import Addressed, Agent, Blind, Router, Schedule, Team, ToolTurns
 from teamtr.team.router import closers_of, most_before, next_turn, speakers_of

@@ -8,7 +8,7 @@ from typing import Any
 
 from teamtr.calls import Schema
 
-HEADER = 'Tools, called by a message such as NAME(key="value") or {"name": "NAME", "arguments": {"key": "value"}}:'
+HEADER = 'Tools, called by a message such as NAME(key="value"):'
 
 
 def with_tools_told(messages: Sequence[dict[str, str]], tools: Sequence[Schema]) -> list[dict[str, str]]:

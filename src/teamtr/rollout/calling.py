@@ -14,6 +14,7 @@ from teamtr.chat.tools import Rejection, read_calls
 from teamtr.rollout.context import RolloutContext
 from teamtr.rollout.episode import EpisodeState
 from teamtr.team import Agent, Team
+from teamtr.text import without_surrogates
 from teamtr.types import Message, Problem, ToolRequest, Turn
 
 Found = tuple[ToolCall | Rejection, ...]
@@ -78,4 +79,4 @@ def _in_order(found: Found, texts: Sequence[str]) -> tuple[Message, ...]:
     told = [f"Error: {each.reason}" if isinstance(each, Rejection) else next(replies) for each in found]
     if next(replies, None) is not None:
         raise ValueError(f"tools gave {len(texts)} results to fewer calls")
-    return tuple(Message(TOOL, text) for text in told)
+    return tuple(Message(TOOL, without_surrogates(text)) for text in told)

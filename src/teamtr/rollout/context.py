@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from teamtr.calls import TOOL, Schema, name_of
+from teamtr.calls import TOOL, Schema, allowed
 from teamtr.chat import render
 from teamtr.chat.transcript import YOU, is_label
 from teamtr.errors import UserError
@@ -35,7 +35,8 @@ class Ledger:
 @dataclass(frozen=True)
 class RolloutContext:
     """Where a team plays: who computes, how text becomes tokens, who speaks when, what is asked, and what can be
-    called. With ``tools`` the router is a ``ToolTurns``."""
+    called. With ``tools`` the router is a ``ToolTurns``; ``tell``: prompts tell agents of them, as they should unless
+    system prompts do."""
 
     sampler: Sampler
     codecs: Mapping[str, Codec]
@@ -44,6 +45,7 @@ class RolloutContext:
     answer: str = "last"
     history: Literal["transcript", "chat"] = "transcript"
     tools: Tools | None = None
+    tell: bool = True
 
     def __post_init__(self) -> None:
         if self.tools is not None and not isinstance(self.router, ToolTurns):
@@ -59,8 +61,7 @@ class RolloutContext:
         """The tools that this agent may call in an episode of this problem."""
         if self.tools is None or agent.tools == ():
             return ()
-        found = self.tools.schemas(problem)
-        return tuple(schema for schema in found if agent.tools is None or name_of(schema) in agent.tools)
+        return allowed(self.tools.schemas(problem), agent.tools)
 
     def prompt(self, team: Team, agent: Agent, problem: Problem, history: Sequence[Message]) -> Ids:
         """What this agent reads when this was said before and it may see it."""
@@ -72,7 +73,7 @@ class RolloutContext:
             speakers=self.speakers(team, problem),
             style=self.history,
         )
-        codec, tools = self.codecs[agent.name], self.offered(agent, problem)
+        codec, tools = self.codecs[agent.name], self.offered(agent, problem) if self.tell else ()
         return codec.encode(chat, tools) if tools else codec.encode(chat)
 
 

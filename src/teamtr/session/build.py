@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from teamtr.calls import TOOL
 from teamtr.chat import ChatCodec, MessageFilter
 from teamtr.config import TeamFile
 from teamtr.errors import UserError
@@ -19,8 +18,9 @@ from teamtr.rollout import RolloutContext
 from teamtr.session.cluster import engine_of
 from teamtr.session.models import EngineMaker, make_player
 from teamtr.session.task import build_task
+from teamtr.session.tools import build_tools, check_names, with_tool_turns
 from teamtr.tasks import Task
-from teamtr.team import Agent, Router, Team, ToolTurns, visibility
+from teamtr.team import Agent, Router, Team, visibility
 from teamtr.training.batch import Optimization
 
 
@@ -105,6 +105,7 @@ def build(team_file: TeamFile, *, taught: bool = True, parts: Parts = AS_WRITTEN
                 sees=visibility(agent.sees),
                 max_tokens=agent.max_tokens,
                 frozen=agent.frozen,
+                tools=agent.own_tools,
             )
             for agent in team_file.team.agents
         )
@@ -112,12 +113,15 @@ def build(team_file: TeamFile, *, taught: bool = True, parts: Parts = AS_WRITTEN
     if player is not None:
         task.player = make_player(player, engine, codecs)
     router = build_router(team_file) if parts.router is None else parts.router
+    tools = build_tools(team_file, task)
+    check_names(team, tools, task.problems("train"))
     context = RolloutContext(
         sampler=engine,
         codecs={name: codecs[name] for name in team.names},
-        router=router if task.tools is None else with_tool_turns(router, team, team_file.tools.steps),
+        router=router if tools is None else with_tool_turns(router, team, team_file.tools.steps),
         task=task,
-        tools=task.tools,
+        tools=tools,
+        tell=team_file.tools.tell,
         answer=team_file.team.answer,
         history=team_file.team.history,
     )
@@ -145,13 +149,6 @@ def _require_parts(team_file: TeamFile, parts: Parts) -> None:
             f"this team was made by a Python program with {', '.join(missing)}, which a team file cannot hold: resume "
             "it with teamtr.TeamTrainer and the same objects"
         )
-
-
-def with_tool_turns(router: Router, team: Team, steps: int) -> ToolTurns:
-    """The router of a team with tools: whoever has called one speaks again."""
-    if TOOL in team.names:
-        raise UserError(f"an agent is called {TOOL!r}, as the results of tools are: call it otherwise")
-    return ToolTurns(router, steps, tuple(agent.name for agent in team if agent.tools != ()))
 
 
 def build_router(team_file: TeamFile) -> Router:
