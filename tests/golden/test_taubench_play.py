@@ -16,7 +16,7 @@ from teamtr.calls import TOOL, ToolCall
 from teamtr.chat.render import ChatMessages
 from teamtr.errors import UserError
 from teamtr.rollout import RolloutContext, play
-from teamtr.session.build import with_tool_turns
+from teamtr.session.tools import with_tool_turns
 from teamtr.tasks.benchmarks.taubench import Airline, Retail
 from teamtr.tasks.benchmarks.taubench.dialogue import GREETING, SILENCE, USER, Customer
 from teamtr.tasks.benchmarks.taubench.replay import STOP, same_json, turns_in

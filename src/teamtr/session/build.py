@@ -114,7 +114,7 @@ def build(team_file: TeamFile, *, taught: bool = True, parts: Parts = AS_WRITTEN
         task.player = make_player(player, engine, codecs)
     router = build_router(team_file) if parts.router is None else parts.router
     tools = build_tools(team_file, task)
-    check_names(team, tools, task.problems("train"))
+    check_names(team, tools, task.problems("train") or task.problems("test"))
     context = RolloutContext(
         sampler=engine,
         codecs={name: codecs[name] for name in team.names},
