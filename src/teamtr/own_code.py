@@ -30,6 +30,17 @@ def make_own(name: str, options: Mapping[str, Any], *given: Any, what: str = "ta
 
     Raises UserError where that cannot be done; ``what`` is the section of the team file that names it.
     """
+    make, path = own_attribute(name, what)
+    if not callable(make):
+        attribute = name.rpartition(":")[2]
+        raise UserError(f"{name}: {attribute!r} is {type(make).__name__}, neither a class nor a function")
+    _check_options(name, make, options, len(given), what)
+    with _own_code(name, path):
+        return make(*given, **options)
+
+
+def own_attribute(name: str, what: str) -> tuple[Any, Path]:
+    """What stands under a name in a person's own file, and that file, which is run."""
     file, _, attribute = name.removeprefix(PREFIX).rpartition(":")
     path = Path(file).resolve()
     if path.suffix != ".py" or not path.is_file():
@@ -41,14 +52,10 @@ def make_own(name: str, options: Mapping[str, Any], *given: Any, what: str = "ta
     sys.modules[spec.name] = module  # dataclasses look their module up
     with _own_code(name, path):
         loader.exec_module(module)
-    make = getattr(module, attribute, None)
-    if make is None:
+    found = getattr(module, attribute, None)
+    if found is None:
         raise UserError(f"{name}: {path} has no {attribute!r}")
-    if not callable(make):
-        raise UserError(f"{name}: {attribute!r} is {type(make).__name__}, neither a class nor a function")
-    _check_options(name, make, options, len(given), what)
-    with _own_code(name, path):
-        return make(*given, **options)
+    return found, path
 
 
 def _check_options(name: str, make: Callable[..., Any], options: Mapping[str, Any], given: int, what: str) -> None:

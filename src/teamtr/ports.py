@@ -15,6 +15,7 @@ from typing import Any, NewType, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from teamtr.calls import Schema
 from teamtr.errors import TeamTRError
 from teamtr.theory.objective import Objective
 from teamtr.types import (
@@ -23,6 +24,7 @@ from teamtr.types import (
     AgentInfo,
     Decoding,
     Divergence,
+    Event,
     Floats,
     Ids,
     Problem,
@@ -31,6 +33,7 @@ from teamtr.types import (
     Situation,
     StepStats,
     TokenShift,
+    ToolRequest,
     ValueStats,
     Verdict,
     Verified,
@@ -377,7 +380,9 @@ class Distiller(Learner, Protocol):
 class Codec(Protocol):
     """One agent's ears and mouth: text of the shared context to token ids, and back."""
 
-    def encode(self, messages: Sequence[dict[str, str]]) -> Ids: ...
+    def encode(self, messages: Sequence[dict[str, str]], tools: Sequence[Schema] = ()) -> Ids:
+        """Prompt ids; ``tools`` are those that the agent is told of."""
+        ...
 
     def encode_message(self, text: str) -> Ids: ...
 
@@ -397,6 +402,19 @@ class Environment(Protocol):
         ...
 
 
+class Tools(Protocol):
+    """What agents can call. It keeps no state: results depend on the request alone."""
+
+    def schemas(self, problem: Problem) -> Sequence[Schema]:
+        """The tools that there are for this problem, by JSON schema; no two of a name."""
+        ...
+
+    def results(self, requests: Sequence[ToolRequest]) -> list[tuple[str, ...]]:
+        """One text for every call of every request, in order. All episodes of a tick come at once. Nothing that a call
+        says may raise: a bad one gets a text that says what is wrong with it."""
+        ...
+
+
 class Task(Protocol):
     """What the loop asks of a task. ``teamtr.tasks.Task`` is the base class, with a default for all but ``grade``."""
 
@@ -408,6 +426,11 @@ class Task(Protocol):
     @property
     def environment(self) -> Environment | None:
         """The other side of an interactive task."""
+        ...
+
+    @property
+    def tools(self) -> Tools | None:
+        """What agents can call, where a task brings tools of its own."""
         ...
 
     @property
@@ -425,6 +448,10 @@ class Task(Protocol):
 
     def grade(self, episodes: Sequence[tuple[Problem, str, Sequence[str]]]) -> list[Verdict]:
         """One verdict per (problem, the team's answer, all messages' texts)."""
+        ...
+
+    def outcome(self, problem: Problem, events: Sequence[Event]) -> str | None:
+        """What is graded in the place of the team's answer where a whole dialogue counts; None where the answer is."""
         ...
 
     def extract(self, text: str) -> str | None:

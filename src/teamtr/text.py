@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 MOST_DIGITS = 300
 """Of a whole number that somebody else wrote: Python converts one in no time, and a float can hold it."""
@@ -48,3 +49,9 @@ def share(value: float, interval: Sequence[float]) -> str:
     narrower than one per cent, and `0 % (0 to 0)` would claim certainty."""
     low, high = interval
     return f"{100 * value:.1f} % ({100 * low:.1f} to {100 * high:.1f})"
+
+
+def shown(value: Any) -> str:
+    """The value in at most 80 characters, for an error."""
+    text = repr(value[:80] if isinstance(value, str) else value)
+    return text if len(text) <= 80 else text[:77] + "..."

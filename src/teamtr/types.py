@@ -27,6 +27,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from teamtr.calls import ToolCall
+
 PLAYER = "the player"
 """The name of a model beside the team that plays the other roles of an interactive task: no agent can have it."""
 
@@ -74,13 +76,38 @@ class Situation:
 
     ``acts[k]`` is what the team said in round k (its answer of that round); ``replies[k]`` came before it, the first
     before anyone spoke. ``rounds_left`` counts the rounds that will still be replied to; with 0 the next round is the
-    final answer.
+    final answer. ``calls`` are all calls of tools that were made before, by whomever, in their order.
     """
 
     problem: Problem
     acts: tuple[str, ...]
     replies: tuple[Reply, ...]
     rounds_left: int
+    calls: tuple[ToolCall, ...] = ()
+
+
+@dataclass(frozen=True)
+class ToolRequest:
+    """The calls of one message, and all that their results may depend on: the problem, who calls, and every call that
+    was made earlier in the episode, in order, so that a world which calls change can be rebuilt."""
+
+    problem: Problem
+    agent: str
+    past: tuple[ToolCall, ...]
+    calls: tuple[ToolCall, ...]
+
+
+@dataclass(frozen=True)
+class Event:
+    """One thing that happened between a team and the environment of an interactive task.
+
+    ``by`` the environment or the team: it said ``text`` to the other. ``by`` a tool: an agent made ``call``, and the
+    text is its result.
+    """
+
+    by: Literal["environment", "team", "tool"]
+    text: str
+    call: ToolCall | None = None
 
 
 @dataclass(frozen=True)
@@ -98,7 +125,10 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Turn:
-    """One agent's message: the tokens it saw and the tokens it sampled, end token included when it stopped."""
+    """One agent's message: the tokens it saw and the tokens it sampled, end token included when it stopped.
+
+    ``results``: what tools replied to the calls in it, in their order; never trained on.
+    """
 
     agent: str
     round: int
@@ -108,6 +138,7 @@ class Turn:
     finish: Finish
     agent_version: str
     text: str
+    results: tuple[Message, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -133,7 +164,8 @@ class Episode:
 
 
 def conversation(turns: Sequence[Turn], replies: Sequence[Reply]) -> tuple[Message, ...]:
-    """Who said what, in order: the environment's k-th reply comes before the turns of round k."""
+    """Who said what, in order: the environment's k-th reply comes before the turns of round k, what tools replied to a
+    message right behind it."""
     said: list[Message] = []
     heard = 0
     for turn in turns:
@@ -141,6 +173,7 @@ def conversation(turns: Sequence[Turn], replies: Sequence[Reply]) -> tuple[Messa
             said.extend(reply.messages)
         heard = max(heard, turn.round + 1)
         said.append(Message(turn.agent, turn.text))
+        said.extend(turn.results)
     said.extend(message for reply in replies[heard:] for message in reply.messages)
     return tuple(said)
 

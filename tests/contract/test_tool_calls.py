@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from growth import assert_linear
+from teamtr.calls import ToolCall
 from teamtr.chat import ChatCodec, MessageFilter, ProtocolError, check_thinking
 from teamtr.chat.message_filter import THINKS_ALOUD
 from teamtr.chat.thinking import thinks, without_thinking
-from teamtr.chat.tool_calls import MOST_CALLS, MOST_CHARACTERS, ToolCall
+from teamtr.chat.tool_calls import MOST_CALLS, MOST_CHARACTERS
 from teamtr.chat.tools import normalise_calls
 from teamtr.engines.torch.tokenizer import character_tokenizer
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,13 @@ import pytest
 from hypothesis import given
 
 from small_taubench import ANY_JSON, small, start
-from teamtr.chat.tool_calls import ToolCall
+from teamtr.calls import ToolCall
 from teamtr.errors import UserError
 from teamtr.tasks.benchmarks.taubench import Airline, Retail
 from teamtr.tasks.benchmarks.taubench.replay import NotATrajectory, Replay, earns_reward, replay, turns_in
 from teamtr.tasks.benchmarks.taubench.state import State
 from teamtr.tasks.benchmarks.taubench.task import TauBench, World
-from teamtr.tasks.benchmarks.taubench.tools import object_schema
+from teamtr.tools.kinds import object_schema
 
 ROOT = Path(__file__).parents[2]
 DATA = Path(os.environ.get("TEAMTR_DATA", ROOT.parent / "shared" / "data")) / "taubench"
@@ -57,7 +58,7 @@ END = user("Bye ###STOP###")
 
 
 def played(*messages: dict[str, Any]) -> Replay:
-    return replay(Airline.tools, start(Airline), turns_in(list(messages)))
+    return replay(Airline.toolbox, start(Airline), turns_in(list(messages)))
 
 
 def verdict_of(*messages: dict[str, Any], problem: int = 0) -> tuple[str, float]:
@@ -191,7 +192,7 @@ def of_the_golden_file() -> TauBench:
         key: {**user, "address": {{"state": "province"}.get(k, k): v for k, v in user["address"].items()}}
         for key, user in world.tables["users"].items()
     }
-    changed = World({**world.tables, "users": users}, world.policy)
+    changed = replace(world, tables={**world.tables, "users": users})
     reader = Airline(world=changed)
     return Airline({"test": reader.problems_of(Airline.rows(DATA / "airline" / "tasks_test.jsonl"))}, world=changed)
 
@@ -263,7 +264,7 @@ def test_our_tools_take_the_arguments_that_the_schemas_say(domain: type[TauBench
 
     file = DATA / domain.name.removeprefix("taubench:") / "tool_schemas.json"
     told = {each["function"]["name"]: each["function"]["parameters"] for each in json.loads(file.read_text())}
-    ours = {name: object_schema(tool.parameters) for name, tool in domain.tools.items()}
+    ours = {name: object_schema(tool.parameters) for name, tool in domain.toolbox.items()}
     assert {name: bare(schema) for name, schema in ours.items()} == {name: bare(each) for name, each in told.items()}
 
 
@@ -286,7 +287,7 @@ def test_the_tasks_own_changes_of_retail_go_through() -> None:
     for problem in task.problems("test"):
         state = State(task.wanted(problem).tables)
         for action in problem.answer["actions"]:
-            outcome = Retail.tools.step(state, ToolCall(action["name"], action["kwargs"]))
+            outcome = Retail.toolbox.step(state, ToolCall(action["name"], action["kwargs"]))
             is_change = not action["name"].startswith(("get_", "find_", "list_", "calculate", "transfer_"))
             changes += is_change
             if is_change and outcome.text.startswith("Error"):

@@ -11,18 +11,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from small_taubench import ANY_JSON, TABLES, start
-from teamtr.chat.tool_calls import ToolCall
+from teamtr.calls import ToolCall
 from teamtr.tasks.benchmarks.taubench import Airline, Retail
 from teamtr.tasks.benchmarks.taubench.state import Place, State
 from teamtr.tasks.benchmarks.taubench.task import TauBench
-from teamtr.tasks.benchmarks.taubench.tools import Outcome, ToolError, value_of
+from teamtr.tasks.benchmarks.taubench.tools import value_of
+from teamtr.tools.kinds import ToolError
+from teamtr.tools.toolbox import Outcome
 
 DOMAINS = [Airline, Retail]
 ADDRESS = {"address1": "2 Hill", "address2": "", "city": "Ely", "state": "NV", "country": "USA", "zip": "89301"}
 
 
 def step(domain: type[TauBench], tool: str, state: State | None = None, /, **arguments: Any) -> Outcome:
-    return domain.tools.step(state or start(domain), ToolCall(tool, arguments))
+    return domain.toolbox.step(state or start(domain), ToolCall(tool, arguments))
 
 
 def error(domain: type[TauBench], tool: str, state: State | None = None, /, **arguments: Any) -> str:
@@ -359,12 +361,12 @@ def test_a_bad_call_gives_an_error_as_its_result(tool: str, arguments: dict[str,
 @pytest.mark.parametrize("domain", DOMAINS)
 @given(data=st.data())
 def test_no_call_raises_or_touches_the_tables(domain: type[TauBench], data: st.DataObject) -> None:
-    name = data.draw(st.sampled_from(sorted(domain.tools)))
+    name = data.draw(st.sampled_from(sorted(domain.toolbox)))
     names = [key for table in TABLES[domain].values() for key in table]
     values = ANY_JSON | st.sampled_from([*names, "economy", "s", "no longer needed", "2024-05-20"])
-    arguments = {key: data.draw(values) for key in domain.tools[name].parameters}
+    arguments = {key: data.draw(values) for key in domain.toolbox[name].parameters}
     state = start(domain)
-    outcome = domain.tools.step(state, ToolCall(name, arguments))
+    outcome = domain.toolbox.step(state, ToolCall(name, arguments))
     assert isinstance(outcome.text, str)
     assert state.tables == TABLES[domain]
     if outcome.text.startswith("Error"):

@@ -23,6 +23,7 @@ TOLD = f"Check the solver's answer step by step. How sure are you that it is rig
 class BestOfN(Method):
     """``candidates`` answers of one model, each rated once by the agent ``verifier``; of equals, the first."""
 
+    calls: ClassVar[bool] = False
     ROUNDS: ClassVar[int] = 2  # the candidate, then its rating
     candidates: int = setting(4, "Answers to choose from.", tries=True)
     verifier: str = setting("", "The agent that rates them. [default: the one that answers]", agent=True)

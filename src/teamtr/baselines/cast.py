@@ -10,7 +10,7 @@ from teamtr.errors import UserError
 from teamtr.ports import Follow, Heard, Sampler, unfollowed, unheard
 from teamtr.randomness import seed_of
 from teamtr.rollout import EpisodeState, Ledger, RolloutContext, converse
-from teamtr.team import Agent, Router, Team, Visibility
+from teamtr.team import Agent, Router, Team, ToolTurns, Visibility
 from teamtr.team.router import closers_of
 from teamtr.team.visibility import EVERYTHING
 from teamtr.types import AS_TRAINED, Decoding, Floats, Ids, Problem, Sample, Turn
@@ -101,6 +101,10 @@ class Cast:
     def scene(self, speakers: Sequence[Speaker], router: Router, answer: str = "last") -> Scene:
         """These speakers, in the order of this router. An environment replies to what ``answer`` makes of a round."""
         agents = {speaker.name: speaker.agent for speaker in speakers}
+        team = Team(tuple(map(self._member, speakers)))
+        own = self.context.router
+        if isinstance(own, ToolTurns):
+            router = ToolTurns(router, own.steps, tuple(member.name for member in team if member.tools != ()))
         context = replace(
             self.context,
             sampler=_Playing(self.context.sampler, agents),
@@ -108,7 +112,7 @@ class Cast:
             router=router,
             answer=answer,
         )
-        return Scene(context, Team(tuple(map(self._member, speakers))), agents)
+        return Scene(context, team, agents)
 
     def _member(self, speaker: Speaker) -> Agent:
         agent = self.team[speaker.agent]

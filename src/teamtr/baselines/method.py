@@ -15,8 +15,9 @@ from typing import Any, ClassVar
 from teamtr.baselines.cast import Cast, Draws, Scene
 from teamtr.errors import UserError
 from teamtr.rollout import EpisodeState, Ledger
+from teamtr.rollout.outcome import outcome_of
 from teamtr.team import team_answer
-from teamtr.types import Episode, Problem, RolloutBatch, Turn
+from teamtr.types import Episode, Problem, Reply, RolloutBatch, Turn
 
 
 def setting(default: Any, help: str, *, tries: bool = False, agent: bool = False) -> Any:
@@ -32,10 +33,12 @@ class Method(ABC):
     Attributes:
         name: as ``teamtr eval --method`` calls it; ``@method`` sets it.
         interactive: whether it can be played where an environment replies between rounds.
+        calls: whether it can be played where agents call tools, so that a turn may be several messages.
     """
 
     name: ClassVar[str] = ""
     interactive: ClassVar[bool] = False
+    calls: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -65,6 +68,8 @@ class Method(ABC):
             raise UserError(
                 f"{self.name} cannot be played on an interactive task, whose environment replies every round"
             )
+        if cast.context.tools is not None and not self.calls:
+            raise UserError(f"{self.name} cannot be played by agents with tools: it counts on one message for a turn")
         if temperature == 0 and self.width > 1:
             raise UserError(
                 f"{self.name} draws {self.width} texts to choose from, and at temperature 0 they are all the same: set "
@@ -85,6 +90,10 @@ class Method(ABC):
     @abstractmethod
     def answer(self, cast: Cast, turns: Sequence[Turn]) -> str:
         """What an attempt came to, from its turns alone."""
+
+    def graded(self, cast: Cast, problem: Problem, turns: Sequence[Turn], replies: Sequence[Reply]) -> str:
+        """What is graded of an attempt: its answer, unless a task grades the whole dialogue."""
+        return self.answer(cast, turns)
 
 
 class Conversation(Method):
@@ -108,6 +117,11 @@ class Conversation(Method):
     def answer(self, cast: Cast, turns: Sequence[Turn]) -> str:
         return team_answer(turns, self.rule, cast.context.task.extract)
 
+    def graded(self, cast: Cast, problem: Problem, turns: Sequence[Turn], replies: Sequence[Reply]) -> str:
+        scene = self.scene(cast)
+        told = outcome_of(scene.context, scene.team, problem, turns, replies)
+        return self.answer(cast, turns) if told is None else told
+
 
 def play_method(
     method: Method,
@@ -124,7 +138,7 @@ def play_method(
     task, ledger = cast.context.task, ledger or Ledger()
     asked = [problem for problem in problems for _ in range(samples)]
     states = method.attempts(cast, asked, Draws(seed, temperature, ledger))
-    answers = [method.answer(cast, state.turns) for state in states]
+    answers = [method.graded(cast, state.problem, state.turns, state.replies) for state in states]
     started = time.perf_counter()
     verdicts = task.grade(
         [(p, answer, [t.text for t in s.turns]) for p, s, answer in zip(asked, states, answers, strict=True)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import ClassVar
 
 from teamtr.baselines.cast import Cast, Draws, Scene, Speaker
 from teamtr.baselines.method import Method, setting
@@ -26,6 +27,7 @@ class TreeOfThoughts(Method):
     continuation is rated once, and the best ``beam`` are kept (of equals, the first). The last step of the path rated
     best is the answer. One model does both."""
 
+    calls: ClassVar[bool] = False
     breadth: int = setting(3, "Continuations of every path that is kept.")
     depth: int = setting(3, "Steps of a path; the last one states the answer.")
     beam: int = setting(2, "Paths that are kept after every step.")

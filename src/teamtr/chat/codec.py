@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from teamtr.calls import Schema
 from teamtr.chat.lookalikes import Lookalikes
 from teamtr.chat.markers import Disarm, find_markers
 from teamtr.chat.systems import SystemPolicy, with_system_policy
+from teamtr.chat.tool_prompt import each_text, with_tools_told
 from teamtr.errors import UserError
 from teamtr.types import Ids
 
@@ -28,7 +30,8 @@ class ChatCodec:
     """One tokenizer with its chat template.
 
     Markers of the template (``<|im_end|>``, ``[INST]``, ``USER:``; see ``markers.py``) that turn up inside a message
-    are broken by a blank, so that nobody can end a turn or speak in another role by writing a marker as text.
+    are broken by a blank, so that nobody can end a turn or speak in another role by writing a marker as text. Tools are
+    told in the template's own way where it has one (``tells_tools``), else as text of the system prompt.
     ``sharing`` says what of a message the team gets to see, ``system`` what becomes of an empty system prompt; by
     default, all of it, and it is sent.
     """
@@ -51,11 +54,12 @@ class ChatCodec:
         self.sharing = sharing
         self.system: SystemPolicy = system
         self.fold_system = not self._accepts_system()
+        self.tells_tools = self._accepts_tools()
         self.markers = find_markers(tokenizer, self._render)
         lookalikes = Lookalikes(tokenizer)
         self._disarm_turns = Disarm(self.markers.turns, lookalikes)
         self._disarm_all = Disarm((*self.markers.turns, *self.markers.tools), lookalikes)
-        self._prompts: dict[tuple[tuple[str, str], ...], Ids] = {}
+        self._prompts: dict[tuple[tuple[tuple[str, str], ...], str], Ids] = {}
         self._texts: dict[bytes, str] = {}
         self._prompt_tokens = self._text_tokens = 0
 
@@ -69,20 +73,24 @@ class ChatCodec:
         template = json.dumps([tokenizer.chat_template, self.template_kwargs], sort_keys=True, default=str)
         return _digest(json.dumps([whole, added, tokenizer.eos_token_id])), _digest(template)
 
-    def text(self, messages: Sequence[dict[str, str]], *, for_reply: bool = True) -> str:
+    def text(self, messages: Sequence[dict[str, str]], *, tools: Sequence[Schema] = (), for_reply: bool = True) -> str:
         """The rendered prompt as text."""
+        if tools and not self.tells_tools:
+            messages, tools = with_tools_told(messages, tools), ()
         heard = with_system_policy(messages, self.system)
         clean = [{"role": m["role"], "content": self._disarmed(m)} for m in heard]
         if self.fold_system:
             clean = _fold_system(clean)
-        return self._render(clean, for_reply)
+        return self._render(clean, for_reply, [each_text(tool, self._disarm_turns) for tool in tools])
 
-    def encode(self, messages: Sequence[dict[str, str]]) -> Ids:
+    def encode(self, messages: Sequence[dict[str, str]], tools: Sequence[Schema] = ()) -> Ids:
         """Prompt ids. Rendering is a function of the text, so equal messages are rendered once."""
-        key = tuple((m["role"], m["content"]) for m in messages)
+        key = tuple((m["role"], m["content"]) for m in messages), json.dumps(tools) if tools else ""
         ids = self._prompts.get(key)
         if ids is None:
-            ids = np.array(self.tokenizer.encode(self.text(messages), add_special_tokens=False), dtype=np.int32)
+            ids = np.array(
+                self.tokenizer.encode(self.text(messages, tools=tools), add_special_tokens=False), dtype=np.int32
+            )
             self._prompt_tokens += len(ids)
             if len(self._prompts) >= CACHED or self._prompt_tokens > CACHED_TOKENS:
                 self._prompts.clear()
@@ -118,12 +126,23 @@ class ChatCodec:
         disarm = self._disarm_turns if message["role"] in ("assistant", "system") else self._disarm_all
         return disarm(message["content"])
 
-    def _render(self, messages: Sequence[Mapping[str, str]], for_reply: bool) -> str:
+    def _render(self, messages: Sequence[Mapping[str, str]], for_reply: bool, tools: Sequence[Schema] = ()) -> str:
+        told = {"tools": list(tools)} if tools else {}
         return str(
             self.tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=for_reply, **self.template_kwargs
+                messages, tokenize=False, add_generation_prompt=for_reply, **told, **self.template_kwargs
             )
         )
+
+    def _accepts_tools(self) -> bool:
+        """Whether the template writes the tools that it is given, all that there is to know of them."""
+        parameters = {"type": "object", "properties": {"q3": {"type": "string"}}, "required": ["q3"]}
+        function = {"name": "q1", "description": "\u00a7q2\u00a7", "parameters": parameters}
+        try:
+            text = self._render([{"role": "user", "content": "u"}], True, [{"type": "function", "function": function}])
+        except Exception:  # templates raise what they like; one that takes no tools is told them as text
+            return False
+        return "q1" in text and "q2" in text and "q3" in text
 
     def _accepts_system(self) -> bool:
         probe = [{"role": "system", "content": "\u00a7sys\u00a7"}, {"role": "user", "content": "u"}]

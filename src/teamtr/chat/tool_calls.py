@@ -1,18 +1,17 @@
-"""A tool call: its checks, its one canonical form, and the two notations it may be written in.
+"""Tool calls in text: their checks, and the two notations that they may be written in.
 
 Nothing here runs anything. What comes out is a name and plain JSON values, or a reason why not.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from teamtr import bounded_json
 from teamtr.bounded_json import NotJson
+from teamtr.calls import ToolCall
 from teamtr.literal import CALLS, NotALiteral, Reader
 from teamtr.text import has_half_character
 
@@ -21,7 +20,6 @@ MOST_DEPTH = CALLS.deepest
 MOST_CALLS = 64
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]{0,63}")
-_MARKUP = re.compile(r"<(?=\||/?(?:think|tool_call|function_call))", re.IGNORECASE)
 _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 
 ARGUMENTS = ("arguments", "parameters", "args", "input")
@@ -35,25 +33,6 @@ _PARTS_OF_A_MESSAGE = (
 
 class Malformed(ValueError):
     """Not a tool call; the message is the reason."""
-
-
-@dataclass(frozen=True)
-class ToolCall:
-    """A call as data: a name and JSON arguments."""
-
-    name: str
-    arguments: Mapping[str, Any]
-
-    def canonical(self) -> str:
-        """The one form in which a call stands in a shared context: one line of JSON, keys sorted, no markup inside."""
-        text = json.dumps({"name": self.name, "arguments": _sorted(self.arguments)}, ensure_ascii=False)
-        return _MARKUP.sub(lambda _: "\\u003c", text)
-
-
-def _sorted(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _sorted(value[key]) for key in sorted(value)}
-    return [_sorted(item) for item in value] if isinstance(value, list) else value
 
 
 # -- JSON -----------------------------------------------------------------------------------------------------

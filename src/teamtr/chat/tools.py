@@ -2,11 +2,12 @@
 
     <tool_call>{"name": ..., "arguments": {...}}</tool_call>    tagged (also <function_call>)
     ```tool_call ... ```   ```json ... ```                      fenced
-    {"name": ..., "arguments": {...}}                           JSON, the whole message; a list or an envelope of them
+    {"name": ..., "arguments": {...}}                           JSON, the whole message; a list or an envelope of them;
+                                                                one call on a line of its own
     name(key="value")   [a(x=1), b()]                           function-call style, the whole message
 
 A call that is declared as one and cannot be read is replaced by a note that says why. Text that nobody declared to be
-a call and that does not read as one is left alone. Nothing is executed, and every text is read in linear time.
+a call and that does not read as one is left alone. Nothing is executed here, and every text is read in linear time.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
+from teamtr.calls import ToolCall
+from teamtr.chat.thinking import without_thinking
 from teamtr.chat.tool_calls import (
     MOST_CALLS,
     Malformed,
-    ToolCall,
     calls_in,
     looks_like_calls,
     read_json,
@@ -26,6 +28,7 @@ from teamtr.chat.tool_calls import (
 )
 
 _MARK = re.compile(r"<(/?)(tool_call|function_call)>|```([A-Za-z_]*)", re.IGNORECASE)
+_NOTE = re.compile(r"\[malformed tool call: ([^\]\n]*)\]")
 _DECLARED_FENCES = ("tool_call", "tool_calls", "function_call", "tool_code")
 
 
@@ -43,19 +46,45 @@ class Rejection:
 
 @dataclass(frozen=True)
 class Normalised:
-    """The text for the shared context, the calls in it, and what was rejected."""
+    """The text for the shared context, and in their order the calls in it and what was rejected."""
 
     text: str
-    calls: tuple[ToolCall, ...] = ()
-    rejected: tuple[Rejection, ...] = ()
+    found: tuple[ToolCall | Rejection, ...] = ()
+
+    @property
+    def calls(self) -> tuple[ToolCall, ...]:
+        return tuple(each for each in self.found if isinstance(each, ToolCall))
+
+    @property
+    def rejected(self) -> tuple[Rejection, ...]:
+        return tuple(each for each in self.found if isinstance(each, Rejection))
 
 
 @dataclass
 class _Writer:
+    """``notes``: whether the note of a call that was rejected before stands for that call."""
+
     tools: Collection[str] | None
+    notes: bool = False
     pieces: list[str] = field(default_factory=list)
-    calls: list[ToolCall] = field(default_factory=list)
-    rejected: list[Rejection] = field(default_factory=list)
+    found: list[ToolCall | Rejection] = field(default_factory=list)
+    calls: int = 0
+
+    def plain(self, text: str) -> None:
+        """A part outside of all marks: calls in it are lines of their own."""
+        for k, line in enumerate(text.split("\n")):
+            if k:
+                self.pieces.append("\n")
+            body = line.strip()
+            if body.startswith("{") and _is_one_call(body):
+                before = line.index(body)
+                self.pieces.append(line[:before])
+                self.declared(body, body)
+                self.pieces.append(line[before + len(body) :])
+                continue
+            self.pieces.append(line)
+            if self.notes:
+                self.found += [Rejection(note.group(), note.group(1)) for note in _NOTE.finditer(line)]
 
     def declared(self, body: str, whole: str) -> None:
         """A part that says that it is a call."""
@@ -77,30 +106,43 @@ class _Writer:
             self.pieces.append(whole)
 
     def put(self, calls: list[ToolCall]) -> None:
-        if len(self.calls) + len(calls) > MOST_CALLS:
+        if self.calls + len(calls) > MOST_CALLS:
             raise Malformed(f"more than {MOST_CALLS} calls in one message")
-        self.calls += calls
+        self.calls += len(calls)
+        self.found += calls
         self.pieces.append("\n".join(call.canonical() for call in calls))
 
     def reject(self, whole: str, reason: str) -> None:
-        self.rejected.append(Rejection(whole, reason))
-        self.pieces.append(self.rejected[-1].note())
+        rejection = Rejection(whole, reason)
+        self.found.append(rejection)
+        self.pieces.append(rejection.note())
 
     def done(self) -> Normalised:
-        return Normalised("".join(self.pieces), tuple(self.calls), tuple(self.rejected))
+        return Normalised("".join(self.pieces), tuple(self.found))
 
 
 def normalise_calls(text: str, tools: Collection[str] | None = None) -> Normalised:
     """Every call in the text in canonical form. ``tools`` are the names there are; None allows any."""
-    writer = _Writer(tools)
+    return _read(text, _Writer(tools))
+
+
+def read_calls(text: str, tools: Collection[str] | None = None) -> tuple[ToolCall | Rejection, ...]:
+    """What a message of the shared context calls, in its order, whether or not its calls were rewritten before. What it
+    only thinks of calling does not count; rejections alike that follow each other are one."""
+    found = _read(without_thinking(text), _Writer(tools, notes=True)).found
+    reasons = [each.reason if isinstance(each, Rejection) else None for each in found]
+    return tuple(each for k, each in enumerate(found) if not k or reasons[k] is None or reasons[k] != reasons[k - 1])
+
+
+def _read(text: str, writer: _Writer) -> Normalised:
     bare = text.strip()
     if bare[:1] in ("{", "["):
         writer.undeclared(bare, text)
-        if writer.calls or writer.rejected:
+        if writer.found:
             return writer.done()
         writer.pieces.clear()
     try:
-        signature = read_signature(bare, tools)
+        signature = read_signature(bare, writer.tools)
     except Malformed as error:
         writer.reject(text, str(error))
         return writer.done()
@@ -111,13 +153,22 @@ def normalise_calls(text: str, tools: Collection[str] | None = None) -> Normalis
     return writer.done()
 
 
+def _is_one_call(body: str) -> bool:
+    """Whether a line is a call in the form in which calls are shared: no more than a name and its arguments."""
+    try:
+        value = read_json(body)
+    except Malformed:
+        return False
+    return isinstance(value, dict) and value.keys() == {"name", "arguments"} and looks_like_calls(value)
+
+
 def _scan(text: str, writer: _Writer) -> None:
     """Tagged and fenced calls, from mark to mark: every character is looked at by one part alone."""
     marks = list(_MARK.finditer(text))
     end = k = 0
     while k < len(marks):
         mark = marks[k]
-        writer.pieces.append(text[end : mark.start()])
+        writer.plain(text[end : mark.start()])
         fence = mark.group(3)
         if fence is not None:
             k, end = _fenced(text, marks, k, writer)
@@ -134,7 +185,7 @@ def _scan(text: str, writer: _Writer) -> None:
             end = follower.start() if follower is not None else len(text)
             writer.reject(text[mark.start() : end], "the tag is not closed")
         k += 1
-    writer.pieces.append(text[end:])
+    writer.plain(text[end:])
 
 
 def _fenced(text: str, marks: list[re.Match[str]], k: int, writer: _Writer) -> tuple[int, int]:

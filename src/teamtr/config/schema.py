@@ -20,6 +20,7 @@ from teamtr.config.cluster import ClusterConfig
 from teamtr.config.plan import PlanConfig
 from teamtr.config.team import TeamConfig
 from teamtr.config.texts import Device, RunName
+from teamtr.config.tools import AnyTools, ToolsConfig
 from teamtr.config.vllm import RANKS, VllmConfig
 from teamtr.errors import UserError
 from teamtr.presets import (
@@ -171,6 +172,7 @@ class TeamFile(Section):
     device: Device = key("auto", "auto, cpu, cuda or cuda:N.")
     task: AnyTask = Field(description="The problems: a generated game, your own data, or a benchmark.")
     team: TeamConfig
+    tools: AnyTools = ToolsConfig()
     tiny: TinyConfig = TinyConfig()
     plan: PlanConfig = PlanConfig()
     learner: LearnerConfig = LearnerConfig()
@@ -259,6 +261,7 @@ class TeamFile(Section):
             update={
                 "task": self.task.anchored(anchor),
                 "team": self.team.anchored(anchor),
+                "tools": self.tools.anchored(anchor),
                 "sampling": self.sampling.model_copy(update={"vllm": vllm}),
             }
         )

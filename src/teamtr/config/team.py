@@ -71,6 +71,10 @@ RouterKind = Annotated[
     AfterValidator(_router_kind),
     InSchema({"anyOf": [{"enum": list(ROUTERS)}, {"pattern": f"^{_OWN_ROUTER}$"}]}),
 ]
+AgentTools = Annotated[
+    Annotated[Literal["all", "none"], Tag("text")] | Annotated[tuple[NonEmpty, ...], Field(min_length=1), Tag("list")],
+    Discriminator(_text_or_list, "text_or_list", "must be all, none or a list of names"),
+]
 Sees = Annotated[
     Any,
     BeforeValidator(_sees),
@@ -106,6 +110,14 @@ class AgentConfig(Section):
     sees: Sees = key("everything", SEES_HELP)
     max_tokens: Positive = unset("Most tokens in one message, including the end token.")
     frozen: Flag = key(False, "Speaks, but is never updated.")
+    tools: AgentTools = key("all", "The tools that it may call: all, none, or a list of names; see docs/tools.md.")
+
+    @property
+    def own_tools(self) -> tuple[str, ...] | None:
+        """The tools that it may call; None for all of them."""
+        if isinstance(self.tools, str):
+            return None if self.tools == "all" else ()
+        return self.tools
 
     @property
     def source(self) -> tuple[str, str | None]:

@@ -1,7 +1,9 @@
 """Play episodes, turn them into batches, and know when a batch is stale."""
 
 from teamtr.rollout.collect import Collected, collect, has_signal_P
-from teamtr.rollout.play import EpisodeState, Ledger, RolloutContext, StaleWeights, converse, play
+from teamtr.rollout.context import Ledger, RolloutContext
+from teamtr.rollout.episode import EpisodeState
+from teamtr.rollout.play import StaleWeights, converse, play
 from teamtr.rollout.shaping import punishments_PG, trained_returns_PG
 from teamtr.rollout.staleness import StaleBatch, require_fresh, stale_agents
 

@@ -8,7 +8,8 @@ from typing import Literal
 
 import numpy as np
 
-from teamtr.rollout.play import Ledger, RolloutContext, play
+from teamtr.rollout.context import Ledger, RolloutContext
+from teamtr.rollout.play import play
 from teamtr.team import Team
 from teamtr.types import Problem, RolloutBatch
 

@@ -3,25 +3,27 @@
 An interactive task has an environment, which speaks before every round: it replies to what the team said in the round
 before (the team's answer of that round; its last message where whoever answers did not speak), or ends the episode. The
 last round is the final answer.
+
+Where there are tools, what a message calls is answered at once (``calling.py``), and its author speaks again.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from teamtr.chat import render
-from teamtr.chat.transcript import YOU, is_label
-from teamtr.errors import UserError
-from teamtr.ports import Codec, Environment, Sampler, Task, unheard
+from teamtr.ports import Environment, unheard
 from teamtr.randomness import seed_of, uniforms
+from teamtr.rollout.calling import Said, calls_in_message, calls_so_far, results_of
+from teamtr.rollout.context import Ledger, RolloutContext, check_author
+from teamtr.rollout.episode import EpisodeState
 from teamtr.rollout.grading import Asked, Grading
-from teamtr.team import Agent, Router, Team, Upcoming, team_answer, visible
+from teamtr.rollout.outcome import act, graded_text
+from teamtr.team import Agent, Router, Team, Upcoming, visible
 from teamtr.team.router import next_turn, opens_round
 from teamtr.types import (
     Decoding,
@@ -29,7 +31,6 @@ from teamtr.types import (
     Finish,
     Ids,
     Problem,
-    Reply,
     RolloutBatch,
     Sample,
     Situation,
@@ -39,96 +40,8 @@ from teamtr.types import (
 )
 
 
-@dataclass
-class Ledger:
-    """What was spent, per agent and phase: tokens, messages or episodes, seconds."""
-
-    sampled_tokens: dict[str, int] = field(default_factory=dict)
-    prompt_tokens: dict[str, int] = field(default_factory=dict)
-    seconds: dict[str, float] = field(default_factory=dict)
-    episodes: int = 0
-    grading_seconds: float = 0.0
-    environment_seconds: float = 0.0
-
-    def add(self, agent: str, prompt: int, sampled: int, seconds: float) -> None:
-        self.prompt_tokens[agent] = self.prompt_tokens.get(agent, 0) + prompt
-        self.sampled_tokens[agent] = self.sampled_tokens.get(agent, 0) + sampled
-        self.seconds[agent] = self.seconds.get(agent, 0.0) + seconds
-
-
-@dataclass(frozen=True)
-class RolloutContext:
-    """Where a team plays: who computes, how text becomes tokens, who speaks when, and what is asked."""
-
-    sampler: Sampler
-    codecs: Mapping[str, Codec]
-    router: Router
-    task: Task
-    answer: str = "last"
-    history: Literal["transcript", "chat"] = "transcript"
-
-    def speakers(self, team: Team, problem: Problem) -> tuple[str, ...]:
-        """All who may speak in an episode of this problem: the agents, and whoever the environment speaks as."""
-        environment = self.task.environment
-        return team.names if environment is None else (*team.names, *_authors(environment, problem))
-
-
 class StaleWeights(RuntimeError):
     """The engine's weights are not those that the team names."""
-
-
-@dataclass(frozen=True)
-class Draft:
-    """An episode of an older team, to be kept as far as the present one might have said it: ``kept`` and ``next`` of
-    each turn as in ``Carried``."""
-
-    episode: Episode
-    kept: Sequence[int]
-    next: Sequence[int]
-
-
-@dataclass
-class EpisodeState:
-    """An episode while it is played; ``acts`` and ``replies`` as in ``Situation``."""
-
-    problem: Problem
-    draft: Draft | None = None
-    turns: list[Turn] = field(default_factory=list)
-    acts: list[str] = field(default_factory=list)
-    replies: list[Reply] = field(default_factory=list)
-
-    @property
-    def as_drafted(self) -> bool:
-        """Whether all that was said so far is what the draft says."""
-        if self.draft is None:
-            return False
-        drafted = self.draft.episode.turns
-        return len(self.turns) <= len(drafted) and all(
-            ours.text == theirs.text for ours, theirs in zip(self.turns, drafted, strict=False)
-        )
-
-    def drafted_turn(self, agent: str, prompt: Ids) -> tuple[Turn, int, int] | None:
-        """What the draft says here, how many of its tokens stay (-1: all) and which one follows them; None where
-        somebody else speaks in it, or reads something else. A message is drawn in its context alone, so that it may
-        stay where that is the same, whatever was changed before."""
-        if self.draft is None or len(self.turns) >= len(self.draft.episode.turns):
-            return None
-        place = len(self.turns)
-        turn = self.draft.episode.turns[place]
-        same = turn.agent == agent and np.array_equal(turn.context_ids, prompt)
-        return (turn, self.draft.kept[place], self.draft.next[place]) if same else None
-
-    @property
-    def drafted_verdict(self) -> Verdict | None:
-        """The draft's, where the whole episode is word for word what the draft was."""
-        if self.draft is None or not self.as_drafted or len(self.turns) != len(self.draft.episode.turns):
-            return None
-        return self.draft.episode.verdict
-
-    @property
-    def ended(self) -> bool:
-        """Whether the environment has ended it."""
-        return bool(self.replies) and self.replies[-1].ends
 
 
 def play(
@@ -165,12 +78,13 @@ def play_out(
 
         def ended(state: EpisodeState) -> None:
             if state.drafted_verdict is None:
-                grading.ended(_asked(context, state))
+                grading.ended(_asked(context, team, state))
 
         heard = ended if grading.is_early else None
         converse(context, team, states, seed=seed, temperature=temperature, ledger=ledger, end_ids=end_ids, ended=heard)
-        verdicts = _verdicts(context, states, grading, ledger)
-    answers = [_said(context, state.turns) for state in states]
+        asked = [_asked(context, team, state) for state in states]
+        verdicts = _verdicts(states, asked, grading, ledger)
+    answers = [answer for _, answer, _ in asked]
     return RolloutBatch(
         problems=tuple(problems),
         episodes=_episodes(states, answers, verdicts, group_size, team.version),
@@ -207,33 +121,22 @@ def converse(
 
 
 def _verdicts(
-    context: RolloutContext, states: Sequence[EpisodeState], grading: Grading, ledger: Ledger
+    states: Sequence[EpisodeState], asked: Sequence[Asked], grading: Grading, ledger: Ledger
 ) -> list[Verdict]:
     """The grader's, of all episodes that are not word for word what their draft was."""
     started = time.perf_counter()
     known = {e: verdict for e, state in enumerate(states) if (verdict := state.drafted_verdict) is not None}
     new = [e for e in range(len(states)) if e not in known]
-    graded = grading.verdicts([_asked(context, states[e]) for e in new])
+    graded = grading.verdicts([asked[e] for e in new])
     ledger.grading_seconds += time.perf_counter() - started
     ledger.episodes += len(new)
     known.update(zip(new, graded, strict=True))
     return [known[e] for e in range(len(states))]
 
 
-def _asked(context: RolloutContext, state: EpisodeState) -> Asked:
-    return state.problem, _said(context, state.turns), [turn.text for turn in state.turns]
-
-
-def _said(context: RolloutContext, turns: Sequence[Turn]) -> str:
-    """What the team says with these turns, by its rule."""
-    return team_answer(turns, context.answer, context.task.extract)
-
-
-def _act(context: RolloutContext, turns: Sequence[Turn]) -> str:
-    """What the team said in its last round: by its rule, or last where whoever answers did not speak in it."""
-    done = [turn for turn in turns if turn.round == turns[-1].round]
-    silent = context.answer not in ("last", "majority", *(turn.agent for turn in done))
-    return done[-1].text if silent else _said(context, done)
+def _asked(context: RolloutContext, team: Team, state: EpisodeState) -> Asked:
+    text = graded_text(context, team, state.problem, state.turns, state.replies)
+    return state.problem, text, [turn.text for turn in state.turns]
 
 
 def _step_environment(
@@ -251,7 +154,7 @@ def _step_environment(
     started = time.perf_counter()
     for state in asked:
         if state.turns:
-            state.acts.append(_act(context, state.turns))
+            state.acts.append(act(context, state.turns))
     new = []
     for state in asked:
         if state.draft is not None and state.as_drafted and len(state.replies) < len(state.draft.episode.replies):
@@ -259,37 +162,20 @@ def _step_environment(
         else:
             new.append(state)
     situations = [
-        Situation(state.problem, tuple(state.acts), tuple(state.replies), context.router.rounds - 1 - len(state.acts))
+        Situation(
+            state.problem,
+            tuple(state.acts),
+            tuple(state.replies),
+            rounds_left=context.router.rounds - 1 - len(state.acts),
+            calls=calls_so_far(context, team, state),
+        )
         for state in new
     ]
     for state, reply in zip(new, environment.reply(situations, seed=seed) if new else (), strict=True):
         for message in reply.messages:
-            _check_author(environment, team, state.problem, message.author)
+            check_author(context, team, state.problem, message.author)
         state.replies.append(reply)
     ledger.environment_seconds += time.perf_counter() - started
-
-
-def _authors(environment: Environment, problem: Problem) -> Sequence[str]:
-    if not hasattr(environment, "speakers"):  # written by somebody whom no type checker told
-        raise UserError(
-            f"{type(environment).__name__} does not say who speaks in it: give it `def speakers(self, problem)`, which "
-            "returns the names of all authors that its replies may have (docs/tasks.md)"
-        )
-    return environment.speakers(problem)
-
-
-def _check_author(environment: Environment, team: Team, problem: Problem, author: str) -> None:
-    """Every author must be known beforehand and read like nobody else, or a message could pass for one of its lines."""
-    speaks = f"the environment of problem {problem.id!r} speaks as {author!r}"
-    if author in team.names:
-        raise UserError(
-            f"{speaks}, which is also the name of an agent: call the agent otherwise, or it takes these words for "
-            "its own"
-        )
-    if author not in _authors(environment, problem):
-        raise UserError(f"{speaks}, whom its speakers() does not name: name there everyone it may speak as")
-    if not is_label(author):
-        raise UserError(f"{speaks}: a name must be one line without a colon, and not {YOU!r}")
 
 
 def _upcoming(router: Router, team: Team, state: EpisodeState) -> Upcoming | None:
@@ -322,16 +208,7 @@ def _speak(
     agent, codec = team[name], context.codecs[name]
     started = time.perf_counter()
     prompts = [
-        codec.encode(
-            render(
-                agent=agent.name,
-                system_prompt=agent.system_prompt,
-                problem=state.problem,
-                history=[(m.author, m.text) for m in conversation(visible(state.turns, agent, round), state.replies)],
-                speakers=context.speakers(team, state.problem),
-                style=context.history,
-            )
-        )
+        context.prompt(team, agent, state.problem, conversation(visible(state.turns, agent, round), state.replies))
         for state, round in turns
     ]
     begun = [
@@ -360,7 +237,9 @@ def _speak(
     def heard(place: int, sample: Sample) -> None:
         row = open_rows[place]
         after = with_turn(row, begun[row].followed_by(sample, agent))
-        if ended is not None and _upcoming(context.router, team, after) is None:
+        if ended is None or calls_in_message(context, agent, after.problem, after.turns[-1].text):
+            return  # what is called is answered first
+        if _upcoming(context.router, team, after) is None:
             ended(after)
 
     if open_rows:
@@ -378,14 +257,31 @@ def _speak(
         )
     said = dict(enumerate(begun))
     said.update((row, begun[row].followed_by(sample, agent)) for row, sample in zip(open_rows, samples, strict=True))
-    for row, (state, _) in enumerate(turns):
-        state.turns.append(with_turn(row, said[row]).turns[-1])
+    spoken = [with_turn(row, said[row]).turns[-1] for row in range(len(turns))]
     ledger.add(
         agent.name,
         sum(len(prompts[row]) for row in open_rows),
         sum(len(s.token_ids) for s in samples),
         time.perf_counter() - started,
     )
+    _call_tools(context, team, agent, [state for state, _ in turns], spoken, ledger)
+
+
+def _call_tools(
+    context: RolloutContext,
+    team: Team,
+    agent: Agent,
+    states: Sequence[EpisodeState],
+    spoken: Sequence[Turn],
+    ledger: Ledger,
+) -> None:
+    """Every episode with this turn of the agent, and what tools reply to it."""
+    started = time.perf_counter()
+    said = [Said(state, turn.text) for state, turn in zip(states, spoken, strict=True)]
+    for state, turn, results in zip(states, spoken, results_of(context, team, agent, said), strict=True):
+        state.turns.append(replace(turn, results=results) if results else turn)
+    if context.tools is not None:
+        ledger.environment_seconds += time.perf_counter() - started
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from teamtr.calls import Schema
 from teamtr.chat.codec import ChatCodec
 from teamtr.chat.stream import TextStream, is_faithful
 from teamtr.errors import UserError, first_line
@@ -114,10 +115,10 @@ class LockedCodec:
         with self._lock:
             return self.codec.plain(token_ids)
 
-    def encode(self, messages: Sequence[dict[str, str]]) -> Ids:
+    def encode(self, messages: Sequence[dict[str, str]], tools: Sequence[Schema] = ()) -> Ids:
         with self._lock:
             try:
-                return self.codec.encode(messages)
+                return self.codec.encode(messages, tools)
             except UserError:
                 raise
             except Exception as error:  # templates raise what they like

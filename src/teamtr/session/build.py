@@ -18,6 +18,7 @@ from teamtr.rollout import RolloutContext
 from teamtr.session.cluster import engine_of
 from teamtr.session.models import EngineMaker, make_player
 from teamtr.session.task import build_task
+from teamtr.session.tools import build_tools, check_names, with_tool_turns
 from teamtr.tasks import Task
 from teamtr.team import Agent, Router, Team, visibility
 from teamtr.training.batch import Optimization
@@ -104,17 +105,23 @@ def build(team_file: TeamFile, *, taught: bool = True, parts: Parts = AS_WRITTEN
                 sees=visibility(agent.sees),
                 max_tokens=agent.max_tokens,
                 frozen=agent.frozen,
+                tools=agent.own_tools,
             )
             for agent in team_file.team.agents
         )
     )
     if player is not None:
         task.player = make_player(player, engine, codecs)
+    router = build_router(team_file) if parts.router is None else parts.router
+    tools = build_tools(team_file, task)
+    check_names(team, tools, task.problems("train") or task.problems("test"))
     context = RolloutContext(
         sampler=engine,
         codecs={name: codecs[name] for name in team.names},
-        router=build_router(team_file) if parts.router is None else parts.router,
+        router=router if tools is None else with_tool_turns(router, team, team_file.tools.steps),
         task=task,
+        tools=tools,
+        tell=team_file.tools.tell,
         answer=team_file.team.answer,
         history=team_file.team.history,
     )

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from teamtr.chat import render
 from teamtr.evaluation.evaluate import PROBLEMS_IN_A_RUN, SAMPLES_IN_A_RUN
 from teamtr.ports import GB, Demand, Lengths, MemoryPlan
 from teamtr.session import checks
@@ -19,9 +18,7 @@ from teamtr.tasks.benchmarks.arbench.endpoint import EndpointPlayer
 from teamtr.tasks.players import PolicyPlayer
 from teamtr.team import Agent
 from teamtr.team.router import most_before
-from teamtr.types import Ids, Problem, Situation, common_beginning
-
-History = list[tuple[str, str]]
+from teamtr.types import Ids, Message, Problem, Situation, common_beginning
 
 WORDS_OF_A_LINE = 8
 """Tokens that a transcript adds to each message: the author's name and line breaks."""
@@ -128,27 +125,18 @@ def openings(session: Session) -> dict[str, Opening]:
     return found
 
 
-def _prompt(session: Session, agent: Agent, problem: Problem, history: History) -> Ids:
-    context = session.context
-    chat = render(
-        agent=agent.name,
-        system_prompt=agent.system_prompt,
-        problem=problem,
-        history=history,
-        speakers=context.speakers(session.team, problem),
-        style=context.history,
-    )
-    return context.codecs[agent.name].encode(chat)
+def _prompt(session: Session, agent: Agent, problem: Problem, history: Sequence[Message]) -> Ids:
+    return session.context.prompt(session.team, agent, problem, history)
 
 
-def _told_first(session: Session, problems: Sequence[Problem]) -> list[History]:
+def _told_first(session: Session, problems: Sequence[Problem]) -> list[tuple[Message, ...]]:
     """What an interactive task's environment says before anyone speaks; nothing for other tasks."""
     environment = session.task.environment
     if environment is None:
         return []
     situations = [Situation(problem, (), (), session.context.router.rounds - 1) for problem in problems]
     replies = environment.reply(situations, seed=0)
-    return [[(message.author, message.text) for message in reply.messages] for reply in replies]
+    return [reply.messages for reply in replies]
 
 
 def _player(session: Session) -> PolicyPlayer | EndpointPlayer | None:

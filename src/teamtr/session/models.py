@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import torch
 
+from teamtr.calls import allowed
 from teamtr.chat import ChatCodec, MessageFilter, check_template, check_thinking, render
 from teamtr.config import AgentConfig, LoraConfig, TeamFile
 from teamtr.engines import card
@@ -413,21 +414,22 @@ def _warm_tiny(team_file: TeamFile, task: Task, agents: Sequence[str]) -> tuple[
     if not told:
         return model, tokenizer
     codec = _codec(team_file, tokenizer)
-    prompts = {a.name: a.system_prompt for a in team_file.team.agents}
+    of_agent = {a.name: a for a in team_file.team.agents}
     examples: list[tuple[Ids, Ids]] = []
     for agent, problem, history, text in told:
         if agent not in agents:
             continue
-        prompt = codec.encode(
-            render(
-                agent=agent,
-                system_prompt=prompts[agent],
-                problem=problem,
-                history=history,
-                speakers=team_file.team.names,
-                style=team_file.team.history,
-            )
+        chat = render(
+            agent=agent,
+            system_prompt=of_agent[agent].system_prompt,
+            problem=problem,
+            history=history,
+            speakers=team_file.team.names,
+            style=team_file.team.history,
         )
+        told_of = task.tools if team_file.tools.tell else None
+        tools = () if told_of is None else allowed(told_of.schemas(problem), of_agent[agent].own_tools)
+        prompt = codec.encode(chat, tools)
         examples.append((prompt, codec.encode_message(text)))
     teach_form(
         model,

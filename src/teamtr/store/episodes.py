@@ -156,13 +156,19 @@ def _episode_from_json(body: dict[str, Any]) -> Episode:
 
 
 def _reply_to_json(reply: Reply) -> dict[str, Any]:
-    messages = [{"author": m.author, "text": m.text, "tool_calls": m.tool_calls} for m in reply.messages]
-    return {"messages": messages, "ends": reply.ends}
+    return {"messages": list(map(_message_to_json, reply.messages)), "ends": reply.ends}
 
 
 def _reply_from_json(body: dict[str, Any]) -> Reply:
-    messages = tuple(Message(_text(m["author"]), _text(m["text"]), tuple(m["tool_calls"])) for m in body["messages"])
-    return Reply(messages, _one_of((True, False), body["ends"]))
+    return Reply(tuple(map(_message_from_json, body["messages"])), _one_of((True, False), body["ends"]))
+
+
+def _message_to_json(message: Message) -> dict[str, Any]:
+    return {"author": message.author, "text": message.text, "tool_calls": message.tool_calls}
+
+
+def _message_from_json(body: dict[str, Any]) -> Message:
+    return Message(_text(body["author"]), _text(body["text"]), tuple(body["tool_calls"]))
 
 
 def _turn_to_json(turn: Turn, where: str) -> dict[str, Any]:
@@ -175,6 +181,7 @@ def _turn_to_json(turn: Turn, where: str) -> dict[str, Any]:
         "finish": turn.finish,
         "agent_version": turn.agent_version,
         "text": turn.text,
+        "results": list(map(_message_to_json, turn.results)),
     }
 
 
@@ -189,6 +196,7 @@ def _turn_from_json(body: dict[str, Any]) -> Turn:
         finish=_one_of(get_args(Finish), body["finish"]),
         agent_version=_text(body["agent_version"]),
         text=_text(body["text"]),
+        results=tuple(map(_message_from_json, body.get("results", ()))),  # older files have none
     )
 
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from teamtr.chat import render
 from teamtr.errors import UserError
 from teamtr.ports import Codec
 from teamtr.randomness import generator, seed_of
@@ -111,16 +110,7 @@ def make_probes(
         raise UserError(f"agent {agent.name!r} spoke {len(own)} times in the probes; raise --probes")
     rows = own + [m for m in spoken if m >= first]
     prompts = [
-        codec.encode(
-            render(
-                agent=agent.name,
-                system_prompt=agent.system_prompt,
-                problem=problem,
-                history=[(m.author, m.text) for m in heard],
-                speakers=session.context.speakers(session.team, problem),
-                style=session.context.history,
-            )
-        )
+        session.context.prompt(session.team, agent, problem, heard)
         for problem, heard in (_heard(batch, agent, *turns[m]) for m in rows)
     ]
     old = batch.of(agent.name).rows(rows)

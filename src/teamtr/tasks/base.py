@@ -21,12 +21,13 @@ from typing import Any, ClassVar, NamedTuple, Self
 import numpy as np
 
 from teamtr.errors import UserError
-from teamtr.ports import Environment
+from teamtr.ports import Environment, Tools
 from teamtr.tasks.config import BenchmarkConfig, TaskConfig, TaskContext
-from teamtr.tasks.data.rows import DataError, Row, read_rows, shown
+from teamtr.tasks.data.rows import DataError, Row, read_rows
 from teamtr.tasks.data.split import hold_out
 from teamtr.tasks.players import Player
-from teamtr.types import Problem, Verdict
+from teamtr.text import shown
+from teamtr.types import Event, Problem, Verdict
 
 Source = str | Path
 Data = Source | Mapping[str, Source] | None
@@ -73,6 +74,7 @@ class Task(ABC):
             thread: then episodes are graded while others are still played. Worth it where other processes grade.
         failures: how often each grader failure (crash, timeout) came up.
         environment: the other side of an interactive task; None for the others.
+        tools: what agents can call, where the task brings tools of its own.
     """
 
     Config: ClassVar[type[TaskConfig]] = TaskConfig
@@ -111,6 +113,10 @@ class Task(ABC):
     def environment(self) -> Environment | None:
         return None
 
+    @cached_property
+    def tools(self) -> Tools | None:
+        return None
+
     def problems(self, split: str) -> Sequence[Problem]:
         """Those of ``train`` or ``test``."""
         if split not in self._splits:
@@ -120,6 +126,11 @@ class Task(ABC):
     @abstractmethod
     def grade(self, episodes: Sequence[tuple[Problem, str, Sequence[str]]]) -> list[Verdict]:
         """One verdict per (problem, the team's answer, all messages' texts)."""
+
+    def outcome(self, problem: Problem, events: Sequence[Event]) -> str | None:
+        """Of an interactive task: what is graded, as the answer, where more than the team's last word counts, such as
+        what its calls did. None where the team's answer is graded."""
+        return None
 
     def extract(self, text: str) -> str | None:
         """The answer in a message, in a form that votes can be counted in; None when it states none."""

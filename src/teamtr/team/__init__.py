@@ -3,6 +3,7 @@
 from teamtr.team.answer import team_answer
 from teamtr.team.router import Addressed, Router, Schedule, Upcoming
 from teamtr.team.team import Agent, Team, visible
+from teamtr.team.tool_turns import ToolTurns
 from teamtr.team.visibility import Blind, Each, Everything, Only, Visibility, visibility
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "Router",
     "Schedule",
     "Team",
+    "ToolTurns",
     "Upcoming",
     "Visibility",
     "team_answer",

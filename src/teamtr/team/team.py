@@ -12,7 +12,8 @@ from teamtr.types import Turn
 
 @dataclass(frozen=True)
 class Agent:
-    """One policy of the team: who it is, what it sees, and the version of the weights it speaks with."""
+    """One policy of the team: who it is, what it sees, and the version of the weights it speaks with. ``tools`` are
+    those that it may call, where there are any; None is all of them."""
 
     name: str
     version: str
@@ -20,11 +21,19 @@ class Agent:
     sees: Visibility = EVERYTHING
     max_tokens: int = 16
     frozen: bool = False
+    tools: tuple[str, ...] | None = None
 
 
 def visible(turns: Sequence[Turn], agent: Agent, round: int) -> tuple[Turn, ...]:
-    """The turns that this agent sees when it speaks in this round."""
-    return tuple(turn for turn in turns if agent.sees.shows(turn, agent.name, round))
+    """The turns that this agent sees when it speaks in this round: those that it is shown, and the calls of tools that
+    it has just made, whatever else is hidden from it."""
+    calling = 0
+    for turn in reversed(turns):
+        if not turn.results or (turn.agent, turn.round) != (agent.name, round):
+            break
+        calling += 1
+    first = len(turns) - calling
+    return tuple(turn for t, turn in enumerate(turns) if t >= first or agent.sees.shows(turn, agent.name, round))
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from teamtr.analysis.diagnostics.probes import TokenKls
 from teamtr.analysis.report.reading import BatchFile
 from teamtr.presets import Plan
 from teamtr.rollout.shaping import trained_returns_PG
-from teamtr.types import Episode, Floats, RolloutBatch, conversation
+from teamtr.types import Episode, Floats, Message, RolloutBatch, conversation
 
 Spell = Callable[[str, int], str | None]
 """The text of an agent's token; None when its tokenizer is not stored."""
@@ -66,9 +66,10 @@ def choose_groups(
 
 
 def mean_length(batch: RolloutBatch) -> float:
-    """Tokens that an episode takes in a page: those sampled, and what the environment said at four characters each."""
+    """Tokens that an episode takes in a page: those sampled, and what the environment and tools said at four characters
+    each."""
     sampled = sum(min(len(t.token_ids), LONGEST_TOKENS) for e in batch.episodes for t in e.turns)
-    heard = sum(min(len(m.text), LONGEST_TEXT) for e in batch.episodes for reply in e.replies for m in reply.messages)
+    heard = sum(min(len(m.text), LONGEST_TEXT) for e in batch.episodes for m in _said_by_others(e))
     return (sampled + heard / 4) / max(len(batch.episodes), 1)
 
 
@@ -126,6 +127,12 @@ def disagree(episode: Episode) -> bool:
     return len(set(last.values())) > 1
 
 
+def _said_by_others(episode: Episode) -> list[Message]:
+    """What the environment and tools said: nobody is trained on it."""
+    replied = [message for reply in episode.replies for message in reply.messages]
+    return replied + [message for turn in episode.turns for message in turn.results]
+
+
 def _problem(problem: Any) -> dict[str, Any]:
     return {
         "id": problem.id,
@@ -136,7 +143,7 @@ def _problem(problem: Any) -> dict[str, Any]:
 
 
 def _episode(episode: Episode, kls: Mapping[int, Sequence[float]]) -> dict[str, Any]:
-    heard = {id(message) for reply in episode.replies for message in reply.messages}
+    heard = {id(message) for message in _said_by_others(episode)}
     said: list[dict[str, Any]] = []
     turns = iter(enumerate(episode.turns))
     for message in conversation(episode.turns, episode.replies):

@@ -30,9 +30,10 @@ from teamtr.settings.values import Above0, Positive
 from teamtr.tasks.base import Benchmark, WrongAnswer
 from teamtr.tasks.benchmarks.zebralogic import last_object
 from teamtr.tasks.config import BenchmarkConfig
-from teamtr.tasks.data.rows import DataError, shown
+from teamtr.tasks.data.rows import DataError
 from teamtr.tasks.data.split import digest
 from teamtr.tasks.registry import task
+from teamtr.text import shown
 from teamtr.types import Problem, Verdict
 
 CHECKS = ("inputs_check", "constraint_list")

@@ -38,9 +38,10 @@ from teamtr.settings.section import key
 from teamtr.settings.values import Above0, Positive, of_form
 from teamtr.tasks.base import Benchmark, Data, WrongAnswer, called
 from teamtr.tasks.config import TaskConfig, TaskContext
-from teamtr.tasks.data.rows import DataError, shown
+from teamtr.tasks.data.rows import DataError
 from teamtr.tasks.data.split import digest
 from teamtr.tasks.registry import task
+from teamtr.text import shown
 from teamtr.types import Problem, Verdict
 
 UNUSABLE = {

@@ -31,9 +31,10 @@ from teamtr.settings.values import Above0, NonEmpty, Positive
 from teamtr.tasks.base import Benchmark, Data, Source, WrongAnswer, called, sources, to_be_had
 from teamtr.tasks.config import BenchmarkConfig
 from teamtr.tasks.data.overlap import Overlap, find_overlap, folded
-from teamtr.tasks.data.rows import DataError, Row, read_rows, shown
+from teamtr.tasks.data.rows import DataError, Row, read_rows
 from teamtr.tasks.data.split import digest, unit_hash
 from teamtr.tasks.registry import task
+from teamtr.text import shown
 from teamtr.types import Problem, Verdict
 
 QUESTION_KEYS = ("problem", "question", "prompt")

@@ -30,9 +30,10 @@ from teamtr.settings.section import key, unset
 from teamtr.settings.values import Flag, NonEmpty
 from teamtr.tasks.base import Benchmark, WrongAnswer
 from teamtr.tasks.config import BenchmarkConfig
-from teamtr.tasks.data.rows import DataError, shown
+from teamtr.tasks.data.rows import DataError
 from teamtr.tasks.data.split import digest
 from teamtr.tasks.registry import task
+from teamtr.text import shown
 from teamtr.types import Problem, Verdict
 
 Table = dict[str, dict[str, str]]

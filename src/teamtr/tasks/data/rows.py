@@ -14,6 +14,7 @@ from typing import Any
 
 from teamtr.bounded_json import DEEPEST, NotJson, read_json
 from teamtr.errors import UserError
+from teamtr.text import shown
 
 LONGEST_LINE = 64 << 20
 """Bytes of a row."""
@@ -186,9 +187,3 @@ def _plain(value: Any, where: str, depth: int = 1) -> Any:
         case decimal.Decimal():
             return str(value)
     raise DataError(f"{where}: cannot use a value of type {type(value).__name__}: store it as text, or drop the column")
-
-
-def shown(value: Any) -> str:
-    """The value in at most 80 characters, for an error."""
-    text = repr(value[:80] if isinstance(value, str) else value)
-    return text if len(text) <= 80 else text[:77] + "..."

@@ -25,9 +25,10 @@ from teamtr.settings.section import key, unset
 from teamtr.settings.values import Above0, NonEmpty, Share, of_form
 from teamtr.tasks.base import Task
 from teamtr.tasks.config import TaskConfig, TeamSection
-from teamtr.tasks.data.rows import DataError, Row, read_rows, shown
+from teamtr.tasks.data.rows import DataError, Row, read_rows
 from teamtr.tasks.data.split import digest, unit_hash
 from teamtr.tasks.registry import task
+from teamtr.text import shown
 from teamtr.types import Problem, Verdict
 
 QUESTION_KEYS = ("prompt", "question", "problem")

@@ -15,9 +15,9 @@ from teamtr.grading.thinking import after_thinking
 from teamtr.tasks.base import WrongAnswer
 from teamtr.tasks.benchmarks.arbench.task import ENVIRONMENT, ArBench, budget, row_id, text_in, unusable
 from teamtr.tasks.benchmarks.arbench.texts import Texts, fill
-from teamtr.tasks.data.rows import shown
 from teamtr.tasks.players import Player
 from teamtr.tasks.registry import task
+from teamtr.text import shown
 from teamtr.types import Message, Problem, Reply, Situation, Verdict
 
 LETTERS = "ABCDE"

@@ -14,8 +14,8 @@ from teamtr.grading.thinking import after_thinking
 from teamtr.tasks.base import WrongAnswer
 from teamtr.tasks.benchmarks.arbench.task import ENVIRONMENT, ArBench, budget, row_id, unusable
 from teamtr.tasks.benchmarks.arbench.texts import Texts, fill
-from teamtr.tasks.data.rows import shown
 from teamtr.tasks.registry import task
+from teamtr.text import shown
 from teamtr.types import Message, Problem, Reply, Situation, Verdict
 
 NUMBER_KEYS = ("answer", "number", "secret", "true_number")

@@ -43,9 +43,10 @@ from teamtr.tasks.benchmarks.planbench.strips import (
     written,
 )
 from teamtr.tasks.config import BenchmarkConfig
-from teamtr.tasks.data.rows import DataError, Row, shown
+from teamtr.tasks.data.rows import DataError, Row
 from teamtr.tasks.data.split import digest
 from teamtr.tasks.registry import task
+from teamtr.text import shown
 from teamtr.types import Problem, Verdict
 
 

@@ -14,18 +14,9 @@ from datetime import timedelta
 from typing import Any
 
 from teamtr.tasks.benchmarks.taubench.state import State
-from teamtr.tasks.benchmarks.taubench.tools import (
-    NUMBER,
-    TEXT,
-    WHOLE,
-    Outcome,
-    ToolError,
-    choice,
-    found_in,
-    list_of,
-    record,
-    shared_tools,
-)
+from teamtr.tasks.benchmarks.taubench.tools import found_in, shared_tools
+from teamtr.tools.kinds import NUMBER, TEXT, WHOLE, ToolError, choice, list_of, record
+from teamtr.tools.toolbox import Outcome
 
 TABLES = {
     "flights": ("origin", "destination", "scheduled_departure_time_est", "scheduled_arrival_time_est", "dates"),

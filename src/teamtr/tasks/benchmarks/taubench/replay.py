@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from teamtr.bounded_json import NotJson, read_json
-from teamtr.chat.tool_calls import ToolCall
+from teamtr.calls import ToolCall
 from teamtr.tasks.benchmarks.taubench.state import State
-from teamtr.tasks.benchmarks.taubench.tools import Outcome, Toolbox
-from teamtr.tasks.data.rows import shown
+from teamtr.text import shown
+from teamtr.tools.toolbox import Outcome, Toolbox
 
 STOP = "###STOP###"
 _ROLES = ("system", "user", "assistant", "tool")
@@ -124,7 +124,7 @@ def _calls(message: dict[str, Any], place: int) -> list[tuple[str, str]]:
     return found
 
 
-def replay(tools: Toolbox, start: State, turns: Iterable[Turn]) -> Replay:
+def replay(tools: Toolbox[State], start: State, turns: Iterable[Turn]) -> Replay:
     """The acts of the agent on the data, one after the other, until the dialogue is over."""
     state, over = start, False
     results: list[str] = []
@@ -166,7 +166,7 @@ def same_json(one: str, other: str) -> bool:
         return one == other
 
 
-def after_all(tools: Toolbox, start: State, actions: Iterable[ToolCall]) -> State:
+def after_all(tools: Toolbox[State], start: State, actions: Iterable[ToolCall]) -> State:
     """The data after a task's own actions. One that ends a dialogue changes nothing, so the later ones count too."""
     state = start
     for action in actions:

@@ -13,7 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from teamtr.tasks.benchmarks.taubench.state import State
-from teamtr.tasks.benchmarks.taubench.tools import TEXT, Outcome, ToolError, choice, found_in, list_of, shared_tools
+from teamtr.tasks.benchmarks.taubench.tools import found_in, shared_tools
+from teamtr.tools.kinds import TEXT, ToolError, choice, list_of
+from teamtr.tools.toolbox import Outcome
 
 TABLES = {
     "orders": ("order_id", "user_id", "items", "status", "payment_history"),
