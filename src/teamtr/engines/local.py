@@ -78,6 +78,7 @@ class LocalEngine:
             config_version=policy.config_version,
             base_version=policy.base_version,
             trained_parameters=sum(parameter.numel() for parameter in policy.parameters().values()),
+            parameters=policy.model_parameters,
         )
 
     def set_precision(self, agent: str, precision: str) -> None:

@@ -29,6 +29,11 @@ BASE = "base"
 """How a base is called on a server that is started here."""
 
 
+def rank_room(rank: int) -> int:
+    """The rank that adapters of at most this one get room for."""
+    return next(room for room in RANKS if room >= rank)
+
+
 def name_of(agent: str, version: str) -> str:
     return f"{agent}-{version}"
 
@@ -56,6 +61,11 @@ class Host(ABC):
     @abstractmethod
     def serve(self, agent: str, version: str, write: Write) -> str:
         """Have these weights; returns the name that they are asked for by."""
+
+    @property
+    def runs_here(self) -> bool:
+        """Whether a server of its own runs, with all its memory taken."""
+        return self._server is not None
 
     @property
     def client(self) -> Client:
@@ -198,8 +208,7 @@ class SharedBase(Host):
             self.make(self.folder / BASE)
             source = str(self.folder / BASE)
         if self.adapters:
-            rank = next(room for room in RANKS if room >= self.rank)
-            arguments += ["--enable-lora", f"--max-lora-rank={rank}", f"--max-loras={self.adapters}"]
+            arguments += ["--enable-lora", f"--max-lora-rank={rank_room(self.rank)}", f"--max-loras={self.adapters}"]
             arguments += [f"--max-cpu-loras={self.adapters + 1}"]  # the new one comes before the old one goes
         self._start(self.launch, source, BASE, arguments)
 
