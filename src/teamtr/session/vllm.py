@@ -33,7 +33,7 @@ SHARE = 0.4
 SHARE_OF_THEIR_OWN = 0.9
 """Of the memory of cards that are theirs alone."""
 FREE_AT_START = 0.01
-"""Of the memory, what must be free when a server starts that is told how much it has for keys and values: vLLM takes its
+"""Of the memory, what must be free when a server starts that is told how much it has for keys and values: vLLM uses its
 share for nothing else then. By default that is nearly all, which a learner on the same card does not leave."""
 
 Source = tuple[str, str | None]
