@@ -236,6 +236,8 @@ class Demand:
     checked: Mapping[str, int]
     minibatches: int
     objective: Objective
+    sampled_elsewhere: frozenset[str] = frozenset()
+    """Agents whose messages are not sampled by this engine."""
 
     def of(self, agents: Collection[str]) -> Demand:
         """What of it concerns these agents."""
@@ -287,11 +289,15 @@ class MemoryItem:
 @dataclass(frozen=True)
 class MemoryPlan:
     """What is needed, and what the device has (None on a CPU). ``where``: which of several groups of workers it is
-    needed in."""
+    needed in. ``servers``: what those take that sample for the team, ``taken`` of it on the same device, of which
+    ``available`` is what they leave. ``lacking``: why some of them cannot start, in words."""
 
     items: tuple[MemoryItem, ...]
     available: int | None
     where: str = ""
+    servers: tuple[MemoryItem, ...] = ()
+    taken: int = 0
+    lacking: tuple[str, ...] = ()
 
     @property
     def total(self) -> int:
@@ -299,7 +305,7 @@ class MemoryPlan:
 
     @property
     def fits(self) -> bool:
-        return self.available is None or self.total <= self.available
+        return not self.lacking and (self.available is None or self.total <= self.available)
 
     @property
     def missing(self) -> int:
@@ -313,6 +319,8 @@ class MemoryPlan:
             "available_gb": None if self.available is None else self.available / GB,
             "fits": self.fits,
             "where": self.where,
+            "servers": [{"what": i.what, "gb": i.gb, "why": i.why} for i in self.servers],
+            "lacking": list(self.lacking),
         }
 
 

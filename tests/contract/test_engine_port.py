@@ -312,7 +312,9 @@ def test_memory_is_planned_and_rehearsed_without_a_trace(session: Session):
     assert plan.total > 0
     assert plan.available is None
     assert plan.fits
-    assert session.engine.memory_plan(replace(demand, episodes=10 * demand.episodes)).total > plan.total
+    messages = {name: 10 * count for name, count in demand.messages.items()}
+    larger = replace(demand, episodes=10 * demand.episodes, messages=messages)
+    assert session.engine.memory_plan(larger).total > plan.total
     before = {name: session.engine.learner(name).fingerprint() for name in session.engine.agents}
     found = session.engine.rehearse(demand)
     assert set(found.micro_batch) == {"left", "right", "speaker"}

@@ -212,6 +212,7 @@ def test_a_base_that_is_in_no_folder_is_written_for_its_server(python, tmp_path)
         "processed_logprobs",
         "--max-model-len=99",
         "--kv-cache-memory-bytes=536870912",
+        "--gpu-memory-utilization=0.010",
         "--max-loras=2",
     ):
         assert told in started

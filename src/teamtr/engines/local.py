@@ -81,6 +81,7 @@ class LocalEngine:
             base_version=policy.base_version,
             trained_parameters=sum(parameter.numel() for parameter in policy.parameters().values()),
             positions=policy.positions,
+            parameters=policy.model_parameters,
         )
 
     def set_precision(self, agent: str, precision: str) -> None:

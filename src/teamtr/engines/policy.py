@@ -70,6 +70,11 @@ class Policy(ABC):
     def parameters(self) -> dict[str, nn.Parameter]:
         """The trainable parameters, by a stable name."""
 
+    @property
+    def model_parameters(self) -> int:
+        """How many its model has, adapters left out."""
+        return sum(parameter.numel() for parameter in self.parameters().values())
+
     @abstractmethod
     def features(self, prompts: Sequence[Ids], messages: Sequence[Ids]) -> Tensor:
         """Features at the position that predicts each message token, packed in message order: [N, H]."""

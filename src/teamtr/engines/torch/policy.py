@@ -116,6 +116,10 @@ class TransformerPolicy(Policy):
             return dict(self.model.named_parameters())
         return {k: p for k, p in self.model.named_parameters() if belongs_to(k, self.adapter)}
 
+    @cached_property
+    def model_parameters(self) -> int:
+        return sum(p.numel() for name, p in self.causal_lm.named_parameters() if "lora_" not in name)
+
     def save_weights(self, folder: Path, *, write: bool = True) -> None:
         weights: dict[str, Tensor] | None = None
         if self.adapter is None and any(map(is_spread, self.parameters().values())):
