@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 from teamtr.calls import TOOL, name_of
 from teamtr.config import TeamFile
@@ -42,6 +43,15 @@ def with_tool_turns(router: Router, team: Team, steps: int) -> ToolTurns:
     if TOOL in team.names:
         raise UserError(f"an agent is called {TOOL!r}, as the results of tools are: call it otherwise")
     return ToolTurns(router, steps, tuple(agent.name for agent in team if agent.tools != ()))
+
+
+def some_problems(task: Task) -> Sequence[Problem]:
+    """Those to train on, or those to test with where a task has no others."""
+    for split in ("train", "test"):
+        with suppress(UserError):  # there is no such split
+            if found := task.problems(split):
+                return found
+    return ()
 
 
 def check_names(team: Team, tools: Tools | None, problems: Sequence[Problem]) -> None:
