@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from teamtr.calls import name_of
 from teamtr.errors import Refused, UserError
 from teamtr.ports import Engine
 from teamtr.presets import Radii
@@ -139,6 +140,13 @@ def doubts(session: Session) -> list[str]:
         if strange:
             found.append(f"{strange} of {len(looked_at)} problems have characters that the tokenizer does not know")
     return found
+
+
+def callable_tools(session: Session) -> dict[str, list[str]]:
+    """The names of the tools that each agent can call in the first problem; without those that can call none."""
+    problem, context = session.task.problems("train")[0], session.context
+    found = {agent.name: list(map(name_of, context.offered(agent, problem))) for agent in session.team}
+    return {name: tools for name, tools in found.items() if tools}
 
 
 def _tokenizer(codec: Any) -> Any:

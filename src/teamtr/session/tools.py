@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from teamtr.calls import TOOL, name_of
+from teamtr.chat import ChatCodec
+from teamtr.chat.template import check_tools
 from teamtr.config import TeamFile
 from teamtr.errors import UserError
-from teamtr.ports import Tools
-from teamtr.tasks import Task
+from teamtr.ports import Task, Tools
+from teamtr.rollout import RolloutContext
 from teamtr.team import Router, Team, ToolTurns
 from teamtr.tools.functions import FunctionTools
 from teamtr.tools.limits import Limited, Together
@@ -52,6 +54,15 @@ def some_problems(task: Task) -> Sequence[Problem]:
             if found := task.problems(split):
                 return found
     return ()
+
+
+def check_prompts(context: RolloutContext, team: Team) -> None:
+    """Raises ProtocolError where an agent's chat template cannot tell it of its tools."""
+    problems = some_problems(context.task) if context.tell and context.tools is not None else ()
+    for agent in team if problems else ():
+        codec, tools = context.codecs[agent.name], context.offered(agent, problems[0])
+        if tools and isinstance(codec, ChatCodec):
+            check_tools(codec, context.history, tools)
 
 
 def check_names(team: Team, tools: Tools | None, problems: Sequence[Problem]) -> None:
