@@ -188,7 +188,7 @@ def _every_option() -> frozenset[str]:
 OF_A_READER = {
     *("team.yaml", "TEAM.yaml", "my-team.yaml", "FILE.py", "echo.py", "backwards.py", "moderated.py", "x.py"),
     *("team.schema.json", "RUN/trackers/NAME.json", "index.html", "RUN/report.html", "teamtr-demo.html"),
-    *("db_TABLE.json", "policy_wiki.md"),
+    *("db_TABLE.json", "policy_wiki.md", "tool_schemas.json"),
 }
 """Files that commands write, or that a reader writes or has."""
 

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.long
 
 @pytest.fixture(scope="module")
 def tools() -> Iterator[McpTools]:
-    with McpTools(SMALL, seconds=2.0) as made:
+    with McpTools(SMALL, seconds=60.0) as made:
         yield made
 
 
@@ -49,14 +49,17 @@ def test_calls_are_answered_and_what_the_server_refuses_is_an_error(tools: McpTo
     assert good == "8"
     assert wrong.startswith("Error: ")
     assert refused.startswith("Error: ")
-    assert "not that" in refused
+    assert "refuse" in refused
 
 
-@pytest.mark.parametrize(("name", "told"), [("hang", "took too long: no answer within 2 s"), ("die", "")])
+@pytest.mark.parametrize(("name", "told"), [("hang", "Error: hang took too long: "), ("die", "Error: ")])
 def test_a_server_that_hangs_or_dies_is_an_error_and_is_started_anew(tools: McpTools, name: str, told: str):
-    before, bad, after, good = results(tools, ("who", {}), (name, {}), ("who", {}), ("double", {"n": 5}))
-    assert bad.startswith("Error: ")
-    assert told in bad
+    (before,) = results(tools, ("who", {}))
+    tools.seconds = 0.5 if name == "hang" else 60.0
+    (bad,) = results(tools, (name, {}))
+    tools.seconds = 60.0
+    after, good = results(tools, ("who", {}), ("double", {"n": 5}))
+    assert bad.startswith(told)
     assert before != after, "another process"
     assert good == "10"
     with pytest.raises(ProcessLookupError):
@@ -81,11 +84,11 @@ def test_a_server_that_says_garbage_is_an_answer_or_an_error_and_never_more(tool
 )
 def test_a_server_that_does_not_start_is_a_mistake_that_names_it(server: Server):
     with pytest.raises(UserError, match=f"the server '{server.name}' does not start"):
-        McpTools(server, seconds=1.0)
+        McpTools(server, seconds=60.0)
 
 
 def test_it_ends_with_its_owner():
-    with McpTools(SMALL, seconds=2.0) as made:
+    with McpTools(SMALL, seconds=60.0) as made:
         (pid,) = results(made, ("who", {}))
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid), 0)

@@ -15,6 +15,11 @@ from contract.test_players import FakeEndpoint
 from own_rows import DATA
 from small_taubench import write_world
 from teamtr.cli import app
+from teamtr.config import load_team_file
+from teamtr.errors import UserError
+from teamtr.session.build import build
+from teamtr.session.checks import self_test
+from teamtr.session.task import build_task
 from teamtr.store import read_episodes
 from teamtr.tasks.benchmarks.taubench import Airline, Retail
 from teamtr.tasks.benchmarks.taubench.dialogue import GREETING
@@ -78,6 +83,8 @@ def test_a_scripted_user_at_an_endpoint(scripted_user: FakeEndpoint, tmp_path: P
     assert report["pass_at_k"] == {"1": 0.5, "2": 0.5}
     assert report["pass_hat_k"] == {"1": 0.5, "2": 0.5}
     assert "pass^2" in told
+    assert report["consensus_on_correct"] is None, "a message of a dialogue states no answer"
+    assert "warning: taubench:airline: team.router.rounds is 3" in " ".join(told.split())
     (chunk,) = Path(report["folder"]).glob("*.jsonl.gz")
     episodes = read_episodes(chunk).episodes
     assert [[message.author for message in episode.messages] for episode in episodes] == [["user", "desk", "user"]] * 4
@@ -110,10 +117,25 @@ def test_the_benchmarks_own_tasks_with_a_scripted_user(scripted_user: FakeEndpoi
     assert report["verdicts"] == {"wrong": 2}
 
 
-def test_few_rounds_are_warned_of(tmp_path: Path) -> None:
-    from teamtr.config import load_team_file
-    from teamtr.session.task import build_task
+@pytest.mark.long
+def test_the_grader_is_tried_with_whole_dialogues_whose_length_is_no_messages(tmp_path: Path) -> None:
+    world = write_world(tmp_path / "world", Retail)
+    (world / "tasks_train.jsonl").write_text((world / "tasks_test.jsonl").read_text("utf-8"), encoding="utf-8")
+    session = build(load_team_file(team_file(tmp_path, Retail, world, "{agent: customer, max_tokens: 2}", rounds=2)))
+    assert self_test(session) == []
 
+
+@pytest.mark.long
+def test_an_agent_may_be_given_some_of_the_tools_of_a_task_that_has_no_problems_to_train_on(tmp_path: Path) -> None:
+    world = write_world(tmp_path / "world", Airline)
+    file = team_file(tmp_path, Airline, world, "{agent: customer, max_tokens: 2}", rounds=2)
+    some = ["team.agents.desk.tools=[think, calculate]"]
+    assert build(load_team_file(file, some)).team["desk"].tools == ("think", "calculate")
+    with pytest.raises(UserError, match="names no tool 'fly'"):
+        build(load_team_file(file, ["team.agents.desk.tools=[fly]"]))
+
+
+def test_few_rounds_are_warned_of(tmp_path: Path) -> None:
     world = write_world(tmp_path / "world", Airline)
     few = build_task(load_team_file(team_file(tmp_path, Airline, world, "{agent: customer}", rounds=9)))
     assert [warning for warning in few.warnings if "team.router.rounds is 9" in warning]

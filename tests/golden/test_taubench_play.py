@@ -12,6 +12,8 @@ from test_taubench import DATA, needs_data, of_the_golden_file
 
 from scripted import Letters, Scripted
 from small_taubench import schemas_of, small
+from teamtr.baselines import Cast, make_methods
+from teamtr.baselines.method import play_method
 from teamtr.calls import TOOL, ToolCall
 from teamtr.chat.render import ChatMessages
 from teamtr.errors import UserError
@@ -347,6 +349,17 @@ def test_several_dialogues_at_once_do_not_share_their_data() -> None:
     )
     batch = play(context, team, [task.problems("test")[0]], 3, seed=0)
     assert [episode.verdict.kind for episode in batch.episodes] == ["right"] * 3
+
+
+def test_methods_are_graded_by_the_dialogue_too() -> None:
+    """Chain of thought: one model, as many rounds as the team has."""
+    task, script = small(Airline), Lines(RIGHT)
+    context, team, _ = context_of(task, Lines(["Hi", STOP]), script.say)
+    (method,) = make_methods(["chain_of_thought"], {})
+    batch = play_method(method, Cast(context, team), [task.problems("test")[0]], 1, seed=0)
+    assert batch.episodes[0].verdict.kind == "right"
+    with pytest.raises(UserError, match="cannot be played on an interactive task"):
+        play_method(make_methods(["self_consistency"], {})[0], Cast(context, team), task.problems("test"), 1, seed=0)
 
 
 # -- what is refused ------------------------------------------------------------------------------------------

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from teamtr.calls import Schema
 from teamtr.chat.codec import ChatCodec, ProtocolError
 
 _PROBES = ("a", "two words", "line\nbreak", "  spaces  ", "1 + 2 = 3", "naïve Ünïcode ✓", "<b>{json: [1]}</b>")
@@ -57,19 +59,33 @@ def check_template(
     return report
 
 
-def _verbatim(codec: ChatCodec) -> bool:
+def check_tools(codec: ChatCodec, style: Literal["transcript", "chat"], tools: Sequence[Schema]) -> None:
+    """Raise ProtocolError when what the template makes of these tools does not fit: a text must still arrive unchanged,
+    and in ``chat`` earlier messages must stay as they were."""
+    if not _verbatim(codec, tools):
+        raise ProtocolError(
+            "told of tools, the chat template changes the text of a user message: set tools.tell: false"
+        )
+    if style == "chat" and not _stable(codec, tools):
+        raise ProtocolError(
+            "told of tools, the chat template rewrites earlier messages when new ones are appended (as templates that "
+            "put tools before the last message do); use `history: transcript`, or set tools.tell: false"
+        )
+
+
+def _verbatim(codec: ChatCodec, tools: Sequence[Schema] = ()) -> bool:
     """Text stands in the prompt as it is, between a prefix and a suffix that do not depend on it."""
     around = set()
     for probe in _PROBES:
         marked = f"\u00a7{probe}\u00a7"  # found once, wherever the template's own words hold the probe's letters
-        text = codec.text([{"role": "system", "content": _SYSTEM}, {"role": "user", "content": marked}])
+        text = codec.text([{"role": "system", "content": _SYSTEM}, {"role": "user", "content": marked}], tools=tools)
         if text.count(marked) != 1:
             return False
         around.add(tuple(text.split(marked)))
     return len(around) == 1
 
 
-def _stable(codec: ChatCodec) -> bool:
+def _stable(codec: ChatCodec, tools: Sequence[Schema] = ()) -> bool:
     """The rendering of the first k messages is a prefix of the rendering of k + 1."""
     talk = [
         {"role": "system", "content": _SYSTEM},
@@ -79,7 +95,7 @@ def _stable(codec: ChatCodec) -> bool:
         {"role": "assistant", "content": "answer two"},
         {"role": "user", "content": "third"},
     ]
-    rendered = [codec.text(talk[: k + 1], for_reply=False) for k in range(1, len(talk))]
+    rendered = [codec.text(talk[: k + 1], tools=tools, for_reply=False) for k in range(1, len(talk))]
     return all(later.startswith(earlier) and "hm" in later for earlier, later in itertools.pairwise(rendered[1:]))
 
 

@@ -30,7 +30,7 @@ def check(
         settings = read_team_file(team_file, overrides)
         from teamtr.session.budget import budget_lines
         from teamtr.session.build import build
-        from teamtr.session.checks import doubts, measure_floors, require_visible, self_test
+        from teamtr.session.checks import callable_tools, doubts, measure_floors, require_visible, self_test
         from teamtr.session.memory import before_servers
         from teamtr.trackers import missing
 
@@ -46,6 +46,7 @@ def check(
         f"{team_file}: fine",
         f"  problems: {len(task.problems('train'))} to train on, {len(task.problems('test'))} held out",
         *(f"  {line}" for line in budget_lines(session)),
+        *(f"  {name} calls {', '.join(tools)}" for name, tools in callable_tools(session).items()),
         *(f"  {floor}" for floor in floors),
         *(f"  {name}: sampling is {path}" for name, path in samplers.items()),
         *(f"  {item.what}, {item.gb:.3g} GB: {item.why}" for item in (served.servers if served else ())),

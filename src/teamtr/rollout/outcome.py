@@ -40,6 +40,11 @@ def outcome_of(
     return context.task.outcome(problem, events_of(context, team, problem, turns, replies))
 
 
+def grades_dialogue(context: RolloutContext, problem: Problem) -> bool:
+    """Whether the task grades whole dialogues, so that a single message states no answer."""
+    return context.task.environment is not None and context.task.outcome(problem, ()) is not None
+
+
 def events_of(
     context: RolloutContext, team: Team, problem: Problem, turns: Sequence[Turn], replies: Sequence[Reply]
 ) -> tuple[Event, ...]:

@@ -11,11 +11,13 @@ from typing import Any
 
 import numpy as np
 
+from teamtr.calls import name_of
 from teamtr.errors import Refused, UserError
 from teamtr.ports import Engine
 from teamtr.presets import Radii
 from teamtr.randomness import generator, seed_of
 from teamtr.rollout import RolloutContext, play
+from teamtr.rollout.outcome import grades_dialogue
 from teamtr.session.build import Session
 from teamtr.team import team_answer
 from teamtr.team.router import closers_of, next_turn, speakers_of
@@ -104,6 +106,8 @@ def self_test(session: Session) -> list[str]:
             + "\n".join(failed[:10])
             + "\nIf only gold answers fail, the model's tokenizer may not be able to write them; else fix the task."
         )
+    if grades_dialogue(context, problems[0]):
+        return []  # what is known to be right is no single message
     return _too_short(session, [turns for each, turns in zip(known, said, strict=True) if each.is_right])
 
 
@@ -136,6 +140,13 @@ def doubts(session: Session) -> list[str]:
         if strange:
             found.append(f"{strange} of {len(looked_at)} problems have characters that the tokenizer does not know")
     return found
+
+
+def callable_tools(session: Session) -> dict[str, list[str]]:
+    """The names of the tools that each agent can call in the first problem; without those that can call none."""
+    problem, context = session.task.problems("train")[0], session.context
+    found = {agent.name: list(map(name_of, context.offered(agent, problem))) for agent in session.team}
+    return {name: tools for name, tools in found.items() if tools}
 
 
 def _tokenizer(codec: Any) -> Any:

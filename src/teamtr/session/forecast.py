@@ -17,12 +17,12 @@ from teamtr.planning.stage import Prediction, predict
 from teamtr.ports import GB, Demand
 from teamtr.presets import Plan
 from teamtr.session.build import Parts, Session, build
-from teamtr.session.memory import WORDS_OF_A_LINE, demand_of, openings
+from teamtr.session.memory import WORDS_OF_A_LINE, demand_of, openings, result_tokens
 from teamtr.session.models import Models, codecs_of
 from teamtr.session.vllm import ModelSize, servers_of
 from teamtr.tasks import Task
 from teamtr.tasks.players import PlayerConfig
-from teamtr.team import Schedule
+from teamtr.team import Schedule, ToolTurns
 from teamtr.types import PLAYER
 
 
@@ -139,14 +139,19 @@ def _shape(team_file: TeamFile, model: str, revision: str | None) -> ModelShape:
 
 def _turns(session: Session, message_tokens: int | None) -> tuple[PlannedTurn, ...]:
     """The turns of an episode that nothing ends early, with contexts as long as they get; of a router that decides as
-    it goes, agents in the order in which they are listed."""
+    it goes, agents in the order in which they are listed. Whoever can call tools does so as often as it may."""
     router, names = session.context.router, session.team.names
+    calling, steps = (router.agents, router.steps) if isinstance(router, ToolTurns) else ((), 1)
+    if isinstance(router, ToolTurns):
+        router = router.inner
     if isinstance(router, Schedule):
         order = [(turn.round, turn.agent) for turn in router.turns()]
     else:
         speakers = [name for name in names if router.turns_of(name)]
         order = [(k // len(speakers), speakers[k % len(speakers)]) for k in range(router.horizon)]
+    order = [turn for turn in order for _ in range(steps if turn[1] in calling else 1)]
     first, said, turns = openings(session), 0, list[PlannedTurn]()
+    replied = {agent.name: result_tokens(session, agent) for agent in session.team}
     read: dict[str, int] = {}
     for round, name in order:
         most = session.team[name].max_tokens
@@ -155,7 +160,7 @@ def _turns(session: Session, message_tokens: int | None) -> tuple[PlannedTurn, .
         context = opening.prompt + said + opening.reply * round
         turns.append(PlannedTurn(name, context, message, opening.prompt, read.get(name, 0)))
         read[name] = context
-        said += message + WORDS_OF_A_LINE
+        said += message + WORDS_OF_A_LINE + replied[name]
     return tuple(turns)
 
 

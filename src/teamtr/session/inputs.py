@@ -23,6 +23,7 @@ from teamtr.session.own_sources import file_digest, object_digest, program_diges
 from teamtr.store import StoreError
 from teamtr.tasks import Task
 from teamtr.tasks.players import PolicyPlayer
+from teamtr.team import ToolTurns
 from teamtr.types import PLAYER, Problem
 
 
@@ -175,7 +176,9 @@ def _splits(task: Task) -> Iterator[tuple[str, Sequence[Problem]]]:
 def _code(session: Session) -> dict[str, str]:
     """Of files that the team file names, and of objects that a Python program gave."""
     named = {key: program_digest(file) for key, file in _programs(session.team_file)}
-    given = {"task": session.task.own_code, "router": session.context.router, "advantage": session.plan.advantage}
+    router = session.context.router
+    own = router.inner if isinstance(router, ToolTurns) else router
+    given = {"task": session.task.own_code, "router": own, "advantage": session.plan.advantage}
     objects = {name: object_digest(given[name]) for name in session.team_file.python if name in given}
     return named | objects
 
@@ -184,6 +187,10 @@ def _programs(team_file: TeamFile) -> Iterator[tuple[str, Path]]:
     for key, text in _texts(team_file.model_dump(mode="json")):
         if text.startswith(PREFIX):
             yield key, Path(text.removeprefix(PREFIX).rpartition(":")[0])
+    for server in team_file.tools.mcp:
+        for place, text in enumerate(server.args):
+            if text.endswith(".py") and Path(text).is_absolute():
+                yield f"tools.mcp.{server.name}.args.{place}", Path(text)
 
 
 def _files(team_file: TeamFile) -> Iterator[tuple[str, Path]]:

@@ -6,6 +6,8 @@ does not fit says so in its first minute and not in its third hour. A run logs t
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -121,7 +123,7 @@ def longest(session: Session) -> dict[str, Lengths]:
     """Of every agent: its longest first prompt among some problems, and all that may have been said before it; of a
     model that plays the other roles, as much as the longest of these."""
     found, player = {}, _player(session)
-    sizes = {agent.name: agent.max_tokens + WORDS_OF_A_LINE for agent in session.team}
+    sizes = {agent.name: agent.max_tokens + WORDS_OF_A_LINE + result_tokens(session, agent) for agent in session.team}
     for name, opening in openings(session).items():
         before, rounds = most_before(session.context.router, name, sizes)
         prompt = opening.prompt + before + opening.reply * rounds
@@ -131,6 +133,17 @@ def longest(session: Session) -> dict[str, Lengths]:
         message = max(player.max_tokens, found[name].message if name in found else 0)
         found[name] = Lengths(prompt, message)
     return found
+
+
+def result_tokens(session: Session, agent: Agent) -> int:
+    """Most tokens of the results that stand behind a message of this agent, at the rate of its tools' own schemas."""
+    problems = session.task.problems("train") or session.task.problems("test")
+    tools = session.context.offered(agent, problems[0])
+    if not tools:
+        return 0
+    sample = json.dumps(tools)
+    rate = len(session.context.codecs[agent.name].encode_message(sample)) / len(sample)
+    return math.ceil(rate * session.team_file.tools.max_characters) + WORDS_OF_A_LINE
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 from teamtr.calls import TOOL, name_of
+from teamtr.chat import ChatCodec
+from teamtr.chat.template import check_tools
 from teamtr.config import TeamFile
 from teamtr.errors import UserError
-from teamtr.ports import Tools
-from teamtr.tasks import Task
+from teamtr.ports import Task, Tools
+from teamtr.rollout import RolloutContext
 from teamtr.team import Router, Team, ToolTurns
 from teamtr.tools.functions import FunctionTools
 from teamtr.tools.limits import Limited, Together
@@ -42,6 +45,24 @@ def with_tool_turns(router: Router, team: Team, steps: int) -> ToolTurns:
     if TOOL in team.names:
         raise UserError(f"an agent is called {TOOL!r}, as the results of tools are: call it otherwise")
     return ToolTurns(router, steps, tuple(agent.name for agent in team if agent.tools != ()))
+
+
+def some_problems(task: Task) -> Sequence[Problem]:
+    """Those to train on, or those to test with where a task has no others."""
+    for split in ("train", "test"):
+        with suppress(UserError):  # there is no such split
+            if found := task.problems(split):
+                return found
+    return ()
+
+
+def check_prompts(context: RolloutContext, team: Team) -> None:
+    """Raises ProtocolError where an agent's chat template cannot tell it of its tools."""
+    problems = some_problems(context.task) if context.tell and context.tools is not None else ()
+    for agent in team if problems else ():
+        codec, tools = context.codecs[agent.name], context.offered(agent, problems[0])
+        if tools and isinstance(codec, ChatCodec):
+            check_tools(codec, context.history, tools)
 
 
 def check_names(team: Team, tools: Tools | None, problems: Sequence[Problem]) -> None:

@@ -111,7 +111,7 @@ class McpTools(Owner):
         except ImportError:
             raise UserError("tools.mcp needs the official client: pip install 'teamtr[mcp]'") from None
         self._server = server
-        self._seconds = seconds
+        self.seconds = seconds
         self._held: list[_Connection] = []
         super().__init__(partial(_end_all, self._held))
         try:
@@ -149,16 +149,16 @@ class McpTools(Owner):
         try:
             connection = self._connection()
             asked = connection.session.call_tool(call.name, dict(call.arguments))
-            answer = connection.ask(asked, self._seconds)
+            answer = connection.ask(asked, self.seconds)
         except MCPError as error:
             if error.code == CONNECTION_CLOSED:  # it died; what it refuses itself does not end it
-                self._end()
+                self._drop()
             return f"Error: {error}"
         except TooLate:
-            self._end()
-            return f"Error: {call.name} took too long: no answer within {self._seconds:g} s"
+            self._drop()
+            return f"Error: {call.name} took too long: no answer within {self.seconds:g} s"
         except Exception as error:  # whatever the client makes of what the server says
-            self._end()
+            self._drop()
             return f"Error: the server {self._server.name} failed: {_why(error)}"
         text = "\n".join(getattr(part, "text", f"[{part.type}]") for part in answer.content)
         return f"Error: {text}" if answer.is_error else text
@@ -168,7 +168,8 @@ class McpTools(Owner):
             self._held.append(_Connection(self._server))
         return self._held[0]
 
-    def _end(self) -> None:
+    def _drop(self) -> None:
+        """End a server that is no good; the next call starts it anew."""
         _end_all(self._held)
 
 

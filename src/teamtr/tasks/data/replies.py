@@ -32,7 +32,7 @@ ROWS_AT_A_TIME = 512
 class Trials(NamedTuple):
     """How often one problem was tried, and how many of these replies are right."""
 
-    count: int
+    tried: int
     right: int
 
 
@@ -61,7 +61,7 @@ class Graded:
         self.rows += 1
         key = problem.id, problem.prompt
         done = self.trials.get(key, Trials(0, 0))
-        self.trials[key] = Trials(done.count + 1, done.right + verdict.right)
+        self.trials[key] = Trials(done.tried + 1, done.right + verdict.right)
         self.verdicts[verdict.kind] += 1
         self.reward += verdict.reward if math.isfinite(verdict.reward) else 0.0
 

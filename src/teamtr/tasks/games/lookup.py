@@ -53,18 +53,22 @@ class Lookup(Task):
         values: one character each, told apart without regard to case.
         tables: how many tables there are; a quarter of them is held out, with all their questions.
         seed: of the tables.
-        skill: share of right messages in the examples that warm up the tiny model.
+        skill: share of the asker's examples, which warm up the tiny model, that ask for the right key. The others ask
+            for the one that follows it: a model taught so reads the question, and has to learn what to ask for.
+        reading_skill: share of the answerer's examples that say what the tool said.
     """
 
     class Config(TaskConfig):
         """A generated game: say the value of a key, which only a tool can look up."""
 
-        keys: Symbols = key("1234", "What can be looked up, each one character.")
-        values: Symbols = key("ABCD", "What stands there, each one character.")
+        keys: Symbols = key("12345678", "What can be looked up, each one character.")
+        values: Symbols = key("ABCDEFGH", "What stands there, each one character.")
         tables: Positive = key(64, "Tables of values; a quarter of them is held out.")
         skill: UpTo1 = key(
-            0.0, "Share of right messages in the examples that warm up the tiny model; 0 starts at chance."
+            0.15,
+            "Share of the examples for the tiny model's warm-up that ask for the right key; others ask for the next.",
         )
+        reading_skill: UpTo1 = key(1.0, "Share of those examples in which the answerer says what the tool said.")
 
         def arguments(self, context: TaskContext) -> dict[str, Any]:
             return {**super().arguments(context), "seed": context.seed}
@@ -85,11 +89,18 @@ class Lookup(Task):
     reward_range = 1.0
 
     def __init__(
-        self, keys: str = "1234", values: str = "ABCD", tables: int = 64, seed: int = 0, skill: float = 0.0
+        self,
+        keys: str = "12345678",
+        values: str = "ABCDEFGH",
+        tables: int = 64,
+        seed: int = 0,
+        skill: float = 0.15,
+        reading_skill: float = 1.0,
     ) -> None:
         self.keys = keys
         self.values = values
         self.skill = skill
+        self.reading_skill = reading_skill
         rng, drawn = generator(seed, "lookup", keys, values, tables), dict[str, None]()
         while len(drawn) < tables:
             drawn.setdefault("".join(_random(rng, values) for _ in keys))
@@ -120,17 +131,17 @@ class Lookup(Task):
         ]
 
     def format_examples(self, rng: np.random.Generator, count: int) -> list[FormatExample]:
-        """``count`` messages to imitate, the agents in turn: with ``skill`` 0 in their form alone, every symbol drawn
-        without looking at what stands before."""
+        """``count`` messages to imitate, the agents in turn: some are right, the others right in their form alone."""
         train, examples = self._splits["train"], list[FormatExample]()
         for i in range(count):
             problem = train[rng.integers(len(train))]
             asked, value, said = _random(rng, self.keys), _random(rng, self.values), _random(rng, self.values)
             if i % 2 == 0:
-                examples.append((ASKER, problem, [], call_of(problem.prompt if rng.random() < self.skill else asked)))
+                place = self.keys.index(problem.prompt) + (rng.random() >= self.skill)
+                examples.append((ASKER, problem, [], call_of(self.keys[place % len(self.keys)])))
             else:
                 before = [(ASKER, call_of(asked)), (TOOL, value)]
-                examples.append((ANSWERER, problem, before, value if rng.random() < self.skill else said))
+                examples.append((ANSWERER, problem, before, value if rng.random() < self.reading_skill else said))
         return examples
 
     def _verdict(self, problem: Problem, said: str | None) -> Verdict:
