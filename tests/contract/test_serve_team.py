@@ -211,9 +211,9 @@ def test_a_conversation_is_read_line_by_line_and_no_text_passes_for_another_line
     prompts: list[str] = []
     encode = served.codecs["left"].codec.encode
 
-    def listening(messages: Any) -> Ids:
+    def listening(messages: Any, tools: Any) -> Ids:
         prompts.append(messages[1]["content"])
-        return encode(messages)
+        return encode(messages, tools)
 
     talk = [
         {"role": "system", "content": "Be brief."},
