@@ -710,7 +710,7 @@ _values = st.recursive(
 
 
 @pytest.mark.long
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     prompt=_texts,
     learning_rate=st.floats(min_value=0, allow_infinity=False),
@@ -756,7 +756,7 @@ def test_dump_loads_back_to_an_equal_object(
 
 def test_every_recipe_loads_and_says_what_it_shows() -> None:
     known = recipes()
-    assert list(known) == ["code-exchange", "lora-shared-base", "own-data", "roles", "smollm2-sums"]
+    assert list(known) == ["code-exchange", "lora-shared-base", "own-data", "roles", "smollm2-sums", "tool-lookup"]
     for name, recipe in known.items():
         team_file = load_team_file(recipe.path)
         assert team_file.name == name
@@ -796,6 +796,8 @@ def test_schema_keys_list_every_key_with_a_description() -> None:
         "task.name",
         "task.path",
         "team.agents.NAME.name",
+        "tools.mcp.NAME.name",
+        "tools.mcp.NAME.command",
         "cluster.groups.NUMBER.agents",
     ]
 
@@ -820,6 +822,7 @@ TASK_OF = {
     "code": "{name: code}",
     "roles": "{name: roles}",
     "sums": "{name: sums}",
+    "lookup": "{name: lookup}",
     "math": "{name: math, test: x.jsonl}",
     "zebralogic": "{name: zebralogic, test: x.jsonl}",
     "autologi": "{name: autologi, test: x.jsonl}",

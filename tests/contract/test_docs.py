@@ -187,6 +187,7 @@ def _every_option() -> frozenset[str]:
 
 OF_A_READER = {
     *("team.yaml", "TEAM.yaml", "my-team.yaml", "FILE.py", "echo.py", "backwards.py", "moderated.py", "x.py"),
+    "file_server.py",
     *("team.schema.json", "RUN/trackers/NAME.json", "index.html", "RUN/report.html", "teamtr-demo.html"),
     *("db_TABLE.json", "policy_wiki.md", "tool_schemas.json"),
 }

@@ -354,6 +354,7 @@ def test_left_padding_does_not_change_sampling(kind):
         assert alone.token_ids.tolist() == sample.token_ids.tolist()
 
 
+@pytest.mark.long
 def test_repeated_messages_count_each_time(kind):
     """Identical messages are computed once but weigh as often as they occur."""
     learner = make_learner(kind)

@@ -264,6 +264,7 @@ def test_one_call_takes_as_many_as_may_be_done_soon(monkeypatch: pytest.MonkeyPa
     assert max(sizes) <= 2
 
 
+@pytest.mark.long
 def test_a_hanging_process_is_gone_when_sampling_is_interrupted(tmp_path: Path):
     """The thread ends with the grader's time limit, and what hung is killed by then."""
     (tmp_path / "rows.jsonl").write_text("\n".join(f'{{"question": "{c}", "answer": "{c}"}}' for c in "abc"))

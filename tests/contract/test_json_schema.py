@@ -158,7 +158,7 @@ def keys_of(schema: dict[str, Any]) -> dict[str, dict[str, Any]]:
                 continue
             inner = each.get("items", {}) if "$ref" in each.get("items", {}) else each
             inner = next((one for one in each.get("anyOf", ()) if "$ref" in one), inner)
-            named = inner.get("$ref", "").endswith("AgentConfig")
+            named = inner.get("$ref", "").endswith(("AgentConfig", "McpConfig"))
             item = "NAME." if named else "NUMBER."
             below = f"{prefix}{name}." + (item if inner is each.get("items") else "")
             if "$ref" in inner or "allOf" in inner:
@@ -191,3 +191,10 @@ def test_every_task_that_there_is_can_be_named(schema: dict[str, Any]) -> None:
 
 def test_each_form_of_sees_is_in_the_schema() -> None:
     assert MAPPING["properties"].keys() == FORMS.keys()
+
+
+def test_tools_may_be_a_name_a_list_or_a_section(schema: dict[str, Any]) -> None:
+    for good in ("python:own.py:f", ["python:own.py:f", "python:own.py:g"], {"use": ["python:own.py:f"], "steps": 2}):
+        assert mistakes(schema, changed("tools", good)) == []
+    for bad in ("own.py", ["own.py:f"], {"uses": []}, 3):
+        assert mistakes(schema, changed("tools", bad)) != []

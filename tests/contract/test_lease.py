@@ -54,6 +54,7 @@ def test_a_living_owner_on_another_machine_is_respected(tmp_path):
     assert (tmp_path / "run" / LOCK).read_text() == before, "its name still stands there"
 
 
+@pytest.mark.long
 def test_a_dead_one_is_waited_out(tmp_path):
     say(tmp_path / "run", "elsewhere")
     began = time.monotonic()

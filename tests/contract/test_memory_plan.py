@@ -171,10 +171,12 @@ def test_what_is_planned_for_a_step_is_what_autograd_keeps(shared, precision, pa
     "overrides",
     [
         [],
-        ["learner.minibatches=1"],
+        pytest.param(["learner.minibatches=1"], marks=pytest.mark.slow),
         ["plan.problems=5", "plan.group_size=3", "team.router.rounds=2"],
         ["plan.preset=dapo", "learner.micro_batch=3"],
-        ["diagnostics.every=1", "learner.certify_share=0.5", "learner.gate_share=1"],
+        pytest.param(
+            ["diagnostics.every=1", "learner.certify_share=0.5", "learner.gate_share=1"], marks=pytest.mark.slow
+        ),
     ],
 )
 def test_no_run_computes_more_messages_at_once_than_are_planned(overrides, monkeypatch, tmp_path):

@@ -309,6 +309,7 @@ def maze(agent: str, prompt: str, noise: float) -> str:
     return GREEDY if noise < 0.9 else HIDDEN
 
 
+@pytest.mark.long
 def test_the_tree_finds_what_greedy_misses() -> None:
     """A path of one finds the way in one try of ten; ten proposals and a beam of one miss it with 0.9^10 = 0.35."""
     cast, _ = cast_of(maze)

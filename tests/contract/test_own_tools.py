@@ -99,6 +99,7 @@ def tools(file: Path) -> Iterator[FunctionTools]:
     made.close()
 
 
+pytestmark = pytest.mark.long
 PROBLEM = Problem("p", "question", columns={"colour": "red"})
 
 

@@ -51,7 +51,7 @@ def test_the_team_file_knows_the_same_names() -> None:
     patterns = {"gym:NAME", "python:FILE:CLASS"}
     of_folders = {"taubench:airline", "taubench:retail"}
     assert set(benchmark_names()) == {*OWN, *of_folders, *patterns}
-    assert set(task_names()) == {"code", "roles", "sums", "data", "object", *OWN, *of_folders, *patterns}
+    assert set(task_names()) == {"code", "roles", "sums", "lookup", "data", "object", *OWN, *of_folders, *patterns}
 
 
 @pytest.mark.parametrize("name", OWN)

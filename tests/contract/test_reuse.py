@@ -111,6 +111,7 @@ def run(world: World, plan=None, **options):
     return list(run_stage(world.team, plan, world.collect, world.update, slots, **options))
 
 
+@pytest.mark.long
 def test_the_loop_samples_redraws_and_reuses_as_it_decides():
     names = ("x", "y", "z")
     for partial, expected in ((False, ["sample"] * 3), (True, ["sample", "redraw", "redraw"])):

@@ -494,8 +494,8 @@ def test_books_never_hand_out_a_page_twice(steps):
 # -- kernels --------------------------------------------------------------------------------------------------
 
 
-KERNELS = "decode, together, rotate, prefill, draw, score, learner"
-OTHERS = "rotated, half, half together, forbidden, between, other shapes together, groups"
+KERNELS = "decode, prefill, draw, score"
+OTHERS = "together, rotate, learner, rotated, half, half together, forbidden, between, other shapes together, groups"
 
 
 @pytest.mark.long

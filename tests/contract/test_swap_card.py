@@ -7,7 +7,9 @@ from typing import Any
 
 from made_run import eval_record, swap_record, update_record
 from teamtr.config import loads
-from teamtr.session.export import Exported, agent_of, model_card
+from teamtr.session.cards import model_card
+from teamtr.session.export import agent_of
+from teamtr.session.exported import Exported
 
 TEAM = """\
 name: made

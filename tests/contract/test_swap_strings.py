@@ -56,6 +56,7 @@ def test_a_runs_own_strings_are_of_its_first_and_of_its_last_conversations(tmp_p
     assert max(after - before for before, after in itertools.pairwise(read)) == 2
 
 
+@pytest.mark.long
 def test_the_same_tokenizer_is_identical(tmp_path):
     own = run_strings(stored(tmp_path / "run", 1))
     assert len(own) > 10

@@ -279,8 +279,9 @@ def test_two_hundred_hostile_strings(monkeypatch):
 @pytest.mark.long
 @pytest.mark.parametrize(
     "unit",
-    ["<tool_call>", "</tool_call>", "<tool_call>{", '<tool_call>{"a":"', "```", "```python\n", "```json\n{", "[", "{",
-     "<think>", "</think>", "a(x=", "<tool_call>[</tool_call>", '"', "\\", "<", "a(x=1),"],
+    ["<tool_call>", "</tool_call>", "<tool_call>{", '<tool_call>{"a":"', "```python\n", "[", "{", "<think>", "</think>",
+     "a(x=", '"', "\\", "<", "a(x=1),",
+     *(pytest.param(u, marks=pytest.mark.slow) for u in ("```", "```json\n{", "<tool_call>[</tool_call>"))],
 )  # fmt: skip
 def test_time_is_linear(unit):
     def read(text):

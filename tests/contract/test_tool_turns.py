@@ -13,6 +13,10 @@ import numpy as np
 import pytest
 
 from scripted import END, Letters, Numbers, Scripted, problems
+from teamtr.baselines import Cast, play_method
+from teamtr.baselines.best_of_n import BestOfN
+from teamtr.baselines.chain_of_thought import ChainOfThought
+from teamtr.baselines.self_consistency import SelfConsistency
 from teamtr.calls import TOOL, ToolCall
 from teamtr.chat.tools import Rejection, normalise_calls, read_calls
 from teamtr.errors import UserError
@@ -450,3 +454,19 @@ def test_a_line_of_json_that_is_more_than_a_call_is_left_alone():
     for text in (f'so\n{call[:-1]}, "note": "x"}}', 'so\n{"name": "Ann"}', f"so {call}"):
         assert read_calls(text) == ()
         assert normalise_calls(text).text == text
+
+
+# -- inference-time methods ------------------------------------------------------------------------------------------
+
+
+def test_methods_are_played_with_tools_and_those_that_count_messages_are_refused():
+    context, team, _ = world(adds_once, ("ann", "bob"), ann={"tools": ()})
+    for method in (ChainOfThought(), SelfConsistency(votes=2)):
+        batch = play_method(method, Cast(context, team), problems(1), 1, seed=0)
+        (episode,) = batch.episodes
+        assert episode.answer == "It is 40."
+        assert {turn.results for turn in episode.turns} == {(), (Message(TOOL, "now 42"),)}
+    batch = play_method(ChainOfThought(), Cast(context, team, agent="ann"), problems(1), 1, seed=0)
+    assert batch.episodes[0].answer == "add(n=2)", "ann has no tools, whatever her role"
+    with pytest.raises(UserError, match="best_of_n cannot be played by agents with tools"):
+        play_method(BestOfN(), Cast(context, team), problems(1), 1, seed=0)

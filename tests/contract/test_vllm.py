@@ -439,7 +439,7 @@ def test_tokens_that_are_trained_on_are_those_that_were_sampled(learning, tmp_pa
         assert 0 < update["mismatch_largest"] < 1e-4, "the distance of sampler and learner is told, and small"
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_run_whose_server_forgets_goes_on_from_its_last_commit_to_the_same_bits(learning, tmp_path):
     undisturbed = trained(tmp_path / "one" / "run", FakeVllm("tiny", learning))
     fake, struck = FakeVllm("tiny", learning), []

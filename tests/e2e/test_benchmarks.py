@@ -50,6 +50,7 @@ def test_rollout(bench):
     assert record["versions"]["torch"]
 
 
+@pytest.mark.slow
 def test_rollout_says_what_its_time_goes_to(bench):
     small = ("--rows", "4", "--prompt", "16", "--new", "4", "--skip", "generate", "--skip", "generate, static cache")
     record, said = bench("rollout", *small, "--profile")
@@ -104,6 +105,7 @@ def test_architectures_that_work_and_one_that_is_refused(bench):
     assert "mamba" in said, "every result is told at once"
 
 
+@pytest.mark.slow
 def test_precision_has_a_row_for_each_arithmetic_and_the_mismatch(bench, monkeypatch):
     monkeypatch.setattr(importlib.import_module("precision"), "PERTURBATIONS", (1e-3, 1e-1))
     shapes = importlib.import_module("common").SHAPES  # without instructions for it, bf16 is slow on a CPU
@@ -132,6 +134,7 @@ def test_the_plan_stands_beside_what_is_used(bench, monkeypatch, alone):
     assert "planned / used" in said
 
 
+@pytest.mark.slow
 def test_starts_are_measured_on_questions_that_stand_in_no_prompt(folder, tmp_path, monkeypatch, capsys):
     monkeypatch.syspath_prepend(str(ROOT / "experiments"))
     starts = importlib.import_module("starts")

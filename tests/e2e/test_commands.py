@@ -561,7 +561,7 @@ def test_ctrl_c_once_saves_and_the_same_command_goes_on(team_file, tmp_path):
     assert again["updates"] == 3 * finish
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_ctrl_c_while_the_tiny_base_is_taught_stops_at_once(team_file, tmp_path):
     folder = tmp_path / "run"
     process = run_cli("train", team_file, "tiny.warmup_steps=100000", "--out", folder, "--json")

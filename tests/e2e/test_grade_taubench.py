@@ -122,6 +122,7 @@ def test_the_data_is_needed_once(tmp_path: Path) -> None:
     assert "db_users.json, line 1, column" in grade([stored()], tmp_path, "--data", world, code=2)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not GOLDEN.is_file(), reason=f"no tau-bench data in {DATA}; set TEAMTR_DATA")
 def test_the_golden_file_gets_its_own_rewards(tmp_path: Path) -> None:
     rows = json.loads(GOLDEN.read_text(encoding="utf-8"))

@@ -28,6 +28,7 @@ def call(*arguments: str) -> Any:
     return CliRunner().invoke(app, ["reproduce", *arguments])
 
 
+@pytest.mark.long
 def test_all_recipes_are_listed_in_one_line_of_json():
     listed = json.loads(call("--list", "--json").stdout)
     assert len(listed) >= 12

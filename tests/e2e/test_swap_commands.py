@@ -1,4 +1,4 @@
-"""Agents out of a team and into it, as a person or a script does it: export, compat, swap."""
+"""Agents of a team replaced, as a person or a script does it: compat, swap, and export of what came of it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import re
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -34,7 +33,6 @@ plan: {stages: 1, problems: 2, group_size: 4, radius_nats_per_message: 0.05}
 learner: {minibatches: 1}
 eval: {every: 1, samples: 2}
 """
-IDS = torch.tensor([[3, 40, 41, 4, 42]])
 
 
 def invoke(*arguments: object, code: int = 0):
@@ -61,75 +59,6 @@ def run(tmp_path_factory) -> Path:
 def exported(run, tmp_path_factory) -> tuple[Path, dict]:
     out = tmp_path_factory.mktemp("commands") / "out"
     return out, last_json(invoke("export", run, out, "--json"))
-
-
-def logits_of(run: Path, agent: str) -> np.ndarray:
-    """What the run's own policy computes."""
-    session, _ = StoredRun.read(run).build()
-    policy = session.engine.learner(agent).policy
-    with torch.no_grad():
-        return policy.head()(policy._body(input_ids=IDS).last_hidden_state[0]).numpy()
-
-
-@pytest.mark.long
-def test_a_whole_model_loads_in_plain_transformers(exported, run):
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    out, told = exported
-    assert [(a["agent"], a["form"]) for a in told["agents"]] == [
-        ("left", "model"),
-        ("right", "adapter"),
-        ("speaker", "model"),
-    ]
-    model = AutoModelForCausalLM.from_pretrained(out / "left")
-    wanted = logits_of(run, "left")
-    with torch.no_grad():
-        np.testing.assert_allclose(model(IDS).logits[0].numpy(), wanted, atol=1e-5)
-    tokenizer = AutoTokenizer.from_pretrained(out / "left")
-    assert tokenizer.apply_chat_template([{"role": "user", "content": "A"}], tokenize=False) == "<user>A"
-    assert not {f.name for f in (out / "left").iterdir()} & {"optimizer.safetensors", "state.json", "manifest.json"}
-
-
-@pytest.mark.long
-def test_an_adapter_loads_in_plain_peft_and_merges_to_the_same(exported, run, tmp_path):
-    from peft import AutoPeftModelForCausalLM
-    from transformers import AutoModelForCausalLM
-
-    out, _ = exported
-    wanted = logits_of(run, "right")
-    adapted = AutoPeftModelForCausalLM.from_pretrained(out / "right")
-    invoke("export", run, tmp_path / "merged", "--agent", "right", "--merge")
-    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
-    with torch.no_grad():
-        np.testing.assert_allclose(adapted(input_ids=IDS).logits[0].numpy(), wanted, atol=1e-5)
-        np.testing.assert_allclose(merged(IDS).logits[0].numpy(), wanted, atol=1e-5)
-        bare = AutoModelForCausalLM.from_pretrained(out / "right" / "base")(IDS).logits[0].numpy()
-    assert np.abs(bare - wanted).max() > 1e-4, "the adapter changes something"
-
-
-def test_the_card_states_base_task_team_radius_and_figures(exported, run):
-    out, _ = exported
-    card = (out / "right" / "README.md").read_text()
-    evals = [r for r in RunFolder.read(run).log.read() if r["kind"] == "eval"]
-    for words in (
-        "library_name: peft",
-        "the built-in tiny model (LoRA)",
-        "| task | code |",
-        "left (tiny, full), right (tiny, lora), speaker (tiny, full)",
-        "0.05 nats per message",
-        "of 1 |",
-        f"{100 * evals[-1]['avg_at_k']:.1f} %",
-        "after 3 updates",
-    ):
-        assert words in card, words
-
-
-def test_export_refuses(run, exported, tmp_path):
-    out, _ = exported
-    assert "not an empty folder" in invoke("export", run, out, code=2).stderr
-    assert "left, right, speaker" in invoke("export", run, tmp_path / "x", "--agent", "nobody", code=2).stderr
-    assert "whole model already" in invoke("export", run, tmp_path / "x", "--agent", "left", "--merge", code=2).stderr
-    assert not (tmp_path / "x").exists()
 
 
 @pytest.mark.long
@@ -197,6 +126,7 @@ def test_without_out_the_new_run_is_beside_the_old_one(run, monkeypatch):
     assert (run.parent / "run-swap-speaker" / "team.yaml").exists()
 
 
+@pytest.mark.long
 def test_swap_looks_at_what_was_asked_before_anything_takes_time(run, exported, tmp_path, monkeypatch):
     """No model is built for a name that nobody has, a folder that is not there, or a folder that is taken."""
     (tmp_path / "mine").mkdir()

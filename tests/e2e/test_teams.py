@@ -249,7 +249,7 @@ def test_learning_rate_zero_changes_no_bit_of_a_transformer_team(tmp_path):
     assert team.versions == fresh.team.versions
 
 
-@pytest.mark.parametrize("kind", ["gain", "certified"])
+@pytest.mark.parametrize("kind", ["gain", pytest.param("certified", marks=pytest.mark.slow)])
 def test_radii_are_shared_out_by_what_agents_gained(tmp_path, kind):
     text = "name: share\n" + SMALL + CODE % "tiny" + PLAN
     settings = ("plan.stages=3", "plan.problems=4", "plan.group_size=8", f"plan.allocate={kind}")
@@ -281,7 +281,7 @@ def test_diagnostics_change_no_bit(tmp_path):
     ("overrides", "whole"),
     [
         (("plan.preset=naive_sequential",), True),
-        (("diagnostics.every=1",), False),
+        pytest.param(("diagnostics.every=1",), False, marks=pytest.mark.slow),
         pytest.param((), False, marks=pytest.mark.slow),
     ],
 )

@@ -134,6 +134,7 @@ eval: {every: 0}
     assert weights(tmp_path / "python") == weights(tmp_path / "command")
 
 
+@pytest.mark.long
 def test_the_folder_is_a_run_folder_and_its_report_is_made(run: TeamTrainer, tmp_path: Path) -> None:
     assert {"team.yaml", "log.jsonl", "checkpoints", "episodes"} <= {p.name for p in run.output_dir.iterdir()}
     code, said = invoke("report", run.output_dir, "--out", tmp_path / "report.html")

@@ -6,6 +6,7 @@ A server takes half a minute to start, so that tests share one where they can.
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,16 @@ import torch
 from teamtr.config import TeamFile, loads
 from teamtr.engines.sampling import keep_likely
 from teamtr.engines.torch.loading import TinyShape, tiny_model
-from teamtr.engines.vllm.client import Client
+from teamtr.engines.vllm.client import Client, Drawing
 from teamtr.engines.vllm.engine import VllmEngine
+from teamtr.engines.vllm.server import Launch, Server
 from teamtr.ports import EngineLost
 from teamtr.randomness import uniforms
 from teamtr.session.build import build
+from teamtr.session.export import export
+from teamtr.session.exported import vllm_lines
 from teamtr.session.models import save_pretrained
+from teamtr.session.resume import StoredRun
 from teamtr.session.train import train
 from teamtr.store import RunFolder, read_episodes
 from teamtr.types import AgentBatch, Decoding, Sample
@@ -208,3 +213,30 @@ def test_two_bases_and_all_weights_of_an_agent(tmp_path):
                 assert gaps(engine, agent, prompts, samples).max() < CLOSE
     finally:
         engine.close()
+
+
+def test_the_start_line_of_an_export_serves_every_adapter_under_its_name(tmp_path):
+    """The very line: ours only adds what a CPU needs."""
+    team_file = team("sampling.engine=plain")
+    for _ in train(team_file, tmp_path / "run"):
+        pass
+    written = export(tmp_path / "run", tmp_path / "out")
+    (line,) = vllm_lines(written)
+    program, verb, base, *arguments = shlex.split(line)
+    assert (program, verb) == ("vllm", "serve")
+    cpu = ["--enforce-eager", "--max-model-len=256", "--kv-cache-memory-bytes=500000000", "--dtype=float32"]
+    told = [*cpu, "--logprobs-mode=processed_logprobs", "--generation-config=vllm"]
+    launch = Launch(str(PYTHON), told, {"TORCHDYNAMO_DISABLE": "1"}, start_s=580.0)
+    (tmp_path / "server").mkdir()
+    server = Server(launch, tmp_path / "server", base, arguments)
+    try:
+        assert {served.name for served in server.client.models()} >= {"a1", "a2"}
+        session, _ = StoredRun.read(tmp_path / "run").build()
+        prompts, noise = prompts_of(4), uniforms(5, 4, 3)
+        for agent in ("a1", "a2"):
+            ends = session.engine.info(agent).end_ids
+            theirs = server.client.sample(prompts, 3, [1] * 4, Drawing(agent, "exported", ends, temperature=0.0))
+            ours = session.engine.sample(agent, prompts, noise, decoding=Decoding(0.0))
+            assert [s.token_ids.tolist() for s in theirs] == [s.token_ids.tolist() for s in ours]
+    finally:
+        server.close()

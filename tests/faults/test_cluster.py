@@ -412,6 +412,7 @@ def test_without_ray_it_says_how_to_get_it(monkeypatch):
         build(killing.team_file(*WORKERS))
 
 
+@pytest.mark.long
 def test_objects_of_a_program_stay_in_it():
     text = killing.TEAM.replace("model: tiny", "model: 'object:0123'")
     team_file = loads(text, "objects", ("cluster.engine=ray",))

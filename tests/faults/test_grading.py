@@ -251,7 +251,7 @@ def test_one_bad_completion_among_sixteen(tmp_path: Path, rewards: Path, word: s
 @pytest.mark.long
 def test_several_bad_completions_each_get_their_own_verdict(tmp_path: Path, rewards: Path) -> None:
     task = task_of(tmp_path, rewards, "by_word", workers=2)
-    words = ["exit", "1", "raise", "0", "sleep", "nan", "-2.5", "1", "exit"]
+    words = ["exit", "1", "raise", "0", "loop", "nan", "-2.5", "1", "exit"]
     verdicts = graded(task, words)
     assert [v.kind for v in verdicts] == [
         *("crash", "right", "crash", "wrong", "timeout", "crash", "wrong", "right", "crash"),
@@ -463,6 +463,7 @@ def test_of_items_answered_one_by_one_the_one_that_answers_twice_is_blamed(
     ]
 
 
+@pytest.mark.long
 def test_only_processor_time_makes_a_grader_late_unless_it_waits_ten_times_as_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -172,6 +172,7 @@ def test_a_worker_makes_no_model_of_another_group(monkeypatch):
     assert len({id(policy.model) for policy in made}) == 3
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("train_kind", ["full", "mixed"])
 def test_a_group_holds_the_very_weights_that_the_whole_team_has(train_kind):
     """What the built-in model is taught, and what adapters begin with, depends on all agents of a source."""

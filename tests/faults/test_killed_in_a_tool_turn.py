@@ -23,7 +23,7 @@ def test_a_run_killed_in_the_middle_of_tool_turns_resumes_to_the_same_bits(tmp_p
     episodes = [[turn.agent for turn in episode.turns] for batch in stored for episode in batch.episodes]
     assert ["asker", "asker", "answerer"] in episodes, "somebody spoke again after a result"
     here = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    for dies_at in (4, 9):  # the count begins anew with every process
+    for dies_at in (5, 4):  # the count begins anew with every process
         command = [sys.executable, tool_killing.__file__, str(tmp_path / "parts"), str(dies_at)]
         assert subprocess.run(command, env=here, check=False, capture_output=True).returncode == -9
     assert list(run.train(tool_killing.team_file(), tmp_path / "parts"))[-1]["kind"] == "finished"

@@ -224,6 +224,7 @@ def plainly(code: str) -> str:
     return ran.stdout.strip()
 
 
+@pytest.mark.long
 @linux
 @pytest.mark.parametrize(
     ("name", "kind", "message"),

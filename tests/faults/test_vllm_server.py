@@ -218,10 +218,10 @@ def test_a_base_that_is_in_no_folder_is_written_for_its_server(python, tmp_path)
     assert list((tmp_path / "w").iterdir()) == []
 
 
-def test_two_bases_have_two_servers_and_adapters_room_for_their_rank(python, tmp_path):
+def test_two_bases_have_two_servers_and_adapters_the_room_that_is_asked_for(python, tmp_path):
     hosts = [
         SharedBase(source, launch=launch(python), place=tmp_path / "place", rank=rank, adapters=adapters)
-        for source, rank, adapters in (("one", 24, 3), ("two", 0, 0))
+        for source, rank, adapters in (("one", 32, 3), ("two", 0, 0))
     ]
     hosts[1].unchanged = {"judge": "v"}
     assert hosts[0].serve("left", "v1", writer("adapter_model.safetensors")) == "left-v1"

@@ -25,7 +25,7 @@ team:
     - {name: asker, max_tokens: 17}
     - {name: answerer, max_tokens: 2, tools: none}
 tools: {steps: 2, tell: false}
-plan: {preset: auto, stages: 3, problems: 4, group_size: 4, radius_nats_per_message: 0.05}
+plan: {preset: teamtr, stages: 3, problems: 4, group_size: 4, radius_nats_per_message: 0.05}
 learner: {minibatches: 2}
 eval: {every: 1, samples: 2}
 """

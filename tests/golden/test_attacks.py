@@ -76,6 +76,7 @@ def test_there_are_enough_attacks() -> None:
     assert all(bool(row.why) == (row.earned is not None) for row in every)
 
 
+@pytest.mark.long
 def test_every_reply_earns_what_it_deserves_or_what_is_documented(earned: dict[Attack, float]) -> None:
     off = {row: got for row, got in earned.items() if abs(got - row.expected) > 0.05}
     assert not off

@@ -268,6 +268,7 @@ def test_our_tools_take_the_arguments_that_the_schemas_say(domain: type[TauBench
     assert {name: bare(schema) for name, schema in ours.items()} == {name: bare(each) for name, each in told.items()}
 
 
+@pytest.mark.long
 @needs_data
 @pytest.mark.parametrize("domain", DOMAINS)
 def test_known_answers_of_every_task(domain: type[TauBench]) -> None:

@@ -74,7 +74,9 @@ def p_value(one: RolloutBatch, other: RolloutBatch, turns: slice = slice(None), 
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("sees", "rounds"), [("everything", 1), ("blind", 1), ("everything", 2)])
+@pytest.mark.parametrize(
+    ("sees", "rounds"), [("everything", 1), ("blind", 1), pytest.param("everything", 2, marks=pytest.mark.slow)]
+)
 def test_redrawn_episodes_have_the_present_team_s_law(sees, rounds):
     world = short_world(sees, rounds)
     drafts = sample(world, 3000, seed=1)

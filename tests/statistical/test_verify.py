@@ -22,6 +22,7 @@ def wrong() -> VerifyReport:
     return verify(TEAMS, seed=0, checks=SABOTAGED)
 
 
+@pytest.mark.long
 def test_no_violation(report: VerifyReport) -> None:
     assert {name: check.violations for name, check in report.checks.items() if check.violations} == {}
     assert report.violations == 0

@@ -391,6 +391,7 @@ def test_scale_to_radius_by_hand() -> None:
     assert c == pytest.approx(2 * np.arccosh((5 / 3) ** 2), rel=1e-12)
 
 
+@pytest.mark.long
 def test_natural_steps_climb_and_only_the_agent_moves() -> None:
     rng = np.random.default_rng(7)
     team = random_discounted_team(rng, 80, agents=2, states=5, space=MessageSpace(2, 2), rewards="dense")

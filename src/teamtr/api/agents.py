@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -119,18 +118,8 @@ class TrainedAgent:
 
         An adapter is uploaded without its base, so its base must be on the hub; else ``merge`` it.
         """
-        from huggingface_hub import HfApi
+        from teamtr.session.hub import push
 
-        hub = HfApi(token=token)
         with tempfile.TemporaryDirectory() as temporary:
             folder = self.save_pretrained(Path(temporary) / self.name, merge=merge)
-            _require_base_on_hub(self.name, folder)
-            hub.create_repo(repo_id, private=private, exist_ok=True)
-            return str(hub.upload_folder(repo_id=repo_id, folder_path=folder, commit_message=f"TeamTR: {self.name}"))
-
-
-def _require_base_on_hub(name: str, folder: Path) -> None:
-    """An adapter that names a folder of this machine as its base could be loaded nowhere else."""
-    adapter = folder / "adapter_config.json"
-    if adapter.exists() and Path(json.loads(adapter.read_text())["base_model_name_or_path"]).is_absolute():
-        raise UserError(f"agent {name!r} is an adapter on a model that is not on the hub: push_to_hub(..., merge=True)")
+            return push(self.name, folder, repo_id, private=private, token=token)

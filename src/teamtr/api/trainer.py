@@ -137,11 +137,12 @@ class TeamTrainer:
     # -- underneath -------------------------------------------------------------------------------------------
 
     def _export(self, agent: str, folder: Path, merge: bool) -> Path:
-        from teamtr.session.export import export
+        from teamtr.session.export import Form, export
 
         if self._stored() is None:
             raise UserError(f"there is no run in {self.output_dir} yet: call train() first")
-        export(self.output_dir, folder, agent=agent, merge=merge, task=self._task, load=self._loader())
+        form: Form = "merged" if merge else "trained"
+        export(self.output_dir, folder, agent=agent, form=form, task=self._task, load=self._loader())
         return folder
 
     def _stored(self) -> StoredRun | None:

@@ -1,4 +1,4 @@
-"""``teamtr swap``, ``teamtr compat`` and ``teamtr export``: agents in and out of a team."""
+"""``teamtr swap`` and ``teamtr compat``: another model in an agent's place."""
 
 from __future__ import annotations
 
@@ -203,30 +203,3 @@ def _lines_of(file: Path) -> list[str]:
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", "not UTF-8")
         raise UserError(f"--strings {file} cannot be read ({why}): give a text file in UTF-8") from error
-
-
-@app.command()
-def export(
-    run: Run,
-    out: Annotated[Path, typer.Argument(help="The folder to create.")],
-    agent: Annotated[
-        str | None,
-        typer.Option(
-            help="Export this agent into OUT. [default: all agents, each into OUT/AGENT]", autocompletion=agents_of_run
-        ),
-    ] = None,
-    merge: Annotated[
-        bool, typer.Option("--merge", help="Merge the adapter into its base, and write a whole model.")
-    ] = False,
-    as_json: JsonFlag = False,
-) -> None:
-    """Export agents of a run as folders that transformers or PEFT can load, each with a model card."""
-    with errors():
-        from teamtr.cli.progress import say
-        from teamtr.session.export import export as export_agents
-
-        written = export_agents(run, out, agent=agent, merge=merge)
-    for each in written:
-        say(f"{each.agent}: {each.form} in {each.folder}{f', on {each.base}' if each.base else ''}")
-    if as_json:
-        emit({"agents": [{"agent": e.agent, "folder": str(e.folder), "form": e.form, "base": e.base} for e in written]})

@@ -103,5 +103,6 @@ def _tidy(section: dict[str, Any]) -> None:
     if "description" in section:
         section["description"] = " ".join(section["description"].partition("\n\n")[0].split()).replace("``", "`")
     for key in section.get("properties", {}).values():
-        if isinstance(key, dict) and "default" in key and (key["default"] is None or "$ref" in key):
+        sections = [key, *key.get("anyOf", ())] if isinstance(key, dict) else []
+        if sections and "default" in key and (key["default"] is None or any("$ref" in each for each in sections)):
             del key["default"]

@@ -21,7 +21,7 @@ from teamtr.config.plan import PlanConfig
 from teamtr.config.team import TeamConfig
 from teamtr.config.texts import Device, RunName
 from teamtr.config.tools import AnyTools, ToolsConfig
-from teamtr.config.vllm import VllmConfig
+from teamtr.config.vllm import RANKS, VllmConfig
 from teamtr.errors import UserError
 from teamtr.presets import (
     TEAMTR,
@@ -37,7 +37,6 @@ from teamtr.settings.values import Above0, Count, Decay, Flag, From0, Positive
 from teamtr.tasks.config import TaskConfig
 from teamtr.tasks.registry import section_class
 
-MOST_RANK = 512
 """Of an adapter in vLLM."""
 
 
@@ -228,8 +227,8 @@ class TeamFile(Section):
                     "started here: give sampling.vllm.python instead, or set train: lora"
                 )
                 yield Refusal(("sampling", "vllm", "urls"), message, (here, (*at, "train")))
-            elif agent.train == "lora" and agent.lora.rank > MOST_RANK:
-                message = f"lora.rank: vLLM takes adapters up to rank {MOST_RANK}, and {name} has {agent.lora.rank}"
+            elif agent.train == "lora" and agent.lora.rank > RANKS[-1]:
+                message = f"lora.rank: vLLM takes adapters up to rank {RANKS[-1]}, and {name} has {agent.lora.rank}"
                 yield Refusal((*at, "lora", "rank"), message, (here,))
 
     def size(self) -> TeamSize:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Annotated, Any, Self
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, GetJsonSchemaHandler
+from pydantic_core import CoreSchema
 
 from teamtr.own_code import PREFIX
 from teamtr.settings.paths import Anchor
@@ -79,4 +81,13 @@ def _tools_section(value: Any) -> Any:
     return {"use": value} if isinstance(value, list | tuple) else value
 
 
-AnyTools = Annotated[ToolsConfig, BeforeValidator(_tools_section)]
+@dataclass(frozen=True)
+class _OrShort:
+    """In the annotation: what the JSON schema allows in the place of the section."""
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        own = {"type": "string", "pattern": f"^(?:{_OWN})$"}
+        return {"anyOf": [handler(schema), own, {"type": "array", "items": own}]}
+
+
+AnyTools = Annotated[ToolsConfig, BeforeValidator(_tools_section), _OrShort()]

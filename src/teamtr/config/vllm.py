@@ -13,6 +13,15 @@ from teamtr.settings.values import Above0, NonEmpty, Positive, of_form
 Url = Annotated[str, of_form(r"http://[^/\s]+/?", "must be the address of a server, such as http://host:8000")]
 
 
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Of adapters that vLLM makes room for."""
+
+
+def room_for(rank: int) -> int:
+    """The least of vLLM's ranks that an adapter of this rank fits into."""
+    return next(room for room in RANKS if room >= rank)
+
+
 class VllmConfig(Section):
     """The servers that sample with ``sampling.engine: vllm``; see docs/cluster.md."""
 

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from teamtr.config import AgentConfig, TeamFile
+from teamtr.config.vllm import room_for
 from teamtr.engines.vllm.engine import VllmEngine
 from teamtr.engines.vllm.hosts import Host, OwnServer, SharedBase
 from teamtr.engines.vllm.server import Launch
@@ -70,7 +71,7 @@ def _hosts(
             urls=team_file.sampling.vllm.urls,
             patience_s=team_file.sampling.vllm.patience_s,
             place=place,
-            rank=max((agent.lora.rank for agent in adapted), default=0),
+            rank=room_for(max(agent.lora.rank for agent in adapted)) if adapted else 0,
             adapters=len(adapted),
             unchanged={agent.name: engine.version(agent.name) for agent in agents if agent.train == "full"},
             make=None if _is_stored(agents[0]) else partial(_write_base, team_file, task, adapted[0], engine, load),

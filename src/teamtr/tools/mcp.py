@@ -89,12 +89,15 @@ class _Connection:
             async with stdio_client(parameters, errlog=unheard) as streams, ClientSession(*streams) as session:
                 starting = asyncio.ensure_future(session.initialize())
                 ending = asyncio.ensure_future(self._over.wait())
-                await asyncio.wait([starting, ending], return_when=asyncio.FIRST_COMPLETED)
-                if starting.done():
-                    starting.result()
-                    self._ready.set_result(session)
-                    await ending
-                starting.cancel()
+                try:
+                    await asyncio.wait([starting, ending], return_when=asyncio.FIRST_COMPLETED)
+                    if starting.done():
+                        starting.result()
+                        self._ready.set_result(session)
+                        await ending
+                finally:
+                    starting.cancel()
+                    ending.cancel()
 
 
 class McpTools(Owner):

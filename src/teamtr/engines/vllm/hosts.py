@@ -23,8 +23,6 @@ from teamtr.errors import TeamTRError, UserError
 Write = Callable[[Path], None]
 """Writes an agent's weights in Hugging Face form into a folder, with whatever belongs to training beside them."""
 
-RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""Of adapters that vLLM makes room for."""
 BASE = "base"
 """How a base is called on a server that is started here."""
 
@@ -110,7 +108,7 @@ class SharedBase(Host):
     Args:
         source: the model's folder or hub id.
         launch: how a server of it is started; None for one of those that run at ``urls``.
-        rank: the largest of the adapters.
+        rank: that the server makes room for, one of vLLM's own.
         adapters: how many agents have one.
         unchanged: the version of every agent that is the base itself.
         make: writes the base into a folder, where it is in none.
@@ -198,8 +196,7 @@ class SharedBase(Host):
             self.make(self.folder / BASE)
             source = str(self.folder / BASE)
         if self.adapters:
-            rank = next(room for room in RANKS if room >= self.rank)
-            arguments += ["--enable-lora", f"--max-lora-rank={rank}", f"--max-loras={self.adapters}"]
+            arguments += ["--enable-lora", f"--max-lora-rank={self.rank}", f"--max-loras={self.adapters}"]
             arguments += [f"--max-cpu-loras={self.adapters + 1}"]  # the new one comes before the old one goes
         self._start(self.launch, source, BASE, arguments)
 

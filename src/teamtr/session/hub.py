@@ -1,0 +1,36 @@
+"""Exported folders on the Hugging Face hub."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from teamtr.errors import UserError
+
+
+def require_pushable(name: str, folder: Path) -> None:
+    """An adapter that names a folder of this machine as its base could be loaded nowhere else."""
+    adapter = folder / "adapter_config.json"
+    if adapter.exists() and Path(json.loads(adapter.read_text())["base_model_name_or_path"]).is_absolute():
+        raise UserError(
+            f"agent {name!r} is an adapter on a model that is not on the hub: merge it into a whole model "
+            "(`teamtr export --merged`, in Python merge=True)"
+        )
+
+
+def push(name: str, folder: Path, repo_id: str, *, private: bool = True, token: str | None = None) -> str:
+    """Upload an agent's folder; the address of the commit. The folder stays as it is, whatever the hub says."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError
+
+    require_pushable(name, folder)
+    hub = HfApi(token=token)
+    try:
+        hub.create_repo(repo_id, private=private, exist_ok=True)
+        return str(hub.upload_folder(repo_id=repo_id, folder_path=folder, commit_message=f"TeamTR: {name}"))
+    except (HFValidationError, LocalTokenNotFoundError, HfHubHTTPError, OSError) as error:
+        why = str(error).strip().splitlines()[0]
+        raise UserError(
+            f"{repo_id}: the hub did not take agent {name!r} ({why}): check the name (USER/NAME), the connection, and "
+            "HF_TOKEN or `hf auth login`"
+        ) from error
