@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from teamtr.calls import TOOL
 from teamtr.serving.request import BadRequest, ChatRequest
 from teamtr.serving.team import Choice
 
@@ -66,7 +67,12 @@ class Reply:
     def _message(self, choice: Choice) -> Body:
         message: Body = {"role": "assistant", "content": choice.text, "refusal": None}
         if self.request.shows_discussion:
-            said = [f"{spoken.agent}: {spoken.text}" for spoken in choice.spoken if not spoken.answers]
+            said = [
+                line
+                for spoken in choice.spoken
+                if not spoken.answers
+                for line in (f"{spoken.agent}: {spoken.text}", *(f"{TOOL}: {result}" for result in spoken.results))
+            ]
             message["reasoning_content"] = "\n".join(said)
         return message
 
@@ -75,7 +81,11 @@ class Reply:
         own: Body = {"seed": self.seed, "usage": _by_agent(choices)}
         if self.request.shows_discussion:
             own["turns"] = [
-                [{"agent": s.agent, "text": s.text, "answers": s.answers} for s in choice.spoken] for choice in choices
+                [
+                    {"agent": s.agent, "text": s.text, "answers": s.answers, "results": list(s.results)}
+                    for s in choice.spoken
+                ]
+                for choice in choices
             ]
         return own
 

@@ -15,7 +15,7 @@ from teamtr.calls import Schema
 from teamtr.chat.codec import ChatCodec
 from teamtr.chat.stream import TextStream, is_faithful
 from teamtr.errors import UserError, first_line
-from teamtr.ports import Codec, Follow, Heard, unfollowed, unheard
+from teamtr.ports import Codec, Follow, Heard, Tools, unfollowed, unheard
 from teamtr.randomness import seed_of, uniforms
 from teamtr.rollout import Ledger, RolloutContext
 from teamtr.rollout.play import EpisodeState, converse
@@ -27,7 +27,7 @@ from teamtr.session.build import Session
 from teamtr.tasks import Task
 from teamtr.team import Team, team_answer
 from teamtr.team.router import Upcoming, ends_after
-from teamtr.types import AS_TRAINED, Decoding, Finish, Floats, Ids, Problem, Sample, Turn, Verdict
+from teamtr.types import AS_TRAINED, Decoding, Finish, Floats, Ids, Problem, Sample, ToolRequest, Turn, Verdict
 
 
 class TooLong(BadRequest):
@@ -52,13 +52,15 @@ class Teller(Protocol):
 
 @dataclass(frozen=True)
 class Spoken:
-    """One message of a choice: how many tokens its author read and wrote. ``answers``: it is the answer."""
+    """One message of a choice: how many tokens its author read and wrote. ``answers``: it is the answer. ``results``: what
+    tools replied to it."""
 
     agent: str
     text: str
     read: int
     written: int
     answers: bool
+    results: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -137,6 +139,22 @@ class LockedCodec:
             return self.codec.decode(token_ids)
 
 
+@dataclass(frozen=True)
+class LockedTools:
+    """Tools that one answer uses at a time: their workers are not made for several."""
+
+    tools: Tools
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def schemas(self, problem: Problem) -> Sequence[Schema]:
+        with self.lock:
+            return self.tools.schemas(problem)
+
+    def results(self, requests: Sequence[ToolRequest]) -> list[tuple[str, ...]]:
+        with self.lock:
+            return self.tools.results(requests)
+
+
 class _Asked(Task):
     """What is asked has no right answer here: only the rule that finds answers in messages is the task's own."""
 
@@ -176,6 +194,11 @@ class ServedTeam:
                 f"the team plays {session.task.name} against an environment, which would speak in the client's place: "
                 "only teams whose task has none can be served"
             )
+        if session.task.tools is not None:
+            raise UserError(
+                f"the tools of {session.task.name} answer for its own problems, and a client asks others: only teams "
+                "without tools, or with those of their team file (`tools:`), can be served"
+            )
         locks: dict[int, threading.Lock] = {}
         codecs = {
             agent: LockedCodec(codec, locks.setdefault(id(getattr(codec, "tokenizer", codec)), threading.Lock()))
@@ -184,7 +207,12 @@ class ServedTeam:
         return cls(
             name,
             team,
-            replace(session.context, codecs=codecs, task=_Asked(session.task)),
+            replace(
+                session.context,
+                codecs=codecs,
+                task=_Asked(session.task),
+                tools=None if session.context.tools is None else LockedTools(session.context.tools),
+            ),
             codecs,
             scheduler,
             session.team_file.eval.temperature,
@@ -308,6 +336,10 @@ class _Voice:
         if self._open is not None:
             self._open.end(self.state.turns[-1].text)
             self._open = None
+            request = self.ask.request
+            if request.stream and request.shows_discussion:
+                for result in self.state.turns[-1].results:
+                    self.ask.teller.discussion(self.ask.choice, result.author, result.text, begins=True)
 
     def choice(self) -> Choice:
         """What was said in the end. An answer that nobody could know before is told now."""
@@ -327,7 +359,14 @@ class _Voice:
         if not self._answered and text:
             self.ask.teller.answer(self.ask.choice, turns[answering].agent if answering is not None else "", text)
         spoken = tuple(
-            Spoken(turn.agent, turn.text, len(turn.context_ids), len(turn.token_ids), t == answering)
+            Spoken(
+                turn.agent,
+                turn.text,
+                len(turn.context_ids),
+                len(turn.token_ids),
+                t == answering,
+                tuple(result.text for result in turn.results),
+            )
             for t, turn in enumerate(turns)
         )
         return Choice(text, finish, spoken)
