@@ -52,8 +52,8 @@ class Teller(Protocol):
 
 @dataclass(frozen=True)
 class Spoken:
-    """One message of a choice: how many tokens its author read and wrote. ``answers``: it is the answer. ``results``: what
-    tools replied to it."""
+    """One message of a choice: how many tokens its author read and wrote. ``answers``: it is the answer. ``results``: of
+    the tools that it called."""
 
     agent: str
     text: str
