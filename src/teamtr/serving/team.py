@@ -52,8 +52,8 @@ class Teller(Protocol):
 
 @dataclass(frozen=True)
 class Spoken:
-    """One message of a choice: how many tokens its author read and wrote. ``answers``: it is the answer. ``results``: of
-    the tools that it called."""
+    """One message of a choice: how many tokens its author read and wrote, and what the tools replied that it called.
+    ``answers``: it is the answer."""
 
     agent: str
     text: str
