@@ -7,6 +7,8 @@
 # make test-cluster  tests of teams over several processes, with the slow ones
 # make vllm-env   creates .venv-vllm, an environment with vLLM for a CPU, for sampling.engine: vllm
 # make test-vllm  tests of sampling with vLLM itself, in that environment
+# make inspect-env  creates .venv-inspect, an environment with inspect_ai, which a slow test of the server uses
+# make load       CLIENTS clients (64) talk to the demo's team for SECONDS seconds (600): none lost, none mixed up
 # make test-chaos random faults for SECONDS seconds (1200) with each of SEEDS (0 1 2)
 # make fuzz       N hostile inputs (100000) for every reader of replies and files: an hour on one core
 # make docs       builds the documentation site in build/site
@@ -16,7 +18,7 @@ BIN := .venv/bin
 export OMP_WAIT_POLICY ?= PASSIVE
 unexport PYTHONDONTWRITEBYTECODE  # tests start hundreds of processes: what is compiled once is kept
 
-.PHONY: setup demo test-fast test test-slow test-gpu test-cluster vllm-env test-vllm test-chaos fuzz docs lint check clean
+.PHONY: setup demo test-fast test test-slow test-gpu test-cluster vllm-env test-vllm inspect-env load test-chaos fuzz docs lint check clean
 setup: .venv/.ready
 
 .venv/.ready: pyproject.toml constraints.txt
@@ -60,6 +62,18 @@ vllm-env: .venv-vllm/.ready
 test-vllm: setup vllm-env
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m vllm
 
+inspect-env: .venv-inspect/.ready
+
+.venv-inspect/.ready: requirements-inspect.txt
+	$(PYTHON) -m venv --clear .venv-inspect
+	.venv-inspect/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-inspect.txt
+	@touch $@
+
+CLIENTS ?= 64
+load: SECONDS = 600
+load: setup
+	$(BIN)/python tests/load.py --clients $(CLIENTS) --seconds $(SECONDS)
+
 SECONDS ?= 1200
 SEEDS ?= 0 1 2
 test-chaos: setup
@@ -86,4 +100,4 @@ lint: setup
 check: lint test
 
 clean:
-	rm -rf .venv .venv-vllm build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	rm -rf .venv .venv-vllm .venv-inspect build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -5,13 +5,14 @@
 
 Strong: the same batch over more workers. Weak: as many more problems as there are workers. Beside each ratio stands
 what the throughput model predicts (``teamtr plan --card cpu``), and whether the weights are those of one process to
-the bit.
+the bit. A model, a card or a worker that is not there is told before anything runs.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -21,11 +22,16 @@ from typing import Any
 
 from common import report, so_far
 from teamtr.config import TeamFile, loads
+from teamtr.errors import UserError
+from teamtr.planning.cards import card_named
+from teamtr.session.cluster import require_workers
 from teamtr.session.forecast import Where, forecast
+from teamtr.session.models import require_source
 from teamtr.session.processes import usable_cores
 from teamtr.session.train import train
 from teamtr.store import Commit, RunFolder
 
+KINDS = ("strong", "weak")
 TEAM = """
 name: cluster
 task: {name: data, path: FOLDER/rows.jsonl, grader: "python:FOLDER/rewards.py:odd"}
@@ -106,21 +112,49 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=8, help="of a message, at most")
     parser.add_argument("--card", default="cpu", help="that the model of throughput predicts for")
     parser.add_argument("--cards", type=int, default=usable_cores(), help="or cores (default: those of this machine)")
-    parser.add_argument("--kinds", default="strong,weak")
+    parser.add_argument("--kinds", default=",".join(KINDS))
     parser.add_argument("--set", action="append", default=[], help="a setting of the team file")
     parser.add_argument("--json", action="store_true")
     return parser.parse_args(arguments)
 
 
+def over(workers: int, options: argparse.Namespace) -> tuple[str, ...]:
+    """Settings of so many workers."""
+    return "cluster.engine=ray", f"cluster.workers={workers}", f"cluster.shards={max(options.shards, workers)}"
+
+
+def worker_counts(options: argparse.Namespace) -> list[int]:
+    """Those of ``--workers``. Raises a UserError for whatever would end the benchmark later: its models, workers and
+    settings are there."""
+    asked = options.workers.split(",")
+    if not all(count.strip().isdecimal() and int(count) > 0 for count in asked):
+        raise UserError(f"--workers {options.workers!r}: give numbers of workers from 1 on, such as 1,2,4")
+    if unknown := [kind for kind in options.kinds.split(",") if kind not in KINDS]:
+        raise UserError(f"--kinds {','.join(unknown)!r}: there are {' and '.join(KINDS)}")
+    if min(options.shards, options.problems, options.tokens, options.width, options.cards) < 1:
+        raise UserError("--shards, --problems, --tokens, --width and --cards: give numbers from 1 on")
+    card_named(options.card)
+    require_source(options.model)
+    with tempfile.TemporaryDirectory() as name:
+        team(Path(name), options.problems, options, f"cluster.shards={options.shards}")
+        team_file = team(Path(name), options.problems, options, *over(max(map(int, asked)), options))
+    require_workers(team_file)
+    return list(map(int, asked))
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parsed(arguments)
+    try:
+        counts = worker_counts(options)
+    except UserError as error:
+        print(f"bench/cluster.py: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
 
     def measured(workers: int, times: int) -> Stage:
         import ray
 
-        own = ("cluster.engine=ray", f"cluster.workers={workers}", f"cluster.shards={max(options.shards, workers)}")
         try:
-            return stage_of(options.problems * times, options, *own)
+            return stage_of(options.problems * times, options, *over(workers, options))
         finally:
             ray.shutdown()
 
@@ -137,7 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         so_far(what, rows[-1])
 
     told("one process", 0, alone)
-    for workers in map(int, options.workers.split(",")):
+    for workers in counts:
         for kind, times in (("strong", 1), ("weak", workers)):
             if kind in options.kinds.split(",") and (workers > 1 or kind == "strong"):
                 told(kind, workers, measured(workers, times))

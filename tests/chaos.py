@@ -116,7 +116,7 @@ def _look(run: Path) -> int:
     from teamtr.analysis.report.serve import Library, LiveServer
 
     with LiveServer(Library([run])) as server:
-        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        threading.Thread(target=server.serve_forever, daemon=True).start()
         try:
             names = [file.name for file in sorted((run / "episodes").glob("*.gz"))]
             (entry,) = json.loads(_got(server, "api/runs"))["runs"]

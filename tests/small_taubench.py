@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from teamtr.tasks.benchmarks.taubench import Airline, Retail
 from teamtr.tasks.benchmarks.taubench.state import State
 from teamtr.tasks.benchmarks.taubench.task import TauBench, World
+from teamtr.tools.kinds import object_schema, schema_of
 
 
 def _flight(number: str, origin: str, destination: str, leaves: str, arrives: str, **dates: Any) -> dict[str, Any]:
@@ -185,11 +186,17 @@ def start(domain: type[TauBench]) -> State:
     return State(copy.deepcopy(TABLES[domain]))
 
 
+def schemas_of(domain: type[TauBench]) -> list[Any]:
+    """What agents are told of the tools, in words that the benchmark does not use."""
+    return [schema_of(name, f"Does {name}.", object_schema(tool.parameters)) for name, tool in domain.toolbox.items()]
+
+
 def small(domain: type[TauBench]) -> TauBench:
     """The domain on its small world, with all tasks as the test split."""
-    reader = domain(world=World(copy.deepcopy(TABLES[domain]), "Be kind."))
+    world = World(copy.deepcopy(TABLES[domain]), "Be kind.", schemas_of(domain))
+    reader = domain(world=world)
     problems = [reader.problem({"id": str(place), **row}) for place, row in enumerate(TASKS[domain])]
-    return domain({"train": (), "test": problems}, world=World(copy.deepcopy(TABLES[domain]), "Be kind."))
+    return domain({"train": (), "test": problems}, world=world)
 
 
 def write_world(folder: Path, domain: type[TauBench]) -> Path:
@@ -198,6 +205,7 @@ def write_world(folder: Path, domain: type[TauBench]) -> Path:
     for table, records in TABLES[domain].items():
         (folder / f"db_{table}.json").write_text(json.dumps(records), encoding="utf-8")
     (folder / "policy_wiki.md").write_text("Be kind.", encoding="utf-8")
+    (folder / "tool_schemas.json").write_text(json.dumps(schemas_of(domain)), encoding="utf-8")
     rows = "".join(json.dumps(row) + "\n" for row in TASKS[domain])
     (folder / "tasks_test.jsonl").write_text(rows, encoding="utf-8")
     return folder

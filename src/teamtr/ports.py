@@ -24,6 +24,7 @@ from teamtr.types import (
     AgentInfo,
     Decoding,
     Divergence,
+    Event,
     Floats,
     Ids,
     Problem,
@@ -52,6 +53,16 @@ def unheard(row: int, sample: Sample) -> None:
     """Where nobody asks before all are sampled."""
 
 
+Follow = Callable[[int, int, Ids], bool]
+"""Told of tokens while their message is still sampled: its row, how many of its tokens came before, and the new ones.
+Says whether the row is still wanted."""
+
+
+def unfollowed(row: int, before: int, token_ids: Ids) -> bool:
+    """Where nobody asks before a message is whole."""
+    return True
+
+
 class EngineLost(TeamTRError):
     """Part of an engine is gone, and with it all since the last commit: build it anew, and go on from that."""
 
@@ -72,6 +83,7 @@ class Sampler(Protocol):
         *,
         decoding: Decoding = AS_TRAINED,
         heard: Heard = unheard,
+        follow: Follow = unfollowed,
     ) -> list[Sample]:
         """One message per prompt, of at most as many tokens as the noise has columns.
 
@@ -82,6 +94,10 @@ class Sampler(Protocol):
 
         ``heard`` is told of every message as soon as the engine knows the whole of it, in any order, in the caller's
         thread. Should rows have to be sampled again, it is told again: what is returned counts.
+
+        ``follow`` is told of every token of a row, in order, before the row is heard of, as soon and as many at a time
+        as the engine knows them: by the token, every few tokens, or the whole message at once. A row that it does not
+        want any more may end there, with the finish "length".
         """
         ...
 
@@ -220,6 +236,8 @@ class Demand:
     checked: Mapping[str, int]
     minibatches: int
     objective: Objective
+    sampled_elsewhere: frozenset[str] = frozenset()
+    """Agents whose messages are not sampled by this engine."""
 
     def of(self, agents: Collection[str]) -> Demand:
         """What of it concerns these agents."""
@@ -271,11 +289,15 @@ class MemoryItem:
 @dataclass(frozen=True)
 class MemoryPlan:
     """What is needed, and what the device has (None on a CPU). ``where``: which of several groups of workers it is
-    needed in."""
+    needed in. ``servers``: what those take that sample for the team, ``taken`` of it on the same device, of which
+    ``available`` is what they leave. ``lacking``: why some of them cannot start, in words."""
 
     items: tuple[MemoryItem, ...]
     available: int | None
     where: str = ""
+    servers: tuple[MemoryItem, ...] = ()
+    taken: int = 0
+    lacking: tuple[str, ...] = ()
 
     @property
     def total(self) -> int:
@@ -283,7 +305,7 @@ class MemoryPlan:
 
     @property
     def fits(self) -> bool:
-        return self.available is None or self.total <= self.available
+        return not self.lacking and (self.available is None or self.total <= self.available)
 
     @property
     def missing(self) -> int:
@@ -297,6 +319,8 @@ class MemoryPlan:
             "available_gb": None if self.available is None else self.available / GB,
             "fits": self.fits,
             "where": self.where,
+            "servers": [{"what": i.what, "gb": i.gb, "why": i.why} for i in self.servers],
+            "lacking": list(self.lacking),
         }
 
 
@@ -432,6 +456,10 @@ class Task(Protocol):
 
     def grade(self, episodes: Sequence[tuple[Problem, str, Sequence[str]]]) -> list[Verdict]:
         """One verdict per (problem, the team's answer, all messages' texts)."""
+        ...
+
+    def outcome(self, problem: Problem, events: Sequence[Event]) -> str | None:
+        """What is graded in the place of the team's answer where a whole dialogue counts; None where the answer is."""
         ...
 
     def extract(self, text: str) -> str | None:

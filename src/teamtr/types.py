@@ -98,6 +98,19 @@ class ToolRequest:
 
 
 @dataclass(frozen=True)
+class Event:
+    """One thing that happened between a team and the environment of an interactive task.
+
+    ``by`` the environment or the team: it said ``text`` to the other. ``by`` a tool: an agent made ``call``, and the
+    text is its result.
+    """
+
+    by: Literal["environment", "team", "tool"]
+    text: str
+    call: ToolCall | None = None
+
+
+@dataclass(frozen=True)
 class Verdict:
     """What a grader said. ``right`` is success; ``reward`` is what training uses (it may give partial credit)."""
 
@@ -410,8 +423,9 @@ class AgentInfo:
     ``set_precision`` takes, in order. ``sampling`` says in a few words how messages are sampled. ``end_ids`` end a
     message. ``reference_version`` names the policy that a reference KL is taken to; None without one.
     ``config_version`` names what is computed besides the weights, ``base_version`` the frozen weights under an adapter.
-    ``trained_parameters`` counts the policy's own, without a critic's. ``samples_from_a_copy``: messages are sampled
-    from a copy of the weights, and not from those that are trained.
+    ``trained_parameters`` counts the policy's own, without a critic's, and ``parameters`` those of its model, without
+    adapters. ``samples_from_a_copy``: messages are sampled from a copy of the weights, and not from those that are
+    trained. ``positions``: most tokens of a prompt and its message; None where nobody knows of a limit.
     """
 
     precision: str
@@ -424,6 +438,8 @@ class AgentInfo:
     config_version: str = ""
     base_version: str = ""
     trained_parameters: int = 0
+    positions: int | None = None
+    parameters: int = 0
 
 
 @dataclass(frozen=True)

@@ -828,7 +828,7 @@ TASK_OF = {
     "autologi": "{name: autologi, test: x.jsonl}",
     "planbench": "{name: planbench, test: x.jsonl}",
     "arbench:dc": "{name: 'arbench:sp', test: x.jsonl, player: {model: y}}",
-    "taubench:airline": "{name: 'taubench:airline', test: x.jsonl}",
+    "taubench:airline": "{name: 'taubench:airline', test: x.jsonl, player: {model: y}}",
     "arbench:sp": "{name: 'arbench:sp', test: x.jsonl, player: {model: y}}",
     "gym:NAME": "{name: 'gym:chain_sum'}",
     "python:FILE:CLASS": "{name: 'python:x.py:X'}",

@@ -189,7 +189,7 @@ OF_A_READER = {
     *("team.yaml", "TEAM.yaml", "my-team.yaml", "FILE.py", "echo.py", "backwards.py", "moderated.py", "x.py"),
     "file_server.py",
     *("team.schema.json", "RUN/trackers/NAME.json", "index.html", "RUN/report.html", "teamtr-demo.html"),
-    *("db_TABLE.json", "policy_wiki.md"),
+    *("db_TABLE.json", "policy_wiki.md", "tool_schemas.json"),
 }
 """Files that commands write, or that a reader writes or has."""
 

@@ -16,6 +16,7 @@ from fake_vllm import FakeVllm, Running, transformer
 from remote_engine import remote_engine
 from teamtr.config import loads, recipe_text
 from teamtr.engines.cluster.groups import GroupedEngine
+from teamtr.engines.local import LocalEngine
 from teamtr.ports import Engine, Learner
 from teamtr.randomness import uniforms
 from teamtr.session.build import Parts, Session, build
@@ -155,6 +156,32 @@ def test_every_message_is_heard_of_once_and_is_what_is_returned(session: Session
             assert (sample.finish, sample.version) == (same.finish, same.version)
 
 
+def test_every_token_is_followed_in_order_and_a_row_that_is_not_wanted_may_end(session: Session):
+    """An engine that knows a message only whole tells it whole, and cannot end it earlier."""
+    prompts, noise = prompts_of(session), uniforms(5, 8, 6)
+    plain = session.engine.sample("left", prompts, noise)
+    told: dict[int, list[int]] = {row: [] for row in range(8)}
+    ended: list[int] = []
+
+    def follow(row: int, before: int, token_ids: Any) -> bool:
+        assert before == len(told[row])
+        assert row not in ended
+        told[row] += token_ids.tolist()
+        return row % 2 == 0 or len(told[row]) < 2
+
+    found = session.engine.sample("left", prompts, noise, heard=lambda row, _: ended.append(row), follow=follow)
+    assert sorted(ended) == list(range(8))
+    assert any(len(sample.token_ids) > 2 for sample in plain[1::2])
+    here = session.engine.groups if isinstance(session.engine, GroupedEngine) else (session.engine,)
+    for row, (sample, expected) in enumerate(zip(found, plain, strict=True)):
+        written = len(sample.token_ids)
+        assert told[row] == sample.token_ids.tolist() == expected.token_ids.tolist()[:written]
+        np.testing.assert_allclose(sample.logprobs, expected.logprobs[:written], atol=1e-5)
+        assert sample.finish == ("length" if written < len(expected.token_ids) else expected.finish)
+        if all(isinstance(engine, LocalEngine) for engine in here):  # which tell token by token
+            assert written == len(expected.token_ids) if row % 2 == 0 else written <= 2
+
+
 def test_every_sample_names_the_weights_that_wrote_it(session: Session):
     engine, learner = session.engine, session.engine.learner("left")
     before, old = learner.snapshot(), learner.version()
@@ -286,7 +313,9 @@ def test_memory_is_planned_and_rehearsed_without_a_trace(session: Session):
     assert plan.total > 0
     assert plan.available is None
     assert plan.fits
-    assert session.engine.memory_plan(replace(demand, episodes=10 * demand.episodes)).total > plan.total
+    messages = {name: 10 * count for name, count in demand.messages.items()}
+    larger = replace(demand, episodes=10 * demand.episodes, messages=messages)
+    assert session.engine.memory_plan(larger).total > plan.total
     before = {name: session.engine.learner(name).fingerprint() for name in session.engine.agents}
     found = session.engine.rehearse(demand)
     assert set(found.micro_batch) == {"left", "right", "speaker"}

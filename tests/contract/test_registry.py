@@ -126,9 +126,11 @@ def test_a_domain_of_tau_bench_is_built_from_its_folder_or_files_in_it(domain: t
         benchmark(name, folder)
 
 
-def test_tau_bench_cannot_be_played_yet() -> None:
-    with pytest.raises(ConfigError, match="taubench:retail cannot be played yet: grade stored dialogues with"):
+def test_tau_bench_is_played_with_somebody_who_plays_the_user() -> None:
+    with pytest.raises(ConfigError, match="taubench:retail is a dialogue with a user, whom somebody must play: give"):
         loads(team_of("{name: 'taubench:retail', path: retail}"))
+    with pytest.raises(ConfigError, match=r"(?s)the user must be able to reply.*team.router.rounds to 25"):
+        loads(team_of("{name: 'taubench:retail', path: retail, player: {model: tiny}}"))
 
 
 # -- team files -----------------------------------------------------------------------------------------------

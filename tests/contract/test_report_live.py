@@ -5,11 +5,14 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import signal
 import socket
 import struct
+import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import quote
@@ -33,7 +36,7 @@ def run(tmp_path: Path) -> Path:
 @contextmanager
 def serving(*folders: Path):
     with LiveServer(Library(folders)) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
             yield server
@@ -279,8 +282,23 @@ def test_without_a_thread_to_be_had_it_says_so_and_goes_on(run, monkeypatch, cap
 
     with serving(run) as server:
         with monkeypatch.context() as scarce:
-            scarce.setattr(serve.ThreadingHTTPServer, "process_request", refuse)
+            scarce.setattr(server.threads, "submit", refuse)
             status, body = get(server, f"/{server.token}/api/runs")
         assert (status, json.loads(body)) == (503, {"error": "there is not enough memory to answer now"})
         assert get(server, f"/{server.token}/api/runs")[0] == 200
     assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.long
+def test_the_command_ends_when_it_is_told_to(run):
+    """By Ctrl-C and by SIGTERM, with everything said."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        command = [sys.executable, "-m", "teamtr.cli", "view", str(run)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            link = process.stdout.readline().strip()
+            with urllib.request.urlopen(link, timeout=60) as page:
+                assert page.status == 200
+            process.send_signal(number)
+            told = process.communicate(timeout=60)[1]
+            assert process.returncode == 0
+            assert told.endswith("closed\n")

@@ -23,7 +23,7 @@ from teamtr.engines.paged.fused_linears import join_siblings
 from teamtr.engines.paged.layout import Decoding
 from teamtr.engines.paged.pages import OutOfPages, Pages, Pool
 from teamtr.engines.paged.pool import SamplerPool
-from teamtr.engines.paged.sampler import PAGE, SIZES, Server
+from teamtr.engines.paged.sampler import LOOK_EVERY, PAGE, SIZES, Server
 from teamtr.engines.paged.weights import SamplingCopy
 from teamtr.engines.paged.work_split import clusters, most_members, remaining, shares, spared, splits
 from teamtr.engines.sampling import TokenSampler, keep_likely
@@ -88,6 +88,31 @@ def test_rows_wait_for_pages_and_still_say_the_same(policy):
     paged = server.sample("v", prompts, uniforms(5, 12, 20), drawing=TokenSampler(1.0), end_ids=policy.end_ids)
     assert server.books.count == 7
     assert_same(policy.sample(prompts, uniforms(5, len(prompts), 20)), paged)
+
+
+@pytest.mark.long
+def test_tokens_are_followed_and_rows_that_nobody_wants_give_their_pages_back(policy):
+    """Also where rows wait for pages: what a row holds is free with the look after its last wanted token."""
+    prompts, noise = some_prompts(12), uniforms(5, 12, 40)
+    per_page = Pool.bytes_per_page(AttentionShape.of(policy.causal_lm.config), PAGE, torch.float32)
+    for pool_bytes in (1 << 26, 7 * per_page):
+        server = make_server(policy, pool_bytes=pool_bytes)
+        told: dict[int, list[int]] = {row: [] for row in range(12)}
+
+        def follow(row: int, before: int, token_ids: np.ndarray, told=told) -> bool:
+            assert before == len(told[row])
+            told[row] += token_ids.tolist()
+            return row % 3 != 0
+
+        paged = server.sample("v", prompts, noise, drawing=TokenSampler(1.0), end_ids=policy.end_ids, follow=follow)
+        plain = policy.sample(prompts, noise)
+        assert max(len(sample.token_ids) for sample in plain[::3]) > LOOK_EVERY + 1
+        for row, (sample, expected) in enumerate(zip(paged, plain, strict=True)):
+            written = len(sample.token_ids)
+            assert told[row] == sample.token_ids.tolist() == expected.token_ids.tolist()[:written]
+            assert sample.finish == ("length" if written < len(expected.token_ids) else expected.finish)
+            assert written <= LOOK_EVERY + 1 if row % 3 == 0 else written == len(expected.token_ids)
+        assert server.books.available == server.books.count - 1, "every page was given back"
 
 
 def test_a_message_that_can_never_fit_is_refused_with_the_remedy(policy):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -75,13 +76,90 @@ def test_the_sizing_table_has_a_setting_that_fits_or_none(bench):
     assert found["32B", "lora", 32].setup.cluster.shard_base
 
 
-@pytest.mark.slow
-def test_the_benchmark_of_workers_trains_and_is_predicted():
-    """It once played a game that its team never won, and every update was skipped."""
+@pytest.fixture(scope="module")
+def workers() -> ModuleType:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(BENCH))
-        cluster = importlib.import_module("cluster")
-    found = cluster.stage_of(4, 32, "cluster.shards=2", "tiny.layers=1")
+        return importlib.import_module("cluster")
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_workers_trains_and_is_predicted(workers):
+    """It once played a game that its team never won, and every update was skipped."""
+    options = workers.parsed(["--width", "32", "--set", "tiny.layers=1"])
+    found = workers.stage_of(4, options, "cluster.shards=2")
     assert all(found.phases[phase] > 0.0 for phase in ("sample", "score", "train", "gate"))
     assert set(found.phases) - {"grade"} <= set(found.predicted_phases)
     assert found.predicted_seconds > 0.0
+
+
+MISSING = {
+    "a folder": (["--model", "./gone"], "gone"),
+    "its config": (["--model", "./empty"], "config.json"),
+    "a card": (["--card", "H20O"], "no card 'H20O' in the table (did you mean H200?)"),
+    "a worker": (["--workers", "1,0"], "--workers '1,0': give numbers of workers from 1 on"),
+    "all workers": (["--workers", ""], "--workers ''"),
+    "a kind": (["--kinds", "stong"], "--kinds 'stong': there are strong and weak"),
+    "problems": (["--problems", "0"], "numbers from 1 on"),
+}
+
+
+@pytest.mark.parametrize("what", MISSING)
+def test_what_the_benchmark_of_workers_lacks_is_one_line_before_anything_runs(
+    what, workers, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(workers, "stage_of", lambda *_: pytest.fail("it ran"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    arguments, told = MISSING[what]
+    with pytest.raises(SystemExit) as ended:
+        workers.main(arguments)
+    assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("bench/cluster.py: ")
+    assert told in line
+
+
+def test_so_is_a_setting_that_is_none(workers, monkeypatch, capsys):
+    monkeypatch.setattr(workers, "stage_of", lambda *_: pytest.fail("it ran"))
+    with pytest.raises(SystemExit) as ended:
+        workers.main(["--set", "cluster.shrads=3"])
+    assert ended.value.code == 2
+    assert "cluster.shrads" in capsys.readouterr().err
+
+
+def cluster_of(cores: int) -> SimpleNamespace:
+    """What stands in for Ray, and a cluster that runs with so many cores."""
+    return SimpleNamespace(
+        is_initialized=lambda: False,
+        init=lambda **_: None,
+        shutdown=lambda: None,
+        cluster_resources=lambda: {"CPU": float(cores)},
+    )
+
+
+@pytest.mark.parametrize(
+    ("ray", "told"),
+    [
+        (None, "needs Ray, which is not installed: pip install 'teamtr[ray]'"),
+        (cluster_of(3), "cluster.workers is 4, and the cluster has 3 cores, one for each: lower it, or add machines"),
+    ],
+)
+def test_so_are_workers_that_there_is_no_place_for(ray, told, workers, monkeypatch, capsys):
+    """Of the most that are asked for; the run of one process before them takes minutes."""
+    monkeypatch.setattr(workers, "stage_of", lambda *_: pytest.fail("it ran"))
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.7:6379")
+    with pytest.raises(SystemExit) as ended:
+        workers.main(["--workers", "1,4,2"])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == f"bench/cluster.py: {'cluster.engine: ray ' if ray is None else ''}{told}\n"
+
+
+def test_workers_that_there_is_a_place_for_are_counted_and_let_be(workers, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", cluster_of(4))
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.7:6379")
+    assert workers.worker_counts(workers.parsed(["--workers", "1,4,2"])) == [1, 4, 2]
+    monkeypatch.delenv("RAY_ADDRESS")
+    monkeypatch.setitem(sys.modules, "ray", cluster_of(0))  # one that is started here has as many as it takes
+    assert workers.worker_counts(workers.parsed(["--workers", "8"])) == [8]

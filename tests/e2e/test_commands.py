@@ -186,6 +186,7 @@ MISSING = {
     "eval --team": ["eval", "--team", "PATH"],
     "report": ["report", "PATH"],
     "view": ["view", "PATH"],
+    "serve": ["serve", "PATH", "--port", "0"],
     "compare": ["compare", "PATH", "PATH"],
     "figures": ["figures", "PATH", "--out", "figures"],
     "swap": ["swap", "PATH", "--agent", "a", "--with", "tiny"],
@@ -207,7 +208,10 @@ def test_a_missing_path_is_wrong_usage(command, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("command", [["eval"], ["swap", "--agent", "left", "--with", "tiny"], ["export", "exported"]])
+@pytest.mark.parametrize(
+    "command",
+    [["eval"], ["serve", "--port", "0"], ["swap", "--agent", "left", "--with", "tiny"], ["export", "exported"]],
+)
 def test_a_run_that_never_began_is_no_run_yet(command, team_file, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     name, *options = command

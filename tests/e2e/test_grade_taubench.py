@@ -56,6 +56,33 @@ def test_dialogues_are_graded_in_their_order_and_keep_their_fields(tmp_path: Pat
     assert (told["rows"], told["accuracy"], told["mean_reward"]) == (4, 0.5, 0.5)
 
 
+def test_several_trials_of_a_task_give_pass_at_k_and_pass_hat_k(tmp_path: Path) -> None:
+    """By hand: task 0 is right in 2 of 4 trials, task 1 in 1 of 2; of pairs of trials that is 1/6 and 0 for both right,
+    5/6 and 1 for one right."""
+    world = write_world(tmp_path / "world", Airline)
+    ended = '[{"role": "user", "content": "###STOP###"}]'
+    rows = [stored(0), stored(0, "[]"), stored(0), stored(0, "[]"), stored(1, ended), stored(1)]
+    _, told = grade(rows, tmp_path, "--data", world)
+    assert told["problems"] == 2
+    assert told["passed"].keys() == {"2", "4"}
+    two, four = told["passed"]["2"], told["passed"]["4"]
+    assert (two["problems"], four["problems"]) == (2, 1)
+    assert two["pass_at_k"] == pytest.approx((5 / 6 + 1) / 2)
+    assert two["pass_hat_k"] == pytest.approx((1 / 6 + 0) / 2)
+    assert (four["pass_at_k"], four["pass_hat_k"]) == (1.0, 0.0)
+    _, single = grade(rows[3:5], tmp_path, "--data", world)
+    assert single["passed"] == {}, "nothing to say of one trial each"
+
+
+def test_pass_hat_k_is_told_to_a_person(tmp_path: Path) -> None:
+    world = write_world(tmp_path / "world", Airline)
+    file = tmp_path / "stored.json"
+    file.write_text(json.dumps([stored(0), stored(0), stored(1)]), encoding="utf-8")
+    arguments = ["grade", "taubench:airline", "--responses", file, "--out", tmp_path / "o", "--data", world]
+    told = CliRunner().invoke(app, list(map(str, arguments))).stdout
+    assert "pass@2 100.0 %, pass^2 100.0 % (1 of 2 problems, those with 2 replies or more)" in " ".join(told.split())
+
+
 @pytest.mark.parametrize(
     ("rows", "message"),
     [

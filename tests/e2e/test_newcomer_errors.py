@@ -89,6 +89,25 @@ def test_a_port_in_use_is_named_with_the_remedy(tmp_path: Path) -> None:
     assert "--port 0" in said
 
 
+def test_a_team_is_not_loaded_for_an_address_that_cannot_be_had(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        said = told("serve", team(tmp_path), "--port", taken.getsockname()[1])
+    assert "is in use: choose another, or --port 0" in said
+    assert "teaching" not in said
+    said = told("serve", team(tmp_path), "--host", "0.0.0.0", "--port", 0)
+    assert "whoever holds the key can use the models" in said
+    assert "--allow-remote" in said
+    assert "teaching" not in said
+
+
+@pytest.mark.parametrize("key", ["short", "", "a key with blanks in it", "schlüssel-schlüssel"])
+def test_a_key_that_is_none(key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TEAMTR_API_KEY", key)
+    said = told("serve", team(tmp_path), "--port", 0)
+    assert "TEAMTR_API_KEY must have at least 16 printable ASCII characters" in said
+    assert "teaching" not in said
+
+
 @pytest.mark.parametrize("host", ["999.1.1.1", "1.2.3.4.5", "", "::1"])
 @pytest.mark.parametrize("more", [(), ("--allow-remote",)])
 def test_a_host_that_is_no_address(host: str, more: tuple[str, ...], tmp_path: Path) -> None:

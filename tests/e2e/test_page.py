@@ -324,7 +324,7 @@ def test_one_file_adds_a_section_to_the_page(page, tmp_path, new_section):
     assert links.index("lengths") == links.index("staleness") + 1
     assert page.requests == [url]
     with LiveServer(Library([run])) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
             page.open(server.link)
@@ -410,7 +410,7 @@ def test_a_live_page_of_a_run_ten_times_as_big_stays_responsive(page, tmp_path):
     batch = made_batch(AGENTS, problems=32, group=16, tokens=60)
     run = made_run(tmp_path / "runs" / "big", stages=400, batches=[batch])
     with LiveServer(Library([tmp_path / "runs"])) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
             page.open("data:text/html,<html data-ready=yes>")
@@ -463,7 +463,7 @@ def test_the_live_page_grows_with_its_run(page, tmp_path):
     run = made_run(tmp_path / "runs" / "first", stages=1)
     made_run(tmp_path / "runs" / "second", stages=2, name=HOSTILE.replace("\ud83d", "")[:40].replace(":", ""))
     with LiveServer(Library([tmp_path / "runs"])) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
             page.open(server.link)

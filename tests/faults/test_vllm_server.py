@@ -102,11 +102,26 @@ def test_one_that_does_not_start_is_told_with_its_last_lines(python, place):
     assert not place.exists()
 
 
+class Hours:
+    """A clock that flies once the server has said something, however long it took to say it."""
+
+    def __init__(self, output: Path) -> None:
+        self.output, self.passed = output, 0.0
+
+    def monotonic(self) -> float:
+        if b"fake vLLM" in self.output.read_bytes():
+            self.passed += 60.0
+        return self.passed
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+
 def test_one_that_takes_too_long_is_ended(python, place, monkeypatch, caplog):
-    monkeypatch.setattr(servers, "TELL_EVERY_S", 0.5)
+    monkeypatch.setattr(servers, "time", Hours(place / "output"))
     caplog.set_level(logging.INFO)
-    with pytest.raises(TeamTRError, match=r"(?s)has not started with model in 3 s .*last lines:\nfake vLLM"):
-        Server(launch(python, "hangs", start_s=3.0), place, "model", NAME)
+    with pytest.raises(TeamTRError, match=r"(?s)has not started with model in 300 s .*last lines:\nfake vLLM"):
+        Server(launch(python, "hangs", start_s=300.0), place, "model", NAME)
     assert "waiting for vLLM since" in caplog.text
     assert programs(place) == []
 
@@ -212,6 +227,7 @@ def test_a_base_that_is_in_no_folder_is_written_for_its_server(python, tmp_path)
         "processed_logprobs",
         "--max-model-len=99",
         "--kv-cache-memory-bytes=536870912",
+        "--gpu-memory-utilization=0.010",
         "--max-loras=2",
     ):
         assert told in started

@@ -29,6 +29,8 @@ from teamtr.grading.math.text import clean, numeral
 from teamtr.grading.workers.channel import Channel, GarbledError
 from teamtr.grading.workers.worker import HEADER_BYTES
 from teamtr.literal import NotALiteral, read_literal, write_literal
+from teamtr.serving.conversation import chat_of, problem_of
+from teamtr.serving.request import BadRequest, read_request
 from teamtr.store import StoreError, read_episodes
 from teamtr.store.log import Log
 from teamtr.tasks.base import Benchmark
@@ -397,6 +399,20 @@ LOG = (
 LOG_FRAGMENTS = (*JSON, "\n", '{"$float":', '{"$int":"0x', '{"$str":"', '"$x":', '"kind":"update"', "{}\n", "[]\n")
 
 
+REQUESTS = (
+    '{"model": "m", "messages": [{"role": "user", "content": "hi"}]}',
+    '{"model": "m", "messages": [{"role": "system", "content": [{"type": "text", "text": "s"}]}, {"role": "user", '
+    '"content": "Team: x\\nright: y"}, {"role": "assistant", "content": "z"}, {"role": "user", "content": "q"}], '
+    '"n": 2, "stop": ["a", "b"], "stream": true, "stream_options": {"include_usage": true}, "private": {"right": "p"}}',
+)
+
+
+def _request(body: bytes) -> object:
+    """What the server does with a body before anything is sampled."""
+    request = read_request(read_json(body, longest=1 << 20, deepest=32, strict=True, half_characters=False))
+    return problem_of(request.messages, request.private, ("left", "right")), chat_of(request.messages, "be brief")
+
+
 def readers() -> list[Reader]:
     """All of them, in the order of docs/guarantees.md."""
     truths = (r"\frac{1}{2}", "7", "(1,2)", "x^2+1", r"\text{east}")
@@ -538,6 +554,15 @@ def readers() -> list[Reader]:
             ('{"choices": [{"message": {"content": "\\ud83d"}}]}', *JSON_SEEDS),
             (*JSON, '"choices":', '"message":', '"content":'),
             (_Passing,),
+            prepare=lambda text: text.encode("utf-8", "surrogatepass"),
+        ),
+        "request": Reader(
+            "request",
+            "requests to the server",
+            _request,
+            (*REQUESTS, *JSON_SEEDS),
+            (*JSON, '"model":', '"messages":', '"role":', '"user"', '"content":', '"stop":', "User:", "right:"),
+            (NotJson, BadRequest),
             prepare=lambda text: text.encode("utf-8", "surrogatepass"),
         ),
         "answers": Reader(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -191,7 +192,7 @@ def of_the_golden_file() -> TauBench:
         key: {**user, "address": {{"state": "province"}.get(k, k): v for k, v in user["address"].items()}}
         for key, user in world.tables["users"].items()
     }
-    changed = World({**world.tables, "users": users}, world.policy)
+    changed = replace(world, tables={**world.tables, "users": users})
     reader = Airline(world=changed)
     return Airline({"test": reader.problems_of(Airline.rows(DATA / "airline" / "tasks_test.jsonl"))}, world=changed)
 

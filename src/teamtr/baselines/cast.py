@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import cycle, islice
 
 from teamtr.errors import UserError
-from teamtr.ports import Heard, Sampler, unheard
+from teamtr.ports import Follow, Heard, Sampler, unfollowed, unheard
 from teamtr.randomness import seed_of
 from teamtr.rollout import EpisodeState, Ledger, RolloutContext, converse
 from teamtr.team import Agent, Router, Team, ToolTurns, Visibility
@@ -143,5 +143,6 @@ class _Playing:
         *,
         decoding: Decoding = AS_TRAINED,
         heard: Heard = unheard,
+        follow: Follow = unfollowed,
     ) -> list[Sample]:
-        return self.sampler.sample(self.agents[agent], prompts, noise_BT, decoding=decoding, heard=heard)
+        return self.sampler.sample(self.agents[agent], prompts, noise_BT, decoding=decoding, heard=heard, follow=follow)

@@ -15,8 +15,9 @@ from typing import Any, ClassVar
 from teamtr.baselines.cast import Cast, Draws, Scene
 from teamtr.errors import UserError
 from teamtr.rollout import EpisodeState, Ledger
+from teamtr.rollout.outcome import outcome_of
 from teamtr.team import team_answer
-from teamtr.types import Episode, Problem, RolloutBatch, Turn
+from teamtr.types import Episode, Problem, Reply, RolloutBatch, Turn
 
 
 def setting(default: Any, help: str, *, tries: bool = False, agent: bool = False) -> Any:
@@ -90,6 +91,10 @@ class Method(ABC):
     def answer(self, cast: Cast, turns: Sequence[Turn]) -> str:
         """What an attempt came to, from its turns alone."""
 
+    def graded(self, cast: Cast, problem: Problem, turns: Sequence[Turn], replies: Sequence[Reply]) -> str:
+        """What is graded of an attempt: its answer, unless a task grades the whole dialogue."""
+        return self.answer(cast, turns)
+
 
 class Conversation(Method):
     """A method that is one conversation. ``rule`` says whose word is the answer, as ``team.answer`` of a team file."""
@@ -112,6 +117,11 @@ class Conversation(Method):
     def answer(self, cast: Cast, turns: Sequence[Turn]) -> str:
         return team_answer(turns, self.rule, cast.context.task.extract)
 
+    def graded(self, cast: Cast, problem: Problem, turns: Sequence[Turn], replies: Sequence[Reply]) -> str:
+        scene = self.scene(cast)
+        told = outcome_of(scene.context, scene.team, problem, turns, replies)
+        return self.answer(cast, turns) if told is None else told
+
 
 def play_method(
     method: Method,
@@ -128,7 +138,7 @@ def play_method(
     task, ledger = cast.context.task, ledger or Ledger()
     asked = [problem for problem in problems for _ in range(samples)]
     states = method.attempts(cast, asked, Draws(seed, temperature, ledger))
-    answers = [method.answer(cast, state.turns) for state in states]
+    answers = [method.graded(cast, state.problem, state.turns, state.replies) for state in states]
     started = time.perf_counter()
     verdicts = task.grade(
         [(p, answer, [t.text for t in s.turns]) for p, s, answer in zip(asked, states, answers, strict=True)]

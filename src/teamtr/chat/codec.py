@@ -17,8 +17,9 @@ from teamtr.chat.tool_prompt import each_text, with_tools_told
 from teamtr.errors import UserError
 from teamtr.types import Ids
 
-CACHED = 20_000
-"""Prompts and messages remembered per tokenizer; short games repeat them all the time."""
+CACHED, CACHED_TOKENS = 20_000, 4_000_000
+"""Prompts remembered per tokenizer, and as many messages, of so many tokens in all; short games repeat them all the
+time, and a server that runs for weeks must not remember everything it was asked."""
 
 
 class ProtocolError(UserError):
@@ -60,6 +61,7 @@ class ChatCodec:
         self._disarm_all = Disarm((*self.markers.turns, *self.markers.tools), lookalikes)
         self._prompts: dict[tuple[tuple[tuple[str, str], ...], str], Ids] = {}
         self._texts: dict[bytes, str] = {}
+        self._prompt_tokens = self._text_tokens = 0
 
     @property
     def identity(self) -> tuple[str, str]:
@@ -86,11 +88,13 @@ class ChatCodec:
         key = tuple((m["role"], m["content"]) for m in messages), json.dumps(tools) if tools else ""
         ids = self._prompts.get(key)
         if ids is None:
-            if len(self._prompts) >= CACHED:
-                self._prompts.clear()
             ids = np.array(
                 self.tokenizer.encode(self.text(messages, tools=tools), add_special_tokens=False), dtype=np.int32
             )
+            self._prompt_tokens += len(ids)
+            if len(self._prompts) >= CACHED or self._prompt_tokens > CACHED_TOKENS:
+                self._prompts.clear()
+                self._prompt_tokens = len(ids)
             self._prompts[key] = ids
         return ids
 
@@ -104,12 +108,18 @@ class ChatCodec:
         key = token_ids.tobytes()
         text = self._texts.get(key)
         if text is None:
-            if len(self._texts) >= CACHED:
+            self._text_tokens += len(token_ids)
+            if len(self._texts) >= CACHED or self._text_tokens > CACHED_TOKENS:
                 self._texts.clear()
-            kept = [i for i in token_ids.tolist() if i not in self.markers.token_ids]
-            text = str(self.tokenizer.decode(kept, skip_special_tokens=False))
+                self._text_tokens = len(token_ids)
+            text = self.plain(token_ids.tolist())
             text = self._texts[key] = text if self.sharing is None else self.sharing(text)
         return text
+
+    def plain(self, token_ids: Sequence[int]) -> str:
+        """The text of these tokens before anybody decides what of it is shared."""
+        kept = [i for i in token_ids if i not in self.markers.token_ids]
+        return str(self.tokenizer.decode(kept, skip_special_tokens=False))
 
     def _disarmed(self, message: Mapping[str, str]) -> str:
         """An agent's own words and the team file's may call tools; what all others write holds no marker at all."""

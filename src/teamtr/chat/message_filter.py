@@ -30,6 +30,11 @@ class MessageFilter:
     inside: bool = False
     breaches: Counter[str] = field(default_factory=Counter)
 
+    @property
+    def shares_all(self) -> bool:
+        """Whether every text stays as it is."""
+        return self.think == "keep" and self.tools == "off"
+
     def __call__(self, text: str) -> str:
         if self.think != "keep":
             if self.think == "forbid" and thinks(text):

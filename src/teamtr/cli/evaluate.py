@@ -132,6 +132,8 @@ def evaluate(
         from teamtr.session.comparison import Comparison
         from teamtr.session.evaluations import Evaluation
 
+        for warning in session.task.warnings:
+            say(f"warning: {warning}")
         ledger = Ledger()
         evaluation = partial(
             Evaluation.of,

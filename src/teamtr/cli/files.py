@@ -31,9 +31,11 @@ def check(
         from teamtr.session.budget import budget_lines
         from teamtr.session.build import build
         from teamtr.session.checks import callable_tools, doubts, measure_floors, require_visible, self_test
+        from teamtr.session.memory import before_servers
         from teamtr.trackers import missing
 
         session = build(settings)
+        served = before_servers(session)
         told = [*self_test(session), *doubts(session), *filter(None, map(missing, session.team_file.trackers))]
         floors = measure_floors(session)
         require_visible(session, floors)
@@ -47,6 +49,7 @@ def check(
         *(f"  {name} calls {', '.join(tools)}" for name, tools in callable_tools(session).items()),
         *(f"  {floor}" for floor in floors),
         *(f"  {name}: sampling is {path}" for name, path in samplers.items()),
+        *(f"  {item.what}, {item.gb:.3g} GB: {item.why}" for item in (served.servers if served else ())),
         *(f"  warning: {warning}" for warning in warnings),
         *(f"  warning: the grader failed {n} times: {why}" for why, n in task.failures.items()),
     ]

@@ -144,12 +144,16 @@ def _group_record(group: Prediction, placed: Placement) -> dict[str, Any]:
 def _tell_memory(planned: MemoryPlan, as_json: bool) -> None:
     from teamtr.cli.progress import table
     from teamtr.ports import GB
+    from teamtr.session.memory import crowded
 
     rows = [(item.what, f"{item.gb:.3g}", item.why) for item in planned.items]
     rows.append(("in all", f"{planned.total / GB:.3g}", "" if planned.available is None else "of the GPU's memory:"))
+    rows += [(item.what, f"{item.gb:.3g}", item.why) for item in planned.servers]
     if planned.available is not None:
         rows.append(("available", f"{planned.available / GB:.3g}", "fits" if planned.fits else "DOES NOT FIT"))
     answer(table(("what", "GB", ""), rows), as_json)
+    if (why := crowded(planned)) is not None:
+        answer(f"refused by `teamtr train`: {why}", as_json)
 
 
 def _tell_seconds(found: Prediction, as_json: bool) -> None:
@@ -173,6 +177,8 @@ def _tell_seconds(found: Prediction, as_json: bool) -> None:
         + ", ".join(sorted(set(precisions.values()))),
         as_json,
     )
+    if found.setup.sampling.servers is not None:
+        answer("seconds of sampling are those of the plain sampler: vLLM's are not predicted", as_json)
     if found.setup.plan.batches(len(found.setup.updated)) is None:
         answer("this plan decides as it goes how often it samples: one batch a stage is assumed", as_json)
 

@@ -80,10 +80,8 @@ def view(
         with LiveServer(Library(folders), host=host, port=port, allow_remote=allow_remote) as server:
             write(server.link, sys.stdout)
             say("open the link above; Ctrl-C to stop")
-            try:
-                server.serve_forever(poll_interval=0.5)
-            except KeyboardInterrupt:
-                say("closed")
+            server.serve_forever()
+            say("closed")
 
 
 @app.command()

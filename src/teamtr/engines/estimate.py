@@ -144,6 +144,8 @@ def _items(held: Held, demand: Demand) -> Iterator[MemoryItem]:
 
 def _served(served: Served, demand: Demand) -> Iterator[MemoryItem]:
     """Sampling copies and keys and values; nothing on the plain path but what its cache grows to."""
+    if demand.sampled_elsewhere.issuperset(served.agents):
+        return
     if served.precision is None:
         tokens = max(demand.lengths[name].whole for name in served.agents)
         size = demand.episodes * tokens * served.cache_bytes

@@ -96,7 +96,7 @@ def gather_shards(
     found = {}
     for shard, parts in own:
         one = gather(parts, forward, parameters, scale, computing, lockstep=shards.lockstep)
-        found[shard] = one if shards.count == 1 and not shards.lockstep else replace(one, flat=_flat(parameters))
+        found[shard] = one if shards.count == 1 else replace(one, flat=_flat(parameters))
     return found
 
 
@@ -168,6 +168,7 @@ class _InLockstep:
         self.forward = forward
         self.pass_idly = pass_idly
         self.computing = computing
+        self.parameters = parameters
         self.spread = [p for p in parameters if is_spread(p)]
         self.here = [p for p in parameters if not is_spread(p)]
         self.held: dict[int, list[Tensor | None]] = {}
@@ -235,7 +236,8 @@ class _InLockstep:
         for shard, gradients in self.held.items():
             for parameter, gradient in zip(self.here, gradients, strict=True):
                 parameter.grad = gradient
-            norm = float(_norm(gradients, self.sums[shard]))
+            parts = [None if p.grad is None else own(p.grad) for p in self.parameters]
+            norm = float(_norm(parts, self.sums[shard]))
             found[shard] = Gathered(self.sums[shard].tolist(), norm, scale, flat=_flat(self.here))
         return found
 
@@ -261,7 +263,7 @@ def added(
 ) -> Gathered:
     """The gradient of the whole step, from the shards ``of`` wherever they were computed: it stands in the parameters.
     ``sums``: how many numbers a part reports."""
-    if shards.count == 1 and not shards.lockstep:
+    if shards.count == 1:  # of one process, which adds up its norm tensor by tensor, in parts or not
         return own[0]
     here = [p for p in parameters if not is_spread(p)]
     like = [here[0].new_zeros(sum(p.numel() for p in here)), here[0].new_zeros(sums + 1, dtype=torch.float64)]

@@ -10,7 +10,7 @@ from teamtr.engines.learner import PolicyLearner
 from teamtr.engines.policy import CHEAPEST_FIRST
 from teamtr.engines.sampling import TokenSampler
 from teamtr.engines.shards import spread
-from teamtr.ports import Demand, Heard, MemoryPlan, Rehearsal, unheard
+from teamtr.ports import Demand, Follow, Heard, MemoryPlan, Rehearsal, unfollowed, unheard
 from teamtr.types import AS_TRAINED, AgentInfo, Decoding, Floats, Ids, Sample
 
 
@@ -44,6 +44,7 @@ class LocalEngine:
         *,
         decoding: Decoding = AS_TRAINED,
         heard: Heard = unheard,
+        follow: Follow = unfollowed,
     ) -> list[Sample]:
         version, policy = self.version(agent), self.learners[agent].policy
         drawing = TokenSampler.of(decoding, policy.temperature)
@@ -55,6 +56,7 @@ class LocalEngine:
                 drawing,
                 version=version,
                 heard=_told_as(heard, len(samples), version),
+                follow=_followed_as(follow, len(samples)),
             )
         return [replace(sample, version=version) for sample in samples]
 
@@ -78,6 +80,8 @@ class LocalEngine:
             config_version=policy.config_version,
             base_version=policy.base_version,
             trained_parameters=sum(parameter.numel() for parameter in policy.parameters().values()),
+            positions=policy.positions,
+            parameters=policy.model_parameters,
         )
 
     def set_precision(self, agent: str, precision: str) -> None:
@@ -99,3 +103,10 @@ class LocalEngine:
 def _told_as(heard: Heard, first_row: int, version: str) -> Heard:
     """For a part of the rows, whose messages this version wrote."""
     return lambda row, sample: heard(first_row + row, replace(sample, version=version))
+
+
+def _followed_as(follow: Follow, first_row: int) -> Follow:
+    """For a part of the rows."""
+    if follow is unfollowed or not first_row:
+        return follow
+    return lambda row, before, token_ids: follow(first_row + row, before, token_ids)

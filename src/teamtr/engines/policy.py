@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from teamtr.engines.critic import ValueHead
 from teamtr.engines.sampling import PLAINLY, TokenSampler
-from teamtr.ports import Heard, unheard
+from teamtr.ports import Follow, Heard, unfollowed, unheard
 from teamtr.types import Floats, Ids, Sample
 
 Head = Callable[[Tensor], Tensor]
@@ -58,12 +58,22 @@ class Policy(ABC):
         """Whether messages are sampled from other tensors than those that are trained."""
         return False
 
+    @property
+    def positions(self) -> int | None:
+        """Most tokens of a prompt and its message; None without a limit."""
+        return None
+
     def take_up(self, version: str) -> None:  # noqa: B027 (nothing to do without a copy)
         """Fill that copy with the present weights, of this version."""
 
     @abstractmethod
     def parameters(self) -> dict[str, nn.Parameter]:
         """The trainable parameters, by a stable name."""
+
+    @property
+    def model_parameters(self) -> int:
+        """How many its model has, adapters left out."""
+        return sum(parameter.numel() for parameter in self.parameters().values())
 
     @abstractmethod
     def features(self, prompts: Sequence[Ids], messages: Sequence[Ids]) -> Tensor:
@@ -99,9 +109,10 @@ class Policy(ABC):
         *,
         version: str = "",
         heard: Heard = unheard,
+        follow: Follow = unfollowed,
     ) -> list[Sample]:
-        """One message per prompt; ``noise_BT`` and ``heard`` as in ``ports.Sampler``. ``version`` names the present
-        weights, so that what was computed under them before may be used again; empty: nothing may."""
+        """One message per prompt; ``noise_BT``, ``heard`` and ``follow`` as in ``ports.Sampler``. ``version`` names the
+        present weights, so that what was computed under them before may be used again; empty: nothing may."""
 
     @abstractmethod
     def save_weights(self, folder: Path, *, write: bool = True) -> None:

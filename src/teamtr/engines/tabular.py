@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from teamtr.engines.critic import TableHead, ValueHead
 from teamtr.engines.policy import Head, Policy
 from teamtr.engines.sampling import PLAINLY, TokenSampler
-from teamtr.ports import Heard, unheard
+from teamtr.ports import Follow, Heard, unfollowed, unheard
 from teamtr.types import Finish, Floats, Ids, Sample
 
 UNLIKELY = 12.0
@@ -80,22 +80,24 @@ class TabularPolicy(Policy):
         *,
         version: str = "",
         heard: Heard = unheard,
+        follow: Follow = unfollowed,
     ) -> list[Sample]:
         uniform_BT = torch.as_tensor(noise_BT)
         ids: list[list[int]] = [[] for _ in prompts]
         logp: list[list[float]] = [[] for _ in prompts]
-        stopped = [False] * len(prompts)
+        stopped, unwanted = [False] * len(prompts), [False] * len(prompts)
         for u in range(noise_BT.shape[1]):
             rows = [self.row(p, np.array(x, dtype=np.int32)) for p, x in zip(prompts, ids, strict=True)]
             tokens, scores = drawing(self.logits[torch.tensor(rows, dtype=torch.long)], uniform_BT[:, u])
             for i, (token, score) in enumerate(zip(tokens.tolist(), scores.tolist(), strict=True)):
-                if not stopped[i]:
+                if not stopped[i] and not unwanted[i]:
                     ids[i].append(token)
                     logp[i].append(score)
                     stopped[i] = token in self.end_ids
-                    if stopped[i] or u + 1 == noise_BT.shape[1]:
+                    unwanted[i] = not follow(i, u, np.array([token], dtype=np.int32))
+                    if stopped[i] or unwanted[i] or u + 1 == noise_BT.shape[1]:
                         heard(i, _sample(ids[i], logp[i], stopped[i]))
-            if all(stopped):
+            if all(done or left for done, left in zip(stopped, unwanted, strict=True)):
                 break
         return [_sample(x, s, done) for x, s, done in zip(ids, logp, stopped, strict=True)]
 

@@ -9,6 +9,7 @@ from teamtr.evaluation.metrics import summarise
 from teamtr.randomness import generator
 from teamtr.reports import EvalReport
 from teamtr.rollout import Ledger, RolloutContext, play
+from teamtr.rollout.outcome import grades_dialogue
 from teamtr.team import Team
 from teamtr.types import Problem, RolloutBatch, Verdict
 
@@ -53,9 +54,11 @@ class Scores:
 def scores_of(context: RolloutContext, batch: RolloutBatch, *, consensus: bool = True) -> Scores:
     """What a batch of graded episodes is worth, with what the task says of its problems and replies.
 
-    Without ``consensus``, what single agents stated is left out: messages of a method may be no answers at all.
+    Without ``consensus``, what single agents stated is left out: messages of a method may be no answers at all, and
+    those of a dialogue that is graded as a whole never are.
     """
     task = context.task
+    consensus = consensus and not any(grades_dialogue(context, problem) for problem in batch.problems)
     size = batch.group_size
     rows = [batch.episodes[p * size : (p + 1) * size] for p in range(len(batch.problems))]
     return Scores(

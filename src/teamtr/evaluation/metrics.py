@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -41,6 +42,28 @@ def pass_hat_k(correct_P: ArrayLike, n: int, k: int) -> Floats:
     It is the unbiased estimate of the chance that all of k fresh samples are right (tau-bench, arXiv 2406.12045).
     """
     return _without(n - _counts(correct_P, n, k), n, k)
+
+
+@dataclass(frozen=True)
+class OfTrials:
+    """pass@k and pass^k over the problems that were tried k times or more, and how many these are."""
+
+    problems: int
+    pass_at_k: float
+    pass_hat_k: float
+
+
+def of_trials(trials: Iterable[tuple[int, int]]) -> dict[int, OfTrials]:
+    """By k, from (how often it was tried, how many of these were right) of each problem; problems may have been tried
+    differently often."""
+    known = list(trials)
+    found = {}
+    for k in _doublings(max(count for count, _ in known)) if known else ():
+        some = [(count, right) for count, right in known if count >= k]
+        any_P = [float(pass_at_k([right], count, k)[0]) for count, right in some]
+        all_P = [float(pass_hat_k([right], count, k)[0]) for count, right in some]
+        found[k] = OfTrials(len(some), float(np.mean(any_P)), float(np.mean(all_P)))
+    return found
 
 
 def majority_at_k(answers_PK: Sequence[Sequence[str | None]], right_PK: Sequence[Sequence[bool]]) -> Floats:

@@ -149,7 +149,9 @@ class Placement:
 def placement(prediction: Prediction) -> Placement:
     """Of the workers of one group."""
     cluster, memory = prediction.setup.cluster, prediction.memory
-    fit = None if cluster.card.memory is None else int(cluster.card.memory // max(1, memory.least))
+    servers = prediction.setup.sampling.servers
+    taken = 0 if servers is None else servers.taken(cluster.card.memory)
+    fit = None if cluster.card.memory is None else max(0, int((cluster.card.memory - taken) // max(1, memory.least)))
     return Placement(cluster.workers_on_a_card, fit, _sharding(prediction))
 
 

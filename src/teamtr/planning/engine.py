@@ -8,7 +8,7 @@ from typing import NoReturn
 from teamtr.errors import UserError
 from teamtr.planning.memory import memory_of, tightest
 from teamtr.planning.setup import Setup
-from teamtr.ports import Demand, Heard, Learner, MemoryPlan, Rehearsal, unheard
+from teamtr.ports import Demand, Follow, Heard, Learner, MemoryPlan, Rehearsal, unfollowed, unheard
 from teamtr.types import AS_TRAINED, AgentInfo, Decoding, Floats, Ids, Sample
 
 UNLOADED = "unloaded"
@@ -48,6 +48,7 @@ class UnloadedEngine:
         *,
         decoding: Decoding = AS_TRAINED,
         heard: Heard = unheard,
+        follow: Follow = unfollowed,
     ) -> list[Sample]:
         self._refuse()
 

@@ -44,6 +44,9 @@ def memory_of(setup: Setup) -> WorkerMemory:
     """Of the worker that has most to do, in a cluster without groups."""
     found, demand = held(setup), setup.worker_demand
     plan = MemoryPlan(items(found, demand), available(setup.cluster), setup.cluster.name)
+    if setup.sampling.servers is not None:
+        cluster = setup.cluster
+        plan = setup.sampling.servers.beside(plan, cluster.card.memory, cluster.workers_on_a_card)
     pages = {name: None if one.precision is None else one.budget for one in found.served for name in one.agents}
     taken = sum(item.bytes for item in plan.items if item.what == "keys and values")
     wanted = sum(one.wanted_bytes(demand) for one in found.served if one.precision is not None)

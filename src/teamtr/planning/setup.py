@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from teamtr.engines.vllm.memory import Servers
 from teamtr.errors import UserError
 from teamtr.planning.cards import Card
 from teamtr.planning.shape import ModelShape
@@ -67,12 +68,14 @@ class Learning:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How messages are sampled. ``memory`` in bytes for pages; None: a share of what is free."""
+    """How messages are sampled. ``memory`` in bytes for pages; None: a share of what is free. ``servers``: of vLLM,
+    where those sample."""
 
     paged: bool = True
     precision: str = "fp16"
     memory: int | None = None
     compiled: bool | None = None
+    servers: Servers | None = None
 
 
 @dataclass(frozen=True)

@@ -111,11 +111,12 @@ def _of_one_group(setup: Setup, local: bool) -> Prediction:
 
 
 def fitting(setup: Setup) -> tuple[Setup, WorkerMemory]:
-    """With a micro-batch that fits, halved as a learner halves it; as it is asked for where none does, and where the
-    workers are in lockstep, which never halve."""
+    """With a micro-batch that fits, halved as a learner halves it; as it is asked for where none does, and where it is
+    never halved: by workers in lockstep, and beside servers, with which a run is refused instead."""
     asked = memory_of(setup)
     smaller, found = setup, asked
-    while not found.fits and not setup.cluster.shard_base and smaller.learning.micro_batch > 1:
+    halves = not setup.cluster.shard_base and not asked.plan.taken
+    while halves and not found.fits and smaller.learning.micro_batch > 1:
         learning = replace(smaller.learning, micro_batch=smaller.learning.micro_batch // 2)
         smaller = replace(smaller, learning=learning)
         found = memory_of(smaller)

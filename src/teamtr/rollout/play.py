@@ -22,7 +22,8 @@ from teamtr.rollout.calling import Said, calls_in_message, calls_so_far, results
 from teamtr.rollout.context import Ledger, RolloutContext, check_author
 from teamtr.rollout.episode import EpisodeState
 from teamtr.rollout.grading import Asked, Grading
-from teamtr.team import Agent, Router, Team, Upcoming, team_answer, visible
+from teamtr.rollout.outcome import act, graded_text
+from teamtr.team import Agent, Router, Team, Upcoming, visible
 from teamtr.team.router import next_turn, opens_round
 from teamtr.types import (
     Decoding,
@@ -77,12 +78,13 @@ def play_out(
 
         def ended(state: EpisodeState) -> None:
             if state.drafted_verdict is None:
-                grading.ended(_asked(context, state))
+                grading.ended(_asked(context, team, state))
 
         heard = ended if grading.is_early else None
         converse(context, team, states, seed=seed, temperature=temperature, ledger=ledger, end_ids=end_ids, ended=heard)
-        verdicts = _verdicts(context, states, grading, ledger)
-    answers = [_said(context, state.turns) for state in states]
+        asked = [_asked(context, team, state) for state in states]
+        verdicts = _verdicts(states, asked, grading, ledger)
+    answers = [answer for _, answer, _ in asked]
     return RolloutBatch(
         problems=tuple(problems),
         episodes=_episodes(states, answers, verdicts, group_size, team.version),
@@ -119,33 +121,22 @@ def converse(
 
 
 def _verdicts(
-    context: RolloutContext, states: Sequence[EpisodeState], grading: Grading, ledger: Ledger
+    states: Sequence[EpisodeState], asked: Sequence[Asked], grading: Grading, ledger: Ledger
 ) -> list[Verdict]:
     """The grader's, of all episodes that are not word for word what their draft was."""
     started = time.perf_counter()
     known = {e: verdict for e, state in enumerate(states) if (verdict := state.drafted_verdict) is not None}
     new = [e for e in range(len(states)) if e not in known]
-    graded = grading.verdicts([_asked(context, states[e]) for e in new])
+    graded = grading.verdicts([asked[e] for e in new])
     ledger.grading_seconds += time.perf_counter() - started
     ledger.episodes += len(new)
     known.update(zip(new, graded, strict=True))
     return [known[e] for e in range(len(states))]
 
 
-def _asked(context: RolloutContext, state: EpisodeState) -> Asked:
-    return state.problem, _said(context, state.turns), [turn.text for turn in state.turns]
-
-
-def _said(context: RolloutContext, turns: Sequence[Turn]) -> str:
-    """What the team says with these turns, by its rule."""
-    return team_answer(turns, context.answer, context.task.extract)
-
-
-def _act(context: RolloutContext, turns: Sequence[Turn]) -> str:
-    """What the team said in its last round: by its rule, or last where whoever answers did not speak in it."""
-    done = [turn for turn in turns if turn.round == turns[-1].round]
-    silent = context.answer not in ("last", "majority", *(turn.agent for turn in done))
-    return done[-1].text if silent else _said(context, done)
+def _asked(context: RolloutContext, team: Team, state: EpisodeState) -> Asked:
+    text = graded_text(context, team, state.problem, state.turns, state.replies)
+    return state.problem, text, [turn.text for turn in state.turns]
 
 
 def _step_environment(
@@ -163,7 +154,7 @@ def _step_environment(
     started = time.perf_counter()
     for state in asked:
         if state.turns:
-            state.acts.append(_act(context, state.turns))
+            state.acts.append(act(context, state.turns))
     new = []
     for state in asked:
         if state.draft is not None and state.as_drafted and len(state.replies) < len(state.draft.episode.replies):

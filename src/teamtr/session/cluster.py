@@ -8,7 +8,7 @@ from functools import partial
 from teamtr.config import TeamFile, dump, loads_stored
 from teamtr.engines.cluster.engine import ClusterEngine
 from teamtr.engines.cluster.groups import GroupedEngine
-from teamtr.engines.cluster.ray_members import Group, Room, start_members
+from teamtr.engines.cluster.ray_members import Group, Room, require_room, start_members
 from teamtr.engines.local import LocalEngine
 from teamtr.engines.shards import Shards
 from teamtr.errors import UserError
@@ -39,10 +39,15 @@ def engine_of(
     return sampled_by_vllm(models, team_file, task, load) if team_file.sampling.engine == "vllm" else models
 
 
-def _over_workers(team_file: TeamFile, player: PlayerConfig | None, taught: bool, again: bool) -> Models:
-    _require_text(team_file)
+def require_workers(team_file: TeamFile) -> None:
+    """Raises a UserError where there can be no such workers, before anything is loaded or started."""
     settings = team_file.cluster
-    room = Room(
+    require_room([group.workers for group in settings.groups] or [settings.workers], _room(team_file))
+
+
+def _room(team_file: TeamFile, *, again: bool = False) -> Room:
+    settings = team_file.cluster
+    return Room(
         shards=settings.parts,
         address=settings.address,
         patience_s=settings.patience_s,
@@ -50,6 +55,11 @@ def _over_workers(team_file: TeamFile, player: PlayerConfig | None, taught: bool
         may_be_fewer=again,
         lockstep=settings.shard_base,
     )
+
+
+def _over_workers(team_file: TeamFile, player: PlayerConfig | None, taught: bool, again: bool) -> Models:
+    _require_text(team_file)
+    settings, room = team_file.cluster, _room(team_file, again=again)
     codecs, make = codecs_of(team_file, player), partial(_member, dump(team_file), taught, os.getcwd())
     groups = [
         Group(partial(make, settings.held_by(number)), group.workers, number, group.agents)

@@ -38,7 +38,7 @@ from teamtr.session.build import Session
 from teamtr.session.checks import doubts, measure_floors, require_visible, self_test
 from teamtr.session.history import History
 from teamtr.session.inputs import Inputs, inputs_of, require_same_inputs
-from teamtr.session.memory import before_training, peak_gb
+from teamtr.session.memory import before_servers, before_training, peak_gb
 from teamtr.session.rollouts import Gathered, StageRollouts
 from teamtr.session.state import Position, RunState
 from teamtr.session.success import evaluate_team, exact_success
@@ -380,6 +380,7 @@ class Driver:
         with self._timed("test"):
             told = (*self_test(self.session), *doubts(self.session))
         warnings = (*self.session.task.warnings, *told)
+        before_servers(self.session)
         with self._timed("floors"):
             floors = measure_floors(self.session)
         require_visible(self.session, floors)

@@ -233,10 +233,14 @@ class Evaluation:
 
     def _graded_again(self, batch: RolloutBatch, problems: Sequence[Problem]) -> RolloutBatch:
         """The same episodes with the verdicts of today's grader, on the answers that today's extraction finds."""
-        answers = [self.method.answer(self.cast, episode.turns) for episode in batch.episodes]
+        of = [problems[e // batch.group_size] for e in range(len(batch.episodes))]
+        answers = [
+            self.method.graded(self.cast, problem, episode.turns, episode.replies)
+            for problem, episode in zip(of, batch.episodes, strict=True)
+        ]
         asked = [
-            (problems[e // batch.group_size], answer, [turn.text for turn in episode.turns])
-            for e, (episode, answer) in enumerate(zip(batch.episodes, answers, strict=True))
+            (problem, answer, [turn.text for turn in episode.turns])
+            for problem, answer, episode in zip(of, answers, batch.episodes, strict=True)
         ]
         episodes = [
             replace(episode, answer=answer, verdict=verdict)

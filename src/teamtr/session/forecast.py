@@ -19,6 +19,7 @@ from teamtr.presets import Plan
 from teamtr.session.build import Parts, Session, build
 from teamtr.session.memory import WORDS_OF_A_LINE, demand_of, openings, result_tokens
 from teamtr.session.models import Models, codecs_of
+from teamtr.session.vllm import ModelSize, servers_of
 from teamtr.tasks import Task
 from teamtr.tasks.players import PlayerConfig
 from teamtr.team import Schedule, ToolTurns
@@ -76,9 +77,14 @@ def _cluster(team_file: TeamFile, where: Where) -> Cluster:
 
 
 def _setup(team_file: TeamFile, plan: Plan, cluster: Cluster, demand: Demand) -> Setup:
-    learner = team_file.learner
+    learner, members, sampling = team_file.learner, _members(team_file), _sampling(team_file, cluster.card)
+    if team_file.sampling.engine == "vllm":
+        sizes = {member.name: ModelSize(member.shape.parameters, member.trained) for member in members}
+        servers = servers_of(team_file, sizes, sampling.precision, on_card=not cluster.card.is_cpu)
+        sampling = replace(sampling, servers=servers)
+        demand = replace(demand, sampled_elsewhere=frozenset(team_file.team.names))
     return Setup(
-        members=_members(team_file),
+        members=members,
         turns=(),
         demand=demand,
         plan=plan,
@@ -86,7 +92,7 @@ def _setup(team_file: TeamFile, plan: Plan, cluster: Cluster, demand: Demand) ->
         learning=Learning(
             learner.epochs, learner.minibatches, learner.micro_batch, learner.gate_share, learner.precision
         ),
-        sampling=_sampling(team_file, cluster.card),
+        sampling=sampling,
     )
 
 

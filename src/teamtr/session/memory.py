@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from teamtr.errors import UserError
 from teamtr.evaluation.evaluate import PROBLEMS_IN_A_RUN, SAMPLES_IN_A_RUN
 from teamtr.ports import GB, Demand, Lengths, MemoryPlan
 from teamtr.session import checks
@@ -33,11 +34,44 @@ def plan_memory(session: Session) -> MemoryPlan:
 
 
 def before_training(session: Session) -> dict[str, Any] | None:
-    """On a card, the plan beside what the longest step really took. None elsewhere."""
+    """On a card, the plan beside what the longest step really took. None elsewhere. A run is refused whose servers and
+    learner do not fit beside each other: each would find room alone, and one would run out of it in the middle."""
     engine = session.engine
     if all(engine.info(name).device.startswith("cpu") for name in engine.agents):
         return None
-    return {"planned_gb": plan_memory(session).total / GB, **rehearse(session)}
+    plan = plan_memory(session)
+    require_room_for_servers(plan)
+    return {"planned_gb": plan.total / GB, **rehearse(session)}
+
+
+def before_servers(session: Session) -> MemoryPlan | None:
+    """Before the first message is asked of servers, which starts them: the plan beside them, or a UserError where they
+    do not fit. None where no servers sample."""
+    if session.team_file.sampling.engine != "vllm":
+        return None
+    plan = plan_memory(session)
+    require_room_for_servers(plan)
+    return plan
+
+
+def require_room_for_servers(plan: MemoryPlan) -> None:
+    """Raises a UserError where servers of this run cannot start, or leave the learner too little."""
+    if (why := crowded(plan)) is not None:
+        raise UserError(why)
+
+
+def crowded(plan: MemoryPlan) -> str | None:
+    """What servers and learner lack, and what to do; None where both fit, and where there are no servers."""
+    remedies = "sampling.vllm.cards gives servers cards of their own, sampling.memory_gb less for keys and values"
+    if plan.lacking:
+        return f"{'; '.join(plan.lacking)}: {remedies}, sampling.precision smaller weights"
+    if not plan.taken or plan.fits or plan.available is None:
+        return None
+    return (
+        f"vLLM servers take {plan.taken / GB:.3g} GB of the card that trains and leave "
+        f"{max(0, plan.available) / GB:.3g} GB, and the learner needs {plan.total / GB:.3g} GB: {remedies}; a smaller "
+        "learner.micro_batch needs less"
+    )
 
 
 def rehearse(session: Session) -> dict[str, Any]:

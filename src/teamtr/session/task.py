@@ -8,4 +8,4 @@ from teamtr.tasks import Task, TaskContext, registry
 
 def build_task(team_file: TeamFile) -> Task:
     """The task that the file names."""
-    return registry.build_task(team_file.task, TaskContext(team_file.seed, team_file.team.names))
+    return registry.build_task(team_file.task, TaskContext(team_file.seed, team_file.team.names, team_file.team.rounds))

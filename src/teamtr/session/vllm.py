@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+
+import torch
 
 from teamtr.config import AgentConfig, TeamFile
 from teamtr.config.vllm import room_for
 from teamtr.engines.vllm.engine import VllmEngine
 from teamtr.engines.vllm.hosts import Host, OwnServer, SharedBase
+from teamtr.engines.vllm.memory import ModelSize, ServerMemory, Servers, slots
 from teamtr.engines.vllm.server import Launch
 from teamtr.errors import UserError
 from teamtr.ports import GB, Engine
@@ -29,6 +33,9 @@ SHARE = 0.4
 """Of the memory of what trains as well, for all servers together."""
 SHARE_OF_THEIR_OWN = 0.9
 """Of the memory of cards that are theirs alone."""
+FREE_AT_START = 0.01
+"""Of the memory, what must be free when a server starts that is told how much it has for keys and values: vLLM uses its
+share for nothing else then. By default that is nearly all, which a learner on the same card does not leave."""
 
 Source = tuple[str, str | None]
 
@@ -44,8 +51,64 @@ def sampled_by_vllm(models: Models, team_file: TeamFile, task: Task, load: Loade
     except BaseException:
         models.engine.close()  # which may be elsewhere
         raise
-    precision = "" if launch is None else _precision(team_file)
-    return Models(VllmEngine(models.engine, hosts, settings.temperature, precision), models.codecs)
+    precision, device = "" if launch is None else _precision(team_file), device_of(team_file)
+    infos = {name: models.engine.info(name) for name in hosts}
+    sizes = {name: ModelSize(info.parameters, info.trained_parameters) for name, info in infos.items()}
+    on_card = device.type == "cuda"
+    engine = VllmEngine(
+        models.engine,
+        hosts,
+        settings.temperature,
+        precision,
+        servers=servers_of(team_file, sizes, precision, on_card=on_card),
+        card_bytes=torch.cuda.get_device_properties(device).total_memory if on_card else None,
+        sharing=-(-team_file.cluster.workers // torch.cuda.device_count()) if on_card else 1,
+    )
+    return Models(engine, models.codecs)
+
+
+def servers_of(team_file: TeamFile, sizes: Mapping[str, ModelSize], precision: str, *, on_card: bool) -> Servers:
+    """What the servers of this team take, as ``_launch`` starts them; ``sizes`` by agent."""
+    settings = team_file.sampling.vllm
+    if settings.python is None:
+        return Servers(urls=settings.urls)
+    sharing, alone = _grouped(team_file)
+    return Servers(
+        tuple(
+            _server(team_file, agents, [sizes[agent.name] for agent in agents], precision, on_card)
+            for agents in (*sharing.values(), *([agent] for agent in alone))
+        )
+    )
+
+
+def _server(
+    team_file: TeamFile, agents: Sequence[AgentConfig], sizes: Sequence[ModelSize], precision: str, on_card: bool
+) -> ServerMemory:
+    adapted = [(size, agent.lora.rank) for agent, size in zip(agents, sizes, strict=True) if agent.train == "lora"]
+    itemsize = 4 if precision == "fp32" else 2
+    place, beside = _where(team_file, on_card)
+    return ServerMemory(
+        agents=tuple(agent.name for agent in agents),
+        weights=itemsize * sizes[0].parameters,
+        adapters=itemsize * slots(adapted, room_for(max((rank for _, rank in adapted), default=0))),
+        precision=precision,
+        share=_share(team_file),
+        cache=_cache(team_file),
+        place=place,
+        beside=beside,
+    )
+
+
+def _where(team_file: TeamFile, on_card: bool) -> tuple[str, bool]:
+    """Where servers are, in words, and whether the learner computes there."""
+    cards = team_file.sampling.vllm.cards
+    if not on_card:
+        return "in this machine's memory", True
+    if cards is not None:
+        return f"on card {cards} alone (sampling.vllm.cards)", False
+    if team_file.device in ("auto", "cuda", "cuda:0"):
+        return "on the card that trains, the first of this process", True
+    return f"on the first card of this process; {team_file.device} trains", False
 
 
 def _hosts(
@@ -116,13 +179,11 @@ def _launch(team_file: TeamFile, python: str) -> Launch:
         "--uvicorn-log-level=warning",
     ]
     environment = {}
-    servers = sum(map(len, _grouped(team_file)))
-    memory = team_file.sampling.memory_gb
-    if memory is not None:
-        arguments.append(f"--kv-cache-memory-bytes={int(memory * GB / servers)}")
-    else:  # of a card's memory, or of this machine's
-        share = SHARE if settings.cards is None else SHARE_OF_THEIR_OWN
-        arguments.append(f"--gpu-memory-utilization={share / servers:.3f}")
+    cache = _cache(team_file)
+    share = _share(team_file) if cache is None else FREE_AT_START
+    arguments.append(f"--gpu-memory-utilization={share:.3f}")  # of a card's memory, or of this machine's
+    if cache is not None:
+        arguments.append(f"--kv-cache-memory-bytes={cache}")
     if not on_card:
         arguments.append("--enforce-eager")  # compiling takes longer than it saves, and needs a compiler
         environment["TORCHDYNAMO_DISABLE"] = "1"
@@ -131,6 +192,23 @@ def _launch(team_file: TeamFile, python: str) -> Launch:
     if settings.cards is not None:
         environment["CUDA_VISIBLE_DEVICES"] = settings.cards
     return Launch(python, [*arguments, *settings.arguments], environment, settings.start_s, settings.patience_s)
+
+
+def _share(team_file: TeamFile) -> float:
+    """Of the memory there, for one server."""
+    share = SHARE if team_file.sampling.vllm.cards is None else SHARE_OF_THEIR_OWN
+    return round(share / _count(team_file), 3)
+
+
+def _cache(team_file: TeamFile) -> int | None:
+    """Bytes of keys and values of one server, where the team file says it."""
+    memory = team_file.sampling.memory_gb
+    return None if memory is None else int(memory * GB / _count(team_file))
+
+
+def _count(team_file: TeamFile) -> int:
+    """Of servers."""
+    return sum(map(len, _grouped(team_file)))
 
 
 def _precision(team_file: TeamFile) -> str:

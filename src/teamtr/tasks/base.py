@@ -27,7 +27,7 @@ from teamtr.tasks.data.rows import DataError, Row, read_rows
 from teamtr.tasks.data.split import hold_out
 from teamtr.tasks.players import Player
 from teamtr.text import shown
-from teamtr.types import Problem, Verdict
+from teamtr.types import Event, Problem, Verdict
 
 Source = str | Path
 Data = Source | Mapping[str, Source] | None
@@ -126,6 +126,11 @@ class Task(ABC):
     @abstractmethod
     def grade(self, episodes: Sequence[tuple[Problem, str, Sequence[str]]]) -> list[Verdict]:
         """One verdict per (problem, the team's answer, all messages' texts)."""
+
+    def outcome(self, problem: Problem, events: Sequence[Event]) -> str | None:
+        """Of an interactive task: what is graded, as the answer, where more than the team's last word counts, such as
+        what its calls did. None where the team's answer is graded."""
+        return None
 
     def extract(self, text: str) -> str | None:
         """The answer in a message, in a form that votes can be counted in; None when it states none."""

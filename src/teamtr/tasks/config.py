@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, Self
 
 from teamtr.settings.paths import Anchor
-from teamtr.settings.refusals import Refusal
+from teamtr.settings.refusals import Refusal, hint, show
 from teamtr.settings.section import Section, unset
 from teamtr.settings.values import NonEmpty, UpTo1
 from teamtr.tasks.players import PlayerConfig
@@ -49,6 +49,8 @@ class TaskContext:
 
     seed: int
     agents: tuple[str, ...]
+    rounds: int | None = None
+    """Of the team's router; None where only a class of one's own knows."""
 
 
 class TaskConfig(Section):
@@ -119,3 +121,34 @@ class BenchmarkConfig(TaskConfig):
         if self.held_out is not None and self.path is None:
             message = "task.held_out is a share of task.path, which is not given"
             yield Refusal(("task", "held_out"), message, three)
+
+
+class PlayedConfig(BenchmarkConfig):
+    """A benchmark in which somebody plays the other roles."""
+
+    not_arguments: ClassVar[frozenset[str]] = BenchmarkConfig.not_arguments | {"player"}
+
+    player: PlayerConfig | None = unset("Who plays the other roles.")
+
+    @property
+    def wanted_player(self) -> PlayerConfig | None:
+        return self.player
+
+    def anchored(self, anchor: Anchor) -> Self:
+        player = self.player
+        if player is not None and player.base_url is None:
+            player = player.model_copy(update={"model": anchor.model(player.model)})
+        return super().anchored(anchor).model_copy(update={"player": player})
+
+    def refusals_of(self, team: TeamSection) -> Iterator[Refusal]:
+        """A player who stays as it is."""
+        asked = self.player.agent if self.player else None
+        if asked is None:
+            return
+        here = ("task", "player", "agent")
+        if asked not in team.names:
+            message = f"task.player.agent names no agent {show(asked)}{hint(asked, team.names, 'the agents are')}"
+            yield Refusal(here, message)
+        elif not next(agent for agent in team.agents if agent.name == asked).frozen:
+            message = f'agent "{asked}" plays the other roles of the task and must stay as it is: set frozen: true'
+            yield Refusal(here, message, (("team", "agents"),))

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple, Protocol, Self, runtime_checkable
 
+import numpy as np
+
 from teamtr.errors import UserError
 from teamtr.types import Turn
 
@@ -240,6 +242,18 @@ def next_turn(router: Router, turns: Sequence[Turn], names: Sequence[str]) -> Up
 def opens_round(turns: Sequence[Turn], upcoming: Upcoming | None) -> bool:
     """Whether the next turn is the first of a round: the moment at which an environment speaks."""
     return upcoming is not None and (not turns or upcoming.round > turns[-1].round)
+
+
+def ends_after(router: Router, turns: Sequence[Turn], upcoming: Upcoming) -> bool:
+    """Whether this next turn is certainly the last, whatever is said in it. A router of one's own may read the message
+    first: of it, only its horizon is known."""
+    if len(turns) + 1 >= router.horizon:
+        return True
+    if not isinstance(router, Schedule | Addressed):
+        return False
+    nothing = np.zeros(0, dtype=np.int32)
+    said = Turn(upcoming.agent, upcoming.round, nothing, nothing, nothing.astype(np.float32), "stop", "", "")
+    return router.next([*turns, said]) is None
 
 
 def speakers_of(router: Router, names: Sequence[str]) -> tuple[str, ...]:

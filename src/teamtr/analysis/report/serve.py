@@ -1,8 +1,7 @@
 """The live page: a small read-only server on this machine, for whoever holds the link.
 
 - Every path begins with a random token; anything else is answered 403 and told nothing.
-- A request must name the address that was bound in its Host header: a foreign site cannot reach it by rebinding its
-  own name to 127.0.0.1.
+- A request must name the address that was bound in its Host header (``teamtr.web``).
 - Runs and batches are looked up in what a listing of the folders found. No path is ever made from a request.
 - It reads the log from where it stopped, takes no lock of the run's, writes nothing, and answers at low priority:
   training goes on undisturbed. A run that takes long to read keeps nobody waiting who looks at another.
@@ -10,23 +9,22 @@
 
 from __future__ import annotations
 
-import errno
+import asyncio
 import gzip
 import hashlib
 import os
 import secrets
-import socket
-import sys
 import threading
 import time
-import traceback
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs
+
+from starlette.types import Receive, Scope, Send
 
 from teamtr.analysis.diagnostics.probes import token_kls
 from teamtr.analysis.report.conversations import batch_payload, choose_groups
@@ -34,30 +32,17 @@ from teamtr.analysis.report.page import live_page, shown_plainly, to_json
 from teamtr.analysis.report.reading import LogTail, Reading, list_batches, read_run
 from teamtr.analysis.report.spelling import speller
 from teamtr.analysis.report.summary import summarise
-from teamtr.errors import UserError
 from teamtr.store import StoreError, TornRead, read_episodes
-from teamtr.text import on_terminal
+from teamtr.web import WebServer, header, send_bytes
 
-LOOPBACK = ("127.0.0.1", "localhost")
 MOST_EPISODES = 512
 REST = 50.0
 """Times what a summary took until the next: at most two per cent of one processor."""
 AT_ONCE = 0.02
 """Seconds of a summary that needs no rest: the page asks every two seconds."""
-_HEADERS = {
-    "Cache-Control": "no-store",
-    "Referrer-Policy": "no-referrer",
-    "X-Content-Type-Options": "nosniff",
-    "X-Frame-Options": "DENY",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Content-Security-Policy": "frame-ancestors 'none'",
-}
-
-_NO_ROOM_SAID = to_json({"error": "there is not enough memory to answer now"}).encode()
-_NO_ROOM = b"HTTP/1.0 503 Service Unavailable\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (
-    len(_NO_ROOM_SAID),
-    _NO_ROOM_SAID,
-)
+THREADS = 8
+"""Runs that are read at the same time."""
+_NO_ROOM = to_json({"error": "there is not enough memory to answer now"}).encode()
 
 
 @dataclass(frozen=True)
@@ -155,148 +140,93 @@ class Library:
             return self._watched.setdefault(key, _Watched(path))
 
 
-class LiveServer(ThreadingHTTPServer):
+class LiveServer(WebServer):
     """Serves a library until it is shut down. ``link`` is what a person opens."""
 
-    daemon_threads = True
-
     def __init__(self, library: Library, *, host: str = "127.0.0.1", port: int = 0, allow_remote: bool = False) -> None:
-        _require_address(host)
-        if host not in LOOPBACK and not allow_remote:
-            raise UserError(
-                f"--host {host} would let other machines in: conversations are shown to whoever holds the link, over "
-                "plain HTTP. Add --allow-remote if that is what you want"
-            )
+        shown = "conversations are shown to whoever holds the link"
+        super().__init__(self._answer, host=host, port=port, allow_remote=allow_remote, shown=shown, drain_seconds=5)
         self.library = library
         self.token = secrets.token_urlsafe(24)
         self.page = live_page().encode()
-        self.checks_host = host in LOOPBACK
-        try:
-            super().__init__((host, port), _Handler)
-        except OSError as error:
-            raise UserError(_why_not(host, port, error)) from error
         self.link = f"http://{host}:{self.server_port}/{self.token}/"
+        self.threads = ThreadPoolExecutor(THREADS, initializer=_at_low_priority)
 
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """In a thread of its own; where none can be had, say so and let go: the page asks again."""
-        try:
-            super().process_request(request, client_address)
-        except (RuntimeError, MemoryError):
-            with suppress(OSError):
-                request.settimeout(1.0)
-                request.recv(1 << 16)  # else closing would take the answer back
-                request.sendall(_NO_ROOM)
-            self.shutdown_request(request)
+    def close(self) -> None:
+        super().close()
+        self.threads.shutdown(wait=False, cancel_futures=True)
 
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Answer when nobody else needs the processor: on a busy machine training comes first."""
-        with suppress(OSError, AttributeError):  # where a thread has no priority of its own
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
-        super().process_request_thread(request, client_address)
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Whoever hangs up is no error; any other is told as Python tells it, but for what a request may hold."""
-        if not isinstance(sys.exc_info()[1], ConnectionError | TimeoutError):
-            sys.stderr.write(on_terminal(traceback.format_exc()))
-
-    def admits(self, host_header: str | None) -> bool:
-        """Whether the Host header names the loopback address that was bound."""
-        return not self.checks_host or host_header in {f"{name}:{self.server_port}" for name in LOOPBACK}
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: LiveServer
-    timeout = 30
-    server_version = "teamtr"
-    sys_version = ""
-
-    def do_GET(self) -> None:
-        try:
-            asked = urlsplit(self.path)
-            parts, query = asked.path.split("/"), parse_qs(asked.query)
-        except ValueError:  # such as http://[::1/
-            parts, query = [], {}
-        known = (
-            len(parts) >= 3
-            and parts[0] == ""
-            and secrets.compare_digest(parts[1].encode(errors="replace"), self.server.token.encode())
-        )
-        if not known or not self.server.admits(self.headers.get("Host")):
-            self._answer(403, b"forbidden\n", "text/plain")
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path, query = scope["raw_path"].decode("latin-1"), scope["query_string"].decode("latin-1")
+        parts = path.split("/")
+        token = parts[1] if len(parts) >= 3 and parts[0] == "" else ""
+        known = secrets.compare_digest(token.encode(errors="replace"), self.token.encode())
+        if scope["method"] != "GET" or not known:
+            await send_bytes(send, 403, b"forbidden\n", "text/plain")
             return
+        stamp = parse_qs(query).get("stamp", [""])[0]
+        compressed = b"gzip" in (header(scope, b"accept-encoding") or b"")
         try:
-            self._route(parts[2:], query.get("stamp", [""])[0])
-        except (StoreError, TornRead) as error:
-            self._json({"error": str(error)}, 503)
-        except MemoryError:
-            self._json({"error": "there is not enough memory to show this run now"}, 503)
+            looked = self.threads.submit(self._look, parts[2:], stamp, compressed)
+        except (RuntimeError, MemoryError):  # no thread can be had: say so, and the page asks again
+            await send_bytes(send, 503, _NO_ROOM, "application/json")
+            return
+        found = await asyncio.wrap_future(looked)
+        more = {"Content-Encoding": "gzip"} if found.is_compressed else None
+        await send_bytes(send, found.status, found.body, found.kind, more)
 
-    def _route(self, parts: list[str], stamp: str) -> None:
-        library = self.server.library
+    def _look(self, parts: list[str], stamp: str, compressed: bool) -> _Found:
+        """What is asked for, in a thread of its own: reading a run takes time, and others look at other runs."""
+        try:
+            found = self._route(parts, stamp)
+        except (StoreError, TornRead) as error:
+            found = _json({"error": str(error)}, 503)
+        except MemoryError:
+            found = _json({"error": "there is not enough memory to show this run now"}, 503)
+        return found.compressed() if compressed else found
+
+    def _route(self, parts: list[str], stamp: str) -> _Found:
         match parts:
             case [""]:
-                self._answer(200, self.server.page, "text/html; charset=utf-8")
+                return _Found(200, self.page, "text/html; charset=utf-8")
             case ["api", "runs"]:
-                self._json({"runs": library.names()})
+                return _json({"runs": self.library.names()})
             case ["api", "run", key]:
-                self._found(library.summary(key, stamp))
+                return _or_none(self.library.summary(key, stamp))
             case ["api", "batch", key, name]:
-                self._found(library.batch(key, name))
+                return _or_none(self.library.batch(key, name))
             case _:
-                self._json({"error": "there is nothing here"}, 404)
-
-    def _found(self, value: dict[str, Any] | None) -> None:
-        if value is None:
-            self._json({"error": "there is no such run or batch"}, 404)
-        else:
-            self._json(value)
-
-    def _json(self, value: Any, status: int = 200) -> None:
-        self._answer(status, to_json(value).encode(), "application/json")
-
-    def _answer(self, status: int, body: bytes, kind: str) -> None:
-        self.send_response(status)
-        self.send_header("Content-Type", kind)
-        if len(body) > 4096 and "gzip" in (self.headers.get("Accept-Encoding") or ""):
-            body = gzip.compress(body, compresslevel=1)
-            self.send_header("Content-Encoding", "gzip")
-        self.send_header("Content-Length", str(len(body)))
-        for name, value in _HEADERS.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(body)
-
-    def _refuse(self) -> None:
-        self._answer(403, b"forbidden\n", "text/plain")
-
-    do_POST = do_PUT = do_DELETE = do_PATCH = do_OPTIONS = _refuse
-
-    def do_HEAD(self) -> None:
-        self.send_response(403)
-        self.end_headers()
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Silent: a request line holds the token."""
+                return _json({"error": "there is nothing here"}, 404)
 
 
-def _require_address(host: str) -> None:
-    """Refuse what no machine can listen on, before anything is said of who could reach it."""
-    is_number = bool(host) and not host.strip("0123456789.")  # nobody need be asked what it means
-    try:
-        socket.getaddrinfo(host, None, family=socket.AF_INET, flags=socket.AI_NUMERICHOST if is_number else 0)
-    except (OSError, UnicodeError):
-        raise UserError(f"--host {host!r} is no IPv4 address and no name of one: leave it out for 127.0.0.1") from None
+@dataclass(frozen=True)
+class _Found:
+    """An answer before it is sent."""
+
+    status: int
+    body: bytes
+    kind: str
+    is_compressed: bool = False
+
+    def compressed(self) -> _Found:
+        """Smaller, where it is worth it."""
+        if len(self.body) <= 4096:
+            return self
+        return replace(self, body=gzip.compress(self.body, compresslevel=1), is_compressed=True)
 
 
-def _why_not(host: str, port: int, error: OSError) -> str:
-    match error.errno:
-        case errno.EADDRINUSE:
-            return f"port {port} of {host} is in use: choose another, or --port 0, which takes a free one"
-        case errno.EACCES:
-            return f"port {port} is not for you to open: choose one from 1024 on, or --port 0, which takes a free one"
-        case errno.EADDRNOTAVAIL:
-            return f"--host {host} is no address of this machine: leave it out for 127.0.0.1"
-    return f"cannot listen on {host}, port {port}: {error.strerror or error}"
+def _json(value: Any, status: int = 200) -> _Found:
+    return _Found(status, to_json(value).encode(), "application/json")
+
+
+def _or_none(value: dict[str, Any] | None) -> _Found:
+    return _json({"error": "there is no such run or batch"}, 404) if value is None else _json(value)
+
+
+def _at_low_priority() -> None:
+    """Answer when nobody else needs the processor: on a busy machine training comes first."""
+    with suppress(OSError, AttributeError):  # where a thread has no priority of its own
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
 
 
 def _is_run(folder: Path) -> bool:

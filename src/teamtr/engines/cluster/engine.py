@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from teamtr.engines.cluster.groups import highest
 from teamtr.engines.cluster.seat import Call, Handle
 from teamtr.engines.shards import spread
-from teamtr.ports import Demand, Heard, MemoryPlan, Rehearsal, Snapshot, unheard
+from teamtr.ports import Demand, Follow, Heard, MemoryPlan, Rehearsal, Snapshot, unfollowed, unheard
 from teamtr.theory.objective import Objective
 from teamtr.types import (
     AS_TRAINED,
@@ -106,6 +106,7 @@ class ClusterEngine:
         *,
         decoding: Decoding = AS_TRAINED,
         heard: Heard = unheard,
+        follow: Follow = unfollowed,
     ) -> list[Sample]:
         """Part k is sampled by member k modulo their number, who must hold the weights that the first one holds. In
         lockstep all take part, and where nobody has a whole copy to sample with, all sample all parts. Nothing is heard
@@ -124,6 +125,7 @@ class ClusterEngine:
         found = {member: iter(answer) for member, answer in self.members.ask(calls).items()}
         samples = [sample for k in range(len(parts)) for sample in next(found[k % samplers])]
         for row, sample in enumerate(samples):
+            follow(row, 0, sample.token_ids)
             heard(row, sample)
         return samples
 

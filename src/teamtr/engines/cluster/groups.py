@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
-from teamtr.ports import Demand, Engine, Heard, Learner, MemoryPlan, Rehearsal, unheard
+from teamtr.ports import Demand, Engine, Follow, Heard, Learner, MemoryPlan, Rehearsal, unfollowed, unheard
 from teamtr.types import AS_TRAINED, AgentInfo, Decoding, Floats, Ids, Sample
 
 
@@ -36,8 +36,9 @@ class GroupedEngine:
         *,
         decoding: Decoding = AS_TRAINED,
         heard: Heard = unheard,
+        follow: Follow = unfollowed,
     ) -> list[Sample]:
-        return self._of[agent].sample(agent, prompts, noise_BT, decoding=decoding, heard=heard)
+        return self._of[agent].sample(agent, prompts, noise_BT, decoding=decoding, heard=heard, follow=follow)
 
     def learner(self, agent: str) -> Learner:
         return self._of[agent].learner(agent)

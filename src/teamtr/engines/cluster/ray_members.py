@@ -188,19 +188,43 @@ def _answer(ref: Any, member: str) -> Answer:
 # -- where they are -------------------------------------------------------------------------------------------
 
 
+def require_room(wanted: Sequence[int], room: Room) -> None:
+    """Raises a UserError where Ray is not installed, or where a cluster that runs cannot be reached or has no place for
+    so many members of each group. One that is started here has."""
+    ray = _ray()
+    if not _runs_elsewhere(room):
+        return
+    connected = ray.is_initialized()
+    _connect(room, sum(wanted))
+    try:
+        _counts(wanted, room)
+    finally:
+        if not connected:
+            ray.shutdown()
+
+
+def _ray() -> Any:
+    try:
+        import ray
+    except ImportError:
+        raise UserError("cluster.engine: ray needs Ray, which is not installed: pip install 'teamtr[ray]'") from None
+    return ray
+
+
+def _runs_elsewhere(room: Room) -> bool:
+    return room.address is not None or "RAY_ADDRESS" in os.environ
+
+
 def _connect(room: Room, workers: int) -> None:
     """To the cluster that the room names, or to one for so many workers that is started here."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_worker_niceness", "0")  # 15 by default: beside anything else, workers would starve
-    try:
-        import ray
-    except ImportError:
-        raise UserError("cluster.engine: ray needs Ray, which is not installed: pip install 'teamtr[ray]'") from None
+    ray = _ray()
     if ray.is_initialized():
         return
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-    if room.address is not None or "RAY_ADDRESS" in os.environ:
+    if _runs_elsewhere(room):
         address = room.address or os.environ["RAY_ADDRESS"]
         try:
             ray.init(address=address, **quiet)
@@ -238,12 +262,9 @@ class Placed:
     bundles: Any
 
 
-def _place(wanted: Sequence[int], room: Room) -> list[Placed]:
-    """So many actors for each group, all at once or none."""
-    import ray
-    from ray.util.placement_group import placement_group
-
-    there = ray.cluster_resources()
+def _counts(wanted: Sequence[int], room: Room) -> list[int]:
+    """How many members each group gets. Raises a UserError where there is no place for them."""
+    there = _ray().cluster_resources()
     cores, cards = int(there.get("CPU", 0)), there.get("GPU", 0.0)
     counts = share_out(wanted, cores) if room.may_be_fewer else list(wanted)
     workers = sum(counts)
@@ -255,6 +276,16 @@ def _place(wanted: Sequence[int], room: Room) -> list[Placed]:
         )
     if room.on_cards and not cards:
         raise UserError("the device of this team is a card, and Ray's cluster has none: use device: cpu, or add cards")
+    return counts
+
+
+def _place(wanted: Sequence[int], room: Room) -> list[Placed]:
+    """So many actors for each group, all at once or none."""
+    import ray
+    from ray.util.placement_group import placement_group
+
+    counts, cards = _counts(wanted, room), ray.cluster_resources().get("GPU", 0.0)
+    workers = sum(counts)
     share = min(1.0, cards / workers) if room.on_cards else 0.0
     each = {"CPU": 1.0, **({"GPU": share} if share else {})}
     groups = [placement_group([each] * count) for count in counts]

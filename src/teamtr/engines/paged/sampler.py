@@ -32,7 +32,7 @@ from teamtr.engines.paged.work_split import Cluster, Together, clusters, most_me
 from teamtr.engines.sampling import TokenSampler
 from teamtr.engines.torch.attention import AttentionShape, Layout, attending, text_config
 from teamtr.errors import UserError
-from teamtr.ports import Heard, unheard
+from teamtr.ports import Follow, Heard, unfollowed, unheard
 from teamtr.types import Finish, Ids, Sample
 
 PAGE = 64
@@ -172,9 +172,10 @@ class Server:
         drawing: TokenSampler,
         end_ids: frozenset[int],
         heard: Heard = unheard,
+        follow: Follow = unfollowed,
     ) -> list[Sample]:
         """One message per prompt under the weights that the copy holds; ``version`` names them, and without a name
-        nothing computed here is found again. ``heard`` as in ``ports.Sampler``."""
+        nothing computed here is found again. ``heard`` and ``follow`` as in ``ports.Sampler``."""
         self._calls += 1
         version = version or f"call {self._calls}"
         rows, tokens = uniform_BT.shape
@@ -182,6 +183,7 @@ class Server:
         buffers = self._require_buffers()
         buffers.start(uniform_BT, end_ids)
         samples: dict[int, Sample] = {}
+        told = dict.fromkeys(range(rows), 0)
         waiting = deque(sorted(range(rows), key=lambda b: (len(prompts[b]), prompts[b].tobytes(), b)))
         sequences: list[_Sequence] = []
         while waiting or sequences:
@@ -196,6 +198,8 @@ class Server:
                 self._replay(len(sequences), drawing)
             # 4. close ranks
             alive = buffers.alive[: len(sequences)].tolist()
+            if follow is not unfollowed:
+                alive = self._tell(sequences, alive, told, follow)
             if not all(alive):
                 for row, sample in self._leave(version, sequences, alive, end_ids):
                     samples[row] = sample
@@ -370,6 +374,22 @@ class Server:
         return graph
 
     # -- 4. ---------------------------------------------------------------------------------------------------
+
+    def _tell(
+        self, sequences: Sequence[_Sequence], alive: Sequence[bool], told: dict[int, int], follow: Follow
+    ) -> list[bool]:
+        """Tell of the tokens since the last look; who goes on: a row that nobody wants leaves as if it had ended."""
+        buffers = self._require_buffers()
+        rows = torch.tensor([sequence.row for sequence in sequences], device=buffers.device)
+        ids = buffers.ids[rows].cpu().numpy().astype(np.int32)
+        written = buffers.position[: len(sequences)].tolist()
+        goes_on = []
+        for sequence, stays, position, said in zip(sequences, alive, written, ids, strict=True):
+            before, upto = told[sequence.row], int(position) - len(sequence.prompt) + 1
+            told[sequence.row] = upto
+            wanted = upto == before or follow(sequence.row, before, said[before:upto].copy())
+            goes_on.append(stays and wanted)
+        return goes_on
 
     def _leave(
         self, version: str, sequences: Sequence[_Sequence], alive: Sequence[bool], end_ids: frozenset[int]

@@ -37,7 +37,7 @@ from teamtr.engines.torch.head import linear_head
 from teamtr.engines.torch.packing import Spread, pack
 from teamtr.engines.transfer import send
 from teamtr.errors import UserError, first_line
-from teamtr.ports import Heard, unheard
+from teamtr.ports import Follow, Heard, unfollowed, unheard
 from teamtr.randomness import uniforms
 from teamtr.types import Finish, Floats, Ids, Sample
 
@@ -115,6 +115,10 @@ class TransformerPolicy(Policy):
         if self.adapter is None:
             return dict(self.model.named_parameters())
         return {k: p for k, p in self.model.named_parameters() if belongs_to(k, self.adapter)}
+
+    @cached_property
+    def model_parameters(self) -> int:
+        return sum(p.numel() for name, p in self.causal_lm.named_parameters() if "lora_" not in name)
 
     def save_weights(self, folder: Path, *, write: bool = True) -> None:
         weights: dict[str, Tensor] | None = None
@@ -262,8 +266,13 @@ class TransformerPolicy(Policy):
             return None
         return self._fused.half_of(weight, torch.float16)
 
+    @property
+    def positions(self) -> int | None:
+        room: int | None = getattr(text_config(self.causal_lm), "max_position_embeddings", None)
+        return room
+
     def _require_room(self, tokens: int) -> None:
-        room = getattr(text_config(self.causal_lm), "max_position_embeddings", None)
+        room = self.positions
         if room is not None and tokens > room:
             raise UserError(
                 f"a prompt and its message need {tokens} tokens, but {type(self.causal_lm).__name__} has {room} "
@@ -357,10 +366,11 @@ class TransformerPolicy(Policy):
         *,
         version: str = "",
         heard: Heard = unheard,
+        follow: Follow = unfollowed,
     ) -> list[Sample]:
         self._require_room(max(map(len, prompts)) + noise_BT.shape[1])
         while True:
-            samples = self._sample(prompts, noise_BT, drawing, version, heard)
+            samples = self._sample(prompts, noise_BT, drawing, version, heard, follow)
             if all(np.isfinite(s.logprobs).all() for s in samples):
                 return samples
             broken = f"{type(self.causal_lm).__name__} gives logits that are not finite ({self.sampling_path})"
@@ -396,14 +406,17 @@ class TransformerPolicy(Policy):
         drawing: TokenSampler,
         version: str,
         heard: Heard,
+        follow: Follow,
     ) -> list[Sample]:
         if self.serving is not None:
             try:
                 server = self._server(self.serving, version)
-                return server.sample(version, prompts, uniform_BT, drawing=drawing, end_ids=self.end_ids, heard=heard)
+                return server.sample(
+                    version, prompts, uniform_BT, drawing=drawing, end_ids=self.end_ids, heard=heard, follow=follow
+                )
             except Unsupported as reason:
                 self._leave_serving(reason)
-        return self._sample_plainly(prompts, uniform_BT, drawing, heard)
+        return self._sample_plainly(prompts, uniform_BT, drawing, heard, follow)
 
     def reserve(self, rows: int, prompt: int, message: int) -> None:
         """Take the memory that sampling so many messages of at most these lengths will take."""
@@ -421,21 +434,33 @@ class TransformerPolicy(Policy):
         )
 
     def _sample_plainly(
-        self, prompts: Sequence[Ids], uniform: Floats, drawing: TokenSampler, heard: Heard = unheard
+        self,
+        prompts: Sequence[Ids],
+        uniform: Floats,
+        drawing: TokenSampler,
+        heard: Heard = unheard,
+        follow: Follow = unfollowed,
     ) -> list[Sample]:
         """Where padding would be read, prompts of one length at a time."""
         if self._pads:
-            return self._sample_in_lockstep(prompts, uniform, drawing, heard)
+            return self._sample_in_lockstep(prompts, uniform, drawing, heard, follow)
         found: dict[int, Sample] = {}
         for length in sorted({len(prompt) for prompt in prompts}):
             rows = [b for b, prompt in enumerate(prompts) if len(prompt) == length]
             own = [prompts[b] for b in rows]
-            drawn = self._sample_in_lockstep(own, uniform[rows], drawing, partial(_told_as, heard, rows))
+            told = partial(_told_as, heard, rows)
+            following = follow if follow is unfollowed else partial(_followed_as, follow, rows)
+            drawn = self._sample_in_lockstep(own, uniform[rows], drawing, told, following)
             found.update(zip(rows, drawn, strict=True))
         return [found[b] for b in range(len(prompts))]
 
     def _sample_in_lockstep(
-        self, prompts: Sequence[Ids], uniform: NDArray[np.float64], drawing: TokenSampler, heard: Heard
+        self,
+        prompts: Sequence[Ids],
+        uniform: NDArray[np.float64],
+        drawing: TokenSampler,
+        heard: Heard,
+        follow: Follow,
     ) -> list[Sample]:
         """Decode all prompts token by token; identical prompts are prefilled once, where a cache can be copied."""
         from transformers import DynamicCache
@@ -468,10 +493,16 @@ class TransformerPolicy(Policy):
             tokens.append(ids_B)
             scores.append(logp_B)
             stops_B = open_B & torch.isin(ids_B, ends)
+            unwanted_B = None if follow is unfollowed else _unwanted(follow, open_B, u, ids_B) & ~stops_B
             for row, sample in _written(stops_B, tokens, scores, "stop"):
                 samples[row] = sample
                 heard(row, sample)
             open_B = open_B & ~stops_B
+            if unwanted_B is not None:
+                for row, sample in _written(unwanted_B, tokens, scores, "length"):
+                    samples[row] = sample
+                    heard(row, sample)
+                open_B = open_B & ~unwanted_B
             if u + 1 == max_tokens or not bool(open_B.any()):
                 break
             mask_BL = torch.cat([mask_BL, mask_BL.new_ones(len(prompts), 1)], dim=1)
@@ -502,8 +533,21 @@ def _written(
     yield from ((row, Sample(ids[k], logp[k], finish)) for k, row in enumerate(rows.tolist()))
 
 
+def _unwanted(follow: Follow, open_B: Tensor, before: int, ids_B: Tensor) -> Tensor:
+    """Tell of the next token of every open row; which of them nobody wants any more."""
+    left_B = torch.zeros_like(open_B)
+    ids = ids_B.cpu().numpy().astype(np.int32)
+    for row in open_B.nonzero().squeeze(-1).tolist():
+        left_B[row] = not follow(row, before, ids[row : row + 1])
+    return left_B
+
+
 def _told_as(heard: Heard, rows: Sequence[int], place: int, sample: Sample) -> None:
     heard(rows[place], sample)
+
+
+def _followed_as(follow: Follow, rows: Sequence[int], place: int, before: int, token_ids: Ids) -> bool:
+    return follow(rows[place], before, token_ids)
 
 
 def _sort_sets(file: Path, config: Any) -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from teamtr.engines.vllm.client import Drawing, seeds_of
 from teamtr.engines.vllm.hosts import Host, name_of
+from teamtr.engines.vllm.memory import Servers
 from teamtr.errors import UserError
-from teamtr.ports import Demand, Engine, Heard, Learner, MemoryPlan, Rehearsal, unheard
+from teamtr.ports import Demand, Engine, Follow, Heard, Learner, MemoryPlan, Rehearsal, unfollowed, unheard
 from teamtr.types import AS_TRAINED, AgentInfo, Decoding, Floats, Ids, Sample
 
 
@@ -18,11 +19,25 @@ class VllmEngine:
     everybody else's and everything else is asked of ``inner``.
 
     A row's seed is made of its noise: as far as vLLM computes the same in other company, so does the row.
-    ``temperature``: of training. ``precision``: of the servers, in words.
+    ``temperature``: of training. ``precision``: of the servers, in words. ``servers``: what they take of a card with
+    ``card_bytes`` of memory (None: nobody counts it), which ``sharing`` workers train on.
     """
 
-    def __init__(self, inner: Engine, hosts: Mapping[str, Host], temperature: float, precision: str) -> None:
+    def __init__(
+        self,
+        inner: Engine,
+        hosts: Mapping[str, Host],
+        temperature: float,
+        precision: str,
+        *,
+        servers: Servers | None = None,
+        card_bytes: int | None = None,
+        sharing: int = 1,
+    ) -> None:
         self.inner = inner
+        self.servers = Servers() if servers is None else servers
+        self.card_bytes = card_bytes
+        self.sharing = sharing
         self.hosts = dict(hosts)
         self.temperature = temperature
         self.precision = precision
@@ -47,10 +62,11 @@ class VllmEngine:
         *,
         decoding: Decoding = AS_TRAINED,
         heard: Heard = unheard,
+        follow: Follow = unfollowed,
     ) -> list[Sample]:
         """By the present weights: those that were loaded, or gone back to, without being published are served first."""
         if agent not in self.hosts:
-            return self.inner.sample(agent, prompts, noise_BT, decoding=decoding, heard=heard)
+            return self.inner.sample(agent, prompts, noise_BT, decoding=decoding, heard=heard, follow=follow)
         if not prompts:
             return []
         version, tokens = self.version(agent), noise_BT.shape[1]
@@ -65,6 +81,7 @@ class VllmEngine:
         self._require_room(agent, max(map(len, prompts)) + tokens)
 
         def told(row: int, sample: Sample) -> None:
+            follow(row, 0, sample.token_ids)
             heard(row, replace(sample, version=version))
 
         samples = self.hosts[agent].client.sample(prompts, tokens, seeds_of(noise_BT), drawing, told)
@@ -104,7 +121,10 @@ class VllmEngine:
         self.inner.set_precision(agent, precision)
 
     def memory_plan(self, demand: Demand) -> MemoryPlan:
-        return self.inner.memory_plan(demand)
+        """Of the worker that has most to do, beside the servers; what these keep for messages, it does not need."""
+        found = self.inner.memory_plan(replace(demand, sampled_elsewhere=frozenset(self.hosts)))
+        running = [agent for agent, host in self.hosts.items() if host.runs_here]
+        return self.servers.beside(found, self.card_bytes, self.sharing, running)
 
     def rehearse(self, demand: Demand) -> Rehearsal:
         return self.inner.rehearse(demand)

@@ -56,6 +56,11 @@ class Host(ABC):
         """Have these weights; returns the name that they are asked for by."""
 
     @property
+    def runs_here(self) -> bool:
+        """Whether a server of its own runs, with all its memory taken."""
+        return self._server is not None
+
+    @property
     def client(self) -> Client:
         assert self._client is not None, "serve comes first"
         return self._client

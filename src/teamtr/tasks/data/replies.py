@@ -29,6 +29,13 @@ ADDED = ("verdict", "reward", "extracted")
 ROWS_AT_A_TIME = 512
 
 
+class Trials(NamedTuple):
+    """How often one problem was tried, and how many of these replies are right."""
+
+    tried: int
+    right: int
+
+
 @dataclass
 class Graded:
     """What came of a file."""
@@ -39,6 +46,8 @@ class Graded:
     """Sum of the finite rewards."""
     warnings: tuple[str, ...] = ()
     """What the task says of its own grader and data."""
+    trials: dict[tuple[str, str], Trials] = field(default_factory=dict)
+    """Of every problem, by its id and prompt."""
 
     @property
     def accuracy(self) -> float:
@@ -48,8 +57,11 @@ class Graded:
     def mean_reward(self) -> float:
         return self.reward / self.rows
 
-    def add(self, verdict: Verdict) -> None:
+    def add(self, problem: Problem, verdict: Verdict) -> None:
         self.rows += 1
+        key = problem.id, problem.prompt
+        done = self.trials.get(key, Trials(0, 0))
+        self.trials[key] = Trials(done.tried + 1, done.right + verdict.right)
         self.verdicts[verdict.kind] += 1
         self.reward += verdict.reward if math.isfinite(verdict.reward) else 0.0
 
@@ -68,9 +80,9 @@ def grade_file(
             rows = read_rows(responses, half_characters=True)  # as some servers cut a reply
         graded = Graded(warnings=task.warnings)
         with whole_file(out) as file:
-            for row, verdict in _graded(task, known, rows):
+            for row, problem, verdict in _graded(task, known, rows):
                 file.write(json.dumps(_with_verdict(row, verdict)) + "\n")
-                graded.add(verdict)
+                graded.add(problem, verdict)
             if not graded.rows:
                 raise DataError(f"{responses}: there is no row to grade")
         return graded
@@ -205,10 +217,10 @@ def _free(name: str, taken: Mapping[str, object]) -> str:
     return next(other for n in count(1) if (other := name if n == 1 else f"{name}-{n}") not in taken)
 
 
-def _graded(task: Benchmark, known: Known, rows: Iterator[Row]) -> Iterator[tuple[Row, Verdict]]:
+def _graded(task: Benchmark, known: Known, rows: Iterator[Row]) -> Iterator[tuple[Row, Problem, Verdict]]:
     while chunk := list(islice(rows, ROWS_AT_A_TIME)):
         asked = [_asked(task, known, row) for row in chunk]
-        yield from zip(chunk, task.grade_replies(asked), strict=True)
+        yield from zip(chunk, (problem for problem, _ in asked), task.grade_replies(asked), strict=True)
 
 
 def _asked(task: Benchmark, known: Known, row: Row) -> tuple[Problem, str]:

@@ -21,12 +21,12 @@ from typing import Any, ClassVar, Self
 from teamtr.errors import UserError
 from teamtr.ports import Environment
 from teamtr.settings.paths import Anchor
-from teamtr.settings.refusals import Refusal, hint, show
+from teamtr.settings.refusals import Refusal
 from teamtr.settings.section import unset
 from teamtr.settings.values import NonEmpty
 from teamtr.tasks.base import Benchmark, Source
 from teamtr.tasks.benchmarks.arbench.texts import Texts, fill, texts_of
-from teamtr.tasks.config import BenchmarkConfig, TeamSection
+from teamtr.tasks.config import PlayedConfig, TeamSection
 from teamtr.tasks.data.rows import DataError, NoSuchData, Row, read_json_file, read_rows
 from teamtr.tasks.players import Player, PlayerConfig
 from teamtr.text import shown
@@ -48,26 +48,17 @@ class ArBench(Benchmark):
         prompts: the benchmark's prompts.json, to use its texts instead of ours.
     """
 
-    class Config(BenchmarkConfig):
+    class Config(PlayedConfig):
         """Interactive games: the team asks for missing information, round by round."""
-
-        not_arguments: ClassVar[frozenset[str]] = BenchmarkConfig.not_arguments | {"player"}
 
         player: PlayerConfig | None = unset("Who plays the referee (arbench:sp) or the suspects (arbench:dc).")
         prompts: NonEmpty | None = unset(
             "The benchmark's prompts.json, relative to the team file; default: our prompts."
         )
 
-        @property
-        def wanted_player(self) -> PlayerConfig | None:
-            return self.player
-
         def anchored(self, anchor: Anchor) -> Self:
             prompts = None if self.prompts is None else anchor.path(self.prompts)
-            player = self.player
-            if player is not None and player.base_url is None:
-                player = player.model_copy(update={"model": anchor.model(player.model)})
-            return super().anchored(anchor).model_copy(update={"prompts": prompts, "player": player})
+            return super().anchored(anchor).model_copy(update={"prompts": prompts})
 
         def _refusals(self) -> Iterator[Refusal]:
             yield from super()._refusals()
@@ -87,16 +78,7 @@ class ArBench(Benchmark):
                     f"got {team.rounds}"
                 )
                 yield Refusal(("team", "router", "rounds"), message)
-            asked = self.player.agent if self.player else None
-            if asked is None:
-                return
-            here = ("task", "player", "agent")
-            if asked not in team.names:
-                message = f"task.player.agent names no agent {show(asked)}{hint(asked, team.names, 'the agents are')}"
-                yield Refusal(here, message)
-            elif not next(agent for agent in team.agents if agent.name == asked).frozen:
-                message = f'agent "{asked}" plays the other roles of the task and must stay as it is: set frozen: true'
-                yield Refusal(here, message, (("team", "agents"),))
+            yield from super().refusals_of(team)
 
     kind: ClassVar[str]
     samples = 25

@@ -1,10 +1,11 @@
 """tau-bench: an agent serves a user by calling tools under a policy; what counts is the data afterwards.
 
-Here dialogues that are stored can be graded: the agent's calls are made again on the data, and the records that they
-changed are compared with those that the task's own actions change. Dialogues cannot be played yet.
+A dialogue is graded by what was done in it: the agent's calls are made again on the data, and the records that they
+changed are compared with those that the task's own actions change. One that was played is graded as one that was
+stored: its outcome is the same list of chat messages.
 
 The data is a folder for each domain: ``db_TABLE.json`` for each of its tables, ``policy_wiki.md``, and tasks as
-``tasks_test.jsonl`` and, where there are some to train on, ``tasks_train.jsonl``.
+``tasks_test.jsonl`` and, where there are some to train on, ``tasks_train.jsonl``; to play, ``tool_schemas.json`` too.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ from teamtr.bounded_json import NotJson, read_json
 from teamtr.calls import ToolCall
 from teamtr.errors import UserError
 from teamtr.settings.refusals import Refusal
-from teamtr.tasks.base import Benchmark, Data, Source, StoredReply, WrongAnswer, called, sources
+from teamtr.settings.section import unset
+from teamtr.tasks.base import Benchmark, Data, Source, StoredReply, Task, WrongAnswer, called, sources
 from teamtr.tasks.benchmarks.taubench import airline, retail
+from teamtr.tasks.benchmarks.taubench.dialogue import Customer, DomainTools, calling, check_schemas, trajectory
 from teamtr.tasks.benchmarks.taubench.replay import (
     STOP,
     NotATrajectory,
@@ -35,15 +38,20 @@ from teamtr.tasks.benchmarks.taubench.replay import (
     turns_in,
 )
 from teamtr.tasks.benchmarks.taubench.state import State, Tables
-from teamtr.tasks.config import BenchmarkConfig
+from teamtr.tasks.config import PlayedConfig, TaskConfig, TaskContext, TeamSection
 from teamtr.tasks.data.rows import DataError, NoSuchData, Row, read_json_file, read_rows
 from teamtr.tasks.data.split import digest, hold_out
+from teamtr.tasks.players import PlayerConfig
 from teamtr.tasks.registry import task
 from teamtr.text import shown
-from teamtr.tools.toolbox import Toolbox
-from teamtr.types import Problem, Verdict
+from teamtr.tools.toolbox import Toolbox, ToolboxTools
+from teamtr.types import Event, Problem, Verdict
 
-POLICY = "policy_wiki.md"
+POLICY, SCHEMAS = "policy_wiki.md", "tool_schemas.json"
+ROUNDS = 25
+"""The most messages to the user in a labeled dialogue; most take three to ten."""
+FEW = 10
+"""With fewer rounds many dialogues are cut off."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +60,8 @@ class World:
 
     tables: Tables
     policy: str
+    schemas: Any = None
+    """What the benchmark tells agents of the tools, as its file has it; None where there is no such file."""
 
     @classmethod
     def read(cls, folder: Path, tables: Mapping[str, Sequence[str]]) -> World:
@@ -60,8 +70,10 @@ class World:
         file = folder / POLICY
         if not file.is_file():
             raise NoSuchData(file)
+        told = folder / SCHEMAS
+        schemas = read_json_file(told) if told.is_file() else None
         try:
-            return cls(found, file.read_text(encoding="utf-8"))
+            return cls(found, file.read_text(encoding="utf-8"), schemas)
         except UnicodeDecodeError as error:
             raise DataError(f"{file}: not UTF-8 ({error.reason} at byte {error.start}): save it as UTF-8") from None
 
@@ -89,12 +101,26 @@ class TauBench(Benchmark):
         world: the data and the policy.
     """
 
-    class Config(BenchmarkConfig):
-        """Dialogues with a user, tools and a policy. Stored ones can be graded; they cannot be played yet."""
+    class Config(PlayedConfig):
+        """Dialogues with a user, who is played by a model, under a policy and with tools."""
+
+        player: PlayerConfig | None = unset("Who plays the user.")
 
         def _refusals(self) -> Iterator[Refusal]:
-            message = f"task {self.name} cannot be played yet: grade stored dialogues with `teamtr grade {self.name}`"
-            yield Refusal(("task", "name"), message)
+            yield from super()._refusals()
+            if self.player is None:
+                message = f"task {self.name} is a dialogue with a user, whom somebody must play: give task.player"
+                yield Refusal(("task",), message, (("task", "player"), ("task", "name")))
+
+        def refusals_of(self, team: TeamSection) -> Iterator[Refusal]:
+            """Rounds to talk in."""
+            if team.rounds is not None and team.rounds < 2:
+                message = (
+                    f"task {self.name} is a dialogue: the user must be able to reply, or it cannot end. Set "
+                    f"team.router.rounds to {ROUNDS}, the most that a labeled dialogue takes, got {team.rounds}"
+                )
+                yield Refusal(("team", "router", "rounds"), message)
+            yield from super().refusals_of(team)
 
     toolbox: ClassVar[Toolbox[State]]
     tables: ClassVar[Mapping[str, Sequence[str]]]
@@ -103,8 +129,18 @@ class TauBench(Benchmark):
 
     def __init__(self, splits: Mapping[str, Sequence[Problem]] | None = None, *, world: World) -> None:
         super().__init__(splits)
+        self._world = world
         self._start = State(world.tables)
-        self._policy = world.policy
+
+    @classmethod
+    def from_config(cls, config: TaskConfig, context: TaskContext) -> Task:
+        made = super().from_config(config, context)
+        if context.rounds is not None and context.rounds < FEW:
+            made.warnings += (
+                f"{config.name}: team.router.rounds is {context.rounds}, and a dialogue that the user has not ended by "
+                f"then earns nothing: most labeled ones take three to ten rounds, the longest {ROUNDS}",
+            )
+        return made
 
     @classmethod
     def from_data(cls, name: str, data: Data, **options: Any) -> Self:
@@ -157,10 +193,29 @@ class TauBench(Benchmark):
             raise _unusable(where, f"'outputs' must be a list of texts, found {shown(outputs)}")
         return Problem(
             id=str(row.get("id", digest(row["instruction"]))),
-            prompt=self._policy,
+            prompt=self._world.policy,
             answer={"actions": actions, "outputs": outputs},
             columns={"user_id": row["user_id"], "instruction": row["instruction"]},
         )
+
+    # -- playing ----------------------------------------------------------------------------------------------
+
+    @property
+    def environment(self) -> Customer:
+        if self.player is None:
+            raise UserError(f"{self.name} can be graded but not played: nobody plays the user; give it a player")
+        return Customer(self.player, self.toolbox)
+
+    @cached_property
+    def tools(self) -> DomainTools:
+        if self._world.schemas is None:
+            raise DataError(f"{self.name} can be graded but not played: there is no {SCHEMAS} in its folder")
+        told = check_schemas(SCHEMAS, self._world.schemas, self.toolbox)
+        return DomainTools(ToolboxTools(self.toolbox, lambda problem: self._start), told)
+
+    def outcome(self, problem: Problem, events: Sequence[Event]) -> str:
+        """The dialogue as the benchmark stores it."""
+        return trajectory(events, self.toolbox)
 
     # -- grading ----------------------------------------------------------------------------------------------
 
@@ -315,9 +370,7 @@ def _acts(task: TauBench, problem: Problem) -> list[ToolCall]:
 
 def _dialogue(calls: Sequence[ToolCall], outputs: Sequence[str], end: str = STOP) -> str:
     """A reply in which the agent makes these calls and tells these outputs."""
-    functions = [{"name": call.name, "arguments": json.dumps(dict(call.arguments))} for call in calls]
-    messages: list[dict[str, Any]] = [{"role": "user", "content": "Hello."}]
-    messages += [{"role": "assistant", "content": None, "tool_calls": [{"function": each}]} for each in functions]
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "Hello."}, *map(calling, calls)]
     messages += [{"role": "assistant", "content": " ".join(outputs)}, {"role": "user", "content": end}]
     return json.dumps(messages)
 

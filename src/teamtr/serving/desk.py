@@ -1,0 +1,141 @@
+"""Who is served now, who waits, and who is sent away: the one place between requests and the team.
+
+Every choice of a request is played in a thread of its own, at most ``at_once`` of them; so many more may wait, first
+come, first served. Beyond that a request is refused at once, with the seconds after which to come again. A request that
+nobody waits for any more is cancelled: what of it waits leaves the line, and what is sampled ends with its next token.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from teamtr.serving.metrics import Counts
+from teamtr.serving.request import ChatRequest
+from teamtr.serving.schedule import Cancelled, Scheduler
+from teamtr.serving.team import Ask, Choice, ServedTeam, Teller
+
+
+class Busy(Exception):
+    """More requests than there is room for."""
+
+    def __init__(self, retry_after: int) -> None:
+        super().__init__("the server has as many requests as it takes")
+        self.retry_after = retry_after
+
+
+class Draining(Exception):
+    """The server is about to stop."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a server takes.
+
+    Args:
+        at_once: choices that are played together.
+        waiting: choices that may wait besides.
+        body_bytes: of one request.
+        depth: brackets inside each other in a body.
+        request_seconds: from the first byte of a request to the last of its answer.
+    """
+
+    at_once: int = 64
+    waiting: int = 256
+    body_bytes: int = 1 << 20
+    depth: int = 32
+    request_seconds: float = 600.0
+
+
+@dataclass(eq=False)
+class Ticket:
+    """A request that was taken: its seed and what becomes of its choices."""
+
+    request: ChatRequest
+    seed: int
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    choices: Sequence[Future[Choice]] = ()
+
+
+class Desk:
+    """Takes requests for one team until it is closed."""
+
+    def __init__(self, served: ServedTeam, scheduler: Scheduler, limits: Limits) -> None:
+        self.served, self.scheduler, self.limits = served, scheduler, limits
+        self.counts = Counts()
+        self._pool = ThreadPoolExecutor(limits.at_once, thread_name_prefix="teamtr choice")
+        self._lock = threading.Lock()
+        self._pending = 0
+        self._seconds = 0.0
+        self.is_draining = False
+
+    def take(self, request: ChatRequest, teller: Teller) -> Ticket:
+        """Begin to answer. Raises BadRequest, Busy or Draining, and then has begun nothing."""
+        self.served.require(request)
+        count = request.n or 1
+        with self._lock:
+            if self.is_draining:
+                raise Draining
+            if self._pending + count > self.limits.at_once + self.limits.waiting:
+                self.counts.refused += 1
+                raise Busy(self._retry_after())
+            self._pending += count
+        # Of 53 bits, which every client's JSON can hold; a client may send more, and negative ones.
+        seed = secrets.randbits(53) if request.seed is None else request.seed % 2**63
+        ticket = Ticket(request, seed)
+        ticket.choices = [
+            self._pool.submit(self._play, Ask.of(request, choice, seed, teller, ticket.cancelled))
+            for choice in range(count)
+        ]
+        for future in ticket.choices:
+            future.add_done_callback(self._done)
+        return ticket
+
+    def cancel(self, ticket: Ticket) -> None:
+        """Nobody waits for this one."""
+        ticket.cancelled.set()
+        for future in ticket.choices:
+            future.cancel()
+        self.scheduler.notice()
+
+    @property
+    def pending(self) -> int:
+        """Choices that are played or wait."""
+        return self._pending
+
+    def drain(self) -> None:
+        """Take no more requests; what was taken is answered."""
+        with self._lock:
+            self.is_draining = True
+
+    def close(self) -> None:
+        """Stop, and tell everybody who still waits."""
+        self.drain()
+        self.scheduler.close()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _play(self, ask: Ask) -> Choice:
+        if ask.cancelled.is_set():
+            raise Cancelled("nobody waits for it")
+        started = time.monotonic()
+        choice = self.served.play(ask)
+        took = time.monotonic() - started
+        with self._lock:
+            self._seconds = took if not self._seconds else 0.9 * self._seconds + 0.1 * took
+            self.counts.add(choice)
+        return choice
+
+    def _done(self, future: Future[Choice]) -> None:
+        with self._lock:
+            self._pending -= 1
+            self.counts.cancelled += future.cancelled() or isinstance(future.exception(), Cancelled)
+
+    def _retry_after(self) -> int:
+        """Seconds until about half of what is there is done, by what choices took lately."""
+        rounds = self._pending / self.limits.at_once / 2
+        return min(60, max(1, math.ceil(rounds * self._seconds)))

@@ -1,0 +1,416 @@
+"""A team, and each of its agents, as models that answer a conversation.
+
+The team plays with ``rollout.converse``, as in training and in ``teamtr eval``: with the same question, weights and
+seed it says the same, to the token.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from teamtr.calls import Schema
+from teamtr.chat.codec import ChatCodec
+from teamtr.chat.stream import TextStream, is_faithful
+from teamtr.errors import UserError, first_line
+from teamtr.ports import Codec, Follow, Heard, Tools, unfollowed, unheard
+from teamtr.randomness import seed_of, uniforms
+from teamtr.rollout import Ledger, RolloutContext
+from teamtr.rollout.play import EpisodeState, converse
+from teamtr.serving.conversation import chat_of, problem_of
+from teamtr.serving.outgoing import Outgoing, first_stop
+from teamtr.serving.request import BadRequest, ChatRequest
+from teamtr.serving.schedule import Row, Scheduler
+from teamtr.session.build import Session
+from teamtr.tasks import Task
+from teamtr.team import Team, team_answer
+from teamtr.team.router import Upcoming, ends_after
+from teamtr.types import AS_TRAINED, Decoding, Finish, Floats, Ids, Problem, Sample, ToolRequest, Turn, Verdict
+
+
+class TooLong(BadRequest):
+    """A conversation that the model has no room for."""
+
+    def __init__(self, tokens: int, room: int) -> None:
+        super().__init__(
+            f"the conversation and its answer need {tokens} tokens, and there is room for {room}: shorten the "
+            "messages, or lower max_tokens",
+            "messages",
+            "context_length_exceeded",
+        )
+
+
+class Teller(Protocol):
+    """Hears what is said while it is said, in other threads."""
+
+    def discussion(self, choice: int, agent: str, text: str, *, begins: bool) -> None: ...
+
+    def answer(self, choice: int, agent: str, text: str) -> None: ...
+
+
+@dataclass(frozen=True)
+class Spoken:
+    """One message of a choice: how many tokens its author read and wrote, and what the tools replied that it called.
+    ``answers``: it is the answer."""
+
+    agent: str
+    text: str
+    read: int
+    written: int
+    answers: bool
+    results: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One answer, and all that was said on the way to it."""
+
+    text: str
+    finish: Finish
+    spoken: tuple[Spoken, ...]
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(message.read for message in self.spoken)
+
+    @property
+    def completion_tokens(self) -> int:
+        return sum(message.written for message in self.spoken)
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """Those that are not the answer's own."""
+        return sum(message.written for message in self.spoken if not message.answers)
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One choice of a request: the request, which of its choices, its seed, and whether somebody still waits."""
+
+    request: ChatRequest
+    choice: int
+    seed: int
+    teller: Teller
+    cancelled: threading.Event
+
+    @classmethod
+    def of(cls, request: ChatRequest, choice: int, seed: int, teller: Teller, cancelled: threading.Event) -> Ask:
+        """The first choice has the request's own seed: it is what ``teamtr eval`` plays with that seed."""
+        return cls(request, choice, seed_of(seed, "choice", choice) if choice else seed, teller, cancelled)
+
+
+class LockedCodec:
+    """A codec that one thread uses at a time: tokenizers are not made for several."""
+
+    def __init__(self, codec: Codec, lock: threading.Lock) -> None:
+        self.codec = codec
+        self._lock = lock
+        self._is_faithful = is_faithful(codec)
+
+    def stream(self) -> TextStream:
+        return TextStream(self._plain if self._is_faithful else None)
+
+    def _plain(self, token_ids: Sequence[int]) -> str:
+        assert isinstance(self.codec, ChatCodec)
+        with self._lock:
+            return self.codec.plain(token_ids)
+
+    def encode(self, messages: Sequence[dict[str, str]], tools: Sequence[Schema] = ()) -> Ids:
+        with self._lock:
+            try:
+                return self.codec.encode(messages, tools)
+            except UserError:
+                raise
+            except Exception as error:  # templates raise what they like
+                raise BadRequest(
+                    f"the model's chat template does not take this conversation: {first_line(error)[:200]}",
+                    "messages",
+                    "invalid_value",
+                ) from error
+
+    def encode_message(self, text: str) -> Ids:
+        with self._lock:
+            return self.codec.encode_message(text)
+
+    def decode(self, token_ids: Ids) -> str:
+        with self._lock:
+            return self.codec.decode(token_ids)
+
+
+@dataclass(frozen=True)
+class LockedTools:
+    """Tools that one answer uses at a time: their workers are not made for several."""
+
+    tools: Tools
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def schemas(self, problem: Problem) -> Sequence[Schema]:
+        with self.lock:
+            return self.tools.schemas(problem)
+
+    def results(self, requests: Sequence[ToolRequest]) -> list[tuple[str, ...]]:
+        with self.lock:
+            return self.tools.results(requests)
+
+
+class _Asked(Task):
+    """What is asked has no right answer here: only the rule that finds answers in messages is the task's own."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        self._lock = threading.Lock()
+
+    def problems(self, split: str) -> Sequence[Problem]:
+        return ()
+
+    def grade(self, episodes: Sequence[tuple[Problem, str, Sequence[str]]]) -> list[Verdict]:
+        raise NotImplementedError("what a client asks is not graded")
+
+    def extract(self, text: str) -> str | None:
+        with self._lock:
+            return self._task.extract(text)
+
+
+@dataclass(frozen=True)
+class ServedTeam:
+    """A team that answers under ``name``, and each of its agents under ``name/AGENT``."""
+
+    name: str
+    team: Team
+    context: RolloutContext
+    codecs: Mapping[str, LockedCodec]
+    scheduler: Scheduler
+    temperature: float | None
+    """Where a request names none: what the team is evaluated at; None is the temperature of training."""
+    rooms: Mapping[str, int | None] = field(default_factory=dict)
+    """Most tokens of a prompt and its message, by agent."""
+
+    @classmethod
+    def of(cls, session: Session, team: Team, name: str, scheduler: Scheduler) -> ServedTeam:
+        if session.task.environment is not None:
+            raise UserError(
+                f"the team plays {session.task.name} against an environment, which would speak in the client's place: "
+                "only teams whose task has none can be served"
+            )
+        if session.task.tools is not None:
+            raise UserError(
+                f"the tools of {session.task.name} answer for its own problems, and a client asks others: only teams "
+                "without tools, or with those of their team file (`tools:`), can be served"
+            )
+        locks: dict[int, threading.Lock] = {}
+        codecs = {
+            agent: LockedCodec(codec, locks.setdefault(id(getattr(codec, "tokenizer", codec)), threading.Lock()))
+            for agent, codec in session.context.codecs.items()
+        }
+        return cls(
+            name,
+            team,
+            replace(
+                session.context,
+                codecs=codecs,
+                task=_Asked(session.task),
+                tools=None if session.context.tools is None else LockedTools(session.context.tools),
+            ),
+            codecs,
+            scheduler,
+            session.team_file.eval.temperature,
+            {agent: session.engine.info(agent).positions for agent in team.names},
+        )
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        return (self.name, *(f"{self.name}/{agent}" for agent in self.team.names))
+
+    def require(self, request: ChatRequest) -> None:
+        """Raises BadRequest where the request cannot be kept, before anything is sampled for it."""
+        if request.model not in self.models:
+            raise UnknownModel(request.model)
+        agent = self.agent_of(request.model)
+        if agent is not None:
+            chat_of(request.messages, "")
+            if request.private or request.shows_discussion:
+                param = "private" if request.private else "show"
+                raise BadRequest(
+                    f"{param} is for the whole team: ask {self.name!r}, or leave it out",
+                    param,
+                    "invalid_value",
+                )
+            return
+        problem_of(request.messages, request.private, self.team.names)
+
+    def play(self, ask: Ask) -> Choice:
+        """One choice, to its end. Raises BadRequest, Cancelled, or what the engine raises."""
+        agent = self.agent_of(ask.request.model)
+        return self._converse(ask) if agent is None else self._reply(ask, agent)
+
+    def agent_of(self, model: str) -> str | None:
+        """None is the whole team."""
+        return None if model == self.name else model.removeprefix(f"{self.name}/")
+
+    def _converse(self, ask: Ask) -> Choice:
+        request = ask.request
+        state = EpisodeState(problem_of(request.messages, request.private, self.team.names))
+        voice = _Voice(self, ask, state)
+        warmth = self.temperature if request.temperature is None else request.temperature
+        context = replace(self.context, sampler=voice)
+        converse(context, self.team, [state], seed=ask.seed, temperature=warmth, ledger=Ledger())
+        voice.finish_message()
+        return voice.choice()
+
+    def _reply(self, ask: Ask, name: str) -> Choice:
+        request, agent = ask.request, self.team[name]
+        codec = self.codecs[name]
+        warmth = self.temperature if request.temperature is None else request.temperature
+        voice = _Voice(self, ask, EpisodeState(Problem("request", "")))
+        prompt = codec.encode(chat_of(request.messages, agent.system_prompt))
+        noise_BT = uniforms(seed_of(ask.seed, "turn", 0, name), 1, agent.max_tokens)
+        [sample] = voice.sample(name, [prompt], noise_BT, decoding=Decoding(warmth))
+        text = codec.decode(sample.token_ids)
+        turn = Turn(name, 0, prompt, sample.token_ids, sample.logprobs, sample.finish, sample.version, text)
+        voice.state.turns.append(turn)
+        voice.finish_message()
+        return voice.choice()
+
+
+class UnknownModel(BadRequest):
+    status = 404
+
+    def __init__(self, model: str) -> None:
+        super().__init__(
+            f"the model {model[:100]!r} does not exist: GET /v1/models lists what there is", "model", "model_not_found"
+        )
+
+
+class _Voice:
+    """The sampler of one choice: it asks the scheduler, and tells whoever listens what is said.
+
+    ``state`` is the episode that is played: it says which turn is asked for.
+    """
+
+    def __init__(self, served: ServedTeam, ask: Ask, state: EpisodeState) -> None:
+        self.served, self.ask, self.state = served, ask, state
+        self._open: Outgoing | None = None
+        self._answered = False
+
+    # -- ports.Sampler ----------------------------------------------------------------------------------------
+
+    def version(self, agent: str) -> str:
+        return self.served.team[agent].version
+
+    def sample(
+        self,
+        agent: str,
+        prompts: Sequence[Ids],
+        noise_BT: Floats,
+        *,
+        decoding: Decoding = AS_TRAINED,
+        heard: Heard = unheard,
+        follow: Follow = unfollowed,
+    ) -> list[Sample]:
+        self.finish_message()
+        request, answers = self.ask.request, self._answers(agent)
+        [prompt], [noise_T] = prompts, noise_BT
+        limit = min(len(noise_T), request.most_tokens or len(noise_T)) if answers else len(noise_T)
+        room = self.served.rooms.get(agent)
+        if room is not None and len(prompt) + len(noise_T) > room:
+            raise TooLong(len(prompt) + len(noise_T), room)
+        self._open = self._outgoing(agent, answers)
+        row = Row(
+            agent,
+            prompt,
+            noise_T,
+            replace(decoding, top_p=request.top_p or 1.0),
+            limit,
+            (lambda token_ids: True) if self._open is None else self._open.listen,
+            self.ask.cancelled,
+        )
+        [sample] = self.served.scheduler.samples([row])
+        return [sample]
+
+    # -- what is told -----------------------------------------------------------------------------------------
+
+    def finish_message(self) -> None:
+        """Tell the rest of the message that was sampled last, now that its text is known."""
+        if self._open is not None:
+            self._open.end(self.state.turns[-1].text)
+            self._open = None
+            request = self.ask.request
+            if request.stream and request.shows_discussion:
+                for result in self.state.turns[-1].results:
+                    self.ask.teller.discussion(self.ask.choice, result.author, result.text, begins=True)
+
+    def choice(self) -> Choice:
+        """What was said in the end. An answer that nobody could know before is told now."""
+        served, turns = self.served, self.state.turns
+        by_agent = served.agent_of(self.ask.request.model) is not None
+        rule = "last" if by_agent else served.context.answer
+        text = team_answer(turns, rule, served.context.task.extract)
+        answering = _answering(turns, rule, text)
+        finish: Finish = "stop" if answering is None else turns[answering].finish
+        most = self.ask.request.most_tokens
+        if answering is not None and most is not None and len(turns[answering].token_ids) > most:
+            # Nobody knew before that this message is the answer: it is cut now as it would have been then.
+            text, finish = served.codecs[turns[answering].agent].decode(turns[answering].token_ids[:most]), "length"
+        stop = first_stop(text, self.ask.request.stops)
+        if stop is not None:
+            text, finish = text[:stop], "stop"
+        if not self._answered and text:
+            self.ask.teller.answer(self.ask.choice, turns[answering].agent if answering is not None else "", text)
+        spoken = tuple(
+            Spoken(
+                turn.agent,
+                turn.text,
+                len(turn.context_ids),
+                len(turn.token_ids),
+                t == answering,
+                tuple(result.text for result in turn.results),
+            )
+            for t, turn in enumerate(turns)
+        )
+        return Choice(text, finish, spoken)
+
+    def _outgoing(self, agent: str, answers: bool) -> Outgoing | None:
+        """Where somebody reads along, or the text says where it ends."""
+        request, teller, choice = self.ask.request, self.ask.teller, self.ask.choice
+        codec = self.served.codecs[agent]
+        if answers:
+            if not request.stream and not request.stops:
+                return None
+            self._answered = True
+            return Outgoing(codec.stream(), request.stops, lambda text: teller.answer(choice, agent, text))
+        if not request.stream or not request.shows_discussion:
+            return None
+        first = [True]
+
+        def tell(text: str) -> None:
+            teller.discussion(choice, agent, text, begins=first[0])
+            first[0] = False
+
+        return Outgoing(codec.stream(), (), tell)
+
+    def _answers(self, agent: str) -> bool:
+        """Whether the turn that is asked for is certainly the answer."""
+        served, turns = self.served, self.state.turns
+        if served.agent_of(self.ask.request.model) is not None:
+            return True
+        router, rule = served.context.router, served.context.answer
+        if rule == "majority":
+            return False
+        found = router.next(turns)
+        assert found is not None
+        if ends_after(router, turns, Upcoming(*found)):
+            return rule in ("last", agent)
+        spoken = sum(turn.agent == agent for turn in turns)
+        return rule == agent and spoken + 1 == router.turns_of(agent)
+
+
+def _answering(turns: Sequence[Turn], rule: str, text: str) -> int | None:
+    """Which turn is the answer."""
+    if rule == "last":
+        return len(turns) - 1 if turns else None
+    for t in range(len(turns) - 1, -1, -1):
+        if turns[t].agent == rule or (rule == "majority" and turns[t].text.strip() == text):
+            return t
+    return None
