@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from teamtr import Agent, TeamTrainer
 from teamtr.cli import app
 from teamtr.config import load_team_file
 from teamtr.rollout import play
@@ -90,3 +91,19 @@ def test_a_changed_tool_is_noticed_when_a_run_goes_on(folder: Path) -> None:
     told = invoke("train", folder / "team.yaml", "--out", folder / "run", "plan.stages=3", code=3)
     assert "tools.use.0: the code has changed" in told
     (folder / "own.py").write_text(OWN)
+
+
+def test_a_python_program_gives_tools_by_the_keys_of_the_team_file(tmp_path: Path) -> None:
+    def reward(prompts: Any, completions: Any, **columns: Any) -> list[float]:
+        return [0.0] * len(completions)
+
+    trainer = TeamTrainer(
+        agents=[Agent("a", "tiny"), Agent("b", "tiny", tools="none"), Agent("c", "tiny", tools=("count",))],
+        reward_funcs=reward,
+        train_dataset=[{"prompt": str(k)} for k in range(4)],
+        output_dir=tmp_path / "run",
+        config={"tools.use": [f"python:{tmp_path / 'own.py'}:count"], "tools.steps": 2},
+    )
+    assert [agent.own_tools for agent in trainer.team_file.team.agents] == [None, (), ("count",)]
+    assert trainer.team_file.tools.use == (f"python:{tmp_path / 'own.py'}:count",)
+    assert trainer.team_file.tools.steps == 2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -34,6 +34,7 @@ class Agent:
         max_tokens: most tokens of one message.
         frozen: it speaks and is never updated.
         revision: of a hub id: the branch, tag or commit to take.
+        tools: those that it may call, where there are any: ``"all"``, ``"none"`` or their names (docs/tools.md).
     """
 
     name: str
@@ -45,6 +46,7 @@ class Agent:
     max_tokens: int = 256
     frozen: bool = False
     revision: str | None = None
+    tools: Literal["all", "none"] | Sequence[str] = "all"
 
     def __post_init__(self) -> None:
         if isinstance(self.model, str | Path):

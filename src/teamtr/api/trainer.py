@@ -188,6 +188,7 @@ class TeamTrainer:
                 "sees": agent.sees,
                 "max_tokens": agent.max_tokens,
                 "frozen": agent.frozen,
+                "tools": agent.tools if isinstance(agent.tools, str) else list(agent.tools),
             }
             if (lora := lora_settings(agent)) is not None:
                 settings["lora"] = lora
