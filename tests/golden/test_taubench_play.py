@@ -148,7 +148,7 @@ def test_every_labeled_dialogue_comes_out_as_recorded_when_it_is_played() -> Non
         said = [turn for turn in turns_in(json.loads(episode.answer)) if getattr(turn, "by", None) == "user"]
         assert [turn.text for turn in said][: len(told.user)] == told.user, where
     assert len(rows) >= 60
-    assert results >= 317
+    assert results >= 377
 
 
 @needs_data
