@@ -336,7 +336,7 @@ def test_a_team_file_names_own_tools_in_a_word_a_list_or_a_section(file: Path):
 
 def test_the_tools_of_a_team_file_are_those_of_its_task_and_its_own(file: Path):
     team_file = loads(f"{TEAM}tools: 'python:own_tools.py:ALL'", "x").anchored(file.parent)
-    task = Numbers()
+    task = Numbers({"test": [PROBLEM]})
     assert build_tools(loads(TEAM, "x"), task) is None
     task.tools = _Plain("one")
     tools = build_tools(team_file, task)
@@ -345,4 +345,4 @@ def test_the_tools_of_a_team_file_are_those_of_its_task_and_its_own(file: Path):
     assert result(tools, "double", n=1) == "2"
     team = Team((Agent("a", "v", tools=("double",)), Agent("b", "v", tools=("treble",))))
     with pytest.raises(UserError, match=r"team.agents.b.tools names no tool 'treble'; there are "):
-        check_names(team, tools, [PROBLEM])
+        check_names(team, tools, task)

@@ -69,6 +69,18 @@ def test_a_run_is_evaluated_and_reported_with_its_results(folder: Path) -> None:
 
 
 @pytest.mark.long
+def test_what_was_played_with_another_tool_is_not_taken_for_an_evaluation_with_this_one(folder: Path) -> None:
+    def evaluated() -> str:
+        return invoke("eval", folder / "run", "--samples", 1)
+
+    evaluated()
+    assert "were already stored" in evaluated()
+    (folder / "own.py").write_text(OWN.replace("len(word)", "2 * len(word)"))
+    assert "were already stored" not in evaluated()
+    (folder / "own.py").write_text(OWN)
+
+
+@pytest.mark.long
 def test_no_episode_is_longer_than_planned(folder: Path) -> None:
     session = build(load_team_file(folder / "team.yaml"))
     problems = session.task.problems("train")[:8]

@@ -18,7 +18,7 @@ from teamtr.rollout import RolloutContext
 from teamtr.session.cluster import engine_of
 from teamtr.session.models import EngineMaker, make_player
 from teamtr.session.task import build_task
-from teamtr.session.tools import build_tools, check_names, check_prompts, some_problems, with_tool_turns
+from teamtr.session.tools import build_tools, check_names, check_prompts, with_tool_turns
 from teamtr.tasks import Task
 from teamtr.team import Agent, Router, Team, visibility
 from teamtr.training.batch import Optimization
@@ -114,8 +114,7 @@ def build(team_file: TeamFile, *, taught: bool = True, parts: Parts = AS_WRITTEN
         task.player = make_player(player, engine, codecs)
     router = build_router(team_file) if parts.router is None else parts.router
     tools = build_tools(team_file, task)
-    if any(agent.tools for agent in team):
-        check_names(team, tools, some_problems(task))
+    check_names(team, tools, task)
     context = RolloutContext(
         sampler=engine,
         codecs={name: codecs[name] for name in team.names},

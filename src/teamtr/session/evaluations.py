@@ -150,6 +150,11 @@ class Evaluation:
             "seed": self.seed,
             "episodes_per_chunk": EPISODES_PER_CHUNK,
             **({} if self.is_of_team else by_method),
+            **(
+                {}
+                if self.cast.context.tools is None
+                else {"tools": self.session.team_file.tools.model_dump(mode="json")}
+            ),
         }
 
     @property
@@ -176,7 +181,9 @@ class Evaluation:
         remove_leftovers(self.folder, recursive=False)
         write_atomic(self.folder / "settings.json", encode(self.settings, "the settings") + b"\n")
         for chunk in _chunks(problems, max(1, EPISODES_PER_CHUNK // (self.samples * self.method.width))):
-            file = self.folder / chunk.file_name(grader, interactive=context.task.environment is not None)
+            # What an environment or a tool says is the task's and the person's code, as a grader is.
+            answered = context.task.environment is not None or context.tools is not None
+            file = self.folder / chunk.file_name(grader, interactive=answered)
             kept = _kept(file)
             if regrade and kept is None:
                 raise UserError(

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 
 from teamtr.calls import TOOL, name_of
 from teamtr.chat import ChatCodec
 from teamtr.chat.template import check_tools
 from teamtr.config import TeamFile
 from teamtr.errors import UserError
-from teamtr.ports import Task, Tools
+from teamtr.ports import Task as AnyTask
+from teamtr.ports import Tools
 from teamtr.rollout import RolloutContext
+from teamtr.tasks import Task
 from teamtr.team import Router, Team, ToolTurns
 from teamtr.tools.functions import FunctionTools
 from teamtr.tools.limits import Limited, Together
@@ -47,15 +48,6 @@ def with_tool_turns(router: Router, team: Team, steps: int) -> ToolTurns:
     return ToolTurns(router, steps, tuple(agent.name for agent in team if agent.tools != ()))
 
 
-def some_problems(task: Task) -> Sequence[Problem]:
-    """Those to train on, or those to test with where a task has no others."""
-    for split in ("train", "test"):
-        with suppress(UserError):  # there is no such split
-            if found := task.problems(split):
-                return found
-    return ()
-
-
 def check_prompts(context: RolloutContext, team: Team) -> None:
     """Raises ProtocolError where an agent's chat template cannot tell it of its tools."""
     problems = some_problems(context.task) if context.tell and context.tools is not None else ()
@@ -65,12 +57,21 @@ def check_prompts(context: RolloutContext, team: Team) -> None:
             check_tools(codec, context.history, tools)
 
 
-def check_names(team: Team, tools: Tools | None, problems: Sequence[Problem]) -> None:
+def some_problems(task: AnyTask) -> Sequence[Problem]:
+    """Of the first split that the task has."""
+    for split in ("train", "test"):
+        try:
+            return task.problems(split)[:PROBLEMS_LOOKED_AT]
+        except UserError:  # a task may have one of them only
+            continue
+    return ()
+
+
+def check_names(team: Team, tools: Tools | None, task: Task) -> None:
     """Raises UserError where an agent is given a tool that no problem has."""
-    asked = {name for agent in team for name in agent.tools or ()}
-    if not asked:
+    if not any(agent.tools for agent in team):
         return
-    looked_at = problems[:PROBLEMS_LOOKED_AT]
+    looked_at = some_problems(task)
     known = {name_of(schema) for problem in looked_at for schema in tools.schemas(problem)} if tools else set()
     for agent in team:
         if unknown := [name for name in agent.tools or () if name not in known]:
