@@ -129,7 +129,7 @@ def test_a_domain_of_tau_bench_is_built_from_its_folder_or_files_in_it(domain: t
 def test_tau_bench_is_played_with_somebody_who_plays_the_user() -> None:
     with pytest.raises(ConfigError, match="taubench:retail is a dialogue with a user, whom somebody must play: give"):
         loads(team_of("{name: 'taubench:retail', path: retail}"))
-    with pytest.raises(ConfigError, match=r"(?s)the user must be able to reply.*team.router.rounds to 25"):
+    with pytest.raises(ConfigError, match=r"(?s)the user must be able to reply.*team.router.rounds to 26"):
         loads(team_of("{name: 'taubench:retail', path: retail, player: {model: tiny}}"))
 
 

@@ -148,7 +148,25 @@ def test_every_labeled_dialogue_comes_out_as_recorded_when_it_is_played() -> Non
         said = [turn for turn in turns_in(json.loads(episode.answer)) if getattr(turn, "by", None) == "user"]
         assert [turn.text for turn in said][: len(told.user)] == told.user, where
     assert len(rows) >= 60
-    assert results >= 317
+    assert results >= 377
+
+
+@needs_data
+@pytest.mark.long
+@pytest.mark.parametrize("domain", [Airline, Retail])
+def test_the_own_actions_of_every_task_earn_the_reward_when_they_are_played(domain: type[TauBench]) -> None:
+    """And nothing but talk earns it only where the actions change nothing."""
+    task = domain.from_data(domain.name, DATA / domain.name.removeprefix("taubench:"))
+    problems = task.problems("test")
+    assert len(problems) == {Airline: 50, Retail: 115}[domain]
+    for place, problem in enumerate(problems):
+        actions = [ToolCall(action["name"], action["kwargs"]) for action in problem.answer["actions"]]
+        acts = [action.canonical() for action in actions if not task.toolbox.ends(action)]
+        outputs = " ".join(problem.answer["outputs"])
+        right = played(task, ["Hi", STOP], [*acts, f"Done: {outputs}"], place, rounds=2, steps=len(acts) + 1)
+        assert right.verdict.kind == "right", problem.id
+        idle = played(task, ["Hi", STOP], [f"Done: {outputs}"], place, rounds=2)
+        assert idle.verdict.right == (not task.wanted(problem).changes()), problem.id
 
 
 @needs_data

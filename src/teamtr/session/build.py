@@ -18,7 +18,7 @@ from teamtr.rollout import RolloutContext
 from teamtr.session.cluster import engine_of
 from teamtr.session.models import EngineMaker, make_player
 from teamtr.session.task import build_task
-from teamtr.session.tools import build_tools, check_names, check_prompts, some_problems, with_tool_turns
+from teamtr.session.tools import build_tools, check_names, check_prompts, with_tool_turns
 from teamtr.tasks import Task
 from teamtr.team import Agent, Router, Team, visibility
 from teamtr.training.batch import Optimization

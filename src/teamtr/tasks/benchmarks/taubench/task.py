@@ -48,8 +48,8 @@ from teamtr.tools.toolbox import Toolbox, ToolboxTools
 from teamtr.types import Event, Problem, Verdict
 
 POLICY, SCHEMAS = "policy_wiki.md", "tool_schemas.json"
-ROUNDS = 25
-"""The most messages to the user in a labeled dialogue; most take three to ten."""
+ROUNDS = 26
+"""The most messages to the user in a labeled dialogue, and one: nobody replies to the last. Most take three to ten."""
 FEW = 10
 """With fewer rounds many dialogues are cut off."""
 
@@ -117,7 +117,7 @@ class TauBench(Benchmark):
             if team.rounds is not None and team.rounds < 2:
                 message = (
                     f"task {self.name} is a dialogue: the user must be able to reply, or it cannot end. Set "
-                    f"team.router.rounds to {ROUNDS}, the most that a labeled dialogue takes, got {team.rounds}"
+                    f"team.router.rounds to {ROUNDS}, which the longest labeled dialogue takes, got {team.rounds}"
                 )
                 yield Refusal(("team", "router", "rounds"), message)
             yield from super().refusals_of(team)
@@ -138,7 +138,7 @@ class TauBench(Benchmark):
         if context.rounds is not None and context.rounds < FEW:
             made.warnings += (
                 f"{config.name}: team.router.rounds is {context.rounds}, and a dialogue that the user has not ended by "
-                f"then earns nothing: most labeled ones take three to ten rounds, the longest {ROUNDS}",
+                f"then earns nothing: most labeled ones take three to ten, the longest {ROUNDS}",
             )
         return made
 
