@@ -24,6 +24,12 @@ def _about(version: Annotated[bool, typer.Option("--version", help="Print the ve
 def main() -> None:
     """What nobody foresaw ends with its traceback and exit code 1, as in any program, but for what it would do to a
     terminal."""
+    if sys.platform == "win32":
+        write(
+            "error: teamtr runs on Linux and macOS, not on Windows: use the Windows Subsystem for Linux (WSL)",
+            sys.stderr,
+        )
+        sys.exit(2)
     try:
         app(prog_name="teamtr")
     except KeyboardInterrupt:  # before a command has begun

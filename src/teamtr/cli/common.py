@@ -24,6 +24,7 @@ EXIT_CODES = """Exit codes: 0 done; 1 the run failed; 2 wrong usage or team file
 KL noise floor too high for the radius, another run in the folder); 130 interrupted and saved."""
 
 app = typer.Typer(
+    context_settings={"help_option_names": ["-h", "--help"]},
     no_args_is_help=True,
     invoke_without_command=True,
     pretty_exceptions_enable=False,

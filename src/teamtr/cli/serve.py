@@ -9,16 +9,14 @@ from typing import Annotated
 
 import typer
 
-from teamtr.cli.common import app, errors, read_team_file
+from teamtr.cli.common import Overrides, app, errors, read_team_file
 from teamtr.cli.terminal import write
 
 
 @app.command()
 def serve(
     team: Annotated[Path, typer.Argument(help="A run folder, whose latest checkpoint is served, or a team file.")],
-    changes: Annotated[
-        list[str] | None, typer.Option("--set", help="With a team file: a setting to change, such as `seed=1`.")
-    ] = None,
+    overrides: Overrides = None,
     name: Annotated[
         str | None, typer.Option(help="The model's name for clients. [default: the run folder's, or the team file's]")
     ] = None,
@@ -44,15 +42,15 @@ def serve(
         from teamtr.session.resume import StoredRun
 
         key, is_new = key_from_environment()
-        if changes and team.is_dir():
-            raise UserError("--set goes with a team file: a run is served as it was trained")
+        if overrides and team.is_dir():
+            raise UserError(f"{overrides[0]}: settings go with a team file; a run is served as it was trained")
         limits = Limits(at_once=at_once, waiting=queue, request_seconds=request_seconds)
         with TeamServer(key=key, limits=limits, host=host, port=port, allow_remote=allow_remote) as server:
             if team.is_dir():
                 session, members = StoredRun.read(team).build()
                 label = team.absolute().name
             else:
-                settings = read_team_file(team, changes or [])
+                settings = read_team_file(team, overrides)
                 session = build(settings)
                 members, label = session.current_team(), settings.name
             server.take_up(session, members, name or label)
