@@ -5,7 +5,23 @@ from typing import Annotated
 
 import typer
 
-from teamtr.cli import demo, evaluate, export, figures, files, grade, lab, plan, report, reproduce, serve, swap, train  # noqa: F401 (importing a module registers its commands)
+from teamtr.cli import (  # noqa: F401 (importing a module registers its commands)
+    chat,
+    demo,
+    doctor,
+    evaluate,
+    export,
+    figures,
+    files,
+    grade,
+    lab,
+    plan,
+    report,
+    reproduce,
+    serve,
+    swap,
+    train,
+)
 from teamtr.cli.common import app
 from teamtr.cli.terminal import write, write_traceback
 

@@ -119,7 +119,7 @@ def evaluate(
 
         changes = changes or []
         if team is not None and run is not None:  # there is no run, so that the first word is a setting too
-            run, changes = None, [run, *changes]
+            changes, run = [run, *changes], None
         if run is None and team is None:
             raise UserError("say what to evaluate: a run folder, or a team file with --team")
         for change in changes:

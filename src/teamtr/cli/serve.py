@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from teamtr.cli.common import Overrides, app, errors, read_team_file
+from teamtr.cli.common import Overrides, app, errors, open_team
 from teamtr.cli.terminal import write
 
 
@@ -35,29 +35,18 @@ def serve(
     from teamtr.cli.progress import say
 
     with errors():
-        from teamtr.errors import UserError
         from teamtr.serving.desk import Limits
         from teamtr.serving.server import KEY_VARIABLE, TeamServer, key_from_environment
-        from teamtr.session.build import build
-        from teamtr.session.resume import StoredRun
 
         key, is_new = key_from_environment()
-        if overrides and team.is_dir():
-            raise UserError(f"{overrides[0]}: settings go with a team file; a run is served as it was trained")
         limits = Limits(at_once=at_once, waiting=queue, request_seconds=request_seconds)
         with TeamServer(key=key, limits=limits, host=host, port=port, allow_remote=allow_remote) as server:
-            if team.is_dir():
-                session, members = StoredRun.read(team).build()
-                label = team.absolute().name
-            else:
-                settings = read_team_file(team, overrides)
-                session = build(settings)
-                members, label = session.current_team(), settings.name
-            server.take_up(session, members, name or label)
+            opened = open_team(team, overrides)
+            server.take_up(opened.session, opened.team, name or opened.label)
             write(server.link if is_new else server.page, sys.stdout)
             say(f"API: {server.url}, models {', '.join(server.desk.served.models)}")
             say(f"key: {key}" if is_new else f"key: the one in {KEY_VARIABLE}; the page takes it as #key=KEY")
             logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns of every client that hangs up
             server.serve_forever()
             say("closed")
-            session.engine.close()
+            opened.session.engine.close()
