@@ -51,6 +51,11 @@ def share(value: float, interval: Sequence[float]) -> str:
     return f"{100 * value:.1f} % ({100 * low:.1f} to {100 * high:.1f})"
 
 
+def counted(number: int, noun: str, plural: str | None = None) -> str:
+    """ "1 batch", "2 batches": a number and what it counts."""
+    return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
+
+
 def shown(value: Any) -> str:
     """The value in at most 80 characters, for an error."""
     text = repr(value[:80] if isinstance(value, str) else value)

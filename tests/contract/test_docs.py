@@ -325,6 +325,26 @@ def test_the_layout_page_lists_every_module() -> None:
     assert listed == modules
 
 
+def test_the_demo_s_table_is_told_once() -> None:
+    """One table, of one CPU, and that others may differ from it."""
+    rows = {}
+    for page in (ROOT / "README.md", ROOT / "docs" / "first-steps.md"):
+        text = page.read_text()
+        rows[page] = re.findall(r"^plan +seed.*\n.*$", text, flags=re.M)
+        assert "CPU" in text.split("plan  seed")[0][-300:] + text.split("plan  seed")[1][:700]
+    first, second = rows.values()
+    assert first == second
+    assert len(first) == 1
+
+
+def test_installation_says_what_is_not_supported_and_how_to_get_a_cpu_build() -> None:
+    install, pins = (ROOT / "docs" / "install.md").read_text(), (ROOT / "constraints.txt").read_text()
+    assert "Windows is not supported" in install
+    assert "--index-url ADDRESS" in install
+    assert re.search(r"^torch==[\d.]+$", pins, flags=re.M), "the version, whatever its build"
+    assert "docs/install.md" in pins.split("\n\n")[0]
+
+
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
     assert len((ROOT / "SECURITY.md").read_text().splitlines()) <= 100

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import threading
 import time
 from contextlib import contextmanager
@@ -102,3 +103,41 @@ def test_a_lock_that_says_nothing_holds_nobody_up(left, tmp_path):
     began = time.monotonic()
     with RunFolder.open(tmp_path / "run"):
         assert time.monotonic() - began < 0.5 * lease.LEASE_S
+
+
+# -- told to whoever only looks ---------------------------------------------------------------------------------
+
+
+def test_a_looker_sees_a_holder_without_taking_its_lock(tmp_path):
+    run = tmp_path / "run"
+    with RunFolder.open(run):
+        assert RunFolder(run).is_in_use
+    assert not RunFolder(run).is_in_use, "released"
+    assert not RunFolder(tmp_path / "none").is_in_use
+
+
+@pytest.mark.parametrize(
+    ("host", "pid", "age", "is_in_use"),
+    [
+        (socket.gethostname(), os.getpid(), 0.0, True),
+        (socket.gethostname(), os.getpid(), 60.0, False),  # a process with the number of one that is gone
+        (socket.gethostname(), 2**22 + 1, 0.0, False),  # more than Linux gives out
+        (socket.gethostname(), -1, 0.0, False),  # all processes, to kill
+        ("elsewhere", 7, 0.0, True),
+        ("elsewhere", 7, 60.0, False),
+    ],
+)
+def test_a_name_that_was_left_behind(tmp_path, monkeypatch, host, pid, age, is_in_use):
+    monkeypatch.setattr(lease, "LEASE_S", 30.0)
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / LOCK).write_text(json.dumps({"pid": pid, "host": host}))
+    then = time.time() - age
+    os.utime(run / LOCK, (then, then))
+    assert RunFolder(run).is_in_use is is_in_use
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"pid": "x", "host": 1}', '{"pid": 1e400, "host": "h"}', "null"])
+def test_whatever_else_stands_there_holds_nothing(tmp_path, text):
+    (tmp_path / LOCK).write_text(text)
+    assert not RunFolder(tmp_path).is_in_use

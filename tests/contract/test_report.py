@@ -14,6 +14,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -39,8 +40,8 @@ from teamtr.errors import UserError
 from teamtr.presets import PRESETS
 from teamtr.rollout import trained_returns_PG
 from teamtr.session.demo import DemoResult
-from teamtr.store import Log
-from teamtr.text import visible
+from teamtr.store import Log, RunFolder
+from teamtr.text import counted, visible
 from teamtr.theory.advantages import group_advantages
 
 AGENTS = ("left", "right", "speaker")
@@ -49,6 +50,48 @@ AGENTS = ("left", "right", "speaker")
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     return made_run(tmp_path / "run")
+
+
+def unfinished(run: Path, **last: object) -> Path:
+    """The run before its last stage was over."""
+    records = Log(run / "log.jsonl").read()
+    write_log(run, [*records[:-3], *([last] if last else [])])
+    return run
+
+
+def test_whether_a_run_is_training_is_told_by_its_lock(run: Path) -> None:
+    assert build_report(run).data["run"]["state"] == "finished"
+    unfinished(run)
+    assert build_report(run).data["run"]["state"] == "interrupted"
+    with RunFolder.open(run):
+        assert build_report(run).data["run"]["state"] == "running"
+    assert build_report(run).data["run"]["state"] == "interrupted"
+    unfinished(run, kind="stopped", updates=7)
+    assert build_report(run).data["run"]["state"] == "stopped"
+
+
+def headline(data: dict[str, Any], question: str) -> dict[str, Any]:
+    return next(told for told in data["headlines"] if told["question"] == question)
+
+
+def test_where_nothing_was_kept_staleness_cannot_be_told(run: Path) -> None:
+    question = "Did it need fresh rollouts?"
+    assert headline(build_report(run).data, question)["headline"] != "cannot be told"
+    records = Log(run / "log.jsonl").read()
+    write_log(run, [{**r, "outcome": "restored"} if r["kind"] == "update" else r for r in records])
+    told = headline(build_report(run).data, question)
+    assert (told["headline"], told["tone"]) == ("cannot be told", "plain")
+    assert "no update was kept" in told["text"]
+
+
+def test_one_of_a_thing_is_not_several(tmp_path: Path) -> None:
+    made = made_run(tmp_path / "one", stages=1, agents=("only",))
+    told = " ".join(each["text"] for each in build_report(made).data["headlines"])
+    assert "1 batch is stored" in told
+    assert "1 update in" in told
+    assert not re.search(r"\b1 (batches|updates|stages|episodes)\b", told)
+    assert not re.search(r"\b1 (batches|updates|episodes)\b", report_text(build_report(made).data))
+    assert (counted(1, "batch", "batches"), counted(2_000, "batch", "batches")) == ("1 batch", "2,000 batches")
 
 
 def test_pass_hat_k_stands_beside_pass_at_k(run: Path) -> None:
@@ -103,7 +146,7 @@ def test_half_a_point_is_rounded_as_the_browser_does(run):
     records = [eval_record(0, 0.125, avg_interval=[0.005, 0.225]), eval_record(1, 0.625, avg_interval=[0.405, 0.685])]
     write_log(run, records)
     text = build_report(run).data["headlines"][0]["text"]
-    assert text == "Held-out success went from 13 % (1 to 23) to 63 % (41 to 69) in 1 stages."
+    assert text == "Held-out success went from 13 % (1 to 23) to 63 % (41 to 69) in 1 stage."
 
 
 def test_the_data_of_a_run_by_hand(run):

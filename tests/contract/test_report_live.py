@@ -19,12 +19,12 @@ from urllib.parse import quote
 
 import pytest
 
-from made_run import made_run, update_record
+from made_run import made_run, update_record, write_log
 from teamtr.analysis.report import reading, serve
 from teamtr.analysis.report.reading import LogTail, read_run
 from teamtr.analysis.report.serve import Library, LiveServer
 from teamtr.errors import UserError
-from teamtr.store import Log
+from teamtr.store import Log, RunFolder
 from teamtr.store.log import decode
 
 
@@ -55,6 +55,20 @@ def get(server: LiveServer, path: str, method: str = "GET", host: str | None = N
         return answer.status, answer.read()
     finally:
         connection.close()
+
+
+def test_a_run_that_is_killed_is_no_longer_running(run):
+    """Nothing is logged when it happens: the lock alone tells."""
+    records = Log(run / "log.jsonl").read()
+    write_log(run, records[:-3])
+    library = Library([run])
+    [key] = library.runs()
+    with RunFolder.open(run):
+        first = library.summary(key, "")
+        assert first["report"]["run"]["state"] == "running"
+        assert library.summary(key, first["stamp"]) == {"unchanged": True, "stamp": first["stamp"]}
+    after = library.summary(key, first["stamp"])
+    assert after["report"]["run"]["state"] == "interrupted"
 
 
 def test_without_the_token_every_route_answers_403(run):

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from made_run import eval_record, made_run, write_log
 from taught import teaching_for_real
-from teamtr.cli import app
+from teamtr.cli import app, main
 from teamtr.cli.common import emit, errors
 from teamtr.config import load_team_file
 from teamtr.store import RunFolder
@@ -616,6 +616,19 @@ def test_what_was_asked_for_is_on_stdout_and_with_json_the_record_alone(team_fil
         assert word not in asked.stderr
         assert word in recorded.stderr
         assert isinstance(json.loads(recorded.stdout), dict), "one line of JSON and nothing else"
+
+
+@pytest.mark.parametrize("words", [[], ["train"], ["eval"], ["lab"], ["lab", "verify"]])
+def test_h_is_help(words: list[str]) -> None:
+    assert invoke(*words, "-h").stdout == invoke(*words, "--help").stdout
+
+
+def test_windows_is_told_that_it_will_not_do(monkeypatch, capsys) -> None:
+    monkeypatch.setattr(sys, "platform", "win32")
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert "not on Windows" in capsys.readouterr().err
 
 
 class PanicException(BaseException):

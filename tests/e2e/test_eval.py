@@ -181,7 +181,7 @@ def test_a_run_is_evaluated_in_its_own_folder(tmp_path: Path) -> None:
     assert invoke(folder, "--samples", 2, "--regrade")["verdicts"] == report["verdicts"]
 
     write_rows(tmp_path, OWN["math500"])
-    other = ("--set", "task.name=math500", "--set", f"task.path={tmp_path / 'rows.jsonl'}")
+    other = ("task.name=math500", f"task.path={tmp_path / 'rows.jsonl'}")
     elsewhere = invoke(folder, *other, "--samples", 2)
     assert elsewhere["problems"] == len((tmp_path / "rows.jsonl").read_text().splitlines())
     assert elsewhere["updates"] == 1
@@ -191,7 +191,7 @@ def test_a_run_is_evaluated_in_its_own_folder(tmp_path: Path) -> None:
         "eval.samples=2": "eval.samples=2: a run is evaluated as it was trained; only its task may be another",
         "task.name=matth500": 'got "matth500"; did you mean "math500"?',
     }.items():
-        told = invoke(folder, "--set", change, code=2)
+        told = invoke(folder, change, code=2)
         assert message in " ".join(told.split()), told
 
 
@@ -208,11 +208,23 @@ def test_equal_rewards_have_no_interval_but_shares_do() -> None:
     ("arguments", "message"),
     [
         ((), "say what to evaluate"),
-        (("folder", "--team", "team.yaml"), "say what to evaluate"),
+        (
+            ("folder", "--team", "team.yaml"),
+            "'folder' is no setting (KEY=VALUE): give a team file with --team or",
+        ),
+        (("folder", "other"), "'other' is no setting (KEY=VALUE): give one run folder"),
     ],
 )
 def test_what_to_evaluate_must_be_said(arguments: tuple[str, ...], message: str) -> None:
     assert message in " ".join(invoke(*arguments, code=2).split())
+
+
+def test_settings_stand_behind_a_team_file(sums: Path, tmp_path: Path) -> None:
+    report = invoke("--team", sums, "eval.samples=3", "eval.problems=2", "--limit", 2, "--out", tmp_path / "evals")
+    assert (report["samples"], report["problems"]) == (3, 2)
+    told = invoke("--team", sums, "eval.smaples=3", code=2)
+    assert "eval.smaples" in told
+    assert "did you mean" in told
 
 
 # -- verdicts follow the answers and the grader --------------------------------------------------------------

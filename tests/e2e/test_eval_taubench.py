@@ -112,7 +112,7 @@ def test_the_benchmarks_own_tasks_with_a_scripted_user(scripted_user: FakeEndpoi
     """Of the first two tasks of the airline, both want something changed. The policy is too long for the tiny model."""
     folder = DATA / "taubench" / "airline"
     file = team_file(tmp_path, Airline, folder, f"{{base_url: '{scripted_user.url}', model: script}}", rounds=2)
-    of_tables = ("--set", "team.model=tabular", "--out", tmp_path / "evals")
+    of_tables = ("team.model=tabular", "--out", tmp_path / "evals")
     report, _ = invoke("eval", "--team", file, "--limit", 2, "--samples", 1, *of_tables)
     assert report["verdicts"] == {"wrong": 2}
 

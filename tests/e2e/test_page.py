@@ -24,6 +24,7 @@ from made_run import (
     made_run,
     probe_record,
     swap_record,
+    swapped,
     update_record,
     write_log,
 )
@@ -367,6 +368,42 @@ def test_tables_below_each_other_are_apart(page, tmp_path):
     box = "document.querySelectorAll('#staleness > .panel')"
     first, second = page.js(f"[...{box}].map(p => [p.getBoundingClientRect().top, p.getBoundingClientRect().bottom])")
     assert second[0] - first[1] >= 10
+
+
+CLIPPED = """(() => {
+  const nav = document.querySelector('nav .links'), edge = nav.getBoundingClientRect();
+  return [...nav.children].filter(link => {
+    const box = link.getBoundingClientRect();
+    return box.right > edge.right + 1 || box.left < edge.left - 1 || box.bottom > edge.bottom + 1;
+  }).map(link => link.textContent);
+})()"""
+
+
+@pytest.mark.parametrize("width", [1024, 1280])
+def test_no_link_of_the_navigation_is_clipped(page, tmp_path, width):
+    """With every section that a run can have, in the report and in the live page, whose clock takes room too."""
+    run = swapped(tmp_path / "run", "aligned")
+    records = Log(run / "log.jsonl").read()
+    write_log(run, [{**r, "probe": probe_record()} if r["kind"] == "update" else r for r in records])
+    page.look(width, 800)
+    page.open(written(tmp_path, run))
+    assert len(texts(page, "nav .links a")) >= 11
+    assert page.js(CLIPPED) == []
+    with LiveServer(Library([run])) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            page.open(server.link)
+            page.wait("document.querySelectorAll('nav .links a').length >= 11")
+            assert page.js(CLIPPED) == []
+            # A section that is jumped to is not under the navigation.
+            page.js("location.hash = '#cost'")
+            page.wait("document.querySelector('#cost').getBoundingClientRect().top < 300")
+            top = page.js("document.querySelector('#cost').getBoundingClientRect().top")
+            assert top >= page.js("document.querySelector('nav').offsetHeight")
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def test_light_dark_and_phone(page, tmp_path):

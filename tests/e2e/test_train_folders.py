@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from teamtr.cli import app
+from teamtr.records import accepted
 from teamtr.session import models
 from teamtr.store import RunFolder
 
@@ -98,6 +100,11 @@ def test_other_settings_are_named_by_the_agent(here: Path) -> None:
     code, said = teamtr("train", "team.yaml", "team.agents.right.max_tokens=5", "--out", "run")
     assert code == 3, said
     assert "team.agents.right.max_tokens" in said
+    assert "`--out FOLDER`" in said, "the way to a new run"
+    way_back = re.search(r"`teamtr (train \S+)`", said)
+    assert way_back is not None, "and the way to the one that is there"
+    code, said = teamtr(*way_back[1].split())
+    assert code == 0, said
 
 
 def test_a_run_that_learnt_nothing_says_why(here: Path) -> None:
@@ -107,6 +114,29 @@ def test_a_run_that_learnt_nothing_says_why(here: Path) -> None:
     code, said = teamtr("train", "team.yaml", "--out", "run")
     assert code == 0, said
     assert "nothing was learned: in every group, all episodes got the same reward" in said
+
+
+REWARD = """\
+def reward(prompts, completions, **columns):
+    return [float(sum(map(ord, text)) % 2) for text in completions]
+"""
+
+
+def test_a_resumed_run_that_learns_nothing_more_is_not_told_that_it_never_did(here: Path) -> None:
+    """The reward tells episodes apart at first, and is the same for all once the run is resumed."""
+    (here / "rows.jsonl").write_text("".join(f'{{"question": "1+{k}", "answer": "x"}}\n' for k in range(4)))
+    (here / "reward.py").write_text(REWARD)
+    task = "{name: data, path: rows.jsonl, grader: 'python:reward.py:reward'}"
+    (here / "team.yaml").write_text(TEAM.replace("{name: code, symbols: AB, held_out: 0.5, skill: 0.9}", task))
+    code, said = teamtr("train", "team.yaml", "plan.group_size=8", "--out", "run")
+    assert code == 0, said
+    kept = sum(accepted(r) for r in RunFolder.read(here / "run").log.read() if r["kind"] == "update")
+    assert kept > 0
+    (here / "reward.py").write_text(REWARD.replace("% 2", "* 0"))
+    code, said = teamtr("train", "run", "plan.stages=2", "--accept-changes")
+    assert code == 0, said
+    told = f"nothing was learned since the run was resumed (it kept {kept} update{'s' * (kept > 1)} before): in every"
+    assert told in " ".join(said.split())
 
 
 def test_updates_without_a_signal_are_counted_at_the_end(here: Path) -> None:

@@ -288,6 +288,17 @@ def test_a_damaged_folder(folder: Path, damage: Callable[[Path], object], messag
         load_pretrained(str(folder))
 
 
+def test_an_exported_team_and_a_run_say_which_folder_is_meant(tmp_path: Path) -> None:
+    for agent, file in (("left", "adapter_config.json"), ("right", "config.json")):
+        (tmp_path / "team" / agent).mkdir(parents=True)
+        (tmp_path / "team" / agent / file).write_text("{}")
+    with pytest.raises(ModelError, match=r"holds several models, not one: .+\(.+/team/left, .+/team/right\)"):
+        load_pretrained(str(tmp_path / "team"))
+    (tmp_path / "run" / "checkpoints" / "commits").mkdir(parents=True)
+    with pytest.raises(ModelError, match=r"run folder, not a model; `teamtr export .+/run FOLDER --agent"):
+        load_pretrained(str(tmp_path / "run"))
+
+
 @pytest.mark.parametrize("index", ["{", "[]", "{}", '{"weight_map": {}}', '{"weight_map": {"a": 1}}'])
 def test_a_damaged_index(sharded: Path, index: str) -> None:
     (sharded / INDEX).write_text(index)

@@ -5,7 +5,23 @@ from typing import Annotated
 
 import typer
 
-from teamtr.cli import demo, evaluate, export, figures, files, grade, lab, plan, report, reproduce, serve, swap, train  # noqa: F401 (importing a module registers its commands)
+from teamtr.cli import (  # noqa: F401 (importing a module registers its commands)
+    chat,
+    demo,
+    doctor,
+    evaluate,
+    export,
+    figures,
+    files,
+    grade,
+    lab,
+    plan,
+    report,
+    reproduce,
+    serve,
+    swap,
+    train,
+)
 from teamtr.cli.common import app
 from teamtr.cli.terminal import write, write_traceback
 
@@ -24,6 +40,12 @@ def _about(version: Annotated[bool, typer.Option("--version", help="Print the ve
 def main() -> None:
     """What nobody foresaw ends with its traceback and exit code 1, as in any program, but for what it would do to a
     terminal."""
+    if sys.platform == "win32":
+        write(
+            "error: teamtr runs on Linux and macOS, not on Windows: use the Windows Subsystem for Linux (WSL)",
+            sys.stderr,
+        )
+        sys.exit(2)
     try:
         app(prog_name="teamtr")
     except KeyboardInterrupt:  # before a command has begun

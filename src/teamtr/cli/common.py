@@ -9,6 +9,7 @@ import sys
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 
@@ -19,11 +20,14 @@ from teamtr.cli.terminal import json_line, write
 
 if TYPE_CHECKING:
     from teamtr.config import TeamFile
+    from teamtr.session.build import Session
+    from teamtr.team import Team
 
 EXIT_CODES = """Exit codes: 0 done; 1 the run failed; 2 wrong usage or team file; 3 refused (folder in use,
 KL noise floor too high for the radius, another run in the folder); 130 interrupted and saved."""
 
 app = typer.Typer(
+    context_settings={"help_option_names": ["-h", "--help"]},
     no_args_is_help=True,
     invoke_without_command=True,
     pretty_exceptions_enable=False,
@@ -184,6 +188,33 @@ def read_team_file(file: Path, overrides: list[str] | None) -> TeamFile:
     from teamtr.config import load_team_file
 
     return load_team_file(file, overrides or ())
+
+
+@dataclass(frozen=True)
+class OpenedTeam:
+    """A team that can speak, and what it is called."""
+
+    session: Session
+    team: Team
+    label: str
+
+
+def open_team(path: Path, overrides: list[str] | None) -> OpenedTeam:
+    """The latest checkpoint of a run folder, or the models of a team file."""
+    from teamtr.errors import UserError
+
+    if path.is_dir():
+        if overrides:
+            raise UserError(f"{overrides[0]}: settings go with a team file; a run speaks as it was trained")
+        from teamtr.session.resume import StoredRun
+
+        session, team = StoredRun.read(path).build()
+        return OpenedTeam(session, team, path.absolute().name)
+    settings = read_team_file(path, overrides)
+    from teamtr.session.build import build
+
+    session = build(settings)
+    return OpenedTeam(session, session.current_team(), settings.name)
 
 
 def answer(text: str, as_json: bool) -> None:

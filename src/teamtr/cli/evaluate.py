@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from teamtr.cli.common import JsonFlag, answer, app, emit, errors, read_team_file
-from teamtr.cli.complete import agents_of_run, method_names
+from teamtr.cli.complete import agents_of_run, dotted_keys, method_names
 from teamtr.cli.methods import told_methods, told_seeds
 
 if TYPE_CHECKING:
@@ -25,17 +25,19 @@ PANEL: Any = {"rich_help_panel": "Settings of methods"}
 
 @app.command("eval")
 def evaluate(
-    run: Annotated[Path | None, typer.Argument(help="A run folder; its latest checkpoint is evaluated.")] = None,
-    team: Annotated[
-        Path | None, typer.Option(help="Instead of a run: a team file, whose models are evaluated untrained.")
+    run: Annotated[
+        str | None, typer.Argument(help="A run folder, whose latest checkpoint is evaluated; none with --team.")
     ] = None,
     changes: Annotated[
         list[str] | None,
-        typer.Option(
-            "--set",
-            help="With --team: a setting to change, such as `eval.samples=8`. With a run: another task instead of its "
-            "own, such as `task.name=math500` and `task.test=math500.jsonl`.",
+        typer.Argument(
+            help="With --team: settings to change, such as `eval.samples=8`. With a run: another task instead of its "
+            "own, such as `task.name=math500 task.test=math500.jsonl`.",
+            autocompletion=dotted_keys,
         ),
+    ] = None,
+    team: Annotated[
+        Path | None, typer.Option(help="Instead of a run: a team file, whose models are evaluated untrained.")
     ] = None,
     split: Annotated[str, typer.Option(help="Which problems: test or train.")] = "test",
     limit: Annotated[int | None, typer.Option(min=1, help="Evaluate only the first problems, this many.")] = None,
@@ -115,8 +117,15 @@ def evaluate(
     with errors():
         from teamtr.errors import UserError
 
-        if (run is None) == (team is None):
+        changes = changes or []
+        if team is not None and run is not None:  # there is no run, so that the first word is a setting too
+            changes, run = [run, *changes], None
+        if run is None and team is None:
             raise UserError("say what to evaluate: a run folder, or a team file with --team")
+        for change in changes:
+            if "=" not in change:
+                what = "a team file with --team or a run folder, not both" if team else "one run folder"
+                raise UserError(f"{change!r} is no setting (KEY=VALUE): give {what}")
         for_methods = {"--budget-tokens": budget_tokens, "--agent": agent, "--max-tokens": max_tokens}
         given = [name for name, value in for_methods.items() if value is not None]
         given += [f"--{name}" for name in settings]
@@ -125,7 +134,7 @@ def evaluate(
         from teamtr.baselines import make_methods
 
         asked = make_methods([name.strip() for name in (method or "team").split(",")], settings)
-        session, members, evals, stage, updates = _opened(run, team, changes or [])
+        session, members, evals, stage, updates = _opened(run, team, changes)
         from teamtr.cli.progress import say
         from teamtr.evaluation.metrics import figures_over_seeds
         from teamtr.rollout import Ledger
@@ -181,7 +190,7 @@ def evaluate(
         emit({**record, "updates": updates, **spent})
 
 
-def _opened(run: Path | None, team: Path | None, changes: list[str]) -> tuple[Session, Team, Path, int, int]:
+def _opened(run: str | None, team: Path | None, changes: list[str]) -> tuple[Session, Team, Path, int, int]:
     """What plays, who plays it, where its evaluations are kept, and how far it is trained: stages, updates."""
     if team is not None:
         settings = read_team_file(team, changes)
@@ -192,7 +201,7 @@ def _opened(run: Path | None, team: Path | None, changes: list[str]) -> tuple[Se
     assert run is not None
     from teamtr.session.resume import StoredRun
 
-    stored, evals = StoredRun.read(run), run / "evals"
+    stored, evals = StoredRun.read(Path(run)), Path(run) / "evals"
     if changes:
         stored = stored.on_another_task(changes)
         evals /= "".join(c if c.isalnum() else "-" for c in stored.team_file.task.name)

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from teamtr.cli.terminal import write
 from teamtr.reports import was_skipped
-from teamtr.text import on_terminal, share
+from teamtr.text import counted, on_terminal, share
 
 Record = dict[str, Any]
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -74,7 +74,11 @@ class TrainingScreen:
                 self.evals = list(record.get("evals", ()))
                 if lost := record.get("lost"):
                     self._print(f"warning: {lost['why']}; {lost['seconds']:.0f} s of work are done again")
-                verb = "training" if record["kind"] == "start" else f"resuming after {record['updates']} updates"
+                verb = (
+                    "training"
+                    if record["kind"] == "start"
+                    else f"resuming after {counted(record['updates'], 'update')}"
+                )
                 paths = ", ".join(sorted(set(record["samplers"].values())))
                 self._print(f"{self.label}{verb}: {record['name']}, {', '.join(record['agents'])} (sampling: {paths})")
                 told = (record.get(key, ()) for key in ("skipped", "changes", "warnings"))

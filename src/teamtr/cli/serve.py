@@ -9,16 +9,14 @@ from typing import Annotated
 
 import typer
 
-from teamtr.cli.common import app, errors, read_team_file
+from teamtr.cli.common import Overrides, app, errors, open_team
 from teamtr.cli.terminal import write
 
 
 @app.command()
 def serve(
     team: Annotated[Path, typer.Argument(help="A run folder, whose latest checkpoint is served, or a team file.")],
-    changes: Annotated[
-        list[str] | None, typer.Option("--set", help="With a team file: a setting to change, such as `seed=1`.")
-    ] = None,
+    overrides: Overrides = None,
     name: Annotated[
         str | None, typer.Option(help="The model's name for clients. [default: the run folder's, or the team file's]")
     ] = None,
@@ -37,29 +35,18 @@ def serve(
     from teamtr.cli.progress import say
 
     with errors():
-        from teamtr.errors import UserError
         from teamtr.serving.desk import Limits
         from teamtr.serving.server import KEY_VARIABLE, TeamServer, key_from_environment
-        from teamtr.session.build import build
-        from teamtr.session.resume import StoredRun
 
         key, is_new = key_from_environment()
-        if changes and team.is_dir():
-            raise UserError("--set goes with a team file: a run is served as it was trained")
         limits = Limits(at_once=at_once, waiting=queue, request_seconds=request_seconds)
         with TeamServer(key=key, limits=limits, host=host, port=port, allow_remote=allow_remote) as server:
-            if team.is_dir():
-                session, members = StoredRun.read(team).build()
-                label = team.absolute().name
-            else:
-                settings = read_team_file(team, changes or [])
-                session = build(settings)
-                members, label = session.current_team(), settings.name
-            server.take_up(session, members, name or label)
+            opened = open_team(team, overrides)
+            server.take_up(opened.session, opened.team, name or opened.label)
             write(server.link if is_new else server.page, sys.stdout)
             say(f"API: {server.url}, models {', '.join(server.desk.served.models)}")
             say(f"key: {key}" if is_new else f"key: the one in {KEY_VARIABLE}; the page takes it as #key=KEY")
             logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns of every client that hangs up
             server.serve_forever()
             say("closed")
-            session.engine.close()
+            opened.session.engine.close()

@@ -8,6 +8,8 @@ import sys
 import traceback
 from typing import Any, TextIO
 
+from rich.cells import cell_len
+
 from teamtr.text import on_terminal
 
 
@@ -25,3 +27,45 @@ def json_line(value: Any) -> str:
 def write_traceback() -> None:
     """Of the error that is being handled, as Python writes it."""
     write(traceback.format_exc().rstrip("\n"), sys.stderr)
+
+
+class Indented:
+    """Text that comes in pieces, each line indented, also where the terminal would wrap it: only ``heading`` writes at
+    the left edge, so that no text can pass for somebody else's."""
+
+    def __init__(self, stream: TextIO, width: int, indent: str = "  ") -> None:
+        self._stream, self._indent = stream, indent
+        self._width = max(width - 1, len(indent) + 8)
+        self._column = 0
+
+    def heading(self, text: str) -> None:
+        """A line of our own, after whatever came before."""
+        self.end()
+        write(" ".join(text.split()), self._stream)
+
+    def add(self, text: str) -> None:
+        """More of the text."""
+        out = []
+        for sign in on_terminal(text).replace("\t", "    "):
+            if sign == "\n":
+                out.append("\n" if self._column else f"{self._indent}\n")
+                self._column = 0
+                continue
+            size = cell_len(sign)
+            if self._column + size > self._width:
+                out.append("\n")
+                self._column = 0
+            if self._column == 0:
+                out.append(self._indent)
+                self._column = len(self._indent)
+            out.append(sign)
+            self._column += size
+        self._stream.write("".join(out))
+        self._stream.flush()
+
+    def end(self) -> None:
+        """The text is over: the next line begins at the edge."""
+        if self._column:
+            self._stream.write("\n")
+            self._stream.flush()
+        self._column = 0

@@ -40,8 +40,10 @@ def train(
             team_file = team_file / "team.yaml"
         settings = read_team_file(team_file, overrides)
         from teamtr.cli.progress import TrainingScreen, say
+        from teamtr.records import accepted
         from teamtr.session import train as runs
         from teamtr.store import RunFolder
+        from teamtr.text import counted
 
         inside_a_run = bool(RunFolder(team_file.parent).checkpoints.numbers())
         folder = out or (team_file.parent if inside_a_run else Path("runs") / settings.name)
@@ -53,9 +55,12 @@ def train(
     if "resume" in last and "update" not in last and "finished" in last:
         say(f"this run has finished all {settings.sized_plan().stages} stages; raise plan.stages to continue")
     if set(outcomes) == {"skipped_no_signal"}:
+        with errors():
+            earlier = sum(accepted(r) for r in RunFolder.read(folder).log.read() if r["kind"] == "update")
+        kept = f" since the run was resumed (it kept {counted(earlier, 'update')} before)" if earlier else ""
         say(
-            "nothing was learned: in every group, all episodes got the same reward. Easier problems, larger groups or "
-            "a reward with partial credit give a signal; `teamtr report` shows what the agents said"
+            f"nothing was learned{kept}: in every group, all episodes got the same reward. Easier problems, larger "
+            "groups or a reward with partial credit give a signal; `teamtr report` shows what the agents said"
         )
     elif silent := outcomes["skipped_no_signal"]:
         say(f"{silent} of {outcomes.total()} updates had no signal: in every group, all episodes got the same reward")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -123,7 +124,9 @@ def require_same(folder: Path, stored: TeamFile, team_file: TeamFile) -> None:
     if other:
         raise OtherRun(
             f"{folder} holds a run with other settings ({', '.join(other[:5])}"
-            f"{', …' if len(other) > 5 else ''}); choose another folder, or undo the change to resume it"
+            f"{', …' if len(other) > 5 else ''}). To train anew with yours, choose another folder: `--out FOLDER` on "
+            "the command line, output_dir in Python. To resume that run with its own: `teamtr train "
+            f"{shlex.quote(str(folder))}`"
         )
 
 

@@ -16,7 +16,7 @@ from teamtr.errors import Refused, UserError
 from teamtr.store.atomic import TEMPORARY, StoreError, explained, make_folder, read_whole, remove_leftovers
 from teamtr.store.checkpoint import Checkpoints
 from teamtr.store.episodes import write_episodes
-from teamtr.store.lease import Lease, held_elsewhere, holder_of
+from teamtr.store.lease import Lease, held_elsewhere, holder_of, seems_held
 from teamtr.store.locks import FileLock
 from teamtr.store.log import RunLog
 from teamtr.types import RolloutBatch
@@ -121,6 +121,11 @@ class RunFolder:
     @property
     def writable(self) -> bool:
         return self.lock is not None
+
+    @property
+    def is_in_use(self) -> bool:
+        """Whether a process seems to write here, for whoever only looks: no lock is taken."""
+        return seems_held(self.path / LOCK)
 
     @property
     def in_place(self) -> bool:

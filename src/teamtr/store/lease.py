@@ -54,6 +54,27 @@ def holder_of(descriptor: int) -> str | None:
     return None if found is None else f"process {found[0]} on {found[1]}"
 
 
+def seems_held(file: Path) -> bool:
+    """Whether somebody seems to hold the file, for whoever only looks: takes no lock, waits for nobody, writes nothing.
+
+    A holder of this machine whose process is gone is gone; one of another machine is gone a minute after its last
+    touch, if both clocks agree.
+    """
+    try:
+        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        named, touched = _named(descriptor), os.fstat(descriptor).st_mtime
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    if named is None or abs(time.time() - touched) >= LEASE_S:
+        return False
+    return named[1] != socket.gethostname() or _lives(named[0])
+
+
 def held_elsewhere(descriptor: int, folder: Path) -> bool:
     """Whether a process of another machine holds the file. Waits until it shows that it lives, or ``LEASE_S`` since it
     last did."""
@@ -76,6 +97,18 @@ def _named(descriptor: int) -> tuple[int, str] | None:
         return int(found["pid"]), str(found["host"])
     except (ValueError, KeyError, TypeError):
         return None
+
+
+def _lives(pid: int) -> bool:
+    if pid <= 0:  # groups of processes, to ``kill``
+        return False
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def _now(folder: Path) -> float:

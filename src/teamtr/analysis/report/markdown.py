@@ -24,7 +24,7 @@ from teamtr.analysis.report.parts import (
 )
 from teamtr.analysis.report.section import Data, Shown, shown
 from teamtr.analysis.report.words import num, percent
-from teamtr.text import in_markdown, visible
+from teamtr.text import counted, in_markdown, visible
 
 
 def report_text(data: Data) -> str:
@@ -32,8 +32,9 @@ def report_text(data: Data) -> str:
     run = data["run"]
     parts = [
         f"# {in_markdown(run['name'])}",
-        f"{run['state']}, {run['stages_done']} of {run['stages'] or '?'} stages, {len(data['updates'])} updates, "
-        f"agents {in_markdown(', '.join(run['agents']))}, plan {in_markdown(str(run['preset']))}, seed {run['seed']}.",
+        f"{run['state']}, {run['stages_done']} of {run['stages'] or '?'} stages, "
+        f"{counted(len(data['updates']), 'update')}, agents {in_markdown(', '.join(run['agents']))}, "
+        f"plan {in_markdown(str(run['preset']))}, seed {run['seed']}.",
         *(f"> {in_markdown(note)}" for note in data["notes"]),
         "## At a glance",
         *(f"- **{a['question']}** {in_markdown(a['headline'])}. {in_markdown(a['text'])}" for a in data["headlines"]),

@@ -201,6 +201,8 @@ class Reading:
     notes: Sequence[str] = field(default_factory=tuple)
     sample: Sample | None = None
     """Of the stored batches; None on the live page, which reads one when it is looked at."""
+    is_in_use: bool = False
+    """Whether a process seems to train this run now."""
 
     @property
     def updates(self) -> list[Record]:
@@ -246,7 +248,9 @@ def read_run(path: Path | str, tail: LogTail | None = None) -> Reading:
             "No episodes are stored (store.episodes is false, or they were removed or put behind a link): no "
             "conversations."
         )
-    return Reading(folder, records, team_text, team_file, progress, agents, batches, tuple(notes))
+    return Reading(
+        folder, records, team_text, team_file, progress, agents, batches, tuple(notes), is_in_use=run.is_in_use
+    )
 
 
 def list_batches(folder: Path) -> tuple[BatchFile, ...]:

@@ -32,7 +32,7 @@ from teamtr.analysis.report.page import live_page, shown_plainly, to_json
 from teamtr.analysis.report.reading import LogTail, Reading, list_batches, read_run
 from teamtr.analysis.report.spelling import speller
 from teamtr.analysis.report.summary import summarise
-from teamtr.store import StoreError, TornRead, read_episodes
+from teamtr.store import RunFolder, StoreError, TornRead, read_episodes
 from teamtr.web import WebServer, header, send_bytes
 
 MOST_EPISODES = 512
@@ -81,7 +81,8 @@ class _Watched:
         started = time.thread_time()
         tail = self._tail
         tail.poll()
-        stamp = f"{tail.generation}-{tail.offset}-{_changed(self.path / 'episodes')}-{int(bool(tail.torn_bytes))}"
+        found = (_changed(self.path / "episodes"), int(bool(tail.torn_bytes)), int(RunFolder(self.path).is_in_use))
+        stamp = "-".join(map(str, (tail.generation, tail.offset, *found)))
         if kept is not None and kept.stamp == stamp:
             return kept
         report = summarise(read_run(self.path, tail))

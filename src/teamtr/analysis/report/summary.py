@@ -79,7 +79,7 @@ def run_facts(reading: Reading) -> dict[str, Any]:
     return {
         "name": str(last.get("name") or reading.folder.name),
         "folder": reading.folder.name,
-        "state": "finished" if finished else "stopped" if "stopped" in ended else "running or interrupted",
+        "state": _state(finished, "stopped" in ended, reading.is_in_use),
         "stages": stages,
         "stages_done": done,
         "agents": names,
@@ -97,6 +97,15 @@ def run_facts(reading: Reading) -> dict[str, Any]:
         "precisions": dict(mapping(last, "precisions")),
         "threads": whole(last, "threads"),
     }
+
+
+def _state(is_finished: bool, is_stopped: bool, is_in_use: bool) -> str:
+    """By the log, and where that is silent by whether somebody holds the folder."""
+    if is_finished:
+        return "finished"
+    if is_in_use:
+        return "running"
+    return "stopped" if is_stopped else "interrupted"
 
 
 def eval_rows(records: Sequence[Record]) -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -39,9 +40,25 @@ def check_folder(source: str, folder: Path) -> None:
             "--agent NAME --merge`, or merge_and_unload of PEFT) and give that folder"
         )
     if not (folder / "config.json").is_file():
-        raise ModelError(f"model {source!r}: the folder has no config.json; give a folder saved by transformers")
+        raise ModelError(f"model {source!r}: {_what_it_is_instead(source, folder)}")
     check_vocabulary(source, folder)
     where_tensors_are(source, folder)
+
+
+def _what_it_is_instead(source: str, folder: Path) -> str:
+    """Of a folder without config.json: a run and an exported team are often given for one of their agents."""
+    if (folder / "checkpoints" / "commits").is_dir():
+        return (
+            f"this is a run folder, not a model; `teamtr export {shlex.quote(source)} FOLDER --agent NAME --merge` "
+            "writes one of its agents as a model: give that folder"
+        )
+    inside = sorted(file.parent.name for name in ("config.json", ADAPTER) for file in folder.glob(f"*/{name}"))
+    if inside:
+        agents = ", ".join(str(Path(source) / name) for name in inside[:SHOWN])
+        return (
+            f"this folder holds several models, not one: give one of them ({agents}{', …' if inside[SHOWN:] else ''})"
+        )
+    return "the folder has no config.json; give a folder saved by transformers"
 
 
 def check_vocabulary(source: str, folder: Path) -> None:

@@ -12,7 +12,7 @@ function headerSection(data) {
       el("h1", null, run.name),
       last ? el("p", { class: "result" }, el("b", null, percent(last.success)),
         ` of held-out problems solved`, last.low !== null ? ` (${percent(last.low)} to ${percent(last.high)})` : "",
-        ` after ${last.stage} stages`) : el("p", { class: "result" }, "No evaluation yet")),
+        ` after ${last.stage} ${last.stage === 1 ? "stage" : "stages"}`) : el("p", { class: "result" }, "No evaluation yet")),
     el("dl", { class: "facts" }, facts.map(([k, v]) => el("div", null, el("dt", null, k), el("dd", null, v)))),
     data.notes.length ? el("div", { class: "notes", role: "note" }, el("b", null, "What is missing"),
       el("ul", null, data.notes.map((note) => el("li", null, note)))) : null);

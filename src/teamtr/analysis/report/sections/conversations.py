@@ -6,6 +6,7 @@ from typing import Any
 
 from teamtr.analysis.report.reading import Reading, Sample
 from teamtr.analysis.report.section import Answer, Data, Section, register
+from teamtr.text import counted
 
 MOST_QUOTED, LONGEST_QUOTE = 4, 40
 """Messages, and characters of each, of the conversation at the top of a report."""
@@ -53,9 +54,9 @@ def answer(data: Data) -> Answer:
     verdicts = data["evals"][-1]["verdicts"] if data["evals"] else {}
     told = ", ".join(f"{count} {kind}" for kind, count in verdicts.items())
     text = _quoted(data["example"]) if data["example"] else ""
-    text += f"{len(batches)} batches are stored; read them under Conversations."
+    text += f"{counted(len(batches), 'batch is', 'batches are')} stored, under Conversations."
     text += f" Verdicts of the last evaluation: {told}." if told else ""
-    return Answer(question, "plain", f"{data['cost']['episodes']:,} episodes", text)
+    return Answer(question, "plain", counted(data["cost"]["episodes"], "episode"), text)
 
 
 def _quoted(episode: Data) -> str:

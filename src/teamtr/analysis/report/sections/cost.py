@@ -12,6 +12,7 @@ from teamtr.analysis.report.reading import Reading
 from teamtr.analysis.report.section import Answer, Data, Section, register
 from teamtr.analysis.report.words import NONE, clock, num
 from teamtr.records import Record, mapping, number, whole
+from teamtr.text import counted
 
 Spent = Mapping[str, Mapping[str, float]]
 """By agent and phase."""
@@ -91,7 +92,8 @@ def answer(data: Data) -> Answer:
         when = "Sampling within stages" if data["run"]["fresh"] is False else "Sampling anew before every update"
         against = f" {when} took {tokens:.2f} times the tokens of naive sequential training"
         against += f" and about {seconds:.2f} times its time." if seconds else "."
-    told = f"{len(data['updates'])} updates in {clock(data['run']['seconds'])}, {cost['episodes']:,} episodes.{against}"
+    updates, episodes = counted(len(data["updates"]), "update"), counted(cost["episodes"], "episode")
+    told = f"{updates} in {clock(data['run']['seconds'])}, {episodes}.{against}"
     return Answer("What did it cost?", "plain", f"{cost['sampled_tokens']:,} tokens", told)
 
 

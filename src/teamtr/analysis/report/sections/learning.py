@@ -11,6 +11,7 @@ from teamtr.analysis.report.parts import Axis, Chart, Grid, Part, Table, band, d
 from teamtr.analysis.report.reading import Reading
 from teamtr.analysis.report.section import Answer, Data, Section, register
 from teamtr.analysis.report.words import finite, num, percent, points
+from teamtr.text import counted
 
 MANY = 30
 """Evaluations above which the band alone shows their intervals."""
@@ -33,7 +34,7 @@ def answer(data: Data) -> Answer:
         verdict = "" if sure or worse else " The intervals overlap: more held-out problems would tell."
         text = (
             f"Held-out success went from {percent(first['success'])}{_range(first)} to {percent(last['success'])}"
-            f"{_range(last)} in {last['stage']} stages.{verdict}"
+            f"{_range(last)} in {counted(last['stage'], 'stage')}.{verdict}"
         )
         return Answer(question, "good" if sure else "bad" if worse else "plain", f"{gained:+.0f} points", text)
     rewards = [u["reward"] for u in data["updates"] if u["reward"] is not None]

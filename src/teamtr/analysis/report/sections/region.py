@@ -26,6 +26,7 @@ from teamtr.analysis.report.parts import (
 from teamtr.analysis.report.reading import Reading
 from teamtr.analysis.report.section import Answer, Data, Section, register
 from teamtr.analysis.report.words import NONE, num, percent, signed
+from teamtr.text import counted
 
 STAGES = Axis("stage", whole=True)
 SAMPLED = {"kl_k1": "k1 (the paper's)", "kl_k3": "k3"}
@@ -44,7 +45,7 @@ def answer(data: Data) -> Answer:
     question, updates = "Is each update inside its region?", data["updates"]
     kept = [u for u in updates if u["kept"]]
     if not kept:
-        told = f"{len(updates)} updates were made, none was kept.{_silent(updates)}"
+        told = f"{counted(len(updates), 'update was', 'updates were')} made, none was kept.{_silent(updates)}"
         return Answer(question, "plain", "no update kept", told)
     outside, fullest = sum(u["outside"] for u in kept), _fullest(kept)
     backed = sum((u["backtracks"] or 0) > 0 for u in kept)

@@ -71,6 +71,9 @@ def _steps(run: Reading) -> list[dict[str, Any]] | None:
 def answer(data: Data) -> Answer:
     question = "Did it need fresh rollouts?"
     chosen, probes, steps = data["rollouts"], data["probes"], data["staleness"]
+    if not any(update["kept"] for update in data["updates"]):
+        text = "Rollouts grow old when an agent changes, and none changed: no update was kept."
+        return Answer(question, "plain", "cannot be told", text)
     is_probed = bool(probes and probes["by_stage"])
     if chosen is not None and chosen["shares"]:
         return answer_by_shares(question, chosen, _misjudged_in_words(probes) if is_probed else "")
