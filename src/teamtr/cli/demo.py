@@ -98,7 +98,8 @@ def _watched(screen: TrainingScreen, stop: Stop) -> Watch:
 
 def _trained_beside(runs: Sequence[DemoRun], workers: int) -> list[DemoResult]:
     """In several processes; a line when one is trained."""
-    from teamtr.cli.progress import percent, say
+    from teamtr.cli.progress import say
+    from teamtr.cli.words import percent
     from teamtr.session.demo import train_silently
     from teamtr.session.processes import beside
 
@@ -123,7 +124,8 @@ def _write_report(folder: Path, target: Path) -> str:
 
 
 def _show_demo(results: dict[str, list[DemoResult]], conversations: list[Any]) -> None:
-    from teamtr.cli.progress import percent, say, sparkline, table
+    from teamtr.cli.progress import say, sparkline, table
+    from teamtr.cli.words import percent
 
     header = ("plan", "seed", "before", "after", "success over the run", "updates", "kept", "outside", "regressing")
     rows = [

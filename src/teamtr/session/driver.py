@@ -54,6 +54,7 @@ from teamtr.team import Team
 from teamtr.theory.intervals import measured_gain
 from teamtr.training.algorithm import Slot, Step, run_stage, schedule
 from teamtr.training.batch import TrainingBatch
+from teamtr.training.health import health_of
 from teamtr.training.probe import Rollouts, log_ratios, stale_probe, token_shift
 from teamtr.training.radii import shared_radii
 from teamtr.training.stage import stage_report
@@ -325,6 +326,7 @@ class Driver:
             grader_failures=dict(self.session.task.failures),
             protocol_breaches=self.session.breaches(),
             success=float(np.mean([e.verdict.right for e in step.batch.present])),
+            health=health_of(step.batch, self.team.limits, step.report),
             exact_success=None if self.exact is None else (exact_before, self.exact),
             measured_before=self.measured,
             probe=self.probed,
