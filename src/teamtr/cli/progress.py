@@ -7,9 +7,9 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
@@ -21,6 +21,9 @@ from teamtr.records import decode_health
 from teamtr.reports import Health, was_skipped
 from teamtr.text import on_terminal, share
 from teamtr.training.advice import advise
+
+if TYPE_CHECKING:
+    from teamtr.cli.works import Works
 
 Record = dict[str, Any]
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -35,9 +38,10 @@ def sparkline(values: Iterable[float], low: float = 0.0, high: float = 1.0) -> s
 class TrainingScreen:
     """Shows the records of a run as they come."""
 
-    def __init__(self, *, label: str = "") -> None:
+    def __init__(self, *, label: str = "", works: Works | None = None) -> None:
         self.console = Console(stderr=True, highlight=False)
         self.live: Live | None = None
+        self.works = works
         self.label = f"{label} " if label else ""
         self.stages = 0
         self.trained = 0
@@ -50,7 +54,8 @@ class TrainingScreen:
 
     def __enter__(self) -> TrainingScreen:
         if self.console.is_terminal:
-            self.live = Live(console=self.console, refresh_per_second=8, transient=True)
+            self.live = Live(self.works or "", console=self.console, refresh_per_second=8, transient=True)
+            self._host(True)
             self.live.start()
         return self
 
@@ -59,6 +64,12 @@ class TrainingScreen:
     ) -> None:
         if self.live is not None:
             self.live.stop()
+            self._host(False)
+
+    def _host(self, hosts: bool) -> None:
+        """Two live screens would write over each other."""
+        if self.works is not None:
+            self.works.is_hosted = hosts
 
     def watch(self, records: Iterable[Record]) -> Iterator[Record]:
         """Show each record and hand it on."""
@@ -120,7 +131,8 @@ class TrainingScreen:
             left = self.stages * self.trained - record["update"]
             eta = f"ETA {clock(seconds / max(updates, 1) * max(left, 0))}"
         if self.live is not None:
-            self.live.update(self._table(rate, eta))
+            table = self._table(rate, eta)
+            self.live.update(table if self.works is None else Group(table, self.works))
         else:
             kl = "-" if was_skipped(record["outcome"]) else f"{record['kl_upper']:.4f}"
             told = (

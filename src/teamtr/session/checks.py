@@ -15,6 +15,7 @@ from teamtr.calls import name_of
 from teamtr.errors import Refused, UserError
 from teamtr.ports import Engine
 from teamtr.presets import Radii
+from teamtr.progress import working
 from teamtr.randomness import generator, seed_of
 from teamtr.rollout import RolloutContext
 from teamtr.rollout.outcome import grades_dialogue
@@ -237,13 +238,13 @@ def measure_floors(session: Session, trial: Trial | None = None) -> list[Floor]:
             continue
         for precision in _finer(session, name):
             session.engine.set_precision(name, precision)
+            with working(f"noise floor of {name} in {precision}"):
+                measured = _floor(session.engine, name, data, session.plan.radii, seed=seed_of(seed, "preflight", name))
             floor = Floor(
                 agent=name,
                 precision=precision,
                 messages=len(data.messages),
-                noise_floor=_floor(
-                    session.engine, name, data, session.plan.radii, seed=seed_of(seed, "preflight", name)
-                ),
+                noise_floor=measured,
                 radius=session.plan.radii.nats,
                 unit="token" if session.plan.radii.per_token else "message",
             )

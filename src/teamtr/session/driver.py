@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from teamtr.ports import Snapshot
+from teamtr.progress import working
 from teamtr.randomness import generator, seed_of
 from teamtr.records import (
     AnyRecord,
@@ -364,13 +365,14 @@ class Driver:
             self.inputs.as_record(),
             self.run.log.mark(),
         )
-        self.run.checkpoints.commit(
-            self.position.number,
-            self.fingerprints,
-            lambda name, folder: learner(name).save(folder),
-            state.as_progress(),
-            None if record is None else encode_record(record),
-        )
+        with working("saving"):
+            self.run.checkpoints.commit(
+                self.position.number,
+                self.fingerprints,
+                lambda name, folder: learner(name).save(folder),
+                state.as_progress(),
+                None if record is None else encode_record(record),
+            )
         self.committed = time.perf_counter()
 
     def _begin_or_resume(self, commit: Commit | None) -> Record:
@@ -379,30 +381,31 @@ class Driver:
         return self._log(record)
 
     def _begin(self) -> StartRecord:
-        with self._timed("test"):
+        with self._timed("test", "testing the grader"):
             told = (*self_test(self.session), *doubts(self.session))
         warnings = (*self.session.task.warnings, *told)
         before_servers(self.session)
-        with self._timed("floors"):
+        with self._timed("floors", "noise floors"):
             floors = measure_floors(self.session)
         require_visible(self.session, floors)
-        with self._timed("rehearse"):
+        with self._timed("rehearse", "rehearsing memory"):
             self.memory = before_training(self.session)
         self._save(None, updated=None)
         return StartRecord(**self._begun(), floors={f.agent: f.noise_floor for f in floors}, warnings=warnings)
 
     def _go_on(self, commit: Commit) -> ResumeRecord:
         self._resume(commit)
-        with self._timed("rehearse"):
+        with self._timed("rehearse", "rehearsing memory"):
             self.memory = before_training(self.session)  # the card, or after a swap the model, may be another
         evals = tuple(self.history.success)
         lost = None if self.lost is None else asdict(self.lost)
         return ResumeRecord(**self._begun(), skipped=commit.skipped, changes=self.changes, evals=evals, lost=lost)
 
     @contextmanager
-    def _timed(self, what: str) -> Iterator[None]:
+    def _timed(self, what: str, told: str) -> Iterator[None]:
         began = time.perf_counter()
-        yield
+        with working(told):
+            yield
         self.seconds[what] = time.perf_counter() - began
 
     def _begun(self) -> dict[str, Any]:
