@@ -84,6 +84,34 @@ def made_batch(
     return RolloutBatch(made, tuple(episodes), group)
 
 
+def health_record(agent: str, **changes: Any) -> dict[str, Any]:
+    """Of a batch in which this agent alone spoke, and nothing is bad."""
+    own = {
+        "messages": 16,
+        "limit": 8,
+        "mean": 3.5,
+        "p95": 6.0,
+        "shortest": 2,
+        "longest": 7,
+        "cut": 0.125,
+        "ended_mean": 3.0,
+        "entropy": 0.75,
+        "reward": 0.25,
+    }
+    record = {
+        "messages": own,
+        "agents": {agent: own},
+        "groups": 4,
+        "without_signal": 0.25,
+        "unparsed": 0.0625,
+        "ungraded": 0.0,
+        "success": 0.25,
+        "reward_deviation": 0.4,
+        "kl_share": 0.8,
+    }
+    return {**record, **changes}
+
+
 def update_record(number: int, stage: int, step: int, agent: str, **changes: Any) -> dict[str, Any]:
     record = {
         "kind": "update",
@@ -122,6 +150,7 @@ def update_record(number: int, stage: int, step: int, agent: str, **changes: Any
         "seconds": {"score": 0.1, "train": 0.5},
         "reward": 0.2 + 0.001 * number,
         "success": 0.2 + 0.001 * number,
+        "health": health_record(agent),
         "grader_failures": {},
         "exact_success": None,
         "measured_before": None

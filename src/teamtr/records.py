@@ -23,7 +23,7 @@ from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type
 import numpy as np
 
 from teamtr.errors import Refused
-from teamtr.reports import EvalReport, Interval, StageReport, UpdateReport, was_kept
+from teamtr.reports import EvalReport, Health, Interval, StageReport, UpdateReport, was_kept
 from teamtr.types import Floats
 
 LOG_VERSION = 2
@@ -181,6 +181,8 @@ class UpdateRecord:
     grader_failures: Mapping[str, int] = field(default_factory=dict)
     protocol_breaches: Mapping[str, int] = field(default_factory=dict)
     success: float
+    health: Health | None = None
+    """Of the batch and the step; None in logs of earlier versions."""
     exact_success: tuple[float | None, float] | None = None
     """Before the update and after it."""
     measured_before: MeasuredGain | None = None
@@ -351,6 +353,16 @@ def encode_report(report: UpdateReport) -> dict[str, Any]:
 
 def decode_report(report: Record) -> UpdateReport:
     made: UpdateReport = _build(UpdateReport, report)
+    return made
+
+
+def decode_health(record: Record) -> Health | None:
+    """The health of an update, for whoever only shows it; None where the log has none, or a damaged one."""
+    found = mapping(record, "health")
+    try:
+        made: Health = _build(Health, found)
+    except RecordError:
+        return None
     return made
 
 

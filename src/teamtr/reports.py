@@ -139,6 +139,48 @@ class StageReport:
     certified_of_measured: float | None = None
 
 
+@dataclass(frozen=True)
+class MessageHealth:
+    """Messages of a batch, of the whole team or of one agent; lengths in tokens, end token included.
+
+    ``limit`` is the most that a message may have (None where agents differ), ``cut`` the share of messages that ended
+    at it, ``ended_mean`` the mean length of the others. ``entropy`` is in nats per token: minus the mean of what the
+    sampler says of the log-probability of its own tokens, an unbiased estimate; None where it said nothing. ``reward``
+    is the mean of the episodes with such a message; None where none is finite.
+    """
+
+    messages: int
+    limit: int | None
+    mean: float
+    p95: float
+    shortest: int
+    longest: int
+    cut: float
+    ended_mean: float | None
+    entropy: float | None
+    reward: float | None
+
+
+@dataclass(frozen=True)
+class Health:
+    """Whether a batch can teach anything, at a glance. ``agents``: who spoke in it.
+
+    ``without_signal`` is the share of groups whose rewards are all equal or not finite; ``unparsed`` the share of
+    answers in which the grader found none, ``ungraded`` of those on which it failed. ``kl_share`` is the upper bound
+    of the update's KL as a share of its radius; None where nothing was tried, or without a radius.
+    """
+
+    messages: MessageHealth | None
+    agents: Mapping[str, MessageHealth]
+    groups: int
+    without_signal: float
+    unparsed: float
+    ungraded: float
+    success: float
+    reward_deviation: float | None
+    kl_share: float | None = None
+
+
 class Interval(NamedTuple):
     low: float
     high: float

@@ -43,9 +43,11 @@ from teamtr.reports import (
     SKIPPED,
     Certificate,
     EvalReport,
+    Health,
     Interval,
     LabelScores,
     MeanInterval,
+    MessageHealth,
     Outcome,
     StageReport,
     UpdateReport,
@@ -95,6 +97,7 @@ EVALUATION = EvalReport(
     pass_hat_k={1: 0.5, 4: 0.25},
     pass_hat_intervals={1: INTERVAL, 4: Interval(0.0, 0.5)},
 )
+MESSAGES = MessageHealth(16, None, 3.5, 6.0, 2, 7, 0.125, None, None, 0.25)
 REPORT = UpdateReport(
     agent="left",
     outcome="accepted_unverifiable",
@@ -129,6 +132,7 @@ EVERY_KIND: list[AnyRecord] = [
         exact_success=(0.25, 0.5),
         measured_before=MeasuredGain(3, 0.125, 0.0, 0.25, 0.95, "t", 8),
         probe={"token_shift": {"moved_R": [0.5, 0.25]}, "seconds": 0.5},
+        health=Health(MESSAGES, {"left": MESSAGES}, 8, 0.25, 0.125, 0.0, 0.5, 0.5, None),
     ),
     StageRecord(report=StageReport(1, 3, 2, (CERTIFICATE,), 0.5, 0.25), updates=6, memory=StageMemory(2.5, None)),
     evaluation(1),
@@ -289,7 +293,7 @@ def test_updates_before_a_record():
 # -- the run of the version before ----------------------------------------------------------------------------
 
 
-NEWER = ("log_version", "changes", "rollouts", "budget", "critic", "pass_hat_k", "pass_hat_intervals", "lost")
+NEWER = ("log_version", "changes", "rollouts", "budget", "critic", "pass_hat_k", "pass_hat_intervals", "lost", "health")
 """Fields that logs of version 1 do not have."""
 
 

@@ -134,7 +134,9 @@ def test_training_tells_what_goes_on(finished):
     for line, record in zip(shown, updates, strict=True):
         words = (f"stage   {record['stage'] + 1}/2", record["agent"], record["outcome"])
         figures = (f"KL {record['kl_upper']:.4f} of 0.05", f"success {100 * record['success']:.0f} %")
-        assert all(word in line for word in (*words, *figures)), line
+        own = record["health"]["agents"][record["agent"]]
+        health = (f"length {own['mean']:.0f} (p95 {own['p95']:.0f})  cut {100 * own['cut']:.0f} %", "no signal ")
+        assert all(word in line for word in (*words, *figures, *health)), line
     assert lines[-1] == f"run folder: {folder}; next: teamtr report {folder}"
 
 
@@ -349,6 +351,26 @@ def test_check_measures_the_floor(team_file):
     assert found["ok"]
     assert {f["agent"] for f in found["floors"]} == {"left", "right", "speaker"}
     assert all(f["noise_floor"] < 1e-8 for f in found["floors"]), "float32 sees a radius of 0.05"
+
+
+@pytest.mark.long
+def test_check_says_what_the_team_would_not_learn_from_and_what_the_run_takes(team_file):
+    """With one token, only an empty message of left can end. 2 stages of 16 episodes, before the first update of a
+    stage or before all three, as the plan likes; and 3 evaluations of 2 problems x 4."""
+    result = invoke("check", team_file, "team.agents.left.max_tokens=1", "plan.preset=auto", "--json")
+    found, told = last_json(result), result.stderr
+    cut = found["health"]["agents"]["left"]["cut"]
+    assert cut > 0.5
+    advice = f"{100 * cut:.0f} % of left's messages are cut at 1 tokens: raise team.agents.left.max_tokens"
+    assert advice in found["advice"]
+    assert all(f"  advice: {text}" in told for text in found["advice"])
+    health, estimate = found["health"], found["estimate"]
+    assert health["messages"]["messages"] == 2 * 4 * 3
+    per_episode = health["messages"]["mean"] * 3
+    assert estimate["least_tokens"] == round(per_episode * (2 * 16 + 3 * 8))
+    assert estimate["most_tokens"] == round(per_episode * (2 * 16 * 3 + 3 * 8))
+    assert 0 < estimate["least_seconds"] <= estimate["most_seconds"]
+    assert f"the whole run, by these episodes: about {estimate['least_tokens']:,}" in told
 
 
 @pytest.mark.long

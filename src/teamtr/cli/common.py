@@ -19,6 +19,7 @@ from teamtr.cli.complete import dotted_keys
 from teamtr.cli.terminal import json_line, write
 
 if TYPE_CHECKING:
+    from teamtr.cli.works import Works
     from teamtr.config import TeamFile
     from teamtr.session.build import Session
     from teamtr.team import Team
@@ -93,18 +94,20 @@ def _telling_warnings() -> Iterator[None]:
 
 
 @contextmanager
-def errors() -> Iterator[None]:
+def errors() -> Iterator[Works]:
     """Known errors become one message and a documented exit code; the unknown keep their traceback. What the library
     does that takes time, and what it warns of, is told on stderr."""
+    from teamtr.cli.works import Works
     from teamtr.errors import TeamTRError
+    from teamtr.progress import listening
 
     library, teller = logging.getLogger("teamtr"), _Teller()
     before = library.level
     library.addHandler(teller)
     library.setLevel(logging.INFO)
     try:
-        with _telling_warnings():
-            yield
+        with _telling_warnings(), Works() as works, listening(works):
+            yield works
     except TeamTRError as error:
         fail(str(error), error.exit_code)
     except OSError as error:

@@ -13,6 +13,7 @@ from teamtr.cli.complete import preset_names
 
 if TYPE_CHECKING:
     from teamtr.cli.progress import TrainingScreen
+    from teamtr.cli.works import Works
     from teamtr.session.demo import DemoResult, DemoRun, Watch
 
 
@@ -55,7 +56,7 @@ def demo(
     own = demo_file(task, agents=agents, seed=seed).plan.preset
     presets = list(dict.fromkeys((own, compare or own)))
     results: dict[str, list[DemoResult]] = {preset: [] for preset in presets}
-    with errors(), interruptible() as stop, demo_folder(out) as folder:
+    with errors() as works, interruptible() as stop, demo_folder(out) as folder:
         runs = []
         for s in range(seed, seed + seeds):
             for preset in presets:
@@ -63,7 +64,7 @@ def demo(
                     task, agents=agents, preset=preset, seed=s, radius=radius, stages=stages, changes=overrides or ()
                 )
                 runs.append(DemoRun(team_file, folder / f"{team_file.name}-{preset}-{s}"))
-        trained = _trained_in_turn(runs, stop) if workers == 1 else _trained_beside(runs, workers)
+        trained = _trained_in_turn(runs, stop, works) if workers == 1 else _trained_beside(runs, workers)
         for result in sorted(trained, key=lambda result: result.seed):
             results[result.preset].append(result)
         shown = conversations(runs[0].folder) if task == "code" else []
@@ -77,7 +78,7 @@ def demo(
         emit(line)
 
 
-def _trained_in_turn(runs: Sequence[DemoRun], stop: Stop) -> list[DemoResult]:
+def _trained_in_turn(runs: Sequence[DemoRun], stop: Stop, works: Works) -> list[DemoResult]:
     """One after the other, with every update on the screen."""
     from teamtr.cli.progress import TrainingScreen
     from teamtr.session.demo import train_demo
@@ -85,7 +86,8 @@ def _trained_in_turn(runs: Sequence[DemoRun], stop: Stop) -> list[DemoResult]:
     results = []
     for run in runs:
         plan, seed = run.team_file.plan.preset, run.team_file.seed
-        with TrainingScreen(label=f"[{plan}, seed {seed}]" if len(runs) > 1 else "") as screen:
+        label = f"[{plan}, seed {seed}]" if len(runs) > 1 else ""
+        with TrainingScreen(label=label, works=works) as screen:
             results.append(train_demo(run.team_file, run.folder, _watched(screen, stop), stop))
         if stop():
             raise KeyboardInterrupt
@@ -98,7 +100,8 @@ def _watched(screen: TrainingScreen, stop: Stop) -> Watch:
 
 def _trained_beside(runs: Sequence[DemoRun], workers: int) -> list[DemoResult]:
     """In several processes; a line when one is trained."""
-    from teamtr.cli.progress import percent, say
+    from teamtr.cli.progress import say
+    from teamtr.cli.words import percent
     from teamtr.session.demo import train_silently
     from teamtr.session.processes import beside
 
@@ -123,7 +126,8 @@ def _write_report(folder: Path, target: Path) -> str:
 
 
 def _show_demo(results: dict[str, list[DemoResult]], conversations: list[Any]) -> None:
-    from teamtr.cli.progress import percent, say, sparkline, table
+    from teamtr.cli.progress import say, sparkline, table
+    from teamtr.cli.words import percent
 
     header = ("plan", "seed", "before", "after", "success over the run", "updates", "kept", "outside", "regressing")
     rows = [

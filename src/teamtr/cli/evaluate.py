@@ -210,7 +210,8 @@ def _opened(run: str | None, team: Path | None, changes: list[str]) -> tuple[Ses
 
 
 def _say_progress(method: str, done: int, of: int, scores: Scores) -> None:
-    from teamtr.cli.progress import percent, say
+    from teamtr.cli.progress import say
+    from teamtr.cli.words import percent
 
     verdicts = [verdict.right for row in scores.verdicts_PK for verdict in row]
     right = percent(sum(verdicts) / len(verdicts))
@@ -219,7 +220,8 @@ def _say_progress(method: str, done: int, of: int, scores: Scores) -> None:
 
 
 def _told(report: EvalReport) -> str:
-    from teamtr.cli.progress import percent, table
+    from teamtr.cli.progress import table
+    from teamtr.cli.words import percent
 
     def row(name: str, value: float, interval: Interval | None = None) -> tuple[str, str, str]:
         between = f"{100 * interval[0]:.1f} to {100 * interval[1]:.1f}" if interval else ""

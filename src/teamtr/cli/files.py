@@ -20,25 +20,34 @@ def check(
     overrides: Overrides = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Check a team file before training: keys, models, templates, data, grader, and the KL noise floor.
+    """Check a team file before training: keys, models, templates, data, grader, the KL noise floor, and what the team
+    says in a few episodes.
 
     Known-right and known-wrong answers go through the task's own grader. The noise floor is the KL that rounding alone
     produces after a negligible change of the weights; it must be under a tenth of the radius. In bf16 it usually is
-    not.
+    not. The episodes show what would keep the team from learning, and how long the whole run may take.
     """
     with errors():
         settings = read_team_file(team_file, overrides)
+        from teamtr.cli.words import estimate_line, health_line
         from teamtr.session.budget import budget_lines
         from teamtr.session.build import build
-        from teamtr.session.checks import callable_tools, doubts, measure_floors, require_visible, self_test
+        from teamtr.session.checks import callable_tools, doubts, require_visible, self_test
+        from teamtr.session.estimate import estimate, timed_floors
         from teamtr.session.memory import before_servers
+        from teamtr.session.trial import try_out
         from teamtr.trackers import missing
+        from teamtr.training.advice import advise
+        from teamtr.training.health import health_of
 
         session = build(settings)
         served = before_servers(session)
         told = [*self_test(session), *doubts(session), *filter(None, map(missing, session.team_file.trackers))]
-        floors = measure_floors(session)
+        trial = try_out(session)
+        floors, scoring = timed_floors(session, trial)
         require_visible(session, floors)
+        health, whole_run = health_of(trial.batch, session.team.limits), estimate(session, trial, scoring)
+        advice = [each.text for each in advise(health)]
     task = session.task
     warnings = [*task.warnings, *told]
     samplers = {name: session.engine.info(name).sampling for name in session.team.names}
@@ -49,13 +58,26 @@ def check(
         *(f"  {name} calls {', '.join(tools)}" for name, tools in callable_tools(session).items()),
         *(f"  {floor}" for floor in floors),
         *(f"  {name}: sampling is {path}" for name, path in samplers.items()),
+        f"  sampled {len(trial.batch.episodes)} episodes: {health_line(health)}",
+        *(f"    {name}: {health_line(health, name)}" for name in health.agents),
+        f"  the whole run, by these episodes: {estimate_line(whole_run)}",
         *(f"  {item.what}, {item.gb:.3g} GB: {item.why}" for item in (served.servers if served else ())),
         *(f"  warning: {warning}" for warning in warnings),
         *(f"  warning: the grader failed {n} times: {why}" for why, n in task.failures.items()),
+        *(f"  advice: {text}" for text in advice),
     ]
     answer("\n".join(lines), as_json)
     if as_json:
-        emit({"ok": True, "floors": [asdict(f) for f in floors], "warnings": warnings})
+        emit(
+            {
+                "ok": True,
+                "floors": [asdict(f) for f in floors],
+                "warnings": warnings,
+                "health": asdict(health),
+                "advice": advice,
+                "estimate": asdict(whole_run),
+            }
+        )
 
 
 @app.command()

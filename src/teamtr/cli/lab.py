@@ -128,7 +128,8 @@ def tightness(
     as_json: JsonFlag = False,
 ) -> None:
     """How often a certificate is positive for a step that truly improves: the paper's, and ours."""
-    from teamtr.cli.progress import percent, table
+    from teamtr.cli.progress import table
+    from teamtr.cli.words import percent
     from teamtr.lab import figures
     from teamtr.lab import tightness as labs
 

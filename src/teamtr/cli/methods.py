@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
 def told_methods(compared: Sequence[Compared]) -> str:
     """A row for each method: how often it is right, what an answer takes, and how it differs from the first."""
-    from teamtr.cli.progress import percent, table
+    from teamtr.cli.progress import table
+    from teamtr.cli.words import percent
 
     first, report = compared[0], compared[0].reports[0]
     seeds = len(first.runs)

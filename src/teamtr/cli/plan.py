@@ -158,7 +158,8 @@ def _tell_memory(planned: MemoryPlan, as_json: bool) -> None:
 
 def _tell_seconds(found: Prediction, as_json: bool) -> None:
     """A line for each phase that takes anything, and what the run comes to."""
-    from teamtr.cli.progress import percent, table
+    from teamtr.cli.progress import table
+    from teamtr.cli.words import percent
     from teamtr.planning.seconds import BOUNDS
 
     whole = found.seconds

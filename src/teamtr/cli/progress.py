@@ -7,17 +7,23 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
 from teamtr.cli.terminal import write
-from teamtr.reports import was_skipped
+from teamtr.cli.words import clock, health_line, lengths, percent, signals
+from teamtr.records import decode_health
+from teamtr.reports import Health, was_skipped
 from teamtr.text import counted, on_terminal, share
+from teamtr.training.advice import advise
+
+if TYPE_CHECKING:
+    from teamtr.cli.works import Works
 
 Record = dict[str, Any]
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -29,20 +35,18 @@ def sparkline(values: Iterable[float], low: float = 0.0, high: float = 1.0) -> s
     return "".join(BLOCKS[min(7, max(0, int((v - low) / span * 8)))] for v in values)
 
 
-def percent(value: float) -> str:
-    return f"{100 * value:.0f} %"
-
-
 class TrainingScreen:
     """Shows the records of a run as they come."""
 
-    def __init__(self, *, label: str = "") -> None:
+    def __init__(self, *, label: str = "", works: Works | None = None) -> None:
         self.console = Console(stderr=True, highlight=False)
         self.live: Live | None = None
+        self.works = works
         self.label = f"{label} " if label else ""
         self.stages = 0
         self.trained = 0
         self.failures: set[str] = set()
+        self.advised: set[str] = set()
         self.over_plan = False
         self.evals: list[float] = []
         self.agents: dict[str, Record] = {}
@@ -50,7 +54,8 @@ class TrainingScreen:
 
     def __enter__(self) -> TrainingScreen:
         if self.console.is_terminal:
-            self.live = Live(console=self.console, refresh_per_second=8, transient=True)
+            self.live = Live(self.works or "", console=self.console, refresh_per_second=8, transient=True)
+            self._host(True)
             self.live.start()
         return self
 
@@ -59,6 +64,12 @@ class TrainingScreen:
     ) -> None:
         if self.live is not None:
             self.live.stop()
+            self._host(False)
+
+    def _host(self, hosts: bool) -> None:
+        """Two live screens would write over each other."""
+        if self.works is not None:
+            self.works.is_hosted = hosts
 
     def watch(self, records: Iterable[Record]) -> Iterator[Record]:
         """Show each record and hand it on."""
@@ -110,6 +121,8 @@ class TrainingScreen:
         for why in record["grader_failures"].keys() - self.failures:
             self.failures.add(why)
             self._print(f"warning: the grader failed: {why}")
+        health = decode_health(record)
+        self._advise(health, record["agent"])
         now = time.monotonic()
         if self.first is None:
             self.first = (now, record["update"], record["sampled_tokens_total"])
@@ -122,20 +135,30 @@ class TrainingScreen:
             left = self.stages * self.trained - record["update"]
             eta = f"ETA {clock(seconds / max(updates, 1) * max(left, 0))}"
         if self.live is not None:
-            self.live.update(self._table(rate, eta))
+            table = self._table(rate, eta)
+            self.live.update(table if self.works is None else Group(table, self.works))
         else:
             kl = "-" if was_skipped(record["outcome"]) else f"{record['kl_upper']:.4f}"
             told = (
                 f"stage {record['stage'] + 1:>3}/{self.stages}  {record['agent']:<8} {record['outcome']:<17} "
                 f"KL {kl:<6} of {record['radius']:.3g}  {_rollouts(record):<8}  success {percent(record['success'])}  "
-                f"reward {record['reward']:.3f}  {rate}  {eta}"
+                f"reward {record['reward']:.3f}  {health_line(health, record['agent'])}  {rate}  {eta}"
             )
             self._print(f"{self.label}{told.rstrip()}")
 
+    def _advise(self, health: Health | None, agent: str) -> None:
+        """Each advice once: the figures stand in every line."""
+        for advice in () if health is None else advise(health, agent):
+            if advice.about not in self.advised:
+                self.advised.add(advice.about)
+                self._print(f"advice: {advice.text}")
+
     def _table(self, rate: str, eta: str) -> Table:
         table = Table(box=None, padding=(0, 1), show_edge=False)
-        for title in ("agent", "stage", "reward", "KL/radius", "", "rollouts", "backtracks", "outcome"):
+        titles = ("agent", "stage", "reward", "KL/radius", "", "rollouts", "backtracks", "messages", "outcome")
+        for title in titles:
             table.add_column(title, no_wrap=True, style="dim" if title == "outcome" else "")
+        health: Health | None = None
         for name, r in self.agents.items():
             share = r["kl_upper"] / r["radius"] if r["radius"] else 0.0
             table.add_row(
@@ -146,9 +169,10 @@ class TrainingScreen:
                 _bar(share),
                 _rollouts(r),
                 str(r["backtracks"]),
+                lengths(health := decode_health(r), name),
                 r["outcome"],
             )
-        table.caption = f"{self.label}{rate}   {eta}".strip()
+        table.caption = f"{self.label}{signals(health)}   {rate}   {eta}".strip()
         table.caption_justify = "left"
         return table
 
@@ -186,10 +210,3 @@ def _rollouts(update: Record) -> str:
 def _bar(share: float, width: int = 12) -> str:
     filled = min(width, max(0, round(share * width)))
     return "█" * filled + "·" * (width - filled)
-
-
-def clock(seconds: float) -> str:
-    """Seconds as minutes and seconds, with hours where there are any."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -35,7 +35,7 @@ def train(
     """
     last: dict[str, Any] = {}
     outcomes: Counter[str] = Counter()
-    with errors(), interruptible() as stop:
+    with errors() as works, interruptible() as stop:
         if team_file.is_dir() and (team_file / "team.yaml").is_file():
             team_file = team_file / "team.yaml"
         settings = read_team_file(team_file, overrides)
@@ -47,7 +47,7 @@ def train(
 
         inside_a_run = bool(RunFolder(team_file.parent).checkpoints.numbers())
         folder = out or (team_file.parent if inside_a_run else Path("runs") / settings.name)
-        with TrainingScreen() as screen:
+        with TrainingScreen(works=works) as screen:
             records = runs.train(settings, folder, stop=stop, accept_changes=accept_changes)
             for record in stop.during(screen.watch(records)):
                 last[record["kind"]] = record

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from teamtr.engines.shards import Part, Rows, Shards
 from teamtr.engines.slices import is_spread, own, square_sum
+from teamtr.progress import working
 
 
 @dataclass(frozen=True)
@@ -70,17 +71,19 @@ def gather(
         parameter.grad = None
     gathering = _Scaled(parameters, scale) if scale > 1.0 else _Plain(parameters)
     waiting = deque(parts)
-    while waiting:
-        rows = waiting.popleft()
-        with computing():
-            part = forward(rows)
-            waiting.extend(gathering.look())
-            if lockstep or not gathering.broken:
-                gathering.backward(rows, part)
-        if gathering.broken:
-            break
-        if not waiting:
-            waiting.extend(gathering.look())
+    with working("gradients", len(parts), "micro-batches") as work:
+        while waiting:
+            rows = waiting.popleft()
+            with computing():
+                part = forward(rows)
+                waiting.extend(gathering.look())
+                if lockstep or not gathering.broken:
+                    gathering.backward(rows, part)
+            work.advance()
+            if gathering.broken:
+                break
+            if not waiting:
+                waiting.extend(gathering.look())
     return gathering.done()
 
 

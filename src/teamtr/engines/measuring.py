@@ -62,12 +62,13 @@ def _measure_own(passes: Passes, reference: Reference, rows: Rows) -> dict[int, 
     """Of each row of this process' shards: the KLs of its tokens, then their log-probabilities."""
     found: dict[int, Tensor] = {}
     parts = passes.own_parts(reference.batch, rows)
-    with passes.in_step(len(parts)):
+    with passes.in_step(len(parts)), passes.over(len(parts)) as work:
         for part in parts:
             with passes.policy.computing():
                 scored = passes.score(reference, part)
             pieces = zip(scored.kl_N.split(scored.lengths), scored.logp_N.split(scored.lengths), strict=True)
             found.update({int(row): torch.cat(both) for row, both in zip(part, pieces, strict=True)})
+            work.advance()
     return found
 
 

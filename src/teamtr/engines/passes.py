@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -19,6 +19,7 @@ from teamtr.engines.shards import Rows, Shards
 from teamtr.engines.slices import is_spread
 from teamtr.engines.transfer import send
 from teamtr.errors import UserError
+from teamtr.progress import Work, working
 from teamtr.types import AgentBatch, Floats, Ids
 
 Result = TypeVar("Result")
@@ -86,7 +87,7 @@ class Passes:
         empty = torch.zeros(0)
         features, logp = [empty] * len(batch), [empty] * len(batch)
         parts = self.own_parts(batch, np.arange(len(batch)))
-        with self.in_step(len(parts)):
+        with self.in_step(len(parts)), self.over(len(parts)) as work:
             for rows in parts:
                 part = batch.rows(rows)
                 with self.policy.computing():
@@ -96,6 +97,7 @@ class Passes:
                 lengths = part.lengths_M.tolist()
                 for row, own, own_logp in zip(rows, hidden_NH.split(lengths), logp_N.split(lengths), strict=True):
                     features[row], logp[row] = own, own_logp
+                work.advance()
         return Reference(batch, features, head, logp)
 
     def score(self, reference: Reference, rows: Rows) -> Scored:
@@ -148,6 +150,10 @@ class Passes:
         yield
         for _ in range(rounds - passes):
             self.pass_idly()
+
+    def over(self, passes: int) -> AbstractContextManager[Work]:
+        """So many micro-batches, for whoever shows what takes long."""
+        return working(f"passes of {self.agent}", passes, "micro-batches")
 
     def counts(self, batch: AgentBatch, rows: Rows) -> dict[int, int]:
         """How many micro-batches each shard has, wherever it is computed."""

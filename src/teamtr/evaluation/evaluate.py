@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from teamtr.evaluation.metrics import summarise
+from teamtr.progress import working
 from teamtr.randomness import generator
 from teamtr.reports import EvalReport
 from teamtr.rollout import Ledger, RolloutContext, play
@@ -81,8 +82,9 @@ def evaluate(
     ledger: Ledger | None = None,
 ) -> EvalReport:
     """Let the team play K episodes of each problem and summarise them. Changes nothing."""
-    batch = play(context, team, problems, samples, seed=seed, temperature=temperature, ledger=ledger)
-    return scores_of(context, batch).report(seed, problems)
+    with working("evaluating"):
+        batch = play(context, team, problems, samples, seed=seed, temperature=temperature, ledger=ledger)
+        return scores_of(context, batch).report(seed, problems)
 
 
 def _stated(context: RolloutContext, batch: RolloutBatch) -> list[list[list[bool | None]]]:

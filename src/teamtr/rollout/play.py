@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from teamtr.ports import Environment, unheard
+from teamtr.progress import working
 from teamtr.randomness import seed_of, uniforms
 from teamtr.rollout.calling import Said, calls_in_message, calls_so_far, results_of
 from teamtr.rollout.context import Ledger, RolloutContext, check_author
@@ -83,7 +84,8 @@ def play_out(
         heard = ended if grading.is_early else None
         converse(context, team, states, seed=seed, temperature=temperature, ledger=ledger, end_ids=end_ids, ended=heard)
         asked = [_asked(context, team, state) for state in states]
-        verdicts = _verdicts(states, asked, grading, ledger)
+        with working("grading"):
+            verdicts = _verdicts(states, asked, grading, ledger)
     answers = [answer for _, answer, _ in asked]
     return RolloutBatch(
         problems=tuple(problems),
@@ -116,7 +118,8 @@ def converse(
         for name, turns in speaking.items():
             ends = frozenset() if end_ids is None else end_ids[name]
             turn_seed = seed_of(seed, "turn", tick, name)
-            _speak(context, team, name, turns, turn_seed, temperature, ledger, ends, ended)
+            with working(f"sampling {name}"):
+                _speak(context, team, name, turns, turn_seed, temperature, ledger, ends, ended)
         tick += 1
 
 

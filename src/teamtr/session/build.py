@@ -14,11 +14,12 @@ from teamtr.errors import UserError
 from teamtr.own_code import make_own
 from teamtr.ports import Engine
 from teamtr.presets import Plan
+from teamtr.progress import working
 from teamtr.rollout import RolloutContext
 from teamtr.session.cluster import engine_of
 from teamtr.session.models import EngineMaker, make_player
 from teamtr.session.task import build_task
-from teamtr.session.tools import build_tools, check_names, check_prompts, with_tool_turns
+from teamtr.session.tools import build_tools, check_names, check_prompts, some_problems, with_tool_turns
 from teamtr.tasks import Task
 from teamtr.team import Agent, Router, Team, visibility
 from teamtr.training.batch import Optimization
@@ -94,7 +95,8 @@ def build(team_file: TeamFile, *, taught: bool = True, parts: Parts = AS_WRITTEN
     task = build_task(team_file) if parts.task is None else parts.task
     plan = team_file.sized_plan() if parts.plan is None else parts.plan
     player = team_file.task.wanted_player
-    models = parts.make_engine(team_file, task, plan, player, taught=taught)
+    with working("loading models"):
+        models = parts.make_engine(team_file, task, plan, player, taught=taught)
     engine, codecs = models.engine, models.codecs
     team = Team(
         tuple(

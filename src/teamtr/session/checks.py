@@ -15,10 +15,12 @@ from teamtr.calls import name_of
 from teamtr.errors import Refused, UserError
 from teamtr.ports import Engine
 from teamtr.presets import Radii
+from teamtr.progress import working
 from teamtr.randomness import generator, seed_of
-from teamtr.rollout import RolloutContext, play
+from teamtr.rollout import RolloutContext
 from teamtr.rollout.outcome import grades_dialogue
 from teamtr.session.build import Session
+from teamtr.session.trial import Trial, try_out
 from teamtr.team import team_answer
 from teamtr.team.router import closers_of, next_turn, speakers_of
 from teamtr.theory.overlong import cache_tokens
@@ -29,8 +31,6 @@ from teamtr.types import Problem, Turn
 KNOWN_PROBLEMS = 3
 FEW = 10
 LOOKED_AT = 256
-PROBLEMS = 8
-GROUP = 4
 EXACT = ("fp64", "fp32")
 PERTURBATIONS = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
 
@@ -222,21 +222,13 @@ def _too_short(session: Session, golds: list[list[Turn]]) -> list[str]:
     return warnings
 
 
-def measure_floors(session: Session) -> list[Floor]:
-    """Play a few episodes and measure every trainable agent's floor on its own messages. Changes no weight.
+def measure_floors(session: Session, trial: Trial | None = None) -> list[Floor]:
+    """Measure every trainable agent's floor on its own messages in a few episodes of the team as it is, which are
+    sampled where they are not given. Changes no weight.
 
     With ``precision: auto`` an agent whose radius cannot be seen goes on to the next finer arithmetic.
     """
-    problems = session.task.problems("train")
-    seed = session.team_file.seed
-    pick = generator(seed, "preflight").permutation(len(problems))[:PROBLEMS]
-    batch = play(
-        session.context,
-        session.current_team(),
-        [problems[i] for i in pick],
-        GROUP,
-        seed=seed_of(seed, "preflight", "play"),
-    )
+    batch, seed = (trial or try_out(session)).batch, session.team_file.seed
     returns_PG = batch.returns_PG(session.plan.gamma)
     advantages = session.plan.advantage.estimate(returns_PG)
     floors = []
@@ -246,13 +238,13 @@ def measure_floors(session: Session) -> list[Floor]:
             continue
         for precision in _finer(session, name):
             session.engine.set_precision(name, precision)
+            with working(f"noise floor of {name} in {precision}"):
+                measured = _floor(session.engine, name, data, session.plan.radii, seed=seed_of(seed, "preflight", name))
             floor = Floor(
                 agent=name,
                 precision=precision,
                 messages=len(data.messages),
-                noise_floor=_floor(
-                    session.engine, name, data, session.plan.radii, seed=seed_of(seed, "preflight", name)
-                ),
+                noise_floor=measured,
                 radius=session.plan.radii.nats,
                 unit="token" if session.plan.radii.per_token else "message",
             )

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from teamtr.ports import Snapshot
+from teamtr.progress import working
 from teamtr.randomness import generator, seed_of
 from teamtr.records import (
     AnyRecord,
@@ -54,6 +55,7 @@ from teamtr.team import Team
 from teamtr.theory.intervals import measured_gain
 from teamtr.training.algorithm import Slot, Step, run_stage, schedule
 from teamtr.training.batch import TrainingBatch
+from teamtr.training.health import health_of
 from teamtr.training.probe import Rollouts, log_ratios, stale_probe, token_shift
 from teamtr.training.radii import shared_radii
 from teamtr.training.stage import stage_report
@@ -325,6 +327,7 @@ class Driver:
             grader_failures=dict(self.session.task.failures),
             protocol_breaches=self.session.breaches(),
             success=float(np.mean([e.verdict.right for e in step.batch.present])),
+            health=health_of(step.batch, self.team.limits, step.report),
             exact_success=None if self.exact is None else (exact_before, self.exact),
             measured_before=self.measured,
             probe=self.probed,
@@ -362,13 +365,14 @@ class Driver:
             self.inputs.as_record(),
             self.run.log.mark(),
         )
-        self.run.checkpoints.commit(
-            self.position.number,
-            self.fingerprints,
-            lambda name, folder: learner(name).save(folder),
-            state.as_progress(),
-            None if record is None else encode_record(record),
-        )
+        with working("saving"):
+            self.run.checkpoints.commit(
+                self.position.number,
+                self.fingerprints,
+                lambda name, folder: learner(name).save(folder),
+                state.as_progress(),
+                None if record is None else encode_record(record),
+            )
         self.committed = time.perf_counter()
 
     def _begin_or_resume(self, commit: Commit | None) -> Record:
@@ -377,30 +381,31 @@ class Driver:
         return self._log(record)
 
     def _begin(self) -> StartRecord:
-        with self._timed("test"):
+        with self._timed("test", "testing the grader"):
             told = (*self_test(self.session), *doubts(self.session))
         warnings = (*self.session.task.warnings, *told)
         before_servers(self.session)
-        with self._timed("floors"):
+        with self._timed("floors", "noise floors"):
             floors = measure_floors(self.session)
         require_visible(self.session, floors)
-        with self._timed("rehearse"):
+        with self._timed("rehearse", "rehearsing memory"):
             self.memory = before_training(self.session)
         self._save(None, updated=None)
         return StartRecord(**self._begun(), floors={f.agent: f.noise_floor for f in floors}, warnings=warnings)
 
     def _go_on(self, commit: Commit) -> ResumeRecord:
         self._resume(commit)
-        with self._timed("rehearse"):
+        with self._timed("rehearse", "rehearsing memory"):
             self.memory = before_training(self.session)  # the card, or after a swap the model, may be another
         evals = tuple(self.history.success)
         lost = None if self.lost is None else asdict(self.lost)
         return ResumeRecord(**self._begun(), skipped=commit.skipped, changes=self.changes, evals=evals, lost=lost)
 
     @contextmanager
-    def _timed(self, what: str) -> Iterator[None]:
+    def _timed(self, what: str, told: str) -> Iterator[None]:
         began = time.perf_counter()
-        yield
+        with working(told):
+            yield
         self.seconds[what] = time.perf_counter() - began
 
     def _begun(self) -> dict[str, Any]:

@@ -7,7 +7,6 @@ from functools import partial
 
 from teamtr.config import AgentConfig, TeamFile
 from teamtr.errors import UserError
-from teamtr.evaluation.evaluate import PROBLEMS_IN_A_RUN, SAMPLES_IN_A_RUN
 from teamtr.planning.cards import Card, card_named
 from teamtr.planning.configs import shape_of_source, tiny_shape
 from teamtr.planning.engine import UnloadedEngine
@@ -19,6 +18,7 @@ from teamtr.presets import Plan
 from teamtr.session.build import Parts, Session, build
 from teamtr.session.memory import WORDS_OF_A_LINE, demand_of, openings, result_tokens
 from teamtr.session.models import Models, codecs_of
+from teamtr.session.success import planned_evaluations
 from teamtr.session.vllm import ModelSize, servers_of
 from teamtr.tasks import Task
 from teamtr.tasks.players import PlayerConfig
@@ -42,7 +42,7 @@ def forecast(team_file: TeamFile, where: Where) -> tuple[Session, Prediction]:
     cluster = _cluster(team_file, where)
     session = build(team_file, taught=False, parts=Parts(make_engine=partial(_engine, cluster)))
     setup = _setup(team_file, session.plan, cluster, demand_of(session))
-    setup = replace(setup, turns=_turns(session, where.message_tokens), evaluated=_evaluated(session))
+    setup = replace(setup, turns=_turns(session, where.message_tokens), evaluated=planned_evaluations(session))
     if not setup.updated:
         raise UserError("nobody is trained and speaks in this team: there is nothing to plan; see team.agents")
     return session, predict(setup, local=team_file.cluster.engine == "local")
@@ -162,11 +162,3 @@ def _turns(session: Session, message_tokens: int | None) -> tuple[PlannedTurn, .
         read[name] = context
         said += message + WORDS_OF_A_LINE + replied[name]
     return tuple(turns)
-
-
-def _evaluated(session: Session) -> tuple[int, int]:
-    settings = session.team_file.eval
-    if not settings.every:
-        return 0, 0
-    problems = len(session.task.problems("test")[: settings.problems or PROBLEMS_IN_A_RUN])
-    return problems * (settings.samples or SAMPLES_IN_A_RUN), 1 + session.plan.stages // settings.every

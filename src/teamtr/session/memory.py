@@ -15,7 +15,7 @@ from typing import Any
 from teamtr.errors import UserError
 from teamtr.evaluation.evaluate import PROBLEMS_IN_A_RUN, SAMPLES_IN_A_RUN
 from teamtr.ports import GB, Demand, Lengths, MemoryPlan
-from teamtr.session import checks
+from teamtr.session import trial
 from teamtr.session.build import Session
 from teamtr.tasks.benchmarks.arbench.endpoint import EndpointPlayer
 from teamtr.tasks.players import PolicyPlayer
@@ -116,7 +116,7 @@ def _rows_at_once(session: Session) -> int:
 
 def _checked(session: Session) -> int:
     """Episodes of the check before the run."""
-    return checks.GROUP * min(checks.PROBLEMS, len(session.task.problems("train")))
+    return trial.GROUP * min(trial.PROBLEMS, len(session.task.problems("train")))
 
 
 def longest(session: Session) -> dict[str, Lengths]:

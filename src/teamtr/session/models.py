@@ -51,6 +51,9 @@ log = logging.getLogger(__name__)
 
 OBJECT = "object:"
 """How the source of a model begins that a Python program gave as an object; then comes a hash of its weights."""
+MOST_IMITATED = 1_000_000
+"""Parameters of a model that may be scored in an imitated bfloat16, which was 230 times slower than float32 where it
+was measured: of more than built-in models, noise floors alone take hours."""
 
 
 @dataclass(frozen=True)
@@ -320,6 +323,7 @@ def _transformer_models(
     model, tokenizer = loaded.model, loaded.tokenizer
     codec = _codec(team_file, tokenizer)
     temperature, precision = team_file.sampling.temperature, _precision(team_file, device)
+    _require_arithmetic(source, model, precision, device)
     adapted = {a.name: a.lora for a in agents if a.train == "lora"}
     policies: dict[str, Policy] = {}
     whole = [a.name for a in agents if a.train == "full"]
@@ -402,6 +406,21 @@ def _precision(team_file: TeamFile, device: torch.device) -> Precision:
     if asked != "auto":
         return asked
     return CHEAPEST_FIRST[0] if device.type == "cuda" else "fp32"
+
+
+def _require_arithmetic(source: str, model: Any, precision: str, device: torch.device) -> None:
+    """Refuse to score a large model in a bfloat16 that this CPU only imitates: float32 is both faster and finer."""
+    size = sum(parameter.numel() for parameter in model.parameters())
+    if precision == "bf16" and device.type == "cpu" and size > MOST_IMITATED and not has_bf16():
+        raise UserError(
+            f"learner.precision: bf16 and model {source!r} of {size / 1e6:,.0f} million parameters: this CPU has no "
+            "bfloat16 arithmetic and imitates it hundreds of times slower; set learner.precision: fp32, or use a GPU"
+        )
+
+
+def has_bf16() -> bool:
+    """Whether this CPU computes in bfloat16 itself."""
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def _warm_tiny(team_file: TeamFile, task: Task, agents: Sequence[str]) -> tuple[Any, Any]:

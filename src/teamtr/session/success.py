@@ -37,6 +37,15 @@ def evaluate_team(
     return report, ledger
 
 
+def planned_evaluations(session: Session) -> tuple[int, int]:
+    """Episodes of one evaluation in a run, and how many evaluations there are."""
+    settings = session.team_file.eval
+    if not settings.every:
+        return 0, 0
+    problems = len(session.task.problems("test")[: settings.problems or PROBLEMS_IN_A_RUN])
+    return problems * (settings.samples or SAMPLES_IN_A_RUN), 1 + session.plan.stages // settings.every
+
+
 def exact_success(session: Session, team: Team) -> float | None:
     """The team's success without sampling noise, where the task has a closed form (roles); else None."""
     task, router = session.task, session.context.router

@@ -14,8 +14,8 @@ from teamtr.records import accepted, mapping, mappings
 @dataclass(frozen=True)
 class Metric:
     """One name, and where its number stands in a record of this kind. AGENT is the agent's name (``agent.NAME`` where
-    the name alone is a group of other metrics); a name that ends in a slash stands for one metric of each entry of a
-    mapping."""
+    the name alone is a group of other metrics): of the agent that was updated, or of ``EACH``. A name that ends in a
+    slash stands for one metric of each entry of a mapping."""
 
     name: str
     kind: str
@@ -26,6 +26,30 @@ class Metric:
 def _agent(name: str, meaning: str, *path: str) -> Metric:
     return Metric(f"AGENT/{name}", "update", path or (name,), meaning)
 
+
+EACH = "EACH"
+"""In a path: every agent of the mapping that stands there, whoever was updated."""
+
+
+def _every(name: str, meaning: str, key: str = "") -> Metric:
+    return Metric(f"AGENT/{name}", "update", ("health", "agents", EACH, key or name), meaning)
+
+
+def _trl(name: str, meaning: str, *path: str) -> Metric:
+    return Metric(f"train/{name}", "update", path, f"as TRL names it: {meaning}")
+
+
+_TRL = (
+    _trl("reward_std", "standard deviation of the batch's rewards", "health", "reward_deviation"),
+    _trl("frac_reward_zero_std", "share of groups whose rewards are all equal", "health", "without_signal"),
+    _trl("completions/mean_length", "mean length of the team's messages, tokens", "health", "messages", "mean"),
+    _trl("completions/min_length", "the shortest", "health", "messages", "shortest"),
+    _trl("completions/max_length", "the longest", "health", "messages", "longest"),
+    _trl("completions/clipped_ratio", "share of messages that ended at the limit", "health", "messages", "cut"),
+    _trl("completions/mean_terminated_length", "mean length of those that did not", "health", "messages", "ended_mean"),
+    _trl("entropy", "entropy of the team's tokens, nats per token", "health", "messages", "entropy"),
+    _trl("kl", "KL to the run's initial policy of the agent that was updated, nats per token", "kl_reference"),
+)
 
 METRICS = (
     Metric("train/stage", "update", ("stage",), "the stage of the update"),
@@ -40,6 +64,15 @@ METRICS = (
     ),
     Metric("train/sampled_tokens", "update", ("sampled_tokens_total",), "tokens sampled for training so far"),
     Metric("train/episodes", "update", ("episodes_total",), "episodes sampled for training so far"),
+    Metric("train/unparsed", "update", ("health", "unparsed"), "share of its answers in which the grader found none"),
+    Metric("train/ungraded", "update", ("health", "ungraded"), "share of its answers on which the grader failed"),
+    *_TRL,
+    _every("length", "mean length of the agent's messages, tokens", "mean"),
+    _every("length_p95", "95th percentile of the same", "p95"),
+    _every("cut", "share of them that ended at the token limit"),
+    _every("entropy", "entropy of its tokens, by the sampler's own log-probabilities, nats per token"),
+    _every("reward", "mean reward of the episodes in which it spoke"),
+    _agent("kl_share", "upper bound of the kept update's KL as a share of the radius", "health", "kl_share"),
     _agent("kept", "1 when the update was kept, 0 when it was restored or skipped"),
     _agent("kl", "exact KL of the kept update, nats per message", "kl_full"),
     _agent("kl_upper", "its upper confidence bound, which the gate compares with the radius, in the radius's unit"),
@@ -148,14 +181,28 @@ def point(record: Mapping[str, Any]) -> Point | None:
     if not isinstance(number, int) or not isinstance(step, int):
         return None
     prepared, agent = _prepared(record), str(record.get("agent"))
-    if agent in _GROUPS:
-        agent = f"agent.{agent}"  # no agent's name holds a dot
     values: dict[str, float] = {}
     for metric in METRICS:
         if metric.kind == kind:
-            values.update(_numbers(metric.name.replace("AGENT", agent), _at(prepared, metric.path)))
+            for name, found in _by_agent(prepared, metric.path, agent):
+                values.update(_numbers(metric.name.replace("AGENT", _group(name)), found))
     seconds = _finite(record.get("time"))
     return Point(kind, number, step, time.time() if seconds is None else seconds, values)
+
+
+def _by_agent(record: Mapping[str, Any], path: tuple[str, ...], agent: str) -> Iterator[tuple[str, Any]]:
+    """What stands there, and of whom: of the agent that was updated, or of each one."""
+    if EACH not in path:
+        yield agent, _at(record, path)
+        return
+    place = path.index(EACH)
+    every = _at(record, path[:place])
+    for name, found in every.items() if isinstance(every, Mapping) else ():
+        yield str(name), _at(found, path[place + 1 :])
+
+
+def _group(agent: str) -> str:
+    return f"agent.{agent}" if agent in _GROUPS else agent  # no agent's name holds a dot
 
 
 def _prepared(record: Mapping[str, Any]) -> dict[str, Any]:

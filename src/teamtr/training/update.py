@@ -25,6 +25,7 @@ import numpy as np
 
 from teamtr.ports import Learner, Snapshot
 from teamtr.presets import Plan, Radii, Region
+from teamtr.progress import working
 from teamtr.randomness import generator, seed_of
 from teamtr.reports import Certificate, CriticReport, Outcome, UpdateReport
 from teamtr.theory.certificates import (
@@ -102,7 +103,7 @@ def update_agent(
         data = data.hold_out(
             optimization.certify_share, generator(seed if holdout_seed is None else holdout_seed, "aside")
         )
-    clock = _Clock()
+    clock = _Clock(data.messages.agent)
     spent = dict(learner.tokens)
     radius, version = state.radius_nats, learner.version()
     base = _before(learner.agent, data, plan, state, version)
@@ -286,32 +287,34 @@ def _optimize(
     useful, fits = np.flatnonzero(fold.train_M), []
     total = optimization.epochs * min(optimization.minibatches, len(useful))
     scale, steps, broken, clip_rates = state.step_scale, 0, 0, [0.0]
-    for epoch in range(optimization.epochs):
-        shuffled = generator(seed, "epoch", epoch).permutation(useful)
-        for rows in np.array_split(shuffled, min(optimization.minibatches, len(useful))):
-            rows = np.sort(rows)
-            stats = learner.step(
-                rows,
-                data.step_advantages(rows),
-                plan.objective,
-                beta=state.beta,
-                learning_rate=optimization.learning_rate * scale,
-            )
-            if plan.critic is not None and data.tokens is not None:
-                rate, clip = optimization.value_learning_rate, plan.critic.value_clip
-                targets = [data.tokens.targets[m] for m in rows]
-                fits.append(learner.fit_values(rows, targets, clip=clip, learning_rate=rate))
-            broken += not stats.applied
-            clip_rates.append(stats.ratio_clip_rate)
-            steps += 1
-            if steps == 1 and plan.region.gate and fold.opens:
-                some = _subsample(rows, generator(seed, "first step"))
-                scale *= _fit_first_step(learner, data, before, plan.radii, some, limit=radius / total)
-        if plan.region.gate and epoch + 1 < optimization.epochs:
-            some = _subsample(useful, generator(seed, "early stop", epoch))
-            kl_M = data.kl_in_radius_units(learner.measure(some).full_M, plan.radii, some)
-            if not data.mean(kl_M, some) <= radius:
-                break  # already outside: more steps only lengthen the way back
+    with working("steps", total, "steps") as work:
+        for epoch in range(optimization.epochs):
+            shuffled = generator(seed, "epoch", epoch).permutation(useful)
+            for rows in np.array_split(shuffled, min(optimization.minibatches, len(useful))):
+                rows = np.sort(rows)
+                stats = learner.step(
+                    rows,
+                    data.step_advantages(rows),
+                    plan.objective,
+                    beta=state.beta,
+                    learning_rate=optimization.learning_rate * scale,
+                )
+                if plan.critic is not None and data.tokens is not None:
+                    rate, clip = optimization.value_learning_rate, plan.critic.value_clip
+                    targets = [data.tokens.targets[m] for m in rows]
+                    fits.append(learner.fit_values(rows, targets, clip=clip, learning_rate=rate))
+                broken += not stats.applied
+                clip_rates.append(stats.ratio_clip_rate)
+                steps += 1
+                work.advance()
+                if steps == 1 and plan.region.gate and fold.opens:
+                    some = _subsample(rows, generator(seed, "first step"))
+                    scale *= _fit_first_step(learner, data, before, plan.radii, some, limit=radius / total)
+            if plan.region.gate and epoch + 1 < optimization.epochs:
+                some = _subsample(useful, generator(seed, "early stop", epoch))
+                kl_M = data.kl_in_radius_units(learner.measure(some).full_M, plan.radii, some)
+                if not data.mean(kl_M, some) <= radius:
+                    break  # already outside: more steps only lengthen the way back
     return _Optimized(steps, scale, float(np.mean(clip_rates[1:])), broken, tuple(fits))
 
 
@@ -507,14 +510,19 @@ def certify(
     return ours, papers
 
 
+_PHASES = {"score": "scoring", "train": "training", "gate": "gate of"}
+
+
 @dataclass
 class _Clock:
+    agent: str
     seconds: dict[str, float] = field(default_factory=dict)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         started = time.perf_counter()
         try:
-            yield
+            with working(f"{_PHASES[name]} {self.agent}"):
+                yield
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started

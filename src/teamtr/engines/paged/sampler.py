@@ -33,6 +33,7 @@ from teamtr.engines.sampling import TokenSampler
 from teamtr.engines.torch.attention import AttentionShape, Layout, attending, text_config
 from teamtr.errors import UserError
 from teamtr.ports import Follow, Heard, unfollowed, unheard
+from teamtr.progress import Work, working
 from teamtr.types import Finish, Ids, Sample
 
 PAGE = 64
@@ -176,6 +177,20 @@ class Server:
     ) -> list[Sample]:
         """One message per prompt under the weights that the copy holds; ``version`` names them, and without a name
         nothing computed here is found again. ``heard`` and ``follow`` as in ``ports.Sampler``."""
+        with working("tokens", uniform_BT.size, "tokens") as work:
+            return self._decode(version, prompts, uniform_BT, drawing, end_ids, heard, follow, work)
+
+    def _decode(
+        self,
+        version: str,
+        prompts: Sequence[Ids],
+        uniform_BT: NDArray[np.float64],
+        drawing: TokenSampler,
+        end_ids: frozenset[int],
+        heard: Heard,
+        follow: Follow,
+        work: Work,
+    ) -> list[Sample]:
         self._calls += 1
         version = version or f"call {self._calls}"
         rows, tokens = uniform_BT.shape
@@ -198,6 +213,7 @@ class Server:
                 self._replay(len(sequences), drawing)
             # 4. close ranks
             alive = buffers.alive[: len(sequences)].tolist()
+            work.advance(len(fresh) + len(sequences) * min(LOOK_EVERY, steps))  # some have ended on the way
             if follow is not unfollowed:
                 alive = self._tell(sequences, alive, told, follow)
             if not all(alive):
@@ -356,6 +372,10 @@ class Server:
     def _capture(self, size: int, drawing: TokenSampler) -> Any:
         """Capture a step. The warm-up runs with every sequence asleep: it writes to pages what the real step will write
         there again, and moves nothing."""
+        with working("capturing the decode step"):
+            return self._captured(size, drawing)
+
+    def _captured(self, size: int, drawing: TokenSampler) -> Any:
         buffers = self._require_buffers()
         awake = buffers.alive.clone()
         buffers.alive.fill_(False)

@@ -15,6 +15,7 @@ from teamtr.engines.torch.model_files import ModelError
 from teamtr.engines.torch.policy import belongs_to
 from teamtr.engines.torch.tokenizer import character_tokenizer
 from teamtr.errors import first_line
+from teamtr.progress import Work, working
 from teamtr.randomness import seed_of
 from teamtr.types import Ids
 
@@ -81,8 +82,25 @@ def teach_form(
         return
     rng = np.random.default_rng(seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.0)
-    device = next(model.parameters()).device
     model.train()
+    with working("teaching the tiny base", steps, "steps") as work:
+        _teach(model, optimizer, examples, work, rng, learning_rate, batch)
+    model.eval()
+    for parameter in model.parameters():
+        parameter.grad = None
+
+
+def _teach(
+    model: Any,
+    optimizer: torch.optim.Optimizer,
+    examples: Sequence[tuple[Ids, Ids]],
+    work: Work,
+    rng: np.random.Generator,
+    learning_rate: float,
+    batch: int,
+) -> None:
+    """All steps of the work."""
+    device, steps = next(model.parameters()).device, work.total or 0
     for step in range(steps):
         started = time.perf_counter()
         chosen = [examples[i] for i in rng.integers(0, len(examples), size=batch)]
@@ -104,12 +122,10 @@ def teach_form(
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+        work.advance()
         if step == min(1, steps - 1):
             seconds = (steps - step) * (time.perf_counter() - started)
             log.info("teaching the tiny base the form of messages (%d steps, about %.0f s)", steps, max(seconds, 1.0))
-    model.eval()
-    for parameter in model.parameters():
-        parameter.grad = None
 
 
 def share_base(model: Any, adapters: Mapping[str, Any], *, seed: int) -> Any:

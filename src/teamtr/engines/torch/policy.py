@@ -38,6 +38,7 @@ from teamtr.engines.torch.packing import Spread, pack
 from teamtr.engines.transfer import send
 from teamtr.errors import UserError, first_line
 from teamtr.ports import Follow, Heard, unfollowed, unheard
+from teamtr.progress import Work, working
 from teamtr.randomness import uniforms
 from teamtr.types import Finish, Floats, Ids, Sample
 
@@ -462,6 +463,18 @@ class TransformerPolicy(Policy):
         heard: Heard,
         follow: Follow,
     ) -> list[Sample]:
+        with working("tokens", uniform.size, "tokens") as work:
+            return self._decode(prompts, uniform, drawing, heard, follow, work)
+
+    def _decode(
+        self,
+        prompts: Sequence[Ids],
+        uniform: NDArray[np.float64],
+        drawing: TokenSampler,
+        heard: Heard,
+        follow: Follow,
+        work: Work,
+    ) -> list[Sample]:
         """Decode all prompts token by token; identical prompts are prefilled once, where a cache can be copied."""
         from transformers import DynamicCache
 
@@ -488,8 +501,10 @@ class TransformerPolicy(Policy):
         tokens: list[Tensor] = []
         scores: list[Tensor] = []
         samples: dict[int, Sample] = {}
+        speaking = len(prompts)
         for u in range(max_tokens):
             ids_B, logp_B = drawing(head(hidden_BH) * self.temperature, uniform_BT[:, u])
+            work.advance(speaking)
             tokens.append(ids_B)
             scores.append(logp_B)
             stops_B = open_B & torch.isin(ids_B, ends)
@@ -503,7 +518,8 @@ class TransformerPolicy(Policy):
                     samples[row] = sample
                     heard(row, sample)
                 open_B = open_B & ~unwanted_B
-            if u + 1 == max_tokens or not bool(open_B.any()):
+            speaking = int(open_B.sum())
+            if u + 1 == max_tokens or not speaking:
                 break
             mask_BL = torch.cat([mask_BL, mask_BL.new_ones(len(prompts), 1)], dim=1)
             position_B = position_B + 1

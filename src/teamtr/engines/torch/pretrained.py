@@ -30,6 +30,7 @@ from teamtr.engines.torch.model_files import (
 )
 from teamtr.engines.torch.outline import NotInParts, outline
 from teamtr.errors import first_line
+from teamtr.progress import working
 
 HUB_SECONDS = 10.0
 """How long the hub may take to say whether it knows a model."""
@@ -44,7 +45,7 @@ def load_pretrained(source: str, revision: str | None = None, device: torch.devi
 
     place = _place(source, revision)
     tokenizer, _ = _before_weights(place)
-    with _explained(place), _silent_report():
+    with _explained(place), _silent_report(), working(f"loading {source}{_weight(place)}"):
         model, info = AutoModelForCausalLM.from_pretrained(
             place.where,
             dtype=torch.float32,
@@ -60,6 +61,14 @@ def load_pretrained(source: str, revision: str | None = None, device: torch.devi
     model.to(device)  # where a billion numbers are looked at in no time
     require_finite(model.state_dict(), f"model {source!r}", place.stored)
     return model, tokenizer
+
+
+def _weight(place: _Place) -> str:
+    """How much there is to read, where that is known before."""
+    if place.stored is None:
+        return ""
+    size = sum(file.stat().st_size for file in place.stored.glob("*.safetensors"))
+    return f" ({size / 1e9:.2f} GB)"
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,157 @@
+"""Health: can the run learn at all from what its agents say, and what would help?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from teamtr.analysis.report.parts import (
+    Axis,
+    Chart,
+    Facts,
+    Grid,
+    Part,
+    Series,
+    Table,
+    Toned,
+    agent_color,
+    dots,
+)
+from teamtr.analysis.report.reading import Reading
+from teamtr.analysis.report.section import Answer, Data, Section, register
+from teamtr.analysis.report.words import num, percent
+from teamtr.records import decode_health, whole
+from teamtr.training.advice import advise
+
+
+def compute(run: Reading) -> Data:
+    """A row for every update, with the latest advice about each figure of the last updates of all agents."""
+    rows: list[dict[str, Any]] = []
+    advised: dict[str, dict[str, str]] = {}
+    for update in run.updates:
+        health, agent = decode_health(update), str(update.get("agent"))
+        if health is None:
+            continue
+        rows.append({"update": whole(update, "update"), "agent": agent, **asdict(health)})
+        advised[agent] = {advice.about: advice.text for advice in advise(health, agent)}
+    latest = {about: text for own in advised.values() for about, text in own.items()}
+    return {"health": {"rows": rows, "advice": list(latest.values())}}
+
+
+def answer(data: Data) -> Answer:
+    question, rows, advice = "Is the run healthy?", data["health"]["rows"], data["health"]["advice"]
+    if not rows:
+        return Answer(question, "plain", "not known", "No update of this log tells the health of its batch.")
+    if not advice:
+        return Answer(question, "good", "healthy", f"The last batches: {_told(rows[-1])}.")
+    more = f" and {len(advice) - 1} more below" if len(advice) > 1 else ""
+    return Answer(question, "bad", f"{len(advice)} to mend", f"{advice[0]}{more}.")
+
+
+def show(data: Data) -> list[Part]:
+    rows, advice, agents = data["health"]["rows"], data["health"]["advice"], data["run"]["agents"]
+    if not rows:
+        return []
+    told = tuple(Toned(text, "bad") for text in advice) or (Toned("nothing to mend", "good"),)
+    return [
+        Facts(told),
+        _by_agent(rows, agents),
+        Grid(
+            [
+                _chart("Messages cut at the limit", "cut", rows, agents, "Good: few. What is cut has no end."),
+                _chart("Length of messages", "mean", rows, agents, "Mean. Good: as long as the task needs."),
+                _chart("Entropy", "entropy", rows, agents, "Good: falls slowly, and not to 0 before success is high."),
+                _batches(rows),
+            ]
+        ),
+    ]
+
+
+def _told(row: Data) -> str:
+    messages = row["messages"]
+    lengths = "" if messages is None else f"{percent(messages['cut'])} of messages cut, "
+    return f"{lengths}{percent(row['without_signal'])} of groups without signal, {percent(row['unparsed'])} unparsed"
+
+
+def _by_agent(rows: Sequence[Data], agents: Sequence[str]) -> Table:
+    last = {name: found for row in rows for name, found in row["agents"].items()}
+    steps = {row["agent"]: row["kl_share"] for row in rows}
+    return Table(
+        ("agent", "messages", "mean length", "p95", "limit", "cut", "entropy", "KL of radius", "reward"),
+        [
+            (
+                name,
+                num(found["messages"]),
+                num(found["mean"]),
+                num(found["p95"]),
+                num(found["limit"]),
+                percent(found["cut"]),
+                num(found["entropy"]),
+                percent(steps.get(name)),
+                num(found["reward"]),
+            )
+            for name in [*agents, *(name for name in last if name not in agents)]
+            if (found := last.get(name)) is not None
+        ],
+        title="The last batch",
+        caption=(
+            f"{_told(rows[-1])}. Lengths in tokens, entropy in nats per token by the sampler's own log-probabilities; "
+            "the KL is the upper bound of the agent's last update; the reward is that of the episodes in which the "
+            "agent spoke."
+        ),
+    )
+
+
+def _chart(title: str, key: str, rows: Sequence[Data], agents: Sequence[str], caption: str) -> Chart:
+    share = key == "cut"
+    units = {"cut": "messages, %", "mean": "tokens", "entropy": "nats per token"}
+    series = [
+        dots(
+            [{"update": row["update"], "y": found[key]} for row in rows if (found := row["agents"].get(agent))],
+            "update",
+            "y",
+            tip=lambda row, agent=agent: (  # type: ignore[misc]
+                f"{agent}, update {row['update']}: {percent(row['y']) if share else num(row['y'])}"
+            ),
+            color=agent_color(agents, agent),
+            label=agent,
+        )
+        for agent in agents
+    ]
+    high = 1.0 if share else None
+    axis = Axis(units[key], percent=share, low=0, high=high)
+    return Chart(title, Axis("update", whole=True), axis, series, caption)
+
+
+def _batches(rows: Sequence[Data]) -> Chart:
+    def series(key: str, label: str, color: str) -> Series:
+        return dots(
+            rows,
+            "update",
+            key,
+            tip=lambda row: f"update {row['update']}: {percent(row[key])} {label}",
+            color=color,
+            label=label,
+        )
+
+    return Chart(
+        "What cannot teach",
+        Axis("update", whole=True),
+        Axis("share, %", percent=True, low=0, high=1),
+        [series("without_signal", "groups without signal", "agent-0"), series("unparsed", "unparsed answers", "exact")],
+        "Good: both low. A team that solves everything has no signal either.",
+    )
+
+
+register(
+    Section(
+        key="health",
+        title="Health",
+        place=5,
+        lead="Can the team learn from what its agents say?",
+        compute=compute,
+        show=show,
+        answer=answer,
+    )
+)

@@ -1,0 +1,54 @@
+"""Figures as a person reads them in a terminal: shares, times, the health of a batch, what a run may take."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from teamtr.reports import Health
+
+if TYPE_CHECKING:
+    from teamtr.session.estimate import Estimate
+
+
+def percent(value: float) -> str:
+    return f"{100 * value:.0f} %"
+
+
+def clock(seconds: float) -> str:
+    """Seconds as minutes and seconds, with hours where there are any."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def lengths(health: Health | None, agent: str | None = None) -> str:
+    """How long the messages of the team or of one agent are, how many are cut, and how sure their words."""
+    found = None if health is None else health.messages if agent is None else health.agents.get(agent)
+    if found is None:
+        return ""
+    entropy = "" if found.entropy is None else f"  entropy {found.entropy:.2f}"
+    return f"length {found.mean:.0f} (p95 {found.p95:.0f})  cut {percent(found.cut)}{entropy}"
+
+
+def signals(health: Health | None) -> str:
+    """How much of the batch can teach anything."""
+    if health is None:
+        return ""
+    return f"no signal {percent(health.without_signal)}  unparsed {percent(health.unparsed)}"
+
+
+def health_line(health: Health | None, agent: str | None = None) -> str:
+    return "  ".join(filter(None, (lengths(health, agent), signals(health))))
+
+
+def estimate_line(found: Estimate) -> str:
+    """What the whole run may take."""
+    tokens = _span(f"{found.least_tokens:,}", f"{found.most_tokens:,}")
+    more = ", and more where dynamic sampling replaces groups" if found.open_ended else ""
+    if found.least_seconds is None or found.most_seconds is None:
+        return f"about {tokens} sampled tokens{more}"
+    return f"about {tokens} sampled tokens, {_span(clock(found.least_seconds), clock(found.most_seconds))}{more}"
+
+
+def _span(low: str, high: str) -> str:
+    return low if low == high else f"{low} to {high}"

@@ -1,0 +1,151 @@
+"""Never a blank screen: what goes on, how far it is and how long it will take, once it takes more than two seconds.
+
+A live line in a terminal, plain lines every few seconds elsewhere.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from teamtr.cli.progress import say
+from teamtr.cli.words import clock
+from teamtr.progress import Work
+from teamtr.text import on_terminal
+
+SHOWN_AFTER = 2.0
+"""Seconds that a piece of work takes before anything is said of it."""
+LINE_EVERY = 5.0
+"""Seconds between plain lines."""
+LOOK_EVERY = 0.25
+
+
+@dataclass
+class _Begun:
+    work: Work
+    at: float
+    told: bool = False
+
+
+class Works:
+    """Shows the innermost piece of work that has taken longer than two seconds. A thread looks at the counts, because
+    work that counts nothing must show too; ``tick`` is what it does."""
+
+    def __init__(self, *, now: Callable[[], float] = time.monotonic, tell: Callable[[str], None] = say) -> None:
+        self._now = now
+        self._tell = tell
+        self._begun: list[_Begun] = []
+        self._lock = threading.Lock()
+        self._last_line = -LINE_EVERY
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._live: Any = None
+        self.is_hosted = False
+        """Somebody else's live screen shows it."""
+
+    # -- as progress ------------------------------------------------------------------------------------------
+
+    def begin(self, work: Work) -> None:
+        with self._lock:
+            self._begun.append(_Begun(work, self._now()))
+
+    def end(self, work: Work) -> None:
+        """What a plain line was said of is said to be done."""
+        with self._lock:
+            place = next((k for k, begun in enumerate(self._begun) if begun.work is work), None)
+            if place is None:
+                return  # what it was part of ended before it: an abandoned generator
+            chain, begun = self._chain(place), self._begun[place]
+            del self._begun[place:]
+        if begun.told:
+            self._tell(f"{chain}: done in {clock(self._now() - begun.at)}")
+
+    # -- on the screen ----------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Works:
+        self._thread = threading.Thread(target=self._look, name="teamtr progress", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join()
+        self._leave_screen()
+
+    def line(self) -> str | None:
+        """What goes on now; None where nothing has taken long."""
+        with self._lock:
+            found = self._long()
+            return None if found is None else self._text(found)
+
+    def tick(self) -> None:
+        """Without a terminal: a line, if it is time for one."""
+        now = self._now()
+        with self._lock:
+            found = self._long()
+            if found is None or now - self._last_line < LINE_EVERY:
+                return
+            self._last_line, self._begun[found].told = now, True
+            text = self._text(found)
+        self._tell(text)
+
+    def __rich__(self) -> Any:
+        from rich.text import Text
+
+        return Text(on_terminal(self.line() or ""), style="dim", no_wrap=True, overflow="ellipsis")
+
+    def _long(self) -> int | None:
+        """The innermost that began more than two seconds ago."""
+        now = self._now()
+        return next((k for k in reversed(range(len(self._begun))) if now - self._begun[k].at >= SHOWN_AFTER), None)
+
+    def _chain(self, place: int) -> str:
+        return ", ".join(dict.fromkeys(begun.work.what for begun in self._begun[: place + 1]))
+
+    def _text(self, place: int) -> str:
+        begun = self._begun[place]
+        return f"{self._chain(place)}: {described(begun.work, self._now() - begun.at)}"
+
+    def _look(self) -> None:
+        from rich.console import Console
+
+        console = Console(stderr=True, highlight=False)
+        while not self._over.wait(LOOK_EVERY):
+            if not console.is_terminal:
+                self.tick()
+            elif not self.is_hosted and self.line() is not None:
+                self._take_screen(console)
+            else:
+                self._leave_screen()
+
+    def _take_screen(self, console: Any) -> None:
+        if self._live is None:
+            from rich.live import Live
+
+            self._live = Live(self, console=console, refresh_per_second=4, transient=True, redirect_stdout=False)
+            self._live.start()
+
+    def _leave_screen(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+
+def described(work: Work, seconds: float) -> str:
+    """How far it is after so many seconds, how fast it goes, and how long it may still take."""
+    if not work.unit:
+        return f"{clock(seconds)} so far"
+    of = "" if work.total is None else f" of {work.total:,}"
+    counted = f"{work.done:,}{of} {work.unit}"
+    if not work.done or seconds <= 0.0:
+        return f"{counted}, {clock(seconds)} so far"
+    rate = work.done / seconds
+    left = "" if work.total is None else f", {clock(max(work.total - work.done, 0) / rate)} left at most"
+    return f"{counted}, {rate:,.3g}/s{left}" if rate < 100 else f"{counted}, {rate:,.0f}/s{left}"

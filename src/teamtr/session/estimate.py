@@ -1,0 +1,72 @@
+"""What a whole run may take on this machine, by a few episodes of the real team and the scoring of its messages."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from teamtr.session.build import Session
+from teamtr.session.checks import Floor, measure_floors
+from teamtr.session.success import planned_evaluations
+from teamtr.session.trial import Trial
+
+BACKWARD = 2
+"""A step back through a model takes as long as so many forward passes."""
+OTHER_PASSES = 2
+"""Forward passes over every message beside those of training: before the update, and by the gate."""
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """What the noise floors took."""
+
+    tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Sampled tokens and seconds, evaluations included. ``least`` is of a run that samples once a stage, ``most`` of
+    one that samples before every update; they differ where a plan decides that as it goes. ``seconds`` are None where
+    nothing was scored."""
+
+    least_tokens: int
+    most_tokens: int
+    least_seconds: float | None
+    most_seconds: float | None
+    open_ended: bool = False
+    """Dynamic sampling may sample more than ``most``."""
+
+
+def timed_floors(session: Session, trial: Trial) -> tuple[list[Floor], Scoring]:
+    """The noise floors, and how long it took to score so many tokens."""
+    began, before = time.perf_counter(), _scored(session)
+    floors = measure_floors(session, trial)
+    return floors, Scoring(_scored(session) - before, time.perf_counter() - began)
+
+
+def _scored(session: Session) -> int:
+    return sum(session.engine.learner(name).tokens["scored"] for name in session.team.trainable)
+
+
+def estimate(session: Session, trial: Trial, scoring: Scoring) -> Estimate:
+    """Every episode of the run like those of the trial. Small batches take longer per token than large ones, so this is
+    rather too much; agents whose messages grow make it too little."""
+    plan, names, ledger = session.plan, session.team.trainable, trial.ledger
+    episodes = len(trial.batch.episodes)
+    tokens = sum(ledger.sampled_tokens.values()) / episodes
+    sampling = (sum(ledger.seconds.values()) + ledger.grading_seconds + ledger.environment_seconds) / episodes
+    per_batch = plan.problems * plan.group_size
+    batches, (evaluated, times) = plan.batches(len(names)), planned_evaluations(session)
+    fewest, most = (1, len(names)) if batches is None else (batches, batches)
+    played = [plan.stages * count * per_batch + evaluated * times for count in (fewest, most)]
+    learning = None
+    if scoring.tokens:
+        own = [trial.batch.of(name) for name in names]
+        read = sum(len(ids) for each in own for ids in (*each.prompts, *each.messages)) / episodes
+        passes = OTHER_PASSES + (1 + BACKWARD) * session.optimization.epochs
+        learning = plan.stages * per_batch * read * passes * scoring.seconds / scoring.tokens
+    seconds = [None if learning is None else count * sampling + learning for count in played]
+    return Estimate(
+        round(played[0] * tokens), round(played[1] * tokens), seconds[0], seconds[1], plan.dynamic_sampling.on
+    )

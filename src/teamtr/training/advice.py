@@ -1,0 +1,88 @@
+"""What to change when a figure of a run's health is bad: thresholds with names, and the key of the team file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from teamtr.reports import Health
+
+MOST_CUT = 0.2
+"""Share of an agent's messages: what is cut has no end, and often no answer."""
+MOST_WITHOUT_SIGNAL = 0.8
+"""Share of groups: the others are all that an update learns from."""
+MOST_UNPARSED = 0.2
+"""Share of answers."""
+LEAST_ENTROPY = 0.01
+"""Nats per token: at this, a message of 64 tokens comes out the same every second time."""
+LEAST_KL_SHARE = 0.02
+"""Share of the radius that a kept update uses."""
+SOLVED = 0.9
+"""Success from which on equal rewards and sure agents are no bad news."""
+
+
+@dataclass(frozen=True)
+class Advice:
+    """``about`` names the figure and the agent: the same advice about later batches has the same one."""
+
+    about: str
+    text: str
+
+
+def advise(health: Health, updated: str | None = None) -> tuple[Advice, ...]:
+    """What to do about every figure that is bad, the worst hindrance first. ``updated``: the agent of the update."""
+    return (*_cut(health), *_unparsed(health), *_no_signal(health), *_sure(health), *_small(health, updated))
+
+
+def _cut(health: Health) -> Iterator[Advice]:
+    bad = {name: found for name, found in health.agents.items() if found.cut > MOST_CUT}
+    team = health.messages
+    if team is not None and len(bad) == len(health.agents) > 1 and team.limit is not None:
+        yield Advice("cut", f"{_percent(team.cut)} of messages are cut at {team.limit} tokens: raise team.max_tokens")
+        return
+    for name, found in bad.items():
+        key = "team.max_tokens" if len(health.agents) == 1 else f"team.agents.{name}.max_tokens"
+        whose = "messages" if len(health.agents) == 1 else f"{name}'s messages"
+        yield Advice(f"cut {name}", f"{_percent(found.cut)} of {whose} are cut at {found.limit} tokens: raise {key}")
+
+
+def _unparsed(health: Health) -> Iterator[Advice]:
+    if health.unparsed > MOST_UNPARSED:
+        yield Advice(
+            "unparsed",
+            f"in {_percent(health.unparsed)} of answers the grader finds none: say in team.agents.NAME.system_prompt "
+            "how an answer must end, or let messages be longer where they are cut",
+        )
+
+
+def _no_signal(health: Health) -> Iterator[Advice]:
+    if health.without_signal > MOST_WITHOUT_SIGNAL and health.success < SOLVED:
+        yield Advice(
+            "no signal",
+            f"{_percent(health.without_signal)} of groups have equal rewards and teach nothing (success "
+            f"{_percent(health.success)}): take easier problems or a reward with partial credit, raise "
+            "plan.group_size, or set plan.dynamic_sampling: true",
+        )
+
+
+def _sure(health: Health) -> Iterator[Advice]:
+    for name, found in health.agents.items():
+        if found.entropy is not None and found.entropy < LEAST_ENTROPY and health.success < SOLVED:
+            yield Advice(
+                f"entropy {name}",
+                f"{name} says nearly the same every time ({found.entropy:.2g} nats per token): raise "
+                "sampling.temperature, or freeze it if it is as it should be",
+            )
+
+
+def _small(health: Health, updated: str | None) -> Iterator[Advice]:
+    if updated is not None and health.kl_share is not None and 0.0 < health.kl_share < LEAST_KL_SHARE:
+        yield Advice(
+            f"small step {updated}",
+            f"the update of {updated} uses {100 * health.kl_share:.2g} % of its radius: raise learner.learning_rate or "
+            "learner.epochs",
+        )
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
