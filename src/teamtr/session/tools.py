@@ -58,12 +58,14 @@ def check_prompts(context: RolloutContext, team: Team) -> None:
 
 
 def some_problems(task: AnyTask) -> Sequence[Problem]:
-    """Of the first split that the task has."""
+    """Of the first split that has any."""
     for split in ("train", "test"):
         try:
-            return task.problems(split)[:PROBLEMS_LOOKED_AT]
+            found = task.problems(split)[:PROBLEMS_LOOKED_AT]
         except UserError:  # a task may have one of them only
             continue
+        if found:
+            return found
     return ()
 
 
