@@ -22,7 +22,7 @@ import numpy as np
 
 from teamtr.analysis.figures import Run, read_runs
 from teamtr.analysis.figures.drawing import Drawing, Panel, Series
-from teamtr.analysis.figures.paint import svg_text
+from teamtr.analysis.figures.paint import painted
 from teamtr.reproduce import find
 from teamtr.reproduce import measures as of
 from teamtr.reproduce.problems import at_the_end, interval, of_answers
@@ -214,7 +214,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rows = rows_of(results)
     print(markdown(rows))
     if a.figure is not None:
-        a.figure.write_text(svg_text("Methods side by side", drawing(rows)))
+        a.figure.write_bytes(painted("Methods side by side", drawing(rows)))
 
 
 if __name__ == "__main__":

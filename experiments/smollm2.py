@@ -23,7 +23,7 @@ from typing import Any
 from beside import Point, Run, between, evaluated, read, train
 
 from teamtr.analysis.figures.drawing import Drawing, Panel, Series
-from teamtr.analysis.figures.paint import svg_text
+from teamtr.analysis.figures.paint import painted
 
 AGENTS = 3
 SETTINGS = ("sampling.memory_gb=2", "store.episodes=false")
@@ -164,7 +164,7 @@ def main() -> None:
     found = summary(wanted, a)
     found["region"] = {m.name: [region(a.out / f"{m.name}-seed{seed}") for seed in a.seeds] for m in wanted}
     if a.figure:
-        a.figure.write_text(svg_text("Three SmolLM2 learn to add", drawing(found)))
+        a.figure.write_bytes(painted("Three SmolLM2 learn to add", drawing(found)))
     (a.out / "summary.json").write_text(json.dumps(found, indent=1) + "\n")
     print(f"at {found['common_tokens']:,} sampled tokens, held-out success by seed")
     for name, row in found["table"].items():

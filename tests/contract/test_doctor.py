@@ -38,7 +38,7 @@ def test_every_area_is_looked_at(tmp_path: Path) -> None:
     ]
     assert found(findings, "versions", "teamtr").found == __version__
     assert found(findings, "versions", "torch").found.startswith(torch.__version__.split("+")[0])
-    assert found(findings, "devices", "CPU").found.startswith(f"{len(os.sched_getaffinity(0))} cores")
+    assert found(findings, "devices", "CPU").found.startswith(f"{len(os.sched_getaffinity(0))} core")
     assert str(tmp_path) in found(findings, "disk", "runs").found
     assert list(tmp_path.iterdir()) == [], "nothing is left behind"
 

@@ -14,9 +14,9 @@ import pytest
 from typer.testing import CliRunner
 
 from made_run import changed, eval_record, made_run, probed, swapped, update_record, write_log
-from teamtr.analysis.figures import FIGURES, Drawing, Lacking, Panel, Run, Series, hang, read_runs
+from teamtr.analysis.figures import FIGURES, FORMS, Drawing, Lacking, Panel, Run, Series, hang, read_runs
 from teamtr.analysis.figures.catalogue import NOT_FROM_LOGS
-from teamtr.analysis.figures.paint import csv_text, svg_text
+from teamtr.analysis.figures.paint import csv_text, painted
 from teamtr.cli import app
 from teamtr.errors import UserError
 
@@ -257,10 +257,11 @@ def test_figures_are_drawn_with_axes_caption_and_their_numbers(runs: list[Run], 
 def test_the_same_numbers_give_the_same_bytes_and_names_are_no_formulas(tmp_path: Path) -> None:
     runs = read_runs([made_run(tmp_path / "a$b$ <i>&'\"\\alpha_{")])
     drawing = DRAW["learning-curves"](runs)
-    first = svg_text("Title", drawing)
-    assert first == svg_text("Title", drawing)
+    first = painted("Title", drawing)
+    for form in FORMS:
+        assert painted("Title", drawing, form) == painted("Title", drawing, form)
     assert "a$b$ <i>&'\"\\alpha_{" in " ".join(ElementTree.fromstring(first).itertext())
-    assert "<i>" not in first
+    assert b"<i>" not in first
     assert "by sampled tokens,a$b$" not in csv_text(drawing).splitlines()[1], "a quote in a name is quoted"
     hang(runs, tmp_path / "out", ["learning-curves"])
     assert "<i>" not in (tmp_path / "out" / "index.html").read_text()
@@ -309,6 +310,15 @@ def test_the_command(tmp_path: Path) -> None:
         "learning-curves.csv",
         "learning-curves.svg",
     ]
+    more = ["--format", "pdf", "--format", "png", "--format", "svg", "--json"]
+    also = CliRunner().invoke(app, ["figures", str(folder), "--out", str(tmp_path / "also"), *only, *more])
+    assert json.loads(also.stdout.strip().splitlines()[-1])["formats"] == ["svg", "pdf", "png"]
+    begins = {"svg": b"<?xml", "pdf": b"%PDF-", "png": b"\x89PNG\r\n"}
+    for form, magic in begins.items():
+        assert (tmp_path / "also" / f"learning-curves.{form}").read_bytes().startswith(magic)
+    unknown = CliRunner().invoke(app, ["figures", str(folder), "--out", str(out), "--format", "jpg"])
+    assert unknown.exit_code == 2
+    assert "--format is svg, pdf, png, not 'jpg'" in unknown.stderr
     none = CliRunner().invoke(app, ["figures", str(folder), "--out", str(out), "--only", "swap"])
     assert none.exit_code == 1
     wrong = CliRunner().invoke(app, ["figures", str(folder), "--out", str(out), "--only", "learning-curve"])

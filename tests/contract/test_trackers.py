@@ -12,10 +12,13 @@ from typing import Any, get_args
 
 import pytest
 
-from made_run import eval_record, probe_record, update_record
+from made_run import eval_record, made_batch, probe_record, update_record
 from teamtr.config import ConfigError, loads
 from teamtr.config.schema import Tracker
-from teamtr.trackers import METRICS, SINKS, follow, missing, point
+from teamtr.store import batch_name, write_episodes
+from teamtr.text import visible
+from teamtr.trackers import METRICS, SINKS, Filing, follow, missing, point
+from teamtr.types import Episode
 
 TEAM = """\
 name: tracked
@@ -179,6 +182,7 @@ def fake_wandb(monkeypatch: pytest.MonkeyPatch, said: Said, *, mode: str = "onli
         login=said.recorder("login", logged_in),
         init=said.recorder("init", run),
         Settings=dict,
+        Table=dict,
     )
 
 
@@ -190,11 +194,12 @@ def fake_mlflow(monkeypatch: pytest.MonkeyPatch, said: Said) -> None:
         def get_experiment_by_name(self, name: str) -> None:
             return None
 
-        def create_run(self, experiment: str, run_name: str) -> Any:
-            said.append(("create_run", (experiment, run_name), {}))
+        def create_run(self, experiment: str, run_name: str, tags: dict[str, str]) -> Any:
+            said.append(("create_run", (experiment, run_name), {"tags": tags}))
             return types.SimpleNamespace(info=types.SimpleNamespace(run_id="m-1"))
 
-        def create_experiment(self, name: str) -> str:
+        def create_experiment(self, name: str, artifact_location: str | None) -> str:
+            said.append(("create_experiment", (name, artifact_location), {}))
             return name
 
         def __getattr__(self, name: str) -> Any:
@@ -207,16 +212,20 @@ def fake_mlflow(monkeypatch: pytest.MonkeyPatch, said: Said) -> None:
 
 def fake_trackio(monkeypatch: pytest.MonkeyPatch, said: Said) -> None:
     run = types.SimpleNamespace(name="tracked-2", log=said.recorder("log"), finish=said.recorder("finish"))
-    fake_module(monkeypatch, "trackio", init=said.recorder("init", run))
+    fake_module(monkeypatch, "trackio", init=said.recorder("init", run), Table=dict)
 
 
 FAKES = {"tensorboard": fake_tensorboard, "wandb": fake_wandb, "mlflow": fake_mlflow, "trackio": fake_trackio}
 
 
-def feed(name: str, folder: Path, new: list[dict[str, Any]], log: list[dict[str, Any]]) -> list[str]:
+def feed(
+    name: str, folder: Path, new: list[dict[str, Any]], log: list[dict[str, Any]], filing: Filing | None = None
+) -> list[str]:
     """What ``follow`` said besides the records, which must come through as they are."""
     settings = {"plan": {"stages": 3}, "team": {"agents": [{"name": "a1"}]}, "none": None}
-    out = list(follow(iter(new), [name], folder, name="tracked", settings=settings, history=lambda: log))
+    filed = Filing() if filing is None else filing
+    records = follow(iter(new), [name], folder, name="tracked", settings=settings, filing=filed, history=lambda: log)
+    out = list(records)
     assert [r for r in out if r["kind"] != "tracker"] == new
     return [r["text"] for r in out if r["kind"] == "tracker"]
 
@@ -263,6 +272,97 @@ def test_every_tracker_gets_the_numbers_and_goes_on_after_a_resume(
     assert sent == list(zip((1, 2, 3), rewards, strict=True)), "each once, in order"
 
 
+SHOWN = "<b>|x⟨U+001B⟩[2J "
+FILED = Filing("mine", "us", "ablation", ("a", "b c"), 3)
+STAGE = {"kind": "stage", "stage": 1, "updates": 4, "time": 1e9}
+
+
+@pytest.mark.parametrize("name", FAKES)
+def test_every_tracker_is_told_where_to_file_the_run(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = Said()
+    FAKES[name](monkeypatch, said)
+    assert feed(name, tmp_path, [START, update_record(1, 0, 0, "left")], [START], FILED) == []
+    match name:
+        case "wandb":
+            [(_, init)] = said.of("init")
+            assert [init[key] for key in ("project", "entity", "group", "tags")] == [
+                "mine",
+                "us",
+                "ablation",
+                ["a", "b c"],
+            ]
+        case "mlflow":
+            place = (tmp_path.resolve() / "trackers" / "mlflow").as_uri()
+            assert said.of("create_experiment") == [(("mine", place), {})]
+            tags = {"group": "ablation", "a": "true", "b c": "true"}
+            assert said.of("create_run") == [(("mine", "tracked"), {"tags": tags})]
+        case "trackio":
+            [(_, init)] = said.of("init")
+            assert (init["project"], init["group"]) == ("mine", "ablation")
+
+
+@pytest.mark.parametrize("name", FAKES)
+def test_conversations_of_a_stage_are_a_table_where_they_are_asked_for(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the stage's last batch, which has four problems in groups of four: the first episodes of three of them."""
+    said = Said()
+    FAKES[name](monkeypatch, said)
+    (tmp_path / "episodes").mkdir()
+    batch = made_batch(("left", "right"), said="<b>|x\x1b[2J ")
+    assert visible(batch.problems[0].prompt) == SHOWN
+    write_episodes(tmp_path / "episodes" / batch_name(1, 0), made_batch(("left",), seed=9))
+    write_episodes(tmp_path / "episodes" / batch_name(1, 1), batch)
+    assert feed(name, tmp_path, [START, STAGE], [START], FILED) == []
+    rows = [
+        [1, SHOWN, _told(first), SHOWN, first.verdict.kind, first.verdict.reward]
+        for first in batch.episodes[:12:4]  # questions and answers are what is said, in these made episodes
+    ]
+    columns = ["stage", "question", "conversation", "answer", "verdict", "reward"]
+    match name:
+        case "tensorboard":
+            [_settings, ((tag, text, step), _)] = said.of("add_text")
+            assert (tag, step) == ("conversations", 4)
+            assert text.count("\n") == 5, "a heading, a rule and three rows: no text broke out of its cell"
+            assert r"\<b\>\|x" in text
+        case "mlflow":
+            by_column = {name: [row[k] for row in rows] for k, name in enumerate(columns)}
+            assert said.of("log_table") == [(("m-1", by_column, "conversations/000004.json"), {})]
+        case _:
+            tables = [
+                (args[0]["conversations"], kw["step"]) for args, kw in said.of("log") if "conversations" in args[0]
+            ]
+            assert tables == [({"columns": columns, "data": rows}, 4)]
+    before = len(said)
+    assert feed(name, tmp_path / "none", [START, STAGE], [START]) == []
+    assert "'conversations" not in str(list(said[before:])), "none by default"
+
+
+def _told(episode: Episode) -> str:
+    return visible("\n".join(f"{turn.agent}: {turn.text}" for turn in episode.turns))
+
+
+def test_conversations_that_cannot_be_read_cost_no_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = Said()
+    fake_wandb(monkeypatch, said)
+    (tmp_path / "episodes").mkdir()
+    (tmp_path / "episodes" / batch_name(1, 0)).write_bytes(b"not gzip")
+    later = {**STAGE, "stage": 2, "updates": 6}
+    [told] = feed("wandb", tmp_path, [START, {**STAGE, "kept": 2}, {**later, "kept": 3}], [START], FILED)
+    assert told.startswith("tracker wandb gets no conversations of stage 1: ")
+    assert [kwargs["step"] for _, kwargs in said.of("log")] == [4, 6]
+
+
+def test_the_team_file_says_where_to_file_and_what_to_show() -> None:
+    tracking = loads(TEAM + "tracking: {project: p, entity: e, group: g, tags: [x], conversations: 2}\n").tracking
+    assert Filing(**tracking.model_dump()) == Filing("p", "e", "g", ("x",), 2)
+    assert Filing(**loads(TEAM).tracking.model_dump()) == Filing()
+    with pytest.raises(ConfigError, match=r"tracking.conversations needs store.episodes"):
+        loads(TEAM + "tracking: {conversations: 2}\nstore: {episodes: false}\n")
+
+
 def test_a_run_that_begins_anew_is_another_run_of_the_tracker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said = Said()
     fake_wandb(monkeypatch, said)
@@ -304,4 +404,15 @@ def test_tensorboard_itself_reads_back_what_was_written(tmp_path: Path) -> None:
     events.Reload()
     assert [(e.step, round(e.value, 6)) for e in events.Scalars("train/reward")] == [(1, 0.201), (2, 0.202)]
     assert [(e.step, e.value) for e in events.Scalars("eval/success")] == [(2, 0.5)]
+
+    (tmp_path / "episodes").mkdir()
+    write_episodes(tmp_path / "episodes" / batch_name(1, 0), made_batch(("left", "right")))
+    log = [START, first, second, eval_record(1, 0.5, updates=2), RESUME]
+    assert feed("tensorboard", tmp_path, [RESUME, STAGE], log, FILED) == []
+    events.Reload()
+    [shown] = events.Tensors("conversations/text_summary")
+    table = shown.tensor_proto.string_val[0].decode()
+    assert shown.step == 4
+    assert table.splitlines()[0] == "| stage | question | conversation | answer | verdict | reward |"
+    assert len(table.splitlines()) == 5
     assert events.Scalars("left/kl")[0].wall_time == first["time"]

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from teamtr.analysis.figures.paint import svg_text
+from teamtr.analysis.figures.paint import painted
 from teamtr.config import loads
 from teamtr.engines.torch.loading import TinyShape, tiny_model
 from teamtr.reproduce import Setting, find
@@ -185,7 +185,7 @@ def test_the_experiment_reads_torn_and_missing_logs(smollm2, tmp_path):
     region = smollm2.region(tmp_path / "teamtr-0.05-seed0")
     assert (region["kept"], region["outside"], region["positive_certificates"]) == (1, 1, 1)
     assert smollm2.region(tmp_path / "teamtr-0.05-seed1")["updates"] == 0
-    assert "by updates" in svg_text("x", smollm2.drawing(found))
+    assert b"by updates" in painted("x", smollm2.drawing(found))
 
 
 def test_the_bound_has_a_row_for_every_case(monkeypatch, capsys):

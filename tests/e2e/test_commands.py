@@ -537,10 +537,11 @@ def test_lab_verify_ends_with_the_promised_line(tmp_path):
 
 @pytest.mark.long
 def test_lab_roles_and_tightness(tmp_path):
-    line = last_json(invoke("lab", "roles", "--largest", 4, "--json", "--figure", tmp_path / "r.png"))
+    line = last_json(invoke("lab", "roles", "--largest", 4, "--json", "--figure", tmp_path / "r.pdf"))
+    assert (tmp_path / "r.pdf").read_bytes().startswith(b"%PDF-")
+    assert "must end in .png, .pdf or .svg" in invoke("lab", "roles", "--figure", tmp_path / "r.gif", code=2).stderr
     assert line["n"] == [2, 3, 4]
     assert min(line["fresh"]) > 0.99 > max(line["stale"])
-    assert (tmp_path / "r.png").exists()
     result = invoke("lab", "tightness", "--teams", 20, "--json", "--figure", tmp_path / "t.png")
     rows = last_json(result)["rows"]
     assert all(sum(row["violated"].values()) == 0 for row in rows)

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from made_run import changed, made_run, probed, swapped
 from teamtr.analysis.figures import FIGURES, Drawing, Panel, Run, Series, hang, read_runs
-from teamtr.analysis.figures.paint import svg_text
+from teamtr.analysis.figures.paint import painted
 from teamtr.cli import app
 from teamtr.text import visible
 
@@ -59,7 +59,7 @@ def test_names_in_a_log_cannot_harm_a_figure_either(tmp_path: Path) -> None:
 
 def test_a_legend_says_how_many_it_leaves_out() -> None:
     series = tuple(Series(f"_{k}", (0.0,), (1.0,)) for k in range(15))
-    svg = svg_text("Title", Drawing((Panel("p", "x", "y", series, (("", 0.0), ("level", 1.0))),), "Caption.", "high"))
+    svg = painted("Title", Drawing((Panel("p", "x", "y", series, (("", 0.0), ("level", 1.0))),), "Caption.", "high"))
     words = [word.strip() for word in ElementTree.fromstring(svg).itertext() if word.strip()]
     assert [f"_{k}" in words for k in range(15)] == [True] * 11 + [False] * 4
     assert "… and 5 more" in words

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO
 
@@ -51,7 +52,7 @@ def chat(
             desk = Desk(served, scheduler, Limits(at_once=1, waiting=0))
             say(f"{opened.label}: {', '.join(opened.team.names)}. {HELP}")
             try:
-                converse(Talk(desk, seed=seed, temperature=temperature), _reader(), sys.stdout)
+                converse(Talk(desk, seed=seed, temperature=temperature), _reader(sys.stdin, sys.stdout), sys.stdout)
             finally:
                 desk.close()
         finally:
@@ -122,17 +123,15 @@ class _Screen:
             self.text.heading("[cut off: the answer was as long as a message may be]")
 
 
-def _reader() -> Callable[[], str]:
-    """Lines of a person, who gets a prompt and can edit, or of a pipe."""
-    if sys.stdin.isatty() and sys.stdout.isatty():
-        import contextlib
-
-        with contextlib.suppress(ImportError):  # then lines cannot be edited
+def _reader(lines: TextIO, screen: TextIO) -> Callable[[], str]:
+    """Of a person, who gets a prompt and can edit, or of a pipe."""
+    if lines.isatty() and screen.isatty():
+        with suppress(ImportError):  # then lines cannot be edited
             import readline  # noqa: F401 (importing it is what makes input() edit)
         return lambda: input(PROMPT)
 
     def line() -> str:
-        found = sys.stdin.readline()
+        found = lines.readline()
         if not found:
             raise EOFError
         return found

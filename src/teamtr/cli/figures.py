@@ -15,6 +15,10 @@ def figures(
     runs: Annotated[list[Path], typer.Argument(help="Run folders; several are drawn together.")],
     out: Annotated[Path, typer.Option(help="Folder to write to.")],
     only: Annotated[list[str] | None, typer.Option(help="Only this figure; may be given several times.")] = None,
+    form: Annotated[
+        list[str] | None,
+        typer.Option("--format", help="Besides SVG, also `pdf` or `png`; may be given several times."),
+    ] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Draw our versions of the paper's figures from logs: an SVG and a CSV for each, and one page with all of them.
@@ -22,16 +26,20 @@ def figures(
     If a log lacks the data for a figure, the command names the setting that would log it and draws the other figures.
     The exit code is 1 if none could be drawn.
     """
-    from teamtr.analysis.figures import hang, read_runs
+    from teamtr.analysis.figures import FORMS, hang, read_runs
     from teamtr.cli.progress import say
 
+    known = [each for each in FORMS if each in (form or ())]
+    for each in form or ():
+        if each not in FORMS:
+            fail(f"--format is {', '.join(FORMS)}, not {each!r}", 2)
     with errors():
         try:
-            gallery = hang(read_runs(runs), out, only or ())
+            gallery = hang(read_runs(runs), out, only or (), known)
         except ImportError:
             fail("figures need matplotlib: pip install 'teamtr[plot]'", 2)
     for figure, _ in gallery.drawn:
-        say(f"{figure.name}: {out / figure.name}.svg")
+        say(", ".join(f"{figure.name}: {out / figure.name}.{each}" for each in dict.fromkeys(("svg", *known))))
     for figure, why in gallery.lacking:
         say(f"{figure.name}: not drawn: {why}")
     say(f"figures: {out / 'index.html'}")
@@ -40,6 +48,7 @@ def figures(
             {
                 "folder": str(out),
                 "drawn": [figure.name for figure, _ in gallery.drawn],
+                "formats": list(dict.fromkeys(("svg", *known))),
                 "lacking": {figure.name: {"what": why.what, "remedy": why.remedy} for figure, why in gallery.lacking},
             }
         )

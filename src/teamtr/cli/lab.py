@@ -17,7 +17,18 @@ lab = typer.Typer(
 )
 app.add_typer(lab, name="lab")
 
-Figure = Annotated[Path | None, typer.Option("--figure", help="Where to draw the figure (PNG).")]
+
+def _drawable(figure: Path | None) -> Path | None:
+    """Told before anything is computed."""
+    if figure is not None and figure.suffix not in (".png", ".pdf", ".svg"):
+        fail(f"--figure: {figure} must end in .png, .pdf or .svg, which is the form that it gets", 2)
+    return figure
+
+
+Figure = Annotated[
+    Path | None,
+    typer.Option("--figure", callback=_drawable, help="Where to draw the figure: a `.png`, `.pdf` or `.svg` file."),
+]
 Seed = Annotated[int, typer.Option(help="Random seed.")]
 
 

@@ -33,7 +33,7 @@ from teamtr.presets import (
 from teamtr.settings.paths import Anchor
 from teamtr.settings.refusals import Refusal
 from teamtr.settings.section import Section, key, unset
-from teamtr.settings.values import Above0, Count, Decay, Flag, From0, Positive
+from teamtr.settings.values import Above0, Count, Decay, Flag, From0, NonEmpty, Positive
 from teamtr.tasks.config import TaskConfig
 from teamtr.tasks.registry import section_class
 
@@ -144,6 +144,20 @@ class StoreConfig(Section):
     episodes: Flag = key(True, "Keep the episodes for inspection.")
 
 
+class TrackingConfig(Section):
+    """How trackers file the run, and whether they are shown conversations."""
+
+    project: NonEmpty = key("teamtr", "Project of wandb and trackio, experiment of mlflow.")
+    entity: NonEmpty | None = unset("User or team of wandb that owns the project; default: the one logged in.")
+    group: NonEmpty | None = unset("Group of the run in wandb and trackio; a tag `group` in mlflow; default: none.")
+    tags: tuple[NonEmpty, ...] = key((), "Tags of the run in wandb and mlflow; trackio and tensorboard have none.")
+    conversations: Count = key(
+        0,
+        "Conversations of each stage that are sent as a table, with questions, answers and verdicts; 0: none ever "
+        "leave the run folder. Needs store.episodes.",
+    )
+
+
 Tracker = Literal["tensorboard", "wandb", "mlflow", "trackio"]
 
 
@@ -185,6 +199,8 @@ class TeamFile(Section):
         (), "Trackers that get the numbers of the log: tensorboard, wandb, mlflow, trackio; see docs/trackers.md."
     )
 
+    tracking: TrackingConfig = TrackingConfig()
+
     python: dict[str, str] = key(
         {},
         "Written by TeamTrainer: names of objects that only a Python program can give. Such a run resumes from Python.",
@@ -209,6 +225,11 @@ class TeamFile(Section):
             yield Refusal(("learner", "cross_fit"), message, (("learner", "cross_fit"), ("plan", "problems")))
         if self.sampling.engine == "vllm":
             yield from self._refusals_of_vllm()
+        if self.tracking.conversations and not self.store.episodes:
+            yield Refusal(
+                ("tracking", "conversations"),
+                "tracking.conversations needs store.episodes: true, where conversations are read",
+            )
         for i, name in enumerate(self.trackers):
             if name in self.trackers[:i]:
                 yield Refusal(("trackers", i), f'trackers names "{name}" twice')

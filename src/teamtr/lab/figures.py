@@ -1,4 +1,4 @@
-"""One figure for each lab, drawn to a PNG: axes with units, and a caption that says what would be good.
+"""One figure for each lab, drawn to a PNG, PDF or SVG: axes with units, and a caption that says what would be good.
 
 matplotlib is imported when a figure is drawn, with its file backend: no screen is needed, and nothing else pays for it.
 """
@@ -305,6 +305,6 @@ def _save(figure: Any, plt: Any, path: str | Path, caption: str, top: float = 1.
     height = figure.get_size_inches()[1]
     figure.text(0.5, 0.06 / height, caption, ha="center", fontsize=7)
     figure.tight_layout(rect=(0.0, 0.2 / height, 1.0, top))
-    figure.savefig(target, format="png")
+    figure.savefig(target, format=target.suffix.removeprefix(".") or "png")
     plt.close(figure)
     return target

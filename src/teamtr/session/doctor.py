@@ -22,6 +22,7 @@ from teamtr.grading.sandbox.client import WALLS, Sandbox
 from teamtr.ports import GB
 from teamtr.session.environment import LIBRARIES
 from teamtr.session.processes import usable_cores
+from teamtr.text import counted
 from teamtr.version import __version__
 
 LITTLE_DISK_GB = 5.0
@@ -84,8 +85,8 @@ def _extras() -> Iterator[Finding]:
 
 
 def _devices() -> Iterator[Finding]:
-    threads = torch.get_num_threads()
-    yield Finding("devices", "CPU", f"{usable_cores()} cores usable, {threads} threads by torch")
+    cores, threads = counted(usable_cores(), "core"), counted(torch.get_num_threads(), "thread")
+    yield Finding("devices", "CPU", f"{cores} usable, {threads} by torch")
     if (memory := _memory_bytes()) is not None:
         yield Finding("devices", "memory", f"{memory / GB:.1f} GB available")
     if torch.cuda.is_available():

@@ -29,6 +29,7 @@ ON_A_MACHINE = (
     "cluster.max_restarts",
     "cluster.patience_s",
     "trackers",
+    "tracking",
 )
 """Settings that fit a run to a machine and change nothing that it finds, but for rounding; of a list, all it holds."""
 MAY_CHANGE = (

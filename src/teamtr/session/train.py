@@ -23,7 +23,7 @@ from teamtr.session.build import AS_WRITTEN, Parts, build
 from teamtr.session.driver import Driver, Lost, Record
 from teamtr.session.resume import claim
 from teamtr.store import RunFolder
-from teamtr.trackers import follow
+from teamtr.trackers import Filing, follow
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +58,7 @@ def train(
                 run.path,
                 name=team_file.name,
                 settings=team_file.model_dump(),
+                filing=Filing(**team_file.tracking.model_dump()),
                 history=run.log.read,
             )
         except Exception:  # whatever it was is raised again; Ctrl-C keeps the folder, the same command goes on

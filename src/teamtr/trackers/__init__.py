@@ -6,6 +6,6 @@ counted, and in the end switched off; the log in the run folder holds everything
 
 from teamtr.trackers.following import follow
 from teamtr.trackers.metrics import METRICS, Metric, Point, point
-from teamtr.trackers.sinks import SINKS, missing
+from teamtr.trackers.sinks import SINKS, Filing, missing
 
-__all__ = ["METRICS", "SINKS", "Metric", "Point", "follow", "missing", "point"]
+__all__ = ["METRICS", "SINKS", "Filing", "Metric", "Point", "follow", "missing", "point"]

@@ -18,6 +18,7 @@ from queue import SimpleQueue
 
 from teamtr.store import write_atomic
 from teamtr.text import visible
+from teamtr.trackers.conversations import conversations_of
 from teamtr.trackers.metrics import Point
 from teamtr.trackers.sinks import Sink, Tracked, Unusable, missing
 
@@ -69,6 +70,7 @@ class Feed:
         self._full = False
         self._off = False
         self._in_a_row = 0
+        self._told_unread = False
         self._abandoned = False
         self._lock = threading.Lock()
         # A daemon: a tracker that hangs must not keep the process from ending.
@@ -141,7 +143,22 @@ class Feed:
             self._run.folder.mkdir(parents=True, exist_ok=True)
             self._change(id=self._sink.open(self._run))
             self._open = True
+        if point.kind == "stage" and self._run.filing.conversations:
+            self._show(point)
         self._sink.send(point.step, point.seconds, point.values)
+
+    def _show(self, point: Point) -> None:
+        """A table of the stage's conversations. Where they cannot be read, its numbers are sent all the same."""
+        try:
+            found = conversations_of(self._run.folder.parent, point.number, self._run.filing.conversations)
+        except Exception as error:  # a file that is gone, damaged or of another version
+            if not self._told_unread:
+                self._told_unread = True
+                told = visible(" ".join(str(error).split()))[:200]
+                self.news.put(f"tracker {self.name} gets no conversations of stage {point.number}: {told}")
+            return
+        if found.rows:
+            self._sink.show(point.step, found)
 
     def _guarded(self, act: Callable[[], object]) -> bool:
         """Whether it went well. SystemExit and its like are failures as any other: this is not their thread."""

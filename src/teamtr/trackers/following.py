@@ -11,7 +11,7 @@ from teamtr.records import TrackerRecord, encode_record
 from teamtr.text import visible
 from teamtr.trackers.feed import Feed, State
 from teamtr.trackers.metrics import Point, point
-from teamtr.trackers.sinks import SINKS, Tracked
+from teamtr.trackers.sinks import AS_EVER, SINKS, Filing, Tracked
 
 Record = dict[str, Any]
 CLOSE_SECONDS = 15.0
@@ -25,12 +25,14 @@ def follow(
     *,
     name: str,
     settings: Mapping[str, Any],
+    filing: Filing = AS_EVER,
     history: Callable[[], Sequence[Record]],
 ) -> Iterator[Record]:
     """Hand on the records of a run, and feed them to these trackers.
 
     Args:
         folder: the run folder; what trackers keep goes into its ``trackers``.
+        filing: under which project, group and tags, and with how many conversations.
         history: the run's log, read when the first record has come. A resumed run first sends what a tracker has not
             seen of it, so that nothing is lost that was dropped or on its way when the run ended. When it cannot be
             read, trackers get nothing of this command: a later one sends it.
@@ -45,7 +47,7 @@ def follow(
             refused: list[Record] = []
             if not begun and names:
                 begun = True
-                tracked = Tracked(name, folder / "trackers", dict(_flat(settings)))
+                tracked = Tracked(name, folder / "trackers", dict(_flat(settings)), filing=filing)
                 try:
                     past = [found for logged in history() if (found := point(logged)) is not None]
                     feeds = [_begin(each, tracked, past, new=record["kind"] == "start") for each in names]

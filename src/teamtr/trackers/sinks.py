@@ -10,11 +10,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-PROJECT = "teamtr"
+from teamtr.trackers.conversations import Table, in_markdown_table
 
 
 class Unusable(Exception):
     """The tracker cannot work at all (not installed, not logged in), so that trying again is of no use."""
+
+
+@dataclass(frozen=True)
+class Filing:
+    """Under what a tracker keeps the run; ``conversations`` is how many of each stage it is shown."""
+
+    project: str = "teamtr"
+    entity: str | None = None
+    group: str | None = None
+    tags: tuple[str, ...] = ()
+    conversations: int = 0
+
+
+AS_EVER = Filing()
 
 
 @dataclass(frozen=True)
@@ -26,6 +40,7 @@ class Tracked:
     folder: Path
     settings: Mapping[str, str]
     id: str | None = None
+    filing: Filing = AS_EVER
 
 
 class Sink(Protocol):
@@ -36,6 +51,9 @@ class Sink(Protocol):
 
     def send(self, step: int, seconds: float, values: Mapping[str, float]) -> None:
         """Numbers of one step; ``seconds`` since 1970."""
+
+    def show(self, step: int, conversations: Table) -> None:
+        """A table of conversations; only where ``Filing.conversations`` asks for it."""
 
     def close(self) -> None:
         """Deliver what is still held, and end."""
@@ -58,12 +76,15 @@ class Tensorboard:
         for name, value in values.items():
             self.writer.add_scalar(name, value, step, walltime=seconds)
 
+    def show(self, step: int, conversations: Table) -> None:
+        self.writer.add_text("conversations", in_markdown_table(conversations), step)
+
     def close(self) -> None:
         self.writer.close()
 
 
 class Wandb:
-    """A run of the project teamtr; WANDB_MODE=offline keeps it in the run folder."""
+    """A run of a project; WANDB_MODE=offline keeps it in the run folder."""
 
     def open(self, run: Tracked) -> str:
         import wandb
@@ -71,7 +92,10 @@ class Wandb:
         if wandb.setup().settings.mode == "online" and not wandb.login(prompt=False):
             raise Unusable("nobody is logged in: run `wandb login`, or set WANDB_MODE=offline")
         self.run = wandb.init(
-            project=PROJECT,
+            project=run.filing.project,
+            entity=run.filing.entity,
+            group=run.filing.group,
+            tags=list(run.filing.tags),
             name=run.name,
             id=run.id,
             resume="allow",
@@ -85,26 +109,41 @@ class Wandb:
     def send(self, step: int, seconds: float, values: Mapping[str, float]) -> None:
         self.run.log(dict(values), step=step)
 
+    def show(self, step: int, conversations: Table) -> None:
+        import wandb
+
+        table = wandb.Table(columns=list(conversations.columns), data=[list(row) for row in conversations.rows])
+        self.run.log({"conversations": table}, step=step)
+
     def close(self) -> None:
         self.run.finish()
 
 
 class Mlflow:
-    """A run of the experiment teamtr: where MLFLOW_TRACKING_URI says, else in the run folder."""
+    """A run of an experiment: where MLFLOW_TRACKING_URI says, else in the run folder."""
 
     def open(self, run: Tracked) -> str:
         from mlflow import MlflowClient
         from mlflow.entities import Param
 
         own = f"sqlite:///{run.folder.resolve()}/mlflow.db"
-        self.client = MlflowClient(None if os.environ.get("MLFLOW_TRACKING_URI") else own)
+        elsewhere = bool(os.environ.get("MLFLOW_TRACKING_URI"))
+        self.client = MlflowClient(None if elsewhere else own)
         if run.id is not None:
             self.client.update_run(run.id, status="RUNNING")
             self.id = run.id
             return self.id
-        experiment = self.client.get_experiment_by_name(PROJECT)
-        number = experiment.experiment_id if experiment else self.client.create_experiment(PROJECT)
-        self.id = str(self.client.create_run(number, run_name=run.name).info.run_id)
+        filing = run.filing
+        experiment = self.client.get_experiment_by_name(filing.project)
+        # Tables would otherwise be written to the folder that the command was started in.
+        place = None if elsewhere else (run.folder.resolve() / "mlflow").as_uri()
+        number = (
+            experiment.experiment_id
+            if experiment
+            else self.client.create_experiment(filing.project, artifact_location=place)
+        )
+        tags = {**({} if filing.group is None else {"group": filing.group}), **dict.fromkeys(filing.tags, "true")}
+        self.id = str(self.client.create_run(number, run_name=run.name, tags=tags).info.run_id)
         params = [Param(re.sub(r"[^A-Za-z0-9_. /-]", "_", key), value[:500]) for key, value in run.settings.items()]
         for start in range(0, len(params), 100):  # the most that it takes at a time
             self.client.log_batch(self.id, params=params[start : start + 100])
@@ -116,19 +155,24 @@ class Mlflow:
         stamp = int(1000 * seconds)
         self.client.log_batch(self.id, metrics=[Metric(name, value, stamp, step) for name, value in values.items()])
 
+    def show(self, step: int, conversations: Table) -> None:
+        by_column = {name: [row[k] for row in conversations.rows] for k, name in enumerate(conversations.columns)}
+        self.client.log_table(self.id, by_column, f"conversations/{step:06}.json")
+
     def close(self) -> None:
         self.client.set_terminated(self.id)
 
 
 class Trackio:
-    """A run of the project teamtr, where trackio keeps its own (TRACKIO_DIR)."""
+    """A run of a project, where trackio keeps its own (TRACKIO_DIR)."""
 
     def open(self, run: Tracked) -> str:
         import trackio
 
         name = run.id or run.name
         self.run = trackio.init(
-            project=PROJECT,
+            project=run.filing.project,
+            group=run.filing.group,
             name=name,
             resume="never" if run.id is None else "allow",
             config=dict(run.settings),
@@ -140,6 +184,12 @@ class Trackio:
 
     def send(self, step: int, seconds: float, values: Mapping[str, float]) -> None:
         self.run.log(dict(values), step=step)
+
+    def show(self, step: int, conversations: Table) -> None:
+        import trackio
+
+        table = trackio.Table(columns=list(conversations.columns), data=[list(row) for row in conversations.rows])
+        self.run.log({"conversations": table}, step=step)
 
     def close(self) -> None:
         self.run.finish()

@@ -1,4 +1,4 @@
-"""All figures of some runs into one folder: an SVG and a CSV of each, and a page that says what they show."""
+"""All figures of some runs into one folder: drawings, their numbers as CSV, and a page that says what they show."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from teamtr.analysis.figures.catalogue import FIGURES, Figure
 from teamtr.analysis.figures.drawing import Drawing, Lacking
-from teamtr.analysis.figures.paint import csv_text, svg_text
+from teamtr.analysis.figures.paint import Form, csv_text, painted
 from teamtr.analysis.figures.runs import Run
 from teamtr.errors import UserError
 from teamtr.settings.refusals import hint
@@ -39,8 +39,9 @@ class Gallery:
     lacking: tuple[tuple[Figure, Lacking], ...]
 
 
-def hang(runs: Sequence[Run], folder: Path, only: Sequence[str] = ()) -> Gallery:
-    """Draw these figures (all, when none is named) into ``folder``, with ``index.html`` and ``index.md``."""
+def hang(runs: Sequence[Run], folder: Path, only: Sequence[str] = (), also: Sequence[Form] = ()) -> Gallery:
+    """Draw these figures (all, when none is named) into ``folder``, with ``index.html`` and ``index.md``: as SVG, and
+    ``also`` in other forms."""
     known = {figure.name: figure for figure in FIGURES}
     unknown = [name for name in only if name not in known]
     if unknown:
@@ -49,7 +50,8 @@ def hang(runs: Sequence[Run], folder: Path, only: Sequence[str] = ()) -> Gallery
     for figure in [known[name] for name in only] or FIGURES:
         try:
             drawing = figure.draw(runs)
-            svg, table = svg_text(figure.title, drawing).encode(), csv_text(drawing).encode()
+            files = {form: painted(figure.title, drawing, form) for form in dict.fromkeys(("svg", *also))}
+            table = csv_text(drawing).encode()
         except Lacking as why:
             lacking.append((figure, why))
             continue
@@ -58,7 +60,8 @@ def hang(runs: Sequence[Run], folder: Path, only: Sequence[str] = ()) -> Gallery
         except Exception as error:  # one log that nobody foresaw must not cost the other figures
             lacking.append((figure, _unforeseen(error)))
             continue
-        write_atomic(folder / f"{figure.name}.svg", svg)
+        for form, file in files.items():
+            write_atomic(folder / f"{figure.name}.{form}", file)
         write_atomic(folder / f"{figure.name}.csv", table)
         drawn.append((figure, drawing))
     gallery = Gallery(tuple(drawn), tuple(lacking))

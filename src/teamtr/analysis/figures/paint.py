@@ -1,4 +1,4 @@
-"""A drawing as SVG, and its numbers as CSV. matplotlib is imported when something is painted."""
+"""A drawing as SVG, PDF or PNG, and its numbers as CSV. matplotlib is imported when something is painted."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import io
 import math
 import textwrap
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -18,7 +18,23 @@ COLOURS = ("#2166ac", "#b2182b", "#1b7837", "#7b3294", "#e08214", "#01665e", "#7
 WIDTH, HEIGHT = 5.2, 3.9
 MOST_IN_A_LEGEND = 12
 # Text stays text, so that a figure can be searched and edited; labels are names of folders, never formulas.
-STYLE: Any = {"svg.fonttype": "none", "svg.hashsalt": "teamtr", "text.parse_math": False, "font.size": 8}
+STYLE: Any = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "teamtr",
+    "pdf.fonttype": 42,  # letters that can be searched and copied
+    "text.parse_math": False,
+    "font.size": 8,
+}
+Form = Literal["svg", "pdf", "png"]
+FORMS: tuple[Form, ...] = get_args(Form)
+DOTS_PER_INCH = 200
+"""Of a PNG."""
+_METADATA: dict[Form, dict[str, Any]] = {
+    "svg": {"Date": None},
+    "pdf": {"CreationDate": None, "Creator": "teamtr", "Producer": None},
+    "png": {"Software": None},
+}
+"""What would differ from day to day, or from one version of matplotlib to the next, is left out."""
 
 
 def csv_text(drawing: Drawing) -> str:
@@ -48,10 +64,9 @@ def _cut(text: str, most: int) -> str:
     return line if len(line) <= most else f"{line[: most - 1]}…"
 
 
-def svg_text(title: str, drawing: Drawing) -> str:
+def painted(title: str, drawing: Drawing, form: Form = "svg") -> bytes:
     """The same bytes for the same numbers: no date, no random identifiers."""
     import matplotlib
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
     with matplotlib.rc_context(STYLE):
@@ -60,14 +75,13 @@ def svg_text(title: str, drawing: Drawing) -> str:
         foot = 0.16 * (told.count("\n") + 1) + 0.1
         height = HEIGHT + 0.14 * max(min(len(panel.series), MOST_IN_A_LEGEND) for panel in drawing.panels) + foot
         figure = Figure(figsize=(WIDTH * columns, height))
-        FigureCanvasSVG(figure)
         for axes, panel in zip(figure.subplots(1, columns, squeeze=False)[0], drawing.panels, strict=True):
             _paint(axes, panel)
         figure.suptitle(title, fontsize=10)
         figure.text(0.01, 0.05 / height, told, fontsize=7.5, va="bottom")
         figure.tight_layout(rect=(0.0, foot / height, 1.0, 1.0))
-        out = io.StringIO()
-        figure.savefig(out, format="svg", metadata={"Date": None, "Title": title})
+        out = io.BytesIO()
+        figure.savefig(out, format=form, dpi=DOTS_PER_INCH, metadata={**_METADATA[form], "Title": title})
     return out.getvalue()
 
 
