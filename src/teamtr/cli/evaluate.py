@@ -126,7 +126,7 @@ def evaluate(
 
         asked = make_methods([name.strip() for name in (method or "team").split(",")], settings)
         session, members, evals, stage, updates = _opened(run, team, changes or [])
-        from teamtr.cli.progress import say
+        from teamtr.cli.terminal import say
         from teamtr.evaluation.metrics import figures_over_seeds
         from teamtr.rollout import Ledger
         from teamtr.session.comparison import Comparison
@@ -201,7 +201,7 @@ def _opened(run: Path | None, team: Path | None, changes: list[str]) -> tuple[Se
 
 
 def _say_progress(method: str, done: int, of: int, scores: Scores) -> None:
-    from teamtr.cli.progress import say
+    from teamtr.cli.terminal import say
     from teamtr.cli.words import percent
 
     verdicts = [verdict.right for row in scores.verdicts_PK for verdict in row]

@@ -23,7 +23,7 @@ def figures(
     The exit code is 1 if none could be drawn.
     """
     from teamtr.analysis.figures import hang, read_runs
-    from teamtr.cli.progress import say
+    from teamtr.cli.terminal import say
 
     with errors():
         try:
