@@ -119,16 +119,18 @@ def test_a_looker_sees_a_holder_without_taking_its_lock(tmp_path):
 @pytest.mark.parametrize(
     ("host", "pid", "age", "is_in_use"),
     [
-        (socket.gethostname(), os.getpid(), 0.0, True),
-        (socket.gethostname(), os.getpid(), 60.0, False),  # a process with the number of one that is gone
-        (socket.gethostname(), 2**22 + 1, 0.0, False),  # more than Linux gives out
-        (socket.gethostname(), -1, 0.0, False),  # all processes, to kill
+        ("here", "this process", 0.0, True),
+        ("here", "this process", 60.0, False),  # a process with the number of one that is gone
+        ("here", 2**22 + 1, 0.0, False),  # more than Linux gives out
+        ("here", -1, 0.0, False),  # all processes, to kill
         ("elsewhere", 7, 0.0, True),
         ("elsewhere", 7, 60.0, False),
     ],
 )
 def test_a_name_that_was_left_behind(tmp_path, monkeypatch, host, pid, age, is_in_use):
     monkeypatch.setattr(lease, "LEASE_S", 30.0)
+    host = socket.gethostname() if host == "here" else host
+    pid = os.getpid() if pid == "this process" else pid
     run = tmp_path / "run"
     run.mkdir()
     (run / LOCK).write_text(json.dumps({"pid": pid, "host": host}))

@@ -134,18 +134,18 @@ def test_the_agents_are_quoted_at_the_top(tmp_path):
     run = made_run(tmp_path / "run", agents=AGENTS, stages=1, batches=[batches[0], batches[0], batches[1]])
     report = build_report(run)
     last = report.conversations["stage-0000-step-02.jsonl.gz"]["episodes"][0]
-    text = report.data["headlines"][3]["text"]
+    text = report.data["headlines"][4]["text"]
     quote = "“a <b> long long long long long long lon…”"
     assert text.startswith(f"One of the last: left {quote}, right {quote}, speaker {quote}, a4 {quote}, and 1 more; ")
     assert f"verdict: {last['verdict']}. 3 batches are stored" in text
     assert "a \\<b\\> long" in report_text(report.data)
-    assert summarise(read_run(run))["headlines"][3]["text"].startswith("3 batches are stored")
+    assert summarise(read_run(run))["headlines"][4]["text"].startswith("3 batches are stored")
 
 
 def test_half_a_point_is_rounded_as_the_browser_does(run):
     records = [eval_record(0, 0.125, avg_interval=[0.005, 0.225]), eval_record(1, 0.625, avg_interval=[0.405, 0.685])]
     write_log(run, records)
-    text = build_report(run).data["headlines"][0]["text"]
+    text = build_report(run).data["headlines"][1]["text"]
     assert text == "Held-out success went from 13 % (1 to 23) to 63 % (41 to 69) in 1 stage."
 
 
@@ -164,8 +164,8 @@ def test_the_data_of_a_run_by_hand(run):
     tracking = data["certificates"]["turn_aware"]
     assert tracking["count"] == 6  # the last update of a stage has no later batch
     assert tracking["violations"] == 0
-    assert [a["tone"] for a in data["headlines"][:2]] == ["good", "good"]
-    assert data["headlines"][0]["headline"] == "+50 points"
+    assert [a["tone"] for a in data["headlines"][:3]] == ["good", "good", "good"]
+    assert data["headlines"][1]["headline"] == "+50 points"
 
 
 def test_an_update_outside_its_region_is_told(run):
@@ -174,8 +174,8 @@ def test_an_update_outside_its_region_is_told(run):
     write_log(run, records)
     data = build_report(run).data
     assert [u["outside"] for u in data["updates"]].count(True) == 1
-    assert data["headlines"][1]["tone"] == "bad"
-    assert data["headlines"][1]["headline"] == "8 of 9 inside"
+    assert data["headlines"][2]["tone"] == "bad"
+    assert data["headlines"][2]["headline"] == "8 of 9 inside"
 
 
 @pytest.mark.long

@@ -72,9 +72,10 @@ def test_every_section_is_there_and_every_plot_has_axes_and_a_caption(page, tmp_
     url = written(tmp_path, made_run(tmp_path / "run", batches=[made_batch(AGENTS, seed=s) for s in range(3)]))
     page.open(url)
     page.wait(ALL_DRAWN)
-    assert page.js("document.querySelectorAll('.plot svg').length") == 16
+    assert page.js("document.querySelectorAll('.plot svg').length") == 20
     sections = [
         "headlines",
+        "health",
         "learning",
         "region",
         "certificate",
@@ -94,7 +95,7 @@ def test_every_section_is_there_and_every_plot_has_axes_and_a_caption(page, tmp_
         assert labels == 2
         assert ticks >= 3
         assert multiple or caption > 40
-    assert len(texts(page, ".card h3")) == 5
+    assert len(texts(page, ".card h3")) == 6
     assert page.requests == [url]
     assert page.problems == []
 

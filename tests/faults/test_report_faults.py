@@ -201,7 +201,7 @@ def test_a_run_that_has_just_begun(tmp_path):
     (run / "log.jsonl").write_bytes(b"")
     data = opened(run)
     assert data["updates"] == []
-    assert data["headlines"][0]["headline"] == "not known"
+    assert data["headlines"][1]["headline"] == "not known"
 
 
 def test_every_update_was_lost(tmp_path):
@@ -209,7 +209,7 @@ def test_every_update_was_lost(tmp_path):
     lost = [update_record(k + 1, 0, k, "left", outcome="restored", reason="x", certificates=[]) for k in range(3)]
     write_log(run, lost)
     data = opened(run)
-    assert data["headlines"][1]["headline"] == "no update kept"
+    assert data["headlines"][2]["headline"] == "no update kept"
 
 
 def test_what_is_no_run_is_refused(tmp_path):

@@ -66,7 +66,7 @@ Overrides = Annotated[
 
 def fail(message: str, code: int) -> NoReturn:
     """Say what is wrong and stop; with ``--json`` the last line of stdout says it too."""
-    from teamtr.cli.progress import say
+    from teamtr.cli.terminal import say
 
     say(f"error: {message}")
     if _wants_json:
@@ -77,7 +77,7 @@ def fail(message: str, code: int) -> NoReturn:
 @contextmanager
 def _telling_warnings() -> Iterator[None]:
     """Warnings as one line, without the place in the code that gave them; the same one once."""
-    from teamtr.cli.progress import say
+    from teamtr.cli.terminal import say
 
     told: set[str] = set()
     with warnings.catch_warnings():
@@ -141,7 +141,7 @@ class _Teller(logging.Handler):
     """Says what is logged, on whatever stderr is at that moment: a live screen takes its place for a while."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        from teamtr.cli.progress import say
+        from teamtr.cli.terminal import say
 
         say(record.getMessage())
 

@@ -45,7 +45,7 @@ def demo(
     `teamtr demo --task roles --compare naive_sequential` compares fresh rollouts before every update with stale ones,
     and `--compare auto` with rollouts that are reused while they are worth it, which is how code exchange is trained.
     """
-    from teamtr.cli.progress import say
+    from teamtr.cli.terminal import say
     from teamtr.presets import PRESETS
     from teamtr.session.demo import DemoRun, conversations, demo_file, demo_folder, summary
 
@@ -100,7 +100,7 @@ def _watched(screen: TrainingScreen, stop: Stop) -> Watch:
 
 def _trained_beside(runs: Sequence[DemoRun], workers: int) -> list[DemoResult]:
     """In several processes; a line when one is trained."""
-    from teamtr.cli.progress import say
+    from teamtr.cli.terminal import say
     from teamtr.cli.words import percent
     from teamtr.session.demo import train_silently
     from teamtr.session.processes import beside
@@ -126,7 +126,8 @@ def _write_report(folder: Path, target: Path) -> str:
 
 
 def _show_demo(results: dict[str, list[DemoResult]], conversations: list[Any]) -> None:
-    from teamtr.cli.progress import say, sparkline, table
+    from teamtr.cli.progress import sparkline, table
+    from teamtr.cli.terminal import say
     from teamtr.cli.words import percent
 
     header = ("plan", "seed", "before", "after", "success over the run", "updates", "kept", "outside", "regressing")

@@ -135,7 +135,7 @@ def evaluate(
 
         asked = make_methods([name.strip() for name in (method or "team").split(",")], settings)
         session, members, evals, stage, updates = _opened(run, team, changes)
-        from teamtr.cli.progress import say
+        from teamtr.cli.terminal import say
         from teamtr.evaluation.metrics import figures_over_seeds
         from teamtr.rollout import Ledger
         from teamtr.session.comparison import Comparison
@@ -210,7 +210,7 @@ def _opened(run: str | None, team: Path | None, changes: list[str]) -> tuple[Ses
 
 
 def _say_progress(method: str, done: int, of: int, scores: Scores) -> None:
-    from teamtr.cli.progress import say
+    from teamtr.cli.terminal import say
     from teamtr.cli.words import percent
 
     verdicts = [verdict.right for row in scores.verdicts_PK for verdict in row]

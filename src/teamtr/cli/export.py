@@ -45,7 +45,7 @@ def export(
     Without --adapter, --merged or --gguf each agent leaves as it was trained.
     """
     with errors():
-        from teamtr.cli.progress import say
+        from teamtr.cli.terminal import say
         from teamtr.errors import UserError
         from teamtr.session.export import Form
         from teamtr.session.export import export as export_agents

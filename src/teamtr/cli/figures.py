@@ -27,7 +27,7 @@ def figures(
     The exit code is 1 if none could be drawn.
     """
     from teamtr.analysis.figures import FORMS, hang, read_runs
-    from teamtr.cli.progress import say
+    from teamtr.cli.terminal import say
 
     known = [each for each in FORMS if each in (form or ())]
     for each in form or ():

@@ -120,7 +120,7 @@ def init(
 
     It overwrites an existing team file only with `--force`.
     """
-    from teamtr.cli.progress import say
+    from teamtr.cli.terminal import say
     from teamtr.config import recipe_text
     from teamtr.config.json_schema import FIRST_LINE, SCHEMA_NAME, is_ours, json_schema_text
 
@@ -144,7 +144,7 @@ def schema(
     out: Annotated[Path | None, typer.Option(help="File to write. [default: stdout]")] = None,
 ) -> None:
     """Print the JSON schema of a team file, for editors; `teamtr init` writes it next to the team file."""
-    from teamtr.cli.progress import say
+    from teamtr.cli.terminal import say
     from teamtr.config import json_schema_text
     from teamtr.tasks.registry import broken_tasks
 

@@ -34,7 +34,7 @@ def grade(
     those with k or more. Dialogues of tau-bench are read as that benchmark stores them (`task_id` and `traj`), with its
     folder as `--data`.
     """
-    from teamtr.cli.progress import say
+    from teamtr.cli.terminal import say
     from teamtr.evaluation.metrics import of_trials
     from teamtr.tasks.data.replies import grade_file
 

@@ -35,7 +35,7 @@ Seed = Annotated[int, typer.Option(help="Random seed.")]
 def _finish_lab(
     record: dict[str, Any], draw: Callable[..., Any], report: Any, figure: Path | None, as_json: bool
 ) -> None:
-    from teamtr.cli.progress import say
+    from teamtr.cli.terminal import say
 
     if figure is not None:
         try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
@@ -15,7 +14,6 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from teamtr.cli.terminal import write
 from teamtr.cli.words import clock, health_line, lengths, percent, signals
 from teamtr.records import decode_health
 from teamtr.reports import Health, was_skipped
@@ -186,11 +184,6 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(
         "  ".join(x.ljust(w) for x, w in zip(row, widths, strict=True)).rstrip() for row in (header, *rows)
     )
-
-
-def say(text: str) -> None:
-    """For a person, on stderr: stdout belongs to --json."""
-    write(text, sys.stderr)
 
 
 def _rollouts(update: Record) -> str:

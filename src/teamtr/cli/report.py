@@ -29,7 +29,7 @@ def report(
     what do the agents say to each other, what did it cost. It also works while a run is training.
     """
     from teamtr.analysis.report import build_report, plain, report_page, report_text
-    from teamtr.cli.progress import say
+    from teamtr.cli.terminal import say
     from teamtr.store import write_atomic
 
     if form not in FORMATS:
@@ -70,7 +70,7 @@ def view(
     the link.
     """
     from teamtr.analysis.report.serve import Library, LiveServer
-    from teamtr.cli.progress import say
+    from teamtr.cli.terminal import say
 
     folders = runs or [Path("runs")]
     with errors():
@@ -93,7 +93,8 @@ def compare(
 ) -> None:
     """Compare runs by sampled tokens: final success with a paired interval, and the settings that differ."""
     from teamtr.analysis.report import compare_page, compare_runs, comparison_tables, comparison_text, plain
-    from teamtr.cli.progress import say, table
+    from teamtr.cli.progress import table
+    from teamtr.cli.terminal import say
     from teamtr.store import write_atomic
 
     if form not in ("text", "md"):

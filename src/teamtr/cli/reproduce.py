@@ -119,7 +119,7 @@ def _cost_text(recipe: Recipe, scale: str, found: Estimate) -> str:
 
 
 def _make(recipe: Recipe, setting: Setting, out: Path, workers: int, as_json: bool) -> None:
-    from teamtr.cli.progress import say
+    from teamtr.cli.terminal import say
     from teamtr.reproduce import collect, make_cells, write
     from teamtr.reproduce.cells import cells_of
     from teamtr.reproduce.result import markdown

@@ -32,7 +32,7 @@ def serve(
     Clients need the key that is printed, or the one in the environment variable TEAMTR_API_KEY. The link opens a page
     on which you can talk to the team. SIGTERM or Ctrl-C stops it once all that was asked is answered.
     """
-    from teamtr.cli.progress import say
+    from teamtr.cli.terminal import say
 
     with errors():
         from teamtr.serving.desk import Limits

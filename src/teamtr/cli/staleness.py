@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from teamtr.cli.progress import say, table
+from teamtr.cli.progress import table
+from teamtr.cli.terminal import say
 from teamtr.cli.words import clock
 from teamtr.lab.staleness import CellReport, Comparison, Mean, StalenessReport
 from teamtr.lab.staleness_cells import COSTS, Run

@@ -68,7 +68,7 @@ def swap(
     folder = out or _beside(run, f"-swap-{agent}")
     last: dict[str, Any] = {}
     with errors():
-        from teamtr.cli.progress import say
+        from teamtr.cli.terminal import say
         from teamtr.swap import Request
         from teamtr.swap import swap as swap_agent
 

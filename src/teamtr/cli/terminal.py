@@ -19,6 +19,11 @@ def write(text: str, stream: TextIO) -> None:
     stream.flush()
 
 
+def say(text: str) -> None:
+    """For a person, on stderr: stdout belongs to --json."""
+    write(text, sys.stderr)
+
+
 def json_line(value: Any) -> str:
     """One line of JSON, in ASCII, in which every control code is escaped."""
     return json.dumps(value, allow_nan=False).replace("\x7f", "\\u007f")

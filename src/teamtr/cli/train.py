@@ -39,7 +39,8 @@ def train(
         if team_file.is_dir() and (team_file / "team.yaml").is_file():
             team_file = team_file / "team.yaml"
         settings = read_team_file(team_file, overrides)
-        from teamtr.cli.progress import TrainingScreen, say
+        from teamtr.cli.progress import TrainingScreen
+        from teamtr.cli.terminal import say
         from teamtr.records import accepted
         from teamtr.session import train as runs
         from teamtr.store import RunFolder

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from teamtr.cli.progress import say
+from teamtr.cli.terminal import say
 from teamtr.cli.words import clock
 from teamtr.progress import Work
 from teamtr.text import on_terminal
@@ -114,16 +114,17 @@ class Works:
         return f"{self._chain(place)}: {described(begun.work, self._now() - begun.at)}"
 
     def _look(self) -> None:
-        from rich.console import Console
-
-        console = Console(stderr=True, highlight=False)
         while not self._over.wait(LOOK_EVERY):
-            if not console.is_terminal:
-                self.tick()
-            elif not self.is_hosted and self.line() is not None:
+            if self.line() is None or self.is_hosted:
+                self._leave_screen()
+                continue
+            from rich.console import Console  # most commands never need it
+
+            console = Console(stderr=True, highlight=False)
+            if console.is_terminal:
                 self._take_screen(console)
             else:
-                self._leave_screen()
+                self.tick()
 
     def _take_screen(self, console: Any) -> None:
         if self._live is None:

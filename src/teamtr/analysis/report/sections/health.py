@@ -59,8 +59,20 @@ def show(data: Data) -> list[Part]:
         _by_agent(rows, agents),
         Grid(
             [
-                _chart("Messages cut at the limit", "cut", rows, agents, "Good: few. What is cut has no end."),
-                _chart("Length of messages", "mean", rows, agents, "Mean. Good: as long as the task needs."),
+                _chart(
+                    "Messages cut at the limit",
+                    "cut",
+                    rows,
+                    agents,
+                    "Good: few. A message that is cut has no end, and often no answer.",
+                ),
+                _chart(
+                    "Length of messages",
+                    "mean",
+                    rows,
+                    agents,
+                    "Mean by agent. Good: as long as the task needs, and no longer.",
+                ),
                 _chart("Entropy", "entropy", rows, agents, "Good: falls slowly, and not to 0 before success is high."),
                 _batches(rows),
             ]
