@@ -37,7 +37,7 @@ def chat(
     Questions may also come from a pipe, one on each line. The team answers as behind `teamtr serve`: its first question
     is what it was trained on, to the letter; of later ones it reads the conversation.
     """
-    from teamtr.cli.progress import say
+    from teamtr.cli.terminal import say
 
     with errors():
         from teamtr.serving.desk import Desk, Limits
