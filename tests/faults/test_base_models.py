@@ -289,11 +289,14 @@ def test_a_damaged_folder(folder: Path, damage: Callable[[Path], object], messag
 
 
 def test_an_exported_team_and_a_run_say_which_folder_is_meant(tmp_path: Path) -> None:
-    for agent, file in (("left", "adapter_config.json"), ("right", "config.json")):
-        (tmp_path / "team" / agent).mkdir(parents=True)
-        (tmp_path / "team" / agent / file).write_text("{}")
-    with pytest.raises(ModelError, match=r"holds several models, not one: .+\(.+/team/left, .+/team/right\)"):
-        load_pretrained(str(tmp_path / "team"))
+    for team, file in (("adapters", "adapter_config.json"), ("models", "config.json")):
+        for agent in ("left", "right"):
+            (tmp_path / team / agent).mkdir(parents=True)
+            (tmp_path / team / agent / file).write_text("{}")
+    with pytest.raises(ModelError, match=r"holds adapters \(left, right\), not a model: .+--merge`"):
+        load_pretrained(str(tmp_path / "adapters"))
+    with pytest.raises(ModelError, match=r"holds several models, not one: .+\(.+/models/left, .+/models/right\)"):
+        load_pretrained(str(tmp_path / "models"))
     (tmp_path / "run" / "checkpoints" / "commits").mkdir(parents=True)
     with pytest.raises(ModelError, match=r"run folder, not a model; `teamtr export .+/run FOLDER --agent"):
         load_pretrained(str(tmp_path / "run"))

@@ -52,12 +52,13 @@ def _what_it_is_instead(source: str, folder: Path) -> str:
             f"this is a run folder, not a model; `teamtr export {shlex.quote(source)} FOLDER --agent NAME --merge` "
             "writes one of its agents as a model: give that folder"
         )
-    inside = sorted(file.parent.name for name in ("config.json", ADAPTER) for file in folder.glob(f"*/{name}"))
-    if inside:
-        agents = ", ".join(str(Path(source) / name) for name in inside[:SHOWN])
+    if adapters := sorted(file.parent.name for file in folder.glob(f"*/{ADAPTER}")):
         return (
-            f"this folder holds several models, not one: give one of them ({agents}{', …' if inside[SHOWN:] else ''})"
+            f"this folder holds adapters ({named(adapters)}), not a model: export whole models (`teamtr export RUN "
+            "FOLDER --merge`) and give the folder of one of them"
         )
+    if inside := sorted(file.parent for file in folder.glob("*/config.json")):
+        return f"this folder holds several models, not one: give one of them ({named(map(str, inside))})"
     return "the folder has no config.json; give a folder saved by transformers"
 
 
