@@ -161,4 +161,4 @@ def test_an_export_that_fails_leaves_nothing(
     monkeypatch.undo()
     out.mkdir()  # an empty folder will do
     told("export", undisturbed, out, code=0)
-    assert sorted(path.name for path in out.iterdir()) == ["left", "right", "speaker"]
+    assert sorted(path.name for path in out.iterdir()) == ["README.md", "left", "right", "speaker"]
