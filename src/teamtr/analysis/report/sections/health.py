@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from teamtr.analysis.report.parts import (
@@ -23,6 +23,33 @@ from teamtr.analysis.report.section import Answer, Data, Section, register
 from teamtr.analysis.report.words import num, percent
 from teamtr.records import decode_health, whole
 from teamtr.training.advice import advise
+
+
+@dataclass(frozen=True)
+class _Figure:
+    """A figure of every agent that is drawn over updates."""
+
+    key: str
+    title: str
+    unit: str
+    caption: str
+    is_share: bool = False
+
+    def words(self, value: float) -> str:
+        return percent(value) if self.is_share else num(value)
+
+
+_FIGURES = (
+    _Figure(
+        "cut",
+        "Messages cut at the limit",
+        "messages, %",
+        "Good: few. A message that is cut has no end, and often no answer.",
+        is_share=True,
+    ),
+    _Figure("mean", "Length of messages", "tokens", "Mean by agent. Good: as long as the task needs, and no longer."),
+    _Figure("entropy", "Entropy", "nats per token", "Good: falls slowly, and not to 0 before success is high."),
+)
 
 
 def compute(run: Reading) -> Data:
@@ -59,21 +86,7 @@ def show(data: Data) -> list[Part]:
         _by_agent(rows, agents),
         Grid(
             [
-                _chart(
-                    "Messages cut at the limit",
-                    "cut",
-                    rows,
-                    agents,
-                    "Good: few. A message that is cut has no end, and often no answer.",
-                ),
-                _chart(
-                    "Length of messages",
-                    "mean",
-                    rows,
-                    agents,
-                    "Mean by agent. Good: as long as the task needs, and no longer.",
-                ),
-                _chart("Entropy", "entropy", rows, agents, "Good: falls slowly, and not to 0 before success is high."),
+                *(_chart(figure, rows, agents) for figure in _FIGURES),
                 _batches(rows),
             ]
         ),
@@ -115,25 +128,24 @@ def _by_agent(rows: Sequence[Data], agents: Sequence[str]) -> Table:
     )
 
 
-def _chart(title: str, key: str, rows: Sequence[Data], agents: Sequence[str], caption: str) -> Chart:
-    share = key == "cut"
-    units = {"cut": "messages, %", "mean": "tokens", "entropy": "nats per token"}
+def _chart(figure: _Figure, rows: Sequence[Data], agents: Sequence[str]) -> Chart:
     series = [
         dots(
-            [{"update": row["update"], "y": found[key]} for row in rows if (found := row["agents"].get(agent))],
+            [
+                {"agent": agent, "update": row["update"], "y": found[figure.key]}
+                for row in rows
+                if (found := row["agents"].get(agent))
+            ],
             "update",
             "y",
-            tip=lambda row, agent=agent: (  # type: ignore[misc]
-                f"{agent}, update {row['update']}: {percent(row['y']) if share else num(row['y'])}"
-            ),
+            tip=lambda row: f"{row['agent']}, update {row['update']}: {figure.words(row['y'])}",
             color=agent_color(agents, agent),
             label=agent,
         )
         for agent in agents
     ]
-    high = 1.0 if share else None
-    axis = Axis(units[key], percent=share, low=0, high=high)
-    return Chart(title, Axis("update", whole=True), axis, series, caption)
+    axis = Axis(figure.unit, percent=figure.is_share, low=0, high=1.0 if figure.is_share else None)
+    return Chart(figure.title, Axis("update", whole=True), axis, series, figure.caption)
 
 
 def _batches(rows: Sequence[Data]) -> Chart:
