@@ -22,6 +22,7 @@ from teamtr.analysis.report.reading import Reading
 from teamtr.analysis.report.section import Answer, Data, Section, register
 from teamtr.analysis.report.words import num, percent
 from teamtr.records import decode_health, whole
+from teamtr.reports import Health
 from teamtr.training.advice import advise
 
 
@@ -55,15 +56,31 @@ _FIGURES = (
 def compute(run: Reading) -> Data:
     """A row for every update, with the latest advice about each figure of the last updates of all agents."""
     rows: list[dict[str, Any]] = []
+    last: dict[str, dict[str, Any]] = {}
     advised: dict[str, dict[str, str]] = {}
     for update in run.updates:
         health, agent = decode_health(update), str(update.get("agent"))
         if health is None:
             continue
-        rows.append({"update": whole(update, "update"), "agent": agent, **asdict(health)})
+        rows.append({"update": whole(update, "update"), "agent": agent, **_row(health)})
+        last.update({name: asdict(found) for name, found in health.agents.items()})
         advised[agent] = {advice.about: advice.text for advice in advise(health, agent)}
     latest = {about: text for own in advised.values() for about, text in own.items()}
-    return {"health": {"rows": rows, "advice": list(latest.values())}}
+    return {"health": {"rows": rows, "last": last, "advice": list(latest.values())}}
+
+
+def _row(health: Health) -> dict[str, Any]:
+    """What is drawn of it: a log may hold many updates."""
+    return {
+        "without_signal": health.without_signal,
+        "unparsed": health.unparsed,
+        "kl_share": health.kl_share,
+        "cut": None if health.messages is None else health.messages.cut,
+        "agents": {
+            name: {figure.key: getattr(found, figure.key) for figure in _FIGURES}
+            for name, found in health.agents.items()
+        },
+    }
 
 
 def answer(data: Data) -> Answer:
@@ -83,7 +100,7 @@ def show(data: Data) -> list[Part]:
     told = tuple(Toned(text, "bad") for text in advice) or (Toned("nothing to mend", "good"),)
     return [
         Facts(told),
-        _by_agent(rows, agents),
+        _by_agent(data["health"], agents),
         Grid(
             [
                 *(_chart(figure, rows, agents) for figure in _FIGURES),
@@ -94,13 +111,12 @@ def show(data: Data) -> list[Part]:
 
 
 def _told(row: Data) -> str:
-    messages = row["messages"]
-    lengths = "" if messages is None else f"{percent(messages['cut'])} of messages cut, "
+    lengths = "" if row["cut"] is None else f"{percent(row['cut'])} of messages cut, "
     return f"{lengths}{percent(row['without_signal'])} of groups without signal, {percent(row['unparsed'])} unparsed"
 
 
-def _by_agent(rows: Sequence[Data], agents: Sequence[str]) -> Table:
-    last = {name: found for row in rows for name, found in row["agents"].items()}
+def _by_agent(health: Data, agents: Sequence[str]) -> Table:
+    rows, last = health["rows"], health["last"]
     steps = {row["agent"]: row["kl_share"] for row in rows}
     return Table(
         ("agent", "messages", "mean length", "p95", "limit", "cut", "entropy", "KL of radius", "reward"),
