@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from teamtr.analysis.report.parts import (
@@ -22,21 +22,65 @@ from teamtr.analysis.report.reading import Reading
 from teamtr.analysis.report.section import Answer, Data, Section, register
 from teamtr.analysis.report.words import num, percent
 from teamtr.records import decode_health, whole
+from teamtr.reports import Health
 from teamtr.training.advice import advise
+
+
+@dataclass(frozen=True)
+class _Figure:
+    """A figure of every agent that is drawn over updates."""
+
+    key: str
+    title: str
+    unit: str
+    caption: str
+    is_share: bool = False
+
+    def words(self, value: float) -> str:
+        return percent(value) if self.is_share else num(value)
+
+
+_FIGURES = (
+    _Figure(
+        "cut",
+        "Messages cut at the limit",
+        "messages, %",
+        "Good: few. A message that is cut has no end, and often no answer.",
+        is_share=True,
+    ),
+    _Figure("mean", "Length of messages", "tokens", "Mean by agent. Good: as long as the task needs, and no longer."),
+    _Figure("entropy", "Entropy", "nats per token", "Good: falls slowly, and not to 0 before success is high."),
+)
 
 
 def compute(run: Reading) -> Data:
     """A row for every update, with the latest advice about each figure of the last updates of all agents."""
     rows: list[dict[str, Any]] = []
+    last: dict[str, dict[str, Any]] = {}
     advised: dict[str, dict[str, str]] = {}
     for update in run.updates:
         health, agent = decode_health(update), str(update.get("agent"))
         if health is None:
             continue
-        rows.append({"update": whole(update, "update"), "agent": agent, **asdict(health)})
+        rows.append({"update": whole(update, "update"), "agent": agent, **_row(health)})
+        last.update({name: asdict(found) for name, found in health.agents.items()})
         advised[agent] = {advice.about: advice.text for advice in advise(health, agent)}
     latest = {about: text for own in advised.values() for about, text in own.items()}
-    return {"health": {"rows": rows, "advice": list(latest.values())}}
+    return {"health": {"rows": rows, "last": last, "advice": list(latest.values())}}
+
+
+def _row(health: Health) -> dict[str, Any]:
+    """What is drawn of it: a log may hold many updates."""
+    return {
+        "without_signal": health.without_signal,
+        "unparsed": health.unparsed,
+        "kl_share": health.kl_share,
+        "cut": None if health.messages is None else health.messages.cut,
+        "agents": {
+            name: {figure.key: getattr(found, figure.key) for figure in _FIGURES}
+            for name, found in health.agents.items()
+        },
+    }
 
 
 def answer(data: Data) -> Answer:
@@ -56,24 +100,10 @@ def show(data: Data) -> list[Part]:
     told = tuple(Toned(text, "bad") for text in advice) or (Toned("nothing to mend", "good"),)
     return [
         Facts(told),
-        _by_agent(rows, agents),
+        _by_agent(data["health"], agents),
         Grid(
             [
-                _chart(
-                    "Messages cut at the limit",
-                    "cut",
-                    rows,
-                    agents,
-                    "Good: few. A message that is cut has no end, and often no answer.",
-                ),
-                _chart(
-                    "Length of messages",
-                    "mean",
-                    rows,
-                    agents,
-                    "Mean by agent. Good: as long as the task needs, and no longer.",
-                ),
-                _chart("Entropy", "entropy", rows, agents, "Good: falls slowly, and not to 0 before success is high."),
+                *(_chart(figure, rows, agents) for figure in _FIGURES),
                 _batches(rows),
             ]
         ),
@@ -81,13 +111,12 @@ def show(data: Data) -> list[Part]:
 
 
 def _told(row: Data) -> str:
-    messages = row["messages"]
-    lengths = "" if messages is None else f"{percent(messages['cut'])} of messages cut, "
+    lengths = "" if row["cut"] is None else f"{percent(row['cut'])} of messages cut, "
     return f"{lengths}{percent(row['without_signal'])} of groups without signal, {percent(row['unparsed'])} unparsed"
 
 
-def _by_agent(rows: Sequence[Data], agents: Sequence[str]) -> Table:
-    last = {name: found for row in rows for name, found in row["agents"].items()}
+def _by_agent(health: Data, agents: Sequence[str]) -> Table:
+    rows, last = health["rows"], health["last"]
     steps = {row["agent"]: row["kl_share"] for row in rows}
     return Table(
         ("agent", "messages", "mean length", "p95", "limit", "cut", "entropy", "KL of radius", "reward"),
@@ -115,25 +144,24 @@ def _by_agent(rows: Sequence[Data], agents: Sequence[str]) -> Table:
     )
 
 
-def _chart(title: str, key: str, rows: Sequence[Data], agents: Sequence[str], caption: str) -> Chart:
-    share = key == "cut"
-    units = {"cut": "messages, %", "mean": "tokens", "entropy": "nats per token"}
+def _chart(figure: _Figure, rows: Sequence[Data], agents: Sequence[str]) -> Chart:
     series = [
         dots(
-            [{"update": row["update"], "y": found[key]} for row in rows if (found := row["agents"].get(agent))],
+            [
+                {"agent": agent, "update": row["update"], "y": found[figure.key]}
+                for row in rows
+                if (found := row["agents"].get(agent))
+            ],
             "update",
             "y",
-            tip=lambda row, agent=agent: (  # type: ignore[misc]
-                f"{agent}, update {row['update']}: {percent(row['y']) if share else num(row['y'])}"
-            ),
+            tip=lambda row: f"{row['agent']}, update {row['update']}: {figure.words(row['y'])}",
             color=agent_color(agents, agent),
             label=agent,
         )
         for agent in agents
     ]
-    high = 1.0 if share else None
-    axis = Axis(units[key], percent=share, low=0, high=high)
-    return Chart(title, Axis("update", whole=True), axis, series, caption)
+    axis = Axis(figure.unit, percent=figure.is_share, low=0, high=1.0 if figure.is_share else None)
+    return Chart(figure.title, Axis("update", whole=True), axis, series, figure.caption)
 
 
 def _batches(rows: Sequence[Data]) -> Chart:
