@@ -15,7 +15,7 @@ from served import TEAM, asked, make_session
 from teamtr.cli import app
 from teamtr.cli.chat import HELP, converse
 from teamtr.cli.terminal import Indented
-from teamtr.serving.desk import Desk, Limits
+from teamtr.serving.desk import Desk, Limits, Ticket
 from teamtr.serving.schedule import Scheduler
 from teamtr.serving.talk import Talk
 from teamtr.serving.team import Choice, ServedTeam
@@ -120,21 +120,31 @@ def test_words_that_are_commands(desk: Desk) -> None:
 
 
 class Interrupting(io.StringIO):
-    """A screen at which Ctrl-C is pressed when the first word of a message stands on it."""
+    """A screen at which Ctrl-C is pressed when the first word of a message stands on it, and that shows no more before
+    it was heard."""
 
-    def __init__(self) -> None:
+    def __init__(self, heard: threading.Event) -> None:
         super().__init__()
         self.at: str | None = None
+        self.heard = heard
 
     def write(self, text: str) -> int:
         if text.startswith("  ") and self.at is None:
             self.at = text
             signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+            assert self.heard.wait(60)
         return super().write(text)
 
 
-def test_ctrl_c_ends_the_message_and_nothing_else(desk: Desk) -> None:
-    talk, out = Talk(desk, seed=7), Interrupting()
+def test_ctrl_c_ends_the_message_and_nothing_else(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    heard, cancel = threading.Event(), desk.cancel
+
+    def cancelled(ticket: Ticket) -> None:
+        cancel(ticket)
+        heard.set()
+
+    monkeypatch.setattr(desk, "cancel", cancelled)
+    talk, out = Talk(desk, seed=7), Interrupting(heard)
     converse(talk, lines("What is 2+3?", "/again"), out, 60)
     shown = out.getvalue().splitlines()
     ended = next(k for k, line in enumerate(shown) if line.startswith("[ended by you"))

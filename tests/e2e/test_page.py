@@ -224,7 +224,7 @@ def test_updates_from_stale_batches_are_told_to_have_no_certificate(page, tmp_pa
 def test_hostile_text_does_nothing_and_can_be_read(page, tmp_path):
     run = made_run(tmp_path / "run", batches=[made_batch(AGENTS, said=HOSTILE, environment=True)])
     log = Log(run / "log.jsonl")
-    log.append(update_record(10, 3, 0, HOSTILE, reason=HOSTILE))
+    log.append(update_record(10, 3, 0, HOSTILE, reason=HOSTILE, health=None))  # names are keys in it
     names = {"name": HOSTILE, "agents": [*AGENTS, HOSTILE], "precisions": {HOSTILE.replace("\ud83d", ""): HOSTILE}}
     log.append({"kind": "start", "stages": 3, **names})
     url = written(tmp_path, run)
