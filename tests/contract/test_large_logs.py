@@ -76,7 +76,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
 """
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the largest memory of a process is told in other units")
 def test_a_report_of_a_large_log_takes_bounded_memory(tmp_path: Path) -> None:
     """48 MB of a true log's lines: held as they come they take 330 MB, and four times the log four times as much."""

@@ -172,7 +172,7 @@ def test_what_is_planned_for_a_step_is_what_autograd_keeps(shared, precision, pa
     [
         [],
         pytest.param(["learner.minibatches=1"], marks=pytest.mark.slow),
-        ["plan.problems=5", "plan.group_size=3", "team.router.rounds=2"],
+        pytest.param(["plan.problems=5", "plan.group_size=3", "team.router.rounds=2"], marks=pytest.mark.slow),
         ["plan.preset=dapo", "learner.micro_batch=3"],
         pytest.param(
             ["diagnostics.every=1", "learner.certify_share=0.5", "learner.gate_share=1"], marks=pytest.mark.slow

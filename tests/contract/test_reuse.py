@@ -202,7 +202,7 @@ def test_the_cost_is_measured_once_and_kept(tmp_path):
     assert np.log2(progress["sampling_cost"]) % 1 == 0
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_partial_run_keeps_most_of_its_words_and_measures_its_bias(tmp_path):
     found = records(tmp_path / "run", "plan.preset=partial", "plan.min_effective_share=1", "plan.control_share=0.1")
     redrawn = [r["rollouts"]["partly"] for r in found if r["rollouts"]["action"] == "redraw"]

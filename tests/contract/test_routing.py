@@ -593,7 +593,7 @@ def test_a_run_of_a_blind_debate_with_a_judge(tmp_path: Path):
     assert judge.prompt > debater.prompt, "it has read everything"
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("router", "task"),
     [

@@ -251,6 +251,7 @@ def test_full_to_lora(run, tmp_path):
     assert (store.folder_of(store.latest(), "speaker") / "adapter_model.safetensors").exists()
 
 
+@pytest.mark.slow
 def test_lora_to_full_keeps_the_base_that_the_others_stand_on(newcomer, tmp_path):
     """The built-in base depends on who shares it: with one agent gone it would come out otherwise."""
     run = train(tmp_path / "run", "team.train=lora", "team.lora.rank=2", "plan.radius_nats_per_message=0.5")

@@ -606,7 +606,7 @@ def test_ctrl_c_while_the_tiny_base_is_taught_stops_at_once(team_file, tmp_path)
     assert list(contents(folder)) == ["team.yaml"], "which binds nobody before there is a checkpoint"
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_ctrl_c_twice_stops_at_once_and_stays_resumable(team_file, tmp_path):
     folder = tmp_path / "run"
     small = ("plan.problems=8", "tiny.warmup_steps=1", "--out", folder)

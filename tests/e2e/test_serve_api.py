@@ -355,7 +355,7 @@ def team_file(tmp_path: Path) -> Path:
     return file
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_trained_run_is_served_with_its_last_weights(tmp_path: Path):
     small = ("plan.stages=1", "plan.problems=8", "plan.group_size=8", "tiny.warmup_steps=15", "eval.problems=2")
     settings = loads(recipe_text("code-exchange"), "demo", small)
@@ -400,7 +400,7 @@ def test_the_command_serves_and_on_sigterm_answers_all_that_was_asked(team_file:
         urllib.request.urlopen(command.url, timeout=5)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_key_may_come_from_the_environment_and_is_not_told(team_file: Path):
     command = Command(team_file, "--name", "mine", TEAMTR_API_KEY="a-key-of-my-own-1234")
     with openai.OpenAI(base_url=command.url, api_key="a-key-of-my-own-1234", max_retries=0) as client:

@@ -268,6 +268,7 @@ def test_radii_are_not_shared_out_by_certificates_that_are_not_issued():
         loads("name: x\n" + SMALL + CODE % "tiny" + PLAN, "team", overrides)
 
 
+@pytest.mark.slow
 def test_diagnostics_change_no_bit(tmp_path):
     text = "name: gate\n" + SMALL + CODE % "tiny" + PLAN
     settings = ("plan.stages=2", "plan.group_size=48", "learner.epochs=1")
@@ -365,6 +366,7 @@ def test_a_cross_fitted_run_learns_and_stays_inside(tmp_path):
 # -- GRPO and DAPO, as their papers have them ------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_grpo_logs_how_far_it_is_from_where_it_began(tmp_path):
     text = "name: grpo\n" + SMALL + CODE % "tiny" + PLAN
     settings = ("plan.stages=3", "plan.problems=4", "plan.group_size=8")

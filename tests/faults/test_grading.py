@@ -416,7 +416,7 @@ def test_what_a_grader_does_to_the_channel_spoils_its_own_verdict_alone(misdeeds
             assert submit(word) == [Result("ok", x)], "each answer belongs to its own request"
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_beginning_of_a_frame_is_no_late_answer(misdeeds: dict[str, Any]) -> None:
     items = [{"prompt": "", "completion": w, "columns": {}} for w in ("writes the beginning of a frame", "0.25")]
     with WorkerPool(seconds_per_item=ALLOWED_S) as pool:

@@ -15,7 +15,7 @@ from teamtr.session import train as run
 from teamtr.store import read_episodes
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_run_killed_in_the_middle_of_tool_turns_resumes_to_the_same_bits(tmp_path: Path):
     list(run.train(tool_killing.team_file(), tmp_path / "whole"))
     whole = result(tmp_path / "whole")

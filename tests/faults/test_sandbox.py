@@ -175,9 +175,12 @@ def test_there_are_enough_hostile_programs() -> None:
     assert len(hostile.HOSTILE) >= 60
 
 
+TRIED = ["all walls", *(pytest.param(mode, marks=pytest.mark.slow) for mode in ("no namespaces", "no call filter"))]
+
+
 @pytest.mark.long
 @linux
-@pytest.mark.parametrize("mode", ["all walls", "no namespaces", "no call filter"])
+@pytest.mark.parametrize("mode", TRIED)
 def test_hostile_programs_change_nothing_learn_nothing_and_earn_nothing(outside: Outside, mode: str) -> None:
     with Sandbox(without=MODES[mode]) as box:
         too_weak = set(NAMESPACES) | {"call filter"} <= set(box.missing())

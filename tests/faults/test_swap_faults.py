@@ -235,6 +235,7 @@ def test_killed_while_more_probes_are_played(world, tmp_path):
     killed_often(replace(world, whole=whole), out, deaths, **learns_by_heart)
 
 
+@pytest.mark.slow
 def test_another_seed_would_be_seen(world, tmp_path):
     """The comparison above can fail."""
     other = tmp_path / "out"

@@ -182,6 +182,7 @@ def writer(*names: str):
 WEIGHTS = writer("model.safetensors", "config.json", "optimizer.safetensors", "critic.safetensors")
 
 
+@pytest.mark.slow
 def test_all_weights_of_an_agent_have_a_server_of_their_own_each_time(python, tmp_path):
     host = OwnServer(launch(python), tmp_path / "place")
     assert host.serve("left", "v1", WEIGHTS) == "left-v1"
@@ -209,6 +210,7 @@ sampling: {engine: vllm, memory_gb: 0.5, vllm: {VLLM}}
 """
 
 
+@pytest.mark.slow
 def test_a_base_that_is_in_no_folder_is_written_for_its_server(python, tmp_path):
     """The built-in model is made anew from its seed, and a model that a program gave is saved."""
     vllm = f"python: {python}, context_tokens: 99, folder: {tmp_path / 'w'}"
