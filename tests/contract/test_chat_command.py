@@ -145,7 +145,11 @@ def test_ctrl_c_ends_the_message_and_nothing_else(desk: Desk, monkeypatch: pytes
 
     monkeypatch.setattr(desk, "cancel", cancelled)
     talk, out = Talk(desk, seed=7), Interrupting(heard)
-    converse(talk, lines("What is 2+3?", "/again"), out, 60)
+    before_us = signal.signal(signal.SIGINT, signal.default_int_handler)  # workers of a test run ignore Ctrl-C
+    try:
+        converse(talk, lines("What is 2+3?", "/again"), out, 60)
+    finally:
+        signal.signal(signal.SIGINT, before_us)
     shown = out.getvalue().splitlines()
     ended = next(k for k, line in enumerate(shown) if line.startswith("[ended by you"))
     before = by_agent(shown[:ended])

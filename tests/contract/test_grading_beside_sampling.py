@@ -264,7 +264,7 @@ def test_one_call_takes_as_many_as_may_be_done_soon(monkeypatch: pytest.MonkeyPa
     assert max(sizes) <= 2
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_hanging_process_is_gone_when_sampling_is_interrupted(tmp_path: Path):
     """The thread ends with the grader's time limit, and what hung is killed by then."""
     (tmp_path / "rows.jsonl").write_text("\n".join(f'{{"question": "{c}", "answer": "{c}"}}' for c in "abc"))
@@ -352,7 +352,7 @@ def found_in(out: Path) -> dict[str, Any]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("preset", "hangs"), [("auto", False), ("teamtr", True)])
+@pytest.mark.parametrize(("preset", "hangs"), [("auto", False), pytest.param("teamtr", True, marks=pytest.mark.slow)])
 def test_a_run_that_grades_early_has_the_same_weights_log_and_verdicts(tmp_path: Path, preset: str, hangs: bool):
     plain = found_in(run_of(tmp_path, preset, hangs, early=False))
     assert found_in(run_of(tmp_path, preset, hangs, early=True)) == plain

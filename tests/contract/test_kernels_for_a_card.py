@@ -61,6 +61,7 @@ def _type(value: object) -> str:
     return "fp32" if isinstance(value, float) else "i32"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "dim", "dtype"),
     [

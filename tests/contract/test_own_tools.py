@@ -256,7 +256,16 @@ class _Told(Letters):
 
 @pytest.mark.parametrize(
     "call",
-    ["wait()", "spin(n=0)", "fail(text='x')", "much(n=1000000)", "control()", "die()", "greedy()", "double(x=1)"],
+    [
+        pytest.param("wait()", marks=pytest.mark.slow),
+        "spin(n=0)",
+        "fail(text='x')",
+        "much(n=1000000)",
+        "control()",
+        "die()",
+        "greedy()",
+        "double(x=1)",
+    ],
 )
 def test_a_tool_that_hangs_raises_or_says_anything_changes_no_other_episode(tools: FunctionTools, call: str):
     limited = Limited(tools, 200)

@@ -102,7 +102,7 @@ def test_of_weights_that_are_trained_in_parts_any_number_of_ranks_makes_the_same
     np.testing.assert_array_equal(first["at first"], expected["at first"], err_msg="the hash is that of whole weights")
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.cluster
 @pytest.mark.parametrize("kind", ["full", pytest.param("lora", marks=pytest.mark.slow)])
 def test_one_rank_with_one_shard_finds_what_a_process_finds_that_knows_nothing_of_parts(kind, tmp_path):

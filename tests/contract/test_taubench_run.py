@@ -39,7 +39,7 @@ def test_a_run_that_is_killed_in_the_middle_of_tool_turns_resumes_to_the_same_bi
     assert result(folder / "run") == wanted
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_run_that_is_stopped_after_updates_resumes_to_the_same_bits(whole: Any) -> None:
     folder, wanted = whole
     with toy():

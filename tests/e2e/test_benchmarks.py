@@ -69,6 +69,7 @@ def test_update_reports_what_monitoring_costs(bench):
     assert "padded" in said, "every result is told at once"
 
 
+@pytest.mark.slow
 def test_stage_by_phase_beside_rivals_of_which_one_breaks(bench, monkeypatch):
     def broken(*_, **__):
         raise pickle.PicklingError("a library that is not ours")

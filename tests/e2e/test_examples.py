@@ -46,8 +46,8 @@ def cells() -> list[dict[str, Any]]:
     ("script", "fresh"),
     [
         ("own_reward.py", False),
-        ("own_router.py", False),
-        ("own_advantage.py", False),
+        pytest.param("own_router.py", False, marks=pytest.mark.slow),
+        pytest.param("own_advantage.py", False, marks=pytest.mark.slow),
         pytest.param("own_reward.py", True, marks=pytest.mark.slow),
         pytest.param("own_router.py", True, marks=pytest.mark.slow),
         pytest.param("own_advantage.py", True, marks=pytest.mark.slow),

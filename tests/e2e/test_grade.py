@@ -70,7 +70,7 @@ def test_replies_are_graded_by_id_and_by_their_own_fields(name: str, tmp_path: P
     ]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_questions_of_the_gym_are_graded_by_fields_and_by_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("teamtr.tasks.benchmarks.gym.SIZES", {"train": 4, "test": 4})
     task = benchmark("gym:chain_sum")

@@ -201,6 +201,7 @@ eval: {{every: 0}}
     assert np.mean(rewards[-5:]) > np.mean(rewards[:5]) + 0.15, rewards
 
 
+@pytest.mark.slow
 def test_dapo_redraws_problems_without_signal(tmp_path):
     text = "name: dapo\n" + SMALL + CODE % "tiny" + PLAN
     small = ("task.symbols=ABCD", "tiny.warmup_steps=60", "plan.problems=4", "plan.group_size=2")

@@ -229,7 +229,7 @@ def test_an_answer_after_a_megabyte_of_text_is_found_in_linear_time() -> None:
 # The pool: preloaded, forked, bounded
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_killed_worker_is_replaced_by_a_fork_that_has_everything_loaded(graders: str) -> None:
     with WorkerPool(seconds_per_item=0.1, preload=["sympy"]) as pool:
         fine, late = {"seconds": 0}, {"seconds": 60}

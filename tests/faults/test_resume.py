@@ -81,7 +81,7 @@ def test_killed_at_every_boundary(undisturbed, taught, tmp_path, updates):
         assert_same(folder, undisturbed[0])
 
 
-@pytest.mark.parametrize("times", [2, pytest.param(25, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("times", [1, pytest.param(25, marks=pytest.mark.slow)])
 def test_killed_at_random_moments(undisturbed, taught, tmp_path, times):
     expected, seconds = undisturbed
     rng = random.Random(7)
@@ -163,6 +163,7 @@ def test_negative_control_a_resume_that_loses_state_is_seen(undisturbed, taught,
         assert_same(tmp_path / "run", undisturbed[0])
 
 
+@pytest.mark.slow
 def test_negative_control_another_seed_is_seen(undisturbed, tmp_path):
     finish(tmp_path / "run", overrides=("seed=1",))
     assert killing.result(tmp_path / "run")["files"] != undisturbed[0]["files"]

@@ -189,7 +189,7 @@ def test_hostile_programs_change_nothing_learn_nothing_and_earn_nothing(outside:
     run_hostile(outside, hostile.HOSTILE, MODES[mode])
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @linux
 def test_limits_alone_stop_all_but_what_needs_neither_descriptor_nor_process(outside: Outside) -> None:
     if os.geteuid() != 0:

@@ -253,7 +253,7 @@ def test_a_package_that_is_not_there_is_told_with_its_remedy(tmp_path: Path, mon
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("where", ["open", "send", "close"])
+@pytest.mark.parametrize("where", ["send", *(pytest.param(w, marks=pytest.mark.slow) for w in ("open", "close"))])
 def test_one_that_hangs_neither_blocks_nor_keeps_the_run_from_ending(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gate: threading.Event, where: str
 ) -> None:

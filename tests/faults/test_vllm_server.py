@@ -236,6 +236,7 @@ def test_a_base_that_is_in_no_folder_is_written_for_its_server(python, tmp_path)
     assert list((tmp_path / "w").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_two_bases_have_two_servers_and_adapters_the_room_that_is_asked_for(python, tmp_path):
     hosts = [
         SharedBase(source, launch=launch(python), place=tmp_path / "place", rank=rank, adapters=adapters)
