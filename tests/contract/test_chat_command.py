@@ -88,6 +88,7 @@ def served(desk: Desk, text: str, seed: int, *earlier: tuple[str, str]) -> Choic
     return desk.take(request, Deaf()).choices[0].result()
 
 
+@pytest.mark.long
 def test_a_person_sees_who_says_what_and_it_is_what_a_client_gets(desk: Desk) -> None:
     first = served(desk, "What is 2+3?", 7)
     second = served(desk, "And 4?", 8, ("user", "What is 2+3?"), ("assistant", first.text))
@@ -98,6 +99,7 @@ def test_a_person_sees_who_says_what_and_it_is_what_a_client_gets(desk: Desk) ->
     assert shown == list(zip(headings * 2, expected, strict=True))
 
 
+@pytest.mark.long
 def test_again_asks_the_last_question_as_if_it_had_not_been_answered(desk: Desk) -> None:
     talk = Talk(desk, seed=7)
     held(talk, "What is 2+3?", "/again")
@@ -136,6 +138,7 @@ class Interrupting(io.StringIO):
         return super().write(text)
 
 
+@pytest.mark.long
 def test_ctrl_c_ends_the_message_and_nothing_else(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     heard, cancel = threading.Event(), desk.cancel
 

@@ -254,6 +254,7 @@ FOREIGN = {
 """Names of other libraries, and placeholders."""
 
 
+@pytest.mark.long
 def test_names_in_code_occur_in_the_tree() -> None:
     """Functions, classes, fields and words of the team file: a page that names one after it was renamed is wrong."""
     known = _words()

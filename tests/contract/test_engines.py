@@ -283,6 +283,7 @@ def test_the_kl_to_the_initial_policy_pulls_a_drifted_policy_back(kind):
     assert learner.measure().reference_M.sum() < 0.8 * away
 
 
+@pytest.mark.long
 def test_the_slope_of_a_step_is_that_of_the_kl_to_the_initial_policy(kind):
     """Along the line from the beginning to the drifted weights, by differences."""
     learner = make_learner(kind, micro_batch=3, keep_initial=True)

@@ -22,6 +22,7 @@ def run(tmp_path: Path) -> Path:
     return made_run(tmp_path / "run", stages=STAGES, batch_stages=1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("held_share", [0.6, 0.3, 0.05])
 def test_of_a_large_log_whole_stages_are_shown(run: Path, monkeypatch: pytest.MonkeyPatch, held_share: float) -> None:
     everything = read_run(run)

@@ -129,6 +129,7 @@ plan: {{problems: 2, group_size: 2}}
     assert ("and the player" in plan_memory(built).items[0].why) == beside
 
 
+@pytest.mark.long
 def test_activations_are_measured_and_grow_with_the_layers():
     one = activation_bytes_per_token(session().engine.learner("left"))
     two_layers = TEAM.replace("layers: 1", "layers: 2").format(train="full", engine="plain")

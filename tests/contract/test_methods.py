@@ -163,6 +163,7 @@ def test_a_weighted_vote_counts_likely_texts_more() -> None:
         assert answers_of(SelfConsistency(votes=3, weighted=weighted), cast) == [answer]
 
 
+@pytest.mark.long
 def test_self_consistency_is_right_as_often_as_a_majority_of_coins() -> None:
     """Each chain is right with probability 0.7: three votes are right with 0.7^3 + 3 * 0.7^2 * 0.3 = 0.784."""
     cast, _ = cast_of(lambda agent, prompt, noise: "40" if noise < 0.7 else "7")

@@ -270,6 +270,7 @@ def duck():
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["Duck", "duck"])
 def test_any_class_with_problems_and_a_grader_will_do(name: str, tmp_path: Path) -> None:
     file = tmp_path / "ducks.py"

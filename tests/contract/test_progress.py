@@ -234,6 +234,7 @@ def test_every_phase_of_a_run_is_told_with_its_count(tmp_path):
     assert len(heard.named("evaluating")) == len([r for r in records if r["kind"] == "eval"]) == 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("engine", ["plain", "paged"])
 def test_sampled_tokens_are_counted(engine):
     session, heard = build(loads(TEAM, "team", [f"sampling.engine={engine}"])), Heard()
@@ -259,6 +260,7 @@ def test_loading_says_how_much_there_is_to_read(tmp_path):
 # -- what would take hours ------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_an_imitated_bf16_is_refused_for_all_but_small_models(monkeypatch):
     settings = loads(TEAM, "team", ["learner.precision=bf16"])
     monkeypatch.setattr(models, "has_bf16", lambda: False)

@@ -59,6 +59,7 @@ def unfinished(run: Path, **last: object) -> Path:
     return run
 
 
+@pytest.mark.long
 def test_whether_a_run_is_training_is_told_by_its_lock(run: Path) -> None:
     assert build_report(run).data["run"]["state"] == "finished"
     unfinished(run)
@@ -74,6 +75,7 @@ def headline(data: dict[str, Any], question: str) -> dict[str, Any]:
     return next(told for told in data["headlines"] if told["question"] == question)
 
 
+@pytest.mark.long
 def test_where_nothing_was_kept_staleness_cannot_be_told(run: Path) -> None:
     question = "Did it need fresh rollouts?"
     assert headline(build_report(run).data, question)["headline"] != "cannot be told"
@@ -94,6 +96,7 @@ def test_one_of_a_thing_is_not_several(tmp_path: Path) -> None:
     assert (counted(1, "batch", "batches"), counted(2_000, "batch", "batches")) == ("1 batch", "2,000 batches")
 
 
+@pytest.mark.long
 def test_pass_hat_k_stands_beside_pass_at_k(run: Path) -> None:
     text = report_text(build_report(run).data)
     rows = [line.replace(" ", "") for line in text.splitlines() if line.startswith("| pass")]
@@ -168,6 +171,7 @@ def test_the_data_of_a_run_by_hand(run):
     assert data["headlines"][1]["headline"] == "+50 points"
 
 
+@pytest.mark.long
 def test_an_update_outside_its_region_is_told(run):
     records = Log(run / "log.jsonl").read()
     records[2]["kl_upper"] = 0.011

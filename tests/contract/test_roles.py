@@ -213,6 +213,7 @@ def read_back(content: str, labels: Sequence[str]) -> tuple[str, list[tuple[str,
     return texts[0], [(label, text) for (label, _), text in zip(found[1:], texts[1:], strict=True)]
 
 
+@pytest.mark.long
 @settings(max_examples=80, deadline=None)
 @given(prompt=TEXTS, history=st.lists(st.tuples(st.sampled_from(SPEAKERS), TEXTS), max_size=5))
 def test_a_transcript_tells_who_said_what_to_the_character(prompt: str, history: list[tuple[str, str]]):

@@ -155,6 +155,7 @@ def test_greedy_and_top_p_are_kept(session: Session, served: ServedTeam):
     assert nucleus.text != answer(served, asked(model="trio/left"), 7).text
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("model", ["trio", "trio/speaker"])
 def test_max_tokens_and_stop_cut_the_answer_alone(served: ServedTeam, model: str):
     whole = answer(served, asked(model=model), 3)
@@ -183,6 +184,7 @@ def test_tokens_are_told_as_they_come_and_make_the_whole(served: ServedTeam):
         assert heard.messages() == [(m.agent, m.text) for m in found.spoken if not m.answers and m.text]
 
 
+@pytest.mark.long
 def test_an_answer_by_majority_is_told_at_the_end(tmp_path: Path):
     session = make_session(answer="majority")
     scheduler = Scheduler(session.engine)

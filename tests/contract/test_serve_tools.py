@@ -96,6 +96,7 @@ def test_results_are_part_of_the_discussion(served):
     assert body["teamtr"]["turns"][0][0]["results"] == ["1717"]
 
 
+@pytest.mark.long
 def test_many_at_once_get_their_own_results(served):
     numbers = [f"{k}" for k in range(10, 40)]
     found: dict[str, str] = {}

@@ -249,6 +249,7 @@ def test_an_update_is_sampled_from_at_once_and_leaves_the_other_agents_pages(kin
     assert say("a") == (old, in_pages), "weights that came back find their own pages"
 
 
+@pytest.mark.long
 def test_rows_that_ended_leave_and_the_others_close_ranks(policy, monkeypatch):
     """Every step computes the smallest size that holds the rows still open at the last look."""
     rows, tokens, look = 40, 26, 4

@@ -66,6 +66,7 @@ def test_twenty_updates_with_learning_rate_zero_change_nothing():
     assert world.states["x"].step_scale == 1.0, "nothing moved, so nothing may be rescaled"
 
 
+@pytest.mark.long
 def test_a_step_far_too_long_is_scaled_then_backed_off():
     world = World(learning_rate=50.0)
     data = world.training_batch("x", world.collect(world.team, 0))

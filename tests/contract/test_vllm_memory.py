@@ -173,6 +173,7 @@ def test_slots_have_room_for_the_largest_adapter_each():
     assert slots([], 8) == 0
 
 
+@pytest.mark.long
 def test_the_command_shows_servers_and_what_is_refused(model, tmp_path):
     (tmp_path / "team.yaml").write_text(text_of(model))
     told = CliRunner().invoke(app, ["plan", str(tmp_path / "team.yaml"), "--card", "RTX4090"])
@@ -203,6 +204,7 @@ def test_loaded_models_and_their_configs_give_the_same_servers(settings):
     engine.close()
 
 
+@pytest.mark.long
 def test_of_this_machine_servers_take_what_is_available_until_they_have_it(monkeypatch):
     session = build(loads(text_of("tiny"), "served", ["device=cpu", "sampling.memory_gb=1"]))
     engine: Any = session.engine
@@ -227,6 +229,7 @@ CROWDED = MemoryPlan(
 )
 
 
+@pytest.mark.long
 def test_check_and_train_refuse_before_a_server_is_started(tmp_path, monkeypatch):
     monkeypatch.setattr(VllmEngine, "memory_plan", lambda self, demand: CROWDED)
     monkeypatch.setattr(VllmEngine, "sample", lambda *_, **__: pytest.fail("a message was asked for"))

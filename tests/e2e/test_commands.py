@@ -434,6 +434,7 @@ def test_plan_prints_what_is_needed(team_file):
     assert set(planned["rehearsed"]["micro_batch"]) == {"left", "right", "speaker"}
 
 
+@pytest.mark.long
 def test_recipes_and_init(tmp_path):
     listed = invoke("recipes").stdout
     assert {line.split()[0] for line in listed.splitlines()} == set(last_json(invoke("recipes", "--json"))["recipes"])
@@ -451,6 +452,7 @@ def test_recipes_and_init(tmp_path):
     assert "code-exchange" in invoke("init", tmp_path / "x.yaml", "--recipe", "nonesuch", code=2).stderr
 
 
+@pytest.mark.long
 def test_init_renews_its_own_schema_and_leaves_any_other_alone(tmp_path):
     schema = tmp_path / "team.schema.json"
     invoke("schema", "--out", schema)
@@ -641,6 +643,7 @@ def test_what_was_asked_for_is_on_stdout_and_with_json_the_record_alone(team_fil
         assert isinstance(json.loads(recorded.stdout), dict), "one line of JSON and nothing else"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("words", [[], ["train"], ["eval"], ["lab"], ["lab", "verify"]])
 def test_h_is_help(words: list[str]) -> None:
     assert invoke(*words, "-h").stdout == invoke(*words, "--help").stdout

@@ -242,6 +242,7 @@ def replies(folder: str) -> dict[str, str]:
     return {p.prompt: e.answer or "" for batch in batches for p, e in zip(batch.problems, batch.episodes, strict=True)}
 
 
+@pytest.mark.long
 def test_corrected_answers_are_graded_again_without_sampling(tmp_path: Path) -> None:
     asked(tmp_path, {})
     file = team_file(tmp_path, "{name: data, path: rows.jsonl, held_out: 0.5}")
@@ -258,6 +259,7 @@ def test_corrected_answers_are_graded_again_without_sampling(tmp_path: Path) -> 
     assert invoke(*arguments)["verdicts"] == {"right": len(said)}
 
 
+@pytest.mark.long
 def test_another_grader_grades_again(tmp_path: Path, monkeypatch) -> None:
     """Also one that is as long and as old, to the second: bytecode of the first would pass for it."""
     monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
@@ -274,6 +276,7 @@ def test_another_grader_grades_again(tmp_path: Path, monkeypatch) -> None:
     assert (set(second["verdicts"]), second["tokens"]) == ({"wrong"}, 0)
 
 
+@pytest.mark.long
 def test_an_environment_may_depend_on_the_answer_so_that_all_is_played_again(tmp_path: Path) -> None:
     write_rows(tmp_path, [{"id": "n", "answer": "0123"}])
     file = team_file(tmp_path, "{name: 'arbench:gn', test: rows.jsonl}", TWO_ROUNDS)

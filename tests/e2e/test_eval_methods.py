@@ -266,6 +266,7 @@ def test_a_task_that_grades_the_conversation_takes_no_method(tmp_path: Path) -> 
     assert invoke(*command, "team")["methods"][0]["answers"] == 2
 
 
+@pytest.mark.long
 def test_an_interactive_task_is_played_by_single_conversations(tmp_path: Path) -> None:
     write_rows(tmp_path, OWN["arbench:gn"])
     file = written(tmp_path, "{name: 'arbench:gn', test: rows.jsonl}")

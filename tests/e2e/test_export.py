@@ -188,6 +188,7 @@ def test_a_server_for_each_base_and_revision(tmp_path):
     assert second[2:5] == ["org/two", "--revision", "v1"]
 
 
+@pytest.mark.long
 def test_an_agent_that_is_called_base_keeps_its_folder(tmp_path):
     text = """
 name: small
@@ -205,6 +206,7 @@ eval: {every: 0}
     assert (tmp_path / "out" / "base1" / "config.json").exists()
 
 
+@pytest.mark.long
 def test_export_refuses(run, exported, tmp_path):
     out, _ = exported
     for arguments, words in (
@@ -239,6 +241,7 @@ class Hub:
         return f"hub/{repo_id}"
 
 
+@pytest.mark.long
 def test_pushing(run, tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.HfApi", Hub)
     monkeypatch.setattr(Hub, "uploads", {})

@@ -109,6 +109,7 @@ def test_a_row_that_cannot_be_used_is_named_and_nothing_written(rows: Any, messa
     assert message in grade(rows, tmp_path, "--data", world, code=2)
 
 
+@pytest.mark.long
 def test_the_data_is_needed_once(tmp_path: Path) -> None:
     world = write_world(tmp_path / "world", Airline)
     assert "needs its data even to grade: give the folder" in grade([stored()], tmp_path, code=2)

@@ -385,6 +385,7 @@ def test_an_adapter_on_layers_that_are_not_there(tmp_path: Path) -> None:
     assert said.endswith("Name the layers that carry it in lora.targets, or use train: full")
 
 
+@pytest.mark.long
 def test_a_model_without_an_end_token_could_never_stop(tmp_path: Path) -> None:
     model, tokenizer = tiny_model(TinyShape(layers=1, width=16, heads=2), seed=0)
     tokenizer.eos_token = None

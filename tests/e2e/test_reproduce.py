@@ -80,6 +80,7 @@ def test_the_papers_protocol_is_the_default_at_its_scale():
     assert (other.team.model, other.plan.stages, other.eval.samples) == ("a/B-1B", 3, 4)
 
 
+@pytest.mark.long
 def test_what_is_asked_for_wrongly_is_told():
     assert "did you mean" in call("ablatoin", "--dry-run").output
     assert "which table?" in call().output

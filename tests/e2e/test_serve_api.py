@@ -62,6 +62,7 @@ def create(client: openai.OpenAI, question: str = QUESTION, model: str = "trio",
     return client.chat.completions.create(model=model, messages=[{"role": "user", "content": question}], **settings)
 
 
+@pytest.mark.long
 def test_the_models_are_the_team_and_its_agents(client: openai.OpenAI):
     names = ["trio", "trio/left", "trio/right", "trio/speaker"]
     assert [model.id for model in client.models.list()] == names
@@ -95,6 +96,7 @@ def test_a_request_without_a_seed_says_which_one_it_got(client: openai.OpenAI):
     assert create(client, seed=first.teamtr["seed"]).choices[0].message.content == first.choices[0].message.content
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("show", ["answer", "discussion"])
 def test_a_stream_tells_what_the_whole_answer_says(client: openai.OpenAI, session: Session, show: str):
     whole = create(client, seed=6, extra_body={"show": show})
@@ -287,6 +289,7 @@ def test_a_request_that_takes_too_long_is_ended(session: Session):
         assert server.desk.scheduler.waiting == 0
 
 
+@pytest.mark.long
 def test_a_failure_of_the_engine_tells_nothing_of_this_machine(
     session: Session, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ):

@@ -192,6 +192,7 @@ def test_swap_says_where_it_is_within_the_radius_and_where_not():
     assert short[3].startswith("warning: the radius was not reached")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", ["eval", "export", pytest.param("swap", marks=pytest.mark.long)])
 def test_a_damaged_checkpoint_is_told_and_the_one_before_it_read(command, run, tmp_path):
     torn = tmp_path / "torn"
@@ -243,6 +244,7 @@ def test_stages_after_a_swap(run):
         assert made.plan.stages == ends
 
 
+@pytest.mark.long
 def test_swap_refuses_what_contradicts_itself(run, tmp_path):
     options = ("--agent", "left", "--with", "tiny", "--out", tmp_path / "x")
     assert "use either --no-align or --reset" in invoke("swap", run, *options, "--no-align", "--reset", code=2).stderr

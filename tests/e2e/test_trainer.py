@@ -201,6 +201,7 @@ def test_peft_s_lora_config_means_the_same(tmp_path: Path) -> None:
 # -- rewards and rows ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_reward_function_sees_prompts_completions_and_columns(tmp_path: Path) -> None:
     seen: list[dict[str, Any]] = []
 
@@ -320,6 +321,7 @@ class Watch(Callback):
         self.updates.append(record)
 
 
+@pytest.mark.long
 def test_callbacks_see_the_log(tmp_path: Path) -> None:
     watch, told = Watch(), []
     trainer = made(tmp_path / "run", callbacks=[watch, told.append], config=TINY | {"eval.every": 1, "eval.samples": 2})
@@ -366,6 +368,7 @@ def test_a_stopped_run_goes_on_to_the_bits_of_an_uninterrupted_one(tmp_path: Pat
     assert kinds(further.train()) == ["resume", "update", "update", "stage", "finished"]
 
 
+@pytest.mark.long
 def test_records_come_one_at_a_time(tmp_path: Path) -> None:
     trainer = made(tmp_path / "run")
     seen = []
@@ -436,6 +439,7 @@ def test_a_run_does_not_go_on_with_other_data_or_rewards_unless_asked_to(
     assert other.train()[0]["changes"] == [], "what was accepted is what the run has now"
 
 
+@pytest.mark.long
 def test_another_tokenizer_object_is_refused(run: TeamTrainer) -> None:
     def exchanged(agent: Agent) -> Agent:
         if not agent.is_object:
@@ -473,6 +477,7 @@ def test_a_whole_model_loads_in_plain_transformers(run: TeamTrainer, tmp_path: P
     assert "| task | vowels |" in card
 
 
+@pytest.mark.long
 def test_an_adapter_on_an_object_loads_in_peft_and_merges_to_the_same(run: TeamTrainer, tmp_path: Path) -> None:
     from peft import AutoPeftModelForCausalLM, PeftModel
     from transformers import AutoModelForCausalLM
@@ -538,6 +543,7 @@ def test_a_preset_survives_the_team_file(name: str) -> None:
         assert PRESETS[plan_keys(plan)["preset"]] == PRESETS[name]
 
 
+@pytest.mark.long
 def test_the_team_file_holds_the_plan_that_runs(tmp_path: Path) -> None:
     for name in PRESETS:
         trainer = made(tmp_path, args=Plan.preset(name, radius=0.03, stages=2))

@@ -196,6 +196,7 @@ def test_weights_that_are_no_finite_numbers_are_named_with_their_file(folder: Pa
 # -- files -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_pickle_is_refused_and_the_way_to_convert_it_works(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

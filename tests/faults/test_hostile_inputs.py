@@ -522,6 +522,7 @@ def test_a_batch_that_unpacks_to_gigabytes_is_left_out_of_a_report(run: Path) ->
 # -- mathematics and other replies ----------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "text_of",
     [

@@ -62,6 +62,7 @@ def test_a_missing_checkpoint(run):
     assert data["cost"]["overhead"]["seconds_ratio"] is None
 
 
+@pytest.mark.long
 def test_a_damaged_checkpoint_gives_way_to_an_older_one(run):
     newer = run / "checkpoints" / "commits" / "000002"
     newer.mkdir()

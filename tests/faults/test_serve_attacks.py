@@ -204,6 +204,7 @@ def test_bodies_that_are_no_request_are_refused_in_a_few_words(server: TeamServe
     assert b".py" not in answer
 
 
+@pytest.mark.long
 def test_a_body_that_never_comes_is_not_waited_for(server: TeamServer, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(app, "BODY_SECONDS", 0.2)
     with socket.create_connection(("127.0.0.1", server.server_port), timeout=60) as caller:

@@ -567,6 +567,7 @@ def official_plan(response: dict[str, Any]) -> str:
     return plan if isinstance(plan, str) else "\n".join(plan)
 
 
+@pytest.mark.long
 @needs_data
 def test_the_validator_agrees_on_every_plan(golden: list[tuple[dict[str, Any], dict[str, Any]]]) -> None:
     differ = []
@@ -609,6 +610,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.long
 @needs_data
 def test_correct_plans_in_prose_are_accepted_and_no_incorrect_one(
     golden: list[tuple[dict[str, Any], dict[str, Any]]],

@@ -169,6 +169,7 @@ def test_the_own_actions_of_every_task_earn_the_reward_when_they_are_played(doma
         assert idle.verdict.right == (not task.wanted(problem).changes()), problem.id
 
 
+@pytest.mark.long
 @needs_data
 @pytest.mark.parametrize("domain", [Airline, Retail])
 def test_agents_are_told_of_the_tools_in_the_benchmarks_own_words(domain: type[TauBench]) -> None:

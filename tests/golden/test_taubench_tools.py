@@ -358,6 +358,7 @@ def test_a_bad_call_gives_an_error_as_its_result(tool: str, arguments: dict[str,
     assert error(Airline, tool, **arguments).startswith(message)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("domain", DOMAINS)
 @given(data=st.data())
 def test_no_call_raises_or_touches_the_tables(domain: type[TauBench], data: st.DataObject) -> None:

@@ -257,6 +257,7 @@ def test_gold_is_right_and_wrong_is_wrong_for_every_row() -> None:
     check(ZebraLogic(template=DATA / "prompt_template.txt"), rows)
 
 
+@pytest.mark.long
 @needs_data
 def test_agreement_with_the_official_evaluator() -> None:
     puzzles = {row.cells["id"]: row.cells for row in read_rows(DATA / "zebralogic_grid_1000.jsonl")}

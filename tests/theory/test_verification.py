@@ -79,6 +79,7 @@ def check_chance(chances: np.ndarray, rests: np.ndarray, token: int) -> float:
     return high
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("spread", [0.1, 1.0])
 def test_what_comes_out_is_the_new_policy_s_law(spread):
     rng = np.random.default_rng(3)
