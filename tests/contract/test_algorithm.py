@@ -143,6 +143,7 @@ def test_joint_equals_naive_sequential_bit_for_bit():
     assert fresh.engine.version("y") != in_turn.engine.version("y"), "fresh rollouts must make a difference"
 
 
+@pytest.mark.long
 def test_a_lesson_knows_whether_the_present_team_wrote_it():
     for name, fresh in (("teamtr", [True, True]), ("naive_sequential", [True, False]), ("joint", [True, False])):
         world, given = World(plan=PRESETS[name]), []

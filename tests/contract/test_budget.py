@@ -121,6 +121,7 @@ def test_check_and_plan_print_the_sizes(tmp_path):
     assert record["matched_rank"] == {"left": 6, "right": 6, "speaker": 6}
 
 
+@pytest.mark.long
 def test_a_single_adapter_of_the_matched_rank_trains_as_many_parameters_as_the_team():
     settings = ("team.train=lora", "team.agents.left.lora.rank=2", "team.lora.rank=4", "team.agents.right.frozen=true")
     session = build(team(*settings), taught=False)

@@ -163,6 +163,7 @@ def test_ctrl_c_ends_the_message_and_nothing_else(desk: Desk, monkeypatch: pytes
     assert desk.pending == 0
 
 
+@pytest.mark.long
 def test_what_cannot_be_answered_is_told_and_the_chat_goes_on(desk: Desk) -> None:
     talk = Talk(desk, seed=7)
     shown = held(talk, "x" * 100_000, "half \ud800", "What is 2+3?")
@@ -196,6 +197,7 @@ def test_no_text_reaches_the_left_edge_or_steers_the_terminal(width: int, pieces
     assert not any(ord(sign) < 32 or ord(sign) in (0x202E, 0x7F) for line in shown for sign in line)
 
 
+@pytest.mark.long
 def test_the_command_reads_questions_from_a_pipe(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "team.yaml").write_text(TEAM.replace("ANSWER", "speaker"))

@@ -754,6 +754,7 @@ def test_dump_loads_back_to_an_equal_object(
 # --- recipes and the list of keys -----------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_every_recipe_loads_and_says_what_it_shows() -> None:
     known = recipes()
     assert list(known) == ["code-exchange", "lora-shared-base", "own-data", "roles", "smollm2-sums", "tool-lookup"]

@@ -236,6 +236,7 @@ def targets_of(batch: AgentBatch) -> list[np.ndarray]:
     return [np.full(n, float(k % 2)) for k, n in enumerate(batch.lengths_M)]
 
 
+@pytest.mark.long
 def test_the_critic_learns_and_the_policy_stays_to_the_bit(session: Session):
     learner, batch = begun(session)
     before, version, start = learner.fingerprint(), learner.version(), learner.snapshot()

@@ -59,6 +59,7 @@ def test_sampling_agrees_with_the_probabilities(kind):
     assert chi_square_p([int(s.token_ids[0]) for s in drawn], np.roll(probabilities, 1)) < 1e-4, "the test is blind"
 
 
+@pytest.mark.long
 def test_second_tokens_agree_as_well(kind):
     """Given the first token, the second follows the scored conditional: decoding with a cache is decoding."""
     policy = make_policy(kind)
@@ -81,6 +82,7 @@ def test_scoring_agrees_with_sampling(kind):
         np.testing.assert_allclose(scored, sampled, atol=1e-4)
 
 
+@pytest.mark.long
 def test_temperature_is_part_of_the_policy(kind):
     """At temperature 0.5 log-ratios double: log p(a) - log p(b) = (l_a - l_b) / 0.5."""
     prompt = np.array([3, 2, 4], dtype=np.int32)
@@ -127,6 +129,7 @@ def test_same_seed_same_tokens(kind):
     assert draw(1) != draw(2)
 
 
+@pytest.mark.long
 def test_every_end_token_stops_and_is_trained(kind):
     """Both declared ends stop a message, stand in it as its last token, and get a gradient."""
     policy = make_policy(kind)
@@ -226,6 +229,7 @@ def drifted(kind, **options):
 REFERENCE = Objective(ratio="token", reference_kl=0.04)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("average_over", ["messages", "tokens"])
 def test_the_kl_to_the_initial_policy_is_what_a_fresh_learner_says(kind, average_over):
     """By hand, from token log-probabilities of the drifted learner and of one that never moved."""

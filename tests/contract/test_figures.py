@@ -215,6 +215,7 @@ def runs(tmp_path: Path) -> list[Run]:
     return read_runs([probed(made_run(tmp_path / "plain")), reverse, swapped(tmp_path / "swapped", "aligned")])
 
 
+@pytest.mark.long
 def test_every_figure_has_panels_with_labels_and_says_what_is_good(runs: list[Run]) -> None:
     for figure in FIGURES:
         if figure.name == "scaling":

@@ -97,6 +97,7 @@ def test_two_looks_are_hardly_easier_to_pass_than_one():
     assert twice < 1.5 * once
 
 
+@pytest.mark.long
 def test_two_looks_share_one_doubt(monkeypatch):
     """What both together may be wrong about is what one look may be: a twentieth."""
     world = World(radius=1e-5)
@@ -159,6 +160,7 @@ def test_outside_by_both_looks_backs_off():
     assert report.kl_upper <= report.radius
 
 
+@pytest.mark.long
 def test_a_certificate_from_some_episodes_is_right_on_average(monkeypatch):
     """Over many draws of the first look, the terms of the certificate average to those of all messages."""
     world = World()

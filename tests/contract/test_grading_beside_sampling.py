@@ -90,6 +90,7 @@ def nothing_runs() -> bool:
     return not [thread for thread in threading.enumerate() if thread.name == "grading"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("made_of", ["tables", "layers"])
 def test_messages_are_heard_of_in_the_order_in_which_they_end(made_of: str):
     """And not when all of them have: whoever listens has the short ones while the long ones are written."""

@@ -49,6 +49,7 @@ def changed(key: str, value: Any) -> dict[str, Any]:
     return data
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", recipes())
 def test_every_recipe_is_valid(schema: dict[str, Any], name: str) -> None:
     assert mistakes(schema, read(recipe_text(name)).data) == []

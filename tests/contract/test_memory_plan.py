@@ -66,6 +66,7 @@ def test_weights_of_three_whole_models_and_of_three_adapters():
     assert items(lora)["gradients, moments, snapshots"] == 9 * max(own), "of one agent, not of three"
 
 
+@pytest.mark.long
 def test_the_paged_engine_adds_a_copy_and_pages():
     paged, plain = items(session(engine="paged")), items(session(engine="plain"))
     assert paged["sampling copy"] == parameter_bytes(session().engine.learner("left").policy)
@@ -238,6 +239,7 @@ def test_no_worker_gets_more_rows_than_its_part_of_the_demand(problems, group, m
     assert whole.of_worker(1, 1) == whole
 
 
+@pytest.mark.long
 def test_a_rehearsal_takes_a_whole_micro_batch_in_one_shard(monkeypatch):
     """Shards are passed one after the other: rows that are spread over them would show less than a run takes."""
     text = TEAM.format(train="lora", engine="plain")
@@ -256,6 +258,7 @@ def test_a_rehearsal_takes_a_whole_micro_batch_in_one_shard(monkeypatch):
     assert (computed[False], computed[True]) == (rows.scored, rows.trained) == (8, 8)
 
 
+@pytest.mark.long
 def test_weights_in_half_precision_are_no_activations():
     """Autograd keeps them for the backward pass, once, however long the text is."""
     learner = session("lora").engine.learner("left")
@@ -280,6 +283,7 @@ def test_a_run_logs_the_peak_of_each_stage_beside_the_plan_also_when_it_goes_on(
         assert capsys.readouterr().err.count("2 GB of GPU memory were used") == 1, "told once"
 
 
+@pytest.mark.long
 def test_a_rehearsal_changes_nothing_and_finds_the_micro_batch_that_fits(monkeypatch):
     built = session("lora")
     before = {name: learner.fingerprint() for name, learner in built.engine.learners.items()}
@@ -316,6 +320,7 @@ def test_a_rehearsal_takes_the_memory_of_sampling_first(monkeypatch):
     assert books.count >= built.team_file.plan.problems * built.plan.group_size * books.needed(lengths.whole)
 
 
+@pytest.mark.long
 def test_a_rehearsal_of_an_architecture_without_pages_falls_back_and_says_so(monkeypatch):
     built = session("lora", engine="paged")
     policies = [learner.policy for learner in built.engine.learners.values()]

@@ -99,6 +99,7 @@ def test_the_example_is_short() -> None:
     assert len(example().strip().splitlines()) <= 32
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("echo")
 def test_a_team_file_uses_it_and_trains(tmp_path: Path) -> None:
     team_file = loads(team_of("{name: echo, letters: 3}"))

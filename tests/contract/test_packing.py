@@ -82,6 +82,7 @@ def family(rng: np.random.Generator) -> AgentBatch:
     )  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["full", "lora"])
 def test_sharing_beginnings_changes_neither_scores_nor_gradient(kind):
     batch = family(np.random.default_rng(0))

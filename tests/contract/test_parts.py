@@ -99,6 +99,7 @@ def require_same(ours: Any, theirs: Any) -> None:
 # -- what is read ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_model_that_is_filled_from_its_files_is_the_one_that_transformers_loads(untied: Path, tied: Path) -> None:
     for folder in (untied, tied):
         require_same(read(folder), load_pretrained(str(folder))[0])

@@ -317,6 +317,7 @@ def test_a_fresh_run_shows_its_decisions_and_tokens_alone(tmp_path):
     assert parts["Decisions by their reason"].header == ("rollouts, and why", "updates", "tokens each")
 
 
+@pytest.mark.long
 def test_a_run_of_any_length_has_charts_of_one_size(tmp_path, monkeypatch):
     """Also one whose rollouts are always worn out."""
     monkeypatch.setattr("teamtr.analysis.report.parts.MOST_DOTS", 20)

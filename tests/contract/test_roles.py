@@ -117,6 +117,7 @@ def test_a_heading_is_a_marker_only_where_the_template_writes_it():
         assert kept or "# ## User:" in text
 
 
+@pytest.mark.long
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.sampled_from(all_markers()) | st.text(max_size=5), max_size=6).map("".join), st.sampled_from(NAMES))
 def test_disarming_adds_blanks_alone_and_is_done_once(text: str, name: str):

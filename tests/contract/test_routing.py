@@ -481,6 +481,7 @@ def test_the_last_word_may_be_anyones_where_what_was_said_decides(router: str, r
         assert loads(text).team.closing == ("speaker",)
 
 
+@pytest.mark.long
 def test_an_order_that_leaves_an_agent_out_still_loads_and_is_told():
     text = "name: r\ntask: {name: sums}\nteam:\n  model: tabular\n" + THREE + "  router: {order: [a, b]}\n"
     told = doubts(build.build(loads(text)))

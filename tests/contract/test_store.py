@@ -213,6 +213,7 @@ def test_arrays_of_another_type_are_refused_where_they_are(tmp_path: Path) -> No
 # --- the log --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @settings(max_examples=40, deadline=None)
 @given(records=st.lists(st.dictionaries(KEYS, JSON, max_size=3), max_size=4))
 def test_any_record_comes_back_to_the_bit(

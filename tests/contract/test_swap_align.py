@@ -134,6 +134,7 @@ def test_what_is_told_is_of_the_look_that_is_installed(tmp_path):
     assert len(found["curve"]) + len(found["trials"]) == len(looks), "no look is lost, none told twice"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("most", "steps"), [(1, [0, 1]), (3, [0, 2, 1]), (4, [0, 2, 2])])
 def test_no_more_steps_than_asked_for(tmp_path, most, steps):
     """Looks come every two steps, and the second trial starts anew."""

@@ -117,6 +117,7 @@ def test_of_servers_that_run_it_is_said_that_nobody_counts_them(model):
     assert plan.available == H200
 
 
+@pytest.mark.long
 def test_workers_that_share_the_card_share_what_is_left(model):
     two = ("cluster.engine=ray", "cluster.workers=2")
     (one,) = {predicted(model, *two, cards=1).memory.plan.available}
@@ -126,6 +127,7 @@ def test_workers_that_share_the_card_share_what_is_left(model):
     assert placement(found).fit_on_a_card == (H200 - 56_400_000_000) // found.memory.least
 
 
+@pytest.mark.long
 def test_what_does_not_fit_says_who_takes_what_and_what_to_do(model):
     plan = planned(model, card="RTX4090")
     assert plan.taken == int(0.4 * 24e9)
@@ -194,6 +196,7 @@ def test_the_command_shows_servers_and_what_is_refused(model, tmp_path):
 # -- on this machine, of loaded models ------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("settings", [(), ("team.train=full",), ("sampling.memory_gb=1", "team.lora.rank=5")])
 def test_loaded_models_and_their_configs_give_the_same_servers(settings):
     team_file = loads(text_of("tiny"), "served", ["device=cpu", *settings])

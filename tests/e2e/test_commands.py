@@ -427,6 +427,7 @@ def test_probes_are_logged_and_change_nothing(team_file, tmp_path):
     assert all(("gap" in r["probe"]) == (r["step"] > 0) for r in probed)
 
 
+@pytest.mark.long
 def test_plan_prints_what_is_needed(team_file):
     planned = last_json(invoke("plan", team_file, "--rehearse", "--json"))
     assert planned["fits"]

@@ -74,6 +74,7 @@ def test_every_benchmark_is_evaluated_offline(name: str, tmp_path: Path) -> None
         assert report["mean_reward"] > 0, "character F1 gives something for almost any text"
 
 
+@pytest.mark.long
 def test_the_papers_k_is_the_default(tmp_path: Path) -> None:
     for name, samples in {"aime24": 64, "math500": 4, "planbench": 8, "zebralogic": 64, "gsm8k": 1}.items():
         write_rows(tmp_path, OWN[name])
@@ -86,6 +87,7 @@ def test_the_papers_k_is_the_default(tmp_path: Path) -> None:
     assert (made.samples, made.limit) == (3, 2)
 
 
+@pytest.mark.long
 def test_tables_by_label(tmp_path: Path) -> None:
     write_rows(tmp_path, OWN["zebralogic"])
     file = team_file(tmp_path, "{name: zebralogic, test: rows.jsonl}")
@@ -133,6 +135,7 @@ def test_a_larger_limit_plays_the_rest_only(sums: Path, tmp_path: Path) -> None:
     assert figures(all_eight) == figures(fresh)
 
 
+@pytest.mark.long
 def test_other_problems_are_not_taken_for_the_same(sums: Path, tmp_path: Path) -> None:
     invoke("--team", sums, "--samples", 2, "--limit", 2, "--out", tmp_path / "evals")
     write_rows(tmp_path, [{**row, "problem": "What else?"} for row in OWN["math500"]])
@@ -219,6 +222,7 @@ def test_what_to_evaluate_must_be_said(arguments: tuple[str, ...], message: str)
     assert message in " ".join(invoke(*arguments, code=2).split())
 
 
+@pytest.mark.long
 def test_settings_stand_behind_a_team_file(sums: Path, tmp_path: Path) -> None:
     report = invoke("--team", sums, "eval.samples=3", "eval.problems=2", "--limit", 2, "--out", tmp_path / "evals")
     assert (report["samples"], report["problems"]) == (3, 2)

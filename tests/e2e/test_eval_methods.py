@@ -88,6 +88,7 @@ def test_every_method_is_evaluated_side_by_side(sums: Path, tmp_path: Path) -> N
     assert f"{found['debate']['tokens_per_answer']:.1f}" in lines["debate"]
 
 
+@pytest.mark.long
 def test_the_team_among_methods_is_the_plain_evaluation(sums: Path, tmp_path: Path) -> None:
     arguments = ("--team", sums, "--samples", 2, "--limit", 4, "--out", tmp_path / "evals")
     plain = invoke(*arguments)
@@ -185,6 +186,7 @@ def test_seeds_are_other_draws_with_a_mean_and_a_deviation(sums: Path, tmp_path:
     assert "± over seeds" in shown[1]
 
 
+@pytest.mark.long
 def test_a_method_is_graded_again_by_the_answers_of_today(tmp_path: Path) -> None:
     """The vote is taken anew from the stored texts, and nothing is sampled."""
     write_rows(tmp_path, [{"question": f"say {k}", "answer": "not this"} for k in range(12)])
@@ -255,6 +257,7 @@ def test_what_cannot_be_done_is_told_before_anything_is_sampled(
     assert not (tmp_path / "evals").exists()
 
 
+@pytest.mark.long
 def test_a_task_that_grades_the_conversation_takes_no_method(tmp_path: Path) -> None:
     file = tmp_path / "team.yaml"
     file.write_text(

@@ -83,6 +83,7 @@ def test_questions_of_the_gym_are_graded_by_fields_and_by_id(tmp_path: Path, mon
     assert by_id[0]["verdict"] == "right"
 
 
+@pytest.mark.long
 def test_more_rows_than_a_chunk_keep_their_order(tmp_path: Path) -> None:
     rows = [{"answer": n, "response": f"\\boxed{{{n + n % 2}}}"} for n in range(1300)]
     graded = grade("math", rows, tmp_path)
@@ -153,6 +154,7 @@ def renamed(row: dict[str, Any], column: str) -> dict[str, Any]:
     return {("response" if key == column else key): value for key, value in row.items()}
 
 
+@pytest.mark.long
 @needs_data
 def test_gsm8k_agrees_with_its_golden_file(tmp_path: Path) -> None:
     rows = [
@@ -165,6 +167,7 @@ def test_gsm8k_agrees_with_its_golden_file(tmp_path: Path) -> None:
     assert [row["verdict"] == "right" for row in graded] == [row["want"]["is_correct"] for row in graded]
 
 
+@pytest.mark.long
 @needs_data
 def test_zebralogic_agrees_with_its_golden_file(tmp_path: Path) -> None:
     rows = [renamed(row, "output") for row in golden("zebralogic/golden_llama3.1-405b_sambanova.jsonl")]

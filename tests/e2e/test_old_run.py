@@ -88,6 +88,7 @@ def test_an_agent_of_an_old_run_is_exported_and_swapped(old, tmp_path):
     RunFolder.read(tmp_path / "swapped").log.require_known()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("change", [{"log_version": LOG_VERSION + 1}, {"kind": "telepathy"}])
 def test_a_newer_log_is_refused_where_a_run_goes_on_and_noted_where_it_is_shown(old, tmp_path, change):
     change_log(old, **change)

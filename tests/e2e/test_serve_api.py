@@ -73,6 +73,7 @@ def test_the_models_are_the_team_and_its_agents(client: openai.OpenAI):
         create(client, model="duo")
 
 
+@pytest.mark.long
 def test_an_answer_is_the_teams_with_every_agents_tokens(client: openai.OpenAI, session: Session):
     [episode] = play(session.context, session.current_team(), [Problem("p", QUESTION, answer="0")], 1, seed=4).episodes
     found = create(client, seed=4)
@@ -224,6 +225,7 @@ def get(server: TeamServer, path: str, key: str | None = KEY) -> tuple[int, str,
         return refused.code, refused.read().decode(), refused.headers
 
 
+@pytest.mark.long
 def test_health_and_metrics(server: TeamServer, client: openai.OpenAI):
     assert get(server, "/health", key=None)[:2] == (200, '{"status":"ok"}')
     assert get(server, "/metrics", key=None)[0] == 401
@@ -274,6 +276,7 @@ def test_too_many_requests_are_told_when_to_come_again(session: Session):
             assert all(found.choices for found in pool.map(lambda _: create(patient), range(6)))
 
 
+@pytest.mark.long
 def test_a_request_that_takes_too_long_is_ended(session: Session):
     with (
         serving(session, limits=Limits(request_seconds=1e-3)) as server,

@@ -215,6 +215,7 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_it_read(command, run, t
         assert "after 3 updates" not in (tmp_path / "out" / "README.md").read_text(), "that is of the damaged one"
 
 
+@pytest.mark.long
 def test_a_run_that_is_read_is_built_though_it_has_gone_on(run, tmp_path):
     """What ``eval``, ``export`` and ``swap`` do beside ``train``: read the newest commit, and then load it."""
     copied = tmp_path / "run"

@@ -176,6 +176,7 @@ def test_a_folder_is_a_model_and_ends_like_the_object_it_was_saved_from(tmp_path
     assert weights(tmp_path / "a") == weights(tmp_path / "b")
 
 
+@pytest.mark.long
 def test_an_object_in_half_precision_is_trained_in_float32(tmp_path: Path) -> None:
     model, tokenizer = model_object()
     trainer = made(tmp_path / "run", agents=[Agent("solver", model.to(torch.bfloat16), tokenizer, max_tokens=3)])
@@ -517,6 +518,7 @@ class Hub:
         return f"https://hub/{repo_id}"
 
 
+@pytest.mark.long
 def test_publishing(run: TeamTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.HfApi", Hub)
     monkeypatch.setattr(Hub, "made", [])

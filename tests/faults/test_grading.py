@@ -370,6 +370,7 @@ def test_a_pattern_that_backtracks_for_ever(tmp_path: Path, monkeypatch: pytest.
     task.close()
 
 
+@pytest.mark.long
 def test_a_late_death_is_not_blamed_on_the_next_item(rewards: Path) -> None:
     """One item leaves a thread behind that ends the process while the next one is being graded."""
     setup = {"path": str(rewards), "function": "remembers", "columns": []}
@@ -551,6 +552,7 @@ def test_no_process_is_left_when_the_owner_exits_without_closing(rewards: Path, 
     assert gone(group)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("word", [None, "loop"])
 def test_no_process_is_left_when_the_owner_is_killed(rewards: Path, word: str | None) -> None:
     """Idle, the worker sees the channel close; busy in an endless loop, the kernel's alarm ends it."""

@@ -277,6 +277,7 @@ def test_whatever_is_asked_of_an_agent_is_asked_of_its_group_alone(agent, tmp_pa
     assert {sample.version for sample in samples} == {engine.version(agent)}
 
 
+@pytest.mark.long
 def test_what_is_asked_of_all_is_asked_of_every_group_for_its_own_agents():
     engine, pair, one = recorded()
     demand = demand_of(build(killing.team_file(*SMALL)))
@@ -287,6 +288,7 @@ def test_what_is_asked_of_all_is_asked_of_every_group_for_its_own_agents():
     assert set(pair.asked) == set(one.asked) == {"rehearse", "memory_plan", "peak_bytes"}
 
 
+@pytest.mark.long
 def test_a_plan_is_that_of_the_group_with_least_to_spare(monkeypatch):
     team_file = killing.team_file("team.train=full", "tiny.warmup_steps=0", *IN_GROUPS, PAIR_AND_ONE)
     engines = in_groups(team_file)

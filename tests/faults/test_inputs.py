@@ -156,10 +156,12 @@ def test_what_is_accepted_is_told_once_and_then_known(here: Path) -> None:
     assert logged[0]["changes"] == first["changes"]
 
 
+@pytest.mark.long
 def test_nothing_changed_is_nothing_told(here: Path) -> None:
     assert proceed(here, updates=1)[0]["changes"] == []
 
 
+@pytest.mark.long
 def test_what_does_not_change_what_is_learnt_is_told(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with (here / "rows.jsonl").open("a") as file:
         file.write("\n")
@@ -186,6 +188,7 @@ def test_a_team_is_not_evaluated_with_other_models(here: Path, harm: Callable[[P
         StoredRun.read(here / "run").build()
 
 
+@pytest.mark.long
 def test_a_run_of_the_first_version_has_no_inputs_and_goes_on(here: Path) -> None:
     file = next((here / "run" / "checkpoints" / "commits").glob("*1/team.json"))
     body = json.loads(file.read_text())
@@ -232,6 +235,7 @@ def test_a_log_that_lost_its_lines_is_told_and_changes_nothing(tmp_path: Path) -
     assert versions(tmp_path / "run") == versions(tmp_path / "whole" / "run")
 
 
+@pytest.mark.long
 def test_a_log_with_other_lines_is_told(here: Path) -> None:
     log = here / "run" / "log.jsonl"
     first, *rest = log.read_bytes().splitlines(keepends=True)
@@ -240,6 +244,7 @@ def test_a_log_with_other_lines_is_told(here: Path) -> None:
     assert any("log.jsonl has other records than those" in text for text in told)
 
 
+@pytest.mark.long
 def test_a_digit_exchanged_after_the_last_commit_is_told(here: Path) -> None:
     log = here / "run" / "log.jsonl"
     lines = log.read_bytes().splitlines(keepends=True)

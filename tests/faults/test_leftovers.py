@@ -104,6 +104,7 @@ def test_a_file_that_is_swept_away_before_it_is_locked_is_made_again(
     assert leftovers(tmp_path) == []
 
 
+@pytest.mark.long
 def test_an_evaluation_that_was_killed_is_tidied_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evaluations, "EPISODES_PER_CHUNK", 4)
     session = build(loads(TEAM, "table"))

@@ -355,6 +355,7 @@ def scan(reversed_marker):
 """
 
 
+@pytest.mark.long
 @linux
 def test_no_trace_of_another_job_is_in_the_memory_of_a_job() -> None:
     """A program that solved the same problem just before, or its reply, would be worth finding."""
@@ -525,6 +526,7 @@ RUN_AND_TELL = """
 """
 
 
+@pytest.mark.long
 @linux
 def test_a_system_that_refuses_namespaces() -> None:
     """Not by our choice: the kernel's limit on user namespaces is used up, and root cannot become nobody."""
@@ -536,6 +538,7 @@ def test_a_system_that_refuses_namespaces() -> None:
     assert "root cannot become another user here" in reasons
 
 
+@pytest.mark.long
 @linux
 @pytest.mark.parametrize("without", [(), NAMESPACES])
 def test_a_user_who_is_not_root(without: tuple[str, ...]) -> None:

@@ -150,6 +150,7 @@ def test_other_methods_and_paths_find_nothing(server: TeamServer):
 # -- bodies ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_body_of_ten_megabytes_is_refused_and_never_held(server: TeamServer):
     huge = json.dumps(ask("x" * (10 << 20))).encode()
     chunk = huge[: 1 << 16]

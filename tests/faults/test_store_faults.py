@@ -117,6 +117,7 @@ def test_nothing_is_cut_passed_over_or_discarded_for_short_reads(
 # --- the log --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_log_torn_at_any_byte_keeps_every_record_before(tmp_path: Path) -> None:
     log = Log(tmp_path / "log.jsonl")
     for update in (1, 2, 3):

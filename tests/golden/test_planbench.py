@@ -504,6 +504,7 @@ def check(rows: list[Row]) -> None:
         assert not taken, (problem.id, taken)
 
 
+@pytest.mark.long
 def test_gold_is_right_and_wrong_is_wrong_on_worlds_of_our_own() -> None:
     check([Row("", a_row(lang, 3 + k % 13, seed=k)) for lang in LANGUAGES.values() for k in range(40)])
 
@@ -535,6 +536,7 @@ def test_our_domains_are_the_benchmarks(language: Language) -> None:
     assert shape(theirs) == shape(language.domain)
 
 
+@pytest.mark.long
 @needs_data
 @pytest.mark.parametrize("name", ["blocksworld", "blocksworld_generalization", "mystery_blocksworld"])
 def test_a_prompt_states_the_problem_of_its_pddl(name: str) -> None:

@@ -141,6 +141,7 @@ def test_what_is_no_trajectory_is_explained(messages: Any, message: str) -> None
     assert str(caught.value).startswith(message)
 
 
+@pytest.mark.long
 @given(ANY_JSON)
 def test_any_reply_gets_a_verdict(value: Any) -> None:
     task = small(Retail)
@@ -279,6 +280,7 @@ def test_known_answers_of_every_task(domain: type[TauBench]) -> None:
     assert_gold_is_right_and_wrong_is_not(task, [*task.problems("test"), *task.problems("train")[:50]])
 
 
+@pytest.mark.long
 @needs_data
 def test_the_tasks_own_changes_of_retail_go_through() -> None:
     """All but four of the test tasks' own changes: those break the policy, or pay with too small a gift card."""

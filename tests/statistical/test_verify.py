@@ -66,6 +66,7 @@ def test_some_team_nearly_attains_the_bound(report: VerifyReport, label: str, at
     assert 1.0 - 1e-9 <= report.checks[label].min_ratio <= at_most
 
 
+@pytest.mark.long
 def test_every_wrong_statement_is_caught(wrong: VerifyReport) -> None:
     assert len(wrong.checks) >= 5
     assert [name for name, check in wrong.checks.items() if check.violations == 0] == []

@@ -114,6 +114,7 @@ def test_bad_settings_are_refused() -> None:
 returns = arrays(np.float64, st.tuples(st.integers(1, 4), st.integers(1, 9)), elements=st.floats(-100, 100, width=16))
 
 
+@pytest.mark.long
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(returns, st.floats(0.1, 5.0))
 def test_informative_groups_are_centred_standardised_and_bounded(returns_PG: np.ndarray, a_clip: float) -> None:

@@ -164,6 +164,7 @@ def test_bootstrap_interval_covers_at_its_confidence() -> None:
         assert confidence - 0.015 - error < covered / trials < confidence + error
 
 
+@pytest.mark.long
 def test_resampling_single_samples_would_not_cover() -> None:
     """Why problems are resampled: samples of one problem are alike; to treat them as independent is overconfident."""
     rng = np.random.default_rng(8)
@@ -188,6 +189,7 @@ def test_share_interval_does_not_claim_certainty() -> None:
         share_interval([0.0, 1.5], rng=rng)
 
 
+@pytest.mark.long
 def test_share_interval_covers_when_success_is_nearly_certain() -> None:
     """Chance 0.97, 20 problems: more than half of all evaluations see nothing but successes. The bootstrap alone then
     misses the truth; the share interval holds it."""

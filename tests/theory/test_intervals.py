@@ -142,6 +142,7 @@ def test_bootstrap_covers_the_true_mean_when_problems_are_resampled() -> None:
     assert by_message / batches < 0.87
 
 
+@pytest.mark.long
 def test_bootstrap_agrees_with_the_normal_bound_for_many_problems() -> None:
     # one message a problem: the bootstrap deviation of the mean is the population deviation / sqrt(P)
     kl_M = 1.0 + 0.2 * rng(5).standard_normal(400)

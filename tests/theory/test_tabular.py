@@ -180,6 +180,7 @@ def test_a_batch_is_its_teams_one_by_one() -> None:
     assert step.kl_B[0] == pytest.approx(whole.kl_B[b], rel=1e-12)
 
 
+@pytest.mark.long
 def test_discounted_simulation_agrees() -> None:
     """Episodes that go on with probability gamma have return J and visit states as d^pi, both within 4.5 errors."""
     rng = np.random.default_rng(11)
