@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from rich.cells import cell_len
@@ -125,14 +127,16 @@ class Interrupting(io.StringIO):
     """A screen at which Ctrl-C is pressed when the first word of a message stands on it, and that shows no more before
     it was heard."""
 
-    def __init__(self, heard: threading.Event) -> None:
+    def __init__(self, waits: threading.Event, heard: threading.Event) -> None:
         super().__init__()
         self.at: str | None = None
-        self.heard = heard
+        self.waits, self.heard = waits, heard
 
     def write(self, text: str) -> int:
         if text.startswith("  ") and self.at is None:
             self.at = text
+            assert self.waits.wait(60)
+            time.sleep(0.2)  # for the few steps from there to where the person waits
             signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
             assert self.heard.wait(60)
         return super().write(text)
@@ -140,14 +144,20 @@ class Interrupting(io.StringIO):
 
 @pytest.mark.long
 def test_ctrl_c_ends_the_message_and_nothing_else(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    heard, cancel = threading.Event(), desk.cancel
+    waits, heard, take, cancel = threading.Event(), threading.Event(), desk.take, desk.cancel
+
+    def taken(*asked: Any) -> Ticket:
+        ticket = take(*asked)
+        waits.set()
+        return ticket
 
     def cancelled(ticket: Ticket) -> None:
         cancel(ticket)
         heard.set()
 
+    monkeypatch.setattr(desk, "take", taken)
     monkeypatch.setattr(desk, "cancel", cancelled)
-    talk, out = Talk(desk, seed=7), Interrupting(heard)
+    talk, out = Talk(desk, seed=7), Interrupting(waits, heard)
     before_us = signal.signal(signal.SIGINT, signal.default_int_handler)  # workers of a test run ignore Ctrl-C
     try:
         converse(talk, lines("What is 2+3?", "/again"), out, 60)

@@ -41,13 +41,15 @@ class Talk:
             "stream": True,
             "show": "discussion",
         }
-        ticket = self.desk.take(read_request(body), teller)
+        request, ticket = read_request(body), None
         self._seed = None if self._seed is None else self._seed + 1
         try:
+            ticket = self.desk.take(request, teller)
             choice = ticket.choices[0].result()
         finally:
-            self.desk.cancel(ticket)  # where it has ended there is nothing to cancel
-            wait(ticket.choices)
+            if ticket is not None:
+                self.desk.cancel(ticket)  # where it has ended there is nothing to cancel
+                wait(ticket.choices)
         self.messages += [question, {"role": "assistant", "content": choice.text}]
         self._answered = True
         return choice
