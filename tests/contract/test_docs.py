@@ -3,6 +3,7 @@ file, module, name and key that a page mentions exists."""
 
 from __future__ import annotations
 
+import ast
 import importlib
 import re
 from collections.abc import Iterator
@@ -100,6 +101,35 @@ def test_the_reference_holds_every_key_with_its_default(tmp_path: Path) -> None:
 def test_commands_and_options_that_pages_name_exist() -> None:
     wrong = [f"{page.name}: {what}" for page in NOW for line in _lines(page) for what in wrong_in_command(line)]
     assert wrong == []
+
+
+def test_commands_and_options_that_messages_name_exist() -> None:
+    """What an error tells a person to type: commands in backquotes, in the texts of the source."""
+    files = sorted((ROOT / "src").rglob("*.py"))
+    wrong = [f"{f.relative_to(ROOT)}: {what}" for f in files for what in wrong_in_texts(f.read_text(encoding="utf-8"))]
+    assert wrong == []
+
+
+def test_commands_are_found_in_texts_of_several_pieces() -> None:
+    source = 'raise E(f"use `teamtr export {run} FOLDER "\n "--merge` and {x}")\n"""`teamtr trian`"""\n'
+    assert sorted(wrong_in_texts(source)) == ["teamtr export --merge", "teamtr trian"]
+
+
+def wrong_in_texts(source: str) -> Iterator[str]:
+    for text in told_in(source):
+        for command in re.findall(r"`(teamtr [^`]+)`", text):
+            yield from wrong_in_command(command)
+
+
+def told_in(source: str) -> Iterator[str]:
+    """The texts of a module, what is put into them left out."""
+    inside = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.JoinedStr):
+            inside |= {id(value) for value in node.values}
+            yield "".join(str(v.value) if isinstance(v, ast.Constant) else "X" for v in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in inside:
+            yield node.value
 
 
 def test_the_command_check_sees_what_is_wrong() -> None:

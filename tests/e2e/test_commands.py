@@ -15,11 +15,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import typer
-from typer.testing import CliRunner
 
+from called import invoke, last_json
 from made_run import eval_record, made_run, write_log
 from taught import teaching_for_real
-from teamtr.cli import app, main
+from teamtr.cli import main
 from teamtr.cli.common import emit, errors
 from teamtr.config import load_team_file
 from teamtr.store import RunFolder
@@ -61,18 +61,6 @@ def finished(tmp_path_factory) -> tuple[Path, str]:
 def contents(folder: Path) -> dict[str, bytes]:
     files = [p for p in folder.rglob("*") if p.is_file() and p.name != ".lock"]
     return {str(p.relative_to(folder)): p.read_bytes() for p in files}
-
-
-def invoke(*arguments: object, code: int = 0):
-    result = CliRunner().invoke(app, [str(a) for a in arguments])
-    if result.exception and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == code, result.output
-    return result
-
-
-def last_json(result) -> dict:
-    return json.loads(result.stdout.strip().splitlines()[-1])
 
 
 @pytest.mark.long

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from typer.testing import CliRunner
 
-from teamtr.cli import app
+from called import invoke, last_json
 from teamtr.config import loads
 from teamtr.session import train as runs
 from teamtr.session.export import export
@@ -36,18 +35,6 @@ learner: {minibatches: 1}
 eval: {every: 1, samples: 2}
 """
 IDS = torch.tensor([[3, 40, 41, 4, 42]])
-
-
-def invoke(*arguments: object, code: int = 0) -> Any:
-    result = CliRunner().invoke(app, [str(a) for a in arguments])
-    if result.exception and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == code, result.output
-    return result
-
-
-def last_json(result: Any) -> dict[str, Any]:
-    return json.loads(result.stdout.strip().splitlines()[-1])
 
 
 @pytest.fixture(scope="module")

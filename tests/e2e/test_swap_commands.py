@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from pathlib import Path
@@ -10,9 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from typer.testing import CliRunner
 
-from teamtr.cli import app
+from called import invoke, last_json
 from teamtr.config import loads
 from teamtr.session import train as runs
 from teamtr.session.resume import StoredRun
@@ -33,18 +31,6 @@ plan: {stages: 1, problems: 2, group_size: 4, radius_nats_per_message: 0.05}
 learner: {minibatches: 1}
 eval: {every: 1, samples: 2}
 """
-
-
-def invoke(*arguments: object, code: int = 0):
-    result = CliRunner().invoke(app, [str(a) for a in arguments])
-    if result.exception and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == code, result.output
-    return result
-
-
-def last_json(result) -> dict:
-    return json.loads(result.stdout.strip().splitlines()[-1])
 
 
 @pytest.fixture(scope="module")

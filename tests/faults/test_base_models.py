@@ -280,7 +280,7 @@ def written(name: str, text: str) -> Callable[[Path], object]:
         (lambda folder: set_in(folder / "config.json", model_type="vit"), r"is a vit, which writes no text"),
         (lambda folder: (folder / "tokenizer.json").unlink(), r"the folder has no tokenizer"),
         (written("tokenizer.json", "{"), r"\(tokenizer\.json is damaged: .+line 1"),
-        (written("adapter_config.json", "{}"), r"is an adapter, not a whole model: merge it .+--merge"),
+        (written("adapter_config.json", "{}"), r"is an adapter, not a whole model: merge it .+--merged"),
     ],
 )
 def test_a_damaged_folder(folder: Path, damage: Callable[[Path], object], message: str) -> None:
@@ -294,7 +294,7 @@ def test_an_exported_team_and_a_run_say_which_folder_is_meant(tmp_path: Path) ->
         for agent in ("left", "right"):
             (tmp_path / team / agent).mkdir(parents=True)
             (tmp_path / team / agent / file).write_text("{}")
-    with pytest.raises(ModelError, match=r"holds adapters \(left, right\), not a model: .+--merge`"):
+    with pytest.raises(ModelError, match=r"holds adapters \(left, right\), not a model: .+--merged`"):
         load_pretrained(str(tmp_path / "adapters"))
     with pytest.raises(ModelError, match=r"holds several models, not one: .+\(.+/models/left, .+/models/right\)"):
         load_pretrained(str(tmp_path / "models"))

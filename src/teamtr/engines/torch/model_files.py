@@ -37,7 +37,7 @@ def check_folder(source: str, folder: Path) -> None:
     if (folder / ADAPTER).is_file():
         raise ModelError(
             f"model {source!r} is an adapter, not a whole model: merge it into its base (`teamtr export RUN FOLDER "
-            "--agent NAME --merge`, or merge_and_unload of PEFT) and give that folder"
+            "--agent NAME --merged`, or merge_and_unload of PEFT) and give that folder"
         )
     if not (folder / "config.json").is_file():
         raise ModelError(f"model {source!r}: {_what_it_is_instead(source, folder)}")
@@ -49,13 +49,13 @@ def _what_it_is_instead(source: str, folder: Path) -> str:
     """Of a folder without config.json: a run and an exported team are often given for one of their agents."""
     if (folder / "checkpoints" / "commits").is_dir():
         return (
-            f"this is a run folder, not a model; `teamtr export {shlex.quote(source)} FOLDER --agent NAME --merge` "
+            f"this is a run folder, not a model; `teamtr export {shlex.quote(source)} FOLDER --agent NAME --merged` "
             "writes one of its agents as a model: give that folder"
         )
     if adapters := sorted(file.parent.name for file in folder.glob(f"*/{ADAPTER}")):
         return (
             f"this folder holds adapters ({named(adapters)}), not a model: export whole models (`teamtr export RUN "
-            "FOLDER --merge`) and give the folder of one of them"
+            "FOLDER --merged`) and give the folder of one of them"
         )
     if inside := sorted(file.parent for file in folder.glob("*/config.json")):
         return f"this folder holds several models, not one: give one of them ({named(map(str, inside))})"
