@@ -30,7 +30,7 @@ from teamtr.presets import (
     TeamSize,
     matched,
 )
-from teamtr.settings.paths import Anchor
+from teamtr.settings.paths import Anchor, Nowhere, SeenFrom
 from teamtr.settings.refusals import Refusal
 from teamtr.settings.section import Section, key, unset
 from teamtr.settings.values import Above0, Count, Decay, Flag, From0, NonEmpty, Positive
@@ -274,9 +274,18 @@ class TeamFile(Section):
         return self.sized_plan().budget(self.size()), reference.budget(self._reference_size())
 
     def anchored(self, folder: Path) -> TeamFile:
-        """The same with the paths of data, code and model folders made absolute, taken as relative to ``folder``, so
-        that a stored copy means the same wherever it lies."""
-        anchor = Anchor(folder)
+        """The same with the paths of data, code and model folders made absolute, taken as relative to ``folder``."""
+        return self._with_paths(Anchor(folder))
+
+    def seen_from(self, folder: Path) -> TeamFile:
+        """The same with those paths as a run folder keeps them: relative to it, so that both can move together."""
+        return self._with_paths(SeenFrom(folder))
+
+    def without_places(self) -> TeamFile:
+        """The same wherever data, code and models lie: for comparisons only."""
+        return self._with_paths(Nowhere(Path()))
+
+    def _with_paths(self, anchor: Anchor) -> TeamFile:
         vllm = self.sampling.vllm.anchored(anchor)
         return self.model_copy(
             update={

@@ -430,19 +430,32 @@ class Driver:
         if state.inputs is not None:
             then = Inputs.of_record(state.inputs)
             self.changes = require_same_inputs(then, self.inputs, self.run.path, accept=self.accept_changes)
+        began = self.team.versions  # of runs of earlier versions, references were named by these
         self.team = self.session.load(folder_of)
         if self.team.versions != state.versions:
             raise StoreError(f"the weights in {self.run.path} are not those that commit {commit.number} names")
-        if state.references != self.session.references():
+        references = self.session.references()
+        known = {name: (version, began[name]) for name, version in references.items()}
+        if {*known} != {*state.references} or any(state.references[name] not in known[name] for name in known):
             raise StoreError(
                 f"the models that the run in {self.run.path} began with are not those that its team file gives now, "
                 "and plan.reference_kl needs them: put the old models back, or begin another run"
             )
         self.account, self.position, self.states = state.account, state.position, dict(state.states)
-        for name, precision in state.precisions.items():  # what "auto" settled on when the run began
-            self.session.engine.set_precision(name, precision)
+        self._take_precisions(state.precisions)
         self.fingerprints = dict(commit.agents)
         self._take_up_log(commit, state)
+
+    def _take_precisions(self, settled: Mapping[str, str]) -> None:
+        """What "auto" settled on when the run began; on a CPU it means float32, whatever a card had settled on."""
+        for name, precision in settled.items():
+            info = self.session.engine.info(name)
+            if self.session.team_file.learner.precision == "auto" and info.device == "cpu":
+                if precision != info.precision:
+                    told = f"agent {name}: computed in {info.precision} on this device, was {precision}"
+                    self.changes = (*self.changes, told)
+            else:
+                self.session.engine.set_precision(name, precision)
 
     def _take_up_log(self, commit: Commit, state: RunState) -> None:
         """Cut the log back to the commit, and tell what it has lost."""

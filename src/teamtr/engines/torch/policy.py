@@ -21,7 +21,7 @@ from teamtr.engines.paged.pool import SamplerPool
 from teamtr.engines.paged.sampler import Server
 from teamtr.engines.policy import Head, Policy, Precision
 from teamtr.engines.sampling import PLAINLY, TokenSampler
-from teamtr.engines.slices import is_spread, whole
+from teamtr.engines.slices import is_spread, summed, whole
 from teamtr.engines.stored import Reader, tensors_in
 from teamtr.engines.torch.attention import (
     Mixing,
@@ -117,6 +117,17 @@ class TransformerPolicy(Policy):
             return dict(self.model.named_parameters())
         return {k: p for k, p in self.model.named_parameters() if belongs_to(k, self.adapter)}
 
+    def initial_parameters(self) -> dict[str, Tensor]:
+        """An adapter that changes nothing is its base, whatever its first factors were drawn as: they are zeros here,
+        so that the same policy has one hash."""
+        found = super().initial_parameters()
+        if self.adapter is None:
+            return found
+        moved = torch.tensor([sum(int(t.count_nonzero()) for name, t in found.items() if ".lora_B." in name)])
+        if any(map(is_spread, self.parameters().values())):
+            moved = summed(moved)
+        return found if int(moved) else {name: torch.zeros_like(tensor) for name, tensor in found.items()}
+
     @cached_property
     def model_parameters(self) -> int:
         return sum(p.numel() for name, p in self.causal_lm.named_parameters() if "lora_" not in name)
@@ -142,7 +153,7 @@ class TransformerPolicy(Policy):
                     file.rename(folder / file.name)
                 nested.rmdir()
             (folder / "README.md").unlink(missing_ok=True)  # PEFT's empty model card
-            _sort_sets(folder / "adapter_config.json", self.model.peft_config[self.adapter])
+            _settle(folder / "adapter_config.json", self.model.peft_config[self.adapter])
         self.tokenizer.save_pretrained(folder)
 
     @torch.no_grad()
@@ -566,9 +577,13 @@ def _followed_as(follow: Follow, rows: Sequence[int], place: int, before: int, t
     return follow(rows[place], before, token_ids)
 
 
-def _sort_sets(file: Path, config: Any) -> None:
-    """PEFT writes its sets in the order of their hashes, which is another in every process."""
+def _settle(file: Path, config: Any) -> None:
+    """PEFT writes its sets in the order of their hashes, which is another in every process, and where the base lies on
+    this machine; the run knows that, and may move. A folder is told by its name."""
     settings = json.loads(file.read_text())
+    base = settings.get("base_model_name_or_path")
+    if base and Path(base).is_absolute():
+        settings["base_model_name_or_path"] = Path(base).name
     sets = {name: sorted(value) for name, value in settings.items() if isinstance(getattr(config, name, None), set)}
     file.write_text(json.dumps({**settings, **sets}, indent=2, sort_keys=True) + "\n")
 
