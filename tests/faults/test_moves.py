@@ -236,9 +236,14 @@ def test_another_hub_id_is_another_run_and_a_folder_may_be_the_same_model(tmp_pa
 
     require_same(tmp_path, named("OWNER/NAME\n  revision: v2"), named("/models/name"))
     require_same(tmp_path, named("/models/name"), named("/elsewhere/name"))
-    for other in ("OWNER/OTHER", "tiny"):
+    with pytest.raises(OtherRun, match=r"team\.lora\.start"):
+        require_same(tmp_path, named("OWNER/NAME"), named("OWNER/NAME\n  lora: {start: /adapters/one}"))
+    other = loads(TEAM.replace("path: data", "question: asked, path: data"), "x").anchored(tmp_path)
+    with pytest.raises(OtherRun, match=r"task\.question"):
+        require_same(tmp_path, loads(TEAM, "x").anchored(tmp_path), other)
+    for model in ("OWNER/OTHER", "tiny"):
         with pytest.raises(OtherRun, match=r"team\.model"):
-            require_same(tmp_path, named("OWNER/NAME"), named(other))
+            require_same(tmp_path, named("OWNER/NAME"), named(model))
 
 
 @pytest.mark.long

@@ -27,7 +27,7 @@ def model_card(team_file: TeamFile, config: AgentConfig, records: Sequence[Recor
         "| | |",
         "|---|---|",
         f"| base | {_base(config)} ({'all weights trained' if config.train == 'full' else 'LoRA'}) |",
-        f"| form of this folder | {_FORMS[exported.form]} |",
+        f"| form of this folder | {_FORMS[exported.form]}, weights in {exported.precision} |",
         *_about(team_file),
         *_figures(config.name, records),
         "",
@@ -50,7 +50,7 @@ _FORMS = {
     "model": "Hugging Face model",
     "adapter": "PEFT adapter",
     "merged": "Hugging Face model, the adapter merged into its base",
-    "gguf": "Hugging Face model in bf16, for llama.cpp to convert",
+    "gguf": "Hugging Face model for llama.cpp to convert",
 }
 _CONVERTING = (
     "## llama.cpp",

@@ -23,6 +23,7 @@ from teamtr.engines.policy import Head, Policy, Precision
 from teamtr.engines.sampling import PLAINLY, TokenSampler
 from teamtr.engines.slices import is_spread, summed, whole
 from teamtr.engines.stored import Reader, tensors_in
+from teamtr.engines.torch.adapter_files import require_tensors
 from teamtr.engines.torch.attention import (
     Mixing,
     Packed,
@@ -32,6 +33,7 @@ from teamtr.engines.torch.attention import (
     require_even_heads,
     text_config,
 )
+from teamtr.engines.torch.file_precision import file_precision, note
 from teamtr.engines.torch.fused_lora import FusedLora
 from teamtr.engines.torch.head import linear_head
 from teamtr.engines.torch.packing import Spread, pack
@@ -144,6 +146,8 @@ class TransformerPolicy(Policy):
             return
         if self.adapter is None:
             self.model.save_pretrained(folder, state_dict=weights)
+            if file_precision(self.model) != torch.float32:
+                note(folder / "config.json", file_precision(self.model))
         else:
             # "auto" would ask the hub about the base's vocabulary at every checkpoint
             self.model.save_pretrained(folder, selected_adapters=[self.adapter], save_embedding_layers=False)
@@ -171,6 +175,13 @@ class TransformerPolicy(Policy):
         with Reader() as reader:
             for name, parameter in own.items():
                 reader.into(parameter, stored[name])
+
+    def start_from(self, folder: Path) -> None:
+        """Begin with a stored adapter. Raises ModelError where it is not of this shape."""
+        assert self.adapter is not None
+        own = self.parameters()
+        require_tensors(folder, {k: p.shape for k, p in own.items()}, {k: _stored_key(k, self.adapter) for k in own})
+        self.load_weights(folder)
 
     # -- computing --------------------------------------------------------------------------------------------
 
@@ -610,6 +621,12 @@ def _adapter_key(stored: str, adapter: str) -> str:
     """PEFT drops the adapter's name when it saves: put it back."""
     stem, _, last = stored.rpartition(".")
     return f"{stem}.{adapter}.{last}"
+
+
+def _stored_key(parameter: str, adapter: str) -> str:
+    """The way back: ``....lora_A.ADAPTER.weight`` as PEFT saves it."""
+    stem, _, last = parameter.rpartition(".")
+    return f"{stem.removesuffix(f'.{adapter}')}.{last}"
 
 
 def _pad_batch(
