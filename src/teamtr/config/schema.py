@@ -22,6 +22,7 @@ from teamtr.config.team import TeamConfig
 from teamtr.config.texts import Device, RunName
 from teamtr.config.tools import AnyTools, ToolsConfig
 from teamtr.config.vllm import RANKS, VllmConfig
+from teamtr.config.warmup import WarmupConfig
 from teamtr.errors import UserError
 from teamtr.presets import (
     TEAMTR,
@@ -46,8 +47,8 @@ class TinyConfig(Section):
     layers: Positive = key(2, "Transformer blocks.")
     width: Positive = key(64, "Hidden size; an even multiple of heads.")
     heads: Positive = key(4, "Attention heads.")
-    warmup_steps: Count = key(200, "Supervised warm-up steps on the form of messages, before training.")
-    warmup_learning_rate: From0 = key(3e-3, "Learning rate of the warm-up.")
+    warmup_steps: Count = key(200, "Supervised steps on the form of messages that make it; `warmup` is for any model.")
+    warmup_learning_rate: From0 = key(3e-3, "Learning rate of those steps.")
 
     def _refusals(self) -> Iterator[Refusal]:
         if self.width % (2 * self.heads):
@@ -188,6 +189,7 @@ class TeamFile(Section):
     team: TeamConfig
     tools: AnyTools = ToolsConfig()
     tiny: TinyConfig = TinyConfig()
+    warmup: WarmupConfig = WarmupConfig()
     plan: PlanConfig = PlanConfig()
     learner: LearnerConfig = LearnerConfig()
     sampling: SamplingConfig = SamplingConfig()
@@ -219,6 +221,12 @@ class TeamFile(Section):
                 "router of your own; use plan.match: rollouts"
             )
             yield Refusal(("plan", "match"), message)
+        if self.warmup.tokens and self.plan.plan().objective.has_reference:
+            message = (
+                "warmup and plan.reference_kl: the reference is the model as it was given, and would draw the team "
+                "back to before its warm-up; leave one out, or start from an export of a team that is warmed up"
+            )
+            yield Refusal(("warmup", "tokens"), message, (("plan", "reference_kl"),))
         count = self.plan.problems
         if self.learner.cross_fit and count < 4:
             message = f"learner.cross_fit halves the problems of a batch: plan.problems must be 4 or more, got {count}"
@@ -292,6 +300,7 @@ class TeamFile(Section):
                 "task": self.task.anchored(anchor),
                 "team": self.team.anchored(anchor),
                 "tools": self.tools.anchored(anchor),
+                "warmup": self.warmup.anchored(anchor),
                 "sampling": self.sampling.model_copy(update={"vllm": vllm}),
             }
         )

@@ -31,7 +31,7 @@ from teamtr.records import (
     encode_record,
     updates_before,
 )
-from teamtr.reports import UpdateReport
+from teamtr.reports import UpdateReport, WarmupReport
 from teamtr.rollout import punishments_PG, trained_returns_PG
 from teamtr.rollout.cost import Account, price_of_sampling
 from teamtr.session.budget import matched_budget
@@ -43,6 +43,7 @@ from teamtr.session.memory import before_servers, before_training, peak_gb
 from teamtr.session.rollouts import Gathered, StageRollouts
 from teamtr.session.state import Position, RunState
 from teamtr.session.success import evaluate_team, exact_success
+from teamtr.session.warmup import warm_up
 from teamtr.store import (
     Commit,
     RunFolder,
@@ -385,13 +386,26 @@ class Driver:
             told = (*self_test(self.session), *doubts(self.session))
         warnings = (*self.session.task.warnings, *told)
         before_servers(self.session)
+        warmed = self._warm_up()
         with self._timed("floors", "noise floors"):
             floors = measure_floors(self.session)
         require_visible(self.session, floors)
         with self._timed("rehearse", "rehearsing memory"):
             self.memory = before_training(self.session)
         self._save(None, updated=None)
-        return StartRecord(**self._begun(), floors={f.agent: f.noise_floor for f in floors}, warnings=warnings)
+        measured = {f.agent: f.noise_floor for f in floors}
+        return StartRecord(**self._begun(), floors=measured, warnings=warnings, warmup=warmed)
+
+    def _warm_up(self) -> dict[str, WarmupReport] | None:
+        """Before anything is measured of the team; what it took is counted apart from training."""
+        if self.session.team_file.warmup.tokens == 0:
+            return None
+        with self._timed("warmup", "warming up"):
+            found = warm_up(self.session)
+        for name, report in found.items():
+            self.account.updated(name, {"warmup": report.tokens}, {"warmup": report.seconds})
+        self.team = self.session.current_team()
+        return found
 
     def _go_on(self, commit: Commit) -> ResumeRecord:
         self._resume(commit)

@@ -202,7 +202,7 @@ def _programs(team_file: TeamFile) -> Iterator[tuple[str, Path]]:
 
 
 def _files(team_file: TeamFile) -> Iterator[tuple[str, Path]]:
-    for key, text in _texts(team_file.model_dump(mode="json", exclude={"sampling"})):  # which names no data
+    for key, text in _texts(team_file.model_dump(mode="json", exclude={"sampling", "warmup"})):  # no data, or over
         if len(text) < 4096 and "\0" not in text and Path(text).is_absolute() and Path(text).is_file():
             yield key, Path(text)
 

@@ -136,6 +136,7 @@ def keep(run: RunFolder, team_file: TeamFile) -> None:
 def require_places(folder: Path, team_file: TeamFile) -> None:
     """Raises a UserError that names every file and folder of a run which is not there, and how to say where it is."""
     gone = {key: named for key, named in places(team_file).items() if not _path_in(named).exists()}
+    gone.pop("warmup.path", None)  # a run begins once
     if not team_file.plan.plan().objective.has_reference:  # what adapters started from is over, but for a KL to it
         gone = {key: named for key, named in gone.items() if not key.endswith("lora.start")}
     if gone:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,7 +69,7 @@ def require_tensors(folder: Path, wanted: Mapping[str, torch.Size], stored_as: M
     told = f"lora.start {str(folder)!r}"
     try:
         with safe_open(folder / WEIGHTS, framework="pt") as stored:
-            keys: Collection[str] = set(stored.keys())
+            keys = set(stored.keys())
             missing = [name for name in wanted if stored_as[name] not in keys]
             extra = keys - set(stored_as.values())
             if missing or extra:
