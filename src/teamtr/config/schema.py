@@ -70,6 +70,11 @@ class LearnerConfig(Section):
         "auto",
         "Precision of training and scoring; auto: the cheapest whose measured noise is under a tenth of the radius.",
     )
+    base: Literal["fp32", "file"] = key(
+        "fp32",
+        "Frozen weights below adapters: fp32, or in the precision of their file, which takes half the memory for bf16; "
+        "changes no result, and takes longer on a CPU.",
+    )
     confidence: Annotated[float, Strict(), Ge(0.5), Lt(1)] = key(0.95, "Confidence level of the gate's upper KL bound.")
     gate_share: Annotated[float, Strict(), Gt(0), Le(1)] = key(
         0.25,
@@ -221,6 +226,11 @@ class TeamFile(Section):
                 "router of your own; use plan.match: rollouts"
             )
             yield Refusal(("plan", "match"), message)
+        if self.learner.base == "file" and self.cluster.shard_base:
+            message = (
+                "learner.base: file is for a base that a process holds whole; cluster.shard_base spreads it: set fp32"
+            )
+            yield Refusal(("learner", "base"), message, (("cluster", "shard_base"),))
         if self.warmup.tokens and self.plan.plan().objective.has_reference:
             message = (
                 "warmup and plan.reference_kl: the reference is the model as it was given, and would draw the team "

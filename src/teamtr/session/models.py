@@ -33,7 +33,7 @@ from teamtr.engines.shards import Shards
 from teamtr.engines.tabular import TabularPolicy
 from teamtr.engines.torch import pretrained
 from teamtr.engines.torch.adapter_files import AdapterShape, require_adapter
-from teamtr.engines.torch.file_precision import as_in_file, in_float32, round_as_noted
+from teamtr.engines.torch.file_precision import as_in_file, file_precision, in_float32, round_as_noted
 from teamtr.engines.torch.fused_lora import fuse_lora
 from teamtr.engines.torch.loading import TinyShape, quieten, share_base, teach_form, tiny_model
 from teamtr.engines.torch.outline import NotInParts, Slot, Unread, slots_of
@@ -364,6 +364,8 @@ def _transformer_models(
         _put(shared, slots, loaded, making.layers, device)
         base_version = hash_tensors({name: slot.tensor for name, slot in slots.items() if slot.is_parameter})
         fused = fuse_lora(shared)
+        if team_file.learner.base == "file":
+            fused.keep_as(file_precision(model))
         for adapter, name in adapters.items():
             policy = TransformerPolicy(
                 shared,

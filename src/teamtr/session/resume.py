@@ -23,6 +23,7 @@ ON_A_MACHINE = (
     "device",
     "store.keep_checkpoints",
     "learner.micro_batch",
+    "learner.base",
     "sampling.compiled",
     "sampling.memory_gb",
     "sampling.vllm",

@@ -104,7 +104,9 @@ class TransformerPolicy(Policy):
             return 0
         body = 0
         if not self._fused.spread:
-            body = sum(2 * w.numel() for w in (*(layer.weight for layer in self._fused.linears), *self._fused.unfused))
+            half = _HALF[self.precision]
+            weights = (*(layer.weight for layer in self._fused.linears), *self._fused.unfused)
+            body = sum(2 * weight.numel() for weight in weights if weight.dtype != half)
         return body + (2 * self.causal_lm.get_output_embeddings().weight.numel() if self.precision == "fp16" else 0)
 
     # -- weights ----------------------------------------------------------------------------------------------
