@@ -23,7 +23,7 @@ from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type
 import numpy as np
 
 from teamtr.errors import Refused
-from teamtr.reports import EvalReport, Health, Interval, StageReport, UpdateReport, was_kept
+from teamtr.reports import EvalReport, Health, Interval, StageReport, UpdateReport, WarmupReport, was_kept
 from teamtr.types import Floats
 
 LOG_VERSION = 2
@@ -92,6 +92,8 @@ class StartRecord(Begun):
     floors: Mapping[str, float]
     """Noise floor of scoring, by agent."""
     warnings: tuple[str, ...] = ()
+    warmup: Mapping[str, WarmupReport] | None = None
+    """What agents were trained on before the first stage; None without a warm-up."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What is reported: outcomes and certificates of updates, stages, and evaluations with their intervals."""
+"""What is reported: warm-ups, outcomes and certificates of updates, stages, and evaluations with their intervals."""
 
 from __future__ import annotations
 
@@ -39,6 +39,20 @@ class Certificate:
     kind: str
     terms: Mapping[str, float | Floats]
     lower_bound: float | Floats
+
+
+@dataclass(frozen=True)
+class WarmupReport:
+    """What one agent was trained on before the first stage. ``tokens`` are of prompts and completions, as often as they
+    were read; losses are nats per token of the completions, over the same few examples before and after."""
+
+    source: str
+    examples: int
+    steps: int
+    tokens: int
+    loss_before: float
+    loss_after: float
+    seconds: float
 
 
 @dataclass(frozen=True)

@@ -293,7 +293,18 @@ def test_updates_before_a_record():
 # -- the run of the version before ----------------------------------------------------------------------------
 
 
-NEWER = ("log_version", "changes", "rollouts", "budget", "critic", "pass_hat_k", "pass_hat_intervals", "lost", "health")
+NEWER = (
+    "log_version",
+    "changes",
+    "rollouts",
+    "budget",
+    "critic",
+    "pass_hat_k",
+    "pass_hat_intervals",
+    "lost",
+    "health",
+    "warmup",
+)
 """Fields that logs of version 1 do not have."""
 
 

@@ -168,9 +168,9 @@ class TeamTrainer:
         objects: dict[str, Any] = {self._sources[id(a)]: (a.model, a.tokenizer) for a in self._agents if a.is_object}
 
         def load(source: str) -> tuple[Any, Any]:
-            """A copy each time, in float32 as folders are loaded: training changes weights, adapters change layers."""
+            """A copy each time: training changes weights, adapters change layers."""
             model, tokenizer = deepcopy(objects[source])
-            return model.float().eval(), tokenizer
+            return model, tokenizer
 
         return load if objects else None
 

@@ -193,6 +193,23 @@ def read_team_file(file: Path, overrides: list[str] | None) -> TeamFile:
     return load_team_file(file, overrides or ())
 
 
+def holds_run(folder: Path) -> bool:
+    """Whether a run has begun in this folder."""
+    from teamtr.store import RunFolder
+
+    return bool(RunFolder(folder).checkpoints.numbers())
+
+
+def read_run(folder: Path, overrides: list[str] | None) -> TeamFile:
+    """What the run in the folder was asked, with these changes. Call it as ``read_team_file``."""
+    from teamtr.config import changed, loads_stored
+    from teamtr.store import RunFolder
+
+    run = RunFolder.read(folder)
+    stored = loads_stored(run.team_text(), str(run.team_file), run.path)
+    return changed(stored, overrides, str(run.team_file)) if overrides else stored
+
+
 @dataclass(frozen=True)
 class OpenedTeam:
     """A team that can speak, and what it is called."""

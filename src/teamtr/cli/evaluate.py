@@ -32,7 +32,7 @@ def evaluate(
         list[str] | None,
         typer.Argument(
             help="With --team: settings to change, such as `eval.samples=8`. With a run: another task instead of its "
-            "own, such as `task.name=math500 task.test=math500.jsonl`.",
+            "own, such as `task.name=math500 task.test=math500.jsonl`, its `device`, or where its models are now.",
             autocompletion=dotted_keys,
         ),
     ] = None,
@@ -199,11 +199,12 @@ def _opened(run: str | None, team: Path | None, changes: list[str]) -> tuple[Ses
         session = build(settings)
         return session, session.current_team(), Path("evals") / settings.name, 0, 0
     assert run is not None
+    from teamtr.config import is_of_task
     from teamtr.session.resume import StoredRun
 
     stored, evals = StoredRun.read(Path(run)), Path(run) / "evals"
-    if changes:
-        stored = stored.on_another_task(changes)
+    stored = stored.changed(changes)
+    if any(map(is_of_task, changes)):
         evals /= "".join(c if c.isalnum() else "-" for c in stored.team_file.task.name)
     session, members = stored.build()
     return session, members, evals, int(stored.commit.progress["stage"]), stored.commit.number

@@ -78,7 +78,14 @@ def export(
         emit(
             {
                 "agents": [
-                    {"agent": e.agent, "folder": str(e.folder), "form": e.form, "base": e.base} for e in written
+                    {
+                        "agent": e.agent,
+                        "folder": str(e.folder),
+                        "form": e.form,
+                        "base": e.base,
+                        "precision": e.precision,
+                    }
+                    for e in written
                 ],
                 "serve": lines,
                 "pushed": pushed,

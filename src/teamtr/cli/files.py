@@ -36,12 +36,15 @@ def check(
         from teamtr.session.estimate import estimate, timed_floors
         from teamtr.session.memory import before_servers
         from teamtr.session.trial import try_out
+        from teamtr.session.warmup import examples_of
+        from teamtr.text import counted
         from teamtr.trackers import missing
         from teamtr.training.advice import advise
         from teamtr.training.health import health_of
 
         session = build(settings)
         served = before_servers(session)
+        examples = examples_of(session)
         told = [*self_test(session), *doubts(session), *filter(None, map(missing, session.team_file.trackers))]
         trial = try_out(session)
         floors, scoring = timed_floors(session, trial)
@@ -55,6 +58,7 @@ def check(
         f"{team_file}: fine",
         f"  problems: {len(task.problems('train'))} to train on, {len(task.problems('test'))} held out",
         *(f"  {line}" for line in budget_lines(session)),
+        *(f"  {name} is warmed up on {counted(len(batch), 'example')}" for name, batch in examples.items()),
         *(f"  {name} calls {', '.join(tools)}" for name, tools in callable_tools(session).items()),
         *(f"  {floor}" for floor in floors),
         *(f"  {name}: sampling is {path}" for name, path in samplers.items()),

@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from teamtr.cli.words import clock, health_line, lengths, percent, signals
+from teamtr.cli.words import clock, health_line, lengths, percent, signals, warmup_line
 from teamtr.records import decode_health
 from teamtr.reports import Health, was_skipped
 from teamtr.text import counted, on_terminal, share
@@ -90,6 +90,8 @@ class TrainingScreen:
                 )
                 paths = ", ".join(sorted(set(record["samplers"].values())))
                 self._print(f"{self.label}{verb}: {record['name']}, {', '.join(record['agents'])} (sampling: {paths})")
+                for agent, warmed in (record.get("warmup") or {}).items():
+                    self._print(f"{self.label}{warmup_line(agent, warmed)}")
                 told = (record.get(key, ()) for key in ("skipped", "changes", "warnings"))
                 for warning in itertools.chain.from_iterable(told):
                     self._print(f"warning: {warning}")

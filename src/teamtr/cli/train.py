@@ -9,7 +9,17 @@ from typing import Annotated, Any
 
 import typer
 
-from teamtr.cli.common import JsonFlag, Overrides, app, emit, errors, interruptible, read_team_file
+from teamtr.cli.common import (
+    JsonFlag,
+    Overrides,
+    app,
+    emit,
+    errors,
+    holds_run,
+    interruptible,
+    read_run,
+    read_team_file,
+)
 
 
 @app.command()
@@ -30,6 +40,9 @@ def train(
 ) -> None:
     """Train a team, or resume the run in the folder: the same command does both.
 
+    A run goes on elsewhere with `teamtr train RUN team.model=PATH task.path=PATH device=cpu`, paths relative to the
+    present folder: data, code and models must be the same by their hashes.
+
     Ctrl-C once finishes the update and saves; twice stops at once. Every update is a checkpoint, so at most the update
     in progress is lost.
     """
@@ -38,7 +51,9 @@ def train(
     with errors() as works, interruptible() as stop:
         if team_file.is_dir() and (team_file / "team.yaml").is_file():
             team_file = team_file / "team.yaml"
-        settings = read_team_file(team_file, overrides)
+        inside_a_run = holds_run(team_file.parent)
+        is_stored = inside_a_run and team_file.name == "team.yaml"
+        settings = read_run(team_file.parent, overrides) if is_stored else read_team_file(team_file, overrides)
         from teamtr.cli.progress import TrainingScreen
         from teamtr.cli.terminal import say
         from teamtr.records import accepted
@@ -46,7 +61,6 @@ def train(
         from teamtr.store import RunFolder
         from teamtr.text import counted
 
-        inside_a_run = bool(RunFolder(team_file.parent).checkpoints.numbers())
         folder = out or (team_file.parent if inside_a_run else Path("runs") / settings.name)
         with TrainingScreen(works=works) as screen:
             records = runs.train(settings, folder, stop=stop, accept_changes=accept_changes)

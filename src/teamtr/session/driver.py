@@ -31,7 +31,7 @@ from teamtr.records import (
     encode_record,
     updates_before,
 )
-from teamtr.reports import UpdateReport
+from teamtr.reports import UpdateReport, WarmupReport
 from teamtr.rollout import punishments_PG, trained_returns_PG
 from teamtr.rollout.cost import Account, price_of_sampling
 from teamtr.session.budget import matched_budget
@@ -43,6 +43,7 @@ from teamtr.session.memory import before_servers, before_training, peak_gb
 from teamtr.session.rollouts import Gathered, StageRollouts
 from teamtr.session.state import Position, RunState
 from teamtr.session.success import evaluate_team, exact_success
+from teamtr.session.warmup import warm_up
 from teamtr.store import (
     Commit,
     RunFolder,
@@ -385,13 +386,26 @@ class Driver:
             told = (*self_test(self.session), *doubts(self.session))
         warnings = (*self.session.task.warnings, *told)
         before_servers(self.session)
+        warmed = self._warm_up()
         with self._timed("floors", "noise floors"):
             floors = measure_floors(self.session)
         require_visible(self.session, floors)
         with self._timed("rehearse", "rehearsing memory"):
             self.memory = before_training(self.session)
         self._save(None, updated=None)
-        return StartRecord(**self._begun(), floors={f.agent: f.noise_floor for f in floors}, warnings=warnings)
+        measured = {f.agent: f.noise_floor for f in floors}
+        return StartRecord(**self._begun(), floors=measured, warnings=warnings, warmup=warmed)
+
+    def _warm_up(self) -> dict[str, WarmupReport] | None:
+        """Before anything is measured of the team; what it took is counted apart from training."""
+        if self.session.team_file.warmup.tokens == 0:
+            return None
+        with self._timed("warmup", "warming up"):
+            found = warm_up(self.session)
+        for name, report in found.items():
+            self.account.updated(name, {"warmup": report.tokens}, {"warmup": report.seconds})
+        self.team = self.session.current_team()
+        return found
 
     def _go_on(self, commit: Commit) -> ResumeRecord:
         self._resume(commit)
@@ -430,19 +444,32 @@ class Driver:
         if state.inputs is not None:
             then = Inputs.of_record(state.inputs)
             self.changes = require_same_inputs(then, self.inputs, self.run.path, accept=self.accept_changes)
+        began = self.team.versions  # of runs of earlier versions, references were named by these
         self.team = self.session.load(folder_of)
         if self.team.versions != state.versions:
             raise StoreError(f"the weights in {self.run.path} are not those that commit {commit.number} names")
-        if state.references != self.session.references():
+        references = self.session.references()
+        known = {name: (version, began[name]) for name, version in references.items()}
+        if {*known} != {*state.references} or any(state.references[name] not in known[name] for name in known):
             raise StoreError(
                 f"the models that the run in {self.run.path} began with are not those that its team file gives now, "
                 "and plan.reference_kl needs them: put the old models back, or begin another run"
             )
         self.account, self.position, self.states = state.account, state.position, dict(state.states)
-        for name, precision in state.precisions.items():  # what "auto" settled on when the run began
-            self.session.engine.set_precision(name, precision)
+        self._take_precisions(state.precisions)
         self.fingerprints = dict(commit.agents)
         self._take_up_log(commit, state)
+
+    def _take_precisions(self, settled: Mapping[str, str]) -> None:
+        """What "auto" settled on when the run began; on a CPU it means float32, whatever a card had settled on."""
+        for name, precision in settled.items():
+            info = self.session.engine.info(name)
+            if self.session.team_file.learner.precision == "auto" and info.device == "cpu":
+                if precision != info.precision:
+                    told = f"agent {name}: computed in {info.precision} on this device, was {precision}"
+                    self.changes = (*self.changes, told)
+            else:
+                self.session.engine.set_precision(name, precision)
 
     def _take_up_log(self, commit: Commit, state: RunState) -> None:
         """Cut the log back to the commit, and tell what it has lost."""

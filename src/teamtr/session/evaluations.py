@@ -143,7 +143,7 @@ class Evaluation:
         }
         return {
             "team_version": self.cast.team.version,
-            "team": self.session.team_file.team.model_dump(mode="json"),
+            "team": self.session.team_file.without_places().team.model_dump(mode="json"),
             "split": self.split,
             "samples": self.samples,
             "temperature": self.temperature,
@@ -153,7 +153,7 @@ class Evaluation:
             **(
                 {}
                 if self.cast.context.tools is None
-                else {"tools": self.session.team_file.tools.model_dump(mode="json")}
+                else {"tools": self.session.team_file.without_places().tools.model_dump(mode="json")}
             ),
         }
 

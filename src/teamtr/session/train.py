@@ -21,7 +21,7 @@ from teamtr.config import TeamFile
 from teamtr.ports import EngineLost
 from teamtr.session.build import AS_WRITTEN, Parts, build
 from teamtr.session.driver import Driver, Lost, Record
-from teamtr.session.resume import claim
+from teamtr.session.resume import claim, keep
 from teamtr.store import RunFolder
 from teamtr.trackers import Filing, follow
 
@@ -52,6 +52,7 @@ def train(
         try:
             records = _until_done(run, team_file, stop, parts, accept_changes)
             first = next(records)  # before a tracker hears of a run that cannot begin
+            keep(run, team_file)  # the hashes agree: from now on the run is what was asked now
             yield from follow(
                 chain([first], records),
                 team_file.trackers,

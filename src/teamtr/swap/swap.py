@@ -27,7 +27,7 @@ import numpy as np
 import orjson
 
 from teamtr.chat.tokenizers import compare_tokenizers
-from teamtr.config import TeamFile, dump
+from teamtr.config import TeamFile, dumps_stored
 from teamtr.errors import Refused, UserError
 from teamtr.randomness import seed_of
 from teamtr.records import (
@@ -367,7 +367,7 @@ class _Swap:
             lambda name, folder: learners[name].save(folder),
             state.as_progress(),
         )
-        write_atomic(self.target.team_file, dump(self.team_file).encode())
+        write_atomic(self.target.team_file, dumps_stored(self.team_file, self.target.path).encode())
         _tidy(self.target)
 
     def _history(self) -> dict[str, Any] | None:
