@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from teamtr.cli.common import JsonFlag, Overrides, app, emit, errors, interruptible, read_team_file
+from teamtr.cli.sweep import Workers, run_sweep
 
 
 @app.command()
@@ -22,6 +23,10 @@ def train(
         Path | None,
         typer.Option(help="Run folder. [default: the folder of the team file if it holds a run, else `runs/NAME`]"),
     ] = None,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="Train with so many seeds. [default: the team file's seeds]")
+    ] = None,
+    workers: Workers = None,
     accept_changes: Annotated[
         bool,
         typer.Option("--accept-changes", help="Go on though data, code or models are not those the run began with."),
@@ -32,6 +37,9 @@ def train(
 
     Ctrl-C once finishes the update and saves; twice stops at once. Every update is a checkpoint, so at most the update
     in progress is lost.
+
+    With `--seeds 3`, or `seeds: 3` in the team file, three runs are trained, side by side where there is room, and one
+    table has the mean of their success, its deviation and its interval.
     """
     last: dict[str, Any] = {}
     outcomes: Counter[str] = Counter()
@@ -41,6 +49,7 @@ def train(
         settings = read_team_file(team_file, overrides)
         from teamtr.cli.progress import TrainingScreen
         from teamtr.cli.terminal import say
+        from teamtr.errors import UserError
         from teamtr.records import accepted
         from teamtr.session import train as runs
         from teamtr.store import RunFolder
@@ -48,6 +57,12 @@ def train(
 
         inside_a_run = bool(RunFolder(team_file.parent).checkpoints.numbers())
         folder = out or (team_file.parent if inside_a_run else Path("runs") / settings.name)
+        if (count := seeds or settings.seeds) > 1:
+            _train_seeds(team_file, overrides or [], count, workers, folder, accept_changes, as_json)
+            return
+        if workers is not None:
+            raise UserError("--workers is for several runs: give --seeds, or use `teamtr sweep`")
+        settings = settings.model_copy(update={"seeds": 1})
         with TrainingScreen(works=works) as screen:
             records = runs.train(settings, folder, stop=stop, accept_changes=accept_changes)
             for record in stop.during(screen.watch(records)):
@@ -79,3 +94,19 @@ def train(
         )
     if "stopped" in last:
         raise typer.Exit(130)
+
+
+def _train_seeds(
+    file: Path, changes: list[str], seeds: int, workers: int | None, out: Path, accept_changes: bool, as_json: bool
+) -> None:
+    """Each seed in a folder of its own in ``out``, and one table."""
+    from teamtr.errors import UserError
+    from teamtr.sweep.sweep import Sweep
+
+    if accept_changes:
+        raise UserError(
+            f"--accept-changes is for one run: `teamtr train {shlex.quote(str(out / 'seedN'))} --accept-changes` with "
+            "the number of its seed, then this command without it"
+        )
+    command = shlex.join(["teamtr", "train", str(file), *changes, "--seeds", str(seeds)])
+    run_sweep(Sweep.over_seeds(read_team_file(file, changes), seeds, out, command), workers, False, as_json)

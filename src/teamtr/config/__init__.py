@@ -23,6 +23,7 @@ from teamtr.config.plan import PlanConfig, plan_keys
 from teamtr.config.recipe import recipe_text, recipes
 from teamtr.config.reference import reference
 from teamtr.config.schema import TeamFile
+from teamtr.config.several import Setting, several
 from teamtr.config.team import AgentConfig, LoraConfig, TeamConfig
 from teamtr.config.upgrade import loads_stored
 
@@ -32,6 +33,7 @@ __all__ = [
     "LoraConfig",
     "PlanConfig",
     "SchemaKey",
+    "Setting",
     "TeamConfig",
     "TeamFile",
     "dump",
@@ -47,4 +49,5 @@ __all__ = [
     "recipes",
     "reference",
     "schema_keys",
+    "several",
 ]

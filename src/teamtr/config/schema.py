@@ -183,6 +183,11 @@ class TeamFile(Section):
 
     name: RunName = Field(description="Name of the run.")
     seed: Count = key(0, "Seed of all randomness.")
+    seeds: Positive = key(
+        1,
+        "Runs that `teamtr train` trains, with seeds from `seed` on, side by side where there is room; one table has "
+        "their mean, deviation and interval.",
+    )
     device: Device = key("auto", "auto, cpu, cuda or cuda:N.")
     task: AnyTask = Field(description="The problems: a generated game, your own data, or a benchmark.")
     team: TeamConfig
