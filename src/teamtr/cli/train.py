@@ -49,6 +49,7 @@ def train(
         settings = read_team_file(team_file, overrides)
         from teamtr.cli.progress import TrainingScreen
         from teamtr.cli.terminal import say
+        from teamtr.cli.words import percent
         from teamtr.errors import UserError
         from teamtr.records import accepted
         from teamtr.session import train as runs
@@ -68,7 +69,13 @@ def train(
             for record in stop.during(screen.watch(records)):
                 last[record["kind"]] = record
                 outcomes.update([record["outcome"]] if record["kind"] == "update" else [])
-    if "resume" in last and "update" not in last and "finished" in last:
+    ended = last.get("finished")
+    if ended is not None and ended["stopped_early"]:
+        say(
+            f"stopped early after stage {ended['stage']}: {counted(settings.eval.patience or 0, 'evaluation')} in a "
+            "row without a better held-out success; raise eval.patience to continue"
+        )
+    elif "resume" in last and "update" not in last and ended is not None:
         say(f"this run has finished all {settings.sized_plan().stages} stages; raise plan.stages to continue")
     if set(outcomes) == {"skipped_no_signal"}:
         with errors():
@@ -80,6 +87,11 @@ def train(
         )
     elif silent := outcomes["skipped_no_signal"]:
         say(f"{silent} of {outcomes.total()} updates had no signal: in every group, all episodes got the same reward")
+    if ended is not None and (best := ended["best"]) is not None and best["updates"] != ended["updates"]:
+        say(
+            f"best held-out success: {percent(best['success'])} at checkpoint {best['updates']} (stage "
+            f"{best['stage']}), which is kept: teamtr eval {shlex.quote(str(folder))} --checkpoint best"
+        )
     say(f"run folder: {folder}; next: teamtr report {shlex.quote(str(folder))}")
     if as_json:
         evaluation, update = last.get("eval"), last.get("update")
@@ -87,7 +99,9 @@ def train(
             {
                 "folder": str(folder),
                 "status": "stopped" if "stopped" in last else "finished",
-                "updates": (last.get("finished") or last["stopped"])["updates"],
+                "updates": (ended or last["stopped"])["updates"],
+                "stopped_early": ended is not None and ended["stopped_early"],
+                "best": ended and ended["best"],
                 "success": evaluation and evaluation["avg_at_k"],
                 "tokens": update and update["sampled_tokens_total"],
             }

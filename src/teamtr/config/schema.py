@@ -125,6 +125,14 @@ class EvalConfig(Section):
     problems: Positive | None = unset("Most held-out problems; default: 64 during a run, all for teamtr eval.")
     samples: Positive | None = unset("Episodes per problem; default: 4 during a run, the paper's K for teamtr eval.")
     temperature: From0 | None = unset("Sampling temperature; 0 is greedy; default: as in training.")
+    patience: Positive | None = unset(
+        "Stop training once so many evaluations in a row were no better than the best before them; default: never."
+    )
+
+    def _refusals(self) -> Iterator[Refusal]:
+        if self.patience is not None and self.every == 0:
+            message = "eval.patience counts evaluations, and eval.every: 0 makes none; set eval.every, or leave it out"
+            yield Refusal(("eval", "patience"), message, (("eval", "patience"), ("eval", "every")))
 
 
 class DiagnosticsConfig(Section):
@@ -140,7 +148,9 @@ class DiagnosticsConfig(Section):
 class StoreConfig(Section):
     """What a run keeps."""
 
-    keep_checkpoints: Positive = key(2, "How many of the latest checkpoints to keep.")
+    keep_checkpoints: Positive = key(
+        2, "How many of the latest checkpoints to keep; the best by held-out success stays too."
+    )
     episodes: Flag = key(True, "Keep the episodes for inspection.")
 
 

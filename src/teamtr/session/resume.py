@@ -7,11 +7,13 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from teamtr.config import ConfigError, TeamFile, dump, loads_stored, on_another_task
 from teamtr.errors import Refused, UserError
+from teamtr.evaluation.best import best_of
 from teamtr.session.build import AS_WRITTEN, Parts, Session, build
+from teamtr.session.history import History
 from teamtr.session.inputs import Inputs, require_same_models
 from teamtr.store import Commit, NotARun, RunFolder, StoreError, write_atomic
 from teamtr.team import Team
@@ -40,6 +42,7 @@ MAY_CHANGE = (
     "eval.problems",
     "eval.samples",
     "eval.temperature",
+    "eval.patience",
     "diagnostics.every",
 )
 """Settings that a resumed run may change without becoming another run."""
@@ -65,8 +68,9 @@ class StoredRun:
     commit: Commit
 
     @classmethod
-    def read(cls, folder: Path | str) -> StoredRun:
-        """Without taking the run's lock. Raises NotARun where there is nothing to go on from."""
+    def read(cls, folder: Path | str, checkpoint: int | Literal["best"] | None = None) -> StoredRun:
+        """Without taking the run's lock: the latest checkpoint, the best by held-out success, or that after so many
+        updates. Raises NotARun where there is nothing to go on from."""
         run = RunFolder.read(folder)
         if not run.team_file.is_file():
             raise NotARun(f"{folder} holds no whole run (no team.yaml in it): train or swap to its end first")
@@ -76,6 +80,8 @@ class StoredRun:
             raise NotARun(f"{folder} holds no checkpoint yet; train first")
         for damaged in commit.skipped:
             warnings.warn(f"{damaged}. Read instead: the team after {commit.number} updates", stacklevel=2)
+        if checkpoint is not None:
+            commit = run.checkpoints.at(_best(run, commit) if checkpoint == "best" else checkpoint)
         return cls(run, team_file, commit)
 
     def on_another_task(self, changes: Sequence[str]) -> StoredRun:
@@ -88,6 +94,20 @@ class StoredRun:
         if (then := self.commit.progress.get("inputs")) is not None:
             require_same_models(Inputs.of_record(then), session, self.folder.path)
         return session, session.load(lambda name: self.folder.checkpoints.folder_of(self.commit, name))
+
+
+def _best(run: RunFolder, latest: Commit) -> int:
+    """How many updates the checkpoint with the highest held-out success has."""
+    history = History(run.log.records())
+    if (state := latest.progress.get("history")) is not None:
+        history.take_state(state, None)
+    best = best_of(history.held_out)
+    if best is None:
+        raise UserError(
+            f"the run in {run.path} was never evaluated while it trained (eval.every), so that none of its checkpoints "
+            "is known to be the best: leave --checkpoint out for the latest"
+        )
+    return best.updates
 
 
 def claim(run: RunFolder, team_file: TeamFile, commit: Commit | None) -> None:

@@ -131,7 +131,7 @@ def _after_swap(cell: Cell) -> TeamFile:
 def _is_evaluated(run: Run) -> bool:
     """Whether its last evaluation, if it has any, came after its last stage: a run may end between the two."""
     evals = run.data["evals"]
-    return not evals or evals[-1]["stage"] >= run.data["run"]["stages"]
+    return run.data["run"]["stopped_early"] or not evals or evals[-1]["stage"] >= run.data["run"]["stages"]
 
 
 def is_done(cell: Cell) -> bool:

@@ -34,6 +34,12 @@ def success_before(run: Run) -> float | None:
     return 100.0 * float(run.data["evals"][0]["success"]) if run.data["evals"] else None
 
 
+def best(run: Run) -> float | None:
+    """Held-out success of the best checkpoint, in percent: chosen by the same problems, and optimistic by that."""
+    found = run.data["run"]["best"]
+    return None if found is None else 100.0 * float(found["success"])
+
+
 def tokens_per_answer(run: Run) -> float | None:
     """Sampled in evaluations, by all agents together."""
     answers = sum(row["problems"] * row["samples"] for row in run.data["evals"])

@@ -31,6 +31,7 @@ NOT_SWEPT = {
 }
 COLUMNS: dict[str, of.Measure] = {
     of.ACCURACY: of.success,
+    "best, %": of.best,
     "before, %": of.success_before,
     "kept, %": of.kept,
     "sampled to train, M": of.millions_sampled,
