@@ -170,6 +170,7 @@ def test_a_folder_that_is_no_run_is_not_trained_in(team_file, tmp_path):
 
 MISSING = {
     "train": ["train", "PATH"],
+    "sweep": ["sweep", "PATH", "plan.stages=1,2"],
     "check": ["check", "PATH"],
     "plan": ["plan", "PATH"],
     "eval": ["eval", "PATH"],

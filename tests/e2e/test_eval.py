@@ -302,6 +302,7 @@ def test_several_tasks_stand_in_one_table(sums: Path, tmp_path: Path) -> None:
     other = f"{{name: gsm8k, test: {tmp_path / 'other.jsonl'}}}"
     found = invoke(*options, "--task", "own", "--task", other)
     assert [each["task"] for each in found["tasks"]] == ["math500", "gsm8k"]
+    assert {path.name for path in (tmp_path / "evals").iterdir()} == {"math500", "gsm8k"}, "one does not hide the other"
     alone = invoke(*options, "--show", 0)
     assert found["tasks"][0]["seeds"][0]["problem_ids"] == alone["problem_ids"]
     assert found["tasks"][0]["avg_at_k"] == alone["avg_at_k"]

@@ -17,6 +17,7 @@ from teamtr.store import RunFolder
 from teamtr.sweep import cells, problems
 from teamtr.sweep.room import Room, fitting
 from teamtr.sweep.sweep import Sweep
+from teamtr.sweep.variants import variants_of
 
 TEAM = """\
 name: small
@@ -86,8 +87,8 @@ def test_a_value_has_one_name_however_it_is_written() -> None:
     assert names == ["k=0.1", "k=0.1", "k=0.1", "k=[1, 2]", "k=[1, 2]", "k=tiny", "k=tiny", 'k="1"']
 
 
-def swept(here: Path, *words: str, seeds: int | None = None) -> Sweep:
-    return Sweep.over_settings(here / "team.yaml", words, seeds=seeds, out=None, command="")
+def swept(here: Path, *words: str, seeds: int = 1) -> Sweep:
+    return Sweep(variants_of(here / "team.yaml", words), seeds, Path("sweeps/small"), "")
 
 
 def test_several_keys_give_every_combination_and_one_value_is_set_in_all(here: Path) -> None:

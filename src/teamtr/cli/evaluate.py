@@ -180,7 +180,7 @@ def evaluate(
             labelled=method is not None,
         )
         source = _Source(run, team, _checkpoint(checkpoint))
-        found = [ask.of(source.open(wanted), out) for wanted in (_tasks(task) if task else [changes])]
+        found = [ask.of(source.open(wanted), out, apart=bool(task)) for wanted in (_tasks(task) if task else [changes])]
     for each in found:
         if each.kept:
             say(f"{each.kept} of {each.replies} replies were already stored in {each.where}")
@@ -278,7 +278,7 @@ class _Source:
         stored, evals = StoredRun.read(Path(self.run), self.checkpoint), Path(self.run) / "evals"
         if changes:
             stored = stored.on_another_task(changes)
-            evals /= "".join(c if c.isalnum() else "-" for c in stored.team_file.task.name)
+            evals /= _as_folder(stored.team_file.task.name)
         session, members = stored.build()
         if self.checkpoint is not None:
             from teamtr.cli.terminal import say
@@ -327,13 +327,16 @@ class _Ask:
         self.methods, self.seeds, self.budget, self.regrade = methods, seeds, budget, regrade
         self.labelled, self.settings = labelled, settings
 
-    def of(self, opened: _Opened, out: Path | None) -> _Found:
+    def of(self, opened: _Opened, out: Path | None, *, apart: bool) -> _Found:
+        """``apart``: each task has a folder of its own in ``out``."""
         from teamtr.cli.terminal import say
         from teamtr.rollout import Ledger
         from teamtr.session.comparison import Comparison
         from teamtr.session.evaluations import Evaluation
 
-        session, ledger, where = opened.session, Ledger(), out or opened.evals
+        session, ledger = opened.session, Ledger()
+        task = session.team_file.task.name
+        where = opened.evals if out is None else out / _as_folder(task) if apart else out
         for warning in session.task.warnings:
             say(f"warning: {warning}")
         evaluation = partial(Evaluation.of, session, opened.team, where, stage=opened.stage, **self.settings)
@@ -345,10 +348,13 @@ class _Ask:
         )
         folders = [folder for each in compared for folder in each.folders]
         tokens = sum(ledger.sampled_tokens.values())
-        task = session.team_file.task.name
         one = folders[0] if len(folders) == 1 else where
         session.engine.close()
         return _Found(task, compared, one, opened.updates, tokens, dict(session.task.failures))
+
+
+def _as_folder(task: str) -> str:
+    return "".join(c if c.isalnum() else "-" for c in task)
 
 
 def _say_progress(method: str, done: int, of: int, scores: Scores) -> None:

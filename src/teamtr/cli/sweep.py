@@ -48,10 +48,14 @@ def sweep(
     """
     words = ["teamtr", "sweep", str(team_file), *settings, *([] if seeds is None else ["--seeds", str(seeds)])]
     with errors(), interruptible():
+        from teamtr.sweep.variants import variants_of
+
+        variants = variants_of(team_file, settings)  # before what needs torch is imported
         from teamtr.sweep.sweep import Sweep
 
-        made = Sweep.over_settings(team_file, settings, seeds=seeds, out=out, command=shlex.join(words))
-        run_sweep(made, workers, finished, as_json)
+        first = variants[0].team_file
+        folder = out or Path("sweeps") / first.name
+        run_sweep(Sweep(variants, seeds or first.seeds, folder, shlex.join(words)), workers, finished, as_json)
 
 
 def run_sweep(made: Sweep, workers: int | None, finished: bool, as_json: bool) -> None:

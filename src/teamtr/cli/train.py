@@ -116,6 +116,7 @@ def _train_seeds(
     """Each seed in a folder of its own in ``out``, and one table."""
     from teamtr.errors import UserError
     from teamtr.sweep.sweep import Sweep
+    from teamtr.sweep.variants import Variant
 
     if accept_changes:
         raise UserError(
@@ -123,4 +124,5 @@ def _train_seeds(
             "the number of its seed, then this command without it"
         )
     command = shlex.join(["teamtr", "train", str(file), *changes, "--seeds", str(seeds)])
-    run_sweep(Sweep.over_seeds(read_team_file(file, changes), seeds, out, command), workers, False, as_json)
+    made = Sweep((Variant(read_team_file(file, changes)),), seeds, out, command)
+    run_sweep(made, workers, finished=False, as_json=as_json)
