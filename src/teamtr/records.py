@@ -23,7 +23,7 @@ from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type
 import numpy as np
 
 from teamtr.errors import Refused
-from teamtr.reports import EvalReport, Health, Interval, StageReport, UpdateReport, WarmupReport, was_kept
+from teamtr.reports import EvalReport, Health, HeldOut, Interval, StageReport, UpdateReport, WarmupReport, was_kept
 from teamtr.types import Floats
 
 LOG_VERSION = 2
@@ -260,12 +260,15 @@ class StoppedRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class FinishedRecord:
-    """A run has done all its stages."""
+    """A run has done all its stages, or was stopped early by ``eval.patience``."""
 
     kind: ClassVar[Literal["finished"]] = "finished"
     stage: int
     updates: int
     tokens: int
+    best: HeldOut | None = None
+    """The checkpoint with the highest held-out success, which is kept; None where nothing was evaluated."""
+    stopped_early: bool = False
 
 
 # -- what is yielded and not logged ---------------------------------------------------------------------------

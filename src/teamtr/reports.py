@@ -207,6 +207,16 @@ class MeanInterval(NamedTuple):
     interval: Interval
 
 
+@dataclass(frozen=True)
+class HeldOut:
+    """What an evaluation found of the checkpoint after so many updates: the share of right answers to held-out
+    problems, before this stage."""
+
+    updates: int
+    stage: int
+    success: float
+
+
 class MeanDeviation(NamedTuple):
     """A mean over seeds and the deviation of one seed; None where there is one seed alone."""
 

@@ -31,6 +31,7 @@ from teamtr.config.plan import PlanConfig, plan_keys
 from teamtr.config.recipe import recipe_text, recipes
 from teamtr.config.reference import reference
 from teamtr.config.schema import TeamFile
+from teamtr.config.several import Setting, several
 from teamtr.config.team import AgentConfig, LoraConfig, TeamConfig
 from teamtr.config.upgrade import dumps_stored, loads_stored
 
@@ -40,6 +41,7 @@ __all__ = [
     "LoraConfig",
     "PlanConfig",
     "SchemaKey",
+    "Setting",
     "TeamConfig",
     "TeamFile",
     "changed",
@@ -58,4 +60,5 @@ __all__ = [
     "recipes",
     "reference",
     "schema_keys",
+    "several",
 ]

@@ -131,6 +131,14 @@ class EvalConfig(Section):
     problems: Positive | None = unset("Most held-out problems; default: 64 during a run, all for teamtr eval.")
     samples: Positive | None = unset("Episodes per problem; default: 4 during a run, the paper's K for teamtr eval.")
     temperature: From0 | None = unset("Sampling temperature; 0 is greedy; default: as in training.")
+    patience: Positive | None = unset(
+        "Stop training once so many evaluations in a row were no better than the best before them; default: never."
+    )
+
+    def _refusals(self) -> Iterator[Refusal]:
+        if self.patience is not None and self.every == 0:
+            message = "eval.patience counts evaluations, and eval.every: 0 makes none; set eval.every, or leave it out"
+            yield Refusal(("eval", "patience"), message, (("eval", "patience"), ("eval", "every")))
 
 
 class DiagnosticsConfig(Section):
@@ -146,7 +154,9 @@ class DiagnosticsConfig(Section):
 class StoreConfig(Section):
     """What a run keeps."""
 
-    keep_checkpoints: Positive = key(2, "How many of the latest checkpoints to keep.")
+    keep_checkpoints: Positive = key(
+        2, "How many of the latest checkpoints to keep; the best by held-out success stays too."
+    )
     episodes: Flag = key(True, "Keep the episodes for inspection.")
 
 
@@ -189,6 +199,11 @@ class TeamFile(Section):
 
     name: RunName = Field(description="Name of the run.")
     seed: Count = key(0, "Seed of all randomness.")
+    seeds: Positive = key(
+        1,
+        "Runs that `teamtr train` trains, with seeds from `seed` on, side by side where there is room; one table has "
+        "their mean, deviation and interval.",
+    )
     device: Device = key("auto", "auto, cpu, cuda or cuda:N.")
     task: AnyTask = Field(description="The problems: a generated game, your own data, or a benchmark.")
     team: TeamConfig

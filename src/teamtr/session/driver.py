@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from teamtr.evaluation.best import best_of, out_of_patience
 from teamtr.ports import Snapshot
 from teamtr.progress import working
 from teamtr.randomness import generator, seed_of
@@ -116,6 +117,8 @@ class Driver:
         while self.position.stage < stages:
             if self.position.done == 0:
                 yield from self._evaluate_if_due()
+                if self._is_out_of_patience:
+                    break
                 if self.stop():
                     yield encode_record(StoppedRecord(**self._where()))
                     return
@@ -128,7 +131,9 @@ class Driver:
             self._settle_sampling_cost()
             self.position = self.position.next_stage()
         yield from self._evaluate_if_due(last=True)
-        yield encode_record(FinishedRecord(**self._where(), tokens=self.account.sampled_tokens))
+        best, early = best_of(self.history.held_out), self.position.stage < stages
+        tokens = self.account.sampled_tokens
+        yield encode_record(FinishedRecord(**self._where(), tokens=tokens, best=best, stopped_early=early))
 
     # -- one stage --------------------------------------------------------------------------------------------
 
@@ -493,6 +498,7 @@ class Driver:
             log.write(last)
             if state.history is None:
                 self.history.add(last)
+        self._keep_best()
 
     def _where(self) -> dict[str, int]:
         return {"stage": self.position.stage, "updates": self.position.number}
@@ -508,4 +514,17 @@ class Driver:
         started = time.perf_counter()
         report, ledger = evaluate_team(self.session, self.team, stage=stage)
         tokens, seconds = sum(ledger.sampled_tokens.values()), time.perf_counter() - started
-        yield self._log(EvalRecord(**self._where(), report=report, tokens=tokens, seconds=seconds))
+        written = self._log(EvalRecord(**self._where(), report=report, tokens=tokens, seconds=seconds))
+        self._keep_best()
+        yield written
+
+    def _keep_best(self) -> None:
+        """Whatever is pruned later, the checkpoint with the highest held-out success stays."""
+        best = best_of(self.history.held_out)
+        self.run.checkpoints.kept = None if best is None else best.updates
+
+    @property
+    def _is_out_of_patience(self) -> bool:
+        """By the evaluations before this stage, its own among them: without it, what was learned since is not known."""
+        evaluated = self.position.stage in self.history.evaluated
+        return evaluated and out_of_patience(self.history.held_out, self.session.team_file.eval.patience)

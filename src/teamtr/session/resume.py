@@ -7,12 +7,14 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from teamtr.config import ConfigError, TeamFile, changed_for_evaluation, dumps_stored, loads_stored
 from teamtr.errors import Refused, UserError
+from teamtr.evaluation.best import best_of
 from teamtr.own_code import PREFIX
 from teamtr.session.build import AS_WRITTEN, Parts, Session, build
+from teamtr.session.history import History
 from teamtr.session.inputs import Inputs, require_same_models
 from teamtr.session.models import OBJECT
 from teamtr.settings.paths import BUILT_IN_MODELS, SOMEWHERE
@@ -45,6 +47,7 @@ MAY_CHANGE = (
     "eval.problems",
     "eval.samples",
     "eval.temperature",
+    "eval.patience",
     "diagnostics.every",
 )
 """Settings that a resumed run may change without becoming another run. Where its data, code and models lie may change
@@ -71,8 +74,9 @@ class StoredRun:
     commit: Commit
 
     @classmethod
-    def read(cls, folder: Path | str) -> StoredRun:
-        """Without taking the run's lock. Raises NotARun where there is nothing to go on from."""
+    def read(cls, folder: Path | str, checkpoint: int | Literal["best"] | None = None) -> StoredRun:
+        """Without taking the run's lock: the latest checkpoint, the best by held-out success, or that after so many
+        updates. Raises NotARun where there is nothing to go on from."""
         run = RunFolder.read(folder)
         if not run.team_file.is_file():
             raise NotARun(f"{folder} holds no whole run (no team.yaml in it): train or swap to its end first")
@@ -82,6 +86,8 @@ class StoredRun:
             raise NotARun(f"{folder} holds no checkpoint yet; train first")
         for damaged in commit.skipped:
             warnings.warn(f"{damaged}. Read instead: the team after {commit.number} updates", stacklevel=2)
+        if checkpoint is not None:
+            commit = run.checkpoints.at(_best(run, commit) if checkpoint == "best" else checkpoint)
         return cls(run, team_file, commit)
 
     def changed(self, changes: Sequence[str]) -> StoredRun:
@@ -100,6 +106,20 @@ class StoredRun:
 def stored_team_file(run: RunFolder) -> TeamFile:
     """What the run was asked, with its paths as they are where the folder is now."""
     return loads_stored(run.team_text(), str(run.team_file), run.path)
+
+
+def _best(run: RunFolder, latest: Commit) -> int:
+    """How many updates the checkpoint with the highest held-out success has."""
+    history = History(run.log.records())
+    if (state := latest.progress.get("history")) is not None:
+        history.take_state(state, None)
+    best = best_of(history.held_out)
+    if best is None:
+        raise UserError(
+            f"the run in {run.path} was never evaluated while it trained (eval.every), so that none of its checkpoints "
+            "is known to be the best: leave --checkpoint out for the latest"
+        )
+    return best.updates
 
 
 def claim(run: RunFolder, team_file: TeamFile, commit: Commit | None) -> None:

@@ -358,7 +358,7 @@ class _Swap:
             self._new_team().versions,
             self.new.precisions(),
             self.new.references(),
-            self._history(),
+            self._history(record),
             inputs_of(self.new).as_record(),
         )
         self.target.checkpoints.commit(
@@ -370,12 +370,13 @@ class _Swap:
         write_atomic(self.target.team_file, dumps_stored(self.team_file, self.target.path).encode())
         _tidy(self.target)
 
-    def _history(self) -> dict[str, Any] | None:
+    def _history(self, swap: SwapRecord) -> dict[str, Any] | None:
         if self.state.history is None:
             return None
         history = History()
         record = self.commit.record
         history.take_state(self.state.history, None if record is None else decode_record(record))
+        history.add(swap)
         return history.as_state()
 
     def _states(self) -> dict[str, AgentState]:
