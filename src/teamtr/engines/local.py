@@ -11,10 +11,11 @@ from teamtr.engines.policy import CHEAPEST_FIRST
 from teamtr.engines.sampling import TokenSampler
 from teamtr.engines.shards import spread
 from teamtr.ports import Demand, Follow, Heard, MemoryPlan, Rehearsal, unfollowed, unheard
+from teamtr.streams import InTurns
 from teamtr.types import AS_TRAINED, AgentInfo, Decoding, Floats, Ids, Sample
 
 
-class LocalEngine:
+class LocalEngine(InTurns):
     """Sampling and training read the same weights, so that publishing an update costs nothing.
 
     ``shards``: rows are sampled in so many parts, each by itself.
