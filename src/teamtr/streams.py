@@ -7,7 +7,7 @@ slowest: an engine whose batch can take rows while it runs has a stream of its o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -32,33 +32,37 @@ class Batches(Protocol):
     ) -> list[Sample]: ...
 
 
-class _Batch(NamedTuple):
+class Batch(NamedTuple):
     """What rows must have in common to be sampled at once."""
 
     agent: str
     decoding: Decoding
     tokens: int
 
+    @staticmethod
+    def of(wanted: Wanted) -> Batch:
+        return Batch(wanted.agent, wanted.decoding, len(wanted.noise_T))
+
 
 def in_turns(sampler: Batches, more: More, *, heard: Heard = unheard, follow: Follow = unfollowed) -> None:
     """A stream by ``sample``."""
-    waiting: dict[_Batch, list[int]] = {}
-    wanted: dict[int, Wanted] = {}
+    waiting: dict[Batch, dict[int, Wanted]] = {}
     ended: list[Ended] = []
     rows = 0
     while True:
         for one in more(ended):
-            waiting.setdefault(_Batch(one.agent, one.decoding, len(one.noise_T)), []).append(rows)
-            wanted[rows] = one
+            waiting.setdefault(Batch.of(one), {})[rows] = one
             rows += 1
         if not waiting:
             return
-        batch = max(waiting, key=lambda batch: (len(waiting[batch]), -waiting[batch][0]))
-        ended = _sample(sampler, batch, {row: wanted.pop(row) for row in waiting.pop(batch)}, heard, follow)
+        batch = max(waiting, key=lambda batch: (len(waiting[batch]), -min(waiting[batch])))
+        ended = sample_batch(sampler, waiting.pop(batch), heard, follow)
 
 
-def _sample(sampler: Batches, batch: _Batch, wanted: dict[int, Wanted], heard: Heard, follow: Follow) -> list[Ended]:
+def sample_batch(sampler: Batches, wanted: Mapping[int, Wanted], heard: Heard, follow: Follow) -> list[Ended]:
+    """These rows of one batch, by their numbers in the stream."""
     rows = list(wanted)
+    batch = Batch.of(wanted[rows[0]])
     with working(f"sampling {batch.agent}"):
         samples = sampler.sample(
             batch.agent,
