@@ -298,6 +298,8 @@ class Server:
                 self.copy.device,
             )
             ids = torch.as_tensor(np.concatenate([sequence.prompt[k:] for sequence, k in work]), dtype=torch.int64)
+            if self.copy.rows is not None:
+                self.copy.rows.of_tokens([s.job.speaker.adapter for s, _ in work], [len(s.prompt) - k for s, k in work])
             last.append(self._hidden(layout, ids.to(self.copy.device), layout.position_N)[layout.last_R])
         return torch.cat(last)
 
@@ -307,6 +309,8 @@ class Server:
         if self._compiled:
             torch._dynamo.mark_dynamic(ids, 1)
             torch._dynamo.mark_dynamic(position, 1)
+            if self.copy.rows is not None:
+                torch._dynamo.mark_dynamic(self.copy.rows.index_N, 0)
         with attending(self.copy.model, layout):
             hidden: Tensor = self._decoder(input_ids=ids, position_ids=position, use_cache=False).last_hidden_state
         return hidden[0]
@@ -359,6 +363,8 @@ class Server:
         buffers = self._require_buffers()
         together = buffers.together.of(size) if self._reads_together(size) else None
         layout = Decoding(self._require_pool(), buffers.table[:size], buffers.position[:size], together)
+        if self.copy.rows is not None:
+            self.copy.rows.index_N = buffers.adapter[:size]
         hidden = self._hidden(layout, buffers.token[:size], buffers.position[:size].long())
         uniform = buffers.uniform[buffers.row[:size], buffers.step[:size]]
         ids, logp = drawing(self.copy.logits(hidden), uniform)

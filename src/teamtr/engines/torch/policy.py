@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property, partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from teamtr.engines.critic import LinearHead, ValueHead
 from teamtr.engines.hashing import hash_config
+from teamtr.engines.paged.buffers import NOBODY
 from teamtr.engines.paged.pool import SamplerPool
 from teamtr.engines.paged.sampler import Speaker
 from teamtr.engines.policy import Head, Policy, Precision
@@ -405,8 +406,17 @@ class TransformerPolicy(Policy):
         except Unsupported as reason:
             self._leave_serving(reason)
             return None
-        take_up = partial(server.copy.fill, self.causal_lm, self.adapter, version=version, base=self.base_version)
-        speaker = Speaker(version, drawing, self.end_ids, lane=(id(self), drawing), take_up=take_up)
+        rows, weights = server.copy.rows, {"version": version, "base": self.base_version}
+        if rows is not None and self.adapter is not None and rows.applies(self.causal_lm, self.adapter):
+            lane: Hashable = (id(rows), drawing)
+            number, take_up = (
+                rows.number[self.adapter],
+                partial(server.copy.put, self.causal_lm, self.adapter, **weights),
+            )
+        else:
+            lane = (id(self), drawing)
+            number, take_up = NOBODY, partial(server.copy.fill, self.causal_lm, self.adapter, **weights)
+        speaker = Speaker(version, drawing, self.end_ids, lane, number, take_up)
         return Paged(server, speaker, self._leave_serving, self._sample_otherwise)
 
     def _sample(
