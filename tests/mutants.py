@@ -32,6 +32,7 @@ LOOP = {
     "update": "teamtr.training.update",
     "gate": "teamtr.training.gate",
     "play": "teamtr.rollout.play",
+    "conversing": "teamtr.rollout.conversing",
     "collect": "teamtr.rollout.collect",
     "shaping": "teamtr.rollout.shaping",
     "fresh": "teamtr.rollout.staleness",

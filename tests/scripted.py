@@ -9,6 +9,7 @@ import numpy as np
 from teamtr.baselines import Cast
 from teamtr.grading import last_number
 from teamtr.rollout import RolloutContext
+from teamtr.streams import InTurns
 from teamtr.tasks import Task
 from teamtr.team import Agent, Router, Schedule, Team
 from teamtr.types import Floats, Ids, Problem, Sample, Verdict
@@ -32,7 +33,7 @@ class Letters:
         return "".join(chr(i) for i in token_ids if i != END)
 
 
-class Scripted:
+class Scripted(InTurns):
     """A sampler that remembers what it was asked; every token of a message has the probability that ``sure`` gives."""
 
     def __init__(self, script: Script, sure: Callable[[str], float] = lambda text: 1.0) -> None:

@@ -24,6 +24,7 @@ from teamtr.types import (
     AgentInfo,
     Decoding,
     Divergence,
+    Ended,
     Event,
     Floats,
     Ids,
@@ -37,6 +38,7 @@ from teamtr.types import (
     ValueStats,
     Verdict,
     Verified,
+    Wanted,
 )
 
 GB = 2**30
@@ -61,6 +63,11 @@ Says whether the row is still wanted."""
 def unfollowed(row: int, before: int, token_ids: Ids) -> bool:
     """Where nobody asks before a message is whole."""
     return True
+
+
+More = Callable[[Sequence[Ended]], Sequence[Wanted]]
+"""Told of the messages of a stream that are whole since it was last asked, none or several; gives those that it wants
+next."""
 
 
 class EngineLost(TeamTRError):
@@ -98,6 +105,21 @@ class Sampler(Protocol):
         ``follow`` is told of every token of a row, in order, before the row is heard of, as soon and as many at a time
         as the engine knows them: by the token, every few tokens, or the whole message at once. A row that it does not
         want any more may end there, with the finish "length".
+        """
+        ...
+
+    def stream(self, more: More, *, heard: Heard = unheard, follow: Follow = unfollowed) -> None:
+        """Messages of any agents, new ones while others are still sampled, until nobody wants more.
+
+        ``more`` is asked first of all, then whenever messages are whole, and may be asked in between; always in the
+        caller's thread. What it is told is final. The rows that it gives are numbered on in their order. It ends when
+        no row is open and nothing is given. Within ``more`` nothing else may be asked of the sampler.
+
+        A row's tokens depend on its prompt, its noise and its agent's weights alone, as in ``sample``. Which rows are
+        computed together depends on what was wanted and said, and never on a clock: a stream that is asked for the
+        same again gives the same bits, as far as ``sample`` does.
+
+        ``heard`` and ``follow`` are as in ``sample``; a stream need not tell ``heard`` what it tells ``more`` at once.
         """
         ...
 

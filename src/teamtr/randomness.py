@@ -41,3 +41,10 @@ def uniforms(seed: int, rows: int, tokens: int) -> NDArray[np.float64]:
     and order and still say the same.
     """
     return np.random.default_rng(seed).random((rows, tokens))
+
+
+def uniforms_of_row(seed: int, row: int, tokens: int) -> NDArray[np.float64]:
+    """Row ``row`` of ``uniforms(seed, ...)``, without the rows before it."""
+    numbers = np.random.PCG64(seed)
+    numbers.advance(row * tokens)  # one step of the generator for a number
+    return np.random.Generator(numbers).random(tokens)

@@ -416,6 +416,24 @@ class Sample:
 
 
 @dataclass(frozen=True)
+class Wanted:
+    """One message that a sampler is asked for: of at most as many tokens as there are numbers in ``noise_T``."""
+
+    agent: str
+    prompt: Ids
+    noise_T: Floats
+    decoding: Decoding = AS_TRAINED
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A message of a stream that is whole. ``row`` counts the messages that the stream was asked for, from 0."""
+
+    row: int
+    sample: Sample
+
+
+@dataclass(frozen=True)
 class AgentInfo:
     """What an engine says of one of its models.
 

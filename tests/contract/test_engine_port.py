@@ -4,7 +4,7 @@ messages a server samples."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from teamtr.session.memory import demand_of
 from teamtr.session.models import Models, local_engine
 from teamtr.session.train import train
 from teamtr.theory.objective import Objective
-from teamtr.types import AgentBatch
+from teamtr.types import AgentBatch, Ended, Wanted
 
 TEAM = """
 name: port
@@ -180,6 +180,26 @@ def test_every_token_is_followed_in_order_and_a_row_that_is_not_wanted_may_end(s
         assert sample.finish == ("length" if written < len(expected.token_ids) else expected.finish)
         if all(isinstance(engine, LocalEngine) for engine in here):  # which tell token by token
             assert written == len(expected.token_ids) if row % 2 == 0 else written <= 2
+
+
+def test_a_stream_takes_rows_of_several_agents_while_it_runs_and_says_what_batches_say(session: Session):
+    engine, prompts, noise = session.engine, prompts_of(session, 6), uniforms(5, 6, 4)
+    expected = {agent: engine.sample(agent, prompts, noise) for agent in ("left", "right")}
+    wanted = [Wanted(agent, prompts[k], noise[k]) for k in range(6) for agent in ("left", "right")]
+    waves, found = [wanted[:5], wanted[5:9], wanted[9:]], {}
+
+    def more(ended: Sequence[Ended]) -> Sequence[Wanted]:
+        assert not found.keys() & {one.row for one in ended}, "a message that was told is final"
+        found.update({one.row: one.sample for one in ended})
+        return waves.pop(0) if waves and (ended or not found) else []
+
+    engine.stream(more)
+    assert sorted(found) == list(range(12))
+    for row, sample in found.items():
+        same = expected[wanted[row].agent][row // 2]
+        assert (sample.token_ids.tolist(), sample.finish) == (same.token_ids.tolist(), same.finish)
+        assert sample.version == same.version == engine.version(wanted[row].agent)
+        np.testing.assert_allclose(sample.logprobs, same.logprobs, atol=1e-5)
 
 
 def test_every_sample_names_the_weights_that_wrote_it(session: Session):

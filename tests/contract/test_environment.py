@@ -20,6 +20,7 @@ from teamtr.rollout import Ledger, RolloutContext, play
 from teamtr.session import build
 from teamtr.session import train as run
 from teamtr.store import StoreError, read_episodes, write_episodes
+from teamtr.streams import InTurns
 from teamtr.tasks import Task
 from teamtr.tasks.benchmarks.arbench.detective import DetectiveCases
 from teamtr.tasks.benchmarks.arbench.numbers import GuessingNumbers
@@ -45,7 +46,7 @@ class TextCodec:
         return "".join(map(chr, token_ids))
 
 
-class Script:
+class Script(InTurns):
     """A sampler whose agents say what a function of their name and prompt says; it remembers what they saw."""
 
     def __init__(self, say: Callable[[str, str], str]) -> None:

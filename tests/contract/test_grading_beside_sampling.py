@@ -21,6 +21,7 @@ from teamtr.session.build import build
 from teamtr.session.resume import MAY_CHANGE, differences
 from teamtr.session.train import train
 from teamtr.store import RunFolder, read_episodes
+from teamtr.streams import InTurns
 from teamtr.tasks.data.task import DataTask
 from teamtr.types import Problem, RolloutBatch, Sample, Verdict
 
@@ -61,7 +62,7 @@ class Early(SameLetter):
         return sum(count for early, count in self.calls if early)
 
 
-class Waiting:
+class Waiting(InTurns):
     """An engine whose last speaker does not return before the grader has graded something beside it."""
 
     def __init__(self, world: World, task: Early, last: str = "y") -> None:
@@ -277,7 +278,7 @@ def test_a_hanging_process_is_gone_when_sampling_is_interrupted(tmp_path: Path):
     world = World()
     task = DataTask(tmp_path / "rows.jsonl", held_out=0, grader=grader, grade_early=True, seconds_per_item=0.5)
 
-    class Interrupted:
+    class Interrupted(InTurns):
         version = world.engine.version
 
         def sample(self, agent: str, *arguments: Any, **settings: Any) -> list[Sample]:

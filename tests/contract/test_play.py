@@ -10,11 +10,12 @@ import pytest
 
 from small import World
 from teamtr.rollout import Ledger, collect, play
+from teamtr.streams import InTurns
 from teamtr.theory.objective import Objective
 from teamtr.types import Sample
 
 
-class Watched:
+class Watched(InTurns):
     """Hands every call on to the engine and remembers it."""
 
     def __init__(self, engine) -> None:

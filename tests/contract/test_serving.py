@@ -175,17 +175,21 @@ tiny: {{layers: 1, width: 16, heads: 2, warmup_steps: 0}}
 sampling: {{engine: paged}}
 """
     built = build(loads(text, name="talk.yaml"))
-    sample, calls = Server.sample, []
+    admit, found_by_row = Server._admit, {}
 
-    def noted(self, version, prompts, uniform_BT, **options):
+    def noted(self, waiting, *others):
         before = self.books.found_tokens if self.books else 0
-        said = sample(self, version, prompts, uniform_BT, **options)
-        calls.append((prompts, [s.token_ids for s in said], self.books.found_tokens - before))
-        return said
+        admitted = admit(self, waiting, *others)
+        if admitted:
+            found_by_row[min(sequence.row for sequence in admitted)] = self.books.found_tokens - before
+        return admitted
 
-    monkeypatch.setattr(Server, "sample", noted)
-    play(built.context, built.current_team(), built.task.problems("train")[:3], 1, seed=0)
-    (read, said, _), (read_again, _, found) = calls
+    monkeypatch.setattr(Server, "_admit", noted)
+    batch = play(built.context, built.current_team(), built.task.problems("train")[:3], 1, seed=0)
+    first, second = zip(*(episode.turns for episode in batch.episodes), strict=True)
+    read, said = [turn.context_ids for turn in first], [turn.token_ids for turn in first]
+    read_again = [turn.context_ids for turn in second]
+    found = sum(tokens for row, tokens in found_by_row.items() if row >= 3)
     known = [np.concatenate([prompt, message[:-1]]) for prompt, message in zip(read, said, strict=True)]
     common = [common_beginning(a, b) for a, b in zip(known, read_again, strict=True)]
     assert found == sum(tokens // PAGE * PAGE for tokens in common)

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from itertools import cycle, islice
 
 from teamtr.errors import UserError
-from teamtr.ports import Follow, Heard, Sampler, unfollowed, unheard
+from teamtr.ports import Follow, Heard, More, Sampler, unfollowed, unheard
 from teamtr.randomness import seed_of
 from teamtr.rollout import EpisodeState, Ledger, RolloutContext, converse
 from teamtr.team import Agent, Router, Team, ToolTurns, Visibility
 from teamtr.team.router import closers_of
 from teamtr.team.visibility import EVERYTHING
-from teamtr.types import AS_TRAINED, Decoding, Floats, Ids, Problem, Sample, Turn
+from teamtr.types import AS_TRAINED, Decoding, Ended, Floats, Ids, Problem, Sample, Turn, Wanted
 
 
 @dataclass(frozen=True)
@@ -146,3 +146,9 @@ class _Playing:
         follow: Follow = unfollowed,
     ) -> list[Sample]:
         return self.sampler.sample(self.agents[agent], prompts, noise_BT, decoding=decoding, heard=heard, follow=follow)
+
+    def stream(self, more: More, *, heard: Heard = unheard, follow: Follow = unfollowed) -> None:
+        def renamed(ended: Sequence[Ended]) -> list[Wanted]:
+            return [replace(one, agent=self.agents[one.agent]) for one in more(ended)]
+
+        self.sampler.stream(renamed, heard=heard, follow=follow)

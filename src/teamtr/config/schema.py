@@ -112,6 +112,11 @@ class SamplingConfig(Section):
     compiled: Flag | None = unset(
         "Compile decoding (takes a minute at the start); default: for models with at least 0.4 billion parameters."
     )
+    adapters: Literal["merged", "by_row"] = key(
+        "merged",
+        "With paged: merged puts one agent's adapter into the weights at a time; by_row applies each row's own, so "
+        "that messages of several agents of one base are sampled together.",
+    )
     memory_gb: Above0 | None = unset("Most memory for KV blocks; default: four tenths of the free memory.")
     vllm: VllmConfig = VllmConfig()
 

@@ -10,7 +10,9 @@ from teamtr.engines.learner import PolicyLearner
 from teamtr.engines.policy import CHEAPEST_FIRST
 from teamtr.engines.sampling import TokenSampler
 from teamtr.engines.shards import spread
-from teamtr.ports import Demand, Follow, Heard, MemoryPlan, Rehearsal, unfollowed, unheard
+from teamtr.engines.streaming import Streaming
+from teamtr.ports import Demand, Follow, Heard, MemoryPlan, More, Rehearsal, unfollowed, unheard
+from teamtr.streams import in_turns
 from teamtr.types import AS_TRAINED, AgentInfo, Decoding, Floats, Ids, Sample
 
 
@@ -59,6 +61,14 @@ class LocalEngine:
                 follow=_followed_as(follow, len(samples)),
             )
         return [replace(sample, version=version) for sample in samples]
+
+    def stream(self, more: More, *, heard: Heard = unheard, follow: Follow = unfollowed) -> None:
+        """In one running batch where agents share a paged sampler. Shards are batches of their own, whoever computes
+        them, so that with several of them rows go in turns."""
+        if self.shards > 1:
+            in_turns(self, more, heard=heard, follow=follow)
+        else:
+            Streaming(self, more, heard, follow).run()
 
     def take_up(self, agent: str) -> None:
         """Have the agent's weights where they are sampled from, before any message is asked of it."""

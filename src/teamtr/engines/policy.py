@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,9 @@ from teamtr.engines.sampling import PLAINLY, TokenSampler
 from teamtr.engines.slices import own
 from teamtr.ports import Follow, Heard, unfollowed, unheard
 from teamtr.types import Floats, Ids, Sample
+
+if TYPE_CHECKING:
+    from teamtr.engines.streaming import Paged
 
 Head = Callable[[Tensor], Tensor]
 
@@ -66,6 +69,14 @@ class Policy(ABC):
 
     def take_up(self, version: str) -> None:  # noqa: B027 (nothing to do without a copy)
         """Fill that copy with the present weights, of this version."""
+
+    def paged(self, version: str, drawing: TokenSampler) -> Paged | None:
+        """Where rows of this policy can join a running batch; None where it is sampled a batch at a time. ``version``
+        names the present weights."""
+        return None
+
+    def require_room(self, tokens: int) -> None:  # noqa: B027 (there may be no limit)
+        """Raise UserError where a prompt and its message may not have so many tokens."""
 
     @abstractmethod
     def parameters(self) -> dict[str, nn.Parameter]:

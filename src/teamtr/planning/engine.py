@@ -8,7 +8,7 @@ from typing import NoReturn
 from teamtr.errors import UserError
 from teamtr.planning.memory import memory_of, tightest
 from teamtr.planning.setup import Setup
-from teamtr.ports import Demand, Follow, Heard, Learner, MemoryPlan, Rehearsal, unfollowed, unheard
+from teamtr.ports import Demand, Follow, Heard, Learner, MemoryPlan, More, Rehearsal, unfollowed, unheard
 from teamtr.types import AS_TRAINED, AgentInfo, Decoding, Floats, Ids, Sample
 
 UNLOADED = "unloaded"
@@ -50,6 +50,9 @@ class UnloadedEngine:
         heard: Heard = unheard,
         follow: Follow = unfollowed,
     ) -> list[Sample]:
+        self._refuse()
+
+    def stream(self, more: More, *, heard: Heard = unheard, follow: Follow = unfollowed) -> None:
         self._refuse()
 
     def learner(self, agent: str) -> Learner:

@@ -2,8 +2,9 @@
 
 from teamtr.rollout.collect import Collected, collect, has_signal_P
 from teamtr.rollout.context import Ledger, RolloutContext
+from teamtr.rollout.conversing import StaleWeights, converse
 from teamtr.rollout.episode import EpisodeState
-from teamtr.rollout.play import StaleWeights, converse, play
+from teamtr.rollout.play import play
 from teamtr.rollout.shaping import punishments_PG, trained_returns_PG
 from teamtr.rollout.staleness import StaleBatch, require_fresh, stale_agents
 

@@ -17,13 +17,13 @@ from teamtr.chat.stream import TextStream, is_faithful
 from teamtr.errors import UserError, first_line
 from teamtr.ports import Codec, Follow, Heard, Tools, unfollowed, unheard
 from teamtr.randomness import seed_of, uniforms
-from teamtr.rollout import Ledger, RolloutContext
-from teamtr.rollout.play import EpisodeState, converse
+from teamtr.rollout import EpisodeState, Ledger, RolloutContext, converse
 from teamtr.serving.conversation import chat_of, problem_of
 from teamtr.serving.outgoing import Outgoing, first_stop
 from teamtr.serving.request import BadRequest, ChatRequest
 from teamtr.serving.schedule import Row, Scheduler
 from teamtr.session.build import Session
+from teamtr.streams import InTurns
 from teamtr.tasks import Task
 from teamtr.team import Team, team_answer
 from teamtr.team.router import Upcoming, ends_after
@@ -283,7 +283,7 @@ class UnknownModel(BadRequest):
         )
 
 
-class _Voice:
+class _Voice(InTurns):
     """The sampler of one choice: it asks the scheduler, and tells whoever listens what is said.
 
     ``state`` is the episode that is played: it says which turn is asked for.

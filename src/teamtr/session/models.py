@@ -324,6 +324,7 @@ def sampler_pool(team_file: TeamFile) -> SamplerPool | None:
         device=device,
         memory_bytes=None if settings.memory_gb is None else int(settings.memory_gb * 2**30),
         compiled=settings.compiled,
+        adapters=settings.adapters,
     )
 
 

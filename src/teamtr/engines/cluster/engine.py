@@ -15,6 +15,7 @@ from teamtr.engines.cluster.groups import highest
 from teamtr.engines.cluster.seat import Call, Handle
 from teamtr.engines.shards import spread
 from teamtr.ports import Demand, Follow, Heard, MemoryPlan, Rehearsal, Snapshot, unfollowed, unheard
+from teamtr.streams import InTurns
 from teamtr.theory.objective import Objective
 from teamtr.types import (
     AS_TRAINED,
@@ -46,7 +47,7 @@ class Members(Protocol):
         ...
 
 
-class ClusterEngine:
+class ClusterEngine(InTurns):
     """A team whose models are elsewhere. ``shards``: rows are sampled in so many parts, each by itself. ``lockstep``: a
     member holds a part of the models only, so that none of them can pass through one alone."""
 

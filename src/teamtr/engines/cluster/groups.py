@@ -7,10 +7,11 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 from teamtr.ports import Demand, Engine, Follow, Heard, Learner, MemoryPlan, Rehearsal, unfollowed, unheard
+from teamtr.streams import InTurns
 from teamtr.types import AS_TRAINED, AgentInfo, Decoding, Floats, Ids, Sample
 
 
-class GroupedEngine:
+class GroupedEngine(InTurns):
     """A team whose agents live in groups. ``names``: how each group is called, in words."""
 
     def __init__(self, groups: Sequence[Engine], names: Sequence[str], agents: Sequence[str]) -> None:

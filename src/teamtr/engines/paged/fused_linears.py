@@ -48,24 +48,35 @@ class Siblings:
         self.sizes = [layer.out_features for layer in layers]
         self.weight = torch.cat([layer.weight for layer in layers])
         self.bias = None if layers[0].bias is None else torch.cat([layer.bias for layer in layers])
+        self.layers = layers
+        self.added: Callable[[Tensor], Tensor] | None = None
+        """What is added to the common product: adapters that are applied row by row."""
         self._input: Tensor | None = None
         self._parts: dict[int, Tensor] = {}
         weights = self.weight.split(self.sizes)
         biases = [None] * len(layers) if self.bias is None else self.bias.split(self.sizes)
         for k, (layer, weight, bias) in enumerate(zip(layers, weights, biases, strict=True)):
             plain: Any = layer
+            plain.siblings = self
             plain.weight = nn.Parameter(weight, requires_grad=False)
             plain.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
             plain.forward = self._eldest if k == 0 else self._younger(k, layer)
 
+    def product(self, x: Tensor) -> Tensor:
+        """Of all layers, beside each other."""
+        found = linear(x, self.weight, self.bias)
+        return found if self.added is None else found + self.added(x)
+
     def _eldest(self, x: Tensor) -> Tensor:
-        parts = linear(x, self.weight, self.bias).split(self.sizes, -1)
+        parts = self.product(x).split(self.sizes, -1)
         self._input, self._parts = x, dict(enumerate(parts))
         return self._parts.pop(0)
 
     def _younger(self, k: int, layer: nn.Linear) -> Callable[[Tensor], Tensor]:
         def forward(x: Tensor) -> Tensor:
             if self._input is not x or k not in self._parts:
+                if self.added is not None:
+                    return self.product(x).split(self.sizes, -1)[k]
                 return linear(x, layer.weight, layer.bias)
             part = self._parts.pop(k)
             if not self._parts:
@@ -96,7 +107,7 @@ def _joined_forward(anatomy: Anatomy, product: Siblings) -> Callable[..., tuple[
         **options: Any,
     ) -> tuple[Tensor, None]:
         require_plain(attention_mask, 0.0, {"sliding_window": anatomy.window})
-        joined = linear(hidden_states, product.weight, product.bias)
+        joined = product.product(hidden_states)
         cos, sin = position_embeddings
         attended = rotated_attention(
             joined, cos, sin, *anatomy.weights, anatomy.epsilon, anatomy.layer, anatomy.scale, anatomy.heads,

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import warnings
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from teamtr.engines import card
 from teamtr.engines.hashing import NOT_COMPUTED_WITH
+from teamtr.engines.paged.row_adapters import adapted_linears, why_not
 from teamtr.engines.paged.sampler import Server
 from teamtr.engines.paged.weights import SamplingCopy
 
@@ -28,6 +30,8 @@ class SamplerPool:
         precision: of the sampling copy.
         memory_bytes: most memory for pages of keys and values; None takes a share of what is free at first use.
         compiled: whether decoding is compiled; None decides by the model's size.
+        adapters: merged into the copy when their agent speaks, or applied by row, so that rows of several agents decode
+            together.
         fallback: the precision to go on in once logits were not finite; None where there is no other.
     """
 
@@ -36,6 +40,7 @@ class SamplerPool:
     memory_bytes: int | None = None
     compiled: bool | None = None
     fallback: str | None = None
+    adapters: Literal["merged", "by_row"] = "merged"
     _servers: dict[str, Server] = field(default_factory=dict)
 
     @property
@@ -46,6 +51,8 @@ class SamplerPool:
         key = architecture(causal_lm)
         if key not in self._servers:
             copy = SamplingCopy(causal_lm, self.dtype, self.device)
+            if self.adapters == "by_row":
+                self._apply_by_row(copy, causal_lm)
             on_gpu = self.device.type == "cuda"
             large = sum(p.numel() for p in copy.model.parameters()) >= COMPILE_FROM_PARAMETERS
             self._servers[key] = Server(
@@ -55,6 +62,16 @@ class SamplerPool:
                 compiled=on_gpu and (large if self.compiled is None else self.compiled),
             )
         return self._servers[key]
+
+    def _apply_by_row(self, copy: SamplingCopy, causal_lm: Any) -> None:
+        if (reason := why_not(causal_lm)) is None:
+            copy.apply_by_row(causal_lm)
+        elif adapted_linears(causal_lm):
+            warnings.warn(
+                f"adapters of {type(causal_lm).__name__} are merged, one agent at a time, and not applied by row: "
+                f"{reason}",
+                stacklevel=2,
+            )
 
     def fall_back(self) -> bool:
         """From now on sample in the other precision; False where there is none. All servers are made anew."""

@@ -1,23 +1,26 @@
 """The sampler of a GPU: prefill what is not yet in pages, then decode with one captured graph per batch size.
 
-How a call goes, numbered as in the code:
+How a stream goes, numbered as in the code:
 
 1. rows are admitted as far as pages reach; prefixes that some page already holds are not computed again, and the
    episodes of a group share their prompt's pages;
 2. all admitted rows take their first token from the prefill;
 3. the graph of the smallest captured size that holds them is replayed, a few tokens at a time; rows that begin with
    the same pages read them together;
-4. rows that ended leave, their pages can be found by later calls, and the others close ranks.
+4. rows that ended leave, their pages can be found by later calls, and the others close ranks; whoever wanted them is
+   told and may want more, which join as in 1.
 
-Every token is drawn with the number that the caller's noise table holds for its row and place: company, order and
-batch sizes change nothing but rounding.
+Rows of one lane decode together: those of one agent, whose weights the copy holds, or of all agents whose adapters the
+copy applies row by row. A lane goes on until nobody is in it; then the one in which most rows wait is next.
+
+Every token is drawn with the number that the caller's noise holds for its row and place: company, order and batch sizes
+change nothing but rounding.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,115 +28,80 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from teamtr.engines.paged.buffers import NOBODY, SIZES, DecodeBuffers, Seated
 from teamtr.engines.paged.layout import Decoding, Prefilling
-from teamtr.engines.paged.pages import SCRATCH, Pool
+from teamtr.engines.paged.pages import Pool
 from teamtr.engines.paged.weights import SamplingCopy
-from teamtr.engines.paged.work_split import Cluster, Together, clusters, most_members, remaining, splits, worth_it
+from teamtr.engines.paged.work_split import Cluster, clusters, most_members, remaining, splits, worth_it
 from teamtr.engines.sampling import TokenSampler
 from teamtr.engines.torch.attention import AttentionShape, Layout, attending, text_config
 from teamtr.errors import UserError
 from teamtr.ports import Follow, Heard, unfollowed, unheard
 from teamtr.progress import Work, working
-from teamtr.types import Finish, Ids, Sample
+from teamtr.types import Ended, Finish, Floats, Ids, Sample
 
 PAGE = 64
-SIZES = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 PREFILL_TOKENS = 16_384
 """Tokens of one prefill pass."""
 LOOK_EVERY = 16
 """Tokens between two looks at who has ended."""
 
 
-@dataclass
+def _as_it_is() -> None:
+    """The copy holds the weights already."""
+
+
+@dataclass(frozen=True, eq=False)
+class Speaker:
+    """Whose rows they are: which weights write them, and how tokens are drawn and messages end.
+
+    Args:
+        version: names the weights; without a name nothing computed with them is found again.
+        lane: rows of equal lanes may decode together, and have the same ``drawing``.
+        adapter: the place of the agent's adapter where the copy applies adapters row by row.
+        take_up: have the weights where they are computed with.
+    """
+
+    version: str
+    drawing: TokenSampler
+    end_ids: frozenset[int]
+    lane: Hashable = ""
+    adapter: int = NOBODY
+    take_up: Callable[[], None] = _as_it_is
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """A row that is asked for."""
+
+    speaker: Speaker
+    prompt: Ids
+    noise_T: Floats
+
+
+MoreJobs = Callable[[Sequence[Ended]], Sequence[Job]]
+"""As ``ports.More``."""
+
+
+@dataclass(eq=False)
 class _Sequence:
-    """One row being written: its place in the call, its prompt and its pages."""
+    """One row being written: its number in the stream, its pages, and the slot of what it says."""
 
     row: int
-    prompt: Ids
+    job: Job
+    version: str
     pages: list[int]
+    slot: int
+    told: int = 0
 
+    @property
+    def prompt(self) -> Ids:
+        return self.job.prompt
 
-@dataclass
-class DecodeBuffers:
-    """The tensors that captured graphs read and write; their addresses stay while the buffers stand."""
-
-    rows: int
-    tokens: int
-    width: int
-    members: int
-    device: torch.device
-    token: Tensor = field(init=False)
-    position: Tensor = field(init=False)
-    step: Tensor = field(init=False)
-    row: Tensor = field(init=False)
-    alive: Tensor = field(init=False)
-    table: Tensor = field(init=False)
-    uniform: Tensor = field(init=False)
-    ids: Tensor = field(init=False)
-    logp: Tensor = field(init=False)
-    limit: Tensor = field(init=False)
-    ends: Tensor = field(init=False)
-    together: Together = field(init=False)
-    clusters: list[Cluster] = field(default_factory=list)
-    graphs: dict[tuple[int, TokenSampler, bool], Any] = field(default_factory=dict)
-    memory: Any = None  # of the graphs, which share it; it goes with the last of them
-
-    def __post_init__(self) -> None:
-        sequences = SIZES[-1]
-
-        def make(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
-            return torch.zeros(*shape, dtype=dtype, device=self.device)
-
-        self.token, self.step, self.row = make(sequences), make(sequences), make(sequences)
-        self.position = make(sequences, dtype=torch.int32)
-        self.alive = make(sequences, dtype=torch.bool)
-        self.table = make(sequences, self.width, dtype=torch.int32)
-        # One row more than asked for: rows without work write there.
-        self.uniform = make(self.rows + 1, self.tokens, dtype=torch.float64)
-        self.ids = make(self.rows + 1, self.tokens)
-        self.logp = make(self.rows + 1, self.tokens, dtype=torch.float32)
-        self.limit = make(1)
-        self.ends = torch.full((64,), -1, device=self.device)
-        self.together = Together.none(sequences, self.members, self.device)
-
-    def fits(self, rows: int, tokens: int, width: int) -> bool:
-        return rows <= self.rows and tokens <= self.tokens and width <= self.width
-
-    def start(self, uniform_BT: NDArray[np.float64], end_ids: frozenset[int]) -> None:
-        rows, tokens = uniform_BT.shape
-        self.uniform[:rows, :tokens] = torch.as_tensor(uniform_BT, device=self.device)
-        self.ends.fill_(-1)
-        self.ends[: len(end_ids)] = torch.tensor(sorted(end_ids), device=self.device)
-        self.limit.fill_(tokens)
-        self.clusters = []
-        self.clear(0)
-
-    def clear(self, first: int) -> None:
-        """Seats from here on have no work."""
-        self.alive[first:] = False
-        self.table[first:] = SCRATCH
-        self.position[first:] = 0
-        self.step[first:] = 0
-        self.row[first:] = self.rows
-
-    def keep(self, sequences: Sequence[int]) -> None:
-        """Only these sequences stay, in this order."""
-        index = torch.tensor(sequences, dtype=torch.int64, device=self.device)
-        for state in (self.token, self.position, self.step, self.row, self.alive, self.table):
-            state[: len(sequences)] = state[index]
-        self.clear(len(sequences))
-
-    def record(self, here: slice, ids_N: Tensor, logp_N: Tensor) -> None:
-        """Write down these sequences' tokens and move on. Seats without work write to the spare row."""
-        alive_N, step_N = self.alive[here], self.step[here]
-        target_N = torch.where(alive_N, self.row[here], self.rows)
-        self.ids.index_put_((target_N, step_N), ids_N)
-        self.logp.index_put_((target_N, step_N), logp_N)
-        ended_N = (ids_N[:, None] == self.ends).any(1)
-        goes_on_N = alive_N & ~ended_N & (step_N + 1 < self.limit)
-        self.token[here] = torch.where(alive_N, ids_N, self.token[here])
-        self.step[here] = step_N + goes_on_N
-        self.alive[here] = goes_on_N
+    @property
+    def seated(self) -> Seated:
+        speaker = self.job.speaker
+        return Seated(self.slot, self.prompt, self.pages, self.job.noise_T, speaker.end_ids, speaker.adapter)
 
 
 class Server:
@@ -175,78 +143,125 @@ class Server:
         heard: Heard = unheard,
         follow: Follow = unfollowed,
     ) -> list[Sample]:
-        """One message per prompt under the weights that the copy holds; ``version`` names them, and without a name
-        nothing computed here is found again. ``heard`` and ``follow`` as in ``ports.Sampler``."""
-        with working("tokens", uniform_BT.size, "tokens") as work:
-            return self._decode(version, prompts, uniform_BT, drawing, end_ids, heard, follow, work)
+        """One message per prompt under the weights that the copy holds, which ``version`` names. ``heard`` and
+        ``follow`` as in ``ports.Sampler``."""
+        return self.say(Speaker(version, drawing, end_ids), prompts, uniform_BT, heard=heard, follow=follow)
 
-    def _decode(
+    def say(
         self,
-        version: str,
+        speaker: Speaker,
         prompts: Sequence[Ids],
         uniform_BT: NDArray[np.float64],
-        drawing: TokenSampler,
-        end_ids: frozenset[int],
-        heard: Heard,
-        follow: Follow,
-        work: Work,
+        *,
+        heard: Heard = unheard,
+        follow: Follow = unfollowed,
     ) -> list[Sample]:
-        self._calls += 1
-        version = version or f"call {self._calls}"
-        rows, tokens = uniform_BT.shape
-        self.reserve([len(prompt) for prompt in prompts], tokens)
-        buffers = self._require_buffers()
-        buffers.start(uniform_BT, end_ids)
+        """One message of this speaker per prompt."""
+        jobs = [Job(speaker, prompt, noise_T) for prompt, noise_T in zip(prompts, uniform_BT, strict=True)]
         samples: dict[int, Sample] = {}
-        told = dict.fromkeys(range(rows), 0)
-        waiting = deque(sorted(range(rows), key=lambda b: (len(prompts[b]), prompts[b].tobytes(), b)))
-        sequences: list[_Sequence] = []
-        while waiting or sequences:
+
+        def more(ended: Sequence[Ended]) -> list[Job]:
+            for one in ended:
+                samples[one.row] = one.sample
+                heard(one.row, one.sample)
+            asked, jobs[:] = jobs.copy(), []
+            return asked
+
+        self.stream(more, follow=follow, tokens=uniform_BT.size)
+        return [samples[row] for row in range(len(prompts))]
+
+    @torch.no_grad()
+    def stream(self, more: MoreJobs, *, follow: Follow = unfollowed, tokens: int | None = None) -> None:
+        """Messages until nobody wants more, as ``ports.Sampler.stream``. ``tokens``: at most so many are said."""
+        with working("tokens", tokens, "tokens") as work:
+            self._calls += 1
+            running: list[_Sequence] = []
+            try:
+                self._decode(more, follow, running, work)
+            except BaseException:
+                self._forget(running)
+                raise
+
+    def _forget(self, running: Sequence[_Sequence]) -> None:
+        """Nobody will ask for what is still open."""
+        if self._pool is not None and self._buffers is not None:
+            for sequence in running:
+                self._pool.books.give_back(sequence.pages)
+            self._buffers.clear(0)
+            self._put_clusters([])
+
+    def _decode(self, more: MoreJobs, follow: Follow, running: list[_Sequence], work: Work) -> None:
+        waiting: dict[Hashable, dict[int, Job]] = {}
+        lane: Hashable = None
+        present: set[Speaker] = set()  # whose weights are where they are computed with
+        ended: list[Ended] = []
+        rows = 0
+        while True:
+            for job in more(ended):
+                waiting.setdefault(job.speaker.lane, {})[rows] = job
+                rows += 1
+            if not running:
+                waiting = {lane: jobs for lane, jobs in waiting.items() if jobs}
+                if not waiting:
+                    return
+                lane, present = max(waiting, key=lambda lane: (len(waiting[lane]), -min(waiting[lane]))), set()
             # 1. and 2.: admit, and take the first token from the prefill
-            fresh = self._admit(version, prompts, tokens, waiting, len(sequences), drawing)
-            sequences += fresh
+            fresh = self._admit(waiting.get(lane, {}), running, present)
+            running += fresh
+            drawing = running[0].job.speaker.drawing
             # 3. decode
-            if fresh and tokens > 1:
-                self._share(sequences)
-            steps = tokens - 1 if fresh else self._longest_wait(sequences, tokens)
-            for _ in range(min(LOOK_EVERY, steps)):
-                self._replay(len(sequences), drawing)
+            buffers = self._require_buffers()
+            steps = min(LOOK_EVERY, buffers.steps_left(len(running)))
+            if fresh and steps:
+                self._share(running)
+            for _ in range(steps):
+                self._replay(len(running), drawing)
             # 4. close ranks
-            alive = buffers.alive[: len(sequences)].tolist()
-            work.advance(len(fresh) + len(sequences) * min(LOOK_EVERY, steps))  # some have ended on the way
+            alive = buffers.alive[: len(running)].tolist()
+            work.advance(len(fresh) + len(running) * steps)  # some have ended on the way
             if follow is not unfollowed:
-                alive = self._tell(sequences, alive, told, follow)
+                alive = self._tell(running, alive, follow)
+            ended = []
             if not all(alive):
-                for row, sample in self._leave(version, sequences, alive, end_ids):
-                    samples[row] = sample
-                    heard(row, sample)
+                ended = self._leave(running, alive)
                 self._put_clusters(remaining(buffers.clusters, alive))
-                sequences = [sequence for sequence, stays in zip(sequences, alive, strict=True) if stays]
-        return [samples[row] for row in range(rows)]
+                running[:] = [sequence for sequence, stays in zip(running, alive, strict=True) if stays]
 
     # -- 1. and 2. --------------------------------------------------------------------------------------------
 
-    def _admit(
-        self, version: str, prompts: Sequence[Ids], tokens: int, waiting: deque[int], taken: int, drawing: TokenSampler
-    ) -> list[_Sequence]:
+    def _admit(self, waiting: dict[int, Job], running: Sequence[_Sequence], present: set[Speaker]) -> list[_Sequence]:
         """Seat as many waiting rows as pages and sizes allow, prefilled and with their first token drawn."""
+        if not waiting:
+            return []
+        prompts, tokens = [len(job.prompt) for job in waiting.values()], max(len(j.noise_T) for j in waiting.values())
+        if running:
+            self._make_room(len(running) + len(prompts), tokens, self._width(max(prompts), tokens))
+        else:
+            self.reserve(prompts, tokens)
+        for speaker in dict.fromkeys(job.speaker for job in waiting.values()):
+            if speaker not in present:
+                speaker.take_up()
+                present.add(speaker)
         pool, books = self._require_pool(), self._require_pool().books
+        taken = {sequence.slot for sequence in running}
+        free = iter([slot for slot in range(SIZES[-1]) if slot not in taken])
+        in_order = sorted(waiting, key=lambda r: (len(waiting[r].prompt), waiting[r].prompt.tobytes(), r))
         sequences: list[_Sequence] = []
-        leader: dict[bytes, int] = {}  # prompt -> its first sequence here
+        leader: dict[tuple[str, bytes], int] = {}  # weights and prompt -> its first sequence here
         leads: list[int] = []  # for each sequence, the sequence whose hidden state it uses
         known: list[int] = []  # tokens of each leader's prompt that pages already held
         copies: list[tuple[int, int]] = []
-        while waiting and taken + len(sequences) < SIZES[-1]:
-            row = waiting[0]
-            prompt = prompts[row]
-            pages_in_all = books.needed(len(prompt) + max(tokens - 1, 1))
-            full, key = len(prompt) // PAGE, prompt.tobytes()
+        for row in in_order[: SIZES[-1] - len(running)]:
+            job, prompt = waiting[row], waiting[row].prompt
+            version = job.speaker.version or f"call {self._calls} {job.speaker.lane!r}"
+            pages_in_all = books.needed(len(prompt) + max(len(job.noise_T) - 1, 1))
+            full, key = len(prompt) // PAGE, (version, prompt.tobytes())
             if key in leader:
                 held = books.share(sequences[leader[key]].pages[:full])
             else:
                 # At least the last token is computed: its hidden state is what the first token is drawn from.
                 held = books.find(version, prompt[: (len(prompt) - 1) // PAGE * PAGE])
-            if pages_in_all - len(held) > books.available and (taken or sequences):
+            if pages_in_all - len(held) > books.available and (running or sequences):
                 books.give_back(held)
                 break  # it will find room once others have left
             own = held + books.take(pages_in_all - len(held))
@@ -259,8 +274,8 @@ class Server:
             elif len(prompt) % PAGE:
                 copies.append((sequences[leader[key]].pages[full], own[full]))
             leads.append(leader[key])
-            sequences.append(_Sequence(row, prompt, own))
-            waiting.popleft()
+            sequences.append(_Sequence(row, job, version, own, next(free)))
+            del waiting[row]
         if not sequences:
             return []
         try:
@@ -269,7 +284,7 @@ class Server:
             self._pool = self._buffers = None  # names of pages that were never written must not be found
             raise
         pool.copy([s for s, _ in copies], [t for _, t in copies])
-        self._seat(sequences, taken, hidden, leads, list(leader.values()), drawing)
+        self._seat(sequences, len(running), hidden, leads, list(leader.values()))
         return sequences
 
     def _prefill(self, sequences: Sequence[_Sequence], leaders: Sequence[int], known: Sequence[int]) -> Tensor:
@@ -283,6 +298,8 @@ class Server:
                 self.copy.device,
             )
             ids = torch.as_tensor(np.concatenate([sequence.prompt[k:] for sequence, k in work]), dtype=torch.int64)
+            if self.copy.rows is not None:
+                self.copy.rows.of_tokens([s.job.speaker.adapter for s, _ in work], [len(s.prompt) - k for s, k in work])
             last.append(self._hidden(layout, ids.to(self.copy.device), layout.position_N)[layout.last_R])
         return torch.cat(last)
 
@@ -292,41 +309,24 @@ class Server:
         if self._compiled:
             torch._dynamo.mark_dynamic(ids, 1)
             torch._dynamo.mark_dynamic(position, 1)
+            if self.copy.rows is not None:
+                torch._dynamo.mark_dynamic(self.copy.rows.index_N, 0)
         with attending(self.copy.model, layout):
             hidden: Tensor = self._decoder(input_ids=ids, position_ids=position, use_cache=False).last_hidden_state
         return hidden[0]
 
     def _seat(
-        self,
-        sequences: Sequence[_Sequence],
-        taken: int,
-        hidden: Tensor,
-        leads: Sequence[int],
-        leaders: Sequence[int],
-        drawing: TokenSampler,
+        self, sequences: Sequence[_Sequence], first: int, hidden: Tensor, leads: Sequence[int], leaders: Sequence[int]
     ) -> None:
         buffers = self._require_buffers()
-        here = slice(taken, taken + len(sequences))
+        here = buffers.seat([sequence.seated for sequence in sequences], first)
         place = {leader: i for i, leader in enumerate(leaders)}
         at = torch.tensor([place[lead] for lead in leads], device=buffers.device)
-        table = np.full((len(sequences), buffers.width), SCRATCH, dtype=np.int32)
-        for i, sequence in enumerate(sequences):
-            table[i, : len(sequence.pages)] = sequence.pages
-        buffers.table[here] = torch.as_tensor(table, device=buffers.device)
-        buffers.row[here] = torch.tensor([sequence.row for sequence in sequences], device=buffers.device)
-        buffers.position[here] = torch.tensor(
-            [len(s.prompt) for s in sequences], dtype=torch.int32, device=buffers.device
-        )
-        buffers.step[here] = 0
-        buffers.alive[here] = True
         logits = self.copy.logits(hidden)[at]
-        ids, logp = drawing(logits, buffers.uniform[buffers.row[here], 0])
+        ids, logp = sequences[0].job.speaker.drawing(logits, buffers.uniform[buffers.row[here], 0])
         buffers.record(here, ids, logp)
 
     # -- 3. ---------------------------------------------------------------------------------------------------
-
-    def _longest_wait(self, sequences: Sequence[_Sequence], tokens: int) -> int:
-        return tokens - int(self._require_buffers().step[: len(sequences)].min())
 
     def _replay(self, sequences: int, drawing: TokenSampler) -> None:
         size = _size(sequences)
@@ -363,6 +363,8 @@ class Server:
         buffers = self._require_buffers()
         together = buffers.together.of(size) if self._reads_together(size) else None
         layout = Decoding(self._require_pool(), buffers.table[:size], buffers.position[:size], together)
+        if self.copy.rows is not None:
+            self.copy.rows.index_N = buffers.adapter[:size]
         hidden = self._hidden(layout, buffers.token[:size], buffers.position[:size].long())
         uniform = buffers.uniform[buffers.row[:size], buffers.step[:size]]
         ids, logp = drawing(self.copy.logits(hidden), uniform)
@@ -395,49 +397,45 @@ class Server:
 
     # -- 4. ---------------------------------------------------------------------------------------------------
 
-    def _tell(
-        self, sequences: Sequence[_Sequence], alive: Sequence[bool], told: dict[int, int], follow: Follow
-    ) -> list[bool]:
+    def _tell(self, running: Sequence[_Sequence], alive: Sequence[bool], follow: Follow) -> list[bool]:
         """Tell of the tokens since the last look; who goes on: a row that nobody wants leaves as if it had ended."""
         buffers = self._require_buffers()
-        rows = torch.tensor([sequence.row for sequence in sequences], device=buffers.device)
-        ids = buffers.ids[rows].cpu().numpy().astype(np.int32)
-        written = buffers.position[: len(sequences)].tolist()
+        slots = torch.tensor([sequence.slot for sequence in running], device=buffers.device)
+        ids = buffers.ids[slots].cpu().numpy().astype(np.int32)
+        written = buffers.position[: len(running)].tolist()
         goes_on = []
-        for sequence, stays, position, said in zip(sequences, alive, written, ids, strict=True):
-            before, upto = told[sequence.row], int(position) - len(sequence.prompt) + 1
-            told[sequence.row] = upto
+        for sequence, stays, position, said in zip(running, alive, written, ids, strict=True):
+            before, upto = sequence.told, int(position) - len(sequence.prompt) + 1
+            sequence.told = upto
             wanted = upto == before or follow(sequence.row, before, said[before:upto].copy())
             goes_on.append(stays and wanted)
         return goes_on
 
-    def _leave(
-        self, version: str, sequences: Sequence[_Sequence], alive: Sequence[bool], end_ids: frozenset[int]
-    ) -> list[tuple[int, Sample]]:
+    def _leave(self, running: Sequence[_Sequence], alive: Sequence[bool]) -> list[Ended]:
         """Those that ended give their pages back; what each row has said."""
         buffers, books = self._require_buffers(), self._require_pool().books
         gone = [i for i, stays in enumerate(alive) if not stays]
-        written = buffers.position[: len(sequences)].tolist()
-        rows = torch.tensor([sequences[i].row for i in gone], device=buffers.device)
-        ids, logp = buffers.ids[rows].cpu().numpy().astype(np.int32), buffers.logp[rows].cpu().numpy()
-        samples: list[tuple[int, Sample]] = []
+        written = buffers.position[: len(running)].tolist()
+        slots = torch.tensor([running[i].slot for i in gone], device=buffers.device)
+        ids, logp = buffers.ids[slots].cpu().numpy().astype(np.int32), buffers.logp[slots].cpu().numpy()
+        ended: list[Ended] = []
         for i, said, logprobs in zip(gone, ids, logp, strict=True):
-            sequence = sequences[i]
+            sequence = running[i]
             # The last token drawn was never fed, so it has no key and value.
             fed = int(written[i]) - len(sequence.prompt)
-            books.name(version, np.concatenate([sequence.prompt, said[:fed]]), sequence.pages)
+            books.name(sequence.version, np.concatenate([sequence.prompt, said[:fed]]), sequence.pages)
             books.give_back(sequence.pages)
-            finish: Finish = "stop" if int(said[fed]) in end_ids else "length"
-            samples.append((sequence.row, Sample(said[: fed + 1].copy(), logprobs[: fed + 1].copy(), finish)))
+            finish: Finish = "stop" if int(said[fed]) in sequence.job.speaker.end_ids else "length"
+            ended.append(Ended(sequence.row, Sample(said[: fed + 1].copy(), logprobs[: fed + 1].copy(), finish)))
         buffers.keep([i for i, stays in enumerate(alive) if stays])
-        return samples
+        return ended
 
     # -- room -------------------------------------------------------------------------------------------------
 
     def reserve(self, prompts: Sequence[int], tokens: int) -> None:
         """Pages and tensors for a call with prompts of these lengths; new ones when it needs more than there are, and
         never more than the budget."""
-        pages = [-(-(length + max(tokens - 1, 1)) // PAGE) for length in prompts]
+        pages = [self._width(length, tokens) - 1 for length in prompts]
         per_page = Pool.bytes_per_page(self._shape, PAGE, self.copy.dtype)
         affordable = self.pool_bytes // per_page
         if max(pages) + 1 > affordable:
@@ -457,17 +455,27 @@ class Server:
                     f"{count * per_page / 2**30:.2g} GB of keys and values do not fit into the memory that is free on "
                     f"{self.copy.device}; lower sampling.memory_gb or the number of episodes"
                 ) from error
-        # One column more than pages: a row that has said all it may stays for a while, and writes behind its last page.
-        width = max(pages) + 1
-        if self._buffers is None or not self._buffers.fits(len(prompts), tokens, width):
-            old, self._buffers = self._buffers, None
-            self._buffers = DecodeBuffers(
-                rows=_roomy(len(prompts), old.rows if old else 0),
-                tokens=_roomy(tokens, old.tokens if old else 0),
-                width=_roomy(width, old.width if old else 0),
-                members=most_members(self._shape.heads // self._shape.kv_heads, self.copy.dtype),
-                device=self.copy.device,
-            )
+        self._make_room(len(prompts), tokens, max(pages) + 1)
+
+    def _width(self, prompt: int, tokens: int) -> int:
+        """Columns of a table of pages: one more than pages, for a row that has said all it may stays for a while, and
+        writes behind its last page."""
+        return -(-(prompt + max(tokens - 1, 1)) // PAGE) + 1
+
+    def _make_room(self, rows: int, tokens: int, width: int) -> None:
+        """Buffers for so many rows at once; larger ones take over what is open."""
+        rows, old = min(rows, SIZES[-1]), self._buffers
+        if old is not None and old.fits(rows, tokens, width):
+            return
+        self._buffers = DecodeBuffers(
+            rows=_roomy(rows, old.rows if old else 0),
+            tokens=_roomy(tokens, old.tokens if old else 0),
+            width=_roomy(width, old.width if old else 0),
+            members=most_members(self._shape.heads // self._shape.kv_heads, self.copy.dtype),
+            device=self.copy.device,
+        )
+        if old is not None:
+            self._buffers.copy_from(old)
 
     def _require_pool(self) -> Pool:
         assert self._pool is not None

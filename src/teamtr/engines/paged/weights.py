@@ -1,7 +1,8 @@
 """A plain copy of an architecture in sampling precision, filled in place with any agent's weights.
 
 Agents of one architecture share the copy: an adapter is merged into it when its agent speaks, a few milliseconds for
-a model of billions of weights. Captured graphs hold addresses, and those never change.
+a model of billions of weights; or adapters of one base are applied row by row, and the copy holds the base. Captured
+graphs hold addresses, and those never change.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from teamtr.engines.paged.fused_linears import join_attention, join_siblings
+from teamtr.engines.paged.row_adapters import RowAdapters
 from teamtr.engines.slices import whole
 
 
@@ -71,6 +73,7 @@ class SamplingCopy:
         self.dtype = dtype
         self.device = device
         self.holds = ""
+        self.rows: RowAdapters | None = None
         self._base = ""
         self._merged: set[str] = set()
         self._own = dict(self.model.named_parameters())
@@ -97,6 +100,16 @@ class SamplingCopy:
                 own.copy_(whole(weight.base))
                 self._merged.discard(weight.name)
         self.holds, self._base = version, base
+
+    def apply_by_row(self, causal_lm: Any) -> None:
+        """Have room for all adapters of this model beside each other; before the copy computes anything."""
+        self.rows = RowAdapters(self.model, causal_lm, self.dtype, self.device)
+
+    def put(self, causal_lm: nn.Module, adapter: str, *, version: str, base: str) -> None:
+        """Take over an agent's adapter to be applied by row, and the base below it."""
+        assert self.rows is not None
+        self.fill(causal_lm, None, version=f"the base {base}" if base else "", base=base)
+        self.rows.put(adapter, version)
 
     def logits(self, hidden_NH: Tensor) -> Tensor:
         """float32 logits of the last hidden states; products are added in float32."""

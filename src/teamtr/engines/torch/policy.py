@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property, partial
 from pathlib import Path
@@ -17,12 +17,14 @@ from torch import Tensor, nn
 
 from teamtr.engines.critic import LinearHead, ValueHead
 from teamtr.engines.hashing import hash_config
+from teamtr.engines.paged.buffers import NOBODY
 from teamtr.engines.paged.pool import SamplerPool
-from teamtr.engines.paged.sampler import Server
+from teamtr.engines.paged.sampler import Speaker
 from teamtr.engines.policy import Head, Policy, Precision
 from teamtr.engines.sampling import PLAINLY, TokenSampler
 from teamtr.engines.slices import is_spread, summed, whole
 from teamtr.engines.stored import Reader, tensors_in
+from teamtr.engines.streaming import Paged
 from teamtr.engines.torch.adapter_files import require_tensors
 from teamtr.engines.torch.attention import (
     Mixing,
@@ -296,7 +298,7 @@ class TransformerPolicy(Policy):
         room: int | None = getattr(text_config(self.causal_lm), "max_position_embeddings", None)
         return room
 
-    def _require_room(self, tokens: int) -> None:
+    def require_room(self, tokens: int) -> None:
         room = self.positions
         if room is not None and tokens > room:
             raise UserError(
@@ -393,18 +395,22 @@ class TransformerPolicy(Policy):
         heard: Heard = unheard,
         follow: Follow = unfollowed,
     ) -> list[Sample]:
-        self._require_room(max(map(len, prompts)) + noise_BT.shape[1])
+        self.require_room(max(map(len, prompts)) + noise_BT.shape[1])
         while True:
             samples = self._sample(prompts, noise_BT, drawing, version, heard, follow)
             if all(np.isfinite(s.logprobs).all() for s in samples):
                 return samples
-            broken = f"{type(self.causal_lm).__name__} gives logits that are not finite ({self.sampling_path})"
-            if self.serving is None or not self.serving.fall_back():
-                raise UserError(
-                    f"{broken}: its weights are broken, or sampling.precision is too narrow for them (bf16 and fp32 "
-                    "have more range than fp16)"
-                )
-            warnings.warn(f"{broken}: sampled again, and from now on with {self.sampling_path}", stacklevel=2)
+            self._sample_otherwise()
+
+    def _sample_otherwise(self) -> None:
+        """In the other precision from now on."""
+        broken = f"{type(self.causal_lm).__name__} gives logits that are not finite ({self.sampling_path})"
+        if self.serving is None or not self.serving.fall_back():
+            raise UserError(
+                f"{broken}: its weights are broken, or sampling.precision is too narrow for them (bf16 and fp32 "
+                "have more range than fp16)"
+            )
+        warnings.warn(f"{broken}: sampled again, and from now on with {self.sampling_path}", stacklevel=3)
 
     @property
     def samples_from_a_copy(self) -> bool:
@@ -412,17 +418,30 @@ class TransformerPolicy(Policy):
 
     @torch.no_grad()
     def take_up(self, version: str) -> None:
-        if self.serving is not None:
-            try:
-                self._server(self.serving, version)
-            except Unsupported as reason:
-                self._leave_serving(reason)
+        if (paged := self.paged(version, PLAINLY)) is not None:
+            paged.speaker.take_up()
 
-    def _server(self, serving: SamplerPool, version: str) -> Server:
-        """The server of this architecture, with this agent's weights."""
-        server = serving.server_of(self.causal_lm)
-        server.copy.fill(self.causal_lm, self.adapter, version=version, base=self.base_version)
-        return server
+    def paged(self, version: str, drawing: TokenSampler) -> Paged | None:
+        """The server of this architecture, and this agent as one who speaks there."""
+        if self.serving is None:
+            return None
+        try:
+            server = self.serving.server_of(self.causal_lm)
+        except Unsupported as reason:
+            self._leave_serving(reason)
+            return None
+        rows, weights = server.copy.rows, {"version": version, "base": self.base_version}
+        if rows is not None and self.adapter is not None and rows.applies(self.causal_lm, self.adapter):
+            lane: Hashable = (id(rows), drawing)
+            number, take_up = (
+                rows.number[self.adapter],
+                partial(server.copy.put, self.causal_lm, self.adapter, **weights),
+            )
+        else:
+            lane = (id(self), drawing)
+            number, take_up = NOBODY, partial(server.copy.fill, self.causal_lm, self.adapter, **weights)
+        speaker = Speaker(version, drawing, self.end_ids, lane, number, take_up)
+        return Paged(server, speaker, self._leave_serving, self._sample_otherwise)
 
     def _sample(
         self,
@@ -433,12 +452,9 @@ class TransformerPolicy(Policy):
         heard: Heard,
         follow: Follow,
     ) -> list[Sample]:
-        if self.serving is not None:
+        if (paged := self.paged(version, drawing)) is not None:
             try:
-                server = self._server(self.serving, version)
-                return server.sample(
-                    version, prompts, uniform_BT, drawing=drawing, end_ids=self.end_ids, heard=heard, follow=follow
-                )
+                return paged.server.say(paged.speaker, prompts, uniform_BT, heard=heard, follow=follow)
             except Unsupported as reason:
                 self._leave_serving(reason)
         return self._sample_plainly(prompts, uniform_BT, drawing, heard, follow)

@@ -11,10 +11,11 @@ from teamtr.engines.vllm.hosts import Host, name_of
 from teamtr.engines.vllm.memory import Servers
 from teamtr.errors import UserError
 from teamtr.ports import Demand, Engine, Follow, Heard, Learner, MemoryPlan, Rehearsal, unfollowed, unheard
+from teamtr.streams import InTurns
 from teamtr.types import AS_TRAINED, AgentInfo, Decoding, Floats, Ids, Sample
 
 
-class VllmEngine:
+class VllmEngine(InTurns):
     """Messages of the agents in ``hosts`` are sampled by their hosts, from a copy of the weights that ``inner`` trains;
     everybody else's and everything else is asked of ``inner``.
 

@@ -1,0 +1,169 @@
+"""The tensors that captured decode steps read and write: one seat for every row of the running batch, one slot for what
+every open row draws with and has said."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from teamtr.engines.paged.pages import SCRATCH
+from teamtr.engines.paged.work_split import Cluster, Together
+from teamtr.engines.sampling import TokenSampler
+from teamtr.types import Ids
+
+SIZES = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+"""Rows of a captured step."""
+MOST_ENDS = 64
+NOBODY = -1
+"""In the place of an adapter: the row is computed with the weights of the copy as they are."""
+
+
+@dataclass(frozen=True)
+class Seated:
+    """What a row brings to its seat."""
+
+    slot: int
+    prompt: Ids
+    pages: Sequence[int]
+    noise_T: NDArray[np.float64]
+    end_ids: frozenset[int]
+    adapter: int = NOBODY
+
+
+@dataclass
+class DecodeBuffers:
+    """The tensors that captured graphs read and write; their addresses stay while the buffers stand."""
+
+    rows: int
+    tokens: int
+    width: int
+    members: int
+    device: torch.device
+    token: Tensor = field(init=False)
+    position: Tensor = field(init=False)
+    step: Tensor = field(init=False)
+    row: Tensor = field(init=False)
+    alive: Tensor = field(init=False)
+    limit: Tensor = field(init=False)
+    ends: Tensor = field(init=False)
+    adapter: Tensor = field(init=False)
+    table: Tensor = field(init=False)
+    uniform: Tensor = field(init=False)
+    ids: Tensor = field(init=False)
+    logp: Tensor = field(init=False)
+    together: Together = field(init=False)
+    clusters: list[Cluster] = field(default_factory=list)
+    graphs: dict[tuple[int, TokenSampler, bool], Any] = field(default_factory=dict)
+    memory: Any = None  # of the graphs, which share it; it goes with the last of them
+
+    def __post_init__(self) -> None:
+        sequences = SIZES[-1]
+
+        def make(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
+            return torch.zeros(*shape, dtype=dtype, device=self.device)
+
+        self.token, self.step, self.row = make(sequences), make(sequences), make(sequences)
+        self.position = make(sequences, dtype=torch.int32)
+        self.alive = make(sequences, dtype=torch.bool)
+        self.limit, self.adapter, self.ends = make(sequences), make(sequences), make(sequences, MOST_ENDS)
+        self.table = make(sequences, self.width, dtype=torch.int32)
+        # One row more than asked for: seats without work write there.
+        self.uniform = make(self.rows + 1, self.tokens, dtype=torch.float64)
+        self.ids = make(self.rows + 1, self.tokens)
+        self.logp = make(self.rows + 1, self.tokens, dtype=torch.float32)
+        self.together = Together.none(sequences, self.members, self.device)
+        self.clear(0)
+
+    def fits(self, rows: int, tokens: int, width: int) -> bool:
+        return rows <= self.rows and tokens <= self.tokens and width <= self.width
+
+    @property
+    def seats(self) -> tuple[Tensor, ...]:
+        """What moves when a row gets another seat."""
+        return (
+            self.token,
+            self.position,
+            self.step,
+            self.row,
+            self.alive,
+            self.limit,
+            self.ends,
+            self.adapter,
+            self.table,
+        )
+
+    def copy_from(self, other: DecodeBuffers) -> None:
+        """Take over the rows of smaller buffers."""
+        for mine, theirs in zip(self.seats[:-1], other.seats[:-1], strict=True):
+            mine.copy_(theirs)
+        self.row[self.row == other.rows] = self.rows
+        self.table[:, : other.width] = other.table
+        for mine, theirs in ((self.uniform, other.uniform), (self.ids, other.ids), (self.logp, other.logp)):
+            mine[: other.rows, : other.tokens] = theirs[: other.rows]
+        self.clusters = other.clusters
+        self.together.put(other.clusters)
+
+    def seat(self, rows: Sequence[Seated], first: int) -> slice:
+        """Give these rows the seats from ``first`` on, with nothing said."""
+        count, longest = len(rows), max(len(row.noise_T) for row in rows)
+        here = slice(first, first + count)
+        table = np.full((count, self.width), SCRATCH, dtype=np.int32)
+        ends = np.full((count, MOST_ENDS), -1, dtype=np.int64)
+        noise = np.zeros((count, longest))
+        for i, row in enumerate(rows):
+            table[i, : len(row.pages)] = row.pages
+            ends[i, : len(row.end_ids)] = sorted(row.end_ids)
+            noise[i, : len(row.noise_T)] = row.noise_T
+
+        def sent(values: object, dtype: torch.dtype = torch.int64) -> Tensor:
+            return torch.as_tensor(np.asarray(values), dtype=dtype).to(self.device)
+
+        slots = sent([row.slot for row in rows])
+        self.uniform[slots, :longest] = sent(noise, torch.float64)
+        self.table[here], self.ends[here] = sent(table, torch.int32), sent(ends)
+        self.row[here] = slots
+        self.position[here] = sent([len(row.prompt) for row in rows], torch.int32)
+        self.limit[here] = sent([len(row.noise_T) for row in rows])
+        self.adapter[here] = sent([row.adapter for row in rows])
+        self.step[here] = 0
+        self.alive[here] = True
+        return here
+
+    def steps_left(self, count: int) -> int:
+        """Most tokens that one of the first rows may still say."""
+        left = torch.where(self.alive[:count], self.limit[:count] - self.step[:count], 0)
+        return int(left.max()) if count else 0
+
+    def clear(self, first: int) -> None:
+        """Seats from here on have no work."""
+        self.alive[first:] = False
+        self.table[first:] = SCRATCH
+        self.position[first:] = 0
+        self.step[first:] = 0
+        self.row[first:] = self.rows
+        self.adapter[first:] = NOBODY
+
+    def keep(self, sequences: Sequence[int]) -> None:
+        """Only these sequences stay, in this order."""
+        index = torch.tensor(sequences, dtype=torch.int64, device=self.device)
+        for state in self.seats:
+            state[: len(sequences)] = state[index]
+        self.clear(len(sequences))
+
+    def record(self, here: slice, ids_N: Tensor, logp_N: Tensor) -> None:
+        """Write down these sequences' tokens and move on. Seats without work write to the spare row."""
+        alive_N, step_N = self.alive[here], self.step[here]
+        target_N = torch.where(alive_N, self.row[here], self.rows)
+        self.ids.index_put_((target_N, step_N), ids_N)
+        self.logp.index_put_((target_N, step_N), logp_N)
+        ended_N = (ids_N[:, None] == self.ends[here]).any(1)
+        goes_on_N = alive_N & ~ended_N & (step_N + 1 < self.limit[here])
+        self.token[here] = torch.where(alive_N, ids_N, self.token[here])
+        self.step[here] = step_N + goes_on_N
+        self.alive[here] = goes_on_N

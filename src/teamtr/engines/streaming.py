@@ -1,0 +1,139 @@
+"""A stream over the models of one process: rows of agents that share a paged sampler go into its running batch, the
+others wait for a batch of their agent's.
+
+A message whose log-probabilities are not finite is told to nobody. What runs beside it ends, nothing joins any more,
+and then the row is sampled again in the other precision, as ``Policy.sample`` would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from teamtr.engines.paged.sampler import Job, Server, Speaker
+from teamtr.engines.sampling import TokenSampler
+from teamtr.engines.torch.attention import Unsupported
+from teamtr.ports import Follow, Heard, More, unfollowed
+from teamtr.progress import working
+from teamtr.streams import Batch, sample_batch
+from teamtr.types import Decoding, Ended, Ids, Wanted
+
+if TYPE_CHECKING:
+    from teamtr.engines.local import LocalEngine
+
+
+@dataclass(frozen=True)
+class Paged:
+    """Where a policy is sampled from pages.
+
+    Args:
+        leave: sample plainly from now on, for this reason.
+        otherwise: sample in the other precision from now on; raises UserError where there is none.
+    """
+
+    server: Server
+    speaker: Speaker
+    leave: Callable[[Unsupported], None]
+    otherwise: Callable[[], None]
+
+
+class Streaming:
+    """One stream of an engine."""
+
+    def __init__(self, engine: LocalEngine, more: More, heard: Heard, follow: Follow) -> None:
+        self.engine, self.wants, self.heard, self.follow = engine, more, heard, follow
+        self._open: dict[int, Wanted] = {}
+        self._rows = 0
+        self._versions: dict[str, str] = {}
+        self._paged: dict[tuple[str, Decoding], Paged | None] = {}
+
+    def run(self) -> None:
+        self._tell([])
+        while self._open:
+            places: dict[Hashable, list[int]] = {}
+            for row, one in self._open.items():
+                places.setdefault(self._place(one), []).append(row)
+            rows = max(places.values(), key=lambda rows: (len(rows), -rows[0]))
+            paged = self._paged_of(self._open[rows[0]])
+            if paged is None:
+                self._in_a_batch(rows)
+            else:
+                self._from_pages(paged.server, rows)
+
+    def _tell(self, ended: Sequence[Ended]) -> list[int]:
+        """Tell what is whole; the rows that are wanted next."""
+        for one in ended:
+            del self._open[one.row]
+        given = self.wants(ended)
+        rows = list(range(self._rows, self._rows + len(given)))
+        self._open.update(zip(rows, given, strict=True))
+        self._rows += len(given)
+        return rows
+
+    # -- where rows are sampled -------------------------------------------------------------------------------
+
+    def _place(self, one: Wanted) -> Hashable:
+        paged = self._paged_of(one)
+        return Batch.of(one) if paged is None else id(paged.server)
+
+    def _paged_of(self, one: Wanted) -> Paged | None:
+        key = (one.agent, one.decoding)
+        if key not in self._paged:
+            policy = self.engine.learners[one.agent].policy
+            if one.agent not in self._versions:
+                self._versions[one.agent] = self.engine.version(one.agent)
+            drawing = TokenSampler.of(one.decoding, policy.temperature)
+            self._paged[key] = policy.paged(self._versions[one.agent], drawing)
+        return self._paged[key]
+
+    def _job(self, row: int) -> Job:
+        one = self._open[row]
+        paged = self._paged_of(one)
+        assert paged is not None
+        self.engine.learners[one.agent].policy.require_room(len(one.prompt) + len(one.noise_T))
+        return Job(paged.speaker, one.prompt, one.noise_T)
+
+    # -- and how ----------------------------------------------------------------------------------------------
+
+    def _in_a_batch(self, rows: Sequence[int]) -> None:
+        self._tell(sample_batch(self.engine, {row: self._open[row] for row in rows}, self.heard, self.follow))
+
+    def _from_pages(self, server: Server, rows: Sequence[int]) -> None:
+        next_rows, given, broken = list(rows), list[int](), list[int]()
+
+        def more(ended: Sequence[Ended]) -> list[Job]:
+            whole = []
+            for one in ended:
+                row = given[one.row]
+                if np.isfinite(one.sample.logprobs).all():
+                    version = self._versions[self._open[row].agent]
+                    whole.append(Ended(row, replace(one.sample, version=version)))
+                else:
+                    broken.append(row)
+            next_rows.extend(row for row in self._tell(whole) if self._place(self._open[row]) == id(server))
+            if broken:
+                return []
+            given.extend(next_rows)
+            jobs = [self._job(row) for row in next_rows]
+            next_rows.clear()
+            return jobs
+
+        def told(row: int, before: int, token_ids: Ids) -> bool:
+            return self.follow(given[row], before, token_ids)
+
+        try:
+            with working("sampling"):
+                server.stream(more, follow=self.follow if self.follow is unfollowed else told)
+        except Unsupported as reason:
+            for paged in self._paged.values():
+                if paged is not None and paged.server is server:
+                    paged.leave(reason)
+            self._paged.clear()
+        if broken:
+            paged = self._paged_of(self._open[broken[0]])
+            assert paged is not None
+            paged.otherwise()
+            self._paged.clear()

@@ -1,0 +1,333 @@
+"""What agents say in episodes: each goes on to its next turn as soon as its last message is whole.
+
+Rows of all agents that are asked for something go into one stream (``ports.Sampler.stream``); whether they are computed
+together is the sampler's business. A turn's noise is named by the batch's seed, its place in its episode and who
+speaks, and the row of it that is taken is the episode's: so it does not matter which others have come how far.
+
+1. an episode whose last message is whole gets it as a turn, with what tools reply to it;
+2. its next speaker's prompt is written, and what a draft says of the message is kept;
+3. what is still to be said is wanted of the stream.
+
+An environment is not asked while a stream runs: it may have to ask the same sampler. Episodes wait for it where a round
+opens, and it is asked for all that have said equally much at once, fewest turns first.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from teamtr.ports import Environment, unheard
+from teamtr.randomness import seed_of, uniforms_of_row
+from teamtr.rollout.calling import Said, calls_in_message, calls_so_far, results_of
+from teamtr.rollout.context import Ledger, RolloutContext, check_author
+from teamtr.rollout.episode import EpisodeState
+from teamtr.rollout.outcome import act
+from teamtr.team import Agent, Team, Upcoming, visible
+from teamtr.team.router import next_turn, opens_round
+from teamtr.types import Decoding, Ended, Finish, Ids, Sample, Situation, Turn, Wanted, conversation
+
+
+class StaleWeights(RuntimeError):
+    """The engine's weights are not those that the team names."""
+
+
+def converse(
+    context: RolloutContext,
+    team: Team,
+    states: Sequence[EpisodeState],
+    *,
+    seed: int,
+    temperature: float | None,
+    ledger: Ledger,
+    end_ids: Mapping[str, frozenset[int]] | None = None,
+    ended: Callable[[EpisodeState], None] | None = None,
+) -> None:
+    """Say all that is still to be said in these episodes; nothing is graded. ``ended`` is told of every episode that is
+    over, while others may still be sampled."""
+    talk = _Conversations(context, team, states, seed, temperature, ledger, end_ids, ended)
+    while talk.begin():
+        context.sampler.stream(talk.more, heard=unheard if ended is None else talk.heard)
+
+
+@dataclass(frozen=True)
+class _Message:
+    """A message of episode ``episode`` before all of it is said."""
+
+    episode: int
+    agent: Agent
+    round: int
+    prompt: Ids
+    begun: _Beginning
+
+    def turn(self, whole: _Beginning, text: str) -> Turn:
+        assert whole.finish is not None
+        return Turn(
+            agent=self.agent.name,
+            round=self.round,
+            context_ids=self.prompt,
+            token_ids=whole.token_ids,
+            sampler_logprobs=whole.logprobs,
+            finish=whole.finish,
+            agent_version=self.agent.version,
+            text=text,
+        )
+
+
+@dataclass(frozen=True)
+class _Spoken:
+    """A turn that is about to be its episode's, once tools have replied."""
+
+    episode: int
+    turn: Turn
+
+
+class _Conversations:
+    """Episodes of one batch, while streams say what is said in them."""
+
+    def __init__(
+        self,
+        context: RolloutContext,
+        team: Team,
+        states: Sequence[EpisodeState],
+        seed: int,
+        temperature: float | None,
+        ledger: Ledger,
+        end_ids: Mapping[str, frozenset[int]] | None,
+        ended: Callable[[EpisodeState], None] | None,
+    ) -> None:
+        self.context, self.team, self.states = context, team, states
+        self.seed, self.temperature, self.ledger = seed, temperature, ledger
+        self.end_ids, self.ended = end_ids, ended
+        self._ready: set[int] = set(range(len(states)))
+        self._waits: set[int] = set()  # for the environment
+        self._replied: dict[int, int] = {}  # after how many turns the environment replied last
+        self._open: dict[int, _Message] = {}  # by the row of the stream
+        self._rows = 0
+        self._told: dict[int, list[str]] = {}  # episodes of which ``ended`` was told, with what was said in them
+        self._since = 0.0
+
+    # -- between streams --------------------------------------------------------------------------------------
+
+    def begin(self) -> bool:
+        """Whether there is anything to say; asks the environment first, where nobody else can go on."""
+        assert not self._open
+        self._rows = 0
+        environment = self.context.task.environment
+        if environment is not None:
+            self._waits |= {e for e in self._ready if self._waits_for_reply(e, self._upcoming(e))}
+            self._ready -= self._waits
+            while self._waits and not self._speaking():
+                self._ask(environment)
+        self._since = time.perf_counter()
+        return self._speaking()
+
+    def _speaking(self) -> bool:
+        return any(self._upcoming(e) is not None for e in self._ready)
+
+    def _waits_for_reply(self, e: int, upcoming: Upcoming | None) -> bool:
+        turns = self.states[e].turns
+        return opens_round(turns, upcoming) and self._replied.get(e) != len(turns)
+
+    def _ask(self, environment: Environment) -> None:
+        """One reply in all episodes that have come least far: nobody can come to as many turns later."""
+        tick = min(len(self.states[e].turns) for e in self._waits)
+        asked = [e for e in sorted(self._waits) if len(self.states[e].turns) == tick]
+        states = [self.states[e] for e in asked]
+        step_environment(
+            self.context, self.team, environment, states, seed_of(self.seed, "environment", tick), self.ledger
+        )
+        self._replied.update(dict.fromkeys(asked, tick))
+        self._waits.difference_update(asked)
+        self._ready.update(asked)
+
+    # -- ports.More and ports.Heard ---------------------------------------------------------------------------
+
+    def more(self, ended: Sequence[Ended]) -> list[Wanted]:
+        self._book(ended)
+        spoken = [self._said(one) for one in ended]
+        wanted: list[Wanted] = []
+        while spoken or self._ready:
+            self._call_tools(spoken)  # 1.
+            spoken = []
+            for e in sorted(self._ready):
+                self._ready.remove(e)
+                if (message := self._next(e)) is None:  # 2.
+                    continue
+                if message.begun.finish is not None:
+                    spoken.append(_Spoken(e, self._turn(message, message.begun)))
+                else:
+                    wanted.append(self._wanted(message))  # 3.
+        return wanted
+
+    def heard(self, row: int, sample: Sample) -> None:
+        """Of a message that its sampler may still sample again: an episode that it ends can be graded, no more."""
+        message = self._open[row]
+        state = self.states[message.episode]
+        turn = self._turn(message, message.begun.followed_by(sample, message.agent))
+        if calls_in_message(self.context, message.agent, state.problem, turn.text):
+            return  # what is called is answered first
+        after = replace(state, turns=[*state.turns, turn])
+        if not after.ended and next_turn(self.context.router, after.turns, self.team.names) is None:
+            self._tell(message.episode, after)
+
+    def _tell(self, e: int, state: EpisodeState) -> None:
+        said = [turn.text for turn in state.turns]
+        if self.ended is not None and self._told.get(e) != said:
+            self._told[e] = said
+            self.ended(state)
+
+    # -- 1. ---------------------------------------------------------------------------------------------------
+
+    def _said(self, one: Ended) -> _Spoken:
+        message = self._open.pop(one.row)
+        agent, written = message.agent, one.sample.version
+        if written != agent.version:
+            raise StaleWeights(
+                f"agent {agent.name!r} wrote with weights {written[:8]}, but the team says {agent.version[:8]}"
+            )
+        whole = message.begun.followed_by(one.sample, agent)
+        return _Spoken(message.episode, self._turn(message, whole))
+
+    def _turn(self, message: _Message, whole: _Beginning) -> Turn:
+        return message.turn(whole, self.context.codecs[message.agent.name].decode(whole.token_ids))
+
+    def _book(self, ended: Sequence[Ended]) -> None:
+        """Tokens by agent, and the seconds since others were booked, by tokens."""
+        if not ended:
+            return
+        now = time.perf_counter()
+        sampled: dict[str, int] = {}
+        read: dict[str, int] = {}
+        for one in ended:
+            message = self._open[one.row]
+            name = message.agent.name
+            sampled[name] = sampled.get(name, 0) + len(one.sample.token_ids)
+            read[name] = read.get(name, 0) + len(message.prompt)
+        total = sum(sampled.values())
+        for name in sampled:
+            share = sampled[name] / total if total else 1 / len(sampled)
+            self.ledger.add(name, read[name], sampled[name], share * (now - self._since))
+        self._since = now
+
+    def _call_tools(self, spoken: Sequence[_Spoken]) -> None:
+        """Every episode gets its turn, and what tools reply to it; all of an agent's at once."""
+        if not spoken:
+            return
+        started = time.perf_counter() if self.context.tools is not None else 0.0
+        for name in dict.fromkeys(one.turn.agent for one in spoken):
+            own = [one for one in spoken if one.turn.agent == name]
+            said = [Said(self.states[one.episode], one.turn.text) for one in own]
+            for one, results in zip(own, results_of(self.context, self.team, self.team[name], said), strict=True):
+                turn = replace(one.turn, results=results) if results else one.turn
+                self.states[one.episode].turns.append(turn)
+                self._ready.add(one.episode)
+        if self.context.tools is not None:
+            took = time.perf_counter() - started
+            self.ledger.environment_seconds += took
+            self._since += took
+
+    # -- 2. and 3. --------------------------------------------------------------------------------------------
+
+    def _upcoming(self, e: int) -> Upcoming | None:
+        """The next turn of this episode; None when it is over."""
+        state = self.states[e]
+        return None if state.ended else next_turn(self.context.router, state.turns, self.team.names)
+
+    def _next(self, e: int) -> _Message | None:
+        """The next message of this episode; None when it is over, or waits for the environment."""
+        state, upcoming = self.states[e], self._upcoming(e)
+        if upcoming is None:
+            if state.turns and not state.ended:
+                self._tell(e, state)
+            return None
+        if self.context.task.environment is not None and self._waits_for_reply(e, upcoming):
+            self._waits.add(e)
+            return None
+        agent = self.team[upcoming.agent]
+        history = conversation(visible(state.turns, agent, upcoming.round), state.replies)
+        prompt = self.context.prompt(self.team, agent, state.problem, history)
+        ends = frozenset() if self.end_ids is None else self.end_ids[agent.name]
+        return _Message(e, agent, upcoming.round, prompt, _begun(state.drafted_turn(agent.name, prompt), agent, ends))
+
+    def _wanted(self, message: _Message) -> Wanted:
+        self._open[self._rows] = message
+        self._rows += 1
+        place, name = len(self.states[message.episode].turns), message.agent.name
+        return Wanted(
+            name,
+            np.concatenate([message.prompt, message.begun.token_ids]),
+            uniforms_of_row(seed_of(self.seed, "turn", place, name), message.episode, message.agent.max_tokens),
+            Decoding(self.temperature),
+        )
+
+
+@dataclass(frozen=True)
+class _Beginning:
+    """What stands of a message before anything is sampled; with a ``finish`` it is the whole of it."""
+
+    token_ids: Ids
+    logprobs: NDArray[np.float32]
+    finish: Finish | None = None
+
+    def followed_by(self, sample: Sample, agent: Agent) -> _Beginning:
+        """With what was sampled after it, as far as the agent may speak."""
+        room = agent.max_tokens - len(self.token_ids)
+        cut = len(sample.token_ids) > room
+        return _Beginning(
+            np.concatenate([self.token_ids, sample.token_ids[:room]]),
+            np.concatenate([self.logprobs, sample.logprobs[:room]]),
+            "length" if cut else sample.finish,
+        )
+
+
+def _begun(drafted: tuple[Turn, int, int] | None, agent: Agent, ends: frozenset[int]) -> _Beginning:
+    if drafted is None:
+        return _Beginning(np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.float32))
+    turn, kept, following = drafted
+    if kept < 0 or kept == len(turn.token_ids):
+        return _Beginning(turn.token_ids, turn.sampler_logprobs, turn.finish)
+    # The sampler never said the token that follows: it has no log-probability of it.
+    token_ids = np.append(turn.token_ids[:kept], np.int32(following))
+    logprobs = np.append(turn.sampler_logprobs[:kept], np.float32(np.nan))
+    finish: Finish | None = "stop" if following in ends else "length" if len(token_ids) == agent.max_tokens else None
+    return _Beginning(token_ids, logprobs, finish)
+
+
+def step_environment(
+    context: RolloutContext,
+    team: Team,
+    environment: Environment,
+    states: Iterable[EpisodeState],
+    seed: int,
+    ledger: Ledger,
+) -> None:
+    """One reply of the environment in all these episodes, in which a round is about to open."""
+    started = time.perf_counter()
+    new = []
+    for state in states:
+        if state.turns:
+            state.acts.append(act(context, state.turns))
+        if state.draft is not None and state.as_drafted and len(state.replies) < len(state.draft.episode.replies):
+            state.replies.append(state.draft.episode.replies[len(state.replies)])
+        else:
+            new.append(state)
+    situations = [
+        Situation(
+            state.problem,
+            tuple(state.acts),
+            tuple(state.replies),
+            rounds_left=context.router.rounds - 1 - len(state.acts),
+            calls=calls_so_far(context, team, state),
+        )
+        for state in new
+    ]
+    for state, reply in zip(new, environment.reply(situations, seed=seed) if new else (), strict=True):
+        for message in reply.messages:
+            check_author(context, team, state.problem, message.author)
+        state.replies.append(reply)
+    ledger.environment_seconds += time.perf_counter() - started

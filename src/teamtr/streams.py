@@ -1,0 +1,82 @@
+"""``ports.Sampler.stream`` for whoever can sample one batch at a time: of one agent, to the end of its longest message.
+
+Rows wait by agent, decoding and length of their noise. The most rows that wait together go next; of equally many, those
+that came first. Where all episodes ask the same agent this is play in lockstep, and what ends early waits for the
+slowest: an engine whose batch can take rows while it runs has a stream of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from teamtr.ports import Follow, Heard, More, unfollowed, unheard
+from teamtr.progress import working
+from teamtr.types import AS_TRAINED, Decoding, Ended, Floats, Ids, Sample, Wanted
+
+
+class Batches(Protocol):
+    """The part of ``ports.Sampler`` that samples a batch."""
+
+    def sample(
+        self,
+        agent: str,
+        prompts: Sequence[Ids],
+        noise_BT: Floats,
+        *,
+        decoding: Decoding = AS_TRAINED,
+        heard: Heard = unheard,
+        follow: Follow = unfollowed,
+    ) -> list[Sample]: ...
+
+
+class Batch(NamedTuple):
+    """What rows must have in common to be sampled at once."""
+
+    agent: str
+    decoding: Decoding
+    tokens: int
+
+    @staticmethod
+    def of(wanted: Wanted) -> Batch:
+        return Batch(wanted.agent, wanted.decoding, len(wanted.noise_T))
+
+
+def in_turns(sampler: Batches, more: More, *, heard: Heard = unheard, follow: Follow = unfollowed) -> None:
+    """A stream by ``sample``."""
+    waiting: dict[Batch, dict[int, Wanted]] = {}
+    ended: list[Ended] = []
+    rows = 0
+    while True:
+        for one in more(ended):
+            waiting.setdefault(Batch.of(one), {})[rows] = one
+            rows += 1
+        if not waiting:
+            return
+        batch = max(waiting, key=lambda batch: (len(waiting[batch]), -min(waiting[batch])))
+        ended = sample_batch(sampler, waiting.pop(batch), heard, follow)
+
+
+def sample_batch(sampler: Batches, wanted: Mapping[int, Wanted], heard: Heard, follow: Follow) -> list[Ended]:
+    """These rows of one batch, by their numbers in the stream."""
+    rows = list(wanted)
+    batch = Batch.of(wanted[rows[0]])
+    with working(f"sampling {batch.agent}"):
+        samples = sampler.sample(
+            batch.agent,
+            [one.prompt for one in wanted.values()],
+            np.stack([one.noise_T for one in wanted.values()]),
+            decoding=batch.decoding,
+            heard=heard if heard is unheard else lambda place, sample: heard(rows[place], sample),
+            follow=follow if follow is unfollowed else lambda place, *said: follow(rows[place], *said),
+        )
+    return [Ended(row, sample) for row, sample in zip(rows, samples, strict=True)]
+
+
+class InTurns:
+    """A sampler whose stream is made of batches."""
+
+    def stream(self: Batches, more: More, *, heard: Heard = unheard, follow: Follow = unfollowed) -> None:
+        in_turns(self, more, heard=heard, follow=follow)
