@@ -163,6 +163,8 @@ def evaluate(
             progress=lambda each: partial(_say_progress, each.name if method else ""),
             tell=say,
         )
+    for line in session.task.printed.take().splitlines():
+        say(f"reward: {line}")
     runs = [run for each in compared for run in each.runs]
     folders = [str(folder) for each in compared for folder in each.folders]
     if kept := sum(run.kept for run in runs):

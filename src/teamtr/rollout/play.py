@@ -35,6 +35,7 @@ from teamtr.types import (
     RolloutBatch,
     Sample,
     Situation,
+    Transcript,
     Turn,
     Verdict,
     conversation,
@@ -139,7 +140,7 @@ def _verdicts(
 
 def _asked(context: RolloutContext, team: Team, state: EpisodeState) -> Asked:
     text = graded_text(context, team, state.problem, state.turns, state.replies)
-    return state.problem, text, [turn.text for turn in state.turns]
+    return state.problem, text, Transcript(state.turns, state.replies)
 
 
 def _step_environment(
