@@ -23,7 +23,17 @@ from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type
 import numpy as np
 
 from teamtr.errors import Refused
-from teamtr.reports import EvalReport, Health, HeldOut, Interval, StageReport, UpdateReport, WarmupReport, was_kept
+from teamtr.reports import (
+    EvalReport,
+    Health,
+    HeldOut,
+    Interval,
+    RewardReport,
+    StageReport,
+    UpdateReport,
+    WarmupReport,
+    was_kept,
+)
 from teamtr.types import Floats
 
 LOG_VERSION = 2
@@ -185,6 +195,8 @@ class UpdateRecord:
     success: float
     health: Health | None = None
     """Of the batch and the step; None in logs of earlier versions."""
+    rewards: RewardReport | None = None
+    """What they are made of, and what the grader printed; None where there is nothing to tell."""
     exact_success: tuple[float | None, float] | None = None
     """Before the update and after it."""
     measured_before: MeasuredGain | None = None

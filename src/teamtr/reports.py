@@ -195,6 +195,16 @@ class Health:
     kl_share: float | None = None
 
 
+@dataclass(frozen=True)
+class RewardReport:
+    """What the rewards of a batch are made of: the mean of each function's part, with its weight; what agents earned by
+    themselves on average, where the task says so; and what the grader printed since the update before."""
+
+    parts: Mapping[str, float] = field(default_factory=dict)
+    agents: Mapping[str, float] = field(default_factory=dict)
+    printed: str = ""
+
+
 class Interval(NamedTuple):
     low: float
     high: float

@@ -288,7 +288,7 @@ DATA = "{name: data, path: x}"
             "{name: data, path: x, «symbols»: AB}",
             ONE,
             'unknown key "symbols" in task; valid keys: name, path, question, answer, held_out, grader, pattern, '
-            "threshold, private, seconds_per_item, grade_early, container",
+            "threshold, rewards, private, seconds_per_item, grade_early, container",
         ),
         ("{name: data, path: x, grader: «regex»}", ONE, 'task.grader is "regex", which needs task.pattern'),
         (
@@ -796,6 +796,7 @@ def test_schema_keys_list_every_key_with_a_description() -> None:
         "name",
         "task.name",
         "task.path",
+        "task.rewards.NUMBER.function",
         "team.agents.NAME.name",
         "tools.mcp.NAME.name",
         "tools.mcp.NAME.command",

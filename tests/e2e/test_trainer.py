@@ -216,8 +216,8 @@ def test_a_reward_function_sees_prompts_completions_and_columns(tmp_path: Path) 
         assert [prompt.removeprefix("say ") for prompt in call["prompts"]] == call["answer"]
         assert set(call["weight"]) == {1.0}
         assert all(
-            len(texts) == 2 and texts[-1] == answer
-            for texts, answer in zip(call["transcripts"], call["completions"], strict=True)
+            [said["name"] for said in messages] == ["solver", "checker"] and messages[-1]["content"] == answer
+            for messages, answer in zip(call["conversations"], call["completions"], strict=True)
         )
     assert max(len(call["prompts"]) for call in seen) >= 8
 
@@ -695,8 +695,8 @@ def test_a_model_with_adapters_is_refused() -> None:
     ("function", "said"),
     [
         (lambda completions: [1.0], r"returned 1 rewards for \d+ completions"),
-        (lambda completions: None, "must return a list of numbers, got None"),
-        (lambda completions: ["good"] * len(completions), "must return a list of numbers"),
+        (lambda completions: None, "must return a list of rewards .*got None"),
+        (lambda completions: ["good"] * len(completions), "must return a list of rewards"),
         (lambda completions, gold: [1.0], r"'gold'; there are completions"),
     ],
 )

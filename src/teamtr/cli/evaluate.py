@@ -347,6 +347,8 @@ class _Ask:
             progress=lambda each: partial(_say_progress, each.name if self.labelled else ""),
             tell=say,
         )
+        for line in session.task.printed.take().splitlines():
+            say(f"reward: {line}")
         folders = [folder for each in compared for folder in each.folders]
         tokens = sum(ledger.sampled_tokens.values())
         one = folders[0] if len(folders) == 1 else where

@@ -52,7 +52,7 @@ def check(
         health, whole_run = health_of(trial.batch, session.team.limits), estimate(session, trial, scoring)
         advice = [each.text for each in advise(health)]
     task = session.task
-    warnings = [*task.warnings, *told]
+    warnings, printed = [*task.warnings, *told], task.printed.take()
     samplers = {name: session.engine.info(name).sampling for name in session.team.names}
     lines = [
         f"{team_file}: fine",
@@ -68,6 +68,7 @@ def check(
         *(f"  {item.what}, {item.gb:.3g} GB: {item.why}" for item in (served.servers if served else ())),
         *(f"  warning: {warning}" for warning in warnings),
         *(f"  warning: the grader failed {n} times: {why}" for why, n in task.failures.items()),
+        *(f"  reward: {line}" for line in printed.splitlines()),
         *(f"  advice: {text}" for text in advice),
     ]
     answer("\n".join(lines), as_json)
@@ -79,6 +80,7 @@ def check(
                 "warnings": warnings,
                 "health": asdict(health),
                 "advice": advice,
+                "printed": printed,
                 "estimate": asdict(whole_run),
             }
         )

@@ -33,7 +33,7 @@ from teamtr.records import (
     updates_before,
 )
 from teamtr.reports import UpdateReport, WarmupReport
-from teamtr.rollout import punishments_PG, trained_returns_PG
+from teamtr.rollout import agent_returns_PG, certified_range, punishments_PG, trained_returns_PG
 from teamtr.rollout.cost import Account, price_of_sampling
 from teamtr.session.budget import matched_budget
 from teamtr.session.build import Session
@@ -60,6 +60,7 @@ from teamtr.training.batch import TrainingBatch
 from teamtr.training.health import health_of
 from teamtr.training.probe import Rollouts, log_ratios, stale_probe, token_shift
 from teamtr.training.radii import shared_radii
+from teamtr.training.rewards import rewards_of
 from teamtr.training.stage import stage_report
 from teamtr.training.update import CertificateInputs, Update, update_agent
 from teamtr.types import AgentBatch, RolloutBatch
@@ -225,7 +226,11 @@ class Driver:
             self.states[agent],
             seed=seed_of(self.seed, "update", self.position.stage, agent),
             holdout_seed=seed_of(self.seed, "aside", self.position.stage),
-            certificate_inputs=CertificateInputs(router.turns_of(agent), router.horizon, self._return_range),
+            certificate_inputs=CertificateInputs(
+                router.turns_of(agent),
+                router.horizon,
+                certified_range(plan, self.session.task.reward_range, self.team, router, agent),
+            ),
         )
         self.session.engine.publish(agent, update.report.version_after)
         self.account.updated(agent, update.report.tokens, update.report.seconds)
@@ -255,7 +260,7 @@ class Driver:
 
     def _for_probe(self, agent: str, batch: RolloutBatch) -> Rollouts:
         plan = self.session.plan
-        returns_PG = trained_returns_PG(batch, plan, self.team.limits)
+        returns_PG = agent_returns_PG(batch, agent, plan, self.team.limits)
         advantages = plan.advantage.estimate(returns_PG)
         return Rollouts(batch.of(agent), advantages)
 
@@ -334,6 +339,7 @@ class Driver:
             protocol_breaches=self.session.breaches(),
             success=float(np.mean([e.verdict.right for e in step.batch.present])),
             health=health_of(step.batch, self.team.limits, step.report),
+            rewards=rewards_of(step.batch, self.session.task.printed.take()),
             exact_success=None if self.exact is None else (exact_before, self.exact),
             measured_before=self.measured,
             probe=self.probed,
@@ -384,6 +390,7 @@ class Driver:
     def _begin_or_resume(self, commit: Commit | None) -> Record:
         record = self._begin() if commit is None else self._go_on(commit)
         self.exact = exact_success(self.session, self.team)
+        self.session.task.printed.take()  # what was printed on loading and testing: `teamtr check` shows it
         return self._log(record)
 
     def _begin(self) -> StartRecord:

@@ -37,7 +37,7 @@ from teamtr.store import read_episodes, write_atomic, write_episodes
 from teamtr.store.atomic import remove_leftovers
 from teamtr.store.log import decode, encode
 from teamtr.team import Team
-from teamtr.types import Episode, Problem, RolloutBatch
+from teamtr.types import Episode, Problem, RolloutBatch, Transcript
 
 EPISODES_PER_CHUNK = 512
 LOOKED_AT = 4
@@ -271,7 +271,7 @@ class Evaluation:
             for problem, episode in zip(of, batch.episodes, strict=True)
         ]
         asked = [
-            (problem, answer, [turn.text for turn in episode.turns])
+            (problem, answer, Transcript(episode.turns, episode.replies))
             for problem, answer, episode in zip(of, answers, batch.episodes, strict=True)
         ]
         episodes = [

@@ -2,7 +2,7 @@
 
 DataTask("sums.jsonl", grader="number")
 DataTask("sums.jsonl", grader="regex", pattern=r"#### (.+)")
-DataTask("sums.jsonl", grader="python:rewards.py:reward")       # f(prompts, completions, **columns) -> list[float]
+DataTask("sums.jsonl", grader="python:rewards.py:reward")       # f(prompts, completions, **columns) -> rewards
 """
 
 from __future__ import annotations
@@ -10,21 +10,21 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, Strict
 
-from teamtr.errors import UserError
-from teamtr.grading import Container, Result, WorkerPool, exact_match, last_number, normalize
+from teamtr.grading import Container, WorkerPool, last_number, normalize
 from teamtr.grading.thinking import after_thinking
 from teamtr.settings.paths import Anchor
 from teamtr.settings.refusals import Refusal, hint, show
-from teamtr.settings.section import key, unset
+from teamtr.settings.section import Section, key, unset
 from teamtr.settings.values import Above0, NonEmpty, Share, of_form
 from teamtr.tasks.base import Task
-from teamtr.tasks.config import TaskConfig, TeamSection
+from teamtr.tasks.config import TaskConfig, TaskContext, TeamSection
+from teamtr.tasks.data.graders import IN_PROCESS, PYTHON, AnswerGrader, ExtraReward, reward_folders
 from teamtr.tasks.data.rows import DataError, Row, read_rows
 from teamtr.tasks.data.split import digest, unit_hash
 from teamtr.tasks.registry import task
@@ -33,13 +33,7 @@ from teamtr.types import Problem, Verdict
 
 QUESTION_KEYS = ("prompt", "question", "problem")
 ANSWER_KEYS = ("answer", "solution", "target")
-GRADERS = ("exact", "number", "regex", "python:path/to/file.py:function")
-
-IN_PROCESS = ("exact", "number")
-"""Graders of ours that run no code of anybody's and need no worker."""
 ContainerKind = Literal["none", "bubblewrap"]
-
-Graded = Sequence[tuple[Problem, str]]
 
 
 def _one_group(value: str) -> str:
@@ -57,6 +51,14 @@ Grader = Annotated[
     str,
     of_form(r"exact|number|regex|python:.+:[^\W\d]\w*", "must be exact, number, regex or python:FILE:FUNCTION"),
 ]
+Function = Annotated[str, of_form(r"python:.+:[^\W\d]\w*", "must be python:FILE:FUNCTION")]
+
+
+class RewardConfig(Section):
+    """A function whose rewards are added to the grader's."""
+
+    function: Function = Field(description="python:FILE:FUNCTION (FILE relative to the team file).")
+    weight: Annotated[float, Strict()] = key(1.0, "How often its reward counts; below 0 it is a punishment.")
 
 
 @task("data")
@@ -77,6 +79,8 @@ class DataTask(Task):
             the thinking; a Python reward is given the whole reply, thinking and all.
         pattern: for ``regex``, with exactly one group.
         threshold: the reward from which a Python reward's verdict is "right".
+        rewards: functions whose rewards are added to the grader's, each with its weight. They do not change what is
+            right.
         grade_early: a Python reward judges every completion by itself, so that some may be graded while others are
             still sampled. A ``regex`` does so anyway.
         seconds_per_item, workers, memory_bytes: of the killable workers that run ``regex`` and ``python``.
@@ -103,7 +107,12 @@ class DataTask(Task):
         pattern: Pattern | None = unset(
             "For grader regex: a pattern whose one group is the answer; the last match in a message counts."
         )
-        threshold: Annotated[float, Strict()] = key(1.0, "A reward of at least this counts as right.")
+        threshold: Annotated[float, Strict()] = key(1.0, "A reward of the grader of at least this counts as right.")
+        rewards: tuple[RewardConfig, ...] = key(
+            (),
+            "More reward functions: what each returns, times its weight, is added to the grader's reward, and does not "
+            "change what is right.",
+        )
         private: dict[str, NonEmpty] = key({}, "Agent name to the column that only this agent sees.")
         seconds_per_item: Above0 = key(5.0, "Seconds of processor time for one answer; by the clock ten times that.")
         grade_early: Annotated[bool, Strict()] = key(
@@ -122,11 +131,15 @@ class DataTask(Task):
             return (self.path,)
 
         def anchored(self, anchor: Anchor) -> Self:
-            update = {"path": anchor.path(self.path)}
-            if self.grader.startswith("python:"):
-                file, _, function = self.grader.removeprefix("python:").rpartition(":")
-                update["grader"] = f"python:{anchor.path(file)}:{function}"
+            update: dict[str, Any] = {"path": anchor.path(self.path), "grader": _anchored(self.grader, anchor)}
+            update["rewards"] = tuple(
+                each.model_copy(update={"function": _anchored(each.function, anchor)}) for each in self.rewards
+            )
             return self.model_copy(update=update)
+
+        def arguments(self, context: TaskContext) -> dict[str, Any]:
+            rewards = tuple(ExtraReward(each.function, each.weight) for each in self.rewards)
+            return {**super().arguments(context), "rewards": rewards}
 
         def _refusals(self) -> Iterator[Refusal]:
             both = (("task", "grader"), ("task", "pattern"))
@@ -135,10 +148,16 @@ class DataTask(Task):
             if self.grader != "regex" and self.pattern is not None:
                 message = f'task.pattern is used by grader "regex" only, and task.grader is "{self.grader}"'
                 yield Refusal(("task", "pattern"), message, both)
-            if self.grade_early and not self.grader.startswith("python:"):
+            names = Counter(name.rpartition(":")[2] for name in (self.grader, *(r.function for r in self.rewards)))
+            for name, count in names.items():
+                if count > 1:
+                    message = f"task.rewards: two rewards are called {show(name)}: give their functions different names"
+                    yield Refusal(("task", "rewards"), message, at_key=True)
+            own = self.grader.startswith(PYTHON) or bool(self.rewards)
+            if self.grade_early and not own:
                 message = f'task.grade_early is for graders of your own (python:FILE:FUNCTION), not for "{self.grader}"'
                 yield Refusal(("task", "grade_early"), message, (("task", "grader"), ("task", "grade_early")))
-            if self.container != "none" and self.grader in IN_PROCESS:
+            if self.container != "none" and self.grader in IN_PROCESS and not self.rewards:
                 message = f'task.container is for graders that run code, not for "{self.grader}": leave it out'
                 yield Refusal(("task", "container"), message, (("task", "grader"), ("task", "container")))
 
@@ -161,27 +180,28 @@ class DataTask(Task):
         grader: str = "exact",
         pattern: str | None = None,
         threshold: float = 1.0,
+        rewards: Sequence[ExtraReward] = (),
         seconds_per_item: float = 5.0,
         grade_early: bool = False,
         workers: int = 1,
         memory_bytes: int | None = 4 << 30,
         container: ContainerKind = "none",
     ) -> None:
-        self._threshold = threshold
-        self.grades_early = grade_early or grader == "regex"
+        self.grades_early = grade_early or (grader == "regex" and not rewards)
         self._is_number = grader == "number"
-        self.reward_range = None if grader.startswith("python:") else 1.0
+        self.reward_range = None if grader.startswith(PYTHON) or rewards else 1.0
         self._private = dict(private or {})
-        walls = None if container == "none" else Container(_reward_folder(grader))
-        self._pool = WorkerPool(workers, seconds_per_item, memory_bytes=memory_bytes, container=walls)
+        walls = None if container == "none" else Container(reward_folders(grader, rewards))
+        self._pool = WorkerPool(
+            workers, seconds_per_item, memory_bytes=memory_bytes, container=walls, printed=self.printed.add
+        )
         self._splits = self._read(path, split_files, held_out, question, answer, needs_answer=":" not in grader)
         self._check_duplicates()
-        self._grader = self._choose_grader(grader, pattern)
+        columns = sorted({key for problem in self._every() for key in problem.columns})
+        self._grader = AnswerGrader(grader, pattern, threshold, rewards, columns, self._pool, self.failures)
 
     def grade(self, episodes: Sequence[tuple[Problem, str, Sequence[str]]]) -> list[Verdict]:
-        """Crashed and late graders earn 0 and are counted; a reward that is not a finite number stays ``nan``, so
-        that its group is left out of training."""
-        return self._grader([(problem, answer) for problem, answer, _ in episodes])
+        return self._grader.grade(episodes)
 
     def extract(self, text: str) -> str | None:
         if self._is_number:
@@ -277,106 +297,8 @@ class DataTask(Task):
             if len(splits) > 1:
                 self.warnings += (f"one question in several splits {sorted(splits)}: {shown(prompt)}",)
 
-    # Grading
-
-    def _choose_grader(self, grader: str, pattern: str | None) -> Callable[[Graded], list[Verdict]]:
-        if (grader == "regex") != (pattern is not None):
-            raise ValueError(f"a pattern goes with grader 'regex' and only with it; got {grader!r} and {pattern!r}")
-        if grader == "exact":
-            return lambda graded: [_exact_verdict(str(p.answer), after_thinking(text)) for p, text in graded]
-        if grader == "number":
-            return lambda graded: [_number_verdict(str(p.answer), after_thinking(text)) for p, text in graded]
-        if pattern is not None:
-            _check_pattern(pattern)
-            return lambda graded: self._grade_by_pattern(pattern, graded)
-        if grader.startswith("python:"):
-            setup = self._reward_setup(grader)
-            return lambda graded: self._grade_by_reward(setup, graded)
-        raise ValueError(f"no grader {grader!r}: use one of {', '.join(GRADERS)}")
-
     def _every(self) -> Iterator[Problem]:
         return (problem for problems in self._splits.values() for problem in problems)
-
-    def _reward_setup(self, grader: str) -> dict[str, Any]:
-        file, _, function = grader.removeprefix("python:").rpartition(":")
-        if not file.endswith(".py") or not function.isidentifier():
-            raise UserError(f"a Python reward is named python:path/to/file.py:function, got {grader!r}")
-        found = Path(file).resolve()
-        if not found.is_file():
-            raise UserError(f"{grader!r}: there is no file {found}")
-        columns = sorted({key for problem in self._every() for key in problem.columns})
-        taken = sorted({"prompts", "completions"} & set(columns))
-        if taken:
-            raise DataError(f"a Python reward gets prompts and completions: rename the data's own column {taken[0]!r}")
-        setup = {"path": str(found), "function": function, "columns": columns}
-        self._pool.load("reward", setup)
-        return setup
-
-    def _grade_by_pattern(self, pattern: str, graded: Graded) -> list[Verdict]:
-        items = [{"text": after_thinking(text)} for _, text in graded]
-        results = self._pool.submit("regex", items, {"pattern": pattern})
-        return [
-            self._failed(result) or _group_verdict(str(problem.answer), result.value)
-            for (problem, _), result in zip(graded, results, strict=True)
-        ]
-
-    def _grade_by_reward(self, setup: Mapping[str, Any], graded: Graded) -> list[Verdict]:
-        items = [{"prompt": p.prompt, "completion": text, "columns": dict(p.columns)} for p, text in graded]
-        results = self._pool.submit("reward", items, setup)
-        return [self._failed(result) or self._reward_verdict(result.value) for result in results]
-
-    def _reward_verdict(self, reward: float) -> Verdict:
-        if not math.isfinite(reward):
-            self.failures[f"the reward is {reward}"] += 1
-            return Verdict("crash", math.nan)
-        return Verdict("right" if reward >= self._threshold else "wrong", reward)
-
-    def _failed(self, result: Result) -> Verdict | None:
-        if result.kind == "ok":
-            return None
-        self.failures[result.message] += 1
-        return Verdict(result.kind, 0.0)
-
-
-def _exact_verdict(answer: str, text: str) -> Verdict:
-    if not text.strip():
-        return Verdict("unparsed", 0.0)
-    return _verdict(exact_match(text, answer), normalize(text))
-
-
-def _number_verdict(answer: str, text: str) -> Verdict:
-    said, right = last_number(text), last_number(answer)
-    if said is None or right is None:
-        return Verdict("unparsed", 0.0)
-    return _verdict(said.same(right), str(said))
-
-
-def _group_verdict(answer: str, group: str | None) -> Verdict:
-    if group is None:
-        return Verdict("unparsed", 0.0)
-    return _verdict(exact_match(group, answer), normalize(group))
-
-
-def _verdict(right: bool, extracted: str) -> Verdict:
-    return Verdict("right", 1.0, extracted) if right else Verdict("wrong", 0.0, extracted)
-
-
-def _reward_folder(grader: str) -> tuple[Path, ...]:
-    """The folder of a Python reward's file; nothing for the others."""
-    if not grader.startswith("python:"):
-        return ()
-    return (Path(grader.removeprefix("python:").rpartition(":")[0]).resolve().parent,)
-
-
-def _check_pattern(pattern: str) -> None:
-    try:
-        groups = re.compile(pattern).groups
-    except re.error as error:
-        raise ValueError(f"pattern {pattern!r} is not a regular expression: {error}") from None
-    if groups != 1:
-        raise ValueError(
-            f"pattern {pattern!r} has {groups} groups: put exactly one round what is the answer, (?:...) else"
-        )
 
 
 def _column(row: Row, given: str | None, role: str, usual: Sequence[str]) -> str:
@@ -396,3 +318,10 @@ def _cell(row: Row, column: str) -> Any:
     if column not in row.cells:
         raise DataError(f"{row.where}: no {column!r}; found {sorted(row.cells)}: every row needs it")
     return row.cells[column]
+
+
+def _anchored(grader: str, anchor: Anchor) -> str:
+    if not grader.startswith(PYTHON):
+        return grader
+    file, _, function = grader.removeprefix(PYTHON).rpartition(":")
+    return f"{PYTHON}{anchor.path(file)}:{function}"
