@@ -29,13 +29,14 @@ from teamtr.types import Verdict
 TEAM = """\
 name: small
 task: {name: code, symbols: AB, held_out: 0.5}
-team: {model: tabular, max_tokens: 3, agents: [{name: left}, {name: right}, {name: speaker}]}
+team:
+  {model: tabular, max_tokens: 3, agents: [{name: left, frozen: true}, {name: right, frozen: true}, {name: speaker}]}
 plan: {stages: 5, problems: 2, group_size: 2, radius_nats_per_message: 0.05}
 eval: {every: 1, samples: 1}
 device: cpu
 """
 SUCCESS = (0.1, 0.5, 0.4, 0.5, 0.2, 0.3)
-"""Before each stage, and at the end: the best is that before stage 1, after three updates."""
+"""Before each stage, and at the end: the best is that before stage 1, after one update."""
 
 
 def report(success: float) -> Any:
@@ -94,37 +95,37 @@ def test_evaluations_before_a_swap_are_another_run_s() -> None:
 @pytest.mark.long
 def test_the_best_checkpoint_is_kept_and_evaluated(folder: Path) -> None:
     last = trained(folder)
-    assert last["best"] == {"updates": 3, "stage": 1, "success": 0.5}
+    assert last["best"] == {"updates": 1, "stage": 1, "success": 0.5}
     assert not last["stopped_early"]
-    assert RunFolder.read(folder).checkpoints.numbers() == [3, 14, 15], "the two latest, and the best"
-    assert StoredRun.read(folder).commit.number == 15
+    assert RunFolder.read(folder).checkpoints.numbers() == [1, 4, 5], "the two latest, and the best"
+    assert StoredRun.read(folder).commit.number == 5
     stored = StoredRun.read(folder, "best")
-    assert stored.commit.number == 3
+    assert stored.commit.number == 1
     _, team = stored.build()
     assert team.versions == stored.commit.progress["versions"], "its agents are there too"
-    with pytest.raises(NoSuchCommit, match="no checkpoint 7; it holds 3, 14, 15"):
-        StoredRun.read(folder, 7)
-    for asked, updates in (("best", 3), ("14", 14), (None, 15)):
+    with pytest.raises(NoSuchCommit, match="no checkpoint 3; it holds 1, 4, 5"):
+        StoredRun.read(folder, 3)
+    for asked, updates in (("best", 1), ("4", 4), (None, 5)):
         options = [] if asked is None else ["--checkpoint", asked]
         line = last_json(invoke("eval", folder, "--samples", 1, "--limit", 1, *options, "--json"))
         assert line["updates"] == updates
-    assert "it holds 3, 14, 15" in invoke("eval", folder, "--checkpoint", 7, code=2).stderr
+    assert "it holds 1, 4, 5" in invoke("eval", folder, "--checkpoint", 3, code=2).stderr
     assert "a number of updates or best" in invoke("eval", folder, "--checkpoint", "worst", code=2).stderr
     assert (
         "--checkpoint is of a run" in invoke("eval", "--team", folder / "team.yaml", "--checkpoint", 3, code=2).stderr
     )
     (run,) = read_runs([folder])
     assert run.data["run"]["best"] == last["best"]
-    assert any("Checkpoint 3 (stage 1) was best, with 50 %" in line["text"] for line in run.data["headlines"])
+    assert any("Checkpoint 1 (stage 1) was best, with 50 %" in line["text"] for line in run.data["headlines"])
 
 
 @pytest.mark.long
 def test_patience_ends_a_run_and_a_resumed_one_decides_alike(folder: Path) -> None:
     last = trained(folder, "eval.patience=2")
-    assert (last["kind"], last["stopped_early"], last["updates"]) == ("finished", True, 9)
+    assert (last["kind"], last["stopped_early"], last["updates"]) == ("finished", True, 3)
     assert evals(folder) == list(enumerate(SUCCESS[:4])), "stopped before stage 3: two were no better than 0.5"
     other = folder.parent / "killed"
-    for updates in (1, 5, 2):
+    for updates in (1, 1):
         assert trained(other, "eval.patience=2", until=updates)["kind"] == "stopped"
     assert trained(other, "eval.patience=2") == last
     assert evals(other) == evals(folder)
@@ -137,25 +138,33 @@ def test_patience_ends_a_run_and_a_resumed_one_decides_alike(folder: Path) -> No
     assert trained(folder, "eval.patience=2") == last, "the same command trains nothing more"
     told = invoke("train", folder.parent / "team.yaml", "eval.patience=2", "--out", folder)
     assert "stopped early after stage 3: 2 evaluations in a row" in told.stderr
-    assert "best held-out success: 50 % at checkpoint 3 (stage 1), which is kept" in told.stderr
-    assert trained(folder, "eval.patience=4")["updates"] == 15, "with more patience it goes on"
+    assert "best held-out success: 50 % at checkpoint 1 (stage 1), which is kept" in told.stderr
+    assert trained(folder, "eval.patience=4")["updates"] == 5, "with more patience it goes on"
 
 
 @pytest.mark.long
 def test_the_best_is_known_when_the_log_has_lost_it(folder: Path) -> None:
-    trained(folder, until=7)
+    trained(folder, until=2)
     run = RunFolder.read(folder)
     lines = [line for line in run.log.path.read_bytes().splitlines(keepends=True) if b'"kind":"eval"' not in line]
     run.log.path.write_bytes(b"".join(lines))
-    assert StoredRun.read(folder, "best").commit.number == 3
-    assert trained(folder)["best"] == {"updates": 3, "stage": 1, "success": 0.5}
-    assert 3 in RunFolder.read(folder).checkpoints.numbers()
+    assert StoredRun.read(folder, "best").commit.number == 1
+    assert trained(folder)["best"] == {"updates": 1, "stage": 1, "success": 0.5}
+    assert 1 in RunFolder.read(folder).checkpoints.numbers()
+
+
+@pytest.mark.long
+def test_a_resumed_run_keeps_the_best_before_it_evaluates_again(folder: Path) -> None:
+    trained(folder, "eval.every=2", until=3)
+    assert evals(folder) == [(0, 0.1), (2, 0.4)]
+    trained(folder, "eval.every=2", until=1)
+    assert RunFolder.read(folder).checkpoints.numbers() == [2, 3, 4]
 
 
 @pytest.mark.long
 def test_a_run_that_was_never_evaluated_has_no_best(folder: Path) -> None:
     assert trained(folder, "eval.every=0", "plan.stages=1")["best"] is None
-    assert RunFolder.read(folder).checkpoints.numbers() == [2, 3]
+    assert RunFolder.read(folder).checkpoints.numbers() == [0, 1]
     with pytest.raises(UserError, match="never evaluated"):
         StoredRun.read(folder, "best")
     told = invoke("check", folder.parent / "team.yaml", "eval.every=0", "eval.patience=1", code=2).stderr

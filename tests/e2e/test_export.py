@@ -77,6 +77,23 @@ def test_a_whole_model_loads_in_plain_transformers(exported, run):
 
 
 @pytest.mark.long
+def test_an_earlier_checkpoint_is_exported_too(run, tmp_path, monkeypatch):
+    read, real = [], StoredRun.read
+
+    def noted(folder, checkpoint=None):
+        read.append(real(folder, checkpoint))
+        return read[-1]
+
+    monkeypatch.setattr("teamtr.session.export.StoredRun.read", noted)
+    for asked, number in (("2", 2), ("best", 0), (None, 3)):  # nothing is learned: the first is as good as any
+        given = [] if asked is None else ["--checkpoint", asked]
+        invoke("export", run, tmp_path / str(asked), "--agent", "right", *given)
+        assert read[-1].commit.number == number
+    refused = invoke("export", run, tmp_path / "no", "--checkpoint", 77, code=2).stderr
+    assert "no checkpoint 77; it holds 0, 2, 3" in refused
+
+
+@pytest.mark.long
 def test_an_adapter_loads_in_plain_peft_and_merges_to_the_same(exported, run, tmp_path):
     from peft import AutoPeftModelForCausalLM
     from transformers import AutoModelForCausalLM

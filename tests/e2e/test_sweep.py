@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from called import invoke, last_json
-from teamtr.config import Setting, several
+from teamtr.config import Setting, load_team_file, several
 from teamtr.errors import UserError
 from teamtr.ports import GB
 from teamtr.store import RunFolder
 from teamtr.sweep import cells, problems
+from teamtr.sweep import room as rooms
 from teamtr.sweep.room import Room, fitting
 from teamtr.sweep.sweep import Sweep
 from teamtr.sweep.variants import variants_of
@@ -22,8 +23,8 @@ from teamtr.sweep.variants import variants_of
 TEAM = """\
 name: small
 task: {name: code, symbols: AB, held_out: 0.5}
-
-team: {model: tabular, max_tokens: 3, agents: [{name: left}, {name: right}, {name: speaker}]}
+team:
+  {model: tabular, max_tokens: 3, agents: [{name: left, frozen: true}, {name: right, frozen: true}, {name: speaker}]}
 plan: {stages: 1, problems: 2, group_size: 2, radius_nats_per_message: 0.05}
 eval: {every: 1, samples: 2}
 device: cpu
@@ -148,6 +149,24 @@ def test_as_many_runs_as_cores_and_memory_allow() -> None:
     assert fitting(8, 10 * GB, None, 4).workers == 4
 
 
+@pytest.mark.long
+def test_what_a_run_needs_comes_from_its_models(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny = ["team.model=tiny", "task.skill=0.9"]
+    small, large = (load_team_file(here / "team.yaml", [*tiny, f"tiny.width={width}"]) for width in (64, 8192))
+    monkeypatch.setattr(rooms, "usable_cores", lambda: 8)
+    monkeypatch.setattr(rooms, "memory_bytes", lambda: 4 * GB)
+    assert rooms.room(small, 3) == Room(3, "all 3 fit")
+    assert rooms.room(small, 8).workers == 5, "0.7 GB each of the process itself"
+    crowded = rooms.room(large, 3)
+    assert crowded.workers == 1
+    assert "and 4 GB are free" in crowded.why
+    alone = rooms.room(load_team_file(here / "team.yaml", [*tiny, "cluster.engine=ray"]), 3)
+    assert alone == Room(1, "a run has several processes of its own")
+    unknown = rooms.room(load_team_file(here / "team.yaml", ["team.model=./nowhere"]), 3)
+    assert unknown.workers == 1
+    assert "not known" in unknown.why
+
+
 # -- intervals -----------------------------------------------------------------------------------------------------
 
 
@@ -235,7 +254,6 @@ def test_a_sweep_goes_on_and_a_failing_run_loses_no_other(here: Path) -> None:
 
 
 def test_one_run_is_not_trained_from_a_file_that_asks_for_several(here: Path) -> None:
-    from teamtr.config import load_team_file
     from teamtr.session.train import train
 
     with pytest.raises(UserError, match="asks for several runs"):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from teamtr.cli.common import JsonFlag, answer, app, emit, errors, read_team_file
+from teamtr.cli.common import CheckpointOption, JsonFlag, answer, app, checkpoint_of, emit, errors, read_team_file
 from teamtr.cli.complete import agents_of_run, dotted_keys, method_names
 from teamtr.cli.methods import told_methods, told_seeds, told_tasks
 
@@ -42,12 +42,7 @@ def evaluate(
     team: Annotated[
         Path | None, typer.Option(help="Instead of a run: a team file, whose models are evaluated untrained.")
     ] = None,
-    checkpoint: Annotated[
-        str | None,
-        typer.Option(
-            help="Of a run: the checkpoint after so many updates, or `best` by held-out success. [default: the latest]"
-        ),
-    ] = None,
+    checkpoint: CheckpointOption = None,
     task: Annotated[
         list[str] | None,
         typer.Option(
@@ -179,7 +174,7 @@ def evaluate(
             regrade=regrade,
             labelled=method is not None,
         )
-        source = _Source(run, team, _checkpoint(checkpoint))
+        source = _Source(run, team, checkpoint_of(checkpoint))
         found = [ask.of(source.open(wanted), out, apart=bool(task)) for wanted in (_tasks(task) if task else [changes])]
     for each in found:
         if each.kept:
@@ -221,16 +216,6 @@ def evaluate(
             failures.update(each.failures)
         spent = {"tokens": sum(each.tokens for each in found), "grader_failures": dict(failures)}
         emit({**record, "samples_shown": shown, "updates": found[0].updates, **spent})
-
-
-def _checkpoint(text: str | None) -> int | Literal["best"] | None:
-    from teamtr.errors import UserError
-
-    if text is None or text == "best":
-        return None if text is None else "best"
-    if not text.isdecimal():
-        raise UserError(f"--checkpoint is a number of updates or best, not {text!r}")
-    return int(text)
 
 
 def _tasks(given: list[str]) -> list[list[str]]:

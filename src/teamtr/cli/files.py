@@ -54,6 +54,8 @@ def check(
     task = session.task
     warnings, printed = [*task.warnings, *told], task.printed.take()
     samplers = {name: session.engine.info(name).sampling for name in session.team.names}
+    seeds = settings.seeds
+    what = "the whole run" if seeds == 1 else f"each of the {seeds} runs that seeds: {seeds} asks for"
     lines = [
         f"{team_file}: fine",
         f"  problems: {len(task.problems('train'))} to train on, {len(task.problems('test'))} held out",
@@ -64,7 +66,7 @@ def check(
         *(f"  {name}: sampling is {path}" for name, path in samplers.items()),
         f"  sampled {len(trial.batch.episodes)} episodes: {health_line(health)}",
         *(f"    {name}: {health_line(health, name)}" for name in health.agents),
-        f"  the whole run, by these episodes: {estimate_line(whole_run)}",
+        f"  {what}, by these episodes: {estimate_line(whole_run)}",
         *(f"  {item.what}, {item.gb:.3g} GB: {item.why}" for item in (served.servers if served else ())),
         *(f"  warning: {warning}" for warning in warnings),
         *(f"  warning: the grader failed {n} times: {why}" for why, n in task.failures.items()),

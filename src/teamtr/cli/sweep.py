@@ -72,5 +72,7 @@ def run_sweep(made: Sweep, workers: int | None, finished: bool, as_json: bool) -
         found = room(made.variants[0].team_file, left)
         workers = found.workers
         say(f"{workers} at a time: {found.why}; --workers changes it")
+    if workers:
+        say(f"watch them: teamtr view {shlex.quote(str(made.out))}")
     failed = train_cells(cells, workers, made.out)
     show_table(made.table(cells, failed), made.out, as_json)

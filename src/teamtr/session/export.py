@@ -54,14 +54,15 @@ def export(
     form: Form = "trained",
     task: Task | None = None,
     load: Loader | None = None,
+    checkpoint: int | Literal["best"] | None = None,
 ) -> list[Exported]:
-    """Write one agent of the run's last commit to ``out``, or every agent to a folder of its name below ``out`` and a
-    card of the team beside them.
+    """Write one agent of the run's last commit, or of the ``checkpoint`` given, to ``out``, or every agent to a folder
+    of its name below ``out`` and a card of the team beside them.
 
     ``out`` must not exist or be empty; it appears whole or not at all. A run of ``TeamTrainer`` needs its ``task`` and
     whoever loads its models again.
     """
-    stored = StoredRun.read(run)
+    stored = StoredRun.read(run, checkpoint)
     source, team_file, commit = stored.folder, stored.team_file, stored.commit
     chosen = [agent_of(team_file, agent)] if agent is not None else list(team_file.team.agents)
     target = Path(out)
@@ -80,8 +81,8 @@ def export(
             inside = Path() if agent is not None else Path(config.name)
             folder = temporary / inside
             folder.mkdir(exist_ok=True)
-            checkpoint = source.checkpoints.folder_of(commit, config.name)
-            each = _export_agent(config, checkpoint, folder, target / inside, form, bases)
+            saved = source.checkpoints.folder_of(commit, config.name)
+            each = _export_agent(config, saved, folder, target / inside, form, bases)
             written.append(replace(each, precision=_precision_of(folder)))
             card = model_card(team_file, config, records, written[-1])
             (folder / "README.md").write_text(card, encoding="utf-8")
