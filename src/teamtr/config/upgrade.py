@@ -21,9 +21,12 @@ RENAMED = {
 """Lines of a stored file, which is always written in the same form, and what they are now."""
 
 
+HEAD = "# What this run was asked, with every default. Paths are relative to this folder."
+
+
 def dumps_stored(team_file: TeamFile, folder: Path) -> str:
     """The team file as the run in this folder keeps it: wherever data and models move with the run, they are found."""
-    return dump(team_file.seen_from(folder))
+    return f"{HEAD}\n{dump(team_file.seen_from(folder))}"
 
 
 def loads_stored(text: str, name: str, folder: Path) -> TeamFile:

@@ -468,20 +468,9 @@ class Driver:
                 "and plan.reference_kl needs them: put the old models back, or begin another run"
             )
         self.account, self.position, self.states = state.account, state.position, dict(state.states)
-        self._take_precisions(state.precisions)
+        self.changes = (*self.changes, *self.session.settle_precisions(state.precisions))
         self.fingerprints = dict(commit.agents)
         self._take_up_log(commit, state)
-
-    def _take_precisions(self, settled: Mapping[str, str]) -> None:
-        """What "auto" settled on when the run began; on a CPU it means float32, whatever a card had settled on."""
-        for name, precision in settled.items():
-            info = self.session.engine.info(name)
-            if self.session.team_file.learner.precision == "auto" and info.device == "cpu":
-                if precision != info.precision:
-                    told = f"agent {name}: computed in {info.precision} on this device, was {precision}"
-                    self.changes = (*self.changes, told)
-            else:
-                self.session.engine.set_precision(name, precision)
 
     def _take_up_log(self, commit: Commit, state: RunState) -> None:
         """Cut the log back to the commit, and tell what it has lost."""
