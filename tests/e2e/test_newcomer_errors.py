@@ -192,7 +192,7 @@ def rows(file: Path, *each: dict[str, object]) -> None:
     ("override", "message"),
     [
         ("task.path=nope.jsonl", r"nope\.jsonl: there is no such data file"),
-        ("task.path=.", "a folder; name the data file in it"),
+        ("task.path=empty", r"empty: a folder without data files .*; it holds nothing"),
         ("task.grader=python:nofile.py:ok", r"there is no file .*nofile\.py"),
         ("task.grader=python:nofile:ok", r"a Python reward is named python:path/to/file\.py:function"),
         ("task.grader=number", r"d\.jsonl, line 3: grader 'number': no number in the answer 'two'"),
@@ -202,6 +202,7 @@ def rows(file: Path, *each: dict[str, object]) -> None:
 def test_data_that_cannot_be_used(command: str, override: str, message: str, tmp_path: Path) -> None:
     answers = ({"question": f"{k}+1", "answer": "two" if k == 2 else str(k + 1)} for k in range(9))
     rows(tmp_path / "d.jsonl", *answers)
+    (tmp_path / "empty").mkdir()
     said = told(command, team(tmp_path, "{name: data, path: d.jsonl, held_out: 0.3}"), override)
     assert re.search(message, said), said
 

@@ -16,6 +16,7 @@ from teamtr.errors import UserError
 from teamtr.grading.printed import Printed
 from teamtr.grading.workers.worker import reward_value
 from teamtr.tasks import Task
+from teamtr.tasks.data.chat import is_chat, read_chat
 from teamtr.tasks.rewards import BadReward, Part, Value, breakdown_of, messages_of
 from teamtr.types import Problem, Verdict
 
@@ -204,13 +205,8 @@ def _text(prompt: Any, where: str) -> str:
     """A prompt as text: a string, or chat messages with one of the user's."""
     if isinstance(prompt, str):
         return prompt
-    if isinstance(prompt, Sequence):
-        said = [m["content"] for m in prompt if isinstance(m, Mapping) and m.get("role") == "user"]
-        if len(said) == 1 and isinstance(said[0], str):
-            return said[0]
-        raise UserError(
-            f"{where}: its prompt has {len(said)} user messages; give one (system prompts belong to the agents)"
-        )
+    if is_chat(prompt):
+        return read_chat(prompt, where).prompt
     raise UserError(f"{where}: its prompt is a {type(prompt).__name__}; give a string or chat messages")
 
 

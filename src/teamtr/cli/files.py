@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -12,6 +13,7 @@ import typer
 from teamtr.cli.common import JsonFlag, Overrides, answer, app, emit, errors, fail, read_team_file
 from teamtr.cli.complete import recipe_names
 from teamtr.cli.terminal import write
+from teamtr.errors import UserError
 
 
 @app.command()
@@ -51,14 +53,16 @@ def check(
         require_visible(session, floors)
         health, whole_run = health_of(trial.batch, session.team.limits), estimate(session, trial, scoring)
         advice = [each.text for each in advise(health)]
-    task = session.task
+    task, held_out = session.task, 0
+    with suppress(UserError):  # a task may have nothing held out
+        held_out = len(task.problems("test"))
     warnings, printed = [*task.warnings, *told], task.printed.take()
     samplers = {name: session.engine.info(name).sampling for name in session.team.names}
     seeds = settings.seeds
     what = "the whole run" if seeds == 1 else f"each of the {seeds} runs that seeds: {seeds} asks for"
     lines = [
         f"{team_file}: fine",
-        f"  problems: {len(task.problems('train'))} to train on, {len(task.problems('test'))} held out",
+        f"  problems: {len(task.problems('train'))} to train on, {held_out} held out",
         *(f"  {line}" for line in budget_lines(session)),
         *(f"  {name} is warmed up on {counted(len(batch), 'example')}" for name, batch in examples.items()),
         *(f"  {name} calls {', '.join(tools)}" for name, tools in callable_tools(session).items()),

@@ -9,7 +9,7 @@ from pathlib import Path
 BUILT_IN_MODELS = ("tiny", "tabular")
 SOMEWHERE = "/"
 """Stands for every path where only the rest of a team file matters: no data, code or model is the root folder."""
-_DATA_SUFFIXES = (".jsonl", ".ndjson", ".json", ".parquet")
+DATA_SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,11 @@ class Anchor:
         return self.path(name) if _looks_like_a_path(name) or (self.folder / name).is_dir() else name
 
     def source(self, name: str | None) -> str | None:
-        """A data file made absolute; a data set of the hub as it is."""
+        """A data file or folder made absolute; a data set of the hub as it is."""
         if name is None:
             return None
-        is_file = Path(name).suffix.lower() in _DATA_SUFFIXES or (self.folder / name).is_file()
-        return self.path(name) if _looks_like_a_path(name) or is_file else name
+        is_there = Path(name).suffix.lower() in DATA_SUFFIXES or (self.folder / name).exists()
+        return self.path(name) if _looks_like_a_path(name) or is_there else name
 
 
 class SeenFrom(Anchor):

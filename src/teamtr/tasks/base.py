@@ -128,7 +128,8 @@ class Task(ABC):
     def problems(self, split: str) -> Sequence[Problem]:
         """Those of ``train`` or ``test``."""
         if split not in self._splits:
-            raise UserError(f"{self.name} has no split {split!r}: use one of {sorted(self._splits)}")
+            remedy = "; give task.test, or set eval.every: 0 where nothing is to be held out" if split == "test" else ""
+            raise UserError(f"{self.name} has no split {split!r}: use one of {sorted(self._splits)}{remedy}")
         return self._splits[split]
 
     @abstractmethod
@@ -177,7 +178,7 @@ class Benchmark(Task):
 
     Config = BenchmarkConfig
     samples = 1
-    reward_range = 1.0
+    reward_range: float | None = 1.0
     held_out: ClassVar[float] = 0.2
     """Share of one file that is the test split, where the team file does not say."""
     needs_data_to_grade: ClassVar[bool] = False
@@ -249,12 +250,12 @@ class Benchmark(Task):
         """The answer that a reply states, in a form that votes can be counted in; None when it states none."""
 
     @abstractmethod
-    def gold(self, problem: Problem) -> str:
-        """A reply that must be graded right."""
+    def gold(self, problem: Problem) -> str | None:
+        """A reply that must be graded right; None where only a person's own function knows."""
 
     @abstractmethod
     def wrong(self, problem: Problem, rng: np.random.Generator) -> list[WrongAnswer]:
-        """At least five replies of different kinds that must not be graded right."""
+        """At least five replies of different kinds that must not be graded right; none where none are known."""
 
 
 def name_in(row: Row) -> str | None:
