@@ -1,6 +1,6 @@
 """``ports.Sampler.stream`` for whoever can sample one batch at a time: of one agent, to the end of its longest message.
 
-Rows wait by agent, decoding and length of their noise. The most rows that wait together go next; of equally many, those
+Rows wait by agent and decoding. The most rows that wait together go next; of equally many, those
 that came first. Where all episodes ask the same agent this is play in lockstep, and what ends early waits for the
 slowest: an engine whose batch can take rows while it runs has a stream of its own.
 """
@@ -8,6 +8,7 @@ slowest: an engine whose batch can take rows while it runs has a stream of its o
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -37,11 +38,10 @@ class Batch(NamedTuple):
 
     agent: str
     decoding: Decoding
-    tokens: int
 
     @staticmethod
     def of(wanted: Wanted) -> Batch:
-        return Batch(wanted.agent, wanted.decoding, len(wanted.noise_T))
+        return Batch(wanted.agent, wanted.decoding)
 
 
 def in_turns(sampler: Batches, more: More, *, heard: Heard = unheard, follow: Follow = unfollowed) -> None:
@@ -60,19 +60,37 @@ def in_turns(sampler: Batches, more: More, *, heard: Heard = unheard, follow: Fo
 
 
 def sample_batch(sampler: Batches, wanted: Mapping[int, Wanted], heard: Heard, follow: Follow) -> list[Ended]:
-    """These rows of one batch, by their numbers in the stream."""
-    rows = list(wanted)
-    batch = Batch.of(wanted[rows[0]])
+    """These rows of one batch, by their numbers in the stream. Those with less noise than others end where it does."""
+    rows, limits = list(wanted), [len(one.noise_T) for one in wanted.values()]
+    batch, noise_BT = Batch.of(wanted[rows[0]]), np.zeros((len(rows), max(limits)))
+    for noise_T, one in zip(noise_BT, wanted.values(), strict=True):
+        noise_T[: len(one.noise_T)] = one.noise_T
+    cut = min(limits) < max(limits)
+
+    def told(place: int, sample: Sample) -> None:
+        heard(rows[place], _cut(sample, limits[place]))
+
+    def followed(place: int, before: int, token_ids: Ids) -> bool:
+        room = limits[place] - before
+        return bool(room > 0 and follow(rows[place], before, token_ids[:room])) and len(token_ids) < room
+
     with working(f"sampling {batch.agent}"):
         samples = sampler.sample(
             batch.agent,
             [one.prompt for one in wanted.values()],
-            np.stack([one.noise_T for one in wanted.values()]),
+            noise_BT,
             decoding=batch.decoding,
-            heard=heard if heard is unheard else lambda place, sample: heard(rows[place], sample),
-            follow=follow if follow is unfollowed else lambda place, *said: follow(rows[place], *said),
+            heard=heard if heard is unheard else told,
+            follow=followed if cut or follow is not unfollowed else follow,
         )
-    return [Ended(row, sample) for row, sample in zip(rows, samples, strict=True)]
+    return [Ended(row, _cut(sample, limit)) for row, sample, limit in zip(rows, samples, limits, strict=True)]
+
+
+def _cut(sample: Sample, limit: int) -> Sample:
+    """Of an engine that does not end a row where its noise ends."""
+    if len(sample.token_ids) <= limit:
+        return sample
+    return replace(sample, token_ids=sample.token_ids[:limit], logprobs=sample.logprobs[:limit], finish="length")
 
 
 class InTurns:

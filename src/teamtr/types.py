@@ -523,7 +523,8 @@ class AgentInfo:
     ``config_version`` names what is computed besides the weights, ``base_version`` the frozen weights under an adapter.
     ``trained_parameters`` counts the policy's own, without a critic's, and ``parameters`` those of its model, without
     adapters. ``samples_from_a_copy``: messages are sampled from a copy of the weights, and not from those that are
-    trained. ``positions``: most tokens of a prompt and its message; None where nobody knows of a limit.
+    trained. ``positions``: most tokens of a prompt and its message; None where nobody knows of a limit. ``batch``: the
+    same for agents that are sampled in one batch; empty where each has batches of its own.
     """
 
     precision: str
@@ -538,6 +539,7 @@ class AgentInfo:
     trained_parameters: int = 0
     positions: int | None = None
     parameters: int = 0
+    batch: str = ""
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from conftest import make_policy
+from teamtr.config import loads
 from teamtr.engines.learner import PolicyLearner
 from teamtr.engines.local import LocalEngine
 from teamtr.engines.paged.buffers import NOBODY
@@ -24,6 +26,10 @@ from teamtr.engines.torch.attention import AttentionShape, Unsupported, attendin
 from teamtr.engines.torch.policy import TransformerPolicy
 from teamtr.errors import UserError
 from teamtr.randomness import uniforms
+from teamtr.rollout import play
+from teamtr.session.build import build
+from teamtr.session.train import train
+from teamtr.store import RunFolder
 from teamtr.types import Decoding, Ended, Ids, Sample, Wanted
 
 CPU = torch.device("cpu")
@@ -326,3 +332,56 @@ def test_what_is_more_than_a_low_rank_product_of_the_body_is_not_applied_by_row(
     adapted.use_dora["agent"] = False
     adapted.base_layer.__class__ = type("Other", (torch.nn.Linear,), {})
     assert "no plain linear layer" in str(why_not(policy.causal_lm))
+
+
+# -- through play and training ------------------------------------------------------------------------------------
+
+TEAM = """
+name: ragged
+task: {name: sums}
+team: {model: tiny, train: lora, max_tokens: 20, router: {rounds: 2}, agents: [{name: ann}, {name: bob}]}
+tiny: {layers: 1, width: 16, heads: 2, warmup_steps: 0}
+plan: {stages: 2, problems: 2, group_size: 2, radius_nats_per_message: 0.05}
+learner: {micro_batch: 16}
+eval: {every: 0}
+"""
+BY_ROW = ("sampling.engine=paged", "sampling.adapters=by_row")
+
+
+@pytest.mark.long
+def test_a_team_whose_episodes_go_on_by_themselves_plays_what_the_plain_one_plays_in_lockstep(monkeypatch):
+    monkeypatch.setattr("teamtr.engines.paged.sampler.LOOK_EVERY", 2)
+    batches, admit, agents = {}, Server._admit, []
+
+    def noted(self: Server, waiting: Any, running: Any, *others: Any) -> Any:
+        fresh = admit(self, waiting, running, *others)
+        agents.append(len({sequence.job.speaker for sequence in (*running, *fresh)}))
+        return fresh
+
+    monkeypatch.setattr(Server, "_admit", noted)
+    for overrides in ((), BY_ROW):
+        session = build(loads(TEAM, "ragged", overrides))
+        for k, name in enumerate(("ann", "bob")):
+            session.engine.learner(name).perturb(0.5, seed=k)
+        batches[overrides] = play(
+            session.context, session.current_team(), session.task.problems("train")[:3], 3, seed=1
+        )
+    for plain, paged in zip(*(batch.episodes for batch in batches.values()), strict=True):
+        assert [(t.agent, t.token_ids.tolist(), t.finish) for t in plain.turns] == [
+            (t.agent, t.token_ids.tolist(), t.finish) for t in paged.turns
+        ]
+        assert plain.verdict == paged.verdict
+    assert max(agents) == 2, "no batch held rows of both agents: this proves nothing"
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_a_resumed_run_whose_episodes_go_on_by_themselves_ends_with_the_same_weights(tmp_path: Path):
+    found = []
+    for name, parts in (("whole", (2,)), ("halves", (1, 2))):
+        for stages in parts:
+            list(train(loads(TEAM, "ragged", (*BY_ROW, f"plan.stages={stages}")), tmp_path / name))
+        commit = RunFolder.read(tmp_path / name).checkpoints.latest()
+        assert commit is not None
+        found.append(dict(commit.agents))
+    assert found[0] == found[1]

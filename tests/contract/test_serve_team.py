@@ -26,6 +26,7 @@ from teamtr.session import evaluations
 from teamtr.session.build import Session
 from teamtr.session.evaluations import Evaluation
 from teamtr.store import read_episodes
+from teamtr.streams import InTurns
 from teamtr.types import Decoding, Ids, Problem, Sample
 
 
@@ -270,7 +271,7 @@ def test_too_long_a_conversation_is_refused_with_its_length(served: ServedTeam):
 # -- who is served when ------------------------------------------------------------------------------------------
 
 
-class Slow:
+class Slow(InTurns):
     """An engine whose tokens are let through one by one."""
 
     def __init__(self, session: Session) -> None:
@@ -393,7 +394,7 @@ def test_a_cancelled_row_ends_with_its_next_token(session: Session):
 
 
 def test_a_row_that_fails_fails_alone(session: Session):
-    class Fails:
+    class Fails(InTurns):
         def version(self, agent: str) -> str:
             return ""
 
@@ -413,7 +414,7 @@ def test_a_row_that_fails_fails_alone(session: Session):
 
 
 def test_an_engine_that_is_lost_is_asked_for_nothing_more(session: Session):
-    class Lost:
+    class Lost(InTurns):
         asked = 0
 
         def version(self, agent: str) -> str:

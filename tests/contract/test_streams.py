@@ -121,7 +121,7 @@ def test_the_most_rows_that_wait_together_go_next_and_rows_are_numbered_as_they_
         return next(given, [])
 
     in_turns(Counting(), more)
-    assert batches == [("b", 2, 2), ("a", 2, 2), ("b", 1, 5), ("b", 1, 2)]
+    assert batches == [("b", 3, 5), ("a", 2, 2), ("b", 1, 2)]
     assert found == {row: row for row in range(6)}, "a row's message is the one that it asked for"
 
 

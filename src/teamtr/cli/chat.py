@@ -46,7 +46,7 @@ def chat(
         from teamtr.serving.team import ServedTeam
 
         opened = open_team(team, overrides)
-        scheduler = Scheduler(opened.session.engine)
+        scheduler = Scheduler.of(opened.session.engine)
         try:
             served = ServedTeam.of(opened.session, opened.team, opened.label, scheduler)
             desk = Desk(served, scheduler, Limits(at_once=1, waiting=0))

@@ -92,6 +92,7 @@ class LocalEngine:
             trained_parameters=sum(parameter.numel() for parameter in policy.parameters().values()),
             positions=policy.positions,
             parameters=policy.model_parameters,
+            batch=policy.batch if self.shards == 1 else "",
         )
 
     def set_precision(self, agent: str, precision: str) -> None:

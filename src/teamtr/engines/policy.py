@@ -70,6 +70,11 @@ class Policy(ABC):
     def take_up(self, version: str) -> None:  # noqa: B027 (nothing to do without a copy)
         """Fill that copy with the present weights, of this version."""
 
+    @property
+    def batch(self) -> str:
+        """The same for policies whose rows are computed in one batch; empty where each has batches of its own."""
+        return ""
+
     def paged(self, version: str, drawing: TokenSampler) -> Paged | None:
         """Where rows of this policy can join a running batch; None where it is sampled a batch at a time. ``version``
         names the present weights."""

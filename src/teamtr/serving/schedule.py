@@ -1,12 +1,14 @@
-"""One thread that samples for everybody: rows of all requests that the same agent speaks next decode as one batch.
+"""One thread that samples for everybody: rows of all requests that can be computed together decode as one batch.
 
 A request plays its conversation in a thread of its own, with the loop that also trains and evaluates, and asks for one
 message at a time. Here these rows wait, and:
 
-1. the agent whose row waits longest is next; all rows that it is asked for, at the same decoding, go together;
+1. the row that waits longest is next, with all that can decode together with it: those of its agent at the same
+   decoding, or of all agents whose adapters the sampler applies by row. They go into one stream (``ports.Sampler``);
 2. every token is told to whoever waits for it, who may want no more: then the row ends there;
-3. when other rows come meanwhile, those that decode are put back after a few tokens, and go on in one batch with what
-   has come: nobody waits for the end of a long message of somebody else.
+3. rows that come meanwhile join the stream. Where others must be computed, or a stream does not take new rows for a
+   while, those that decode are put back after a few tokens, and go on in another batch: nobody waits for the end of a
+   long message of somebody else.
 
 A row's tokens depend on its prompt and its noise alone (``ports.Sampler``), so company changes nothing that is said.
 """
@@ -15,13 +17,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from typing import Self
 
 import numpy as np
 
-from teamtr.ports import EngineLost, Sampler
-from teamtr.types import Decoding, Finish, Floats, Ids, Sample
+from teamtr.ports import Engine, EngineLost, Sampler
+from teamtr.types import Decoding, Ended, Finish, Floats, Ids, Sample, Wanted
 
 TOKENS_BETWEEN = 32
 """Tokens that rows decode at least before they are put together with others anew: on a CPU each of them then reads its
@@ -58,9 +61,12 @@ class Row:
     error: BaseException | None = None
     done: threading.Event = field(default_factory=threading.Event)
 
-    @property
-    def so_far(self) -> Ids:
-        return np.concatenate([self.prompt, np.array(self.token_ids, dtype=np.int32)])
+    def rest(self) -> Wanted:
+        """What is still to be said."""
+        said = np.array(self.token_ids, dtype=np.int32)
+        return Wanted(
+            self.agent, np.concatenate([self.prompt, said]), self.noise_T[len(said) : self.limit], self.decoding
+        )
 
     def tell(self, before: int, token_ids: Ids) -> bool:
         """Tell of what is new in tokens of which ``before`` came earlier; whether the row should go on."""
@@ -108,11 +114,28 @@ class Work:
     most_rows: int = 0
 
 
-class Scheduler:
-    """Samples for all who ask, in one thread, until it is closed."""
+@dataclass(eq=False)
+class _Open:
+    """A row in a stream: how much of it was said before, and how much when the stream was last open to others."""
 
-    def __init__(self, sampler: Sampler, *, tokens_between: int = TOKENS_BETWEEN) -> None:
+    row: Row
+    before: int
+    joinable_at: int
+
+
+class Scheduler:
+    """Samples for all who ask, in one thread, until it is closed. ``together``: the same for agents whose rows the
+    sampler can compute in one batch."""
+
+    def __init__(
+        self,
+        sampler: Sampler,
+        *,
+        together: Callable[[str], Hashable] = lambda agent: agent,
+        tokens_between: int = TOKENS_BETWEEN,
+    ) -> None:
         self.sampler = sampler
+        self.together = together
         self.tokens_between = tokens_between
         self.work = Work()
         self._waiting: list[Row] = []
@@ -120,6 +143,12 @@ class Scheduler:
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="teamtr sampling", daemon=True)
         self._thread.start()
+
+    @classmethod
+    def of(cls, engine: Engine) -> Self:
+        """With what the engine says of its agents."""
+        together = {agent: engine.info(agent).batch or agent for agent in engine.agents}
+        return cls(engine, together=together.__getitem__)
 
     def samples(self, rows: Sequence[Row]) -> list[Sample]:
         """These messages, when all are there. Raises Cancelled, or what the engine raised of one of them."""
@@ -173,66 +202,101 @@ class Scheduler:
         """1. Who is next; empty when all is over."""
         with self._news:
             while True:
-                for row in [row for row in self._waiting if row.cancelled.is_set()]:
-                    self._waiting.remove(row)
-                    row.end(Cancelled("nobody waits for it"))
+                self._leave_cancelled()
                 if self._closed:
                     return []
                 if self._waiting:
-                    first = min(self._waiting, key=lambda row: row.waits_since)
-                    batch = [r for r in self._waiting if (r.agent, r.decoding) == (first.agent, first.decoding)]
-                    self._waiting = [row for row in self._waiting if row not in batch]
-                    return batch
+                    return self._taken(self._kind(min(self._waiting, key=lambda row: row.waits_since)))
                 self._news.wait()
 
-    def _sample(self, batch: Sequence[Row]) -> None:
-        """Sample these rows; where it fails, each by itself, so that one row fails for nobody else. An engine that is
-        lost is asked for nothing more."""
+    def _kind(self, row: Row) -> Hashable:
+        return self.together(row.agent), row.decoding
+
+    def _leave_cancelled(self) -> None:
+        for row in [row for row in self._waiting if row.cancelled.is_set()]:
+            self._waiting.remove(row)
+            row.end(Cancelled("nobody waits for it"))
+
+    def _taken(self, kind: Hashable) -> list[Row]:
+        """All waiting rows of this kind, which wait no more."""
+        taken = [row for row in self._waiting if self._kind(row) == kind]
+        self._waiting = [row for row in self._waiting if row not in taken]
+        return taken
+
+    def _sample(self, batch: Sequence[Row], alone: bool = False) -> None:
+        """Sample these rows, and those that join; where it fails, each by itself, so that one row fails for nobody
+        else. An engine that is lost is asked for nothing more."""
+        opened: dict[int, _Open] = {}
         try:
-            self._decode(batch)
+            self._stream(batch, opened, alone)
         except EngineLost as error:
             self._closed = True
-            for row in batch:
-                row.end(error)
+            for one in opened.values():
+                one.row.end(error)
         except Exception as error:
-            if len(batch) == 1:
-                batch[0].end(error)
+            if alone:
+                for one in opened.values():
+                    one.row.end(error)
                 return
-            for row in batch:
-                self._sample([row])
+            for one in opened.values():
+                self._sample([one.row], alone=True)
 
-    def _decode(self, batch: Sequence[Row]) -> None:
-        first = batch[0]
-        done = [len(row.token_ids) for row in batch]
-        width = max(len(row.noise_T) - already for row, already in zip(batch, done, strict=True))
-        noise_BT = np.zeros((len(batch), width))
-        for b, (row, already) in enumerate(zip(batch, done, strict=True)):
-            noise_BT[b, : len(row.noise_T) - already] = row.noise_T[already:]
+    def _stream(self, batch: Sequence[Row], opened: dict[int, _Open], alone: bool) -> None:
+        kind, rows = self._kind(batch[0]), 0
+        next_rows = list(batch)
 
-        def follow(b: int, before: int, token_ids: Ids) -> bool:
+        def more(ended: Sequence[Ended]) -> list[Wanted]:
+            nonlocal rows
+            for one in ended:
+                self._take(opened.pop(one.row).row, one.sample)
+            if not alone:
+                next_rows.extend(self._joining(kind))
+            for running in opened.values():
+                running.joinable_at = running.row.told
+            wanted = []
+            for row in next_rows:
+                opened[rows] = _Open(row, len(row.token_ids), row.told)
+                rows += 1
+                wanted.append(row.rest())
+            if wanted:
+                self.work.batches += 1
+                self.work.rows += len(wanted)
+                self.work.most_rows = max(self.work.most_rows, len(opened))
+            next_rows.clear()
+            return wanted
+
+        def follow(number: int, before: int, token_ids: Ids) -> bool:
             # 2. and 3.
-            wanted = batch[b].tell(done[b] + before, token_ids)
-            others_wait = bool(self._waiting) and before + len(token_ids) >= self.tokens_between
-            return wanted and not others_wait
+            one = opened[number]
+            wanted = one.row.tell(one.before + before, token_ids)
+            return wanted and not (before + len(token_ids) >= self.tokens_between and self._must_make_room(one, kind))
 
-        samples = self.sampler.sample(
-            first.agent, [row.so_far for row in batch], noise_BT, decoding=first.decoding, follow=follow
-        )
-        self.work.batches += 1
-        self.work.rows += len(batch)
-        self.work.most_rows = max(self.work.most_rows, len(batch))
-        unfinished = []
-        for row, sample in zip(batch, samples, strict=True):
-            row.take(sample)
-            if row.cancelled.is_set():
-                row.end(Cancelled("nobody waits for it"))
-            elif row.finish is not None:
-                row.end()
-            else:
-                unfinished.append(row)
-        if unfinished:
-            self.work.put_back += len(unfinished)
+        self.sampler.stream(more, follow=follow)
+
+    def _joining(self, kind: Hashable) -> list[Row]:
+        """Those of this kind that have come; nobody while others wait, who would else wait for ever."""
+        with self._news:
+            self._leave_cancelled()
+            if self._closed or any(self._kind(row) != kind for row in self._waiting):
+                return []
+            return self._taken(kind)
+
+    def _must_make_room(self, one: _Open, kind: Hashable) -> bool:
+        """Whether others wait that cannot join: they are of another kind, or the stream has not asked for a while."""
+        waiting = list(self._waiting)
+        if any(self._kind(row) != kind for row in waiting):
+            return True
+        return bool(waiting) and one.row.told - one.joinable_at >= self.tokens_between
+
+    def _take(self, row: Row, sample: Sample) -> None:
+        """What a stream said of a row; it waits again where that is not all."""
+        row.take(sample)
+        if row.cancelled.is_set():
+            row.end(Cancelled("nobody waits for it"))
+        elif row.finish is not None:
+            row.end()
+        else:
+            self.work.put_back += 1
             with self._news:
-                for row in unfinished:
-                    row.waits_since = time.monotonic()
-                self._waiting += unfinished
+                row.waits_since = time.monotonic()
+                self._waiting.append(row)

@@ -54,7 +54,7 @@ class TeamServer(WebServer):
     def take_up(self, session: Session, team: Team, name: str) -> None:
         """Serve this team. Before, whoever has connected waits: an address that cannot be had is told of before models
         are loaded."""
-        scheduler = Scheduler(session.engine)
+        scheduler = Scheduler.of(session.engine)
         try:
             self.desk = Desk(ServedTeam.of(session, team, name, scheduler), scheduler, self.limits)
         except BaseException:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
@@ -132,7 +133,7 @@ class ClusterEngine(InTurns):
 
     def info(self, agent: str) -> AgentInfo:
         found: AgentInfo = self.one("info", agent)
-        return found
+        return replace(found, batch="")  # a stream goes over workers in turns
 
     def set_precision(self, agent: str, precision: str) -> None:
         self.all("set_precision", agent, precision)

@@ -45,7 +45,7 @@ class GroupedEngine(InTurns):
         return self._of[agent].learner(agent)
 
     def info(self, agent: str) -> AgentInfo:
-        return self._of[agent].info(agent)
+        return replace(self._of[agent].info(agent), batch="")
 
     def set_precision(self, agent: str, precision: str) -> None:
         self._of[agent].set_precision(agent, precision)

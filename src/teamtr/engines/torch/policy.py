@@ -19,6 +19,7 @@ from teamtr.engines.critic import LinearHead, ValueHead
 from teamtr.engines.hashing import hash_config
 from teamtr.engines.paged.buffers import NOBODY
 from teamtr.engines.paged.pool import SamplerPool
+from teamtr.engines.paged.row_adapters import why_not
 from teamtr.engines.paged.sampler import Speaker
 from teamtr.engines.policy import Head, Policy, Precision
 from teamtr.engines.sampling import PLAINLY, TokenSampler
@@ -420,6 +421,11 @@ class TransformerPolicy(Policy):
     def take_up(self, version: str) -> None:
         if (paged := self.paged(version, PLAINLY)) is not None:
             paged.speaker.take_up()
+
+    @property
+    def batch(self) -> str:
+        by_row = self.serving is not None and self.serving.adapters == "by_row" and self.adapter is not None
+        return f"adapters of {self.base_version}" if by_row and why_not(self.causal_lm) is None else ""
 
     def paged(self, version: str, drawing: TokenSampler) -> Paged | None:
         """The server of this architecture, and this agent as one who speaks there."""

@@ -109,9 +109,9 @@ class VllmEngine(InTurns):
     def info(self, agent: str) -> AgentInfo:
         found = self.inner.info(agent)
         if agent not in self.hosts:
-            return found
+            return replace(found, batch="")
         told = f"{self.hosts[agent].told} {self.precision}".strip()
-        return replace(found, sampling=told, samples_from_a_copy=True)
+        return replace(found, sampling=told, samples_from_a_copy=True, batch="")
 
     # -- everything else --------------------------------------------------------------------------------------
 
