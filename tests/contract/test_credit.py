@@ -327,6 +327,24 @@ def test_a_run_issues_certificates_where_they_hold_and_says_where_not(tmp_path: 
 
 
 @pytest.mark.long
+def test_a_run_that_goes_on_in_the_middle_of_a_stage_credits_the_same(tmp_path: Path):
+    """The second agent learns from the stored batch: with what it would have earned without each of them."""
+    text = TEAM.format(here=Path(__file__), game="Bits", credit="difference").replace(
+        "stages: 1,", "stages: 1, preset: joint,"
+    )
+    team_file = loads(text, "team.yaml")
+    whole = [r for r in train(team_file, tmp_path / "whole") if r["kind"] == "update"]
+    done: list[dict[str, Any]] = []
+    for record in train(team_file, tmp_path / "parted", stop=lambda: bool(done)):
+        if record["kind"] == "update":
+            done.append(record)
+    rest = [r for r in train(team_file, tmp_path / "parted") if r["kind"] == "update"]
+    assert [len(done), len(rest)] == [1, 1]
+    assert [r["version_after"] for r in (*done, *rest)] == [r["version_after"] for r in whole]
+    assert rest[0]["surrogate"] == whole[1]["surrogate"]
+
+
+@pytest.mark.long
 def test_what_cannot_be_credited_is_refused(tmp_path: Path):
     with pytest.raises(UserError, match=r"own needs rewards of agents or turns"):
         run(tmp_path / "run", "Roles", "own")
