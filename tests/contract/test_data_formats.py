@@ -246,6 +246,7 @@ def graded(folder: Path, replies: list[dict[str, Any]], *arguments: str, code: i
     return result, [(row["verdict"], row["reward"]) for row in map(json.loads, rows)]
 
 
+@pytest.mark.long
 def test_grade_knows_data(tmp_path: Path):
     problems = [{"id": "x", "question": "1+1?", "gold": "2"}, {"id": "y", "question": "2+2?", "gold": "4"}]
     as_csv(tmp_path / "d.csv", problems)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -212,6 +213,7 @@ def test_what_is_printed_is_kept_up_to_a_length():
 def test_what_a_function_in_this_process_prints_is_shown_and_kept(capsys: pytest.CaptureFixture[str]):
     def talks(completions: list[str]) -> list[float]:
         print("judging", *completions)
+        assert sys.stdout.encoding, "it is a stream like any other"
         return [1.0 for _ in completions]
 
     task = RewardTask(talks, [{"prompt": "p"}], [{"prompt": "q"}])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import io
 import math
 import sys
 from collections import Counter
@@ -93,7 +92,8 @@ class RewardTask(Task):
     def _called(self, function: RewardFunc, given: Mapping[str, Any], count: int) -> list[Value]:
         name = _name(function)
         wanted = _wanted(function, given)
-        with redirect_stdout(_Heard(sys.stdout, self.printed)):
+        heard: Any = _Heard(sys.stdout, self.printed)
+        with redirect_stdout(heard):
             rewards = function(**wanted)
         try:
             found: list[Value] = [reward_value(reward) for reward in rewards]
@@ -151,22 +151,19 @@ def _weights(given: Sequence[float] | None, count: int) -> tuple[float, ...]:
     return weights
 
 
-class _Heard(io.TextIOBase):
-    """Shows what is written, and keeps it."""
+class _Heard:
+    """Shows what is written as text, and keeps it; all else is the stream's own."""
 
     def __init__(self, shown: TextIO, kept: Printed) -> None:
         self._shown = shown
         self._kept = kept
 
-    def writable(self) -> bool:
-        return True
-
     def write(self, text: str) -> int:
         self._kept.add(text)
         return self._shown.write(text)
 
-    def flush(self) -> None:
-        self._shown.flush()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._shown, name)
 
 
 def _wanted(function: RewardFunc, given: Mapping[str, Any]) -> Mapping[str, Any]:
