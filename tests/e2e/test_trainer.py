@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 import fake_vllm
@@ -177,15 +178,17 @@ def test_a_folder_is_a_model_and_ends_like_the_object_it_was_saved_from(tmp_path
 
 
 @pytest.mark.long
-def test_an_object_in_half_precision_is_trained_in_float32(tmp_path: Path) -> None:
+def test_an_object_in_half_precision_is_trained_in_float32_and_leaves_as_it_came(tmp_path: Path) -> None:
     model, tokenizer = model_object()
     trainer = made(tmp_path / "run", agents=[Agent("solver", model.to(torch.bfloat16), tokenizer, max_tokens=3)])
     (update,) = [r for r in trainer.train() if r["kind"] == "update"]
     assert update["outcome"] == "accepted"
+    stored = next((tmp_path / "run" / "checkpoints" / "agents" / "solver").glob("*/model.safetensors"))
+    assert {tensor.dtype for tensor in load_file(stored).values()} == {torch.float32}
     trainer.agents["solver"].save_pretrained(tmp_path / "out")
     from transformers import AutoModelForCausalLM
 
-    assert AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="auto").dtype == torch.float32
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="auto").dtype == torch.bfloat16
     assert model.dtype == torch.bfloat16, "what was given is left alone"
 
 
