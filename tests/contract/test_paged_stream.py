@@ -19,17 +19,19 @@ from teamtr.engines.paged.buffers import NOBODY
 from teamtr.engines.paged.layout import Decoding as Layout
 from teamtr.engines.paged.pages import Pool
 from teamtr.engines.paged.pool import SamplerPool
-from teamtr.engines.paged.row_adapters import RowAdapters, adapted_linears, why_not
+from teamtr.engines.paged.row_adapters import RowAdapters, adapted_linears, bytes_by_row, why_not
 from teamtr.engines.paged.sampler import PAGE, Server
 from teamtr.engines.sampling import TokenSampler
 from teamtr.engines.torch.attention import AttentionShape, Unsupported, attending
 from teamtr.engines.torch.policy import TransformerPolicy
 from teamtr.errors import UserError
+from teamtr.ports import Demand, Lengths
 from teamtr.randomness import uniforms
 from teamtr.rollout import play
 from teamtr.session.build import build
 from teamtr.session.train import train
 from teamtr.store import RunFolder
+from teamtr.theory.objective import Objective
 from teamtr.types import Decoding, Ended, Ids, Sample, Wanted
 
 CPU = torch.device("cpu")
@@ -310,6 +312,19 @@ def test_adapters_by_row_are_one_graph_for_the_compiler_whoever_speaks():
             input_ids=ids, position_ids=ids, use_cache=False
         )
     assert explained.graph_break_count == 0
+
+
+@pytest.mark.long
+def test_what_adapters_take_beside_each_other_is_planned():
+    engine = two_agents("lora", pool_of(adapters="by_row"))
+    rows, copy = rows_of(engine), server_of(engine).copy
+    products = {id(product): product for product, _ in rows._places.values()}.values()
+    held = sum(4 * (product.down.numel() + product.up.numel()) for product in products)
+    assert held == bytes_by_row(engine.learner("a").policy.causal_lm, 4) > 0
+    lengths = dict.fromkeys("ab", Lengths(20, 10))
+    demand = Demand(lengths, 4, 2, dict.fromkeys("ab", 4), dict.fromkeys("ab", 4), 1, Objective())
+    [planned] = [item.bytes for item in engine.memory_plan(demand).items if item.what == "sampling copy"]
+    assert planned == held + sum(4 * parameter.numel() for parameter in copy.model.parameters())
 
 
 @pytest.mark.long

@@ -16,6 +16,7 @@ from teamtr.engines import card, estimate
 from teamtr.engines.estimate import Held, Rows, Served, Trained
 from teamtr.engines.learner import PolicyLearner
 from teamtr.engines.paged.pool import architecture
+from teamtr.engines.paged.row_adapters import bytes_by_row, why_not
 from teamtr.engines.passes import head_chunk
 from teamtr.engines.slices import is_spread, own
 from teamtr.engines.torch.attention import AttentionShape, Unsupported, text_config
@@ -91,6 +92,8 @@ def _served(learners: Mapping[str, PolicyLearner]) -> Iterator[Served]:
             continue
         size = pool.dtype.itemsize
         copied = sum(p.numel() for n, p in policy.causal_lm.named_parameters() if "lora_" not in n) * size
+        if pool.adapters == "by_row" and why_not(policy.causal_lm) is None:
+            copied += bytes_by_row(policy.causal_lm, size)
         yield Served(tuple(names), keys * size, pool.precision, copied, pool.page_budget(policy.causal_lm))
 
 

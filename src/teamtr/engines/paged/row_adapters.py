@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from teamtr.engines.paged.buffers import NOBODY
-from teamtr.engines.paged.fused_linears import Siblings
+from teamtr.engines.paged.fused_linears import SIBLINGS, Siblings
 
 
 class RowAdapters:
@@ -87,6 +87,18 @@ def why_not(causal_lm: Any) -> str | None:
         if any(getattr(module, "use_dora", {}).values()) or any(getattr(module, "lora_bias", {}).values()):
             return f"{name} has more than a low-rank product"
     return None
+
+
+def bytes_by_row(causal_lm: Any, itemsize: int) -> int:
+    """What the adapters of this model take beside each other, where all layers are joined that may be."""
+    adapted = adapted_linears(causal_lm)
+    ranks = {name: down.weight.shape[0] for module in adapted.values() for name, down in module.lora_A.items()}
+    joined = {name: len(names) for names in SIBLINGS for name in names}
+    widths = [
+        module.base_layer.in_features + joined.get(name.rpartition(".")[2], 1) * module.base_layer.out_features
+        for name, module in adapted.items()
+    ]
+    return len(ranks) * max(ranks.values()) * sum(widths) * itemsize
 
 
 class _Product:
