@@ -80,6 +80,9 @@ def on_another_task(team_file: TeamFile, changes: Sequence[str], name: str) -> T
         if not change.startswith(("task.", "task=")):
             mistake = Mistake(f"{change}: a run is evaluated as it was trained; only its task may be another")
             raise ConfigError(name, "", [mistake])
+    if not any(change.startswith(("task.name=", "task=")) for change in changes):
+        kept = "nothing of the run's own task is kept"
+        raise ConfigError(name, "", [Mistake(f"{changes[0]}: another task needs task.name=NAME and its keys; {kept}")])
     return loads(write({**_plain(team_file), "task": {}}), name, changes).anchored(Path.cwd())
 
 
