@@ -193,6 +193,7 @@ def test_a_run_is_evaluated_in_its_own_folder(tmp_path: Path) -> None:
     assert invoke(folder, "--samples", 2)["verdicts"] == report["verdicts"]
     for change, message in {
         "eval.samples=2": "eval.samples=2: a run is evaluated as it was trained; only its task, its device",
+        "task.grader=exact": "another task needs task.name=NAME and its keys; nothing of the run's own task is kept",
         "task.name=matth500": 'got "matth500"; did you mean "math500"?',
     }.items():
         told = invoke(folder, change, code=2)

@@ -92,6 +92,10 @@ def changed_for_evaluation(team_file: TeamFile, changes: Sequence[str], name: st
                 "models are (team.model=) may be other"
             )
             raise ConfigError(name, "", [mistake])
+    of_task = [change for change in changes if is_of_task(change)]
+    if of_task and not any(change.startswith(("task.name=", "task=")) for change in of_task):
+        kept = "nothing of the run's own task is kept"
+        raise ConfigError(name, "", [Mistake(f"{of_task[0]}: another task needs task.name=NAME and its keys; {kept}")])
     return loads(write(data), name, changes).anchored(Path.cwd())
 
 
