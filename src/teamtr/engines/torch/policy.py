@@ -541,7 +541,7 @@ class TransformerPolicy(Policy):
         hidden_BH, mask_BL, position_B = hidden_UH[pick_B], mask_UL[pick_B], position_UL[pick_B, -1]
 
         head = self.head()
-        uniform_BT = torch.as_tensor(uniform, device=self.device)
+        uniform_BT = torch.tensor(uniform, device=self.device)  # a copy: what comes from other processes is read-only
         ends = torch.tensor(sorted(self.end_ids), device=self.device)
         open_B = torch.ones(len(prompts), dtype=torch.bool, device=self.device)
         tokens: list[Tensor] = []
