@@ -229,7 +229,7 @@ def test_tool_turns_and_environments_come_out_alike(kind: str, seed: int):
 
 
 def assert_asked_by_tick(batch: RolloutBatch, seed: int) -> None:
-    """An environment is asked once for all episodes in which a round opens after equally many turns, with their seed."""
+    """An environment is asked once for all episodes in which a round opens after as many turns, with their seed."""
     opened: dict[int, list[str]] = {}
     for episode in batch.episodes:
         for round, reply in enumerate(episode.replies):
