@@ -32,6 +32,10 @@ class Work:
     def advance(self, count: int = 1) -> None:
         self.done += count
 
+    def expect(self, count: int) -> None:
+        """There is so much more to do than was known."""
+        self.total = (self.total or 0) + count
+
 
 class Progress(Protocol):
     """Shows work. Pieces of work are nested: the one that began last ends first."""

@@ -224,6 +224,21 @@ def test_tool_turns_and_environments_come_out_alike(kind: str, seed: int):
     assert len(lengths) > 1, "all episodes have as many turns: this proves nothing"
     assert any(turn.results for episode in expected.episodes for turn in episode.turns)
     assert ragged.most_agents == 2
+    if kind == "environment":
+        assert_asked_by_tick(expected, seed=1)
+
+
+def assert_asked_by_tick(batch: RolloutBatch, seed: int) -> None:
+    """An environment is asked once for all episodes in which a round opens after as many turns, with their seed."""
+    opened: dict[int, list[str]] = {}
+    for episode in batch.episodes:
+        for round, reply in enumerate(episode.replies):
+            tick = sum(turn.round < round for turn in episode.turns)
+            opened.setdefault(tick, []).append(reply.messages[0].text)
+    assert len(opened) > 4, "all rounds open together: this proves nothing"
+    for tick, told in opened.items():
+        seed_there = seed_of(seed, "environment", tick)
+        assert told == [f"{seed_there} {row} of {len(told)}" for row in range(len(told))]
 
 
 def test_a_message_of_other_weights_stops_the_play():

@@ -68,7 +68,8 @@ class LocalEngine:
         if self.shards > 1:
             in_turns(self, more, heard=heard, follow=follow)
         else:
-            Streaming(self, more, heard, follow).run()
+            policies = {name: learner.policy for name, learner in self.learners.items()}
+            Streaming(self, policies, more, heard, follow).run()
 
     def take_up(self, agent: str) -> None:
         """Have the agent's weights where they are sampled from, before any message is asked of it."""

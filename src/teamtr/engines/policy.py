@@ -11,19 +11,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from teamtr.engines.critic import ValueHead
+from teamtr.engines.paged.place import Paged
 from teamtr.engines.sampling import PLAINLY, TokenSampler
 from teamtr.engines.slices import own
 from teamtr.ports import Follow, Heard, unfollowed, unheard
 from teamtr.types import Floats, Ids, Sample
-
-if TYPE_CHECKING:
-    from teamtr.engines.streaming import Paged
 
 Head = Callable[[Tensor], Tensor]
 

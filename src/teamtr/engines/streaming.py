@@ -7,44 +7,37 @@ and then the row is sampled again in the other precision, as ``Policy.sample`` w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
+from typing import Protocol
 
 import numpy as np
 
-from teamtr.engines.paged.sampler import Job, Server, Speaker
+from teamtr.engines.paged.place import Paged
+from teamtr.engines.paged.sampler import Job, Server
+from teamtr.engines.policy import Policy
 from teamtr.engines.sampling import TokenSampler
 from teamtr.engines.torch.attention import Unsupported
 from teamtr.ports import Follow, Heard, More, unfollowed
 from teamtr.progress import working
-from teamtr.streams import Batch, sample_batch
+from teamtr.streams import Batch, Batches, sample_batch
 from teamtr.types import Decoding, Ended, Ids, Wanted
 
-if TYPE_CHECKING:
-    from teamtr.engines.local import LocalEngine
 
+class Models(Batches, Protocol):
+    """Whoever samples batches, and knows its weights."""
 
-@dataclass(frozen=True)
-class Paged:
-    """Where a policy is sampled from pages.
-
-    Args:
-        leave: sample plainly from now on, for this reason.
-        otherwise: sample in the other precision from now on; raises UserError where there is none.
-    """
-
-    server: Server
-    speaker: Speaker
-    leave: Callable[[Unsupported], None]
-    otherwise: Callable[[], None]
+    def version(self, agent: str) -> str: ...
 
 
 class Streaming:
-    """One stream of an engine."""
+    """One stream of an engine over these policies, by agent."""
 
-    def __init__(self, engine: LocalEngine, more: More, heard: Heard, follow: Follow) -> None:
-        self.engine, self.wants, self.heard, self.follow = engine, more, heard, follow
+    def __init__(
+        self, engine: Models, policies: Mapping[str, Policy], more: More, heard: Heard, follow: Follow
+    ) -> None:
+        self.engine, self.policies = engine, policies
+        self.wants, self.heard, self.follow = more, heard, follow
         self._open: dict[int, Wanted] = {}
         self._rows = 0
         self._versions: dict[str, str] = {}
@@ -82,7 +75,7 @@ class Streaming:
     def _paged_of(self, one: Wanted) -> Paged | None:
         key = (one.agent, one.decoding)
         if key not in self._paged:
-            policy = self.engine.learners[one.agent].policy
+            policy = self.policies[one.agent]
             if one.agent not in self._versions:
                 self._versions[one.agent] = self.engine.version(one.agent)
             drawing = TokenSampler.of(one.decoding, policy.temperature)
@@ -93,7 +86,7 @@ class Streaming:
         one = self._open[row]
         paged = self._paged_of(one)
         assert paged is not None
-        self.engine.learners[one.agent].policy.require_room(len(one.prompt) + len(one.noise_T))
+        self.policies[one.agent].require_room(len(one.prompt) + len(one.noise_T))
         return Job(paged.speaker, one.prompt, one.noise_T)
 
     # -- and how ----------------------------------------------------------------------------------------------

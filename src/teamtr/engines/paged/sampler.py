@@ -167,13 +167,13 @@ class Server:
             asked, jobs[:] = jobs.copy(), []
             return asked
 
-        self.stream(more, follow=follow, tokens=uniform_BT.size)
+        self.stream(more, follow=follow)
         return [samples[row] for row in range(len(prompts))]
 
     @torch.no_grad()
-    def stream(self, more: MoreJobs, *, follow: Follow = unfollowed, tokens: int | None = None) -> None:
-        """Messages until nobody wants more, as ``ports.Sampler.stream``. ``tokens``: at most so many are said."""
-        with working("tokens", tokens, "tokens") as work:
+    def stream(self, more: MoreJobs, *, follow: Follow = unfollowed) -> None:
+        """Messages until nobody wants more, as ``ports.Sampler.stream``."""
+        with working("tokens", 0, "tokens") as work:
             self._calls += 1
             running: list[_Sequence] = []
             try:
@@ -199,6 +199,7 @@ class Server:
         while True:
             for job in more(ended):
                 waiting.setdefault(job.speaker.lane, {})[rows] = job
+                work.expect(len(job.noise_T))
                 rows += 1
             if not running:
                 waiting = {lane: jobs for lane, jobs in waiting.items() if jobs}

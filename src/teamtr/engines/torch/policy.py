@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from teamtr.engines.critic import LinearHead, ValueHead
 from teamtr.engines.hashing import hash_config
 from teamtr.engines.paged.buffers import NOBODY
+from teamtr.engines.paged.place import Paged
 from teamtr.engines.paged.pool import SamplerPool
 from teamtr.engines.paged.row_adapters import why_not
 from teamtr.engines.paged.sampler import Speaker
@@ -25,7 +26,6 @@ from teamtr.engines.policy import Head, Policy, Precision
 from teamtr.engines.sampling import PLAINLY, TokenSampler
 from teamtr.engines.slices import is_spread, summed, whole
 from teamtr.engines.stored import Reader, tensors_in
-from teamtr.engines.streaming import Paged
 from teamtr.engines.torch.adapter_files import require_tensors
 from teamtr.engines.torch.attention import (
     Mixing,
