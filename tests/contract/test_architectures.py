@@ -16,6 +16,7 @@ from teamtr.engines.paged.pool import SamplerPool
 from teamtr.engines.paged.sampler import Server
 from teamtr.engines.paged.weights import SamplingCopy
 from teamtr.engines.sampling import TokenSampler
+from teamtr.engines.torch.anatomy import inspect_attention
 from teamtr.engines.torch.attention import Unsupported
 from teamtr.engines.torch.fused_lora import fuse_lora
 from teamtr.engines.torch.loading import share_base
@@ -193,7 +194,7 @@ def test_angles_that_depend_on_the_longest_sequence_of_a_batch_are_refused():
 )
 def test_norm_and_rotation_join_attention_only_where_they_are_the_same(kind, changes, joined, dtype):
     model = make_model(kind, **changes).to(dtype)
-    assert join_attention(model, join_siblings(model)) == joined
+    assert join_attention(inspect_attention(model), join_siblings(model)) == joined
 
 
 @pytest.mark.parametrize("kind", ["Llama", "Qwen3", "SmolLM3", "Granite"])
@@ -225,7 +226,7 @@ def test_queries_that_grow_with_their_position_stay_with_their_own_forward():
     server = served(model)
     (said,) = server.sample("v", [prompt], uniforms(3, 1, 6), drawing=TokenSampler(1.0), end_ids=frozenset())
     np.testing.assert_allclose(said.logprobs, alone(model, prompt, said.token_ids), atol=2e-5)
-    assert join_attention(model, join_siblings(model)) == 0
+    assert join_attention(inspect_attention(model), join_siblings(model)) == 0
 
 
 # -- adapters in half precision ------------------------------------------------------------------------------------
