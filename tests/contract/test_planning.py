@@ -12,7 +12,7 @@ import torch
 from planned import LARGE, QWEN3_1_7B, SHAPE, TEAM, setup, workers
 from teamtr.config import loads
 from teamtr.engines import memory as loaded
-from teamtr.engines.estimate import items
+from teamtr.engines.estimate import Held, items
 from teamtr.engines.paged.sampler import PAGE
 from teamtr.errors import UserError
 from teamtr.planning import rates
@@ -181,6 +181,32 @@ def test_a_base_larger_than_a_card_fits_in_parts_beside_one_layer_of_it():
     assert trained == 4 * layer, "in fp32 its weights, and its gradient three times"
     whole = memory_of(replace(large, cluster=replace(large.cluster, shard_base=False)))
     assert "a spread layer" not in {item.what for item in whole.plan.items}
+
+
+def test_bytes_of_an_8b_base_that_is_held_once_by_hand():
+    """Qwen3-8B: 36 blocks of 192,937,984 weights in matrices and 8,448 in norms; 151,936 words of 4,096, twice."""
+    shape = replace(SHAPE, layers=36, width=4096, inner=12288, heads=32, tied=False, stored="bf16")
+    matrices, norms = 6_945_767_424 + 1_244_659_712, 308_224
+    plain = setup(shape)
+
+    def planned(base: str, **sampling: object) -> Held:
+        learning = replace(plain.learning, base=base, precision="fp16")
+        return held(replace(plain, learning=learning, sampling=replace(plain.sampling, **sampling)))
+
+    three = planned("fp32")
+    assert three.weights == 4 * (matrices + norms)
+    assert three.halves == 2 * (6_945_767_424 + 622_329_856), "the products and the head"
+    assert three.served[0].copy_bytes == 2 * (matrices + norms)
+    one = planned("fp16", by_row=True)
+    assert (one.weights, one.halves) == (2 * matrices + 4 * norms, 0) == (16_382_087_168, 0)
+    assert (one.served[0].copy_bytes, one.served[0].shared_bytes) == (2 * norms, 2 * matrices)
+    assert one.served[0].row_bytes == 2 * 36 * (144 * 10_240 + 48 * 8_192 + 96 * 28_672 + 48 * 16_384)
+    assert one.cast == 4 * 2**26, "16,384 rows of the head"
+    assert planned("file", by_row=True, precision="bf16").served[0].shared_bytes == 2 * matrices
+    assert planned("file", precision="bf16").served[0].shared_bytes == 0, "adapters are merged"
+    apart = planned("file", by_row=True)
+    assert (apart.weights, apart.halves) == (one.weights, 0), "bf16 becomes fp16 in passing"
+    assert apart.served[0].copy_bytes == 2 * (matrices + norms), "the sampler's precision is another"
 
 
 def test_a_micro_batch_that_does_not_fit_is_halved_until_it_does():
