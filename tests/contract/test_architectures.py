@@ -21,6 +21,7 @@ from teamtr.engines.torch.attention import Unsupported
 from teamtr.engines.torch.fused_lora import fuse_lora
 from teamtr.engines.torch.loading import share_base
 from teamtr.engines.torch.policy import TransformerPolicy
+from teamtr.engines.torch.short_base import keep_short
 from teamtr.errors import UserError
 from teamtr.randomness import uniforms
 
@@ -324,6 +325,28 @@ def test_sampler_and_learner_agree_wherever_the_adapter_sits(make, targets, page
     np.testing.assert_allclose(scored(policy, prompts, drawn), said, atol=2e-5)
     assert not np.array_equal(np.concatenate([sample.logprobs for sample in before]), said), "the adapter is there"
     assert (policy.serving is not None) == paged
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["Qwen2", "Gemma3", "Phi3"])  # biases, a scaled embedding, products that are joined
+def test_a_base_that_is_held_once_is_joined_as_a_copy_is_and_sampled_as_it_is_scored(kind):
+    shared = share_base(make_model(kind), {"agent": SimpleNamespace(rank=4, alpha=8.0, targets="all-linear")}, seed=0)
+    fused = fuse_lora(shared)
+    keep_short(shared.get_base_model(), fused, torch.float16, rounded=True)
+    room = SamplerPool("fp16", CPU, memory_bytes=1 << 24, adapters="by_row")
+    policy = make_policy(shared, adapter="agent", fused=fused, serving=room)
+    prompts = some_prompts()
+    drawn = policy.sample(prompts, uniforms(1, len(prompts), 6))
+    said = np.concatenate([sample.logprobs for sample in drawn])
+    np.testing.assert_allclose(scored(policy, prompts, drawn), said, atol=1e-2)
+    ours, copied = room.server_of(policy.causal_lm).copy, SamplingCopy(policy.causal_lm, torch.float16, CPU)
+    assert ours.shared
+
+    def joined(copy: SamplingCopy) -> list[bool]:
+        return ["_joined_forward" in getattr(m.forward, "__qualname__", "") for m in copy.model.modules()]
+
+    assert joined(ours) == joined(copied)
+    assert any(joined(ours)) == (kind == "Qwen2")
 
 
 def test_heads_that_the_config_does_not_tell_are_sampled_plainly():

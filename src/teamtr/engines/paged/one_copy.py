@@ -55,13 +55,15 @@ def shared_weights(causal_lm: nn.Module, dtype: torch.dtype, device: torch.devic
 @torch.no_grad()
 def lay_below_each_other(causal_lm: nn.Module, shared: Mapping[str, Tensor]) -> None:
     """Let the layers that the sampler joins be parts of one tensor; one group after the other, so that little is held
-    twice meanwhile."""
+    twice meanwhile. What they were in is given back: none of it has room for the next group."""
     among = set(shared.values())
     for _, _, layers in siblings_in(causal_lm):
         if layers[0].weight in among:
             parts = torch.cat([layer.weight for layer in layers]).split([len(layer.weight) for layer in layers])
             for layer, part in zip(layers, parts, strict=True):
                 layer.weight.data = part
+    if any(weight.is_cuda for weight in among):
+        torch.cuda.empty_cache()
 
 
 @torch.no_grad()

@@ -1,8 +1,8 @@
 """A plain copy of an architecture in sampling precision, filled in place with any agent's weights.
 
 Agents of one architecture share the copy: an adapter is merged into it when its agent speaks, a few milliseconds for
-a model of billions of weights; or adapters of one base are applied row by row, and the copy holds the base. Captured
-graphs hold addresses, and those never change.
+a model of billions of weights; or adapters of one base are applied row by row, and the copy holds the base, or reads it
+where the learner has it. Captured graphs hold addresses, and those never change.
 """
 
 from __future__ import annotations
