@@ -369,6 +369,23 @@ def test_what_would_help_is_faster_and_fits():
     assert any(change.settings == "cluster.workers=8" for change in helpful(crowded)), "fewer, where exchange bounds"
 
 
+@pytest.mark.long
+def test_a_base_that_does_not_fit_three_times_is_told_to_be_held_once():
+    large = setup(replace(LARGE, stored="bf16"))
+    told = {change.settings: change for change in helpful(predict(large))}
+    [once] = [settings for settings in told if settings.startswith("learner.base=fp16 sampling.adapters=by_row")]
+    assert "--cards" not in once, "it fits on the card that there is"
+    spread = [settings for settings in told if "cluster.shard_base=true" in settings]
+    assert spread
+    assert not any("learner.base" in settings for settings in spread)
+    short = replace(large, learning=replace(large.learning, base="file"))
+    spread = [change.settings for change in helpful(predict(short)) if "cluster.shard_base=true" in change.settings]
+    assert spread
+    assert all("cluster.shard_base=true learner.base=fp32" in settings for settings in spread)
+    whole = replace(setup(LARGE, rank=None), sampling=replace(large.sampling, by_row=True))
+    assert not any("learner.base" in change.settings for change in helpful(predict(whole)))
+
+
 def test_placement_says_whether_the_base_must_be_sharded():
     assert "models fit whole" in placement(predict(setup())).sharding
     assert placement(predict(setup())).fit_on_a_card == 1

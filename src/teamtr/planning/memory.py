@@ -96,7 +96,9 @@ def held(setup: Setup) -> Held:
 
 
 def kept_as(setup: Setup, shape: ModelShape) -> str:
-    """The precision that the matrices of a base below adapters are kept in."""
+    """The precision that the matrices of a base below adapters are kept in; float32 where workers hold parts of it."""
+    if setup.cluster.shard_base:
+        return "fp32"
     base = shape.stored if setup.learning.base == "file" else setup.learning.base
     return base if base in HALVES else "fp32"
 
