@@ -16,10 +16,12 @@ from teamtr.engines.paged.pool import SamplerPool
 from teamtr.engines.paged.sampler import Server
 from teamtr.engines.paged.weights import SamplingCopy
 from teamtr.engines.sampling import TokenSampler
+from teamtr.engines.torch.anatomy import inspect_attention
 from teamtr.engines.torch.attention import Unsupported
 from teamtr.engines.torch.fused_lora import fuse_lora
 from teamtr.engines.torch.loading import share_base
 from teamtr.engines.torch.policy import TransformerPolicy
+from teamtr.engines.torch.short_base import keep_short
 from teamtr.errors import UserError
 from teamtr.randomness import uniforms
 
@@ -193,7 +195,7 @@ def test_angles_that_depend_on_the_longest_sequence_of_a_batch_are_refused():
 )
 def test_norm_and_rotation_join_attention_only_where_they_are_the_same(kind, changes, joined, dtype):
     model = make_model(kind, **changes).to(dtype)
-    assert join_attention(model, join_siblings(model)) == joined
+    assert join_attention(inspect_attention(model), join_siblings(model)) == joined
 
 
 @pytest.mark.parametrize("kind", ["Llama", "Qwen3", "SmolLM3", "Granite"])
@@ -225,7 +227,7 @@ def test_queries_that_grow_with_their_position_stay_with_their_own_forward():
     server = served(model)
     (said,) = server.sample("v", [prompt], uniforms(3, 1, 6), drawing=TokenSampler(1.0), end_ids=frozenset())
     np.testing.assert_allclose(said.logprobs, alone(model, prompt, said.token_ids), atol=2e-5)
-    assert join_attention(model, join_siblings(model)) == 0
+    assert join_attention(inspect_attention(model), join_siblings(model)) == 0
 
 
 # -- adapters in half precision ------------------------------------------------------------------------------------
@@ -323,6 +325,28 @@ def test_sampler_and_learner_agree_wherever_the_adapter_sits(make, targets, page
     np.testing.assert_allclose(scored(policy, prompts, drawn), said, atol=2e-5)
     assert not np.array_equal(np.concatenate([sample.logprobs for sample in before]), said), "the adapter is there"
     assert (policy.serving is not None) == paged
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["Qwen2", "Gemma3", "Phi3"])  # biases, a scaled embedding, products that are joined
+def test_a_base_that_is_held_once_is_joined_as_a_copy_is_and_sampled_as_it_is_scored(kind):
+    shared = share_base(make_model(kind), {"agent": SimpleNamespace(rank=4, alpha=8.0, targets="all-linear")}, seed=0)
+    fused = fuse_lora(shared)
+    keep_short(shared.get_base_model(), fused, torch.float16, rounded=True)
+    room = SamplerPool("fp16", CPU, memory_bytes=1 << 24, adapters="by_row")
+    policy = make_policy(shared, adapter="agent", fused=fused, serving=room)
+    prompts = some_prompts()
+    drawn = policy.sample(prompts, uniforms(1, len(prompts), 6))
+    said = np.concatenate([sample.logprobs for sample in drawn])
+    np.testing.assert_allclose(scored(policy, prompts, drawn), said, atol=1e-2)
+    ours, copied = room.server_of(policy.causal_lm).copy, SamplingCopy(policy.causal_lm, torch.float16, CPU)
+    assert ours.shared
+
+    def joined(copy: SamplingCopy) -> list[bool]:
+        return ["_joined_forward" in getattr(m.forward, "__qualname__", "") for m in copy.model.modules()]
+
+    assert joined(ours) == joined(copied)
+    assert any(joined(ours)) == (kind == "Qwen2")
 
 
 def test_heads_that_the_config_does_not_tell_are_sampled_plainly():

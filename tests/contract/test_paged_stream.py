@@ -19,7 +19,7 @@ from teamtr.engines.paged.buffers import NOBODY
 from teamtr.engines.paged.layout import Decoding as Layout
 from teamtr.engines.paged.pages import Pool
 from teamtr.engines.paged.pool import SamplerPool
-from teamtr.engines.paged.row_adapters import RowAdapters, adapted_linears, bytes_by_row, why_not
+from teamtr.engines.paged.row_adapters import RowAdapters, adapted_linears, adapter_numbers, why_not
 from teamtr.engines.paged.sampler import PAGE, Server
 from teamtr.engines.sampling import TokenSampler
 from teamtr.engines.torch.attention import AttentionShape, Unsupported, attending
@@ -320,7 +320,7 @@ def test_what_adapters_take_beside_each_other_is_planned():
     rows, copy = rows_of(engine), server_of(engine).copy
     products = {id(product): product for product, _ in rows._places.values()}.values()
     held = sum(4 * (product.down.numel() + product.up.numel()) for product in products)
-    assert held == bytes_by_row(engine.learner("a").policy.causal_lm, 4) > 0
+    assert held == 4 * adapter_numbers(engine.learner("a").policy.causal_lm) > 0
     lengths = dict.fromkeys("ab", Lengths(20, 10))
     demand = Demand(lengths, 4, 2, dict.fromkeys("ab", 4), dict.fromkeys("ab", 4), 1, Objective())
     [planned] = [item.bytes for item in engine.memory_plan(demand).items if item.what == "sampling copy"]

@@ -12,7 +12,7 @@ import torch
 from planned import LARGE, QWEN3_1_7B, SHAPE, TEAM, setup, workers
 from teamtr.config import loads
 from teamtr.engines import memory as loaded
-from teamtr.engines.estimate import items
+from teamtr.engines.estimate import Held, items
 from teamtr.engines.paged.sampler import PAGE
 from teamtr.errors import UserError
 from teamtr.planning import rates
@@ -183,6 +183,32 @@ def test_a_base_larger_than_a_card_fits_in_parts_beside_one_layer_of_it():
     assert "a spread layer" not in {item.what for item in whole.plan.items}
 
 
+def test_bytes_of_an_8b_base_that_is_held_once_by_hand():
+    """Qwen3-8B: 36 blocks of 192,937,984 weights in matrices and 8,448 in norms; 151,936 words of 4,096, twice."""
+    shape = replace(SHAPE, layers=36, width=4096, inner=12288, heads=32, tied=False, stored="bf16")
+    matrices, norms = 6_945_767_424 + 1_244_659_712, 308_224
+    plain = setup(shape)
+
+    def planned(base: str, **sampling: object) -> Held:
+        learning = replace(plain.learning, base=base, precision="fp16")
+        return held(replace(plain, learning=learning, sampling=replace(plain.sampling, **sampling)))
+
+    three = planned("fp32")
+    assert three.weights == 4 * (matrices + norms)
+    assert three.halves == 2 * (6_945_767_424 + 622_329_856), "the products and the head"
+    assert three.served[0].copy_bytes == 2 * (matrices + norms)
+    one = planned("fp16", by_row=True)
+    assert (one.weights, one.halves) == (2 * matrices + 4 * norms, 0) == (16_382_087_168, 0)
+    assert (one.served[0].copy_bytes, one.served[0].shared_bytes) == (2 * norms, 2 * matrices)
+    assert one.served[0].row_bytes == 2 * 36 * (144 * 10_240 + 48 * 8_192 + 96 * 28_672 + 48 * 16_384)
+    assert one.cast == 4 * 2**26, "16,384 rows of the head"
+    assert planned("file", by_row=True, precision="bf16").served[0].shared_bytes == 2 * matrices
+    assert planned("file", precision="bf16").served[0].shared_bytes == 0, "adapters are merged"
+    apart = planned("file", by_row=True)
+    assert (apart.weights, apart.halves) == (one.weights, 0), "bf16 becomes fp16 in passing"
+    assert apart.served[0].copy_bytes == 2 * (matrices + norms), "the sampler's precision is another"
+
+
 def test_a_micro_batch_that_does_not_fit_is_halved_until_it_does():
     found = predict(setup(micro_batch=512))
     assert found.micro_batch < 512
@@ -341,6 +367,23 @@ def test_what_would_help_is_faster_and_fits():
     assert [change.seconds for change in changes] == sorted(change.seconds for change in changes)
     crowded = predict(on_a_slow_network(16))
     assert any(change.settings == "cluster.workers=8" for change in helpful(crowded)), "fewer, where exchange bounds"
+
+
+@pytest.mark.long
+def test_a_base_that_does_not_fit_three_times_is_told_to_be_held_once():
+    large = setup(replace(LARGE, stored="bf16"))
+    told = {change.settings: change for change in helpful(predict(large))}
+    [once] = [settings for settings in told if settings.startswith("learner.base=fp16 sampling.adapters=by_row")]
+    assert "--cards" not in once, "it fits on the card that there is"
+    spread = [settings for settings in told if "cluster.shard_base=true" in settings]
+    assert spread
+    assert not any("learner.base" in settings for settings in spread)
+    short = replace(large, learning=replace(large.learning, base="file"))
+    spread = [change.settings for change in helpful(predict(short)) if "cluster.shard_base=true" in change.settings]
+    assert spread
+    assert all("cluster.shard_base=true learner.base=fp32" in settings for settings in spread)
+    whole = replace(setup(LARGE, rank=None), sampling=replace(large.sampling, by_row=True))
+    assert not any("learner.base" in change.settings for change in helpful(predict(whole)))
 
 
 def test_placement_says_whether_the_base_must_be_sharded():

@@ -163,3 +163,14 @@ def test_workers_that_there_is_a_place_for_are_counted_and_let_be(workers, monke
     monkeypatch.delenv("RAY_ADDRESS")
     monkeypatch.setitem(sys.modules, "ray", cluster_of(0))  # one that is started here has as many as it takes
     assert workers.worker_counts(workers.parsed(["--workers", "8"])) == [8]
+
+
+@pytest.mark.long
+def test_the_page_has_what_fits_with_one_copy_of_a_base_as_the_benchmark_prints_it(bench):
+    page = (BENCH.parent / "docs" / "sizing.md").read_text().splitlines()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(BENCH))
+        one_copy = importlib.import_module("one_copy")
+    rows = list(one_copy.rows())
+    assert [row for row in map(one_copy.as_markdown, rows) if row not in page] == []
+    assert [row["fits"] for row in rows[2::3]] == ["yes"] * 3, "held once, each target fits by plan"

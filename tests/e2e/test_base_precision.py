@@ -1,4 +1,4 @@
-"""Frozen weights below adapters in the precision of their file: half the memory, and the same bits."""
+"""Frozen weights below adapters in the precision of their file, or in fp16: half the memory, and what is planned."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from teamtr.engines import memory as loaded
 from teamtr.engines.torch.loading import TinyShape, tiny_model
 from teamtr.planning.memory import held
 from teamtr.session.build import Session, build
+from teamtr.session.checks import RadiusNotVisible, measure_floors, require_visible
 from teamtr.session.forecast import Where, _cluster, _setup
 from teamtr.session.memory import demand_of
 from teamtr.session.train import train
@@ -73,17 +74,61 @@ def test_the_run_ends_with_the_same_bits(here: Path) -> None:
     assert ends[0] == ends[1]
 
 
-def test_linear_layers_take_half_and_what_is_planned_is_what_is_there(here: Path) -> None:
+def test_matrices_take_half_and_what_is_planned_is_what_is_there(here: Path) -> None:
     plain, short = built(here), built(here, "learner.base=file")
     assert set(dtypes(plain).values()) == {torch.float32}
     linear = {name for name, dtype in dtypes(short).items() if dtype == torch.bfloat16}
-    assert linear == {name for name in dtypes(short) if "proj" in name}
+    assert linear == {name for name in dtypes(short) if "proj" in name or "embed" in name}, "all but norms"
     sizes = {name: p.numel() for name, p in plain.engine.learner("left").policy.causal_lm.named_parameters()}
     assert weight_bytes(plain) - weight_bytes(short) == 2 * sum(sizes[name] for name in linear)
     for session in (plain, short):
         settings = session.team_file
         there = _setup(settings, session.plan, _cluster(settings, Where("cpu")), demand_of(session))
         assert held(there).weights == weight_bytes(session)
+
+
+ONE_COPY = (
+    "learner.base=fp16",
+    "learner.precision=fp16",
+    "sampling.engine=paged",
+    "sampling.precision=fp16",
+    "sampling.adapters=by_row",
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "copied", "bytes_a_weight"),
+    [
+        ((), True, 8),
+        (("learner.base=file",), True, 4),
+        (("learner.base=file", "sampling.precision=bf16"), False, 2),
+        (("learner.base=fp16",), False, 2),
+    ],
+)
+def test_a_matrix_is_held_three_times_twice_or_once(
+    here: Path, changes: tuple[str, ...], copied: bool, bytes_a_weight: int
+) -> None:
+    """float32, fp16 to train with and fp16 to sample from: 8 bytes, but for an embedding that nobody trains with."""
+    session = built(here, *ONE_COPY[1:], "learner.base=fp32", *changes)
+    settings, demand = session.team_file, demand_of(session)
+    sizes = {n: p.numel() for n, p in session.engine.learner("left").policy.causal_lm.named_parameters() if p.ndim == 2}
+    matrices = sum(size for name, size in sizes.items() if "lora_" not in name)
+    found = loaded.held(session.engine.learners, list(demand.messages))
+    norms = sum(p.numel() for p in session.engine.learner("left").policy.causal_lm.parameters() if p.ndim == 1)
+    [served] = found.served
+    assert found.weights + found.halves + served.copy_bytes == bytes_a_weight * matrices + 6 * norms
+    assert served.shared_bytes == (0 if copied else 2 * matrices)
+    computed = held(_setup(settings, session.plan, _cluster(settings, Where("cpu")), demand))
+    assert (computed.weights, computed.halves, computed.cast) == (found.weights, found.halves, found.cast)
+    assert computed.served == found.served
+
+
+def test_a_team_on_one_copy_learns_and_an_unseen_radius_is_refused(here: Path) -> None:
+    records = list(train(load_team_file(here / "team.yaml", ONE_COPY), here / "one"))
+    assert "accepted" in [r["outcome"] for r in records if r["kind"] == "update"]
+    narrow = built(here, *ONE_COPY, "plan.radius_nats_per_message=1e-11")
+    with pytest.raises(RadiusNotVisible, match="in fp16"):
+        require_visible(narrow, measure_floors(narrow))
 
 
 def test_a_weight_that_would_lose_something_stays(here: Path, tmp_path: Path) -> None:
@@ -99,6 +144,7 @@ def test_a_weight_that_would_lose_something_stays(here: Path, tmp_path: Path) ->
     assert {name.replace(".base_layer", "") for name in kept} == {"model.layers.0.self_attn.q_proj.weight"}
 
 
-def test_a_base_that_is_spread_is_float32() -> None:
+@pytest.mark.parametrize("base", ["file", "fp16"])
+def test_a_base_that_is_spread_is_float32(base: str) -> None:
     with pytest.raises(ConfigError, match=r"cluster\.shard_base spreads it"):
-        loads(f"{TEAM}learner: {{base: file}}\ncluster: {{engine: ray, workers: 2, shard_base: true}}\n")
+        loads(f"{TEAM}learner: {{base: {base}}}\ncluster: {{engine: ray, workers: 2, shard_base: true}}\n")

@@ -70,10 +70,11 @@ class LearnerConfig(Section):
         "auto",
         "Precision of training and scoring; auto: the cheapest whose measured noise is under a tenth of the radius.",
     )
-    base: Literal["fp32", "file"] = key(
+    base: Literal["fp32", "file", "fp16"] = key(
         "fp32",
-        "Frozen weights below adapters: fp32, or in the precision of their file, which takes half the memory for bf16; "
-        "changes no result, and takes longer on a CPU.",
+        "Frozen weights below adapters: fp32; file keeps the precision of their file, half the memory for bf16, and "
+        "changes no result; fp16 rounds them. Takes longer on a CPU. Where it is the sampler's precision, "
+        "sampling.adapters: by_row samples with the same weights instead of a copy.",
     )
     confidence: Annotated[float, Strict(), Ge(0.5), Lt(1)] = key(0.95, "Confidence level of the gate's upper KL bound.")
     gate_share: Annotated[float, Strict(), Gt(0), Le(1)] = key(
@@ -246,9 +247,10 @@ class TeamFile(Section):
                 "router of your own; use plan.match: rollouts"
             )
             yield Refusal(("plan", "match"), message)
-        if self.learner.base == "file" and self.cluster.shard_base:
+        if self.learner.base != "fp32" and self.cluster.shard_base:
             message = (
-                "learner.base: file is for a base that a process holds whole; cluster.shard_base spreads it: set fp32"
+                f"learner.base: {self.learner.base} is for a base that a process holds whole; cluster.shard_base "
+                "spreads it: set fp32"
             )
             yield Refusal(("learner", "base"), message, (("cluster", "shard_base"),))
         if self.warmup.tokens and self.plan.plan().objective.has_reference:

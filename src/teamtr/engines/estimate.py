@@ -14,6 +14,7 @@ from teamtr.types import PLAYER
 WORKSPACES = 4 * (32 << 20)
 """What matrix products keep on a card: 32 MB (measured on an H200) for each of two threads, forward and backward, and
 two streams, running and capturing."""
+HALVES = ("fp16", "bf16")
 ROOM_TO_FIND_AGAIN = 4
 """Times the pages of a batch: what may be found by a group's next turn, and by the next batch."""
 
@@ -23,7 +24,8 @@ class Served:
     """The agents of one architecture, and how they are sampled.
 
     ``cache_bytes``: keys and values of one token. ``precision`` and ``copy_bytes``: of the copy that the paged sampler
-    computes with, which has pages of ``budget`` bytes at most; None and 0 on the plain path.
+    computes with, which has pages of ``budget`` bytes at most; None and 0 on the plain path. ``shared_bytes``: weights
+    that it reads where the learner has them, which are in no copy. ``row_bytes``: adapters that it applies row by row.
     """
 
     agents: tuple[str, ...]
@@ -31,6 +33,8 @@ class Served:
     precision: str | None = None
     copy_bytes: int = 0
     budget: int = 0
+    shared_bytes: int = 0
+    row_bytes: int = 0
 
     def page_bytes(self) -> int:
         return PAGE * self.cache_bytes
@@ -86,12 +90,23 @@ class Held:
     on_card: bool
     passing: int = 0
     """What the largest spread layer takes while it is passed through (``passing_bytes``)."""
+    cast: int = 0
+    """What the largest part of a base in half precision takes that is cast in passing (``cast_bytes``)."""
 
 
 def passing_bytes(layer: int, *, trained: bool, half: bool) -> int:
     """Of a spread layer of so many bytes, whole for a moment: its weights, in half precision half as much again for
     rounded ones, and where they are trained their gradient, as it was computed, as it is sent and as it arrives."""
     return layer * (4 if trained else 1) + (layer // 2 if half else 0)
+
+
+def cast_bytes(layer: int, head: int, precision: str, *, kept: str) -> int:
+    """Of a base kept in half precision, by the numbers of its largest layer and of what of the head is cast at once:
+    a layer in the precision that is computed in, the head in float32 for its gradient."""
+    if kept == "fp32":
+        return 0
+    body = 0 if precision == kept else layer * (2 if precision in HALVES else 4)
+    return max(body, 4 * head)
 
 
 @dataclass(frozen=True)
@@ -133,6 +148,8 @@ def _items(held: Held, demand: Demand) -> Iterator[MemoryItem]:
         yield MemoryItem("base in half precision", held.halves, "for training adapters on it")
     if held.passing:
         yield MemoryItem("a spread layer", held.passing, "whole while it is passed through")
+    if held.cast:
+        yield MemoryItem("a layer, cast", held.cast, "of a base in half precision, while it is passed through")
     for served in held.served:
         yield from _served(served, demand)
     if held.trained:
@@ -151,7 +168,10 @@ def _served(served: Served, demand: Demand) -> Iterator[MemoryItem]:
         size = demand.episodes * tokens * served.cache_bytes
         yield MemoryItem("keys and values", size, f"{demand.episodes} rows of {tokens} tokens, plain path")
         return
-    yield MemoryItem("sampling copy", served.copy_bytes, served.precision)
+    shared = f", {served.shared_bytes / GB:.3g} GB are the learner's own" if served.shared_bytes else ""
+    yield MemoryItem("sampling copy", served.copy_bytes, f"{served.precision}{shared}")
+    if served.row_bytes:
+        yield MemoryItem("adapters by row", served.row_bytes, "those of all agents, beside each other")
     wanted = served.wanted_bytes(demand)
     taken = min(ROOM_TO_FIND_AGAIN * wanted, served.budget)
     yield MemoryItem("keys and values", taken, f"{wanted / GB:.2g} GB for a batch; the rest is found again later")

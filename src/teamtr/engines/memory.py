@@ -16,10 +16,11 @@ from teamtr.engines import card, estimate
 from teamtr.engines.estimate import Held, Rows, Served, Trained
 from teamtr.engines.learner import PolicyLearner
 from teamtr.engines.paged.pool import architecture
-from teamtr.engines.paged.row_adapters import bytes_by_row, why_not
+from teamtr.engines.paged.row_adapters import adapter_numbers
 from teamtr.engines.passes import head_chunk
 from teamtr.engines.slices import is_spread, own
 from teamtr.engines.torch.attention import AttentionShape, Unsupported, text_config
+from teamtr.engines.torch.head import cast_rows
 from teamtr.engines.torch.policy import TransformerPolicy
 from teamtr.errors import UserError
 from teamtr.ports import GB, Demand, Lengths, MemoryPlan, Rehearsal
@@ -56,6 +57,7 @@ def held(learners: Mapping[str, PolicyLearner], trainable: Sequence[str]) -> Hel
         trained=tuple(trained(learners[name]) for name in trainable if name in learners),
         on_card=any(policy.device.type == "cuda" for policy in policies),
         passing=max(map(_passing, policies), default=0),
+        cast=max(map(_cast, policies), default=0),
     )
 
 
@@ -65,6 +67,20 @@ def _passing(policy: TransformerPolicy) -> int:
     sizes = [sum(p.numel() * p.element_size() for p in layer.parameters() if is_spread(p)) for layer in layers]
     half = policy.precision in ("fp16", "bf16")
     return estimate.passing_bytes(max(sizes, default=0), trained=policy.adapter is None, half=half)
+
+
+def _cast(policy: TransformerPolicy) -> int:
+    """What a base that is kept in half precision takes while a layer of it is cast; 0 where it is float32."""
+    names = {torch.float16: "fp16", torch.bfloat16: "bf16"}
+    head = policy.causal_lm.get_output_embeddings().weight
+    short = [p for p in policy.causal_lm.parameters() if p.ndim == 2 and p.dtype in names and p is not head]
+    at_once = min(len(head), cast_rows(head.shape[1])) * head.shape[1] if head.dtype in names else 0
+    words = policy.causal_lm.get_input_embeddings().weight  # looked up, and cast row by row
+    sizes = [
+        estimate.cast_bytes(p.numel() if p is not words else 0, at_once, policy.precision, kept=names[p.dtype])
+        for p in short
+    ]
+    return max(sizes, default=0)
 
 
 def _counted(learners: Mapping[str, PolicyLearner]) -> tuple[int, int]:
@@ -80,21 +96,28 @@ def _counted(learners: Mapping[str, PolicyLearner]) -> tuple[int, int]:
 
 
 def _served(learners: Mapping[str, PolicyLearner]) -> Iterator[Served]:
-    """One for each architecture."""
+    """One for each architecture, or base that a server reads where it is."""
     by_server: dict[str, list[str]] = {}
     for name, learner in learners.items():
-        by_server.setdefault(architecture(_policy(learner).causal_lm), []).append(name)
+        model, pool = _policy(learner).causal_lm, _policy(learner).serving
+        by_server.setdefault(architecture(model) if pool is None else pool.key_of(model), []).append(name)
     for names in by_server.values():
         policy = _policy(learners[names[0]])
         keys, pool = 2 * _attention_widths(policy)[1], policy.serving
         if pool is None:
             yield Served(tuple(names), keys * torch.float32.itemsize)
             continue
-        size = pool.dtype.itemsize
-        copied = sum(p.numel() for n, p in policy.causal_lm.named_parameters() if "lora_" not in n) * size
-        if pool.adapters == "by_row" and why_not(policy.causal_lm) is None:
-            copied += bytes_by_row(policy.causal_lm, size)
-        yield Served(tuple(names), keys * size, pool.precision, copied, pool.page_budget(policy.causal_lm))
+        size, model = pool.dtype.itemsize, policy.causal_lm
+        shared = sum(weight.numel() for weight in pool.shared_of(model).values()) * size
+        yield Served(
+            tuple(names),
+            keys * size,
+            pool.precision,
+            sum(p.numel() for n, p in model.named_parameters() if "lora_" not in n) * size - shared,
+            pool.page_budget(model),
+            shared,
+            adapter_numbers(model) * size if pool.applies_by_row(model) else 0,
+        )
 
 
 def trained(learner: PolicyLearner) -> Trained:

@@ -40,13 +40,25 @@ def helpful(prediction: Prediction) -> list[Change]:
 
 
 def _that_fit(setup: Setup) -> Iterator[tuple[str, Setup]]:
-    """With less at a time, as it is and on more cards; and with layers in parts, over as few workers as can hold
-    them."""
+    """With less at a time, as it is, with one copy of the base, and on more cards; and with layers in parts, over as
+    few workers as can hold them."""
     yield made_to_fit("", setup)
+    if once := _held_once(setup):
+        yield made_to_fit(*once)
     for settings, other in _of_cluster(setup):
         yield made_to_fit(settings, other)
     if not setup.cluster.shard_base and (spread := _in_parts(setup)):
         yield made_to_fit(*spread)
+
+
+def _held_once(setup: Setup) -> tuple[str, Setup] | None:
+    """With one copy of the base below adapters; None where there is one, and where nothing can be shared."""
+    sampling = setup.sampling
+    other = replace(setup, learning=replace(setup.learning, base="fp16"), sampling=replace(sampling, by_row=True))
+    may = sampling.paged and sampling.servers is None and not setup.cluster.shard_base
+    if other == setup or not may or not any(one.shared_bytes for group in other.by_group for one in held(group).served):
+        return None
+    return "learner.base=fp16 sampling.adapters=by_row", other
 
 
 def _in_parts(setup: Setup) -> tuple[str, Setup] | None:
@@ -61,7 +73,7 @@ def _in_parts(setup: Setup) -> tuple[str, Setup] | None:
             return None
         settings, other = _with_workers(other, number, max(least, one.cluster.workers))
         told.append(settings)
-    told.append("cluster.shard_base=true")
+    told.append(_spread(setup))
     return " ".join(filter(None, told)), replace(other, cluster=replace(other.cluster, shard_base=True))
 
 
@@ -84,7 +96,13 @@ def _of_cluster(setup: Setup) -> Iterator[tuple[str, Setup]]:
         yield f"cluster.shards={cluster.together}", replace(setup, cluster=replace(cluster, shards=cluster.together))
     if cluster.together > 1:
         other = replace(cluster, shard_base=not cluster.shard_base)
-        yield f"cluster.shard_base={str(other.shard_base).lower()}", replace(setup, cluster=other)
+        told = _spread(setup) if other.shard_base else "cluster.shard_base=false"
+        yield told, replace(setup, cluster=other)
+
+
+def _spread(setup: Setup) -> str:
+    """What a base is that workers hold in parts: float32."""
+    return f"cluster.shard_base=true{'' if setup.learning.base == 'fp32' else ' learner.base=fp32'}"
 
 
 def _with_workers(setup: Setup, number: int, count: int) -> tuple[str, Setup]:

@@ -3,18 +3,26 @@ instead of counted."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from teamtr.engines.card import SHARED_OUT
-from teamtr.engines.estimate import Held, Served, Trained, in_words, items, passing_bytes
+from teamtr.engines.estimate import HALVES, Held, Served, Trained, cast_bytes, in_words, items, passing_bytes
 from teamtr.engines.paged.pool import SHARE_OF_FREE_MEMORY
+from teamtr.engines.paged.row_adapters import numbers_of
 from teamtr.engines.passes import HEAD_CHUNK_ELEMENTS, HEAD_CHUNK_SHARE
+from teamtr.engines.torch.head import cast_rows
 from teamtr.planning.setup import Cluster, Member, Setup
-from teamtr.planning.shape import ModelShape
+from teamtr.planning.shape import ModelShape, is_target
 from teamtr.ports import MemoryPlan
 
-HALVES = ("fp16", "bf16")
+JOINED = (
+    ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    ("self_attn.o_proj",),
+    ("mlp.gate_proj", "mlp.up_proj"),
+    ("mlp.down_proj",),
+)
+"""Layers of a block that the paged sampler computes in one product."""
 PAGES_ON_A_CPU = 1 << 30
 UNDER_AUTOCAST = 0.7
 """Of what float32 keeps: products are in half precision, norms are not (measured on the built-in model)."""
@@ -68,11 +76,11 @@ def held(setup: Setup) -> Held:
         shape, adapted = own[0].shape, [member for member in own if member.adapted]
         weights += 4 * held_parameters(shape, setup.cluster) * (len(own) - len(adapted))
         if adapted:
-            short = setup.learning.base == "file" and shape.stored in HALVES
-            weights += 4 * held_parameters(shape, setup.cluster) - (2 * shape.body if short else 0)
+            short = kept_as(setup, shape) in HALVES
+            weights += 4 * held_parameters(shape, setup.cluster) - (2 * shape.matrices if short else 0)
             adapters += 4 * sum(member.trained for member in adapted)
-            kept = shape.stored if short else "fp32"
-            halves += max(_half_bytes(shape, setup.precision(member), setup.cluster, kept) for member in adapted)
+            if not short:
+                halves += max(_half_bytes(shape, setup.precision(member), setup.cluster) for member in adapted)
     trained = [setup.member(name) for name in setup.demand.messages]
     return Held(
         who=in_words([member.name for member in members]),
@@ -83,7 +91,25 @@ def held(setup: Setup) -> Held:
         trained=tuple(_trained(setup, member) for member in trained),
         on_card=on_card,
         passing=max(_passing(setup, member) for member in members),
+        cast=max(_cast(setup, member) for member in members),
     )
+
+
+def kept_as(setup: Setup, shape: ModelShape) -> str:
+    """The precision that the matrices of a base below adapters are kept in; float32 where workers hold parts of it."""
+    if setup.cluster.shard_base:
+        return "fp32"
+    base = shape.stored if setup.learning.base == "file" else setup.learning.base
+    return base if base in HALVES else "fp32"
+
+
+def _cast(setup: Setup, member: Member) -> int:
+    if not member.adapted:
+        return 0
+    shape = member.shape
+    head = min(shape.vocabulary, cast_rows(shape.width)) * shape.width
+    layer = max(a * b for a, b in shape.products.values())
+    return cast_bytes(layer, head, setup.precision(member), kept=kept_as(setup, shape))
 
 
 def _passing(setup: Setup, member: Member) -> int:
@@ -100,31 +126,58 @@ def held_parameters(shape: ModelShape, cluster: Cluster) -> int:
     return shape.parameters - shape.blocks + -(-shape.blocks // cluster.workers)
 
 
-def _half_bytes(shape: ModelShape, precision: str, cluster: Cluster, kept: str) -> int:
-    """Copies that are kept: of spread blocks none, nor of what is kept in this precision anyway."""
-    body = 0 if cluster.shard_base or kept == precision else shape.body
+def _half_bytes(shape: ModelShape, precision: str, cluster: Cluster) -> int:
+    """Copies that are kept of a float32 base: of spread blocks none."""
+    body = 0 if cluster.shard_base else shape.body
     return 2 * (body + (shape.head if precision == "fp16" else 0)) if precision in HALVES else 0
 
 
 def _served(setup: Setup, held_already: int) -> list[Served]:
-    """One for each shape. Pages get their share of what is free once weights and copies are there."""
-    sampling, groups = setup.sampling, dict.fromkeys(member.shape for member in setup.members)
+    """One for each shape, or base that is sampled from where it is. Pages get their share of what is free once weights
+    and copies are there."""
+    sampling, free = setup.sampling, available(setup.cluster)
     size = 2 if sampling.precision in HALVES else 4
-    free = available(setup.cluster)
+    groups: dict[tuple[ModelShape, str], list[Member]] = {}
+    for member in setup.members:
+        groups.setdefault((member.shape, member.source if _is_shared(setup, member) else ""), []).append(member)
     found = []
-    for shape in groups:
-        names = tuple(member.name for member in setup.members if member.shape == shape)
+    for (shape, shared_source), members in groups.items():
+        names = tuple(member.name for member in members)
         if not sampling.paged:
             found.append(Served(names, shape.cache_bytes(4)))
             continue
-        copied = shape.parameters * size
-        held_already += copied
+        shared = shape.matrices * size if shared_source else 0
+        copied, by_row = shape.parameters * size - shared, _row_numbers(members) * size if sampling.by_row else 0
+        held_already += copied + by_row
         budget = sampling.memory
         if budget is None:
             budget = PAGES_ON_A_CPU if free is None else int(SHARE_OF_FREE_MEMORY * max(0, free - held_already))
             held_already += budget
-        found.append(Served(names, shape.cache_bytes(size), sampling.precision, copied, budget))
+        found.append(Served(names, shape.cache_bytes(size), sampling.precision, copied, budget, shared, by_row))
     return found
+
+
+def _is_shared(setup: Setup, member: Member) -> bool:
+    """Whether its sampler reads the matrices of its base where they are."""
+    by_row = setup.sampling.paged and setup.sampling.by_row and member.adapted and not setup.cluster.shard_base
+    return by_row and kept_as(setup, member.shape) == setup.sampling.precision
+
+
+def _row_numbers(members: Sequence[Member]) -> int:
+    """Of adapters beside each other, in all layers. Agents of another base have theirs merged, in a server that holds
+    the first one's."""
+    adapted = [member for member in members if member.adapted and member.source == members[0].source]
+    if not adapted:
+        return 0
+    shape, rank = adapted[0].shape, max(member.rank or 0 for member in adapted)
+    targets = {member.targets for member in adapted}
+    joined = [
+        [shape.products[name] for name in names]
+        for block in range(shape.layers)
+        for names in JOINED
+        if any(is_target(f"model.layers.{block}.{name}", one) for name in names for one in targets)
+    ]
+    return numbers_of(joined, len(adapted), rank)
 
 
 def _trained(setup: Setup, member: Member) -> Trained:

@@ -70,13 +70,14 @@ class Learning:
 @dataclass(frozen=True)
 class Sampling:
     """How messages are sampled. ``memory`` in bytes for pages; None: a share of what is free. ``servers``: of vLLM,
-    where those sample."""
+    where those sample. ``by_row``: adapters are applied row by row, and nothing is merged."""
 
     paged: bool = True
     precision: str = "fp16"
     memory: int | None = None
     compiled: bool | None = None
     servers: Servers | None = None
+    by_row: bool = False
 
 
 @dataclass(frozen=True)

@@ -111,6 +111,11 @@ class ModelShape:
         return self.vocabulary * self.width
 
     @property
+    def matrices(self) -> int:
+        """Weights of all matrices: products, embedding and output layer, a tied one once."""
+        return self.body + self.head * (1 if self.tied else 2)
+
+    @property
     def blocks(self) -> int:
         """All parameters of the blocks: products, biases and norms."""
         query, key = self.heads * self.head_dim, self.kv_heads * self.head_dim
@@ -129,7 +134,7 @@ class ModelShape:
             rank * (outputs + inputs)
             for block in range(self.layers)
             for name, (outputs, inputs) in self.products.items()
-            if _is_target(f"model.layers.{block}.{name}", targets)
+            if is_target(f"model.layers.{block}.{name}", targets)
         )
         if not found:
             raise UnknownShape(f"lora.targets {targets!r} names none of {', '.join(self.products)}")
@@ -162,7 +167,7 @@ class ModelShape:
         return self.layers * self.kv_heads * self.head_dim
 
 
-def _is_target(module: str, targets: str | Sequence[str]) -> bool:
+def is_target(module: str, targets: str | Sequence[str]) -> bool:
     """As PEFT decides: all linear layers, a pattern for the whole name, or ends of names."""
     if targets == "all-linear":
         return True

@@ -39,6 +39,7 @@ from teamtr.engines.torch.loading import TinyShape, quieten, share_base, teach_f
 from teamtr.engines.torch.outline import NotInParts, Slot, Unread, slots_of
 from teamtr.engines.torch.policy import TransformerPolicy
 from teamtr.engines.torch.pretrained import Unloaded, load_outline, load_pretrained, require_finite
+from teamtr.engines.torch.short_base import keep_short
 from teamtr.engines.torch.tokenizer import character_tokenizer
 from teamtr.errors import UserError
 from teamtr.ports import Distiller, Engine
@@ -336,7 +337,10 @@ def _transformer_models(
     quieten()
     team_file, source, device = making.team_file, agents[0].model, device_of(making.team_file)
     card.use(device)
-    loaded = _loaded(making, agents[0], taught, device)
+    base = team_file.learner.base
+    # A base that is kept short is made short in main memory: a card that has room for it may have none for float32.
+    first = device if base == "fp32" else torch.device("cpu")
+    loaded = _loaded(making, agents[0], taught, first)
     model, tokenizer = loaded.model, loaded.tokenizer
     codec = _codec(team_file, tokenizer)
     temperature, precision = team_file.sampling.temperature, _precision(team_file, device)
@@ -362,11 +366,15 @@ def _transformer_models(
             {adapter: adapted[name] for adapter, name in adapters.items()},
             seed=seed_of(team_file.seed, "adapters", source),
         )
-        _put(shared, slots, loaded, making.layers, device)
+        _put(shared, slots, loaded, making.layers, first)
         base_version = hash_tensors({name: slot.tensor for name, slot in slots.items() if slot.is_parameter})
         fused = fuse_lora(shared)
-        if team_file.learner.base == "file":
-            fused.keep_as(file_precision(model))
+        if base == "file":
+            keep_short(model, fused, file_precision(model), rounded=False)
+        elif base == "fp16":
+            keep_short(model, fused, torch.float16, rounded=True)
+        if base != "fp32":
+            shared.to(device)
         for adapter, name in adapters.items():
             policy = TransformerPolicy(
                 shared,

@@ -7,14 +7,14 @@ own forward.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from teamtr.engines.torch.anatomy import PRODUCTS, Anatomy, inspect_attention
+from teamtr.engines.torch.anatomy import PRODUCTS, Anatomy
 from teamtr.engines.torch.attention import require_plain, rotated_attention
 
 SIBLINGS = (PRODUCTS, ("gate_proj", "up_proj"))
@@ -25,16 +25,32 @@ def join_siblings(model: nn.Module) -> dict[nn.Module, Siblings]:
     of the memory only when a product is large. Each layer keeps its name, its weight is a part of the common one.
     Returns the joined products of attention, by module."""
     found = {}
+    for module, names, layers in list(siblings_in(model)):
+        joined = Siblings(layers)
+        if names is PRODUCTS:
+            found[module] = joined
+    return found
+
+
+def siblings_in(model: nn.Module) -> Iterator[tuple[nn.Module, tuple[str, ...], list[nn.Linear]]]:
+    """Layers that can be joined, with the module that has them and their names; below adapters, where there are any."""
     for module in model.modules():
         for names in SIBLINGS:
             layers = [getattr(module, name, None) for name in names]
-            if all(type(layer) is nn.Linear for layer in layers):
-                plain = [layer for layer in layers if layer is not None]
-                if Siblings.fit(plain):
-                    joined = Siblings(plain)
-                    if names is PRODUCTS:
-                        found[module] = joined
-    return found
+            plain: list[Any] = [getattr(layer, "base_layer", layer) for layer in layers]
+            if all(type(layer) is nn.Linear for layer in plain) and Siblings.fit(plain):
+                yield module, names, plain
+
+
+def beside(tensors: Sequence[Tensor]) -> Tensor:
+    """These tensors below each other: the very memory where they lie so already, a copy elsewhere."""
+    first, end = tensors[0], tensors[0].data_ptr()
+    for tensor in tensors:
+        alike = tensor.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        if not alike or not tensor.is_contiguous() or tensor.data_ptr() != end:
+            return torch.cat(list(tensors))
+        end += tensor.numel() * tensor.element_size()
+    return first.detach().as_strided((sum(map(len, tensors)), *first.shape[1:]), first.stride())
 
 
 class Siblings:
@@ -46,7 +62,7 @@ class Siblings:
 
     def __init__(self, layers: list[nn.Linear]) -> None:
         self.sizes = [layer.out_features for layer in layers]
-        self.weight = torch.cat([layer.weight for layer in layers])
+        self.weight = beside([layer.weight for layer in layers])
         self.bias = None if layers[0].bias is None else torch.cat([layer.bias for layer in layers])
         self.layers = layers
         self.added: Callable[[Tensor], Tensor] | None = None
@@ -89,10 +105,9 @@ class Siblings:
 # -- attention ---------------------------------------------------------------------------------------------------
 
 
-def join_attention(model: Any, products: Mapping[nn.Module, Siblings]) -> int:
-    """Let attention modules hand their joined product to attention as it is, with norm and rotation as a value.
-    Returns how many do. Call it before the copy is filled: float16 has no room for large biases made larger."""
-    known = inspect_attention(model)
+def join_attention(known: Mapping[nn.Module, Anatomy], products: Mapping[nn.Module, Siblings]) -> int:
+    """Let attention modules that are known hand their joined product to attention as it is, with norm and rotation as a
+    value. Returns how many do."""
     joined = [(known[module], product) for module, product in products.items() if module in known]
     for anatomy, product in joined:
         anatomy.module.forward = _joined_forward(anatomy, product)

@@ -9,9 +9,11 @@ from importlib.util import find_spec
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from teamtr.engines import card
 from teamtr.engines.hashing import NOT_COMPUTED_WITH
+from teamtr.engines.paged.one_copy import NotShared, shared_weights
 from teamtr.engines.paged.row_adapters import adapted_linears, why_not
 from teamtr.engines.paged.sampler import Server
 from teamtr.engines.paged.weights import SamplingCopy
@@ -47,10 +49,23 @@ class SamplerPool:
     def dtype(self) -> torch.dtype:
         return DTYPES[self.precision]
 
+    def shared_of(self, causal_lm: Any) -> dict[str, Tensor]:
+        """The weights of this model that its server reads where they are; the others are copied."""
+        return shared_weights(causal_lm, self.dtype, self.device) if self.applies_by_row(causal_lm) else {}
+
+    def applies_by_row(self, causal_lm: Any) -> bool:
+        return self.adapters == "by_row" and why_not(causal_lm) is None
+
+    def key_of(self, causal_lm: Any) -> str:
+        """Models of equal keys have one server: those of one architecture. A model whose weights a server reads where
+        they are has one of its own."""
+        found = architecture(causal_lm)
+        return f"{found} {id(causal_lm)}" if self.shared_of(causal_lm) else found
+
     def server_of(self, causal_lm: Any) -> Server:
-        key = architecture(causal_lm)
+        key = self.key_of(causal_lm)
         if key not in self._servers:
-            copy = SamplingCopy(causal_lm, self.dtype, self.device)
+            copy = self._copy_of(causal_lm)
             if self.adapters == "by_row":
                 self._apply_by_row(copy, causal_lm)
             on_gpu = self.device.type == "cuda"
@@ -62,6 +77,17 @@ class SamplerPool:
                 compiled=on_gpu and (large if self.compiled is None else self.compiled),
             )
         return self._servers[key]
+
+    def _copy_of(self, causal_lm: Any) -> SamplingCopy:
+        try:
+            return SamplingCopy(causal_lm, self.dtype, self.device, self.shared_of(causal_lm))
+        except NotShared as reason:
+            warnings.warn(
+                f"{type(causal_lm).__name__} is sampled from a copy of its weights, which memory plans do not count: "
+                f"{reason}",
+                stacklevel=2,
+            )
+            return SamplingCopy(causal_lm, self.dtype, self.device)
 
     def _apply_by_row(self, copy: SamplingCopy, causal_lm: Any) -> None:
         if (reason := why_not(causal_lm)) is None:
@@ -83,7 +109,7 @@ class SamplerPool:
 
     def page_budget(self, causal_lm: Any) -> int:
         """Most memory for pages of this architecture: what its server has, or would have if it were made now."""
-        if server := self._servers.get(architecture(causal_lm)):
+        if server := self._servers.get(self.key_of(causal_lm)):
             return server.pool_bytes
         if self.memory_bytes is not None:
             return self.memory_bytes

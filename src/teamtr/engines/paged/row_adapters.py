@@ -10,7 +10,7 @@ and no row depends on who is beside it but by rounding.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from teamtr.engines.paged.buffers import NOBODY
-from teamtr.engines.paged.fused_linears import SIBLINGS, Siblings
+from teamtr.engines.paged.fused_linears import Siblings, siblings_in
 
 
 class RowAdapters:
@@ -73,6 +73,28 @@ def adapted_linears(causal_lm: Any) -> dict[str, Any]:
     }
 
 
+def numbers_of(products: Iterable[Sequence[tuple[int, int]]], adapters: int, rank: int) -> int:
+    """How many numbers so many adapters take beside each other, for products of layers that are joined; of each layer
+    (outputs, inputs)."""
+    found = 0
+    for layers in products:
+        columns = len(layers) * adapters * rank
+        found += columns * (layers[0][1] + sum(outputs for outputs, _ in layers))
+    return found
+
+
+def adapter_numbers(causal_lm: Any) -> int:
+    """The same for the adapters of a loaded model."""
+    adapted = {module.base_layer for module in adapted_linears(causal_lm).values()}
+    ranks = [len(down.weight) for m in adapted_linears(causal_lm).values() for down in m.lora_A.values()]
+    names = {name for module in adapted_linears(causal_lm).values() for name in module.lora_A}
+    joined = [layers for _, _, layers in siblings_in(causal_lm)]
+    alone = adapted - {layer for layers in joined for layer in layers}
+    groups = [*(layers for layers in joined if adapted & set(layers)), *([layer] for layer in alone)]
+    sizes = [[(layer.out_features, layer.in_features) for layer in layers] for layers in groups]
+    return numbers_of(sizes, len(names), max(ranks, default=0))
+
+
 def why_not(causal_lm: Any) -> str | None:
     """Why the adapters of this model cannot be applied row by row; None where they can."""
     head = causal_lm.get_output_embeddings()
@@ -87,18 +109,6 @@ def why_not(causal_lm: Any) -> str | None:
         if any(getattr(module, "use_dora", {}).values()) or any(getattr(module, "lora_bias", {}).values()):
             return f"{name} has more than a low-rank product"
     return None
-
-
-def bytes_by_row(causal_lm: Any, itemsize: int) -> int:
-    """What the adapters of this model take beside each other, where all layers are joined that may be."""
-    adapted = adapted_linears(causal_lm)
-    ranks = {name: down.weight.shape[0] for module in adapted.values() for name, down in module.lora_A.items()}
-    joined = {name: len(names) for names in SIBLINGS for name in names}
-    widths = [
-        module.base_layer.in_features + joined.get(name.rpartition(".")[2], 1) * module.base_layer.out_features
-        for name, module in adapted.items()
-    ]
-    return len(ranks) * max(ranks.values()) * sum(widths) * itemsize
 
 
 class _Product:

@@ -1,25 +1,27 @@
 """A plain copy of an architecture in sampling precision, filled in place with any agent's weights.
 
 Agents of one architecture share the copy: an adapter is merged into it when its agent speaks, a few milliseconds for
-a model of billions of weights; or adapters of one base are applied row by row, and the copy holds the base. Captured
-graphs hold addresses, and those never change.
+a model of billions of weights; or adapters of one base are applied row by row, and the copy holds the base, or reads it
+where the learner has it. Captured graphs hold addresses, and those never change.
 """
 
 from __future__ import annotations
 
 import copy
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from teamtr.engines.paged.fused_linears import join_attention, join_siblings
+from teamtr.engines.paged.one_copy import lay_below_each_other, made_around, plain_name, put_in_place
 from teamtr.engines.paged.row_adapters import RowAdapters
 from teamtr.engines.slices import whole
+from teamtr.engines.torch.anatomy import inspect_attention
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ def weights_of(causal_lm: nn.Module, adapter: str | None) -> Iterator[Weight]:
     for name, tensor in causal_lm.named_parameters():
         if ".lora_A." in name or ".lora_B." in name:
             continue
-        plain = re.sub(r"(\.base_layer)+\.", ".", name)
+        plain = plain_name(name)
         module = adapted.get(tensor)
         yield Weight(plain, tensor, None if module is None else partial(_merged, module, tensor, str(adapter)))
 
@@ -62,14 +64,28 @@ def _merged(module: Any, base: Tensor, adapter: str) -> Tensor:
 
 
 class SamplingCopy:
-    """The model that samples. ``holds`` names the weights it was last filled with."""
+    """The model that samples. ``holds`` names the weights it was last filled with. ``shared``: weights of this very
+    model, which are read where they are (``one_copy``); nothing is merged then."""
 
-    def __init__(self, causal_lm: Any, dtype: torch.dtype, device: torch.device) -> None:
-        config = copy.deepcopy(causal_lm.config)
-        with torch.device(device):
-            self.model = type(causal_lm)._from_config(config, dtype=dtype)
+    def __init__(
+        self,
+        causal_lm: Any,
+        dtype: torch.dtype,
+        device: torch.device,
+        shared: Mapping[str, Tensor] = MappingProxyType({}),
+    ) -> None:
+        if shared:
+            self.model = made_around(causal_lm, dtype, device, shared)
+        else:
+            with torch.device(device):
+                self.model = type(causal_lm)._from_config(copy.deepcopy(causal_lm.config), dtype=dtype)
+        self.shared = frozenset(shared)
         self.model.eval().requires_grad_(False)
-        join_attention(self.model, join_siblings(self.model))
+        known = inspect_attention(self.model)  # before it is filled: float16 has no room for large biases made larger
+        if shared:
+            lay_below_each_other(causal_lm, shared)
+            put_in_place(self.model, shared)
+        join_attention(known, join_siblings(self.model))
         self.dtype = dtype
         self.device = device
         self.holds = ""
@@ -93,6 +109,10 @@ class SamplingCopy:
         self.holds = ""
         for weight in weights_of(causal_lm, adapter):
             own = self._own[weight.name]
+            if weight.name in self.shared:
+                if weight.merged is not None or weight.base.data_ptr() != own.data_ptr():
+                    raise AssertionError(f"{weight.name} is the learner's own and would be overwritten")
+                continue
             if weight.merged is not None:
                 own.copy_(weight.merged())
                 self._merged.add(weight.name)

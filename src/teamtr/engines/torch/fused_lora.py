@@ -84,9 +84,10 @@ class _Adapted(torch.autograd.Function):
 class FusedLora:
     """What the fused layers of one shared base compute with now: which adapter, in which dtype.
 
-    ``halves`` holds the base's weights in half precision, made when first asked for and kept: they never change.
-    ``unfused`` are weights of layers that we do not know, such as experts and other norms: with any of them, half
-    precision needs autocast. ``spread``: processes hold parts of the base, so that no copy of it is kept.
+    ``halves`` holds a float32 base's weights in half precision, made when first asked for and kept: they never change.
+    There are none of a base that is kept in half precision itself (``short_base``). ``unfused`` are weights of layers
+    that we do not know, such as experts and other norms: with any of them, half precision needs autocast. ``spread``:
+    processes hold parts of the base, so that no copy of it is kept.
     """
 
     adapter: str = ""
@@ -103,18 +104,10 @@ class FusedLora:
 
     def weight_of(self, layer: nn.Linear) -> Tensor:
         """In the dtype that is computed in; of a spread base as it is, for whoever rounds it in passing. What is kept
-        in half precision becomes float32 in passing too: a copy would take more than was saved."""
-        as_it_is = self.spread or self.dtype in (layer.weight.dtype, torch.float32)
-        return layer.weight if as_it_is else self.half_of(layer.weight, self.dtype)
-
-    @torch.no_grad()
-    def keep_as(self, dtype: torch.dtype) -> None:
-        """Keep the frozen weights of linear layers in this dtype, each that loses nothing by it. Products are computed
-        as before: float32 of these numbers is what they were."""
-        for layer in self.linears:
-            short = layer.weight.to(dtype)
-            if torch.equal(short.to(layer.weight.dtype), layer.weight):
-                layer.weight.data = short
+        in half precision becomes another dtype in passing too: a copy would take as much as was saved, or more."""
+        if self.spread or self.dtype == torch.float32 or layer.weight.dtype != torch.float32:
+            return layer.weight
+        return self.half_of(layer.weight, self.dtype)
 
     def half_of(self, weight: Tensor, dtype: torch.dtype) -> Tensor:
         key = (id(weight), dtype)

@@ -2,12 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
 from teamtr.engines.policy import Head
+
+CAST_AT_ONCE = 1 << 26
+"""Numbers of a weight kept in half precision that are cast at once: a quarter of a gigabyte in float32."""
+Product = Callable[[Tensor, Tensor, slice], Tensor]
+"""Of hidden states with some rows of a weight, and which rows they are."""
+
+
+def cast_rows(width: int) -> int:
+    """As many rows of a weight of this width as are cast at once."""
+    return max(1, CAST_AT_ONCE // width)
+
+
+def _parts(weight_VH: Tensor, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
+    """The weight in this dtype: as it is, or cast, some rows after the other."""
+    step = len(weight_VH) if weight_VH.dtype == dtype else cast_rows(weight_VH.shape[1])
+    for start in range(0, len(weight_VH), step):
+        yield slice(start, start + step), weight_VH[start : start + step].to(dtype)
+
+
+def _forward(hidden_NH: Tensor, weight_VH: Tensor, dtype: torch.dtype, product: Product) -> Tensor:
+    """Logits by a product with parts of the weight in this dtype."""
+    found = [product(hidden_NH, part, rows) for rows, part in _parts(weight_VH, dtype)]
+    return found[0] if len(found) == 1 else torch.cat(found, -1)
+
+
+def _backward(grad_NV: Tensor, weight_VH: Tensor) -> Tensor:
+    """The gradient of what the head reads."""
+    found: Tensor | None = None
+    for rows, part in _parts(weight_VH, torch.float32):
+        found = grad_NV[:, rows] @ part if found is None else found.addmm_(grad_NV[:, rows], part)
+    assert found is not None
+    return found
 
 
 class _HalfProduct(torch.autograd.Function):
@@ -17,15 +51,38 @@ class _HalfProduct(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden_NH: Tensor, weight_VH: Tensor, half_VH: Tensor) -> Tensor:
         ctx.save_for_backward(weight_VH)
-        if hidden_NH.device.type != "cuda":
-            return hidden_NH.half().float() @ half_VH.float().T
-        return torch.mm(hidden_NH.half(), half_VH.T, out_dtype=torch.float32)
+
+        def product(half_NH: Tensor, part_VH: Tensor, _: slice) -> Tensor:
+            if half_NH.device.type != "cuda":
+                return half_NH.float() @ part_VH.float().T
+            return torch.mm(half_NH, part_VH.T, out_dtype=torch.float32)
+
+        return _forward(hidden_NH.half(), half_VH, torch.float16, product)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_NV: Tensor) -> tuple[Tensor, None, None]:
         (weight_VH,) = ctx.saved_tensors
-        return grad_NV @ weight_VH.float(), None, None
+        return _backward(grad_NV, weight_VH), None, None
+
+
+class _PassingProduct(torch.autograd.Function):
+    """hidden @ weight' in float32 with a weight in half precision: autograd would keep it in float32 as well."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden_NH: Tensor, weight_VH: Tensor, bias_V: Tensor | None) -> Tensor:
+        ctx.save_for_backward(weight_VH)
+
+        def product(hidden_NH: Tensor, part_VH: Tensor, rows: slice) -> Tensor:
+            return linear(hidden_NH, part_VH, None if bias_V is None else bias_V[rows].float())
+
+        return _forward(hidden_NH, weight_VH, torch.float32, product)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad_NV: Tensor) -> tuple[Tensor, None, None]:
+        (weight_VH,) = ctx.saved_tensors
+        return _backward(grad_NV, weight_VH), None, None
 
 
 def linear_head(weight: Tensor, bias: Tensor | None, temperature: float, half: Tensor | None = None) -> Head:
@@ -34,10 +91,10 @@ def linear_head(weight: Tensor, bias: Tensor | None, temperature: float, half: T
             if half is not None:
                 logits_NV = _HalfProduct.apply(hidden_NH.float(), weight, half)
                 logits_NV = logits_NV if bias is None else logits_NV + bias.float()
+            elif weight.dtype != torch.float32 and not weight.requires_grad:
+                logits_NV = _PassingProduct.apply(hidden_NH.float(), weight, bias)
             else:
-                logits_NV = torch.nn.functional.linear(
-                    hidden_NH.float(), weight.float(), None if bias is None else bias.float()
-                )
+                logits_NV = linear(hidden_NH.float(), weight.float(), None if bias is None else bias.float())
         return logits_NV if temperature == 1.0 else logits_NV / temperature
 
     return head

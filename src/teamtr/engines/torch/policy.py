@@ -105,12 +105,12 @@ class TransformerPolicy(Policy):
         """Memory of the base's weights kept in half precision beside the full ones, when training uses them."""
         if self._fused is None or self.precision not in _HALF:
             return 0
-        body = 0
+        weights: list[Tensor] = []
         if not self._fused.spread:
-            half = _HALF[self.precision]
-            weights = (*(layer.weight for layer in self._fused.linears), *self._fused.unfused)
-            body = sum(2 * weight.numel() for weight in weights if weight.dtype != half)
-        return body + (2 * self.causal_lm.get_output_embeddings().weight.numel() if self.precision == "fp16" else 0)
+            weights += [*(layer.weight for layer in self._fused.linears), *self._fused.unfused]
+        if self.precision == "fp16":
+            weights.append(self.causal_lm.get_output_embeddings().weight)
+        return sum(2 * weight.numel() for weight in weights if weight.dtype == torch.float32)
 
     # -- weights ----------------------------------------------------------------------------------------------
 
@@ -289,10 +289,11 @@ class TransformerPolicy(Policy):
         return LinearHead(self.causal_lm.get_output_embeddings().weight.shape[1], self.device)
 
     def _half_of_head(self, weight: Tensor) -> Tensor | None:
-        """The head's weight in float16 where training with adapters uses it: kept, since it never changes."""
+        """The head's weight in float16 where training with adapters uses it: kept, since it never changes. One that is
+        kept in half precision is cast in passing."""
         if self._fused is None or self.precision != "fp16" or self.device.type != "cuda" or weight.requires_grad:
             return None
-        return self._fused.half_of(weight, torch.float16)
+        return self._fused.half_of(weight, torch.float16) if weight.dtype == torch.float32 else weight
 
     @property
     def positions(self) -> int | None:

@@ -1,0 +1,112 @@
+"""One copy of a frozen base: the paged sampler computes with the learner's own tensors.
+
+That is possible where adapters are applied row by row, so that nothing is merged into the base, and where the learner
+keeps weights in the sampler's precision. Layers that the sampler joins lie below each other in one tensor, whose parts
+are the learner's weights: both read the same bytes, and neither writes. Norms and biases are copied: they are few, and
+the learner has them in float32.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from teamtr.engines.paged.fused_linears import siblings_in
+from teamtr.engines.slices import is_spread
+
+SMALL = 0.02
+"""The deviation of weights that nobody has trained."""
+
+
+class NotShared(Exception):
+    """This model cannot be made around another one's weights; says why."""
+
+
+def plain_name(name: str) -> str:
+    """What a weight is called without adapters."""
+    return re.sub(r"(\.base_layer)+\.", ".", name)
+
+
+def shared_weights(causal_lm: nn.Module, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
+    """The frozen weights that a sampler in this dtype can read where they are, by the names that they have without
+    adapters. Layers that are joined: all of them, or none."""
+
+    def fits(weight: Tensor) -> bool:
+        here = weight.device.type == device.type and not is_spread(weight)
+        return here and weight.dtype == dtype and not weight.requires_grad and weight.ndim == 2
+
+    apart: set[Tensor] = set()
+    for _, _, layers in siblings_in(causal_lm):
+        weights = [layer.weight for layer in layers]
+        if not all(map(fits, weights)):
+            apart.update(weights)
+    return {
+        plain_name(name): weight
+        for name, weight in causal_lm.named_parameters()
+        if fits(weight) and weight not in apart and ".lora_" not in name
+    }
+
+
+@torch.no_grad()
+def lay_below_each_other(causal_lm: nn.Module, shared: Mapping[str, Tensor]) -> None:
+    """Let the layers that the sampler joins be parts of one tensor; one group after the other, so that little is held
+    twice meanwhile. What they were in is given back: none of it has room for the next group."""
+    among = set(shared.values())
+    for _, _, layers in siblings_in(causal_lm):
+        if layers[0].weight in among:
+            parts = torch.cat([layer.weight for layer in layers]).split([len(layer.weight) for layer in layers])
+            for layer, part in zip(layers, parts, strict=True):
+                layer.weight.data = part
+    if any(weight.is_cuda for weight in among):
+        torch.cuda.empty_cache()
+
+
+@torch.no_grad()
+def made_around(causal_lm: Any, dtype: torch.dtype, device: torch.device, shared: Mapping[str, Tensor]) -> Any:
+    """A plain model of this architecture with room of its own for all but these weights, in whose place are stand-ins
+    that take no memory and are as small as in a new model: what inspects a model makes numbers larger, for which
+    float16 has room in a new one, and not in every trained one. ``put_in_place`` takes the weights themselves."""
+    with torch.device("meta"):
+        model = type(causal_lm)._from_config(copy.deepcopy(causal_lm.config), dtype=dtype)
+    generator = torch.Generator().manual_seed(0)
+    made: dict[int, nn.Parameter] = {}
+    for name, bare in model.named_parameters():
+        if name in shared and shared[name].shape != bare.shape:
+            raise NotShared(f"{name} has another shape in a new model")
+        if name in shared:
+            tensor = _stand_in(bare.shape, generator).to(device=device, dtype=dtype).as_strided(bare.shape, (1, 1))
+        elif bare.ndim == 1:
+            tensor = torch.full(bare.shape, 0.0 if name.endswith("bias") else 1.0, dtype=bare.dtype, device=device)
+        else:
+            tensor = torch.randn(bare.shape, generator=generator).mul_(SMALL).to(device=device, dtype=bare.dtype)
+        made[id(bare)] = nn.Parameter(tensor, requires_grad=False)
+    theirs = dict(causal_lm.named_modules())
+    for name, module in model.named_modules():
+        for key, parameter in module._parameters.items():
+            if parameter is not None:
+                module._parameters[key] = made[id(parameter)]
+        computed = {**module._buffers, **{k: v for k, v in vars(module).items() if isinstance(v, Tensor)}}
+        for key, bare in computed.items():
+            if bare is None:
+                continue
+            known = getattr(theirs.get(name), key, None)
+            if not isinstance(known, Tensor) or known.shape != bare.shape:
+                raise NotShared(f"{name}.{key} is computed when a model is made, and differs here")
+            setattr(module, key, known.to(device=device, dtype=bare.dtype, copy=True))
+    return model
+
+
+def _stand_in(shape: torch.Size, generator: torch.Generator) -> Tensor:
+    """As many numbers as a matrix needs in which each row is the one before, one place further."""
+    return torch.randn(sum(shape) - 1, generator=generator).mul_(SMALL)
+
+
+def put_in_place(model: nn.Module, shared: Mapping[str, Tensor]) -> None:
+    own = dict(model.named_parameters())
+    for name, weight in shared.items():
+        own[name].data = weight.detach()
