@@ -216,3 +216,13 @@ def test_the_command_reads_questions_from_a_pipe(tmp_path, monkeypatch) -> None:
     headings = [line for line in said.stdout.splitlines() if line and not line.startswith((" ", "["))]
     assert headings == ["left:", "right:", "speaker, the answer:"]
     assert f"trio: left, right, speaker. {HELP}" in said.stderr
+    assert "private" not in said.stderr
+
+
+@pytest.mark.long
+def test_a_team_that_needs_private_parts_says_that_a_chat_has_none(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "team.yaml").write_text(TEAM.replace("ANSWER", "speaker").replace("sums", "code"))
+    said = CliRunner().invoke(app, ["chat", "team.yaml"], input="/quit\n")
+    assert said.exit_code == 0, said.output
+    assert "left, right: trained with a private part of each problem, which a chat does not have" in said.stderr

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from teamtr.serving.team import Choice
 
 HELP = "/again asks the last question once more, /new begins anew, /quit or Ctrl-D ends; Ctrl-C ends a message"
+API = "the API of `teamtr serve` takes it as `private`"
 PROMPT = "you> "
 
 
@@ -51,6 +52,10 @@ def chat(
             served = ServedTeam.of(opened.session, opened.team, opened.label, scheduler)
             desk = Desk(served, scheduler, Limits(at_once=1, waiting=0))
             say(f"{opened.label}: {', '.join(opened.team.names)}. {HELP}")
+            if told := sorted(next((problem.private for problem in opened.session.task.problems("train")), {})):
+                say(
+                    f"{', '.join(told)}: trained with a private part of each problem, which a chat does not have; {API}"
+                )
             try:
                 converse(Talk(desk, seed=seed, temperature=temperature), _reader(sys.stdin, sys.stdout), sys.stdout)
             finally:
