@@ -41,7 +41,7 @@ team:
   max_tokens: TOKENS
   agents: [{name: left}, {name: right}, {name: speaker}]
 tiny: {layers: 4, width: WIDTH, heads: 4, warmup_steps: 0}
-plan: {stages: 2, problems: PROBLEMS, group_size: 8, preset: teamtr, radius_nats_per_message: 0.05}
+plan: {stages: STAGES, problems: PROBLEMS, group_size: 8, preset: teamtr, radius_nats_per_message: 0.05}
 learner: {epochs: 1}
 eval: {every: 0}
 """
@@ -57,7 +57,8 @@ def odd(prompts, completions, **_):
 
 @dataclass(frozen=True)
 class Stage:
-    """Seconds of the second stage, measured and predicted: all of it, and by phase; the agents' versions after it."""
+    """Mean seconds of a stage after the first, measured and predicted: all of it, and by phase; the agents' versions
+    in the end."""
 
     seconds: float
     predicted_seconds: float
@@ -70,7 +71,13 @@ def team(folder: Path, problems: int, options: argparse.Namespace, *cluster: str
     rows = [json.dumps({"question": f"What have {k} and {k + 1} in common?", "answer": "a"}) for k in range(128)]
     (folder / "rows.jsonl").write_text("\n".join(rows))
     (folder / "rewards.py").write_text(REWARDS)
-    given = {"PROBLEMS": problems, "WIDTH": options.width, "FOLDER": folder, "MODEL": options.model}
+    given = {
+        "PROBLEMS": problems,
+        "WIDTH": options.width,
+        "FOLDER": folder,
+        "MODEL": options.model,
+        "STAGES": options.stages,
+    }
     text = TEAM.replace("TOKENS", str(options.tokens))
     for word, value in given.items():
         text = text.replace(word, str(value))
@@ -82,10 +89,11 @@ def stage_of(problems: int, options: argparse.Namespace, *cluster: str) -> Stage
         team_file, run = team(Path(name), problems, options, *cluster), Path(name) / "run"
         ends = [(time.perf_counter(), _commit(run)) for r in train(team_file, run) if r["kind"] == "stage"]
         _, found = forecast(team_file, Where(options.card, options.cards))
-    (first, before), (last, after) = ends
-    own = {phase: spent - _phases(before)[phase] for phase, spent in _phases(after).items()}
+    (first, before), *_, (last, after) = ends
+    stages = len(ends) - 1
+    own = {phase: (spent - _phases(before)[phase]) / stages for phase, spent in _phases(after).items()}
     predicted = {phase: spent.seconds for phase, spent in found.phases.items()}
-    return Stage(last - first, found.seconds, own, predicted, dict(after.agents))
+    return Stage((last - first) / stages, found.seconds, own, predicted, dict(after.agents))
 
 
 def _commit(folder: Path) -> Commit:
@@ -107,6 +115,7 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--workers", default="1,2,4")
     parser.add_argument("--shards", type=int, default=4)
     parser.add_argument("--problems", type=int, default=16)
+    parser.add_argument("--stages", type=int, default=2, help="of a run; the first is not measured")
     parser.add_argument("--model", default="tiny", help="a folder with a model (default: the built-in one)")
     parser.add_argument("--width", type=int, default=256, help="of the built-in model")
     parser.add_argument("--tokens", type=int, default=8, help="of a message, at most")
@@ -131,6 +140,8 @@ def worker_counts(options: argparse.Namespace) -> list[int]:
         raise UserError(f"--workers {options.workers!r}: give numbers of workers from 1 on, such as 1,2,4")
     if unknown := [kind for kind in options.kinds.split(",") if kind not in KINDS]:
         raise UserError(f"--kinds {','.join(unknown)!r}: there are {' and '.join(KINDS)}")
+    if options.stages < 2:
+        raise UserError(f"--stages {options.stages}: give two or more, since the first is not measured")
     if min(options.shards, options.problems, options.tokens, options.width, options.cards) < 1:
         raise UserError("--shards, --problems, --tokens, --width and --cards: give numbers from 1 on")
     card_named(options.card)

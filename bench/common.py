@@ -42,6 +42,19 @@ def make_model(shape: str, dtype: torch.dtype = torch.float32, **changes: Any) -
         return Qwen3ForCausalLM._from_config(config, dtype=dtype).eval()
 
 
+def save_shape(shape: str, tokenizer: str, folder: str) -> str:
+    """A random model of this shape with another one's words, stored in ``folder``, in half precision."""
+    from transformers import AutoTokenizer
+
+    words = AutoTokenizer.from_pretrained(tokenizer)
+    model = make_model(shape, torch.bfloat16, vocab_size=max(SHAPES[shape]["vocab_size"], len(words)))
+    model.config.eos_token_id = model.generation_config.eos_token_id = words.eos_token_id
+    model.config.pad_token_id = model.generation_config.pad_token_id = words.pad_token_id
+    model.save_pretrained(folder)
+    words.save_pretrained(folder)
+    return folder
+
+
 def seconds(work: Callable[[], Any]) -> float:
     """Of one call, device included."""
     wait()

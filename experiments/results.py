@@ -24,9 +24,9 @@ from teamtr.analysis.figures import Run, read_runs
 from teamtr.analysis.figures.drawing import Drawing, Panel, Series
 from teamtr.analysis.figures.paint import painted
 from teamtr.reproduce import find
-from teamtr.reproduce import measures as of
-from teamtr.reproduce.problems import at_the_end, interval, of_answers
 from teamtr.reproduce.recipe import Line
+from teamtr.sweep import measures as of
+from teamtr.sweep.problems import at_the_end, interval, of_answers
 
 STORE = Path(__file__).resolve().parent.parent / "docs" / "gsm8k.json"
 RECIPE = find("main-results")

@@ -470,6 +470,11 @@ class Task(Protocol):
         ...
 
     @property
+    def silence(self) -> str:
+        """What stands for an agent's words where the plan asks what would have been without it."""
+        ...
+
+    @property
     def failures(self) -> Counter[str]:
         """How often each grader failure (crash, timeout) came up."""
         ...
@@ -477,7 +482,7 @@ class Task(Protocol):
     def problems(self, split: str) -> Sequence[Problem]: ...
 
     def grade(self, episodes: Sequence[tuple[Problem, str, Sequence[str]]]) -> list[Verdict]:
-        """One verdict per (problem, the team's answer, all messages' texts)."""
+        """One verdict per (problem, the team's answer, all messages' texts: a ``Transcript``, where it was played)."""
         ...
 
     def outcome(self, problem: Problem, events: Sequence[Event]) -> str | None:

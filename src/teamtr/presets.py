@@ -53,6 +53,9 @@ class Region:
     adapt_beta: bool = True
 
 
+Credit = Literal["team", "own", "difference"]
+"""Which returns an agent is trained on: the team's, its own, or what the team would have lost without it
+(``rollout.credit``)."""
 Allocation = Literal["equal", "gain", "certified"]
 OrderKind = Literal["fixed", "reverse", "random", "largest_gain", "together"]
 
@@ -145,6 +148,7 @@ class Plan:
     order: Order = field(default_factory=Order)
     overlong: Overlong = field(default_factory=Overlong)
     dynamic_sampling: DynamicSampling = field(default_factory=DynamicSampling)
+    credit: Credit = "team"
 
     @classmethod
     def preset(cls, name: str = "teamtr", *, radius: float | None = None, **changes: Any) -> Plan:
@@ -163,7 +167,7 @@ class Plan:
         return plan if radius is None else replace(plan, radii=replace(plan.radii, nats=radius))
 
     def return_range(self, reward_range: float | None) -> float | None:
-        """Largest minus smallest return that is trained on, when rewards have this range: a punishment adds 1."""
+        """Largest minus smallest return of the team, when rewards have this range: a punishment adds 1."""
         return reward_range if reward_range is None or not self.overlong.punishes else reward_range + 1.0
 
     def first_state(self) -> AgentState:

@@ -23,7 +23,17 @@ from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type
 import numpy as np
 
 from teamtr.errors import Refused
-from teamtr.reports import EvalReport, Health, Interval, StageReport, UpdateReport, was_kept
+from teamtr.reports import (
+    EvalReport,
+    Health,
+    HeldOut,
+    Interval,
+    RewardReport,
+    StageReport,
+    UpdateReport,
+    WarmupReport,
+    was_kept,
+)
 from teamtr.types import Floats
 
 LOG_VERSION = 2
@@ -92,6 +102,8 @@ class StartRecord(Begun):
     floors: Mapping[str, float]
     """Noise floor of scoring, by agent."""
     warnings: tuple[str, ...] = ()
+    warmup: Mapping[str, WarmupReport] | None = None
+    """What agents were trained on before the first stage; None without a warm-up."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,6 +195,8 @@ class UpdateRecord:
     success: float
     health: Health | None = None
     """Of the batch and the step; None in logs of earlier versions."""
+    rewards: RewardReport | None = None
+    """What they are made of, and what the grader printed; None where there is nothing to tell."""
     exact_success: tuple[float | None, float] | None = None
     """Before the update and after it."""
     measured_before: MeasuredGain | None = None
@@ -258,12 +272,15 @@ class StoppedRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class FinishedRecord:
-    """A run has done all its stages."""
+    """A run has done all its stages, or was stopped early by ``eval.patience``."""
 
     kind: ClassVar[Literal["finished"]] = "finished"
     stage: int
     updates: int
     tokens: int
+    best: HeldOut | None = None
+    """The checkpoint with the highest held-out success, which is kept; None where nothing was evaluated."""
+    stopped_early: bool = False
 
 
 # -- what is yielded and not logged ---------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What is reported: outcomes and certificates of updates, stages, and evaluations with their intervals."""
+"""What is reported: warm-ups, outcomes and certificates of updates, stages, and evaluations with their intervals."""
 
 from __future__ import annotations
 
@@ -39,6 +39,20 @@ class Certificate:
     kind: str
     terms: Mapping[str, float | Floats]
     lower_bound: float | Floats
+
+
+@dataclass(frozen=True)
+class WarmupReport:
+    """What one agent was trained on before the first stage. ``tokens`` are of prompts and completions, as often as they
+    were read; losses are nats per token of the completions, over the same few examples before and after."""
+
+    source: str
+    examples: int
+    steps: int
+    tokens: int
+    loss_before: float
+    loss_after: float
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -181,6 +195,16 @@ class Health:
     kl_share: float | None = None
 
 
+@dataclass(frozen=True)
+class RewardReport:
+    """What the rewards of a batch are made of: the mean of each function's part, with its weight; what agents earned by
+    themselves on average, where the task says so; and what the grader printed since the update before."""
+
+    parts: Mapping[str, float] = field(default_factory=dict)
+    agents: Mapping[str, float] = field(default_factory=dict)
+    printed: str = ""
+
+
 class Interval(NamedTuple):
     low: float
     high: float
@@ -191,6 +215,16 @@ class MeanInterval(NamedTuple):
 
     value: float
     interval: Interval
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """What an evaluation found of the checkpoint after so many updates: the share of right answers to held-out
+    problems, before this stage."""
+
+    updates: int
+    stage: int
+    success: float
 
 
 class MeanDeviation(NamedTuple):

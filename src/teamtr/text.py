@@ -60,3 +60,9 @@ def shown(value: Any) -> str:
     """The value in at most 80 characters, for an error."""
     text = repr(value[:80] if isinstance(value, str) else value)
     return text if len(text) <= 80 else text[:77] + "..."
+
+
+def slug(text: str) -> str:
+    """As it may stand in the name of a run."""
+    kept = "".join(c if c.isalnum() or c == "." else "-" for c in text.lower())
+    return "-".join(part for part in kept.split("-") if part)

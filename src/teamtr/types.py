@@ -19,10 +19,11 @@ A worked example, two agents, one problem, G = 2::
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -111,16 +112,49 @@ class Event:
 
 
 @dataclass(frozen=True)
+class Breakdown:
+    """What a reward is made of: ``shared``, which nobody earned alone, what single agents earned, and what single turns
+    earned, one value for each turn or none at all. Their sum is the reward. ``parts`` is the same sum by reward
+    function, each with its weight."""
+
+    shared: float = 0.0
+    by_agent: Mapping[str, float] = field(default_factory=dict)
+    by_turn: tuple[float, ...] = ()
+    parts: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def is_personal(self) -> bool:
+        """Whether it says who earned what."""
+        return bool(self.by_agent) or bool(self.by_turn)
+
+    @property
+    def reward(self) -> float:
+        return math.fsum((self.unplaced, *self.by_turn))
+
+    @property
+    def unplaced(self) -> float:
+        """What no turn earned. The sum does not depend on the order of agents, which no file keeps."""
+        return math.fsum((self.shared, *self.by_agent.values()))
+
+
+@dataclass(frozen=True)
 class Verdict:
-    """What a grader said. ``right`` is success; ``reward`` is what training uses (it may give partial credit)."""
+    """What a grader said. ``right`` is success; ``reward`` is what training uses (it may give partial credit), the
+    whole team's. ``breakdown``: what it is made of; None where it is one number and no more."""
 
     kind: VerdictKind
     reward: float
     extracted: str | None = None
+    breakdown: Breakdown | None = None
 
     @property
     def right(self) -> bool:
         return self.kind == "right"
+
+    @property
+    def failed(self) -> bool:
+        """Whether the grader was late or crashed."""
+        return self.kind in ("timeout", "crash")
 
 
 @dataclass(frozen=True)
@@ -144,7 +178,8 @@ class Turn:
 @dataclass(frozen=True)
 class Episode:
     """One problem played to the end by the team. ``replies[k]`` is what the environment said before round k; without
-    an environment there are none."""
+    an environment there are none. ``without[name]`` is the verdict had this agent said nothing and all others the same;
+    only plans that credit differences ask for it."""
 
     problem_id: str
     group_index: int
@@ -153,6 +188,7 @@ class Episode:
     verdict: Verdict
     team_version: str
     replies: tuple[Reply, ...] = ()
+    without: Mapping[str, Verdict] = field(default_factory=dict)
 
     @property
     def reward(self) -> float:
@@ -166,16 +202,50 @@ class Episode:
 def conversation(turns: Sequence[Turn], replies: Sequence[Reply]) -> tuple[Message, ...]:
     """Who said what, in order: the environment's k-th reply comes before the turns of round k, what tools replied to a
     message right behind it."""
-    said: list[Message] = []
+    return tuple(message for _, message in _in_order(turns, replies))
+
+
+Role = Literal["assistant", "user", "tool"]
+
+
+def _in_order(turns: Sequence[Turn], replies: Sequence[Reply]) -> Iterator[tuple[Role, Message]]:
     heard = 0
     for turn in turns:
         for reply in replies[heard : turn.round + 1]:
-            said.extend(reply.messages)
+            yield from (("user", message) for message in reply.messages)
         heard = max(heard, turn.round + 1)
-        said.append(Message(turn.agent, turn.text))
-        said.extend(turn.results)
-    said.extend(message for reply in replies[heard:] for message in reply.messages)
-    return tuple(said)
+        yield "assistant", Message(turn.agent, turn.text)
+        yield from (("tool", message) for message in turn.results)
+    for reply in replies[heard:]:
+        yield from (("user", message) for message in reply.messages)
+
+
+class Spoken(NamedTuple):
+    """A message as a grader is shown it: ``assistant`` is an agent of the team, ``user`` the environment, ``tool`` the
+    result of a call."""
+
+    role: Role
+    name: str
+    content: str
+
+
+class Transcript(tuple[str, ...]):
+    """The texts of all that the agents said in an episode, in order, as graders are given them; and who said them.
+
+    ``speakers`` are the agents, one for each text; ``spoken`` is the whole conversation, the environment's and tools'
+    messages too.
+    """
+
+    spoken: tuple[Spoken, ...]
+
+    def __new__(cls, turns: Sequence[Turn], replies: Sequence[Reply] = ()) -> Transcript:
+        made = super().__new__(cls, (turn.text for turn in turns))
+        made.spoken = tuple(Spoken(role, each.author, each.text) for role, each in _in_order(turns, replies))
+        return made
+
+    @property
+    def speakers(self) -> tuple[str, ...]:
+        return tuple(each.name for each in self.spoken if each.role == "assistant")
 
 
 @dataclass(frozen=True)
@@ -253,6 +323,16 @@ class Carried:
     next_U: NDArray[np.int64] | None = None
 
 
+def discounted(verdict: Verdict, turns: int, gamma: float) -> float:
+    """The return of an episode of so many turns: the rewards of turns come with them, all else with the last one."""
+    last = gamma ** max(turns - 1, 0)
+    made = verdict.breakdown
+    if made is None or not made.by_turn:
+        return verdict.reward * last
+    early = sum(reward * gamma**t for t, reward in enumerate(made.by_turn))
+    return early + made.unplaced * last
+
+
 @dataclass(frozen=True)
 class RolloutBatch:
     """Episodes of P problems x G, problem-major.
@@ -284,9 +364,9 @@ class RolloutBatch:
         return versions.pop()
 
     def returns_PG(self, gamma: float) -> Floats:
-        """Discounted return of each episode; the reward arrives with the last turn."""
-        rewards_E = np.array([e.reward for e in self.episodes], dtype=np.float64)
-        return rewards_E.reshape(len(self.problems), self.group_size) * self.discounts_PG(gamma)
+        """Discounted return of each episode; what no turn earned arrives with the last one."""
+        flat = [discounted(e.verdict, len(e.turns), gamma) for e in self.episodes]
+        return np.array(flat, dtype=np.float64).reshape(len(self.problems), self.group_size)
 
     def discounts_PG(self, gamma: float) -> Floats:
         """Of what arrives with each episode's last turn."""

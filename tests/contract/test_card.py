@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from teamtr.engines import card
-from teamtr.reproduce import cells
+from teamtr.sweep import cells
 
 
 @pytest.fixture

@@ -287,8 +287,8 @@ DATA = "{name: data, path: x}"
         (
             "{name: data, path: x, «symbols»: AB}",
             ONE,
-            'unknown key "symbols" in task; valid keys: name, path, question, answer, held_out, grader, pattern, '
-            "threshold, private, seconds_per_item, grade_early, container",
+            'unknown key "symbols" in task; valid keys: name, path, train, test, held_out, question, answer, columns, '
+            "grader, pattern, threshold, rewards, private, seconds_per_item, grade_early, container",
         ),
         ("{name: data, path: x, grader: «regex»}", ONE, 'task.grader is "regex", which needs task.pattern'),
         (
@@ -382,7 +382,10 @@ def test_one_mistake_of_task_and_team(task: str, team: str, message: str) -> Non
     [
         ("«n»ame: trial\nteam: {model: tiny, agents: [{name: a}]}\n", 'missing key "task" in the team file'),
         (f"name: trial\n«task»: {{path: x}}\nteam: {ONE}\n", 'missing key "name" in task'),
-        (f"name: trial\n«task»: {{name: data}}\nteam: {ONE}\n", 'missing key "path" in task'),
+        (
+            f"name: trial\ntask: «{{name: data}}»\nteam: {ONE}\n",
+            "task data needs its data, which does not come along: give task.path, or task.train and task.test",
+        ),
         (
             f"name: trial\ntask: {DATA}\nteam:\n  agents:\n    - name: a\n      model: tiny\n    - «m»odel: tiny\n",
             'missing key "name" in team.agents.1',
@@ -549,7 +552,10 @@ def test_overrides_set_values_of_their_yaml_type() -> None:
         ("team.agents.ann.modl=tiny", 'unknown key "modl" in team.agents.ann; did you mean "model"?'),
         ("team.agents.1.max_tokens=0", "team.agents.bob.max_tokens must be at least 1, got 0"),
         ("team.answer=an", 'team.answer must be last, majority or an agent, got "an"; did you mean "ann"?'),
-        ("task={name: data}", 'missing key "path" in task'),
+        (
+            "task={name: data}",
+            "task data needs its data, which does not come along: give task.path, or task.train and task.test",
+        ),
         ("plan.order=[a", "not valid YAML: expected ',' or ']', but got '<stream end>' while parsing a flow sequence"),
     ],
 )
@@ -795,7 +801,7 @@ def test_schema_keys_list_every_key_with_a_description() -> None:
     assert [key.key for key in schema_keys() if key.required] == [
         "name",
         "task.name",
-        "task.path",
+        "task.rewards.NUMBER.function",
         "team.agents.NAME.name",
         "tools.mcp.NAME.name",
         "tools.mcp.NAME.command",
@@ -808,7 +814,7 @@ def test_schema_keys_list_every_key_with_a_description() -> None:
     assert shown("plan.group_size") == ("whole number >= 2", "16")
     assert shown("plan.beta") == ("number >= 0", "the preset's")
     assert shown("task.name") == (" | ".join(task_names()), "")
-    assert shown("task.held_out", "task.name is data") == ("number > 0, < 1", "0.1")
+    assert shown("task.held_out", "task.name is data") == ("number > 0, < 1", "none")
     assert shown("team.lora.targets") == ("text | list of text", '"all-linear"')
     assert shown("task.player.max_tokens", "task.name is arbench:dc | arbench:gn") == (
         "whole number >= 1",

@@ -117,7 +117,7 @@ def test_what_is_right_is_valid(schema: dict[str, Any], key: str, value: Any) ->
         ("task.name", 3, "task.name: 3 is not of type 'string'"),
         ("task", {"tags": 2}, "task: 'name' is a required property"),
         ("task.terms", 2, "task: Additional properties are not allowed ('terms' was unexpected)"),
-        ("task", {"name": "data"}, "task: 'path' is a required property"),
+        ("task", {"name": "data", "rewards": [{}]}, "task.rewards.0: 'function' is a required property"),
         ("task", {"name": "data", "path": "q", "grader": "fuzzy"}, "task.grader: 'fuzzy' does not match"),
         ("task", {"name": "gym:Chain"}, "task.name: 'gym:Chain' is not valid"),
         ("task", {"name": "python:task.py"}, "task.name: 'python:task.py' is not valid"),

@@ -49,6 +49,7 @@ from teamtr.reports import (
     MeanInterval,
     MessageHealth,
     Outcome,
+    RewardReport,
     StageReport,
     UpdateReport,
     was_kept,
@@ -133,6 +134,7 @@ EVERY_KIND: list[AnyRecord] = [
         measured_before=MeasuredGain(3, 0.125, 0.0, 0.25, 0.95, "t", 8),
         probe={"token_shift": {"moved_R": [0.5, 0.25]}, "seconds": 0.5},
         health=Health(MESSAGES, {"left": MESSAGES}, 8, 0.25, 0.125, 0.0, 0.5, 0.5, None),
+        rewards=RewardReport({"right": 0.5}, {"left": 0.25}, "a line"),
     ),
     StageRecord(report=StageReport(1, 3, 2, (CERTIFICATE,), 0.5, 0.25), updates=6, memory=StageMemory(2.5, None)),
     evaluation(1),
@@ -293,7 +295,19 @@ def test_updates_before_a_record():
 # -- the run of the version before ----------------------------------------------------------------------------
 
 
-NEWER = ("log_version", "changes", "rollouts", "budget", "critic", "pass_hat_k", "pass_hat_intervals", "lost", "health")
+NEWER = (
+    "log_version",
+    "changes",
+    "rollouts",
+    "budget",
+    "critic",
+    "pass_hat_k",
+    "pass_hat_intervals",
+    "lost",
+    "health",
+    "warmup",
+    "rewards",
+)
 """Fields that logs of version 1 do not have."""
 
 

@@ -50,7 +50,7 @@ def team_of(task: str, *, agents: str = "{name: a}", rounds: int = 1) -> str:
 def test_the_team_file_knows_the_same_names() -> None:
     patterns = {"gym:NAME", "python:FILE:CLASS"}
     of_folders = {"taubench:airline", "taubench:retail"}
-    assert set(benchmark_names()) == {*OWN, *of_folders, *patterns}
+    assert set(benchmark_names()) == {"data", *OWN, *of_folders, *patterns}
     assert set(task_names()) == {"code", "roles", "sums", "lookup", "data", "object", *OWN, *of_folders, *patterns}
 
 

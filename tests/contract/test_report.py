@@ -404,24 +404,48 @@ def test_a_difference_is_paired_by_held_out_problems_where_the_log_has_them(tmp_
     (found,) = comparison["differences"]
     assert found["estimate"] == pytest.approx(0.1)
     assert found["high"] - found["low"] < 1e-9  # the difficulty of problems is taken out
-    assert found["basis"] == "paired, held-out problems"
+    assert (found["pairs"], found["basis"]) == (40, "40 held-out problems")
     assert comparison["settings"] == [{"key": "plan.preset", "values": ["teamtr", "naive_sequential"]}]
     assert "naive\\_sequential" in comparison_text(comparison)
     assert "application/json" in compare_page(comparison)
 
 
-def test_a_difference_falls_back_to_stored_problems_and_then_to_intervals(tmp_path):
-    first, second = made_batch(AGENTS, problems=8), made_batch(AGENTS, problems=8, seed=1)
-    a, b = made_run(tmp_path / "a", batches=[first]), made_run(tmp_path / "b", batches=[second])
-    (found,) = compare_runs([a, b])["differences"]
-    gap = (np.array([e.reward for e in second.episodes]) - [e.reward for e in first.episodes]).mean()
-    assert found["estimate"] == pytest.approx(gap)
-    assert found["basis"] == "paired, training problems of stage 2"
-    c = made_run(tmp_path / "c", batches=[], gain=0.6)
-    (found,) = compare_runs([a, c])["differences"]
-    assert found["estimate"] == pytest.approx(0.1)
-    assert found["high"] - found["estimate"] == pytest.approx(math.hypot(0.05, 0.05))
-    assert found["basis"].startswith("not paired")
+def evaluated(folder, success):
+    """A run whose last evaluation found this of each problem."""
+    run = made_run(folder, batches=[made_batch(AGENTS, problems=8)])
+    own = {"problem_ids": list(success), "success_P": list(success.values())}
+    write_log(run, [*Log(run / "log.jsonl").read(), eval_record(3, float(np.mean([*success.values()])), **own)])
+    return run
+
+
+def test_a_difference_says_how_many_pairs_it_rests_on(tmp_path):
+    a = evaluated(tmp_path / "a", {"p": 0.0, "q": 0.5, "r": 0.0})
+    b = evaluated(tmp_path / "b", {"q": 1.0, "r": 0.5, "s": 0.0, "t": 0.0})
+    comparison = compare_runs([a, b])
+    (found,) = comparison["differences"]
+    assert (found["estimate"], found["pairs"]) == (pytest.approx(0.5), 2)
+    assert found["solved"] == (0.25, 0.75)
+    assert found["basis"] == "2 held-out problems that both were asked, of 3 and 4: 25.0 % and 75.0 % of them solved"
+    assert "2 held-out problems that both were asked" in comparison_text(comparison)
+
+
+def test_a_difference_that_cannot_be_paired_is_refused(tmp_path):
+    """Training problems that both stored, and intervals of other problems, are no basis: 0.0 % against 11.1 % once had
+    a difference of +0.0."""
+    a = evaluated(tmp_path / "a", {"p": 0.0, "q": 0.0})
+    b = evaluated(tmp_path / "b", {"q": 0.0, "r": 1.0, "s": 0.0})
+    c = evaluated(tmp_path / "c", {"x": 1.0})
+    old, never = made_run(tmp_path / "old"), made_run(tmp_path / "never", batches=[made_batch(AGENTS, problems=8)])
+    write_log(never, [record for record in Log(never / "log.jsonl").read() if record["kind"] != "eval"])
+    comparison = compare_runs([a, b, c, old, never])
+    assert comparison["differences"] == []
+    told = [note for note in comparison["notes"] if "no difference is given" in note]
+    assert [note.split(" and a: ")[0] for note in told] == ["b", "c", "old", "never"]
+    assert "of 2 and 3 problems, share one problem alone" in told[0]
+    assert "of 2 and 1 problems, share no problem" in told[1]
+    assert "does not say which problems were solved" in told[2]
+    assert "never evaluated" in told[3]
+    assert "no difference is given" in comparison_text(comparison)
 
 
 def test_comparing_needs_two_runs(run):

@@ -97,7 +97,7 @@ def test_a_section_with_nothing_to_show_is_left_out(run, new_section):
 
 def test_every_section_shows_something_of_a_run_and_plain_values_alone(run):
     json.dumps([section.as_plain() for section in shown(build_report(run).data)], allow_nan=False)
-    lacking = {"shift", "swap", "critic"}
+    lacking = {"shift", "swap", "critic", "rewards"}
     assert {section.key for section in shown(build_report(run).data)} == {s.key for s in sections()} - lacking
 
 

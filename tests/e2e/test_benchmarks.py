@@ -15,8 +15,7 @@ import pytest
 from teamtr.analysis.figures.paint import painted
 from teamtr.config import loads
 from teamtr.engines.torch.loading import TinyShape, tiny_model
-from teamtr.reproduce import Setting, find
-from teamtr.reproduce.cells import cells_of
+from teamtr.reproduce import Setting, cells_of, find
 from teamtr.session.train import train
 
 pytestmark = pytest.mark.long

@@ -15,13 +15,14 @@ from typer.testing import CliRunner
 from own_rows import OWN, source, write_rows
 from teamtr.cli import app
 from teamtr.cli.evaluate import _told
+from teamtr.cli.samples import sample_record, told_samples
 from teamtr.config import load_team_file
 from teamtr.evaluation.metrics import summarise
 from teamtr.session import evaluations
 from teamtr.session.build import build
 from teamtr.session.evaluations import Evaluation
-from teamtr.store import read_episodes
-from teamtr.types import Verdict
+from teamtr.store import read_episodes, write_episodes
+from teamtr.types import Episode, Problem, RolloutBatch, Turn, Verdict
 
 TEAM = """\
 name: small
@@ -191,7 +192,8 @@ def test_a_run_is_evaluated_in_its_own_folder(tmp_path: Path) -> None:
     assert elsewhere["folder"] != report["folder"], "answers to other problems are kept apart"
     assert invoke(folder, "--samples", 2)["verdicts"] == report["verdicts"]
     for change, message in {
-        "eval.samples=2": "eval.samples=2: a run is evaluated as it was trained; only its task may be another",
+        "eval.samples=2": "eval.samples=2: a run is evaluated as it was trained; only its task, its device",
+        "task.grader=exact": "another task needs task.name=NAME and its keys; nothing of the run's own task is kept",
         "task.name=matth500": 'got "matth500"; did you mean "math500"?',
     }.items():
         told = invoke(folder, change, code=2)
@@ -289,3 +291,68 @@ def test_an_environment_may_depend_on_the_answer_so_that_all_is_played_again(tmp
     assert invoke(*arguments)["tokens"] == 0
     write_rows(tmp_path, [{"id": "n", "answer": "9876"}])
     assert invoke(*arguments)["tokens"] > 0
+
+
+# -- several tasks, and samples to look at ---------------------------------------------------------------------------
+
+
+@pytest.mark.long
+def test_several_tasks_stand_in_one_table(sums: Path, tmp_path: Path) -> None:
+    write_rows(tmp_path, OWN["gsm8k"], "other.jsonl")
+    options = ["--team", sums, "--samples", 2, "--limit", 2, "--out", tmp_path / "evals"]
+    other = f"{{name: gsm8k, test: {tmp_path / 'other.jsonl'}}}"
+    found = invoke(*options, "--task", "own", "--task", other)
+    assert [each["task"] for each in found["tasks"]] == ["math500", "gsm8k"]
+    assert {path.name for path in (tmp_path / "evals").iterdir()} == {"math500", "gsm8k"}, "one does not hide the other"
+    alone = invoke(*options, "--show", 0)
+    assert found["tasks"][0]["seeds"][0]["problem_ids"] == alone["problem_ids"]
+    assert found["tasks"][0]["avg_at_k"] == alone["avg_at_k"]
+    assert {each["of"] for each in found["samples_shown"]} == {"math500", "gsm8k"}
+    assert alone["samples_shown"] == []
+    told = CliRunner().invoke(app, ["eval", *map(str, options), "--task", "own", "--task", other]).stdout
+    header, first, second = told.splitlines()[1:4]
+    assert header.split()[:4] == ["task", "problems", "K", "avg@K"]
+    assert (first.split()[:3], second.split()[:3]) == (["math500", "2", "2"], ["gsm8k", "2", "2"])
+    assert "both choose a task" in invoke(*options, "eval.samples=1", "--task", "own", code=2)
+    assert "use one of them" in invoke(*options, "--task", "own", "--method", "team", code=2)
+
+
+def sample(problem: str, right: bool, texts: tuple[str, ...] = ("said",)) -> tuple[Problem, Episode]:
+    none = np.zeros(0, np.int32)
+    turns = tuple(Turn("a", k, none, none, none.astype(np.float32), "stop", "v", text) for k, text in enumerate(texts))
+    verdict = Verdict("right" if right else "wrong", float(right))
+    return Problem(problem, f"ask {problem}", answer="42"), Episode(problem, 0, turns, texts[-1], verdict, "v")
+
+
+def evaluated(folder: Path, *chunks: list[tuple[Problem, Episode]]) -> evaluations.Evaluated:
+    files = []
+    for k, chunk in enumerate(chunks):
+        files.append(folder / f"{k}.jsonl.gz")
+        problems, episodes = zip(*chunk, strict=True)
+        write_episodes(files[-1], RolloutBatch(tuple(problems), tuple(episodes), 1))
+    report: Any = None
+    return evaluations.Evaluated(report, evaluations.Spent(), 0, tuple(files))
+
+
+def test_samples_are_right_and_wrong_in_turn_and_of_different_problems(tmp_path: Path) -> None:
+    found = evaluated(
+        tmp_path,
+        [sample("p", False), sample("p", True), sample("q", False), sample("r", False)],
+        [sample("s", True), sample("t", True)],
+    )
+    chosen = [(each.problem.id, each.episode.verdict.right) for each in found.samples(4)]
+    assert chosen == [("p", True), ("q", False), ("s", True), ("r", False)]
+    assert len(found.samples(9)) == 5, "no problem twice"
+    assert found.samples(0) == []
+
+
+def test_a_sample_is_told_on_lines_that_a_person_reads(tmp_path: Path) -> None:
+    (one,) = evaluated(tmp_path, [sample("p", False, ("one\ntwo", "x" * 500))]).samples(2)
+    told = told_samples([one], "gsm8k").splitlines()
+    assert told[1:3] == ["wrong, reward 0: gsm8k, problem p", "  asked: ask p"]
+    assert told[3] == "  a: one two"
+    assert told[4] == f"  a: {'x' * 400}… (100 more characters)"
+    assert told[5].endswith("(right: 42)")
+    assert sample_record(one)["messages"][1]["text"] == "x" * 500
+    many = evaluated(tmp_path, [sample("p", True, tuple("abcdefghijklmno"))]).samples(1)
+    assert "  … 3 more messages" in told_samples(many)

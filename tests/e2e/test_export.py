@@ -13,7 +13,8 @@ import torch
 from safetensors.torch import load_file
 
 from called import invoke, last_json
-from teamtr.config import loads
+from teamtr.config import load_team_file, loads
+from teamtr.engines.torch.loading import TinyShape, tiny_model
 from teamtr.session import train as runs
 from teamtr.session.export import export
 from teamtr.session.exported import Exported, vllm_lines
@@ -76,6 +77,23 @@ def test_a_whole_model_loads_in_plain_transformers(exported, run):
 
 
 @pytest.mark.long
+def test_an_earlier_checkpoint_is_exported_too(run, tmp_path, monkeypatch):
+    read, real = [], StoredRun.read
+
+    def noted(folder, checkpoint=None):
+        read.append(real(folder, checkpoint))
+        return read[-1]
+
+    monkeypatch.setattr("teamtr.session.export.StoredRun.read", noted)
+    for asked, number in (("2", 2), ("best", 0), (None, 3)):  # nothing is learned: the first is as good as any
+        given = [] if asked is None else ["--checkpoint", asked]
+        invoke("export", run, tmp_path / str(asked), "--agent", "right", *given)
+        assert read[-1].commit.number == number
+    refused = invoke("export", run, tmp_path / "no", "--checkpoint", 77, code=2).stderr
+    assert "no checkpoint 77; it holds 0, 2, 3" in refused
+
+
+@pytest.mark.long
 def test_an_adapter_loads_in_plain_peft_and_merges_to_the_same(exported, run, tmp_path):
     from peft import AutoPeftModelForCausalLM
     from transformers import AutoModelForCausalLM
@@ -91,6 +109,53 @@ def test_an_adapter_loads_in_plain_peft_and_merges_to_the_same(exported, run, tm
         np.testing.assert_allclose(merged(IDS).logits[0].numpy(), wanted, atol=1e-5)
         bare = AutoModelForCausalLM.from_pretrained(out / "base")(IDS).logits[0].numpy()
     assert np.abs(bare - wanted).max() > 1e-4, "the adapter changes something"
+
+
+IN_HALF = """\
+name: half
+task: {name: data, path: rows.jsonl, grader: 'python:reward.py:reward'}
+team:
+  model: model
+  max_tokens: 3
+  agents: [{name: left, train: full}, {name: right, train: lora, lora: {rank: 2}}, {name: speaker, frozen: true}]
+plan: {stages: 1, problems: 2, group_size: 4, radius_nats_per_message: 0.5}
+eval: {every: 0}
+"""
+
+
+def bytes_of(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.glob("model*.safetensors"))
+
+
+@pytest.mark.long
+def test_what_came_in_half_precision_leaves_in_it(tmp_path: Path) -> None:
+    """Training is in float32, and so are checkpoints; what is exported is as large as what was given."""
+    from transformers import AutoModelForCausalLM
+
+    model, tokenizer = tiny_model(TinyShape(layers=1, width=16, heads=2), seed=1)
+    model.to(torch.bfloat16).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    (tmp_path / "team.yaml").write_text(IN_HALF)
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"question": f"say {c}"}) + "\n" for c in "abcdefgh"))
+    (tmp_path / "reward.py").write_text(
+        "def reward(completions, **_):\n    return [float(len(set(c))) for c in completions]\n"
+    )
+    run = tmp_path / "run"
+    for _ in runs.train(load_team_file(tmp_path / "team.yaml"), run):
+        pass
+    export(run, tmp_path / "out", form="merged")
+    given = bytes_of(tmp_path / "model")
+    for agent in ("left", "right", "speaker"):
+        assert abs(bytes_of(tmp_path / "out" / agent) - given) < 200, "a header may differ"
+        loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out" / agent)
+        assert loaded.dtype == torch.bfloat16
+        wanted, found = logits_of(run, agent), loaded.float()(IDS).logits[0].detach().numpy()
+        moved = float(np.abs(found - wanted).max())
+        assert moved == 0 if agent == "speaker" else 0 < moved < 0.05, "what was trained is rounded once"
+    stored = StoredRun.read(run)
+    kept = load_file(stored.folder.checkpoints.folder_of(stored.commit, "left") / "model.safetensors")
+    assert {tensor.dtype for tensor in kept.values()} == {torch.float32}
+    assert "bfloat16" in (tmp_path / "out" / "left" / "README.md").read_text()
 
 
 @pytest.mark.long

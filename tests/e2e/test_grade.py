@@ -97,8 +97,10 @@ def test_the_grader_can_be_chosen(tmp_path: Path) -> None:
     assert grade("math", rows, tmp_path)[0]["verdict"] == "right"
     assert grade("math", rows, tmp_path, "--grader", "deepscaler")[0]["verdict"] == "wrong"
     (tmp_path / "graded.jsonl").unlink()
-    assert "math has no grader 'deep'" in grade("math", rows, tmp_path, "--grader", "deep", code=2)
-    assert "has no option 'grader'" in grade("planbench", rows, tmp_path, "--grader", "x", code=2)
+    assert 'must be one of default, deepscaler, dapo, last_number, official, got "deep"' in grade(
+        "math", rows, tmp_path, "--grader", "deep", code=2
+    )
+    assert 'unknown key "grader" in task' in grade("planbench", rows, tmp_path, "--grader", "x", code=2)
 
 
 @pytest.mark.parametrize(

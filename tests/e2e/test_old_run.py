@@ -147,7 +147,7 @@ def test_names_of_earlier_versions_in_a_stored_team_file_mean_what_they_did(old:
     """In a stored copy alone: written anew, an old name is a mistake that says what is meant."""
     text = "name: old\ntask:\n  name: code\nteam:\n  agents:\n  - name: left\n  - name: right\n  - name: speaker\n"
     text += "  model: tiny\nplan:\n"
-    stored = loads_stored(f"{text}{old}\n", "stored")
+    stored = loads_stored(f"{text}{old}\n", "stored", Path())
     assert stored == loads(f"{text}  preset: teamtr\n", "now", [new])
     with pytest.raises(ConfigError, match="normali"):
         loads(f"{text}{old}\n", "written")

@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 from teamtr.cli import app
 from teamtr.errors import UserError
 from teamtr.presets import PRESETS
-from teamtr.reproduce import RECIPES, SCALES, Setting, cells, estimate, find, problems
-from teamtr.reproduce import measures as of
-from teamtr.reproduce.cells import cells_of
-from teamtr.reproduce.result import Value, rows
+from teamtr.reproduce import RECIPES, SCALES, Setting, cells_of, estimate, find
+from teamtr.sweep import cells, problems
+from teamtr.sweep import measures as of
+from teamtr.sweep.table import Value, rows
 
 SMALL = [
     "task.symbols=AB", "task.held_out=0.5", "plan.stages=2", "plan.problems=2", "plan.group_size=4",

@@ -94,7 +94,7 @@ REWARDS = """
         return [float("nan")] * len(completions)
 
     def level(prompts, completions, level, **columns):
-        assert sorted(columns) == ["answer", "note"], columns
+        assert sorted(columns) == ["answer", "conversations", "note"], columns
         return [l / 10 + (c == a) for l, c, a in zip(level, completions, columns["answer"])]
 
     def level_only(prompts, completions, level):
@@ -284,7 +284,7 @@ def test_wrong_number_of_rewards_blames_only_the_item_that_is_dropped(tmp_path: 
     task.close()
     scalar = task_of(tmp_path, rewards, "not_a_list")
     assert [v.kind for v in graded(scalar, ["a", "b"])] == ["crash", "crash"]
-    assert "must return a list of floats, it returned 1.0" in next(iter(scalar.failures))
+    assert "must return a list of rewards, it returned 1.0" in next(iter(scalar.failures))
     scalar.close()
 
 
@@ -331,7 +331,7 @@ def test_a_grader_that_fails_on_some_replies_is_let_through(tmp_path: Path, rewa
     session = SimpleNamespace(
         task=task_of(tmp_path, rewards, "by_word"),
         team_file=SimpleNamespace(seed=0),
-        context=SimpleNamespace(router=Schedule.repeated(("a",))),
+        context=SimpleNamespace(router=Schedule.repeated(("a",)), codecs={"a": None}, answer="last"),
     )
     assert self_test(session) == []
     assert not session.task.failures, "what it was tried with does not count"

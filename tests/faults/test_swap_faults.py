@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 
-from teamtr.config import loads
+from teamtr.config import load_team_file, loads
 from teamtr.engines.torch.loading import quieten
 from teamtr.session import train as runs
 from teamtr.session.build import build
@@ -132,10 +132,12 @@ def files(folder: Path) -> dict[str, str]:
 
 
 def outcome(out: Path) -> dict[str, Any]:
-    """All that must be the same: every file but the log, and the log but for the time."""
+    """All that must be the same: every file but the log, the log but for the time, and what the team file means, whose
+    paths are relative to the folder."""
     store = RunFolder.read(out)
     records = [{k: v for k, v in r.items() if k != "time"} for r in store.log.read()]
-    return {"files": {k: v for k, v in files(out).items() if k != "log.jsonl"}, "records": records}
+    alike = {k: v for k, v in files(out).items() if k not in ("log.jsonl", "team.yaml")}
+    return {"files": alike, "records": records, "team": load_team_file(store.team_file)}
 
 
 @dataclass(frozen=True)

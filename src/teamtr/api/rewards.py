@@ -5,15 +5,21 @@ from __future__ import annotations
 import hashlib
 import inspect
 import math
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from contextlib import redirect_stdout
+from typing import Any, TextIO
 
 from teamtr.errors import UserError
+from teamtr.grading.printed import Printed
+from teamtr.grading.workers.worker import reward_value
 from teamtr.tasks import Task
+from teamtr.tasks.data.chat import is_chat, read_chat
+from teamtr.tasks.rewards import BadReward, Part, Value, breakdown_of, messages_of
 from teamtr.types import Problem, Verdict
 
-RewardFunc = Callable[..., Sequence[float]]
+RewardFunc = Callable[..., Sequence[Value]]
 Row = Mapping[str, Any]
 Dataset = Iterable[Row]
 """A list of dicts, a ``datasets.Dataset``, or anything that yields rows."""
@@ -23,16 +29,18 @@ ANSWERS = ("answer", "solution", "target")
 
 
 class RewardTask(Task):
-    """Problems from rows; the reward is the sum of your functions.
+    """Problems from rows; the reward is the weighted sum of your functions.
 
-    A function is called as ``f(prompts=..., completions=..., transcripts=..., **columns)`` with one entry per episode
-    and returns as many numbers. ``completions`` are the team's answers, ``transcripts`` all messages of each episode;
-    every column of the rows but the prompt comes as a list of its own. A function without ``**columns`` is given what
-    it names. It runs in this process: what may hang or crash belongs
-    into a file of its own (``grader: python:FILE:FUNCTION`` in a team file), where it can be killed.
+    A function is called as ``f(prompts=..., completions=..., conversations=..., **columns)`` with one entry per episode
+    and returns as many rewards: numbers, or mappings from agents to numbers, or lists with a number for each message of
+    an agent (``teamtr.tasks.rewards``). ``completions`` are the team's answers, ``conversations`` all messages of each
+    episode, as ``{"role": ..., "name": ..., "content": ...}``; every column of the rows but the prompt comes as a list
+    of its own. A function without ``**columns`` is given what it names. It runs in this process: what may hang or crash
+    belongs into a file of its own (``grader: python:FILE:FUNCTION`` in a team file), where it can be killed.
 
     Args:
         reward_funcs: one function, or several whose rewards are added.
+        weights: of the functions, in their order; 1 each by default.
         train: rows with a ``prompt`` (or ``question``, ``problem``): a string, or chat messages of which the user's is
             taken. ``answer`` (or ``solution``, ``target``) is the gold answer, if there is one.
         test: held-out rows; without them some of ``train`` are held out.
@@ -46,12 +54,15 @@ class RewardTask(Task):
         train: Dataset,
         test: Dataset | None = None,
         *,
+        weights: Sequence[float] | None = None,
         threshold: float = 1.0,
         reward_range: float | None = None,
     ) -> None:
         self.functions = tuple(reward_funcs) if isinstance(reward_funcs, Sequence) else (reward_funcs,)
         if not self.functions or not all(map(callable, self.functions)):
             raise UserError(f"reward_funcs must be a function, a list of functions or a Task, got {reward_funcs!r:.80}")
+        self.weights = _weights(weights, len(self.functions))
+        self.names = _names(self.functions)
         rows = _problems(train, "train_dataset")
         held_out = _problems(test, "eval_dataset") if test is not None else ()
         if test is None:
@@ -66,45 +77,93 @@ class RewardTask(Task):
             **columns,
             "prompts": [p.prompt for p, _, _ in episodes],
             "completions": [answer for _, answer, _ in episodes],
-            "transcripts": [list(texts) for _, _, texts in episodes],
+            "conversations": [messages_of(texts) for _, _, texts in episodes],
         }
-        totals = [0.0] * len(episodes)
-        for function in self.functions:
-            for k, value in enumerate(self._called(function, given, len(episodes))):
-                totals[k] += value
-        return [self._verdict(total) for total in totals]
+        values = [self._called(function, given, len(episodes)) for function in self.functions]
+        named = list(zip(self.names, self.weights, values, strict=True))
+        return [
+            self._verdict([Part(name, said[k], weight) for name, weight, said in named], texts)
+            for k, (_, _, texts) in enumerate(episodes)
+        ]
 
     def _columns(self, episodes: Sequence[tuple[Problem, str, Sequence[str]]]) -> list[str]:
         return sorted({name for problem, _, _ in episodes for name in problem.columns})
 
-    def _called(self, function: RewardFunc, given: Mapping[str, Any], count: int) -> list[float]:
+    def _called(self, function: RewardFunc, given: Mapping[str, Any], count: int) -> list[Value]:
         name = _name(function)
-        rewards = function(**_wanted(function, given))
+        wanted = _wanted(function, given)
+        heard: Any = _Heard(sys.stdout, self.printed)
+        with redirect_stdout(heard):
+            rewards = function(**wanted)
         try:
-            found = [float(reward) for reward in rewards]
+            found: list[Value] = [reward_value(reward) for reward in rewards]
         except (TypeError, ValueError) as error:
-            raise UserError(f"reward function {name} must return a list of numbers, got {rewards!r:.100}") from error
+            raise UserError(
+                f"reward function {name} must return a list of rewards (numbers, mappings from agents to numbers, or "
+                f"lists with a number for each message), got {rewards!r:.100}"
+            ) from error
         if len(found) != count:
             raise UserError(f"reward function {name} returned {len(found)} rewards for {count} completions")
         return found
 
-    def _verdict(self, reward: float) -> Verdict:
+    def _verdict(self, parts: Sequence[Part], texts: Sequence[str]) -> Verdict:
+        try:
+            made = breakdown_of(parts, texts)
+        except BadReward as error:
+            raise UserError(f"reward function {error}") from None
+        reward = made.reward
         if not math.isfinite(reward):
             self.failures[f"a reward was {reward}"] += 1
             return Verdict("crash", reward)
-        return Verdict("right" if reward >= self.threshold else "wrong", reward)
+        told = made if made.is_personal or len(parts) > 1 else None
+        return Verdict("right" if reward >= self.threshold else "wrong", reward, breakdown=told)
 
     @property
     def own_code(self) -> object:
-        return (self.functions, self.threshold)
+        return (self.functions, self.threshold, *(() if set(self.weights) == {1.0} else self.weights))
 
     def describe(self) -> str:
-        """What names this task in a run folder: functions by name."""
-        return "+".join(map(_name, self.functions))
+        """What names this task in a run folder: functions by name, with weights other than 1."""
+        named = zip(self.functions, self.weights, strict=True)
+        return "+".join(_name(f) if weight == 1.0 else f"{weight:g}*{_name(f)}" for f, weight in named)
 
 
 def _name(function: RewardFunc) -> str:
     return str(getattr(function, "__qualname__", type(function).__qualname__))
+
+
+def _names(functions: Sequence[RewardFunc]) -> tuple[str, ...]:
+    """What each part of the reward is called in logs and charts; the second of a name is NAME-2."""
+    seen, names = Counter[str](), []
+    for function in functions:
+        name = str(getattr(function, "__name__", type(function).__name__))
+        seen[name] += 1
+        names.append(name if seen[name] == 1 else f"{name}-{seen[name]}")
+    return tuple(names)
+
+
+def _weights(given: Sequence[float] | None, count: int) -> tuple[float, ...]:
+    if given is None:
+        return (1.0,) * count
+    weights = tuple(map(float, given))
+    if len(weights) != count or not all(map(math.isfinite, weights)):
+        raise UserError(f"reward_weights must be {count} finite numbers, one for each reward function, got {given!r}")
+    return weights
+
+
+class _Heard:
+    """Shows what is written as text, and keeps it; all else is the stream's own."""
+
+    def __init__(self, shown: TextIO, kept: Printed) -> None:
+        self._shown = shown
+        self._kept = kept
+
+    def write(self, text: str) -> int:
+        self._kept.add(text)
+        return self._shown.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._shown, name)
 
 
 def _wanted(function: RewardFunc, given: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -143,13 +202,8 @@ def _text(prompt: Any, where: str) -> str:
     """A prompt as text: a string, or chat messages with one of the user's."""
     if isinstance(prompt, str):
         return prompt
-    if isinstance(prompt, Sequence):
-        said = [m["content"] for m in prompt if isinstance(m, Mapping) and m.get("role") == "user"]
-        if len(said) == 1 and isinstance(said[0], str):
-            return said[0]
-        raise UserError(
-            f"{where}: its prompt has {len(said)} user messages; give one (system prompts belong to the agents)"
-        )
+    if is_chat(prompt):
+        return read_chat(prompt, where).prompt
     raise UserError(f"{where}: its prompt is a {type(prompt).__name__}; give a string or chat messages")
 
 

@@ -36,7 +36,8 @@ class TeamTrainer:
 
     Args:
         agents: the team, in speaking order unless ``router`` says otherwise.
-        reward_funcs: ``f(prompts, completions, **columns) -> list[float]``, several of them (their sum), or a ``Task``.
+        reward_funcs: ``f(prompts, completions, **columns)``, which returns a reward for each completion: a number, one
+            for each agent, or one for each message; several of them, whose rewards are added; or a ``Task``.
         train_dataset: rows with a ``prompt``: a list of dicts or a ``datasets.Dataset``. Not with a ``Task``.
         eval_dataset: held-out rows; without them a tenth of the training rows are held out.
         args: the algorithm: ``Plan.preset("teamtr", radius=0.05)``, or any ``Plan``.
@@ -45,6 +46,7 @@ class TeamTrainer:
         router: who speaks when: as in the team file (``{"order": [...], "rounds": 2}``), or a ``Router`` of your own.
         answer: whose word is the team's answer: ``"last"``, ``"majority"`` or an agent's name.
         seed: all randomness comes from it.
+        reward_weights: of the reward functions, in their order; 1 each by default.
         reward_range: largest minus smallest reward, if known: certificates need it.
         success_threshold: a reward of at least this counts as success.
         config: any other setting of the team file by its dotted key, such as ``{"learner.learning_rate": 1e-5}``.
@@ -63,6 +65,7 @@ class TeamTrainer:
         router: Mapping[str, Any] | Router | None = None,
         answer: str = "last",
         seed: int = 0,
+        reward_weights: Sequence[float] | None = None,
         reward_range: float | None = None,
         success_threshold: float = 1.0,
         config: Mapping[str, Any] | None = None,
@@ -76,7 +79,7 @@ class TeamTrainer:
         self.plan = Plan() if args is None else args
         self._agents = tuple(agents)
         self._sources = {id(agent): _source(agent) for agent in agents}
-        self._task = _task(reward_funcs, train_dataset, eval_dataset, success_threshold, reward_range)
+        self._task = _task(reward_funcs, train_dataset, eval_dataset, success_threshold, reward_range, reward_weights)
         self._router = _checked(router, self._agents, answer)
         self._stopping = False
         self.team_file = self._team_file(answer, seed, dict(config or {}))
@@ -168,9 +171,9 @@ class TeamTrainer:
         objects: dict[str, Any] = {self._sources[id(a)]: (a.model, a.tokenizer) for a in self._agents if a.is_object}
 
         def load(source: str) -> tuple[Any, Any]:
-            """A copy each time, in float32 as folders are loaded: training changes weights, adapters change layers."""
+            """A copy each time: training changes weights, adapters change layers."""
             model, tokenizer = deepcopy(objects[source])
-            return model.float().eval(), tokenizer
+            return model, tokenizer
 
         return load if objects else None
 
@@ -253,16 +256,19 @@ def _task(
     test: Dataset | None,
     threshold: float,
     reward_range: float | None,
+    weights: Sequence[float] | None,
 ) -> Task:
     from teamtr.tasks import Task as TaskBase
 
     if isinstance(given, TaskBase):
         if train is not None or test is not None:
             raise UserError("a Task brings its own problems: leave train_dataset and eval_dataset out")
+        if weights is not None:
+            raise UserError("a Task grades by itself: reward_weights are for reward functions; leave them out")
         return given
     if train is None:
         raise UserError("reward functions need a train_dataset: rows with a 'prompt'")
-    return RewardTask(given, train, test, threshold=threshold, reward_range=reward_range)
+    return RewardTask(given, train, test, weights=weights, threshold=threshold, reward_range=reward_range)
 
 
 def _source(agent: Agent) -> str:

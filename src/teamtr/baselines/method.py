@@ -17,7 +17,7 @@ from teamtr.errors import UserError
 from teamtr.rollout import EpisodeState, Ledger
 from teamtr.rollout.outcome import outcome_of
 from teamtr.team import team_answer
-from teamtr.types import Episode, Problem, Reply, RolloutBatch, Turn
+from teamtr.types import Episode, Problem, Reply, RolloutBatch, Transcript, Turn
 
 
 def setting(default: Any, help: str, *, tries: bool = False, agent: bool = False) -> Any:
@@ -141,7 +141,7 @@ def play_method(
     answers = [method.graded(cast, state.problem, state.turns, state.replies) for state in states]
     started = time.perf_counter()
     verdicts = task.grade(
-        [(p, answer, [t.text for t in s.turns]) for p, s, answer in zip(asked, states, answers, strict=True)]
+        [(p, answer, Transcript(s.turns, s.replies)) for p, s, answer in zip(asked, states, answers, strict=True)]
     )
     ledger.grading_seconds += time.perf_counter() - started
     ledger.episodes += len(asked)

@@ -20,6 +20,7 @@ from teamtr.cli import (  # noqa: F401 (importing a module registers its command
     reproduce,
     serve,
     swap,
+    sweep,
     train,
 )
 from teamtr.cli.common import app

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeVar
 
 import typer
 
@@ -60,6 +60,15 @@ Overrides = Annotated[
     typer.Argument(
         help="Settings to change, as dotted keys: `plan.stages=10 team.agents.left.model=tiny`.",
         autocompletion=dotted_keys,
+    ),
+]
+
+
+CheckpointOption = Annotated[
+    str | None,
+    typer.Option(
+        "--checkpoint",
+        help="Of a run: the checkpoint after so many updates, or `best` by held-out success. [default: the latest]",
     ),
 ]
 
@@ -186,11 +195,39 @@ def interruptible() -> Iterator[Stop]:
             signal.signal(number, handler)
 
 
+def checkpoint_of(text: str | None) -> int | Literal["best"] | None:
+    """What ``--checkpoint`` asks for; None is the latest."""
+    from teamtr.errors import UserError
+
+    if text is None or text == "best":
+        return None if text is None else "best"
+    if not (text.isascii() and text.isdecimal()):
+        raise UserError(f"--checkpoint is a number of updates or best, not {text!r}")
+    return int(text)
+
+
 def read_team_file(file: Path, overrides: list[str] | None) -> TeamFile:
     """The settings of a command. Call it before what needs torch is imported: a mistake is then told at once."""
     from teamtr.config import load_team_file
 
     return load_team_file(file, overrides or ())
+
+
+def holds_run(folder: Path) -> bool:
+    """Whether a run has begun in this folder."""
+    from teamtr.store import RunFolder
+
+    return bool(RunFolder(folder).checkpoints.numbers())
+
+
+def read_run(folder: Path, overrides: list[str] | None) -> TeamFile:
+    """What the run in the folder was asked, with these changes. Call it as ``read_team_file``."""
+    from teamtr.config import changed, loads_stored
+    from teamtr.store import RunFolder
+
+    run = RunFolder.read(folder)
+    stored = loads_stored(run.team_text(), str(run.team_file), run.path)
+    return changed(stored, overrides, str(run.team_file)) if overrides else stored
 
 
 @dataclass(frozen=True)

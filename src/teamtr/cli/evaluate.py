@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from teamtr.cli.common import JsonFlag, answer, app, emit, errors, read_team_file
+from teamtr.cli.common import CheckpointOption, JsonFlag, answer, app, checkpoint_of, emit, errors, read_team_file
 from teamtr.cli.complete import agents_of_run, dotted_keys, method_names
-from teamtr.cli.methods import told_methods, told_seeds
+from teamtr.cli.methods import told_methods, told_seeds, told_tasks
 
 if TYPE_CHECKING:
+    from teamtr.baselines import Method
     from teamtr.evaluation.evaluate import Scores
     from teamtr.reports import EvalReport, Interval, LabelScores
     from teamtr.session.build import Session
+    from teamtr.session.comparison import Compared
     from teamtr.team import Team
 
 
@@ -25,19 +30,25 @@ PANEL: Any = {"rich_help_panel": "Settings of methods"}
 
 @app.command("eval")
 def evaluate(
-    run: Annotated[
-        str | None, typer.Argument(help="A run folder, whose latest checkpoint is evaluated; none with --team.")
-    ] = None,
+    run: Annotated[str | None, typer.Argument(help="A run folder; none with --team.")] = None,
     changes: Annotated[
         list[str] | None,
         typer.Argument(
             help="With --team: settings to change, such as `eval.samples=8`. With a run: another task instead of its "
-            "own, such as `task.name=math500 task.test=math500.jsonl`.",
+            "own, such as `task.name=math500 task.test=math500.jsonl`, its `device`, or where its models are now.",
             autocompletion=dotted_keys,
         ),
     ] = None,
     team: Annotated[
         Path | None, typer.Option(help="Instead of a run: a team file, whose models are evaluated untrained.")
+    ] = None,
+    checkpoint: CheckpointOption = None,
+    task: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Several tasks in one table, the option repeated: `own` (the run's), a name such as `gsm8k`, or a "
+            "whole section such as `{name: math500, test: math500.jsonl}`."
+        ),
     ] = None,
     split: Annotated[str, typer.Option(help="Which problems: test or train.")] = "test",
     limit: Annotated[int | None, typer.Option(min=1, help="Evaluate only the first problems, this many.")] = None,
@@ -88,6 +99,12 @@ def evaluate(
     ] = None,
     depth: Annotated[int | None, typer.Option(min=1, help="Of tree_of_thoughts: steps.", **PANEL)] = None,
     beam: Annotated[int | None, typer.Option(min=1, help="Of tree_of_thoughts: paths that are kept.", **PANEL)] = None,
+    show: Annotated[
+        int | None,
+        typer.Option(
+            min=0, help="Conversations that are shown, right and wrong in turn. [default: 2; with --method none]"
+        ),
+    ] = None,
     regrade: Annotated[bool, typer.Option("--regrade", help="Sample nothing; grade the stored replies again.")] = False,
     out: Annotated[
         Path | None, typer.Option(help="Where replies are stored. [default: `evals` in the run, or `evals/NAME`]")
@@ -99,6 +116,7 @@ def evaluate(
 
     Replies are stored as they come, so the same command resumes a killed evaluation, and `--regrade` grades them again
     without sampling. `--method` compares ways to ask the same models: accuracy, tokens and seconds side by side.
+    `--task own --task gsm8k` evaluates on several tasks, in one table; `--show` says how many conversations to see.
     """
     chosen = {
         "rounds": rounds,
@@ -134,79 +152,197 @@ def evaluate(
         from teamtr.baselines import make_methods
 
         asked = make_methods([name.strip() for name in (method or "team").split(",")], settings)
-        session, members, evals, stage, updates = _opened(run, team, changes)
+        if task and changes:
+            raise UserError(f"{changes[0]} and --task both choose a task: write all of them as --task")
+        if task and method is not None:
+            raise UserError("--task and --method give different tables: use one of them")
+        if checkpoint is not None and team is not None:
+            raise UserError("--checkpoint is of a run: a team file has untrained models")
+        from teamtr.cli.samples import sample_record, told_samples
         from teamtr.cli.terminal import say
-        from teamtr.evaluation.metrics import figures_over_seeds
-        from teamtr.rollout import Ledger
-        from teamtr.session.comparison import Comparison
-        from teamtr.session.evaluations import Evaluation
 
-        for warning in session.task.warnings:
-            say(f"warning: {warning}")
-        ledger = Ledger()
-        evaluation = partial(
-            Evaluation.of,
-            session,
-            members,
-            out or evals,
-            stage=stage,
+        ask = _Ask(
+            asked,
             split=split,
             limit=limit,
             samples=samples,
             temperature=temperature,
             agent=agent,
             max_tokens=max_tokens,
-        )
-        compared = Comparison(evaluation, asked, seeds, budget_tokens).run(
+            seeds=seeds,
+            budget=budget_tokens,
             regrade=regrade,
-            ledger=ledger,
-            progress=lambda each: partial(_say_progress, each.name if method else ""),
-            tell=say,
+            labelled=method is not None,
         )
-    runs = [run for each in compared for run in each.runs]
-    folders = [str(folder) for each in compared for folder in each.folders]
-    if kept := sum(run.kept for run in runs):
-        replies = sum(run.spent.answers for run in runs)
-        where = folders[0] if len(folders) == 1 else out or evals
-        say(f"{kept} of {replies} replies were already stored in {where}")
+        source = _Source(run, team, checkpoint_of(checkpoint))
+        found = [ask.of(source.open(wanted), out, apart=bool(task)) for wanted in (_tasks(task) if task else [changes])]
+    for each in found:
+        if each.kept:
+            say(f"{each.kept} of {each.replies} replies were already stored in {each.where}")
     record: dict[str, Any]
-    spent = {"tokens": sum(ledger.sampled_tokens.values()), "grader_failures": dict(session.task.failures)}
-    if method is not None:
-        answer(told_methods(compared), as_json)
-        record = {"methods": [each.as_record() for each in compared], "budget_tokens": budget_tokens}
+    if task:
+        answer(told_tasks([(each.task, each.compared[0]) for each in found]), as_json)
+        record = {"tasks": [{"task": each.task, **each.compared[0].as_record()} for each in found]}
+    elif method is not None:
+        answer(told_methods(found[0].compared), as_json)
+        record = {"methods": [each.as_record() for each in found[0].compared], "budget_tokens": budget_tokens}
     elif seeds > 1:
-        figures = figures_over_seeds(compared[0].reports)
-        answer(told_seeds(compared[0].reports, figures), as_json)
+        from teamtr.evaluation.metrics import figures_over_seeds
+
+        reports = found[0].compared[0].reports
+        figures = figures_over_seeds(reports)
+        answer(told_seeds(reports, figures), as_json)
         record = {
             "over_seeds": {name: figure._asdict() for name, figure in figures.items()},
-            "seeds": [report.as_record() for report in compared[0].reports],
-            "folders": folders,
+            "seeds": [report.as_record() for report in reports],
+            "folders": found[0].folders,
         }
     else:
-        [report] = compared[0].reports
+        [report] = found[0].compared[0].reports
         answer(_told(report), as_json)
-        record = {**report.as_record(), "folder": folders[0]}
+        record = {**report.as_record(), "folder": found[0].folders[0]}
+    shown: list[dict[str, Any]] = []
+    count = show if show is not None else 0 if method else 2
+    for each in found:
+        for compared in each.compared:
+            label = each.task if task else compared.method.name if method else ""
+            looked_at = compared.runs[0].samples(count)
+            shown += [{"of": label, **sample_record(sample)} for sample in looked_at]
+            if looked_at:
+                answer(told_samples(looked_at, label), as_json)
     if as_json:
-        emit({**record, "updates": updates, **spent})
+        failures: Counter[str] = Counter()
+        for each in found:
+            failures.update(each.failures)
+        spent = {"tokens": sum(each.tokens for each in found), "grader_failures": dict(failures)}
+        emit({**record, "samples_shown": shown, "updates": found[0].updates, **spent})
 
 
-def _opened(run: str | None, team: Path | None, changes: list[str]) -> tuple[Session, Team, Path, int, int]:
-    """What plays, who plays it, where its evaluations are kept, and how far it is trained: stages, updates."""
-    if team is not None:
-        settings = read_team_file(team, changes)
-        from teamtr.session.build import build
+def _tasks(given: list[str]) -> list[list[str]]:
+    """For each task the settings that choose it; none for the run's own."""
+    found = []
+    for text in given:
+        if text == "own":
+            found.append(list[str]())
+        else:
+            section = text if text.lstrip().startswith("{") else f"{{name: {json.dumps(text)}}}"
+            found.append([f"task={section}"])
+    return found
 
-        session = build(settings)
-        return session, session.current_team(), Path("evals") / settings.name, 0, 0
-    assert run is not None
-    from teamtr.session.resume import StoredRun
 
-    stored, evals = StoredRun.read(Path(run)), Path(run) / "evals"
-    if changes:
-        stored = stored.on_another_task(changes)
-        evals /= "".join(c if c.isalnum() else "-" for c in stored.team_file.task.name)
-    session, members = stored.build()
-    return session, members, evals, int(stored.commit.progress["stage"]), stored.commit.number
+@dataclass(frozen=True)
+class _Opened:
+    """What plays, who plays it, where its evaluations are kept, and how far it is trained."""
+
+    session: Session
+    team: Team
+    evals: Path
+    stage: int
+    updates: int
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Whose models are evaluated: a run's at a checkpoint, or a team file's."""
+
+    run: str | None
+    team: Path | None
+    checkpoint: int | Literal["best"] | None
+
+    def open(self, changes: list[str]) -> _Opened:
+        """With these settings: of a team file any, of a run those of another task."""
+        if self.team is not None:
+            settings = read_team_file(self.team, changes)
+            from teamtr.session.build import build
+
+            session = build(settings)
+            return _Opened(session, session.current_team(), Path("evals") / settings.name, 0, 0)
+        assert self.run is not None
+        from teamtr.config import is_of_task
+        from teamtr.session.resume import StoredRun
+
+        stored, evals = StoredRun.read(Path(self.run), self.checkpoint), Path(self.run) / "evals"
+        stored = stored.changed(changes)
+        if any(map(is_of_task, changes)):
+            evals /= _as_folder(stored.team_file.task.name)
+        session, members = stored.build()
+        if self.checkpoint is not None:
+            from teamtr.cli.terminal import say
+
+            say(f"checkpoint {stored.commit.number}, stage {stored.commit.progress['stage']}")
+        return _Opened(session, members, evals, int(stored.commit.progress["stage"]), stored.commit.number)
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What the evaluation of one task came to."""
+
+    task: str
+    compared: tuple[Compared, ...]
+    where: Path
+    updates: int
+    tokens: int
+    failures: Mapping[str, int]
+
+    @property
+    def folders(self) -> list[str]:
+        return [str(folder) for each in self.compared for folder in each.folders]
+
+    @property
+    def kept(self) -> int:
+        return sum(run.kept for each in self.compared for run in each.runs)
+
+    @property
+    def replies(self) -> int:
+        return sum(run.spent.answers for each in self.compared for run in each.runs)
+
+
+class _Ask:
+    """How to evaluate, whatever the task is."""
+
+    def __init__(
+        self,
+        methods: Sequence[Method],
+        *,
+        seeds: int,
+        budget: int | None,
+        regrade: bool,
+        labelled: bool,
+        **settings: Any,
+    ) -> None:
+        self.methods, self.seeds, self.budget, self.regrade = methods, seeds, budget, regrade
+        self.labelled, self.settings = labelled, settings
+
+    def of(self, opened: _Opened, out: Path | None, *, apart: bool) -> _Found:
+        """``apart``: each task has a folder of its own in ``out``."""
+        from teamtr.cli.terminal import say
+        from teamtr.rollout import Ledger
+        from teamtr.session.comparison import Comparison
+        from teamtr.session.evaluations import Evaluation
+
+        session, ledger = opened.session, Ledger()
+        task = session.team_file.task.name
+        where = opened.evals if out is None else out / _as_folder(task) if apart else out
+        for warning in session.task.warnings:
+            say(f"warning: {warning}")
+        evaluation = partial(Evaluation.of, session, opened.team, where, stage=opened.stage, **self.settings)
+        compared = Comparison(evaluation, self.methods, self.seeds, self.budget).run(
+            regrade=self.regrade,
+            ledger=ledger,
+            progress=lambda each: partial(_say_progress, each.name if self.labelled else ""),
+            tell=say,
+        )
+        for line in session.task.printed.take().splitlines():
+            say(f"reward: {line}")
+        folders = [folder for each in compared for folder in each.folders]
+        tokens = sum(ledger.sampled_tokens.values())
+        one = folders[0] if len(folders) == 1 else where
+        session.engine.close()
+        return _Found(task, compared, one, opened.updates, tokens, dict(session.task.failures))
+
+
+def _as_folder(task: str) -> str:
+    return "".join(c if c.isalnum() else "-" for c in task)
 
 
 def _say_progress(method: str, done: int, of: int, scores: Scores) -> None:

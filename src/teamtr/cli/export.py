@@ -7,7 +7,7 @@ from typing import Annotated, cast
 
 import typer
 
-from teamtr.cli.common import JsonFlag, app, emit, errors
+from teamtr.cli.common import CheckpointOption, JsonFlag, app, checkpoint_of, emit, errors
 from teamtr.cli.complete import agents_of_run
 
 
@@ -21,6 +21,7 @@ def export(
             help="Export this agent into OUT. [default: all agents, each into OUT/AGENT]", autocompletion=agents_of_run
         ),
     ] = None,
+    checkpoint: CheckpointOption = None,
     adapter: Annotated[
         bool, typer.Option("--adapter", help="Adapters as PEFT folders; a whole model is refused.")
     ] = False,
@@ -60,7 +61,7 @@ def export(
         if public and push is None:
             raise UserError("--public is for --push USER/NAME, which is not given")
         form = cast(Form, given[0] if given else "trained")
-        written = export_agents(run, out, agent=agent, form=form)
+        written = export_agents(run, out, agent=agent, form=form, checkpoint=checkpoint_of(checkpoint))
         for each in written:
             say(f"{each.agent}: {each.form} in {each.folder}{f', on {each.base}' if each.base else ''}")
         lines = list(vllm_lines(written))
@@ -78,7 +79,14 @@ def export(
         emit(
             {
                 "agents": [
-                    {"agent": e.agent, "folder": str(e.folder), "form": e.form, "base": e.base} for e in written
+                    {
+                        "agent": e.agent,
+                        "folder": str(e.folder),
+                        "form": e.form,
+                        "base": e.base,
+                        "precision": e.precision,
+                    }
+                    for e in written
                 ],
                 "serve": lines,
                 "pushed": pushed,

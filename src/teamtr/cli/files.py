@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -12,6 +13,7 @@ import typer
 from teamtr.cli.common import JsonFlag, Overrides, answer, app, emit, errors, fail, read_team_file
 from teamtr.cli.complete import recipe_names
 from teamtr.cli.terminal import write
+from teamtr.errors import UserError
 
 
 @app.command()
@@ -36,34 +38,43 @@ def check(
         from teamtr.session.estimate import estimate, timed_floors
         from teamtr.session.memory import before_servers
         from teamtr.session.trial import try_out
+        from teamtr.session.warmup import examples_of
+        from teamtr.text import counted
         from teamtr.trackers import missing
         from teamtr.training.advice import advise
         from teamtr.training.health import health_of
 
         session = build(settings)
         served = before_servers(session)
+        examples = examples_of(session)
         told = [*self_test(session), *doubts(session), *filter(None, map(missing, session.team_file.trackers))]
         trial = try_out(session)
         floors, scoring = timed_floors(session, trial)
         require_visible(session, floors)
         health, whole_run = health_of(trial.batch, session.team.limits), estimate(session, trial, scoring)
         advice = [each.text for each in advise(health)]
-    task = session.task
-    warnings = [*task.warnings, *told]
+    task, held_out = session.task, 0
+    with suppress(UserError):  # a task may have nothing held out
+        held_out = len(task.problems("test"))
+    warnings, printed = [*task.warnings, *told], task.printed.take()
     samplers = {name: session.engine.info(name).sampling for name in session.team.names}
+    seeds = settings.seeds
+    what = "the whole run" if seeds == 1 else f"each of the {seeds} runs that seeds: {seeds} asks for"
     lines = [
         f"{team_file}: fine",
-        f"  problems: {len(task.problems('train'))} to train on, {len(task.problems('test'))} held out",
+        f"  problems: {len(task.problems('train'))} to train on, {held_out} held out",
         *(f"  {line}" for line in budget_lines(session)),
+        *(f"  {name} is warmed up on {counted(len(batch), 'example')}" for name, batch in examples.items()),
         *(f"  {name} calls {', '.join(tools)}" for name, tools in callable_tools(session).items()),
         *(f"  {floor}" for floor in floors),
         *(f"  {name}: sampling is {path}" for name, path in samplers.items()),
         f"  sampled {len(trial.batch.episodes)} episodes: {health_line(health)}",
         *(f"    {name}: {health_line(health, name)}" for name in health.agents),
-        f"  the whole run, by these episodes: {estimate_line(whole_run)}",
+        f"  {what}, by these episodes: {estimate_line(whole_run)}",
         *(f"  {item.what}, {item.gb:.3g} GB: {item.why}" for item in (served.servers if served else ())),
         *(f"  warning: {warning}" for warning in warnings),
         *(f"  warning: the grader failed {n} times: {why}" for why, n in task.failures.items()),
+        *(f"  reward: {line}" for line in printed.splitlines()),
         *(f"  advice: {text}" for text in advice),
     ]
     answer("\n".join(lines), as_json)
@@ -75,6 +86,7 @@ def check(
                 "warnings": warnings,
                 "health": asdict(health),
                 "advice": advice,
+                "printed": printed,
                 "estimate": asdict(whole_run),
             }
         )

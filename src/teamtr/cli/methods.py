@@ -1,4 +1,4 @@
-"""What ``teamtr eval`` shows of several evaluations: methods side by side, and means over seeds."""
+"""What ``teamtr eval`` shows of several evaluations: methods and tasks side by side, and means over seeds."""
 
 from __future__ import annotations
 
@@ -40,6 +40,32 @@ def told_methods(compared: Sequence[Compared]) -> str:
         rows.append(row + [""] * (len(header) - len(row)))
     counted = f"{report.problems} problems x {report.samples} samples" + (f" x {seeds} seeds" if seeds > 1 else "")
     return f"{counted}; tokens and seconds per answer\n{table(header, rows)}"
+
+
+def told_tasks(tasks: Sequence[tuple[str, Compared]]) -> str:
+    """A row for each task. Every task has problems and samples of its own."""
+    from teamtr.cli.progress import table
+    from teamtr.cli.words import percent
+
+    seeds = len(tasks[0][1].runs)
+    between = f"{percent(tasks[0][1].reports[0].confidence)} interval"
+    deviates = [f"± over {seeds} seeds"] if seeds > 1 else []
+    header = ["task", "problems", "K", "avg@K", between, *deviates, "pass@K", "majority@K", "tokens"]
+    rows = []
+    for name, found in tasks:
+        report, spent, (mean, deviation) = found.reports[0], found.spent, found.success
+        figures = figures_of(found.reports)
+        row = [name, str(report.problems), str(report.samples), f"{100 * mean:.1f} %", _between(found.interval)]
+        row += [] if deviation is None else [f"{100 * deviation:.1f}"]
+        row += [f"{100 * figure:.1f} %" for figure in figures]
+        rows.append([*row, f"{spent.sampled_tokens / spent.answers:.1f}"])
+    return f"tokens per answer\n{table(header, rows)}"
+
+
+def figures_of(reports: Sequence[EvalReport]) -> tuple[float, float]:
+    """pass@K and majority@K, over the seeds."""
+    passed = [report.pass_at_k[report.samples] for report in reports]
+    return sum(passed) / len(passed), sum(report.majority_at_k for report in reports) / len(reports)
 
 
 def told_seeds(reports: Sequence[EvalReport], figures: Mapping[str, MeanDeviation]) -> str:

@@ -14,11 +14,14 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from teamtr.cli.words import clock, health_line, lengths, percent, signals
-from teamtr.records import decode_health
+from teamtr.cli.words import clock, health_line, lengths, percent, signals, warmup_line
+from teamtr.records import decode_health, mapping
 from teamtr.reports import Health, was_skipped
 from teamtr.text import counted, on_terminal, share
 from teamtr.training.advice import advise
+
+PRINTED_LINES = 5
+"""Of what a grader printed that are shown with an update."""
 
 if TYPE_CHECKING:
     from teamtr.cli.works import Works
@@ -90,6 +93,8 @@ class TrainingScreen:
                 )
                 paths = ", ".join(sorted(set(record["samplers"].values())))
                 self._print(f"{self.label}{verb}: {record['name']}, {', '.join(record['agents'])} (sampling: {paths})")
+                for agent, warmed in (record.get("warmup") or {}).items():
+                    self._print(f"{self.label}{warmup_line(agent, warmed)}")
                 told = (record.get(key, ()) for key in ("skipped", "changes", "warnings"))
                 for warning in itertools.chain.from_iterable(told):
                     self._print(f"warning: {warning}")
@@ -119,6 +124,7 @@ class TrainingScreen:
         for why in record["grader_failures"].keys() - self.failures:
             self.failures.add(why)
             self._print(f"warning: the grader failed: {why}")
+        self._tell_printed(record)
         health = decode_health(record)
         self._advise(health, record["agent"])
         now = time.monotonic()
@@ -143,6 +149,14 @@ class TrainingScreen:
                 f"reward {record['reward']:.3f}  {health_line(health, record['agent'])}  {rate}  {eta}"
             )
             self._print(f"{self.label}{told.rstrip()}")
+
+    def _tell_printed(self, record: Record) -> None:
+        """The first lines of what the grader printed; all that is kept of it stands in the log and the report."""
+        lines = str(mapping(record, "rewards").get("printed", "")).splitlines()
+        for line in lines[:PRINTED_LINES]:
+            self._print(f"reward: {line}")
+        if len(lines) > PRINTED_LINES:
+            self._print(f"reward: ... {len(lines) - PRINTED_LINES} more lines in the log and the report")
 
     def _advise(self, health: Health | None, agent: str) -> None:
         """Each advice once: the figures stand in every line."""

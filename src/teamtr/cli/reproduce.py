@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from teamtr.cli.common import JsonFlag, Overrides, answer, app, emit, errors, fail, interruptible
+from teamtr.cli.tables import show_table, train_cells
 
 if TYPE_CHECKING:
-    from teamtr.reproduce import Cell, Estimate, Recipe, Setting
+    from teamtr.reproduce import Estimate, Recipe, Setting
 
 
 def recipe_names(incomplete: str) -> list[str]:
@@ -119,29 +120,11 @@ def _cost_text(recipe: Recipe, scale: str, found: Estimate) -> str:
 
 
 def _make(recipe: Recipe, setting: Setting, out: Path, workers: int, as_json: bool) -> None:
-    from teamtr.cli.terminal import say
-    from teamtr.reproduce import collect, make_cells, write
-    from teamtr.reproduce.cells import cells_of
-    from teamtr.reproduce.result import markdown
+    from teamtr.reproduce import cells_of, collect
 
     cells = cells_of(recipe, setting, out)
-    ended = 0
-
-    def tell(cell: Cell, why: str | None) -> None:
-        nonlocal ended
-        ended += 1
-        say(f"{ended:>4}  {cell.variant}, seed {cell.seed}: {'done' if why is None else f'failed: {why}'}")
-
-    say(f"{len(cells)} runs in {out}")
-    failed = make_cells(cells, workers, tell) if workers else []
-    found = collect(recipe, setting, cells, failed, out, _command(recipe, setting))
-    write(found, out)
-    answer(markdown(found), as_json)
-    say(f"table: {out / 'table.md'}, {out / 'table.csv'}, {out / 'index.html'}")
-    if as_json:
-        emit(found.as_record())
-    if failed:
-        raise typer.Exit(1)
+    failed = train_cells(cells, workers, out)
+    show_table(collect(recipe, setting, cells, failed, out, _command(recipe, setting)), out, as_json)
 
 
 def _command(recipe: Recipe, setting: Setting) -> str:

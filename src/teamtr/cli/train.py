@@ -9,7 +9,18 @@ from typing import Annotated, Any
 
 import typer
 
-from teamtr.cli.common import JsonFlag, Overrides, app, emit, errors, interruptible, read_team_file
+from teamtr.cli.common import (
+    JsonFlag,
+    Overrides,
+    app,
+    emit,
+    errors,
+    holds_run,
+    interruptible,
+    read_run,
+    read_team_file,
+)
+from teamtr.cli.sweep import Workers, run_sweep
 
 
 @app.command()
@@ -22,6 +33,10 @@ def train(
         Path | None,
         typer.Option(help="Run folder. [default: the folder of the team file if it holds a run, else `runs/NAME`]"),
     ] = None,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="Train with so many seeds. [default: the team file's seeds]")
+    ] = None,
+    workers: Workers = None,
     accept_changes: Annotated[
         bool,
         typer.Option("--accept-changes", help="Go on though data, code or models are not those the run began with."),
@@ -30,30 +45,51 @@ def train(
 ) -> None:
     """Train a team, or resume the run in the folder: the same command does both.
 
+    A run goes on elsewhere with `teamtr train RUN team.model=PATH task.path=PATH device=cpu`, paths relative to the
+    present folder: data, code and models must be the same by their hashes.
+
     Ctrl-C once finishes the update and saves; twice stops at once. Every update is a checkpoint, so at most the update
     in progress is lost.
+
+    With `--seeds 3`, or `seeds: 3` in the team file, three runs are trained, side by side where there is room, and one
+    table has the mean of their success, its deviation and its interval.
     """
     last: dict[str, Any] = {}
     outcomes: Counter[str] = Counter()
     with errors() as works, interruptible() as stop:
         if team_file.is_dir() and (team_file / "team.yaml").is_file():
             team_file = team_file / "team.yaml"
-        settings = read_team_file(team_file, overrides)
+        inside_a_run = holds_run(team_file.parent)
+        is_stored = inside_a_run and team_file.name == "team.yaml"
+        settings = read_run(team_file.parent, overrides) if is_stored else read_team_file(team_file, overrides)
         from teamtr.cli.progress import TrainingScreen
         from teamtr.cli.terminal import say
+        from teamtr.cli.words import percent
+        from teamtr.errors import UserError
         from teamtr.records import accepted
         from teamtr.session import train as runs
         from teamtr.store import RunFolder
         from teamtr.text import counted
 
-        inside_a_run = bool(RunFolder(team_file.parent).checkpoints.numbers())
         folder = out or (team_file.parent if inside_a_run else Path("runs") / settings.name)
+        if (count := seeds or settings.seeds) > 1:
+            _train_seeds(team_file, overrides or [], count, workers, folder, accept_changes, as_json)
+            return
+        if workers is not None:
+            raise UserError("--workers is for several runs: give --seeds, or use `teamtr sweep`")
+        settings = settings.model_copy(update={"seeds": 1})
         with TrainingScreen(works=works) as screen:
             records = runs.train(settings, folder, stop=stop, accept_changes=accept_changes)
             for record in stop.during(screen.watch(records)):
                 last[record["kind"]] = record
                 outcomes.update([record["outcome"]] if record["kind"] == "update" else [])
-    if "resume" in last and "update" not in last and "finished" in last:
+    ended = last.get("finished")
+    if ended is not None and ended["stopped_early"]:
+        say(
+            f"stopped early after stage {ended['stage']}: {counted(settings.eval.patience or 0, 'evaluation')} in a "
+            "row without a better held-out success; raise eval.patience to continue"
+        )
+    elif "resume" in last and "update" not in last and ended is not None:
         say(f"this run has finished all {settings.sized_plan().stages} stages; raise plan.stages to continue")
     if set(outcomes) == {"skipped_no_signal"}:
         with errors():
@@ -65,6 +101,11 @@ def train(
         )
     elif silent := outcomes["skipped_no_signal"]:
         say(f"{silent} of {outcomes.total()} updates had no signal: in every group, all episodes got the same reward")
+    if ended is not None and (best := ended["best"]) is not None and best["updates"] != ended["updates"]:
+        say(
+            f"best held-out success: {percent(best['success'])} at checkpoint {best['updates']} (stage "
+            f"{best['stage']}), which is kept: teamtr eval {shlex.quote(str(folder))} --checkpoint best"
+        )
     say(f"run folder: {folder}; next: teamtr report {shlex.quote(str(folder))}")
     if as_json:
         evaluation, update = last.get("eval"), last.get("update")
@@ -72,10 +113,30 @@ def train(
             {
                 "folder": str(folder),
                 "status": "stopped" if "stopped" in last else "finished",
-                "updates": (last.get("finished") or last["stopped"])["updates"],
+                "updates": (ended or last["stopped"])["updates"],
+                "stopped_early": ended is not None and ended["stopped_early"],
+                "best": ended and ended["best"],
                 "success": evaluation and evaluation["avg_at_k"],
                 "tokens": update and update["sampled_tokens_total"],
             }
         )
     if "stopped" in last:
         raise typer.Exit(130)
+
+
+def _train_seeds(
+    file: Path, changes: list[str], seeds: int, workers: int | None, out: Path, accept_changes: bool, as_json: bool
+) -> None:
+    """Each seed in a folder of its own in ``out``, and one table."""
+    from teamtr.errors import UserError
+    from teamtr.sweep.sweep import Sweep
+    from teamtr.sweep.variants import Variant
+
+    if accept_changes:
+        raise UserError(
+            f"--accept-changes is for one run: `teamtr train {shlex.quote(str(out / 'seedN'))} --accept-changes` with "
+            "the number of its seed, then this command without it"
+        )
+    command = shlex.join(["teamtr", "train", str(file), *changes, "--seeds", str(seeds)])
+    made = Sweep((Variant(read_team_file(file, changes)),), seeds, out, command)
+    run_sweep(made, workers, finished=False, as_json=as_json)

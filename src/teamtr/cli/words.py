@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from teamtr.reports import Health
+from teamtr.text import counted
 
 if TYPE_CHECKING:
     from teamtr.session.estimate import Estimate
@@ -39,6 +41,13 @@ def signals(health: Health | None) -> str:
 
 def health_line(health: Health | None, agent: str | None = None) -> str:
     return "  ".join(filter(None, (lengths(health, agent), signals(health))))
+
+
+def warmup_line(agent: str, warmed: Mapping[str, Any]) -> str:
+    """What an agent was trained on before the first stage."""
+    losses = f"{warmed['loss_before']:.2f} to {warmed['loss_after']:.2f} nats per token"
+    steps = counted(warmed["steps"], "step")
+    return f"warmed up {agent}: {warmed['tokens']:,} tokens of {warmed['source']} in {steps}, {losses}"
 
 
 def estimate_line(found: Estimate) -> str:

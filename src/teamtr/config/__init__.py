@@ -16,15 +16,24 @@ and "did you mean" all read it through ``schema_keys``.
 """
 
 from teamtr.config.errors import ConfigError
-from teamtr.config.file import dump, from_data, load_team_file, loads, on_another_task
+from teamtr.config.file import (
+    changed,
+    changed_for_evaluation,
+    dump,
+    from_data,
+    is_of_task,
+    load_team_file,
+    loads,
+)
 from teamtr.config.json_schema import json_schema, json_schema_text
 from teamtr.config.keys import SchemaKey, schema_keys
 from teamtr.config.plan import PlanConfig, plan_keys
 from teamtr.config.recipe import recipe_text, recipes
 from teamtr.config.reference import reference
 from teamtr.config.schema import TeamFile
+from teamtr.config.several import Setting, several
 from teamtr.config.team import AgentConfig, LoraConfig, TeamConfig
-from teamtr.config.upgrade import loads_stored
+from teamtr.config.upgrade import dumps_stored, loads_stored
 
 __all__ = [
     "AgentConfig",
@@ -32,19 +41,24 @@ __all__ = [
     "LoraConfig",
     "PlanConfig",
     "SchemaKey",
+    "Setting",
     "TeamConfig",
     "TeamFile",
+    "changed",
+    "changed_for_evaluation",
     "dump",
+    "dumps_stored",
     "from_data",
+    "is_of_task",
     "json_schema",
     "json_schema_text",
     "load_team_file",
     "loads",
     "loads_stored",
-    "on_another_task",
     "plan_keys",
     "recipe_text",
     "recipes",
     "reference",
     "schema_keys",
+    "several",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -73,17 +74,41 @@ def dump(team_file: TeamFile) -> str:
     return write(_plain(team_file))
 
 
-def on_another_task(team_file: TeamFile, changes: Sequence[str], name: str) -> TeamFile:
-    """The same team on the task that the changes write (``task.name=math500``); paths are relative to the present
-    folder. Raises ConfigError, also when a change is to anything but the task."""
+def changed(team_file: TeamFile, changes: Sequence[str], name: str) -> TeamFile:
+    """The team file of a run with these changes; paths in them are relative to the present folder, as in a shell."""
+    return loads(dump(team_file), name, changes).anchored(Path.cwd())
+
+
+def changed_for_evaluation(team_file: TeamFile, changes: Sequence[str], name: str) -> TeamFile:
+    """The same team on the task that the changes write (``task.name=math500``), on another device, or with its models
+    where they are now; paths are relative to the present folder. Raises ConfigError for any other change."""
+    data = _plain(team_file)
     for change in changes:
-        if not change.startswith(("task.", "task=")):
-            mistake = Mistake(f"{change}: a run is evaluated as it was trained; only its task may be another")
+        if is_of_task(change):
+            data["task"] = {}
+        elif not re.match(r"(device|team\.([^=]+\.)?(model|revision))=", change):
+            mistake = Mistake(
+                f"{change}: a run is evaluated as it was trained; only its task, its device (device=) and where its "
+                "models are (team.model=) may be other"
+            )
             raise ConfigError(name, "", [mistake])
-    return loads(write({**_plain(team_file), "task": {}}), name, changes).anchored(Path.cwd())
+    of_task = [change for change in changes if is_of_task(change)]
+    if of_task and not any(change.startswith(("task.name=", "task=")) for change in of_task):
+        kept = "nothing of the run's own task is kept"
+        raise ConfigError(name, "", [Mistake(f"{of_task[0]}: another task needs task.name=NAME and its keys; {kept}")])
+    return loads(write(data), name, changes).anchored(Path.cwd())
+
+
+def is_of_task(change: str) -> bool:
+    """Whether a change (KEY=VALUE) is to the task."""
+    return change.startswith(("task.", "task="))
 
 
 def _plain(team_file: TeamFile) -> dict[str, Any]:
     data = team_file.model_dump(exclude_none=True)
     data["team"]["template_kwargs"] = team_file.team.template_kwargs  # the one place where none is a value
+    for agent, config in zip(data["team"]["agents"], team_file.team.agents, strict=True):
+        if config.source == (team_file.team.model, team_file.team.revision):  # so that the team's can be another
+            agent.pop("model")
+            agent.pop("revision", None)
     return data

@@ -13,6 +13,7 @@ from teamtr.config.texts import Preset
 from teamtr.presets import (
     PRESETS,
     Allocation,
+    Credit,
     MatchBy,
     Order,
     OrderKind,
@@ -103,6 +104,12 @@ class PlanConfig(Section):
         "Replace groups with equal rewards by new problems, until every group has a signal or all problems were "
         "tried, as in DAPO."
     )
+    credit: Credit = key(
+        "team",
+        "What an agent is trained on. team: the team's reward. own: its own, of rewards that are given to agents or "
+        "turns. difference: the team's reward less what it would have been had the agent said nothing; every episode "
+        "is then graded once more for each agent.",
+    )
     dynamic_sampling_limit: Count = key(0, "Most rounds of dynamic sampling for one batch; 0: no limit.")
     match: Literal["off", MatchBy] = key(
         "off",
@@ -135,7 +142,12 @@ class PlanConfig(Section):
                 "its later updates; use plan.allocate: equal, or collect fresh rollouts before every update"
             )
             yield Refusal(("plan", "allocate"), message)
-
+        elif self.allocate not in (None, "equal") and self.plan().credit != "team":
+            message = (
+                f"plan.allocate: {self.allocate} compares what agents gain for the team, and with plan.credit: "
+                f"{self.plan().credit} each is trained on another return; use plan.allocate: equal or plan.credit: team"
+            )
+            yield Refusal(("plan", "allocate"), message)
         if self.match == "off" and (self.match_agents or self.match_turns):
             name = "match_agents" if self.match_agents else "match_turns"
             message = f"plan.{name} needs plan.match: rollouts, tokens or updates"
@@ -227,6 +239,7 @@ class PlanConfig(Section):
                 reference_kl=self.reference_kl,
             ),
             order=Order(self.order) if self.order else None,
+            credit=self.credit,
             overlong=_changed(preset.overlong, filter=self.overlong_filter, cache=self.overlong_cache),
             dynamic_sampling=_changed(
                 preset.dynamic_sampling, on=self.dynamic_sampling, limit=self.dynamic_sampling_limit
@@ -275,6 +288,7 @@ def plan_keys(plan: Plan) -> dict[str, Any]:
         "overlong_cache": plan.overlong.cache,
         "dynamic_sampling": plan.dynamic_sampling.on,
         "dynamic_sampling_limit": plan.dynamic_sampling.limit,
+        "credit": plan.credit,
     }
     advantage = plan.advantage
     if type(advantage) is GroupAdvantage or type(advantage) is CriticAdvantage:

@@ -22,6 +22,7 @@ from teamtr.config.team import TeamConfig
 from teamtr.config.texts import Device, RunName
 from teamtr.config.tools import AnyTools, ToolsConfig
 from teamtr.config.vllm import RANKS, VllmConfig
+from teamtr.config.warmup import WarmupConfig
 from teamtr.errors import UserError
 from teamtr.presets import (
     TEAMTR,
@@ -30,7 +31,7 @@ from teamtr.presets import (
     TeamSize,
     matched,
 )
-from teamtr.settings.paths import Anchor
+from teamtr.settings.paths import Anchor, Nowhere, SeenFrom
 from teamtr.settings.refusals import Refusal
 from teamtr.settings.section import Section, key, unset
 from teamtr.settings.values import Above0, Count, Decay, Flag, From0, NonEmpty, Positive
@@ -46,8 +47,8 @@ class TinyConfig(Section):
     layers: Positive = key(2, "Transformer blocks.")
     width: Positive = key(64, "Hidden size; an even multiple of heads.")
     heads: Positive = key(4, "Attention heads.")
-    warmup_steps: Count = key(200, "Supervised warm-up steps on the form of messages, before training.")
-    warmup_learning_rate: From0 = key(3e-3, "Learning rate of the warm-up.")
+    warmup_steps: Count = key(200, "Supervised steps on the form of messages that make it; `warmup` is for any model.")
+    warmup_learning_rate: From0 = key(3e-3, "Learning rate of those steps.")
 
     def _refusals(self) -> Iterator[Refusal]:
         if self.width % (2 * self.heads):
@@ -68,6 +69,11 @@ class LearnerConfig(Section):
     precision: Literal["auto", "fp32", "tf32", "fp16", "bf16"] = key(
         "auto",
         "Precision of training and scoring; auto: the cheapest whose measured noise is under a tenth of the radius.",
+    )
+    base: Literal["fp32", "file"] = key(
+        "fp32",
+        "Frozen weights below adapters: fp32, or in the precision of their file, which takes half the memory for bf16; "
+        "changes no result, and takes longer on a CPU.",
     )
     confidence: Annotated[float, Strict(), Ge(0.5), Lt(1)] = key(0.95, "Confidence level of the gate's upper KL bound.")
     gate_share: Annotated[float, Strict(), Gt(0), Le(1)] = key(
@@ -130,6 +136,14 @@ class EvalConfig(Section):
     problems: Positive | None = unset("Most held-out problems; default: 64 during a run, all for teamtr eval.")
     samples: Positive | None = unset("Episodes per problem; default: 4 during a run, the paper's K for teamtr eval.")
     temperature: From0 | None = unset("Sampling temperature; 0 is greedy; default: as in training.")
+    patience: Positive | None = unset(
+        "Stop training once so many evaluations in a row were no better than the best before them; default: never."
+    )
+
+    def _refusals(self) -> Iterator[Refusal]:
+        if self.patience is not None and self.every == 0:
+            message = "eval.patience counts evaluations, and eval.every: 0 makes none; set eval.every, or leave it out"
+            yield Refusal(("eval", "patience"), message, (("eval", "patience"), ("eval", "every")))
 
 
 class DiagnosticsConfig(Section):
@@ -145,7 +159,9 @@ class DiagnosticsConfig(Section):
 class StoreConfig(Section):
     """What a run keeps."""
 
-    keep_checkpoints: Positive = key(2, "How many of the latest checkpoints to keep.")
+    keep_checkpoints: Positive = key(
+        2, "How many of the latest checkpoints to keep; the best by held-out success stays too."
+    )
     episodes: Flag = key(True, "Keep the episodes for inspection.")
 
 
@@ -188,11 +204,17 @@ class TeamFile(Section):
 
     name: RunName = Field(description="Name of the run.")
     seed: Count = key(0, "Seed of all randomness.")
+    seeds: Positive = key(
+        1,
+        "Runs that `teamtr train` trains, with seeds from `seed` on, side by side where there is room; one table has "
+        "their mean, deviation and interval.",
+    )
     device: Device = key("auto", "auto, cpu, cuda or cuda:N.")
     task: AnyTask = Field(description="The problems: a generated game, your own data, or a benchmark.")
     team: TeamConfig
     tools: AnyTools = ToolsConfig()
     tiny: TinyConfig = TinyConfig()
+    warmup: WarmupConfig = WarmupConfig()
     plan: PlanConfig = PlanConfig()
     learner: LearnerConfig = LearnerConfig()
     sampling: SamplingConfig = SamplingConfig()
@@ -224,6 +246,17 @@ class TeamFile(Section):
                 "router of your own; use plan.match: rollouts"
             )
             yield Refusal(("plan", "match"), message)
+        if self.learner.base == "file" and self.cluster.shard_base:
+            message = (
+                "learner.base: file is for a base that a process holds whole; cluster.shard_base spreads it: set fp32"
+            )
+            yield Refusal(("learner", "base"), message, (("cluster", "shard_base"),))
+        if self.warmup.tokens and self.plan.plan().objective.has_reference:
+            message = (
+                "warmup and plan.reference_kl: the reference is the model as it was given, and would draw the team "
+                "back to before its warm-up; leave one out, or start from an export of a team that is warmed up"
+            )
+            yield Refusal(("warmup", "tokens"), message, (("plan", "reference_kl"),))
         count = self.plan.problems
         if self.learner.cross_fit and count < 4:
             message = f"learner.cross_fit halves the problems of a batch: plan.problems must be 4 or more, got {count}"
@@ -279,15 +312,25 @@ class TeamFile(Section):
         return self.sized_plan().budget(self.size()), reference.budget(self._reference_size())
 
     def anchored(self, folder: Path) -> TeamFile:
-        """The same with the paths of data, code and model folders made absolute, taken as relative to ``folder``, so
-        that a stored copy means the same wherever it lies."""
-        anchor = Anchor(folder)
+        """The same with the paths of data, code and model folders made absolute, taken as relative to ``folder``."""
+        return self._with_paths(Anchor(folder))
+
+    def seen_from(self, folder: Path) -> TeamFile:
+        """The same with those paths as a run folder keeps them: relative to it, so that both can move together."""
+        return self._with_paths(SeenFrom(folder))
+
+    def without_places(self) -> TeamFile:
+        """The same wherever data, code and models lie: for comparisons only."""
+        return self._with_paths(Nowhere(Path()))
+
+    def _with_paths(self, anchor: Anchor) -> TeamFile:
         vllm = self.sampling.vllm.anchored(anchor)
         return self.model_copy(
             update={
                 "task": self.task.anchored(anchor),
                 "team": self.team.anchored(anchor),
                 "tools": self.tools.anchored(anchor),
+                "warmup": self.warmup.anchored(anchor),
                 "sampling": self.sampling.model_copy(update={"vllm": vllm}),
             }
         )

@@ -92,6 +92,13 @@ class LoraConfig(Section):
         Annotated[NonEmpty, Tag("text")] | Annotated[tuple[NonEmpty, ...], Field(min_length=1), Tag("list")],
         Discriminator(_text_or_list, "text_or_list", "must be text or a list of text"),
     ] = key("all-linear", "Layers that get an adapter: all-linear, a pattern, or a list of names.")
+    start: NonEmpty | None = unset(
+        "The folder of an adapter to start from, relative to the team file, as `teamtr export` writes it; the model is "
+        "its base. Default: an adapter that changes nothing."
+    )
+
+    def anchored(self, anchor: Anchor) -> Self:
+        return self if self.start is None else self.model_copy(update={"start": anchor.path(self.start)})
 
 
 class AgentConfig(Section):
@@ -256,8 +263,16 @@ class TeamConfig(Section):
 
     def anchored(self, anchor: Anchor) -> Self:
         """The same with its paths made absolute."""
-        agents = tuple(agent.model_copy(update={"model": anchor.model(agent.model)}) for agent in self.agents)
-        changes = {"model": anchor.model(self.model), "agents": agents, "router": self.router.anchored(anchor)}
+        agents = [
+            agent.model_copy(update={"model": anchor.model(agent.model), "lora": agent.lora.anchored(anchor)})
+            for agent in self.agents
+        ]
+        changes = {
+            "model": anchor.model(self.model),
+            "lora": self.lora.anchored(anchor),
+            "agents": tuple(agents),
+            "router": self.router.anchored(anchor),
+        }
         return self.model_copy(update=changes)
 
     def _settle(self) -> None:
@@ -266,13 +281,16 @@ class TeamConfig(Section):
 
     def _settled(self, agent: AgentConfig) -> AgentConfig:
         model = agent.model or self.model
-        own_lora = agent.lora.model_dump(exclude_unset=True) if agent.lora else {}
+        own_lora = agent.lora.model_dump(exclude_unset=True, exclude_none=True) if agent.lora else {}
+        train = agent.train or self.train or ("full" if model in BUILT_IN_MODELS else "lora")
+        if train == "full":  # the team's start is for its adapters
+            own_lora.setdefault("start", None)
         return agent.model_copy(
             update={
                 "model": model,
                 "revision": agent.revision or (self.revision if agent.model is None else None),
                 "system_prompt": self.system_prompt if agent.system_prompt is None else agent.system_prompt,
-                "train": agent.train or self.train or ("full" if model in BUILT_IN_MODELS else "lora"),
+                "train": train,
                 "lora": self.lora.model_copy(update=own_lora),
                 "max_tokens": agent.max_tokens or self.max_tokens,
             }
@@ -289,6 +307,9 @@ class TeamConfig(Section):
             if agent.model in BUILT_IN_MODELS and agent.revision is not None:
                 message = f'agent "{agent.name}" is {agent.model}, which has no revision; leave it out'
                 yield Refusal(here, message, (("team", "revision"), (*here, "revision")))
+            if agent.train == "full" and agent.lora.start is not None:
+                message = f'agent "{agent.name}" trains all its weights and has no adapter to start; set train: lora'
+                yield Refusal((*here, "lora", "start"), message, ((*here, "train"), (*here, "lora", "start")))
             if agent.model == "tabular" and agent.train == "lora":
                 yield Refusal(here, f'agent "{agent.name}" is tabular and cannot train lora; set train: full')
         yield from self._refusals_of_names()

@@ -30,8 +30,7 @@ class McpConfig(Section):
 
     def anchored(self, anchor: Anchor) -> Self:
         """With the files that arguments name made absolute."""
-        args = tuple(anchor.path(each) if (anchor.folder / each).is_file() else each for each in self.args)
-        return self.model_copy(update={"args": args})
+        return self.model_copy(update={"args": tuple(map(anchor.file, self.args))})
 
 
 class ToolsConfig(Section):

@@ -1,4 +1,4 @@
-"""Team files of earlier versions, as run folders hold them: keys and values that have other names now.
+"""Team files as run folders hold them: with paths as seen from the folder, and of earlier versions too.
 
 Only a stored copy is brought up to date. In a file that someone writes, an old name is a mistake like any other.
 """
@@ -6,8 +6,9 @@ Only a stored copy is brought up to date. In a file that someone writes, an old 
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
-from teamtr.config.file import loads
+from teamtr.config.file import dump, loads
 from teamtr.config.schema import TeamFile
 
 RENAMED = {
@@ -20,8 +21,16 @@ RENAMED = {
 """Lines of a stored file, which is always written in the same form, and what they are now."""
 
 
-def loads_stored(text: str, name: str) -> TeamFile:
-    """The team file of a run folder, of this version or an earlier one."""
+HEAD = "# What this run was asked, with every default. Paths are relative to this folder."
+
+
+def dumps_stored(team_file: TeamFile, folder: Path) -> str:
+    """The team file as the run in this folder keeps it: wherever data and models move with the run, they are found."""
+    return f"{HEAD}\n{dump(team_file.seen_from(folder))}"
+
+
+def loads_stored(text: str, name: str, folder: Path) -> TeamFile:
+    """The team file of this run folder, of this version or an earlier one, whose paths were all absolute."""
     for old, new in RENAMED.items():
         text = re.sub(old, new, text, flags=re.MULTILINE)
-    return loads(text, name)
+    return loads(text, name).anchored(folder)

@@ -34,7 +34,7 @@ def validate(document: Document) -> tuple[TeamFile | None, list[Mistake]]:
     if unsound:
         _, _, between = _look(_without(unsound, document.data))
     unsound |= {refusal.meant for refusal in told if refusal.meant}
-    for refusal in between:
+    for refusal in dict.fromkeys(between):  # the task's section is looked at twice
         if unsound.isdisjoint(refusal.rests_on):
             told.append(refusal)
             unsound.add(_outside_list(refusal.path))

@@ -82,8 +82,9 @@ class PolicyLearner:
         self.initial_version: str | None = None
         """A hash of the policy that ``keep_initial`` kept; None without one."""
         if keep_initial:
-            self._initial = {name: own(p).detach().to("cpu", copy=True) for name, p in policy.parameters().items()}
-            self.initial_version = self.version()
+            self._initial = policy.initial_parameters()
+            like = policy.parameters()
+            self.initial_version = hash_tensors(self._initial, salt=policy.base_version, like=like)
 
     # -- identity ---------------------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from teamtr.engines.critic import ValueHead
 from teamtr.engines.paged.place import Paged
 from teamtr.engines.sampling import PLAINLY, TokenSampler
+from teamtr.engines.slices import own
 from teamtr.ports import Follow, Heard, unfollowed, unheard
 from teamtr.types import Floats, Ids, Sample
 
@@ -83,6 +84,10 @@ class Policy(ABC):
     @abstractmethod
     def parameters(self) -> dict[str, nn.Parameter]:
         """The trainable parameters, by a stable name."""
+
+    def initial_parameters(self) -> dict[str, Tensor]:
+        """A copy of them, off the card: what a KL to the policy as it is now needs later."""
+        return {name: own(tensor).detach().to("cpu", copy=True) for name, tensor in self.parameters().items()}
 
     @property
     def model_parameters(self) -> int:

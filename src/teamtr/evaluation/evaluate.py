@@ -12,7 +12,7 @@ from teamtr.reports import EvalReport
 from teamtr.rollout import Ledger, RolloutContext, play
 from teamtr.rollout.outcome import grades_dialogue
 from teamtr.team import Team
-from teamtr.types import Problem, RolloutBatch, Verdict
+from teamtr.types import Problem, RolloutBatch, Transcript, Verdict
 
 PROBLEMS_IN_A_RUN, SAMPLES_IN_A_RUN = 64, 4
 """Of an evaluation during a run, when the team file says nothing."""
@@ -92,7 +92,7 @@ def _stated(context: RolloutContext, batch: RolloutBatch) -> list[list[list[bool
     answer is graded already."""
     last = [{turn.agent: turn.text for turn in episode.turns} for episode in batch.episodes]
     others = [
-        (batch.problems[e // batch.group_size], text, [turn.text for turn in episode.turns])
+        (batch.problems[e // batch.group_size], text, Transcript(episode.turns, episode.replies))
         for e, episode in enumerate(batch.episodes)
         for text in last[e].values()
         if text != episode.answer

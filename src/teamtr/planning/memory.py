@@ -68,9 +68,11 @@ def held(setup: Setup) -> Held:
         shape, adapted = own[0].shape, [member for member in own if member.adapted]
         weights += 4 * held_parameters(shape, setup.cluster) * (len(own) - len(adapted))
         if adapted:
-            weights += 4 * held_parameters(shape, setup.cluster)
+            short = setup.learning.base == "file" and shape.stored in HALVES
+            weights += 4 * held_parameters(shape, setup.cluster) - (2 * shape.body if short else 0)
             adapters += 4 * sum(member.trained for member in adapted)
-            halves += max(_half_bytes(shape, setup.precision(member), setup.cluster) for member in adapted)
+            kept = shape.stored if short else "fp32"
+            halves += max(_half_bytes(shape, setup.precision(member), setup.cluster, kept) for member in adapted)
     trained = [setup.member(name) for name in setup.demand.messages]
     return Held(
         who=in_words([member.name for member in members]),
@@ -98,9 +100,9 @@ def held_parameters(shape: ModelShape, cluster: Cluster) -> int:
     return shape.parameters - shape.blocks + -(-shape.blocks // cluster.workers)
 
 
-def _half_bytes(shape: ModelShape, precision: str, cluster: Cluster) -> int:
-    """Copies that are kept: of spread blocks none."""
-    body = 0 if cluster.shard_base else shape.body
+def _half_bytes(shape: ModelShape, precision: str, cluster: Cluster, kept: str) -> int:
+    """Copies that are kept: of spread blocks none, nor of what is kept in this precision anyway."""
+    body = 0 if cluster.shard_base or kept == precision else shape.body
     return 2 * (body + (shape.head if precision == "fp16" else 0)) if precision in HALVES else 0
 
 

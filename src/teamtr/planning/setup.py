@@ -64,6 +64,7 @@ class Learning:
     micro_batch: int = 64
     gate_share: float = 0.25
     precision: str = "auto"
+    base: str = "fp32"
 
 
 @dataclass(frozen=True)

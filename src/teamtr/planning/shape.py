@@ -17,6 +17,9 @@ FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "granite")
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
+_STORED = {"bfloat16": "bf16", "float16": "fp16"}
+
+
 class UnknownShape(UserError):
     """A config that does not say what a plan must know; says what is missing."""
 
@@ -27,7 +30,7 @@ class ModelShape:
 
     ``inner`` is the MLP's width. ``tied``: the output layer is the embedding. ``biased``: query, key and value have
     biases (the output of attention does not, but with ``biased_output``). ``head_norms``: queries and keys are
-    normalized head by head.
+    normalized head by head. ``stored``: the precision that the config names for its file.
     """
 
     layers: int
@@ -41,6 +44,7 @@ class ModelShape:
     biased: bool = False
     biased_output: bool = False
     head_norms: bool = False
+    stored: str = "fp32"
 
     @staticmethod
     def of(config: Mapping[str, Any], name: str = "the model") -> ModelShape:
@@ -77,6 +81,7 @@ class ModelShape:
             biased=biased,
             biased_output=biased and kind != "qwen2",
             head_norms=kind == "qwen3",
+            stored=_STORED.get(str(config.get("dtype") or config.get("torch_dtype")), "fp32"),
         )
 
     # -- weights ----------------------------------------------------------------------------------------------

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from teamtr.config import TeamFile
-from teamtr.reproduce.cells import cells_of
 from teamtr.reproduce.recipe import Recipe, Variant
 from teamtr.reproduce.scales import Setting
+from teamtr.reproduce.teams import cells_of
 
 MEASURED_BILLIONS = 1.7
 SAMPLED_PER_SECOND = 37_000.0

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from teamtr.reproduce import measures as of
 from teamtr.reproduce.recipe import Line, Recipe, Variant
+from teamtr.sweep import measures as of
 
 SEQUENTIAL = (
     Variant("TeamTR", ("plan.preset=teamtr",)),

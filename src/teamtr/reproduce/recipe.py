@@ -10,9 +10,8 @@ from teamtr.chat.message_filter import ToolPolicy
 from teamtr.chat.systems import SystemPolicy
 from teamtr.chat.thinking import ThinkPolicy
 from teamtr.swap.request import Mode
+from teamtr.sweep.measures import Measure
 
-Measure = Callable[[Run], float | None]
-"""A number of a finished run; None where its log does not hold it."""
 Runs = Mapping[str, Sequence[Run]]
 """Finished runs by variant, one for each seed."""
 
@@ -75,9 +74,3 @@ class Recipe:
     stages: int = 40
     probes: bool = False
     reference: str = ""
-
-
-def slug(text: str) -> str:
-    """As it may stand in the name of a run."""
-    kept = "".join(c if c.isalnum() or c == "." else "-" for c in text.lower())
-    return "-".join(part for part in kept.split("-") if part)

@@ -9,7 +9,8 @@ from typing import Literal
 
 from teamtr.config import TeamFile, loads
 from teamtr.errors import UserError
-from teamtr.reproduce.recipe import Recipe, Variant, slug
+from teamtr.reproduce.recipe import Recipe, Variant
+from teamtr.text import slug
 
 Scale = Literal["tiny", "small", "paper"]
 SCALES: tuple[Scale, ...] = ("tiny", "small", "paper")

@@ -8,8 +8,10 @@ from dataclasses import replace
 import numpy as np
 
 from teamtr.randomness import generator
-from teamtr.reproduce import measures as of
-from teamtr.reproduce.recipe import Line, Measure, Recipe, Replacement, Runs, Variant, slug
+from teamtr.reproduce.recipe import Line, Recipe, Replacement, Runs, Variant
+from teamtr.sweep import measures as of
+from teamtr.sweep.measures import Measure
+from teamtr.text import slug
 from teamtr.theory.power_law import fit_power_law
 
 Row = tuple[str, str, tuple[str, ...] | float, tuple[str, ...]]

@@ -3,6 +3,7 @@
 from teamtr.rollout.collect import Collected, collect, has_signal_P
 from teamtr.rollout.context import Ledger, RolloutContext
 from teamtr.rollout.conversing import StaleWeights, converse
+from teamtr.rollout.credit import agent_returns_PG, certified_range, is_unheard, with_counterfactuals
 from teamtr.rollout.episode import EpisodeState
 from teamtr.rollout.play import play
 from teamtr.rollout.shaping import punishments_PG, trained_returns_PG
@@ -15,12 +16,16 @@ __all__ = [
     "RolloutContext",
     "StaleBatch",
     "StaleWeights",
+    "agent_returns_PG",
+    "certified_range",
     "collect",
     "converse",
     "has_signal_P",
+    "is_unheard",
     "play",
     "punishments_PG",
     "require_fresh",
     "stale_agents",
     "trained_returns_PG",
+    "with_counterfactuals",
 ]

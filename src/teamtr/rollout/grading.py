@@ -15,14 +15,13 @@ from collections.abc import Sequence
 from typing import Self
 
 from teamtr.ports import Task
-from teamtr.types import Problem, Verdict
+from teamtr.types import Problem, Spoken, Transcript, Verdict
 
 Asked = tuple[Problem, str, Sequence[str]]
-"""What a task grades: the problem, the team's answer, and the texts of all messages."""
+"""What a task grades: the problem, the team's answer, and the texts of all messages (a ``Transcript`` of them)."""
 
 SECONDS_AT_ONCE = 0.5
 """What one early call should take: whoever stops the thread waits for its end."""
-FAILED = ("timeout", "crash")
 
 
 class Grading:
@@ -33,7 +32,7 @@ class Grading:
         self._waiting: deque[Asked] = deque()
         self._more = threading.Condition()
         self._over = False
-        self._found: dict[tuple[str, str, tuple[str, ...]], list[Verdict]] = {}
+        self._found: dict[_Key, list[Verdict]] = {}
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Self:
@@ -83,7 +82,7 @@ class Grading:
             except Exception:
                 self._forget_failures(before)
                 return  # ``verdicts`` asks for the same, and lets its caller hear what is wrong
-            good = [(one, verdict) for one, verdict in found if verdict.kind not in FAILED]
+            good = [(one, verdict) for one, verdict in found if not verdict.failed]
             if len(good) < len(found):
                 self._forget_failures(before)
             for one, verdict in good:
@@ -106,6 +105,9 @@ class Grading:
         self._task.failures.update(before)
 
 
-def _key(asked: Asked) -> tuple[str, str, tuple[str, ...]]:
+_Key = tuple[str, str, tuple[Spoken | str, ...]]
+
+
+def _key(asked: Asked) -> _Key:
     problem, answer, texts = asked
-    return problem.id, answer, tuple(texts)
+    return problem.id, answer, texts.spoken if isinstance(texts, Transcript) else tuple(texts)

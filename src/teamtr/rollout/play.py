@@ -19,7 +19,7 @@ from teamtr.rollout.episode import EpisodeState
 from teamtr.rollout.grading import Asked, Grading
 from teamtr.rollout.outcome import graded_text
 from teamtr.team import Team
-from teamtr.types import Episode, Problem, RolloutBatch, Verdict
+from teamtr.types import Episode, Problem, RolloutBatch, Transcript, Verdict
 
 
 def play(
@@ -87,7 +87,7 @@ def _verdicts(
 
 def _asked(context: RolloutContext, team: Team, state: EpisodeState) -> Asked:
     text = graded_text(context, team, state.problem, state.turns, state.replies)
-    return state.problem, text, [turn.text for turn in state.turns]
+    return state.problem, text, Transcript(state.turns, state.replies)
 
 
 def _episodes(

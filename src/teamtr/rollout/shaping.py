@@ -11,25 +11,28 @@ from teamtr.theory.overlong import soft_punishment
 from teamtr.types import Episode, Floats, RolloutBatch
 
 
-def punishments_PG(batch: RolloutBatch, plan: Plan, limits: Mapping[str, int]) -> Floats:
+def punishments_PG(batch: RolloutBatch, plan: Plan, limits: Mapping[str, int], *, without: str | None = None) -> Floats:
     """What each episode's length adds to its reward: that of its worst message. For one agent with one turn exactly
-    DAPO's (arXiv 2503.14476). ``limits``: most tokens of a message, by agent."""
-    flat = [_punishment(episode, plan.overlong.cache, limits) for episode in batch.episodes]
+    DAPO's (arXiv 2503.14476). ``limits``: most tokens of a message, by agent. ``without``: an agent whose messages do
+    not count."""
+    flat = [_punishment(episode, plan.overlong.cache, limits, without) for episode in batch.episodes]
     return np.array(flat, dtype=np.float64).reshape(len(batch.problems), batch.group_size)
 
 
 def trained_returns_PG(batch: RolloutBatch, plan: Plan, limits: Mapping[str, int]) -> Floats:
-    """Discounted return of each episode with its punishment, which arrives with the reward. Advantages, certificates
-    and measured gains are all of these; their range is ``Plan.return_range``."""
+    """Discounted return of each episode with its punishment, which arrives with the reward: the whole team's. Measured
+    gains are of these; advantages and certificates too, unless the plan credits agents otherwise (``credit.py``). Their
+    range is ``Plan.return_range``."""
     returns_PG = batch.returns_PG(plan.gamma)
     if not plan.overlong.punishes:
         return returns_PG
     return returns_PG + punishments_PG(batch, plan, limits) * batch.discounts_PG(plan.gamma)
 
 
-def _punishment(episode: Episode, cache: float, limits: Mapping[str, int]) -> float:
-    if cache == 0.0 or not episode.turns:
+def _punishment(episode: Episode, cache: float, limits: Mapping[str, int], without: str | None) -> float:
+    turns = [turn for turn in episode.turns if turn.agent != without]
+    if cache == 0.0 or not turns:
         return 0.0
-    lengths = [len(turn.token_ids) for turn in episode.turns]
-    cut = [turn.finish == "length" for turn in episode.turns]
-    return float(soft_punishment(lengths, [limits[turn.agent] for turn in episode.turns], cut, cache).min())
+    lengths = [len(turn.token_ids) for turn in turns]
+    cut = [turn.finish == "length" for turn in turns]
+    return float(soft_punishment(lengths, [limits[turn.agent] for turn in turns], cut, cache).min())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -58,6 +58,18 @@ class Session:
     def precisions(self) -> dict[str, str]:
         """The arithmetic that each agent is scored and trained in."""
         return {name: self.engine.info(name).precision for name in self.team.names}
+
+    def settle_precisions(self, settled: Mapping[str, str]) -> tuple[str, ...]:
+        """Compute in what "auto" settled on when the run began; on a CPU it means float32, whatever a card had settled
+        on. Returns what is to be told."""
+        told = []
+        for name, precision in settled.items():
+            info = self.engine.info(name)
+            if self.team_file.learner.precision != "auto" or info.device != "cpu":
+                self.engine.set_precision(name, precision)
+            elif precision != info.precision:
+                told.append(f"agent {name}: computed in {info.precision} on this device, was {precision}")
+        return tuple(told)
 
     def references(self) -> dict[str, str]:
         """The version of every reference policy, by agent."""

@@ -27,8 +27,9 @@ def model_card(team_file: TeamFile, config: AgentConfig, records: Sequence[Recor
         "| | |",
         "|---|---|",
         f"| base | {_base(config)} ({'all weights trained' if config.train == 'full' else 'LoRA'}) |",
-        f"| form of this folder | {_FORMS[exported.form]} |",
+        f"| form of this folder | {_FORMS[exported.form]}, weights in {exported.precision} |",
         *_about(team_file),
+        *_warmup(config.name, records),
         *_figures(config.name, records),
         "",
         "## Loading",
@@ -50,7 +51,7 @@ _FORMS = {
     "model": "Hugging Face model",
     "adapter": "PEFT adapter",
     "merged": "Hugging Face model, the adapter merged into its base",
-    "gguf": "Hugging Face model in bf16, for llama.cpp to convert",
+    "gguf": "Hugging Face model for llama.cpp to convert",
 }
 _CONVERTING = (
     "## llama.cpp",
@@ -118,6 +119,11 @@ def _about(team_file: TeamFile) -> list[str]:
         f"| plan | {team_file.plan.preset}, seed {team_file.seed} |",
         f"| radius | {plan.radii.nats:g} nats per {unit} |",
     ]
+
+
+def _warmup(agent: str, records: Sequence[Record]) -> list[str]:
+    found = [r["warmup"][agent] for r in records if r["kind"] == "start" and agent in (r.get("warmup") or {})]
+    return [f"| warm-up | {each['tokens']:,} tokens of examples from {each['source']} |" for each in found]
 
 
 def _limits(team_file: TeamFile, records: Sequence[Record]) -> list[str]:

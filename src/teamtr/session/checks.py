@@ -4,9 +4,9 @@ wrong?"""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from teamtr.ports import Engine
 from teamtr.presets import Radii
 from teamtr.progress import working
 from teamtr.randomness import generator, seed_of
-from teamtr.rollout import RolloutContext
+from teamtr.rollout import RolloutContext, agent_returns_PG, certified_range
 from teamtr.rollout.outcome import grades_dialogue
 from teamtr.session.build import Session
 from teamtr.session.trial import Trial, try_out
@@ -26,7 +26,7 @@ from teamtr.team.router import closers_of, next_turn, speakers_of
 from teamtr.theory.overlong import cache_tokens
 from teamtr.training.batch import TrainingBatch
 from teamtr.training.update import VERIFIABLE_SHARE, noise_floor
-from teamtr.types import Problem, Turn
+from teamtr.types import Problem, Transcript, Turn
 
 KNOWN_PROBLEMS = 3
 FEW = 10
@@ -87,7 +87,7 @@ def self_test(session: Session) -> list[str]:
         return []
     context = session.context
     said = [_spoken(context, each.reply) for each in known]
-    texts = [[turn.text for turn in turns] for turns in said]
+    texts = [Transcript(turns) for turns in said]
     answers = [team_answer(turns, context.answer, task.extract) for turns in said]
     verdicts = task.grade([(k.problem, answer, text) for k, answer, text in zip(known, answers, texts, strict=True)])
     failed = [
@@ -120,6 +120,7 @@ def doubts(session: Session) -> list[str]:
             found.append(
                 f"agent {name!r} never speaks under team.router and is never updated: set frozen: true, or let it speak"
             )
+    found += _uncertified(session)
     if len(problems) < (wanted := session.plan.problems):
         matched = "" if wanted == settings.plan.problems else f" (plan.match: {settings.plan.match})"
         found.append(
@@ -142,6 +143,21 @@ def doubts(session: Session) -> list[str]:
     return found
 
 
+def _uncertified(session: Session) -> list[str]:
+    """Whose updates have no certificates because of what the plan credits them with."""
+    plan, router, team = session.plan, session.context.router, session.team
+    speaking = [name for name in team.trainable if router.turns_of(name)]
+    reward_range = session.task.reward_range
+    without = [name for name in speaking if certified_range(plan, reward_range, team, router, name) is None]
+    if plan.credit == "team" or reward_range is None or not without:
+        return []
+    why = {
+        "own": "a gain of its own reward is none of the team's",
+        "difference": "others read what it says, so that a gain of the difference is none of the team's",
+    }[plan.credit]
+    return [f"plan.credit: {plan.credit}: no certificates for {', '.join(without)}: {why}"]
+
+
 def callable_tools(session: Session) -> dict[str, list[str]]:
     """The names of the tools that each agent can call in the first problem; without those that can call none."""
     problem, context = session.task.problems("train")[0], session.context
@@ -158,8 +174,8 @@ def _require_an_answer(session: Session, problems: Sequence[Problem]) -> None:
     failures = session.task.failures
     before, known = Counter(failures), problems[0].answer
     replies = ("" if known is None else str(known), "0", "I do not know.")
-    turns = session.context.router.horizon
-    verdicts = session.task.grade([(problems[0], reply, [reply] * turns) for reply in replies])
+    said = [Transcript(_by_everyone(session.context, partial(_written, reply))) for reply in replies]
+    verdicts = session.task.grade([(problems[0], reply, texts) for reply, texts in zip(replies, said, strict=True)])
     failed = Counter(failures) - before
     failures.clear()
     failures.update(before)
@@ -181,8 +197,7 @@ class _Known:
 
 
 def _spoken(context: RolloutContext, reply: str) -> list[Turn]:
-    """An episode in which everyone says the reply, as its own tokenizer writes and reads it; whoever answers has the
-    last word, where nobody gave it to them."""
+    """An episode in which everyone says the reply, as its own tokenizer writes and reads it."""
 
     @cache
     def message(name: str) -> Turn:
@@ -191,6 +206,16 @@ def _spoken(context: RolloutContext, reply: str) -> list[Turn]:
         nothing = np.zeros(0, np.int32), token_ids, np.zeros(len(token_ids), np.float32)
         return Turn(name, 0, *nothing, "stop", "", codec.decode(token_ids))
 
+    return _by_everyone(context, message)
+
+
+def _written(reply: str, name: str) -> Turn:
+    """This very text, whatever a tokenizer would make of it."""
+    return Turn(name, 0, np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, np.float32), "stop", "", reply)
+
+
+def _by_everyone(context: RolloutContext, message: Callable[[str], Turn]) -> list[Turn]:
+    """Everyone says its message; whoever answers has the last word, where nobody gave it to them."""
     turns: list[Turn] = []
     names = tuple(context.codecs)
     while upcoming := next_turn(context.router, turns, names):
@@ -229,11 +254,10 @@ def measure_floors(session: Session, trial: Trial | None = None) -> list[Floor]:
     With ``precision: auto`` an agent whose radius cannot be seen goes on to the next finer arithmetic.
     """
     batch, seed = (trial or try_out(session)).batch, session.team_file.seed
-    returns_PG = batch.returns_PG(session.plan.gamma)
-    advantages = session.plan.advantage.estimate(returns_PG)
     floors = []
     for name in session.team.trainable:
-        data = TrainingBatch(batch.of(name), advantages, returns_PG)
+        returns_PG = agent_returns_PG(batch, name, session.plan, session.team.limits)
+        data = TrainingBatch(batch.of(name), session.plan.advantage.estimate(returns_PG), returns_PG)
         if len(data.messages) == 0:
             continue
         for precision in _finer(session, name):

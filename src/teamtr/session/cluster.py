@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from functools import partial
 
-from teamtr.config import TeamFile, dump, loads_stored
+from teamtr.config import TeamFile, dump, loads
 from teamtr.engines.cluster.engine import ClusterEngine
 from teamtr.engines.cluster.groups import GroupedEngine
 from teamtr.engines.cluster.ray_members import Group, Room, require_room, start_members
@@ -80,7 +80,7 @@ def _over_workers(team_file: TeamFile, player: PlayerConfig | None, taught: bool
 def _member(text: str, taught: bool, folder: str, held: tuple[str, ...] | None, shards: Shards) -> LocalEngine:
     """In a worker: the whole team, or the models that its group holds, which computes the shards of this worker."""
     os.chdir(folder)
-    team_file = loads_stored(text, name="team.yaml")
+    team_file = loads(text, name="team.yaml")
     player = team_file.task.wanted_player
     engine = local_engine(
         team_file, build_task(team_file), team_file.sized_plan(), player, taught=taught, shards=shards, held=held

@@ -87,7 +87,7 @@ def _extras() -> Iterator[Finding]:
 def _devices() -> Iterator[Finding]:
     cores, threads = counted(usable_cores(), "core"), counted(torch.get_num_threads(), "thread")
     yield Finding("devices", "CPU", f"{cores} usable, {threads} by torch")
-    if (memory := _memory_bytes()) is not None:
+    if (memory := memory_bytes()) is not None:
         yield Finding("devices", "memory", f"{memory / GB:.1f} GB available")
     if torch.cuda.is_available():
         for number in range(torch.cuda.device_count()):
@@ -106,7 +106,7 @@ def _devices() -> Iterator[Finding]:
     yield Finding("devices", "GPU", "none: models run on the CPU", why)
 
 
-def _memory_bytes() -> int | None:
+def memory_bytes() -> int | None:
     """Memory that can still be had, where the system tells."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()

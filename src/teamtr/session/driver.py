@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from teamtr.evaluation.best import best_of, out_of_patience
 from teamtr.ports import Snapshot
 from teamtr.progress import working
 from teamtr.randomness import generator, seed_of
@@ -31,8 +32,8 @@ from teamtr.records import (
     encode_record,
     updates_before,
 )
-from teamtr.reports import UpdateReport
-from teamtr.rollout import punishments_PG, trained_returns_PG
+from teamtr.reports import UpdateReport, WarmupReport
+from teamtr.rollout import agent_returns_PG, certified_range, punishments_PG, trained_returns_PG
 from teamtr.rollout.cost import Account, price_of_sampling
 from teamtr.session.budget import matched_budget
 from teamtr.session.build import Session
@@ -43,6 +44,7 @@ from teamtr.session.memory import before_servers, before_training, peak_gb
 from teamtr.session.rollouts import Gathered, StageRollouts
 from teamtr.session.state import Position, RunState
 from teamtr.session.success import evaluate_team, exact_success
+from teamtr.session.warmup import warm_up
 from teamtr.store import (
     Commit,
     RunFolder,
@@ -58,6 +60,7 @@ from teamtr.training.batch import TrainingBatch
 from teamtr.training.health import health_of
 from teamtr.training.probe import Rollouts, log_ratios, stale_probe, token_shift
 from teamtr.training.radii import shared_radii
+from teamtr.training.rewards import rewards_of
 from teamtr.training.stage import stage_report
 from teamtr.training.update import CertificateInputs, Update, update_agent
 from teamtr.types import AgentBatch, RolloutBatch
@@ -115,6 +118,8 @@ class Driver:
         while self.position.stage < stages:
             if self.position.done == 0:
                 yield from self._evaluate_if_due()
+                if self._is_out_of_patience:
+                    break
                 if self.stop():
                     yield encode_record(StoppedRecord(**self._where()))
                     return
@@ -127,7 +132,9 @@ class Driver:
             self._settle_sampling_cost()
             self.position = self.position.next_stage()
         yield from self._evaluate_if_due(last=True)
-        yield encode_record(FinishedRecord(**self._where(), tokens=self.account.sampled_tokens))
+        best, early = best_of(self.history.held_out), self.position.stage < stages
+        tokens = self.account.sampled_tokens
+        yield encode_record(FinishedRecord(**self._where(), tokens=tokens, best=best, stopped_early=early))
 
     # -- one stage --------------------------------------------------------------------------------------------
 
@@ -219,7 +226,11 @@ class Driver:
             self.states[agent],
             seed=seed_of(self.seed, "update", self.position.stage, agent),
             holdout_seed=seed_of(self.seed, "aside", self.position.stage),
-            certificate_inputs=CertificateInputs(router.turns_of(agent), router.horizon, self._return_range),
+            certificate_inputs=CertificateInputs(
+                router.turns_of(agent),
+                router.horizon,
+                certified_range(plan, self.session.task.reward_range, self.team, router, agent),
+            ),
         )
         self.session.engine.publish(agent, update.report.version_after)
         self.account.updated(agent, update.report.tokens, update.report.seconds)
@@ -249,7 +260,7 @@ class Driver:
 
     def _for_probe(self, agent: str, batch: RolloutBatch) -> Rollouts:
         plan = self.session.plan
-        returns_PG = trained_returns_PG(batch, plan, self.team.limits)
+        returns_PG = agent_returns_PG(batch, agent, plan, self.team.limits)
         advantages = plan.advantage.estimate(returns_PG)
         return Rollouts(batch.of(agent), advantages)
 
@@ -328,6 +339,7 @@ class Driver:
             protocol_breaches=self.session.breaches(),
             success=float(np.mean([e.verdict.right for e in step.batch.present])),
             health=health_of(step.batch, self.team.limits, step.report),
+            rewards=rewards_of(step.batch, self.session.task.printed.take()),
             exact_success=None if self.exact is None else (exact_before, self.exact),
             measured_before=self.measured,
             probe=self.probed,
@@ -378,6 +390,7 @@ class Driver:
     def _begin_or_resume(self, commit: Commit | None) -> Record:
         record = self._begin() if commit is None else self._go_on(commit)
         self.exact = exact_success(self.session, self.team)
+        self.session.task.printed.take()  # what was printed on loading and testing: `teamtr check` shows it
         return self._log(record)
 
     def _begin(self) -> StartRecord:
@@ -385,13 +398,26 @@ class Driver:
             told = (*self_test(self.session), *doubts(self.session))
         warnings = (*self.session.task.warnings, *told)
         before_servers(self.session)
+        warmed = self._warm_up()
         with self._timed("floors", "noise floors"):
             floors = measure_floors(self.session)
         require_visible(self.session, floors)
         with self._timed("rehearse", "rehearsing memory"):
             self.memory = before_training(self.session)
         self._save(None, updated=None)
-        return StartRecord(**self._begun(), floors={f.agent: f.noise_floor for f in floors}, warnings=warnings)
+        measured = {f.agent: f.noise_floor for f in floors}
+        return StartRecord(**self._begun(), floors=measured, warnings=warnings, warmup=warmed)
+
+    def _warm_up(self) -> dict[str, WarmupReport] | None:
+        """Before anything is measured of the team; what it took is counted apart from training."""
+        if self.session.team_file.warmup.tokens == 0:
+            return None
+        with self._timed("warmup", "warming up"):
+            found = warm_up(self.session)
+        for name, report in found.items():
+            self.account.updated(name, {"warmup": report.tokens}, {"warmup": report.seconds})
+        self.team = self.session.current_team()
+        return found
 
     def _go_on(self, commit: Commit) -> ResumeRecord:
         self._resume(commit)
@@ -430,17 +456,19 @@ class Driver:
         if state.inputs is not None:
             then = Inputs.of_record(state.inputs)
             self.changes = require_same_inputs(then, self.inputs, self.run.path, accept=self.accept_changes)
+        began = self.team.versions  # of runs of earlier versions, references were named by these
         self.team = self.session.load(folder_of)
         if self.team.versions != state.versions:
             raise StoreError(f"the weights in {self.run.path} are not those that commit {commit.number} names")
-        if state.references != self.session.references():
+        references = self.session.references()
+        known = {name: (version, began[name]) for name, version in references.items()}
+        if {*known} != {*state.references} or any(state.references[name] not in known[name] for name in known):
             raise StoreError(
                 f"the models that the run in {self.run.path} began with are not those that its team file gives now, "
                 "and plan.reference_kl needs them: put the old models back, or begin another run"
             )
         self.account, self.position, self.states = state.account, state.position, dict(state.states)
-        for name, precision in state.precisions.items():  # what "auto" settled on when the run began
-            self.session.engine.set_precision(name, precision)
+        self.changes = (*self.changes, *self.session.settle_precisions(state.precisions))
         self.fingerprints = dict(commit.agents)
         self._take_up_log(commit, state)
 
@@ -466,6 +494,7 @@ class Driver:
             log.write(last)
             if state.history is None:
                 self.history.add(last)
+        self._keep_best()
 
     def _where(self) -> dict[str, int]:
         return {"stage": self.position.stage, "updates": self.position.number}
@@ -481,4 +510,17 @@ class Driver:
         started = time.perf_counter()
         report, ledger = evaluate_team(self.session, self.team, stage=stage)
         tokens, seconds = sum(ledger.sampled_tokens.values()), time.perf_counter() - started
-        yield self._log(EvalRecord(**self._where(), report=report, tokens=tokens, seconds=seconds))
+        written = self._log(EvalRecord(**self._where(), report=report, tokens=tokens, seconds=seconds))
+        self._keep_best()
+        yield written
+
+    def _keep_best(self) -> None:
+        """Whatever is pruned later, the checkpoint with the highest held-out success stays."""
+        best = best_of(self.history.held_out)
+        self.run.checkpoints.kept = None if best is None else best.updates
+
+    @property
+    def _is_out_of_patience(self) -> bool:
+        """By the evaluations before this stage, its own among them: without it, what was learned since is not known."""
+        evaluated = self.position.stage in self.history.evaluated
+        return evaluated and out_of_patience(self.history.held_out, self.session.team_file.eval.patience)

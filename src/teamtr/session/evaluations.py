@@ -37,9 +37,11 @@ from teamtr.store import read_episodes, write_atomic, write_episodes
 from teamtr.store.atomic import remove_leftovers
 from teamtr.store.log import decode, encode
 from teamtr.team import Team
-from teamtr.types import Problem, RolloutBatch
+from teamtr.types import Episode, Problem, RolloutBatch, Transcript
 
 EPISODES_PER_CHUNK = 512
+LOOKED_AT = 4
+"""Chunks in which conversations to show are looked for."""
 
 AS_WRITTEN = AsWritten()
 
@@ -72,12 +74,40 @@ class Spent:
 
 
 @dataclass(frozen=True)
+class Sample:
+    """A conversation of an evaluation, to look at."""
+
+    problem: Problem
+    episode: Episode
+
+
+@dataclass(frozen=True)
 class Evaluated:
-    """What an evaluation found, what its answers took, and how many of them were there before."""
+    """What an evaluation found, what its answers took, how many of them were there before, and where they are."""
 
     report: EvalReport
     spent: Spent
     kept: int
+    files: tuple[Path, ...] = ()
+
+    def samples(self, count: int) -> list[Sample]:
+        """So many conversations of different problems, right and wrong ones in turn as far as the first replies have
+        both."""
+        found: dict[bool, list[Sample]] = {True: [], False: []}
+        for file in self.files[:LOOKED_AT]:
+            batch = read_episodes(file)
+            for e, episode in enumerate(batch.episodes):
+                found[episode.verdict.right].append(Sample(batch.problems[e // batch.group_size], episode))
+            if all(len(some) >= count for some in found.values()):
+                break
+        chosen: dict[str, Sample] = {}
+        while len(chosen) < count and any(found.values()):
+            for some in found.values():
+                fresh = next((k for k, sample in enumerate(some) if sample.problem.id not in chosen), len(some))
+                for sample in some[fresh : fresh + 1] if len(chosen) < count else ():
+                    chosen[sample.problem.id] = sample
+                del some[: fresh + 1]
+        return list(chosen.values())
 
 
 @dataclass(frozen=True)
@@ -143,7 +173,7 @@ class Evaluation:
         }
         return {
             "team_version": self.cast.team.version,
-            "team": self.session.team_file.team.model_dump(mode="json"),
+            "team": self.session.team_file.without_places().team.model_dump(mode="json"),
             "split": self.split,
             "samples": self.samples,
             "temperature": self.temperature,
@@ -153,7 +183,7 @@ class Evaluation:
             **(
                 {}
                 if self.cast.context.tools is None
-                else {"tools": self.session.team_file.tools.model_dump(mode="json")}
+                else {"tools": self.session.team_file.without_places().tools.model_dump(mode="json")}
             ),
         }
 
@@ -177,6 +207,7 @@ class Evaluation:
             raise UserError(f"the split {self.split!r} has no problems: choose another with --split")
         self.require()
         context, parts, grader = self.session.context, [], grader_id(self.session)
+        files: list[Path] = []
         spent, played, clock = Spent(), 0, _Clock(self.folder / "seconds.json")
         remove_leftovers(self.folder, recursive=False)
         write_atomic(self.folder / "settings.json", encode(self.settings, "the settings") + b"\n")
@@ -204,12 +235,13 @@ class Evaluation:
                 if kept != file:
                     tell(f"problems {chunk.first} to {chunk.last}: answers or grader have changed, graded again")
                     kept.unlink(missing_ok=True)
+            files.append(file)
             parts.append(scores_of(context, batch, consensus=self.is_of_team))
             spent += Spent.on(batch, clock.seconds.get(_asked(file)))
             progress(chunk.last, len(problems), parts[-1])
         report = Scores.together(parts).report(self.seed, problems)
         write_atomic(self.folder / "report.json", encode(report.as_record(), "the report") + b"\n")
-        return Evaluated(report, spent, kept=spent.answers - played)
+        return Evaluated(report, spent, kept=spent.answers - played, files=tuple(files))
 
     def require(self) -> None:
         """Raises UserError where this method cannot be played by this team on this task."""
@@ -239,7 +271,7 @@ class Evaluation:
             for problem, episode in zip(of, batch.episodes, strict=True)
         ]
         asked = [
-            (problem, answer, [turn.text for turn in episode.turns])
+            (problem, answer, Transcript(episode.turns, episode.replies))
             for problem, answer, episode in zip(of, answers, batch.episodes, strict=True)
         ]
         episodes = [

@@ -1,16 +1,16 @@
 """Agents of a run as folders that plain transformers, PEFT or vLLM loads, each with a model card.
 
-A whole model leaves as a Hugging Face folder, an adapter as a PEFT folder (or merged into its base). Nothing of the
-training leaves with it: no optimizer, no critic, no steering state.
+A whole model leaves as a Hugging Face folder, an adapter as a PEFT folder (or merged into its base). Whole models leave
+in the precision of the file that they came from. Nothing of the training leaves with them: no optimizer, no critic, no
+steering state.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +19,15 @@ from teamtr.errors import UserError
 from teamtr.records import updates_before
 from teamtr.session.cards import model_card, team_card
 from teamtr.session.exported import Exported
-from teamtr.session.models import OBJECT, Loader, base_model, load_pretrained, quieten, save_pretrained
+from teamtr.session.models import (
+    OBJECT,
+    Loader,
+    base_model,
+    copy_checkpoint,
+    load_pretrained,
+    quieten,
+    save_pretrained,
+)
 from teamtr.session.resume import StoredRun
 from teamtr.session.task import build_task
 from teamtr.store.atomic import whole_folder
@@ -46,14 +54,15 @@ def export(
     form: Form = "trained",
     task: Task | None = None,
     load: Loader | None = None,
+    checkpoint: int | Literal["best"] | None = None,
 ) -> list[Exported]:
-    """Write one agent of the run's last commit to ``out``, or every agent to a folder of its name below ``out`` and a
-    card of the team beside them.
+    """Write one agent of the run's last commit, or of the ``checkpoint`` given, to ``out``, or every agent to a folder
+    of its name below ``out`` and a card of the team beside them.
 
     ``out`` must not exist or be empty; it appears whole or not at all. A run of ``TeamTrainer`` needs its ``task`` and
     whoever loads its models again.
     """
-    stored = StoredRun.read(run)
+    stored = StoredRun.read(run, checkpoint)
     source, team_file, commit = stored.folder, stored.team_file, stored.commit
     chosen = [agent_of(team_file, agent)] if agent is not None else list(team_file.team.agents)
     target = Path(out)
@@ -72,8 +81,9 @@ def export(
             inside = Path() if agent is not None else Path(config.name)
             folder = temporary / inside
             folder.mkdir(exist_ok=True)
-            checkpoint = source.checkpoints.folder_of(commit, config.name)
-            written.append(_export_agent(config, checkpoint, folder, target / inside, form, bases))
+            saved = source.checkpoints.folder_of(commit, config.name)
+            each = _export_agent(config, saved, folder, target / inside, form, bases)
+            written.append(replace(each, precision=_precision_of(folder)))
             card = model_card(team_file, config, records, written[-1])
             (folder / "README.md").write_text(card, encoding="utf-8")
         if agent is None:
@@ -123,7 +133,7 @@ def _export_agent(config: AgentConfig, stored: Path, folder: Path, final: Path, 
         if form == "gguf":
             save_pretrained(*_halved(*load_pretrained(str(stored))), folder)
             return Exported(config.name, final, "gguf")
-        _copy(stored, folder)
+        copy_checkpoint(stored, folder, OURS)
         return Exported(config.name, final, "model")
     if form in ("merged", "gguf"):
         from peft import PeftModel
@@ -135,7 +145,7 @@ def _export_agent(config: AgentConfig, stored: Path, folder: Path, final: Path, 
             return Exported(config.name, final, "gguf", *config.source)
         save_pretrained(*merged, folder)
         return Exported(config.name, final, "merged", *config.source)
-    _copy(stored, folder)
+    copy_checkpoint(stored, folder, OURS)
     base = bases.place_of(config)
     settings = json.loads((folder / "adapter_config.json").read_text())
     settings["base_model_name_or_path"], settings["revision"] = base, config.revision
@@ -143,14 +153,14 @@ def _export_agent(config: AgentConfig, stored: Path, folder: Path, final: Path, 
     return Exported(config.name, final, "adapter", base, config.revision, int(settings["r"]))
 
 
+def _precision_of(folder: Path) -> str:
+    """As its config.json says; adapters, which have none, are float32."""
+    config = folder / "config.json"
+    return str(json.loads(config.read_text()).get("dtype", "float32")) if config.exists() else "float32"
+
+
 def _halved(model: Any, tokenizer: Any) -> tuple[Any, Any]:
     """The same in bf16, which has float32's range: nothing becomes infinite."""
     import torch
 
     return model.to(torch.bfloat16), tokenizer
-
-
-def _copy(stored: Path, folder: Path) -> None:
-    for file in stored.iterdir():
-        if file.name not in OURS:
-            shutil.copy2(file, folder / file.name)

@@ -15,7 +15,7 @@ from teamtr.config.vllm import room_for
 class Exported:
     """One agent in a folder. ``base`` is what an adapter stands on (or was merged into), ``revision`` which one of that
     hub id, and ``rank`` an adapter's own. The form ``gguf`` is a whole model in half precision, for llama.cpp to
-    convert."""
+    convert. ``precision``: of the weights in the folder."""
 
     agent: str
     folder: Path
@@ -23,6 +23,7 @@ class Exported:
     base: str | None = None
     revision: str | None = None
     rank: int = 0
+    precision: str = "float32"
 
 
 def vllm_lines(exported: Sequence[Exported], seen_from: Path | None = None) -> Iterator[str]:

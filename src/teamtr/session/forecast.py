@@ -90,7 +90,12 @@ def _setup(team_file: TeamFile, plan: Plan, cluster: Cluster, demand: Demand) ->
         plan=plan,
         cluster=cluster,
         learning=Learning(
-            learner.epochs, learner.minibatches, learner.micro_batch, learner.gate_share, learner.precision
+            learner.epochs,
+            learner.minibatches,
+            learner.micro_batch,
+            learner.gate_share,
+            learner.precision,
+            learner.base,
         ),
         sampling=sampling,
     )

@@ -1,25 +1,27 @@
 """What a run has done so far, kept in memory and added to with every record.
 
-What decides anything (each agent's last update, and those of the stage in progress) is part of every commit; the log
-only says which stages have their report and their evaluation.
+What decides anything (each agent's last update, those of the stage in progress, and what evaluations found) is part of
+every commit; the log says which stages have their report, and what was evaluated since the last commit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from teamtr.records import (
     AnyRecord,
     EvalRecord,
     StageRecord,
+    SwapRecord,
     UpdateRecord,
     decode_record,
     decode_report,
     encode_record,
     encode_report,
 )
-from teamtr.reports import UpdateReport
+from teamtr.reports import HeldOut, UpdateReport
 from teamtr.store import StoreError
 
 
@@ -35,6 +37,8 @@ class History:
         """Stages before which the team was evaluated."""
         self.success: list[float] = []
         """Of every evaluation, in order."""
+        self.held_out: list[HeldOut] = []
+        """Evaluations of checkpoints of this run, in order: before a swap, they are another run's."""
         self._newest: list[UpdateRecord] = []
         self._earlier: dict[str, UpdateReport] = {}
         for record in records:
@@ -45,6 +49,7 @@ class History:
         return {
             "earlier": {name: encode_report(report) for name, report in self._earlier.items()},
             "newest": [encode_record(update) for update in self._newest],
+            "held_out": [asdict(found) for found in self.held_out],
         }
 
     def take_state(self, state: Mapping[str, Any], last: AnyRecord | None) -> None:
@@ -55,6 +60,7 @@ class History:
         try:
             self._earlier = {name: decode_report(report) for name, report in state["earlier"].items()}
             newest = [decode_record(found) for found in state["newest"]]
+            self._know_of([_held_out(found) for found in state.get("held_out", ())])
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise StoreError(
                 f"the newest commit does not hold the updates before it ({error!r:.200}): restore its folder from a "
@@ -63,6 +69,13 @@ class History:
         self._newest = [update for update in newest if isinstance(update, UpdateRecord)]
         if last is not None:
             self.add(last)
+
+    def _know_of(self, evaluated: Sequence[HeldOut]) -> None:
+        """Evaluations that a commit knows of and a log may have lost: the best checkpoint must not depend on that."""
+        known = {found.stage for found in self.held_out}
+        lost = [found for found in evaluated if found.stage not in known]
+        self.held_out = sorted([*lost, *self.held_out], key=lambda found: (found.updates, found.stage))
+        self.evaluated |= {found.stage for found in lost}
 
     def add(self, record: AnyRecord) -> None:
         match record:
@@ -77,6 +90,9 @@ class History:
             case EvalRecord():
                 self.evaluated.add(record.stage)
                 self.success.append(record.report.avg_at_k)
+                self.held_out.append(HeldOut(record.updates, record.stage, record.report.avg_at_k))
+            case SwapRecord():
+                self.held_out = []
 
     def last_updates(self, before_stage: int) -> dict[str, UpdateReport]:
         """Each agent's last update before this stage, which is the newest or a later one."""
@@ -86,3 +102,7 @@ class History:
     def of_stage(self, stage: int) -> Sequence[UpdateRecord]:
         """The updates of this stage, which is the newest or a later one."""
         return [update for update in self._newest if update.stage == stage]
+
+
+def _held_out(found: Mapping[str, Any]) -> HeldOut:
+    return HeldOut(int(found["updates"]), int(found["stage"]), float(found["success"]))

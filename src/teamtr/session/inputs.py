@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,17 @@ from teamtr.errors import Refused, UserError
 from teamtr.own_code import PREFIX
 from teamtr.session.build import Session
 from teamtr.session.environment import environment, library_digest
+from teamtr.session.models import OBJECT
 from teamtr.session.own_sources import file_digest, object_digest, program_digest
+from teamtr.settings.paths import BUILT_IN_MODELS
 from teamtr.store import StoreError
 from teamtr.tasks import Task
 from teamtr.tasks.players import PolicyPlayer
 from teamtr.team import ToolTurns
 from teamtr.types import PLAYER, Problem
+
+OF_PROBLEMS = ("task.path", "task.train", "task.test", "task.against")
+"""Settings that name files of problems: what is used of those is compared problem by problem."""
 
 
 class OtherInputs(Refused):
@@ -42,12 +47,14 @@ class RowsId:
 
 @dataclass(frozen=True)
 class ModelId:
-    """What an agent is besides the weights that it trains. ``base`` is empty where nothing is frozen."""
+    """What an agent is besides the weights that it trains. ``base`` is empty where nothing is frozen; ``start`` are the
+    weights that a whole model from a folder or the hub began with."""
 
     config: str
     tokenizer: str
     template: str
     base: str = ""
+    start: str = ""
 
 
 @dataclass(frozen=True)
@@ -115,8 +122,7 @@ def changes(then: Inputs, now: Inputs) -> list[Change]:
     rows = list(_rows_changed(then, now))
     found = [*rows, *_code_changed(then, now), *_models_changed(then.models, now.models)]
     if not rows:  # else it is told what has changed in them
-        told = "the file has changed, and the problems in it have not"
-        found += [Change(f"{key}: {told}", learns=False) for key in _other(then.files, now.files)]
+        found += [_file_changed(key) for key in _other(then.files, now.files)]
     for name in _other(then.environment, now.environment):
         before, after = then.environment.get(name, "none"), now.environment.get(name, "none")
         found.append(Change(f"{name}: {after}, was {before}", learns=False))
@@ -139,7 +145,9 @@ def require_same_inputs(then: Inputs, now: Inputs, where: Path, *, accept: bool)
 
 def require_same_models(then: Inputs, session: Session, where: Path) -> None:
     """Raises OtherInputs when an agent of the run is not what was trained, besides its weights."""
-    if found := [change.text for change in _models_changed(then.models, models_of(session))]:
+    now = {name: replace(model, start="") for name, model in models_of(session).items()}  # the commit has its weights
+    before = {name: replace(model, start="") for name, model in then.models.items()}
+    if found := [change.text for change in _models_changed(before, now)]:
         raise OtherInputs(
             f"the agents of the run in {where} are not those that were trained:\n"
             + "".join(f"  {text}\n" for text in found)
@@ -149,7 +157,7 @@ def require_same_models(then: Inputs, session: Session, where: Path) -> None:
 
 def grader_id(session: Session) -> str:
     """A hash of all that decides a verdict besides the reply and the problem."""
-    task = session.team_file.task.model_dump(mode="json")
+    task = session.team_file.without_places().task.model_dump(mode="json")
     ours = library_digest("grading", "tasks")
     return _digest([task, _code(session), ours])[:8]
 
@@ -194,7 +202,7 @@ def _programs(team_file: TeamFile) -> Iterator[tuple[str, Path]]:
 
 
 def _files(team_file: TeamFile) -> Iterator[tuple[str, Path]]:
-    for key, text in _texts(team_file.model_dump(mode="json", exclude={"sampling"})):  # which names no data
+    for key, text in _texts(team_file.model_dump(mode="json", exclude={"sampling", "warmup"})):  # no data, or over
         if len(text) < 4096 and "\0" not in text and Path(text).is_absolute() and Path(text).is_file():
             yield key, Path(text)
 
@@ -218,9 +226,17 @@ def _model(session: Session, name: str) -> ModelId:
     if name == PLAYER and isinstance(session.task.player, PolicyPlayer):
         codec = session.task.player.codec
     base = session.engine.version(name) if name == PLAYER else info.base_version
+    start = "" if base or _is_made(session, name) else session.team[name].version
     if not isinstance(codec, ChatCodec):
-        return ModelId(info.config_version, "", "", base)
-    return ModelId(info.config_version, *codec.identity, base)
+        return ModelId(info.config_version, "", "", base, start)
+    return ModelId(info.config_version, *codec.identity, base, start)
+
+
+def _is_made(session: Session, name: str) -> bool:
+    """Whether a model comes from no folder and no hub: a built-in one is taught anew only where its weights matter, and
+    an object has its hash in its name."""
+    model = next(agent.model for agent in session.team_file.team.agents if agent.name == name)
+    return model in BUILT_IN_MODELS or model.startswith(OBJECT)
 
 
 def _rows_changed(then: Inputs, now: Inputs) -> Iterator[Change]:
@@ -235,6 +251,12 @@ def _rows_changed(then: Inputs, now: Inputs) -> Iterator[Change]:
         yield Change(f"problems of {split}: {what}", learns=split == "train")
 
 
+def _file_changed(key: str) -> Change:
+    if key.startswith(OF_PROBLEMS):
+        return Change(f"{key}: the file has changed, and the problems in it have not", learns=False)
+    return Change(f"{key}: the file has changed", learns=True)
+
+
 def _code_changed(then: Inputs, now: Inputs) -> Iterator[Change]:
     for key in _other(then.code, now.code):
         yield Change(f"{key}: the code has changed", learns=True)
@@ -246,6 +268,7 @@ def _models_changed(then: Mapping[str, ModelId], now: Mapping[str, ModelId]) -> 
         "tokenizer": "its tokenizer has changed",
         "template": "its chat template has changed",
         "base": "the weights of its base model have changed",
+        "start": "the weights that it began with are other ones",
     }
     for name in _other(then, now):
         before, after = then.get(name), now.get(name)
@@ -253,7 +276,8 @@ def _models_changed(then: Mapping[str, ModelId], now: Mapping[str, ModelId]) -> 
             yield Change(f"agent {name}: {'new' if before is None else 'gone'}", learns=True)
             continue
         for part, what in said.items():
-            if getattr(before, part) != getattr(after, part):
+            unknown = part == "start" and not before.start  # of a run of an earlier version
+            if getattr(before, part) != getattr(after, part) and not unknown:
                 yield Change(f"agent {name}: {what}", learns=True)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import logging
 import os
+import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,8 @@ from teamtr.engines.saving import raising_os_errors
 from teamtr.engines.shards import Shards
 from teamtr.engines.tabular import TabularPolicy
 from teamtr.engines.torch import pretrained
+from teamtr.engines.torch.adapter_files import AdapterShape, require_adapter
+from teamtr.engines.torch.file_precision import as_in_file, file_precision, in_float32, round_as_noted
 from teamtr.engines.torch.fused_lora import fuse_lora
 from teamtr.engines.torch.loading import TinyShape, quieten, share_base, teach_form, tiny_model
 from teamtr.engines.torch.outline import NotInParts, Slot, Unread, slots_of
@@ -96,7 +99,7 @@ def local_engine(
     settings, pool = team_file.learner, sampler_pool(team_file)
     held = (*team_file.team.names, PLAYER) if held is None else held
     layers = LayerSpread(shards, device_of(team_file)) if isinstance(shards, Ranks) and shards.lockstep else None
-    making = Making(team_file if taught else _without_teaching(team_file), task, pool, load, layers)
+    making = Making(team_file if taught else _without_teaching(team_file), task, pool, load, layers, taught)
     models = _agent_models(making, held)
     learners = {
         agent.name: PolicyLearner(
@@ -168,17 +171,28 @@ def base_model(team_file: TeamFile, task: Task, agent: AgentConfig, load: Loader
     if agent.model.startswith(OBJECT):
         if load is None:
             raise UserError(f"{agent.model} was given by a Python program: export this agent with TeamTrainer")
-        return load(agent.model)
+        return _given(load, agent.model)
     if agent.model != "tiny":
         return load_pretrained(*agent.source)
     return _warm_tiny(team_file, task, [a.name for a in team_file.team.agents if a.model == "tiny"])
 
 
 def save_pretrained(model: Any, tokenizer: Any, folder: Path) -> None:
-    """Write both as transformers reads them. Whatever refuses to write is an OSError."""
+    """Write both as transformers reads them, in the precision that the model's file has. What refuses to write is an
+    OSError."""
     with raising_os_errors():
-        model.save_pretrained(folder)
+        as_in_file(model).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
+
+
+def copy_checkpoint(stored: Path, folder: Path, without: Collection[str]) -> None:
+    """What a checkpoint holds of an agent, but for these files; weights in the precision that the model's file has."""
+    for file in stored.iterdir():
+        if file.name not in without:
+            shutil.copy2(file, folder / file.name)
+    if (folder / "config.json").exists():
+        with raising_os_errors():
+            round_as_noted(folder)
 
 
 def weights_hash(model: Any) -> str:
@@ -237,13 +251,15 @@ class AgentModel:
 @dataclass(frozen=True)
 class Making:
     """What models are made of: ``pool``, where they sample (None: the plain path); ``load``, as for ``local_engine``;
-    ``layers``, over whom their layers are spread (None: this process holds all of them)."""
+    ``layers``, over whom their layers are spread (None: this process holds all of them); ``begins``: adapters start
+    where ``lora.start`` says, and no commit is loaded over them."""
 
     team_file: TeamFile
     task: Task
     pool: SamplerPool | None = None
     load: Loader | None = None
     layers: LayerSpread | None = None
+    begins: bool = True
 
 
 def _agent_models(making: Making, held: Collection[str]) -> dict[str, AgentModel]:
@@ -326,6 +342,9 @@ def _transformer_models(
     temperature, precision = team_file.sampling.temperature, _precision(team_file, device)
     _require_arithmetic(source, model, precision, device)
     adapted = {a.name: a.lora for a in agents if a.train == "lora"}
+    starts = {name: lora for name, lora in adapted.items() if lora.start is not None and making.begins}
+    for lora in starts.values():
+        require_adapter(Path(str(lora.start)), AdapterShape(lora.rank, lora.alpha, source))
     policies: dict[str, Policy] = {}
     whole = [a.name for a in agents if a.train == "full"]
     for k, name in enumerate(whole):
@@ -346,8 +365,10 @@ def _transformer_models(
         _put(shared, slots, loaded, making.layers, device)
         base_version = hash_tensors({name: slot.tensor for name, slot in slots.items() if slot.is_parameter})
         fused = fuse_lora(shared)
+        if team_file.learner.base == "file":
+            fused.keep_as(file_precision(model))
         for adapter, name in adapters.items():
-            policies[name] = TransformerPolicy(
+            policy = TransformerPolicy(
                 shared,
                 tokenizer,
                 adapter=adapter,
@@ -357,6 +378,9 @@ def _transformer_models(
                 serving=making.pool,
                 fused=fused,
             )
+            if name in starts:
+                policy.start_from(Path(str(starts[name].start)))
+            policies[name] = policy
     return {a.name: AgentModel(policies[a.name], codec) for a in agents}
 
 
@@ -375,7 +399,7 @@ def _loaded(making: Making, agent: AgentConfig, taught: Sequence[str], device: t
     if agent.model == "tiny":
         return _Loaded(*_warm_tiny(making.team_file, making.task, taught))
     if making.load is not None and agent.model.startswith(OBJECT):
-        model, tokenizer = making.load(agent.model)
+        model, tokenizer = _given(making.load, agent.model)
         require_finite(model.state_dict(), f"the model of agent {agent.name!r}")
         return _Loaded(model, tokenizer)
     if making.layers is None:
@@ -386,6 +410,12 @@ def _loaded(making: Making, agent: AgentConfig, taught: Sequence[str], device: t
         log.warning("model %r is loaded as a whole by each worker, which then keeps its part: %s", agent.model, reason)
         return _Loaded(*load_pretrained(*agent.source))
     return _Loaded(unloaded.model, unloaded.tokenizer, unloaded)
+
+
+def _given(load: Loader, source: str) -> tuple[Any, Any]:
+    """What a Python program gave, in float32 as folders are loaded."""
+    model, tokenizer = load(source)
+    return in_float32(model).eval(), tokenizer
 
 
 def _put(

@@ -7,18 +7,25 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from teamtr.config import ConfigError, TeamFile, dump, loads_stored, on_another_task
+from teamtr.config import ConfigError, TeamFile, changed_for_evaluation, dumps_stored, loads_stored
 from teamtr.errors import Refused, UserError
+from teamtr.evaluation.best import best_of
+from teamtr.own_code import PREFIX
 from teamtr.session.build import AS_WRITTEN, Parts, Session, build
+from teamtr.session.history import History
 from teamtr.session.inputs import Inputs, require_same_models
+from teamtr.session.models import OBJECT
+from teamtr.settings.paths import BUILT_IN_MODELS, SOMEWHERE
 from teamtr.store import Commit, NotARun, RunFolder, StoreError, write_atomic
 from teamtr.team import Team
 
 ON_A_MACHINE = (
+    "device",
     "store.keep_checkpoints",
     "learner.micro_batch",
+    "learner.base",
     "sampling.compiled",
     "sampling.memory_gb",
     "sampling.vllm",
@@ -40,9 +47,11 @@ MAY_CHANGE = (
     "eval.problems",
     "eval.samples",
     "eval.temperature",
+    "eval.patience",
     "diagnostics.every",
 )
-"""Settings that a resumed run may change without becoming another run."""
+"""Settings that a resumed run may change without becoming another run. Where its data, code and models lie may change
+too: by their hashes they must be the same."""
 
 
 SWAP_REQUEST = Path("swap", "request.json")
@@ -65,34 +74,57 @@ class StoredRun:
     commit: Commit
 
     @classmethod
-    def read(cls, folder: Path | str) -> StoredRun:
-        """Without taking the run's lock. Raises NotARun where there is nothing to go on from."""
+    def read(cls, folder: Path | str, checkpoint: int | Literal["best"] | None = None) -> StoredRun:
+        """Without taking the run's lock: the latest checkpoint, the best by held-out success, or that after so many
+        updates. Raises NotARun where there is nothing to go on from."""
         run = RunFolder.read(folder)
         if not run.team_file.is_file():
             raise NotARun(f"{folder} holds no whole run (no team.yaml in it): train or swap to its end first")
-        team_file = loads_stored(run.team_text(), name=str(run.team_file))
+        team_file = stored_team_file(run)
         commit = run.checkpoints.latest()
         if commit is None:
             raise NotARun(f"{folder} holds no checkpoint yet; train first")
         for damaged in commit.skipped:
             warnings.warn(f"{damaged}. Read instead: the team after {commit.number} updates", stacklevel=2)
+        if checkpoint is not None:
+            commit = run.checkpoints.at(_best(run, commit) if checkpoint == "best" else checkpoint)
         return cls(run, team_file, commit)
 
-    def on_another_task(self, changes: Sequence[str]) -> StoredRun:
-        """The same team with the task that the changes write."""
-        return replace(self, team_file=on_another_task(self.team_file, changes, str(self.folder.team_file)))
+    def changed(self, changes: Sequence[str]) -> StoredRun:
+        """The same team on the task that the changes write, on another device, or with its models where they are."""
+        return replace(self, team_file=changed_for_evaluation(self.team_file, changes, str(self.folder.team_file)))
 
     def build(self, parts: Parts = AS_WRITTEN) -> tuple[Session, Team]:
         """The team of the commit. Raises OtherInputs when its models are not those that were trained."""
+        require_places(self.folder.path, self.team_file)
         session = build(self.team_file, taught=False, parts=parts)
         if (then := self.commit.progress.get("inputs")) is not None:
             require_same_models(Inputs.of_record(then), session, self.folder.path)
         return session, session.load(lambda name: self.folder.checkpoints.folder_of(self.commit, name))
 
 
+def stored_team_file(run: RunFolder) -> TeamFile:
+    """What the run was asked, with its paths as they are where the folder is now."""
+    return loads_stored(run.team_text(), str(run.team_file), run.path)
+
+
+def _best(run: RunFolder, latest: Commit) -> int:
+    """How many updates the checkpoint with the highest held-out success has."""
+    history = History(run.log.records())
+    if (state := latest.progress.get("history")) is not None:
+        history.take_state(state, None)
+    best = best_of(history.held_out)
+    if best is None:
+        raise UserError(
+            f"the run in {run.path} was never evaluated while it trained (eval.every), so that none of its checkpoints "
+            "is known to be the best: leave --checkpoint out for the latest"
+        )
+    return best.updates
+
+
 def claim(run: RunFolder, team_file: TeamFile, commit: Commit | None) -> None:
-    """Write the resolved team file, or make sure that the one there is the same and asks for no less than was done."""
-    text = dump(team_file)
+    """Take the folder for this team file: nothing is in it yet, or a run of the same, which asks for no less than was
+    done and whose data, code and models are there. Changes no run that is there; ``keep`` writes the file down."""
     if (run.path / SWAP_REQUEST).exists() and not run.team_file.exists():
         raise OtherRun(
             f"{run.path} holds an unfinished swap: the same `teamtr swap` command resumes it; choose another "
@@ -105,12 +137,54 @@ def claim(run: RunFolder, team_file: TeamFile, commit: Commit | None) -> None:
         )
     if run.team_file.exists() and commit is not None:  # a run that never began binds nobody
         try:
-            stored = loads_stored(run.team_text(), name=str(run.team_file))
+            stored = stored_team_file(run)
         except ConfigError as error:
             raise OtherRun(f"the team file stored in {run.path} cannot be read:\n{error}") from error
         require_same(run.path, stored, team_file)
         _require_stages(run, team_file, commit)
-    write_atomic(run.team_file, text.encode())
+        require_places(run.path, team_file)
+    else:
+        keep(run, team_file)
+
+
+def keep(run: RunFolder, team_file: TeamFile) -> None:
+    """Write the resolved team file into the run folder."""
+    text = dumps_stored(team_file, run.path).encode()
+    if not run.team_file.exists() or run.team_file.read_bytes() != text:
+        write_atomic(run.team_file, text)
+
+
+def require_places(folder: Path, team_file: TeamFile) -> None:
+    """Raises a UserError that names every file and folder of a run which is not there, and how to say where it is."""
+    gone = {key: named for key, named in places(team_file).items() if not _path_in(named).exists()}
+    gone.pop("warmup.path", None)  # a run begins once
+    if not team_file.plan.plan().objective.has_reference:  # what adapters started from is over, but for a KL to it
+        gone = {key: named for key, named in gone.items() if not key.endswith("lora.start")}
+    if gone:
+        missing = [f"{key} ({_path_in(named)})" for key, named in gone.items()]
+        told = [shlex.quote(f"{key}={named.replace(str(_path_in(named)), 'PATH')}") for key, named in gone.items()]
+        raise UserError(
+            f"the run in {folder} needs what is not there: {', '.join(missing)}. Put it there, or say where it is now: "
+            f"`teamtr train {shlex.quote(str(folder))} {' '.join(told)}`. If it is the same by its hash, the run goes "
+            "on and remembers the place"
+        )
+
+
+def places(team_file: TeamFile) -> dict[str, str]:
+    """The files and folders that a team file names, by dotted key; what several keys name, by the shortest of them.
+    Those of servers that sample are the machine's."""
+    named = dict(_leaves(team_file.model_dump()))
+    found: dict[str, str] = {}
+    keys = _differences(team_file.model_dump(), team_file.without_places().model_dump())
+    for key in sorted(keys, key=lambda key: (key.count("."), key)):
+        if named[key] not in found.values() and not key.startswith("sampling."):
+            found[key] = str(named[key])
+    return found
+
+
+def _path_in(named: str) -> Path:
+    """The file of python:FILE:NAME; any other path as it is."""
+    return Path(named.removeprefix(PREFIX).rpartition(":")[0] if named.startswith(PREFIX) else named)
 
 
 def differences(stored: TeamFile, team_file: TeamFile, free: Sequence[str]) -> list[str]:
@@ -120,8 +194,9 @@ def differences(stored: TeamFile, team_file: TeamFile, free: Sequence[str]) -> l
 
 
 def require_same(folder: Path, stored: TeamFile, team_file: TeamFile) -> None:
-    """Refuse a team file that is another than the one stored in the folder, but for what may change."""
-    other = differences(stored, team_file, MAY_CHANGE)
+    """Refuse a team file that is another than the one stored in the folder, but for what may change. Where data, code
+    and models lie may change too: they are compared by their hashes."""
+    other = differences(stored.without_places(), team_file.without_places(), (*MAY_CHANGE, *_moved(stored, team_file)))
     if other:
         raise OtherRun(
             f"{folder} holds a run with other settings ({', '.join(other[:5])}"
@@ -129,6 +204,33 @@ def require_same(folder: Path, stored: TeamFile, team_file: TeamFile) -> None:
             "the command line, output_dir in Python. To resume that run with its own: `teamtr train "
             f"{shlex.quote(str(folder))}`"
         )
+
+
+def _moved(stored: TeamFile, team_file: TeamFile) -> list[str]:
+    """Keys that name something by a name in one of the two, such as a hub id, and by a path in the other."""
+    then, now = (dict(_leaves(each.without_places().model_dump())) for each in (stored, team_file))
+    found = []
+    for key in then.keys() & now.keys():
+        values = [then[key], now[key]]
+        if SOMEWHERE not in values or None in values:
+            continue
+        values.remove(SOMEWHERE)
+        if values[0] not in BUILT_IN_MODELS and not str(values[0]).startswith(OBJECT):
+            found += [key, f"{key.rpartition('.')[0]}.revision"] if key.endswith(".model") else [key]
+    return found
+
+
+def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value that is no mapping and no list, by the dotted key that ``_differences`` gives it."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _leaves(item, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list | tuple):
+        for k, item in enumerate(value):
+            name = item["name"] if isinstance(item, Mapping) and "name" in item else k
+            yield from _leaves(item, f"{path}.{name}")
+    else:
+        yield path, value
 
 
 def _require_stages(run: RunFolder, team_file: TeamFile, commit: Commit) -> None:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from teamtr.randomness import generator, seed_of
 from teamtr.records import MeasuredBias, PartlyRedrawn, Redrawn
-from teamtr.rollout import Ledger, collect, play
+from teamtr.rollout import Ledger, collect, play, with_counterfactuals
 from teamtr.rollout.redraw import redraw
 from teamtr.session.build import Session
 from teamtr.team import Team
@@ -51,7 +51,12 @@ class StageRollouts:
 
     def gather(self, team: Team, step: int, worn: RolloutBatch | None) -> Gathered:
         """Before this step: all new, or as much of a worn batch kept as the team might have said itself."""
-        return self._sample(team, step) if worn is None else self._redraw(team, step, worn)
+        return self._credited(team, self._sample(team, step) if worn is None else self._redraw(team, step, worn))
+
+    def _credited(self, team: Team, found: Gathered) -> Gathered:
+        """With what the plan must know to credit each agent."""
+        credit = self.session.plan.credit
+        return replace(found, batch=with_counterfactuals(self.session.context, team, found.batch, credit, found.ledger))
 
     def _sample(self, team: Team, step: int) -> Gathered:
         sampling, ledger = self.session.plan.dynamic_sampling, Ledger()
@@ -90,7 +95,7 @@ class StageRollouts:
         """For probes alone: no update learns from them."""
         ledger, seed = Ledger(), seed_of(self.seed, "probe rollout", self.stage, name)
         batch = play(self.session.context, team, self.problems, self.session.plan.group_size, seed=seed, ledger=ledger)
-        return Gathered(batch, ledger)
+        return self._credited(team, Gathered(batch, ledger))
 
     def drawn_again(self, last: RolloutBatch | None) -> tuple[RolloutBatch | None, Sequence[int]]:
         """Of the last stage's batch the episodes that this one learns from once more, and which problems they are."""

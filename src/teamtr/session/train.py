@@ -18,10 +18,11 @@ from itertools import chain
 from pathlib import Path
 
 from teamtr.config import TeamFile
+from teamtr.errors import UserError
 from teamtr.ports import EngineLost
 from teamtr.session.build import AS_WRITTEN, Parts, build
 from teamtr.session.driver import Driver, Lost, Record
-from teamtr.session.resume import claim
+from teamtr.session.resume import claim, keep
 from teamtr.store import RunFolder
 from teamtr.trackers import Filing, follow
 
@@ -43,6 +44,11 @@ def train(
     fails before it has begun leaves no folder behind, if there was none. ``accept_changes``: go on with data, code or
     models that are other than when the run began, which is refused otherwise.
     """
+    if team_file.seeds != 1:
+        raise UserError(
+            f"seeds: {team_file.seeds} asks for several runs, and this is one: `teamtr train` with a team file trains "
+            "them all; set seeds: 1 for one"
+        )
     there = Path(folder).exists()
     with RunFolder.open(folder, keep_commits=team_file.store.keep_checkpoints) as run:
         commit = run.checkpoints.latest()
@@ -52,6 +58,7 @@ def train(
         try:
             records = _until_done(run, team_file, stop, parts, accept_changes)
             first = next(records)  # before a tracker hears of a run that cannot begin
+            keep(run, team_file)  # the hashes agree: from now on the run is what was asked now
             yield from follow(
                 chain([first], records),
                 team_file.trackers,

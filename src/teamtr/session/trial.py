@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from teamtr.randomness import generator, seed_of
-from teamtr.rollout import Ledger, play
+from teamtr.rollout import Ledger, play, with_counterfactuals
 from teamtr.session.build import Session
 from teamtr.types import RolloutBatch
 
@@ -25,12 +25,13 @@ def try_out(session: Session) -> Trial:
     """Episodes of a few problems by the team as it is."""
     problems, seed, ledger = session.task.problems("train"), session.team_file.seed, Ledger()
     pick = generator(seed, "preflight").permutation(len(problems))[:PROBLEMS]
+    team = session.current_team()
     batch = play(
         session.context,
-        session.current_team(),
+        team,
         [problems[i] for i in pick],
         GROUP,
         seed=seed_of(seed, "preflight", "play"),
         ledger=ledger,
     )
-    return Trial(batch, ledger)
+    return Trial(with_counterfactuals(session.context, team, batch, session.plan.credit, ledger), ledger)

@@ -12,7 +12,7 @@ Everything is JSON, gzip or whatever a learner saves; nothing here can execute o
 """
 
 from teamtr.store.atomic import StoreError, TornRead, commit_folder, verify_folder, write_atomic
-from teamtr.store.checkpoint import Checkpoints, Commit
+from teamtr.store.checkpoint import Checkpoints, Commit, NoSuchCommit
 from teamtr.store.episodes import batch_name, probe_name, read_episodes, write_episodes
 from teamtr.store.folder import NotARun, RunFolder, RunLocked
 from teamtr.store.log import Log, LogMark, RunLog
@@ -22,6 +22,7 @@ __all__ = [
     "Commit",
     "Log",
     "LogMark",
+    "NoSuchCommit",
     "NotARun",
     "RunFolder",
     "RunLocked",

@@ -6,7 +6,8 @@
 A commit counts from the rename of its folder on, and it is renamed after every agent folder it names. So whenever
 the process dies, the newest commit is either the one before or the one after the update in progress.
 
-Old commits are pruned, with the agents that only they name, unless a reader holds them (``Checkpoints.latest``).
+Old commits are pruned, with the agents that only they name, unless a reader holds them (``Checkpoints.latest``) or one
+is to be kept (``Checkpoints.kept``).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from teamtr.errors import UserError
 from teamtr.store.atomic import (
     MANIFEST,
     StoreError,
@@ -38,6 +40,12 @@ FORMAT = 1
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
 _VERSION = re.compile(r"[0-9a-f]{1,128}")
 _NUMBER = re.compile(r"[0-9]{6,}")
+
+
+class NoSuchCommit(StoreError):
+    """A checkpoint was asked for that is not stored."""
+
+    exit_code = UserError.exit_code
 
 
 @dataclass(frozen=True)
@@ -76,6 +84,8 @@ class Checkpoints:
         # Manifest hash of the agent folders that this process wrote or verified: gigabytes are hashed once.
         self._whole: dict[Path, str] = {}
         self._hold: FileLock | None = None
+        self.kept: int | None = None
+        """A commit that stays however old it is, until another takes its place."""
 
     def commit(
         self,
@@ -143,6 +153,16 @@ class Checkpoints:
                     "start a run in another folder.\n" + "\n".join(skipped)
                 )
             return replace(commit, skipped=tuple(skipped))
+
+    def at(self, number: int) -> Commit:
+        """The commit of this number, whole; a reader holds it as ``latest`` does. Raises NoSuchCommit where it is not
+        stored (any more)."""
+        hold = None if self._writable else self._held(number)
+        if number not in self.numbers() or (hold is None and not self._writable):
+            there = ", ".join(map(str, self.numbers())) or "none"
+            raise NoSuchCommit(f"{self.folder} holds no checkpoint {number}; it holds {there}")
+        self._hold = hold
+        return self._verified(number)
 
     def numbers(self) -> list[int]:
         """The numbers of the stored commits, ascending, whole or not."""
@@ -240,7 +260,7 @@ class Checkpoints:
         numbers = self.numbers()
         staying = numbers[-self.keep :]
         for number in numbers[: -self.keep]:
-            if not self._discard_commit(number):
+            if number == self.kept or not self._discard_commit(number):
                 staying.append(number)
         needed: set[Path] = set()
         for number in staying:

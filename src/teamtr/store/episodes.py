@@ -10,6 +10,7 @@ import gzip
 import io
 import zlib
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_args
 
@@ -18,7 +19,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from teamtr.store.atomic import StoreError, read_whole, write_atomic
 from teamtr.store.log import decode, encode
-from teamtr.types import Episode, Finish, Message, Problem, Reply, RolloutBatch, Turn, Verdict, VerdictKind
+from teamtr.types import Breakdown, Episode, Finish, Message, Problem, Reply, RolloutBatch, Turn, Verdict, VerdictKind
 
 KIND = "teamtr-episodes"
 FORMAT = 1
@@ -128,30 +129,52 @@ def _episode_to_json(episode: Episode, where: str) -> dict[str, Any]:
         "group_index": episode.group_index,
         "turns": [_turn_to_json(turn, f"{where}, turn {t}") for t, turn in enumerate(episode.turns)],
         "answer": episode.answer,
-        "verdict": {
-            "kind": episode.verdict.kind,
-            "reward": float(episode.verdict.reward),
-            "extracted": episode.verdict.extracted,
-        },
+        "verdict": _verdict_to_json(episode.verdict),
         "team_version": episode.team_version,
         "replies": [_reply_to_json(reply) for reply in episode.replies],
+        "without": {name: _verdict_to_json(verdict) for name, verdict in episode.without.items()},
     }
 
 
 def _episode_from_json(body: dict[str, Any]) -> Episode:
-    verdict = body["verdict"]
     return Episode(
         problem_id=_text(body["problem_id"]),
         group_index=_whole(body["group_index"]),
         turns=tuple(_turn_from_json(turn) for turn in body["turns"]),
         answer=_text(body["answer"]),
-        verdict=Verdict(
-            kind=_one_of(get_args(VerdictKind), verdict["kind"]),
-            reward=_number(verdict["reward"]),
-            extracted=None if verdict["extracted"] is None else _text(verdict["extracted"]),
-        ),
+        verdict=_verdict_from_json(body["verdict"]),
         team_version=_text(body["team_version"]),
         replies=tuple(_reply_from_json(reply) for reply in body.get("replies", ())),  # older files have none
+        without={_text(name): _verdict_from_json(found) for name, found in body.get("without", {}).items()},
+    )
+
+
+def _verdict_to_json(verdict: Verdict) -> dict[str, Any]:
+    made = verdict.breakdown
+    return {
+        "kind": verdict.kind,
+        "reward": float(verdict.reward),
+        "extracted": verdict.extracted,
+        "breakdown": None if made is None else asdict(made),
+    }
+
+
+def _verdict_from_json(body: dict[str, Any]) -> Verdict:
+    made = body.get("breakdown")  # older files have none
+    return Verdict(
+        kind=_one_of(get_args(VerdictKind), body["kind"]),
+        reward=_number(body["reward"]),
+        extracted=None if body["extracted"] is None else _text(body["extracted"]),
+        breakdown=None if made is None else _breakdown_from_json(made),
+    )
+
+
+def _breakdown_from_json(body: dict[str, Any]) -> Breakdown:
+    return Breakdown(
+        shared=_number(body["shared"]),
+        by_agent={_text(name): _number(earned) for name, earned in body["by_agent"].items()},
+        by_turn=tuple(map(_number, body["by_turn"])),
+        parts={_text(name): _number(earned) for name, earned in body["parts"].items()},
     )
 
 

@@ -88,7 +88,8 @@ def new_team_file(team_file: TeamFile, request: Request, *, next_stage: int, mod
     agents = []
     for config in team_file.team.agents:
         if config.name == request.agent:
-            changes = {"model": model, "revision": request.revision, "train": train}
+            lora = config.lora.model_copy(update={"start": None})  # which was the old model's
+            changes = {"model": model, "revision": request.revision, "train": train, "lora": lora}
             agents.append(config.model_copy(update=changes))
         elif config.model == "tiny" and (config.train == "lora" or has_reference):
             agents.append(config.model_copy(update={"model": _keep_base(team_file, config, models)}))

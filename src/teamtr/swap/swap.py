@@ -27,7 +27,7 @@ import numpy as np
 import orjson
 
 from teamtr.chat.tokenizers import compare_tokenizers
-from teamtr.config import TeamFile, dump
+from teamtr.config import TeamFile, dumps_stored
 from teamtr.errors import Refused, UserError
 from teamtr.randomness import seed_of
 from teamtr.records import (
@@ -358,7 +358,7 @@ class _Swap:
             self._new_team().versions,
             self.new.precisions(),
             self.new.references(),
-            self._history(),
+            self._history(record),
             inputs_of(self.new).as_record(),
         )
         self.target.checkpoints.commit(
@@ -367,15 +367,16 @@ class _Swap:
             lambda name, folder: learners[name].save(folder),
             state.as_progress(),
         )
-        write_atomic(self.target.team_file, dump(self.team_file).encode())
+        write_atomic(self.target.team_file, dumps_stored(self.team_file, self.target.path).encode())
         _tidy(self.target)
 
-    def _history(self) -> dict[str, Any] | None:
+    def _history(self, swap: SwapRecord) -> dict[str, Any] | None:
         if self.state.history is None:
             return None
         history = History()
         record = self.commit.record
         history.take_state(self.state.history, None if record is None else decode_record(record))
+        history.add(swap)
         return history.as_state()
 
     def _states(self) -> dict[str, AgentState]:

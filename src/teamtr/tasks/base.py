@@ -21,6 +21,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 import numpy as np
 
 from teamtr.errors import UserError
+from teamtr.grading.printed import Printed
 from teamtr.ports import Environment, Tools
 from teamtr.tasks.config import BenchmarkConfig, TaskConfig, TaskContext
 from teamtr.tasks.data.rows import DataError, Row, read_rows
@@ -70,9 +71,11 @@ class Task(ABC):
         player: who plays the other roles of an interactive task.
         warnings: what is odd in the data though usable.
         grades_conversation: whether a verdict depends on what every agent said rather than on the answer.
+        silence: what stands for an agent's words where ``plan.credit: difference`` asks what would be without it.
         grades_early: whether each verdict depends on its own episode alone, and ``grade`` may be called from another
             thread: then episodes are graded while others are still played. Worth it where other processes grade.
         failures: how often each grader failure (crash, timeout) came up.
+        printed: what its grader printed and nobody has been shown yet.
         environment: the other side of an interactive task; None for the others.
         tools: what agents can call, where the task brings tools of its own.
     """
@@ -87,6 +90,7 @@ class Task(ABC):
     warnings: tuple[str, ...] = ()
     grades_conversation: bool = False
     grades_early: bool = False
+    silence: str = ""
     _splits: Mapping[str, tuple[Problem, ...]] = MappingProxyType({})
 
     def __init__(self, splits: Mapping[str, Iterable[Problem]] | None = None) -> None:
@@ -110,6 +114,10 @@ class Task(ABC):
         return Counter()
 
     @cached_property
+    def printed(self) -> Printed:
+        return Printed()
+
+    @cached_property
     def environment(self) -> Environment | None:
         return None
 
@@ -120,12 +128,14 @@ class Task(ABC):
     def problems(self, split: str) -> Sequence[Problem]:
         """Those of ``train`` or ``test``."""
         if split not in self._splits:
-            raise UserError(f"{self.name} has no split {split!r}: use one of {sorted(self._splits)}")
+            remedy = "; give task.test, or set eval.every: 0 where nothing is to be held out" if split == "test" else ""
+            raise UserError(f"{self.name} has no split {split!r}: use one of {sorted(self._splits)}{remedy}")
         return self._splits[split]
 
     @abstractmethod
     def grade(self, episodes: Sequence[tuple[Problem, str, Sequence[str]]]) -> list[Verdict]:
-        """One verdict per (problem, the team's answer, all messages' texts)."""
+        """One verdict per (problem, the team's answer, all messages' texts). The texts of a played episode are a
+        ``teamtr.types.Transcript``, which knows who said them."""
 
     def outcome(self, problem: Problem, events: Sequence[Event]) -> str | None:
         """Of an interactive task: what is graded, as the answer, where more than the team's last word counts, such as
@@ -168,7 +178,7 @@ class Benchmark(Task):
 
     Config = BenchmarkConfig
     samples = 1
-    reward_range = 1.0
+    reward_range: float | None = 1.0
     held_out: ClassVar[float] = 0.2
     """Share of one file that is the test split, where the team file does not say."""
     needs_data_to_grade: ClassVar[bool] = False
@@ -240,12 +250,12 @@ class Benchmark(Task):
         """The answer that a reply states, in a form that votes can be counted in; None when it states none."""
 
     @abstractmethod
-    def gold(self, problem: Problem) -> str:
-        """A reply that must be graded right."""
+    def gold(self, problem: Problem) -> str | None:
+        """A reply that must be graded right; None where only a person's own function knows."""
 
     @abstractmethod
     def wrong(self, problem: Problem, rng: np.random.Generator) -> list[WrongAnswer]:
-        """At least five replies of different kinds that must not be graded right."""
+        """At least five replies of different kinds that must not be graded right; none where none are known."""
 
 
 def name_in(row: Row) -> str | None:

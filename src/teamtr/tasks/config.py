@@ -86,9 +86,9 @@ class BenchmarkConfig(TaskConfig):
 
     not_arguments: ClassVar[frozenset[str]] = frozenset({"name", "path", "train", "test"})
 
-    path: NonEmpty | None = unset("A data file (relative to the team file) or a hub id, split by held_out.")
-    train: NonEmpty | None = unset("Instead of path: the file or hub id to train on.")
-    test: NonEmpty | None = unset("Instead of path: the file or hub id to evaluate on.")
+    path: NonEmpty | None = unset("A data file or folder (relative to the team file) or a hub id, split by held_out.")
+    train: NonEmpty | None = unset("Instead of path: the file, folder or hub id to train on.")
+    test: NonEmpty | None = unset("Instead of path: the file, folder or hub id to evaluate on.")
     held_out: UpTo1 | None = unset("Share of path that is held out for evaluation; default: the benchmark's own.")
 
     @property

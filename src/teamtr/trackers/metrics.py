@@ -57,6 +57,9 @@ METRICS = (
     Metric("train/success", "update", ("success",), "share of its episodes that succeeded"),
     Metric("train/punishment", "update", ("punishment",), "how much overlong messages lowered its mean return"),
     Metric(
+        "train/reward_part/", "update", ("rewards", "parts"), "mean of each part of its rewards, with the part's weight"
+    ),
+    Metric(
         "train/exact_success",
         "update",
         ("exact_after",),
@@ -72,6 +75,12 @@ METRICS = (
     _every("cut", "share of them that ended at the token limit"),
     _every("entropy", "entropy of its tokens, by the sampler's own log-probabilities, nats per token"),
     _every("reward", "mean reward of the episodes in which it spoke"),
+    Metric(
+        "AGENT/own_reward",
+        "update",
+        ("rewards", "agents", EACH),
+        "mean of what it earned by itself, where rewards are of agents or turns",
+    ),
     _agent("kl_share", "upper bound of the kept update's KL as a share of the radius", "health", "kl_share"),
     _agent("kept", "1 when the update was kept, 0 when it was restored or skipped"),
     _agent("kl", "exact KL of the kept update, nats per message", "kl_full"),

@@ -14,7 +14,7 @@ import numpy as np
 
 from teamtr.presets import Order, Plan
 from teamtr.reports import UpdateReport
-from teamtr.rollout import require_fresh, stale_agents, trained_returns_PG
+from teamtr.rollout import agent_returns_PG, require_fresh, stale_agents
 from teamtr.team import Team
 from teamtr.theory.allocation import update_order
 from teamtr.theory.weights import truncated_weights
@@ -89,7 +89,7 @@ def run_stage(
         assert batch is not None, "a stage that goes on in the middle needs the batch it held"
         if slot.opens:
             require_fresh(batch, team, plan)
-        returns_PG = trained_returns_PG(batch, plan, team.limits)  # line 6
+        returns_PG = agent_returns_PG(batch, slot.agent, plan, team.limits)  # line 6
         data, cut = _lesson(batch, slot.agent, plan, team, returns_PG)
         done_update = update(slot.agent, data)  # line 7: until the KL is within the radius
         team = team.replace(slot.agent, done_update.report.version_after)  # line 8
@@ -102,7 +102,7 @@ def run_stage(
 def _choose(plan: Plan, batch: RolloutBatch | None, team: Team, slot: Slot, price: Price) -> Choice:
     if batch is None or not plan.resample.may_be_stale:  # then nothing needs to be known of it
         return choose(plan.resample, None, slot.step, None, None)
-    returns_PG = trained_returns_PG(batch, plan, team.limits)
+    returns_PG = agent_returns_PG(batch, slot.agent, plan, team.limits)
     return choose(plan.resample, batch, slot.step, returns_PG, price(batch, batch.of(slot.agent)))
 
 

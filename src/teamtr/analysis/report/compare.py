@@ -1,11 +1,8 @@
 """Comparing runs on an axis of sampled tokens; the first is what the others are compared with.
 
-The difference in final success is paired by problem wherever both runs played the same problems, because problems
-differ in difficulty far more than teams do. In this order of preference:
-
-1. the last evaluations, when the log holds the success of each held-out problem (``problem_ids``, ``success_P``);
-2. the last stage of which both runs stored a batch at step 0 with the same problems (training problems: said so);
-3. unpaired, from the two evaluations' own intervals.
+The difference in final success is paired by held-out problem, because problems differ in difficulty far more than teams
+do. It is of the problems that the last evaluations of both runs asked, and says how many these are. Where they share
+none, there is no difference to give: a note says why.
 """
 
 from __future__ import annotations
@@ -26,21 +23,32 @@ from teamtr.evaluation.metrics import paired_difference
 from teamtr.randomness import generator
 from teamtr.records import Record, number
 from teamtr.reports import was_kept
-from teamtr.store import StoreError, TornRead, read_episodes
-from teamtr.text import visible
-from teamtr.types import Floats, RolloutBatch
+from teamtr.text import counted, visible
+
+LEAST_PAIRS = 2
+"""One problem alone has nothing to resample."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Final success of run number ``run`` minus that of the first, as shares, with its 95 % interval."""
+    """Final success of run number ``run`` minus that of the first, as shares, with its 95 % interval: of ``pairs``
+    problems that both were asked, of which ``solved`` were by the first and by the other. ``basis`` says so."""
 
     run: int
     estimate: float
     low: float
     high: float
-    problems: int | None
+    pairs: int
+    solved: tuple[float, float]
     basis: str
+
+
+@dataclass(frozen=True)
+class Unpaired:
+    """Why run number ``run`` and the first have no difference."""
+
+    run: int
+    why: str
 
 
 def compare_runs(paths: Sequence[Path | str]) -> dict[str, Any]:
@@ -51,9 +59,9 @@ def compare_runs(paths: Sequence[Path | str]) -> dict[str, Any]:
     names = labels(readings)
     runs = [_run(label, reading) for label, reading in zip(names, readings, strict=True)]
     alike = [not tasks_differ(readings[0], reading) for reading in readings]
-    differences = [
-        d for k in range(1, len(runs)) if alike[k] and (d := difference(readings[0], readings[k], k)) is not None
-    ]
+    compared = [difference(readings[0], readings[k], k) for k in range(1, len(runs)) if alike[k]]
+    differences = [found for found in compared if isinstance(found, Difference)]
+    refused = [found for found in compared if isinstance(found, Unpaired)]
     finals: dict[str, list[float]] = {}
     for run in runs:
         if run["final"] is not None and all(alike):
@@ -65,6 +73,7 @@ def compare_runs(paths: Sequence[Path | str]) -> dict[str, Any]:
         for k in range(1, len(runs))
         if not alike[k]
     ]
+    notes += [f"{names[found.run]} and {names[0]}: no difference is given: {found.why}" for found in refused]
     return {
         "format": 1,
         "runs": runs,
@@ -84,7 +93,7 @@ def tasks_differ(first: Reading, other: Reading) -> bool:
         return True
     if _sources(first) == _sources(other):
         return False
-    return _paired_evals(first, other) is None and _paired_batches(first, other) is None
+    return not isinstance(difference(first, other, 1), Difference)
 
 
 def _task_name(reading: Reading) -> str:
@@ -101,26 +110,28 @@ def _task_in_words(reading: Reading) -> str:
     return " ".join([_task_name(reading), *_sources(reading)])
 
 
-def difference(first: Reading, other: Reading, run: int) -> Difference | None:
-    """Of the final success; None when one of the two was never evaluated and shares no stored problems."""
-    for pairs, basis in ((_paired_evals, "held-out problems"), (_paired_batches, "training problems of stage {stage}")):
-        found = pairs(first, other)
-        if found is not None:
-            first_P, other_P, stage = found
-            apart = paired_difference(other_P, first_P, rng=generator(0, "compare", run))
-            return Difference(run, apart.value, *apart.interval, len(first_P), f"paired, {basis.format(stage=stage)}")
-    return _unpaired(first.evals, other.evals, run)
-
-
-def _paired_evals(first: Reading, other: Reading) -> tuple[Floats, Floats, int] | None:
-    sides = [success_by_problem(reading.evals[-1]) for reading in (first, other) if reading.evals]
-    if len(sides) < 2:
-        return None
+def difference(first: Reading, other: Reading, run: int) -> Difference | Unpaired:
+    """Of the final success, over the problems that the last evaluations of both asked."""
+    for which, reading in (("the first", first), ("the other", other)):
+        if not reading.evals:
+            return Unpaired(run, f"{which} was never evaluated; see eval.every")
+    sides = [success_by_problem(reading.evals[-1]) for reading in (first, other)]
+    asked = [len(side) for side in sides]
+    if not all(asked):
+        return Unpaired(run, "an evaluation does not say which problems were solved, as in logs of old versions")
     shared = [problem for problem in sides[0] if problem in sides[1]]
-    if len(shared) < 2:
-        return None
-    before_P, after_P = (np.array([side[problem] for problem in shared]) for side in sides)
-    return before_P, after_P, 0
+    if len(shared) < LEAST_PAIRS:
+        some = "no problem" if not shared else "one problem alone"
+        why = f"their last evaluations, of {asked[0]} and {asked[1]} problems, share {some}. Both must hold out the "
+        return Unpaired(run, f"{why}same: by the same data, and in games by the same task settings and seed")
+    first_P, other_P = (np.array([side[problem] for problem in shared]) for side in sides)
+    apart = paired_difference(other_P, first_P, rng=generator(0, "compare", run))
+    solved = float(first_P.mean()), float(other_P.mean())
+    basis = counted(len(shared), "held-out problem")
+    if asked != [len(shared)] * 2:
+        on_them = " and ".join(f"{100 * share:.1f} %" for share in solved)
+        basis += f" that both were asked, of {asked[0]} and {asked[1]}: {on_them} of them solved"
+    return Difference(run, apart.value, *apart.interval, len(shared), solved, basis)
 
 
 def success_by_problem(record: Record) -> dict[str, float]:
@@ -130,35 +141,6 @@ def success_by_problem(record: Record) -> dict[str, float]:
         return {}
     pairs = [(str(name), number({"x": value}, "x")) for name, value in zip(names, values, strict=True)]
     return {name: value for name, value in pairs if value is not None}
-
-
-def _paired_batches(first: Reading, other: Reading) -> tuple[Floats, Floats, int] | None:
-    opening = [{b.stage: b for b in reading.batches if b.step == 0} for reading in (first, other)]
-    for stage in sorted(set(opening[0]) & set(opening[1]), reverse=True)[:1]:
-        try:
-            batches = [read_episodes(side[stage].path) for side in opening]
-        except (StoreError, TornRead):
-            return None
-        names = [[problem.id for problem in batch.problems] for batch in batches]
-        if names[0] == names[1] and len(names[0]) > 1:
-            return _success_P(batches[0]), _success_P(batches[1]), stage
-    return None
-
-
-def _success_P(batch: RolloutBatch) -> Floats:
-    rights = np.array([e.verdict.right for e in batch.episodes], dtype=np.float64)
-    return np.asarray(rights.reshape(len(batch.problems), -1).mean(axis=1))
-
-
-def _unpaired(first: Sequence[Record], other: Sequence[Record], run: int) -> Difference | None:
-    """Half-widths add in quadrature, as for independent estimates."""
-    rows = [eval_rows(evals)[-1] for evals in (first, other) if eval_rows(evals)]
-    if len(rows) < 2 or any(row["low"] is None for row in rows):
-        return None
-    (a, b), gain = rows, rows[1]["success"] - rows[0]["success"]
-    below = np.hypot(b["success"] - b["low"], a["high"] - a["success"])
-    above = np.hypot(b["high"] - b["success"], a["success"] - a["low"])
-    return Difference(run, gain, gain - float(below), gain + float(above), None, "not paired (evaluation intervals)")
 
 
 def settings_that_differ(readings: Sequence[Reading]) -> list[dict[str, Any]]:

@@ -46,8 +46,8 @@ def comparison_sections(comparison: Data) -> list[Shown]:
 
 
 PAIRED = (
-    "Good for a run: an interval wholly above zero. Paired bootstrap over problems where both runs played the same "
-    "ones; else the two intervals are combined, which is wider."
+    "Good for a run: an interval wholly above zero. Paired bootstrap over the held-out problems that the last "
+    "evaluations of both runs asked; where they share none, no difference is given."
 )
 
 
@@ -99,7 +99,7 @@ def _rewards(runs: Sequence[Data]) -> Chart:
 
 def _differences(comparison: Data) -> Table:
     found = {d["run"]: d for d in comparison["differences"]}
-    header = ("run", "sampled tokens", "final success", "difference, points", "95 % interval", "paired by")
+    header = ("run", "sampled tokens", "final success", "difference, points", "95 % interval", "paired over")
     rows = []
     for k, run in enumerate(comparison["runs"]):
         final = NONE if run["final"] is None else percent(run["final"]["success"], 1)

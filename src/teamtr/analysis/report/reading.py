@@ -295,9 +295,9 @@ def _log_notes(tail: LogTail, records: Sequence[Record]) -> list[str]:
 
 
 @lru_cache(maxsize=64)
-def _parsed(text: str, name: str) -> TeamFile:
+def _parsed(text: str, path: Path) -> TeamFile:
     """A live page reads the same file every few seconds, and parsing takes longer than all the rest."""
-    return loads_stored(text, name=name)
+    return loads_stored(text, path.name, path.parent)
 
 
 def _read_team_file(path: Path, notes: list[str]) -> tuple[str, TeamFile | None]:
@@ -310,7 +310,7 @@ def _read_team_file(path: Path, notes: list[str]) -> tuple[str, TeamFile | None]
         )
         return "", None
     try:
-        return text, _parsed(text, path.name)
+        return text, _parsed(text, path)
     except ConfigError as error:
         first = str(error).splitlines()[0]
         notes.append(f"The team file is not understood ({first}): it is shown as text, advantages are not shown.")

@@ -10,8 +10,9 @@ from teamtr.analysis.diagnostics.order import order_of
 from teamtr.analysis.diagnostics.tracking import gains, stale_updates
 from teamtr.analysis.report.reading import Reading
 from teamtr.analysis.report.section import computed, sections
-from teamtr.records import Record, accepted, mapping, mappings, number, of_kind, whole
-from teamtr.reports import was_skipped
+from teamtr.evaluation.best import best_of, out_of_patience
+from teamtr.records import Record, accepted, mapping, mappings, number, of_kind, updates_before, whole
+from teamtr.reports import HeldOut, was_skipped
 
 FORMAT = 1
 _NUMBERS = [
@@ -75,13 +76,18 @@ def run_facts(reading: Reading) -> dict[str, Any]:
     names = [str(name) for name in (logged if isinstance(logged, list | tuple) and logged else seen)]
     ended = {str(r.get("kind")) for r in reading.records[-1:]} & {"finished", "stopped"}
     stages, done = whole(last, "stages"), len(of_kind(reading.records, "stage"))
-    finished = "finished" in ended or (stages is not None and done >= stages)
+    held_out = evaluated_checkpoints(reading.records)
+    early = _stopped_early(reading, held_out) and (stages is None or done < stages)
+    finished = "finished" in ended or early or (stages is not None and done >= stages)
+    best = best_of(held_out)
     return {
         "name": str(last.get("name") or reading.folder.name),
         "folder": reading.folder.name,
         "state": _state(finished, "stopped" in ended, reading.is_in_use),
         "stages": stages,
         "stages_done": done,
+        "stopped_early": early,
+        "best": None if best is None else asdict(best),
         "agents": names,
         "preset": None if reading.team_file is None else reading.team_file.plan.preset,
         "seed": None if reading.team_file is None else reading.team_file.seed,
@@ -97,6 +103,25 @@ def run_facts(reading: Reading) -> dict[str, Any]:
         "precisions": dict(mapping(last, "precisions")),
         "threads": whole(last, "threads"),
     }
+
+
+def evaluated_checkpoints(records: Sequence[Record]) -> list[HeldOut]:
+    """Of this run, in order: evaluations before a swap are another run's."""
+    found: list[HeldOut] = []
+    for record in records:
+        if record.get("kind") == "swap":
+            found = []
+        success, stage = number(record, "avg_at_k"), whole(record, "stage")
+        if record.get("kind") == "eval" and success is not None and stage is not None:
+            found.append(HeldOut(updates_before(record), stage, success))
+    return found
+
+
+def _stopped_early(reading: Reading, held_out: Sequence[HeldOut]) -> bool:
+    """Whether ``eval.patience`` ended it: nothing was learned after the evaluation that it lost patience with."""
+    patience = None if reading.team_file is None else reading.team_file.eval.patience
+    updates = updates_before(reading.updates[-1]) if reading.updates else 0
+    return out_of_patience(held_out, patience) and held_out[-1].updates >= updates
 
 
 def _state(is_finished: bool, is_stopped: bool, is_in_use: bool) -> str:

@@ -102,9 +102,19 @@ class FusedLora:
         return x.is_cuda and self.dtype in (torch.float16, torch.bfloat16)
 
     def weight_of(self, layer: nn.Linear) -> Tensor:
-        """In the dtype that is computed in; of a spread base as it is, for whoever rounds it in passing."""
-        as_it_is = self.spread or layer.weight.dtype == self.dtype
+        """In the dtype that is computed in; of a spread base as it is, for whoever rounds it in passing. What is kept
+        in half precision becomes float32 in passing too: a copy would take more than was saved."""
+        as_it_is = self.spread or self.dtype in (layer.weight.dtype, torch.float32)
         return layer.weight if as_it_is else self.half_of(layer.weight, self.dtype)
+
+    @torch.no_grad()
+    def keep_as(self, dtype: torch.dtype) -> None:
+        """Keep the frozen weights of linear layers in this dtype, each that loses nothing by it. Products are computed
+        as before: float32 of these numbers is what they were."""
+        for layer in self.linears:
+            short = layer.weight.to(dtype)
+            if torch.equal(short.to(layer.weight.dtype), layer.weight):
+                layer.weight.data = short
 
     def half_of(self, weight: Tensor, dtype: torch.dtype) -> Tensor:
         key = (id(weight), dtype)

@@ -37,7 +37,8 @@ def check_folder(source: str, folder: Path) -> None:
     if (folder / ADAPTER).is_file():
         raise ModelError(
             f"model {source!r} is an adapter, not a whole model: merge it into its base (`teamtr export RUN FOLDER "
-            "--agent NAME --merged`, or merge_and_unload of PEFT) and give that folder"
+            "--agent NAME --merged`, or merge_and_unload of PEFT) and give that folder. To go on training it, give its "
+            f"base as the agent's model and lora: {{start: {source}}}"
         )
     if not (folder / "config.json").is_file():
         raise ModelError(f"model {source!r}: {_what_it_is_instead(source, folder)}")

@@ -24,8 +24,9 @@ from teamtr.engines.paged.row_adapters import why_not
 from teamtr.engines.paged.sampler import Speaker
 from teamtr.engines.policy import Head, Policy, Precision
 from teamtr.engines.sampling import PLAINLY, TokenSampler
-from teamtr.engines.slices import is_spread, whole
+from teamtr.engines.slices import is_spread, summed, whole
 from teamtr.engines.stored import Reader, tensors_in
+from teamtr.engines.torch.adapter_files import require_tensors
 from teamtr.engines.torch.attention import (
     Mixing,
     Packed,
@@ -35,6 +36,7 @@ from teamtr.engines.torch.attention import (
     require_even_heads,
     text_config,
 )
+from teamtr.engines.torch.file_precision import file_precision, note
 from teamtr.engines.torch.fused_lora import FusedLora
 from teamtr.engines.torch.head import linear_head
 from teamtr.engines.torch.packing import Spread, pack
@@ -105,7 +107,9 @@ class TransformerPolicy(Policy):
             return 0
         body = 0
         if not self._fused.spread:
-            body = sum(2 * w.numel() for w in (*(layer.weight for layer in self._fused.linears), *self._fused.unfused))
+            half = _HALF[self.precision]
+            weights = (*(layer.weight for layer in self._fused.linears), *self._fused.unfused)
+            body = sum(2 * weight.numel() for weight in weights if weight.dtype != half)
         return body + (2 * self.causal_lm.get_output_embeddings().weight.numel() if self.precision == "fp16" else 0)
 
     # -- weights ----------------------------------------------------------------------------------------------
@@ -119,6 +123,17 @@ class TransformerPolicy(Policy):
         if self.adapter is None:
             return dict(self.model.named_parameters())
         return {k: p for k, p in self.model.named_parameters() if belongs_to(k, self.adapter)}
+
+    def initial_parameters(self) -> dict[str, Tensor]:
+        """An adapter that changes nothing is its base, whatever its first factors were drawn as: they are zeros here,
+        so that the same policy has one hash."""
+        found = super().initial_parameters()
+        if self.adapter is None:
+            return found
+        moved = torch.tensor([sum(int(t.count_nonzero()) for name, t in found.items() if ".lora_B." in name)])
+        if any(map(is_spread, self.parameters().values())):
+            moved = summed(moved)
+        return found if int(moved) else {name: torch.zeros_like(tensor) for name, tensor in found.items()}
 
     @cached_property
     def model_parameters(self) -> int:
@@ -136,6 +151,8 @@ class TransformerPolicy(Policy):
             return
         if self.adapter is None:
             self.model.save_pretrained(folder, state_dict=weights)
+            if file_precision(self.model) != torch.float32:
+                note(folder / "config.json", file_precision(self.model))
         else:
             # "auto" would ask the hub about the base's vocabulary at every checkpoint
             self.model.save_pretrained(folder, selected_adapters=[self.adapter], save_embedding_layers=False)
@@ -145,7 +162,7 @@ class TransformerPolicy(Policy):
                     file.rename(folder / file.name)
                 nested.rmdir()
             (folder / "README.md").unlink(missing_ok=True)  # PEFT's empty model card
-            _sort_sets(folder / "adapter_config.json", self.model.peft_config[self.adapter])
+            _settle(folder / "adapter_config.json", self.model.peft_config[self.adapter])
         self.tokenizer.save_pretrained(folder)
 
     @torch.no_grad()
@@ -163,6 +180,13 @@ class TransformerPolicy(Policy):
         with Reader() as reader:
             for name, parameter in own.items():
                 reader.into(parameter, stored[name])
+
+    def start_from(self, folder: Path) -> None:
+        """Begin with a stored adapter. Raises ModelError where it is not of this shape."""
+        assert self.adapter is not None
+        own = self.parameters()
+        require_tensors(folder, {k: p.shape for k, p in own.items()}, {k: _stored_key(k, self.adapter) for k in own})
+        self.load_weights(folder)
 
     # -- computing --------------------------------------------------------------------------------------------
 
@@ -517,7 +541,7 @@ class TransformerPolicy(Policy):
         hidden_BH, mask_BL, position_B = hidden_UH[pick_B], mask_UL[pick_B], position_UL[pick_B, -1]
 
         head = self.head()
-        uniform_BT = torch.as_tensor(uniform, device=self.device)
+        uniform_BT = torch.tensor(uniform, device=self.device)  # a copy: what comes from other processes is read-only
         ends = torch.tensor(sorted(self.end_ids), device=self.device)
         open_B = torch.ones(len(prompts), dtype=torch.bool, device=self.device)
         tokens: list[Tensor] = []
@@ -588,9 +612,13 @@ def _followed_as(follow: Follow, rows: Sequence[int], place: int, before: int, t
     return follow(rows[place], before, token_ids)
 
 
-def _sort_sets(file: Path, config: Any) -> None:
-    """PEFT writes its sets in the order of their hashes, which is another in every process."""
+def _settle(file: Path, config: Any) -> None:
+    """PEFT writes its sets in the order of their hashes, which is another in every process, and where the base lies on
+    this machine; the run knows that, and may move. A folder is told by its name."""
     settings = json.loads(file.read_text())
+    base = settings.get("base_model_name_or_path")
+    if base and Path(base).is_absolute():
+        settings["base_model_name_or_path"] = Path(base).name
     sets = {name: sorted(value) for name, value in settings.items() if isinstance(getattr(config, name, None), set)}
     file.write_text(json.dumps({**settings, **sets}, indent=2, sort_keys=True) + "\n")
 
@@ -617,6 +645,12 @@ def _adapter_key(stored: str, adapter: str) -> str:
     """PEFT drops the adapter's name when it saves: put it back."""
     stem, _, last = stored.rpartition(".")
     return f"{stem}.{adapter}.{last}"
+
+
+def _stored_key(parameter: str, adapter: str) -> str:
+    """The way back: ``....lora_A.ADAPTER.weight`` as PEFT saves it."""
+    stem, _, last = parameter.rpartition(".")
+    return f"{stem.removesuffix(f'.{adapter}')}.{last}"
 
 
 def _pad_batch(

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from teamtr.engines.slices import is_spread, own, summed
 from teamtr.engines.stored import StoredTensor
+from teamtr.engines.torch.file_precision import precision_in, remember
 from teamtr.engines.torch.model_files import (
     INDEX,
     WEIGHTS,
@@ -58,6 +59,8 @@ def load_pretrained(source: str, revision: str | None = None, device: torch.devi
     if getattr(model, "peft_config", None):
         raise ModelError(f"model {source!r} is an adapter, not a whole model: merge it into its base and give that")
     _require_whole(place, model, info)
+    if place.stored is not None:
+        remember(model, precision_in(place.stored, where_tensors_are(source, place.stored).values()))
     model.to(device)  # where a billion numbers are looked at in no time
     require_finite(model.state_dict(), f"model {source!r}", place.stored)
     return model, tokenizer
@@ -105,6 +108,7 @@ def load_outline(source: str, revision: str | None = None) -> Unloaded:
             )
     model.config.name_or_path = model.name_or_path = place.where
     _require_whole(place, model, found.info)
+    remember(model, precision_in(folder, where_tensors_are(source, folder).values()))
     return Unloaded(source, model, tokenizer, found.stored, folder)
 
 

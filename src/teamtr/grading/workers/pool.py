@@ -19,7 +19,7 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -54,13 +54,21 @@ _FOREIGN = Result(
 @dataclass(frozen=True)
 class _Attempt:
     """One call: the values that came, what stopped it if not all did, whether they came one by one, whether it was
-    spoilt in a worker that had already graded something else, and whether the number of values was wrong."""
+    spoilt in a worker that had already graded something else, whether the number of values was wrong, and what was
+    printed."""
 
     values: list[Any]
     failure: Result | None
     streams: bool
     inherited: bool = False
     miscounted: bool = False
+    printed: str = ""
+
+
+@dataclass(frozen=True)
+class _Graded:
+    results: list[Result]
+    printed: str
 
 
 class _Worker:
@@ -113,7 +121,9 @@ class WorkerPool(Owner):
         memory_bytes: address space of a worker, None for no limit; enforced on Linux. A grader that imports a
             GPU library reserves far more than it uses: give it None.
         output_bytes: the longest answer that a worker may send at once.
-        show_output: let what graders print reach stderr; otherwise it is thrown away.
+        show_output: let what graders print reach stderr at once.
+        printed: otherwise told of what they print with Python's own means, call by call; nobody by default. What a
+            program that they start prints, and what one that is killed had printed, is thrown away.
         preload: modules that every worker has from birth. Only ours or a library's that start no threads: they are
             imported once, and what has imported them is forked.
         container: what all of it runs in; None for none.
@@ -128,6 +138,7 @@ class WorkerPool(Owner):
         memory_bytes: int | None = 4 * GIB,
         output_bytes: int = 256 * MIB,
         show_output: bool = False,
+        printed: Callable[[str], None] = lambda text: None,
         preload: Sequence[str] = (),
         container: Container | None = None,
     ) -> None:
@@ -139,6 +150,7 @@ class WorkerPool(Owner):
         self._seconds_per_item = seconds_per_item
         self._seconds_to_load = seconds_to_load
         self._output_bytes = output_bytes
+        self._heard = printed
         hello = {
             "sys_path": sys.path[:] if container is None else container.module_path(),
             "memory_bytes": memory_bytes,
@@ -152,7 +164,7 @@ class WorkerPool(Owner):
     def load(self, function: str, setup: Mapping[str, Any] | None = None) -> None:
         """Check that this grader loads; raises GraderError with its own words if it does not."""
         with self._use():
-            self._load(self._workers[0], function, setup or {})
+            self._tell(self._load(self._workers[0], function, setup or {}))
 
     def submit(
         self, function: str, items: Sequence[Mapping[str, Any]], setup: Mapping[str, Any] | None = None
@@ -166,17 +178,26 @@ class WorkerPool(Owner):
         with self._use():
             runs = [part for part in _share(list(items), len(self._workers)) if part]
             if len(runs) <= 1:
-                return [r for part in runs for r in self._grade(self._workers[0], function, part, setup or {})]
-            with ThreadPoolExecutor(len(runs)) as threads:
-                graded = threads.map(
-                    lambda worker, part: self._grade(worker, function, part, setup or {}), self._workers, runs
-                )
-                return [result for part in graded for result in part]
+                graded = [self._grade(self._workers[0], function, part, setup or {}) for part in runs]
+            else:
+                with ThreadPoolExecutor(len(runs)) as threads:
+                    graded = list(
+                        threads.map(
+                            lambda worker, part: self._grade(worker, function, part, setup or {}), self._workers, runs
+                        )
+                    )
+            self._tell("".join(part.printed for part in graded))
+            return [result for part in graded for result in part.results]
+
+    def _tell(self, printed: str) -> None:
+        if printed:
+            self._heard(printed)
 
     def _grade(
         self, worker: _Worker, function: str, items: list[Mapping[str, Any]], setup: Mapping[str, Any]
-    ) -> list[Result]:
+    ) -> _Graded:
         results: list[Result] = []
+        printed = ""
         miscounted = ""
         pending = [items]
         while pending:
@@ -184,6 +205,7 @@ class WorkerPool(Owner):
             attempt = self._attempt(worker, function, part, setup)
             results += [Result("ok", value) for value in attempt.values]
             if attempt.failure is None:
+                printed += attempt.printed
                 continue
             if attempt.miscounted and not miscounted:
                 miscounted = attempt.failure.message
@@ -196,19 +218,20 @@ class WorkerPool(Owner):
                 pending += [part for part in (left[1:], left[:1]) if part]
             else:
                 results.append(attempt.failure)
+                printed += attempt.printed  # what a call prints that is made again counts once
                 if len(left) > 1:
                     pending.append(left[1:])
         if miscounted and all(result.kind == "ok" for result in results):
             # With each item alone the number was right by luck: no item is to blame, and the values mean nothing.
             raise GraderError(f"{miscounted}: it must return one for each of them, in their order")
-        return results
+        return _Graded(results, printed)
 
     def _attempt(
         self, worker: _Worker, function: str, items: list[Mapping[str, Any]], setup: Mapping[str, Any]
     ) -> _Attempt:
         worker.drop_if_unasked()
         fresh = worker.loaded is None
-        self._load(worker, function, setup)
+        printed = self._load(worker, function, setup)
         values: list[Any] = []
         streams = False
         try:
@@ -216,9 +239,10 @@ class WorkerPool(Owner):
             by_clock = PATIENCE * self._seconds_per_item
             call = {"call": items, "processor_s": self._seconds_per_item, "alarm_s": by_clock + 1}
             for said in worker.answers(call, self._seconds_to_load, by_clock):
+                printed += said.get("printed", "")
                 if "error" in said:
                     failure = Result("crash", message=said["error"])
-                    return _Attempt(values, failure, streams, miscounted=said["miscounted"])
+                    return _Attempt(values, failure, streams, miscounted=said["miscounted"], printed=printed)
                 streams = streams or "streams" in said
                 values += said.get("values", [])
             if len(values) != len(items):
@@ -248,12 +272,13 @@ class WorkerPool(Owner):
         except BaseException:
             worker.kill()  # an interrupt has left a reply on its way; the next call must not read it
             raise
-        return _Attempt(values, None, streams)
+        return _Attempt(values, None, streams, printed=printed)
 
-    def _load(self, worker: _Worker, function: str, setup: Mapping[str, Any]) -> None:
+    def _load(self, worker: _Worker, function: str, setup: Mapping[str, Any]) -> str:
+        """Returns what was printed on the way."""
         key = json.dumps([function, setup], sort_keys=True)
         if worker.loaded == key:
-            return
+            return ""
         named = f"grader {function!r} with {dict(setup)}"
         try:
             load = {"load": function, "setup": setup}
@@ -275,6 +300,7 @@ class WorkerPool(Owner):
         if "error" in said:
             raise GraderError(f"{named} did not load: {said['error']}")
         worker.loaded = key
+        return str(said.get("printed", ""))
 
 
 def _share(items: list[Any], parts: int) -> list[list[Any]]:

@@ -16,6 +16,9 @@ and with a worker, which is given its key before any grader is loaded::
     <- {"id": ..., "call": [...items], "processor_s": s, "alarm_s": s}   -> {"streams": true}?  {"values": [...]}*
                                                          {"last": true} | {"error": "...", "last": true, ...}
 
+The last frame of an answer has ``printed``, what the grader wrote to its standard output and error on the way, where
+that is not shown at once; what comes after the first ``PRINTED_BYTES`` is counted and dropped.
+
 What a worker says begins with a keyed digest of the JSON, and the JSON holds the id of the request, which is drawn anew
 for each, and the frame's number in the answer. So nothing counts that a grader writes to the channel itself, nor an
 answer twice, nor one to another request. Only the process that was asked answers: a fork of it that comes back from
@@ -31,6 +34,7 @@ import contextlib
 import gc
 import hashlib
 import importlib
+import io
 import json
 import os
 import re
@@ -39,7 +43,7 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import count, islice
 from typing import Any, BinaryIO, NamedTuple
 
@@ -48,6 +52,8 @@ Grader = Callable[[list[Item]], Iterable[Any]]
 
 HEADER_BYTES = 8
 DIGEST_BYTES = 32
+PRINTED_BYTES = 16 << 10
+"""What is kept at most of what a grader prints in one call."""
 
 
 class Miscount(ValueError):
@@ -88,10 +94,11 @@ def regex(pattern: str) -> Grader:
 
 
 def reward(path: str, function: str, columns: list[str]) -> Grader:
-    """A user's ``f(prompts, completions, **columns) -> list[float]`` from a Python file.
+    """A user's ``f(prompts, completions, conversations, **columns)`` from a Python file: for each completion a number,
+    a mapping from agents to numbers, or a list of numbers, one for each message of an agent.
 
-    Items hold ``prompt``, ``completion`` and ``columns``. A function without ``**`` gets the columns that it names;
-    one that asks for a column which is not there fails here, before anything is graded.
+    Items hold ``prompt``, ``completion``, ``conversation`` and ``columns``. A function without ``**`` gets what it
+    names; one that asks for a column which is not there fails here, before anything is graded.
     """
     import inspect
 
@@ -99,29 +106,41 @@ def reward(path: str, function: str, columns: list[str]) -> Grader:
     parameters = inspect.signature(called).parameters
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     passed = [name for name in columns if takes_any or name in parameters]
+    own = {"prompts": "prompt", "completions": "completion", "conversations": "conversation"}
+    given = {name: key for name, key in own.items() if takes_any or name in parameters}
     try:
-        inspect.signature(called).bind(prompts=[], completions=[], **{name: [] for name in passed})
+        inspect.signature(called).bind(**{name: [] for name in (*given, *passed)})
     except TypeError as error:
         raise TypeError(
-            f"{function}{inspect.signature(called)} cannot be called with prompts, completions and the columns "
+            f"{function}{inspect.signature(called)} cannot be called with {', '.join(own)} and the columns "
             f"{columns}: {error}"
         ) from None
 
-    def rewards(items: list[Item]) -> list[float]:
+    def rewards(items: list[Item]) -> list[Any]:
         returned = called(
-            prompts=[item["prompt"] for item in items],
-            completions=[item["completion"] for item in items],
+            **{name: [item.get(key) for item in items] for name, key in given.items()},
             **{name: [item["columns"].get(name) for item in items] for name in passed},
         )
         try:
             values = list(returned)
         except TypeError:
-            raise TypeError(f"{function} must return a list of floats, it returned {returned!r:.80}") from None
+            raise TypeError(f"{function} must return a list of rewards, it returned {returned!r:.80}") from None
         if len(values) != len(items):
             raise Miscount(f"{function} returned {len(values)} rewards for {len(items)} completions")
-        return [float(value) for value in values]
+        return [reward_value(value) for value in values]
 
     return rewards
+
+
+def reward_value(value: Any) -> float | list[float] | dict[str, float]:
+    """What one completion earned: the team, each of its messages, or each of its agents."""
+    if hasattr(value, "tolist"):  # of an array or a tensor
+        value = value.tolist()
+    if isinstance(value, Mapping):
+        return {str(agent): float(earned) for agent, earned in value.items()}
+    if isinstance(value, list | tuple):
+        return [float(earned) for earned in value]
+    return float(value)
 
 
 FACTORIES: dict[str, Callable[..., Grader]] = {"regex": regex, "reward": reward}
@@ -173,6 +192,54 @@ def _limit(memory_bytes: int | None) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (allowed, allowed))
 
 
+class _Kept(io.RawIOBase):
+    """Takes all that is written, and keeps the beginning of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._bytes = bytearray()
+        self._dropped = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return 1
+
+    def write(self, data: Any) -> int:
+        given = bytes(data)
+        room = PRINTED_BYTES - len(self._bytes)
+        self._bytes += given[:room]
+        self._dropped += len(given[room:])
+        return len(given)
+
+    def take(self) -> str:
+        """What was written since the last time."""
+        text, dropped = self._bytes.decode(errors="replace"), self._dropped
+        self._bytes, self._dropped = bytearray(), 0
+        return f"{text}\n... and {dropped} bytes more\n" if dropped else text
+
+
+_KEPT: list[_Kept] = []
+"""What keeps this worker's output, where it is kept."""
+
+
+def _keep_output() -> None:
+    _KEPT.append(_Kept())
+    kept: Any = _KEPT[0]
+    buffered = io.BufferedWriter(kept)
+    sys.stdout = sys.stderr = io.TextIOWrapper(buffered, "utf-8", errors="backslashreplace", write_through=True)
+
+
+def _printed() -> dict[str, str]:
+    """What was printed since the last time, as part of a frame; nothing where nothing was."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # a grader may have closed them, or put its own in their place
+            stream.flush()
+    text = "".join(kept.take() for kept in _KEPT)
+    return {"printed": text} if text else {}
+
+
 class _Answer:
     """What is said to one request: frames with its id and their number, from the process that was asked alone."""
 
@@ -209,9 +276,9 @@ def _serve(end: socket.socket) -> None:
             else:
                 assert current is not None, "the pool loads before it calls"
                 _call(current, request["call"], _Timers(request["processor_s"], request["alarm_s"]), answer)
-            answer.say(last=True)
+            answer.say(last=True, **_printed())
         except BaseException as error:  # SystemExit and KeyboardInterrupt of a grader are its own affair too
-            answer.say(error=_describe(error), miscounted=isinstance(error, Miscount), last=True)
+            answer.say(error=_describe(error), miscounted=isinstance(error, Miscount), last=True, **_printed())
         finally:
             _Timers(0, 0).start()
 
@@ -275,6 +342,7 @@ def _worker(channel: int, hello: Item) -> None:
             # Only now: a process that cannot even start must be able to say why.
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             os.dup2(1, 2)
+            _keep_output()
         _serve(socket.socket(fileno=channel))
         status = 0
     finally:

@@ -48,6 +48,10 @@ class Graded:
     """What the task says of its own grader and data."""
     trials: dict[tuple[str, str], Trials] = field(default_factory=dict)
     """Of every problem, by its id and prompt."""
+    failures: Counter[str] = field(default_factory=Counter)
+    """How often each failure of the grader came up."""
+    printed: str = ""
+    """The beginning of what the grader printed."""
 
     @property
     def accuracy(self) -> float:
@@ -67,13 +71,19 @@ class Graded:
 
 
 def grade_file(
-    name: str, responses: Path, out: Path, *, data: Sequence[Source] = (), grader: str | None = None
+    name: str,
+    responses: Path,
+    out: Path,
+    *,
+    data: Sequence[Source] = (),
+    options: Mapping[str, Any] | None = None,
 ) -> Graded:
-    """Grade every row of ``responses`` as this benchmark does and write it to ``out``, in the same order.
+    """Grade every row of ``responses`` as this benchmark does and write it to ``out``, in the same order. ``options``
+    are those of the task, as its section of a team file has them.
 
     A row that cannot be used is an error that names its line, and then nothing is written.
     """
-    task = _task(name, data, grader)
+    task = _task(name, data, options or {})
     try:
         with to_be_had():
             known = Known(task, data) if data and not task.needs_data_to_grade else _brought_along(task)
@@ -85,13 +95,13 @@ def grade_file(
                 graded.add(problem, verdict)
             if not graded.rows:
                 raise DataError(f"{responses}: there is no row to grade")
+        graded.failures, graded.printed = Counter(task.failures), task.printed.take()
         return graded
     finally:
         task.close()
 
 
-def _task(name: str, data: Sequence[Source], grader: str | None) -> Benchmark:
-    options = {} if grader is None else {"grader": grader}
+def _task(name: str, data: Sequence[Source], options: Mapping[str, Any]) -> Benchmark:
     cls = task_class(name)
     if cls is None or not issubclass(cls, Benchmark) or not cls.needs_data_to_grade:
         return benchmark(name, **options)

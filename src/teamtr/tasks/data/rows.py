@@ -1,7 +1,8 @@
-"""Rows of a data file: jsonl, a JSON list, parquet, or a dataset of the hub, with the place of each row for errors."""
+"""Rows of data: jsonl, a JSON list, csv, parquet, a folder of them, or a dataset of the hub, each with its place."""
 
 from __future__ import annotations
 
+import csv
 import datetime
 import decimal
 import importlib
@@ -14,6 +15,7 @@ from typing import Any
 
 from teamtr.bounded_json import DEEPEST, NotJson, read_json
 from teamtr.errors import UserError
+from teamtr.settings.paths import DATA_SUFFIXES
 from teamtr.text import shown
 
 LONGEST_LINE = 64 << 20
@@ -28,9 +30,6 @@ class NoSuchData(DataError, FileNotFoundError):
     """There is no file where the data should be."""
 
     def __init__(self, file: Path) -> None:
-        if file.is_dir():
-            super().__init__(f"{file}: a folder; name the data file in it")
-            return
         beside = [other.name for other in file.parent.iterdir()] if file.parent.is_dir() else []
         near = get_close_matches(file.name, beside, n=1)
         guess = f"; did you mean {near[0]!r}?" if near else ""
@@ -51,19 +50,22 @@ class Row:
 
 # owner/name, owner/name:split or owner/name:configuration:split
 _HUB_ID = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(?::(?P<first>[\w.-]+))?(?::(?P<second>[\w.-]+))?")
-_SUFFIXES = (".jsonl", ".ndjson", ".json", ".parquet")
+_IMAGES = (".png", ".jpg", ".jpeg", ".gif", ".webp", ".bmp", ".tif", ".tiff")
+_OTHER_KINDS = ("image", "image_url", "input_image", "audio", "input_audio", "video", "video_url")
 
 
 def read_rows(source: str | Path, *, half_characters: bool = False) -> Iterator[Row]:
-    """The rows of a local file, or of a data set of the hub: ``owner/name``, ``owner/name:split``,
-    ``owner/name:configuration:split``. A file of that name goes first.
+    """The rows of a local file, of all data files in a folder, or of a data set of the hub: ``owner/name``,
+    ``owner/name:split``, ``owner/name:configuration:split``. What is here goes first.
 
     ``half_characters``: take text in which half of a surrogate pair stands alone, which no model can be given.
     """
     file = Path(source)
+    if file.is_dir():
+        return _folder_rows(file, half_characters)
     if not file.is_file():
         hub_id = _HUB_ID.fullmatch(str(source))
-        if hub_id is not None and file.suffix.lower() not in _SUFFIXES:
+        if hub_id is not None and file.suffix.lower() not in DATA_SUFFIXES:
             return _hub_rows(str(source), hub_id)
         raise NoSuchData(file)
     match file.suffix.lower():
@@ -71,9 +73,99 @@ def read_rows(source: str | Path, *, half_characters: bool = False) -> Iterator[
             return _jsonl_rows(file, half_characters)
         case ".json":
             return _json_rows(file, half_characters)
+        case ".csv" | ".tsv":
+            return _csv_rows(file)
         case ".parquet":
             return _parquet_rows(file)
-    raise DataError(f"{file}: data must be .jsonl (one JSON object a line), .json (a list of objects) or .parquet")
+    raise DataError(
+        f"{file}: data must be .jsonl (one JSON object a line), .json (a list of objects), .csv, .tsv or .parquet"
+    )
+
+
+def data_files(folder: Path) -> list[Path]:
+    """The data files in a folder, by name; those in folders below it are not looked for."""
+    found = sorted(file for file in folder.iterdir() if file.is_file() and not file.name.startswith("."))
+    files = [file for file in found if file.suffix.lower() in DATA_SUFFIXES]
+    if not files:
+        there = ", ".join(sorted(each.name for each in folder.iterdir())[:8]) or "nothing"
+        raise DataError(f"{folder}: a folder without data files ({', '.join(DATA_SUFFIXES)}); it holds {there}")
+    return files
+
+
+def splits_in(folder: Path) -> dict[str, Path] | None:
+    """The files of a folder that are called ``train...`` and ``test...``; None where none is. Raises DataError where
+    it is not clear which file is for what."""
+    files = data_files(folder)
+    named = {split: [file for file in files if file.name.lower().startswith(split)] for split in ("train", "test")}
+    if not any(named.values()):
+        return None
+    if any(len(found) != 1 for found in named.values()) or len(files) > 2:
+        raise DataError(
+            f"{folder}: it is not clear which of its files are for what ({', '.join(file.name for file in files)}): "
+            "give task.train and task.test"
+        )
+    return {split: found[0] for split, found in named.items()}
+
+
+def _folder_rows(folder: Path, half_characters: bool) -> Iterator[Row]:
+    if splits_in(folder) is not None:
+        raise DataError(f"{folder}: it holds files to train on and to test on: name one of them")
+    for file in data_files(folder):
+        yield from read_rows(file, half_characters=half_characters)
+
+
+def _csv_rows(file: Path) -> Iterator[Row]:
+    """Cells are text, named by the first line."""
+    tabs = file.suffix.lower() == ".tsv"
+    try:
+        with file.open(encoding="utf-8-sig", newline="") as lines:
+            reader = csv.reader(lines, delimiter="\t" if tabs else ",", strict=True)
+            header = next(reader, [])
+            _check_header(file, header)
+            for cells in reader:
+                where = f"{file}, line {reader.line_num}"
+                if not cells:
+                    continue  # an empty line
+                if len(cells) != len(header):
+                    raise DataError(
+                        f"{where}: {len(cells)} cells, and the first line names {len(header)} columns: put cells with "
+                        "commas or line breaks in quotes"
+                    )
+                yield Row(where, dict(zip(header, cells, strict=True)))
+    except UnicodeDecodeError as error:
+        raise DataError(f"{file}: not UTF-8 ({error.reason} at byte {error.start}): save it as UTF-8") from None
+    except csv.Error as error:
+        raise DataError(f"{file}, line {reader.line_num}: not csv ({error}): save it as .jsonl, or mend it") from None
+
+
+def _check_header(file: Path, header: list[str]) -> None:
+    if len(header) == 1 and (other := next((mark for mark in ";\t|" if mark in header[0]), None)):
+        raise DataError(f"{file}, line 1: separated by {other!r}: save it with commas (with tabs: as .tsv)")
+    twice = [name for name in header if header.count(name) > 1]
+    if twice or not all(name.strip() for name in header):
+        what = f"two columns are called {twice[0]!r}" if twice else "a column has no name"
+        raise DataError(f"{file}, line 1: {what}: the first line must name every column")
+
+
+def image_refusal(column: str, value: Any) -> str | None:
+    """Why this value cannot be used, where it is an image (or a sound, or a film) or names one; None for all else."""
+    kind = "an image"
+    match value:
+        case {"type": str(said)} if said in _OTHER_KINDS:
+            kind = f"of type {said!r}"
+        case {"bytes": bytes() | bytearray() | str(), **rest} if set(rest) <= {"path"}:
+            pass
+        case str() if value.startswith("data:image/"):
+            pass
+        case str() if column.lower().rstrip("s") in ("image", "img", "picture") and value.lower().endswith(_IMAGES):
+            pass
+        case [first, *_]:
+            return image_refusal(column, first)
+        case _ if type(value).__module__.partition(".")[0] == "PIL":
+            pass
+        case _:
+            return None
+    return f"{kind}: teams of language models are given text alone; use data without it, or drop the column"
 
 
 def _jsonl_rows(file: Path, half_characters: bool) -> Iterator[Row]:
@@ -175,6 +267,8 @@ def _plain(value: Any, where: str, depth: int = 1) -> Any:
     """The value as JSON can hold it: it travels to the graders and into the record of episodes."""
     if depth > DEEPEST:
         raise DataError(f"{where}: nested deeper than {DEEPEST}: store it as text")
+    if refused := image_refusal("", value):
+        raise DataError(f"{where}: {refused}")
     match value:
         case None | bool() | int() | float() | str():
             return value

@@ -1,8 +1,8 @@
-"""Your own data: questions and answers from jsonl or parquet, and five ways to grade.
+"""Your own data: questions and answers as you have them, and four ways to grade.
 
 DataTask("sums.jsonl", grader="number")
 DataTask("sums.jsonl", grader="regex", pattern=r"#### (.+)")
-DataTask("sums.jsonl", grader="python:rewards.py:reward")       # f(prompts, completions, **columns) -> list[float]
+DataTask("sums.jsonl", grader="python:rewards.py:reward")       # f(prompts, completions, **columns) -> rewards
 """
 
 from __future__ import annotations
@@ -10,36 +10,35 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
+import numpy as np
 from pydantic import AfterValidator, Field, Strict
 
-from teamtr.errors import UserError
-from teamtr.grading import Container, Result, WorkerPool, exact_match, last_number, normalize
+from teamtr.grading import Container, WorkerPool, last_number, normalize
 from teamtr.grading.thinking import after_thinking
 from teamtr.settings.paths import Anchor
 from teamtr.settings.refusals import Refusal, hint, show
-from teamtr.settings.section import key, unset
+from teamtr.settings.section import Section, key, unset
 from teamtr.settings.values import Above0, NonEmpty, Share, of_form
-from teamtr.tasks.base import Task
-from teamtr.tasks.config import TaskConfig, TeamSection
-from teamtr.tasks.data.rows import DataError, Row, read_rows
-from teamtr.tasks.data.split import digest, unit_hash
+from teamtr.tasks.base import Benchmark, Data, Source, WrongAnswer, called, sources, to_be_had
+from teamtr.tasks.config import BenchmarkConfig, TaskContext, TeamSection
+from teamtr.tasks.data.graders import IN_PROCESS, PYTHON, AnswerGrader, ExtraReward, reward_folders
+from teamtr.tasks.data.problems import ProblemReader
+from teamtr.tasks.data.rows import DataError, Row, splits_in
+from teamtr.tasks.data.split import unit_hash
 from teamtr.tasks.registry import task
 from teamtr.text import shown
-from teamtr.types import Problem, Verdict
+from teamtr.types import Problem, Transcript, Turn, Verdict
 
-QUESTION_KEYS = ("prompt", "question", "problem")
-ANSWER_KEYS = ("answer", "solution", "target")
-GRADERS = ("exact", "number", "regex", "python:path/to/file.py:function")
-
-IN_PROCESS = ("exact", "number")
-"""Graders of ours that run no code of anybody's and need no worker."""
+HELD_OUT = 0.1
+"""Share of one source that is held out, unless a team file says otherwise."""
+STORED = "team"
+"""Who said a reply that was stored, as reward functions are told."""
 ContainerKind = Literal["none", "bubblewrap"]
-
-Graded = Sequence[tuple[Problem, str]]
 
 
 def _one_group(value: str) -> str:
@@ -57,26 +56,40 @@ Grader = Annotated[
     str,
     of_form(r"exact|number|regex|python:.+:[^\W\d]\w*", "must be exact, number, regex or python:FILE:FUNCTION"),
 ]
+Function = Annotated[str, of_form(r"python:.+:[^\W\d]\w*", "must be python:FILE:FUNCTION")]
+
+
+class RewardConfig(Section):
+    """A function whose rewards are added to the grader's."""
+
+    function: Function = Field(description="python:FILE:FUNCTION (FILE relative to the team file).")
+    weight: Annotated[float, Strict()] = key(1.0, "How often its reward counts; below 0 it is a punishment.")
 
 
 @task("data")
-class DataTask(Task):
-    """Problems from files, graded by rule or by your own function.
+class DataTask(Benchmark):
+    """Problems from files, folders or the hub, graded by rule or by your own function.
 
     Args:
-        path: one file; ``held_out`` of its questions become the test split.
-        split_files: instead of ``path``, a file for each split: ``{"train": ..., "test": ...}``.
+        path: one source; ``held_out`` of its questions become the test split. Of a folder with a file ``train...`` and
+            a file ``test...`` these are the splits.
+        split_files: instead of ``path``, a source for each split: ``{"train": ..., "test": ...}``; none at all where
+            replies to other problems are to be graded.
         held_out: share of questions in the test split. A question's side depends on its text alone, so that it
             keeps it when rows are added.
-        question: its column; by default the first of ``prompt``, ``question``, ``problem`` that is there.
-        answer: its column; by default the first of ``answer``, ``solution``, ``target``. May be absent from the
-            data when a Python reward grades.
+        question: its column; by default the first of ``prompt``, ``question``, ``problem``, ``messages`` that is there.
+            It holds text, or messages in chat format.
+        answer: its column; by default the first of ``answer``, ``solution``, ``target``, or else what the assistant
+            says in the question's messages. May be absent from the data when a Python reward grades.
+        columns: other names for columns, NEW: COLUMN; a COLUMN may be a field of a nested one.
         private: for each agent named here, the column shown to it alone.
         grader: ``exact`` (up to case and white space), ``number`` (the last number of the text), ``regex`` (the
             group of ``pattern`` in its last match), or ``python:file.py:function``. The first three read what follows
             the thinking; a Python reward is given the whole reply, thinking and all.
         pattern: for ``regex``, with exactly one group.
         threshold: the reward from which a Python reward's verdict is "right".
+        rewards: functions whose rewards are added to the grader's, each with its weight. They do not change what is
+            right.
         grade_early: a Python reward judges every completion by itself, so that some may be graded while others are
             still sampled. A ``regex`` does so anyway.
         seconds_per_item, workers, memory_bytes: of the killable workers that run ``regex`` and ``python``.
@@ -90,20 +103,36 @@ class DataTask(Task):
         reward_range: 1 for right or wrong; None for a Python reward, whose range nobody states.
     """
 
-    class Config(TaskConfig):
+    class Config(BenchmarkConfig):
         """Your own questions and answers."""
 
-        path: NonEmpty = Field(
-            description="A .jsonl, .json (a list of rows) or .parquet file, relative to the team file."
+        path: NonEmpty | None = unset(
+            "A .jsonl, .json (a list of rows), .csv, .tsv or .parquet file or a folder of them (relative to the team "
+            "file), or a hub id; split by held_out. Of a folder with a file train... and a file test... these are the "
+            "splits."
         )
-        question: NonEmpty | None = unset("Column of the question; default: prompt, question or problem.")
-        answer: NonEmpty | None = unset("Column of the answer; default: answer, solution or target.")
-        held_out: Share = key(0.1, "Share of the rows held out for evaluation.")
+        question: NonEmpty | None = unset(
+            "Column of the question, text or chat messages; default: prompt, question, problem or messages."
+        )
+        answer: NonEmpty | None = unset(
+            "Column of the answer; default: answer, solution or target, or the assistant's message behind the question."
+        )
+        columns: dict[NonEmpty, NonEmpty] = key(
+            {},
+            "Other names for columns, NEW: COLUMN, as reward functions are given them; COLUMN may be a field of a "
+            "nested one, such as reward_model.ground_truth.",
+        )
+        held_out: Share | None = unset("Share of path that is held out for evaluation; default: 0.1.")
         grader: Grader = key("exact", "exact, number, regex, or python:FILE:FUNCTION (FILE relative to the team file).")
         pattern: Pattern | None = unset(
             "For grader regex: a pattern whose one group is the answer; the last match in a message counts."
         )
-        threshold: Annotated[float, Strict()] = key(1.0, "A reward of at least this counts as right.")
+        threshold: Annotated[float, Strict()] = key(1.0, "A reward of the grader of at least this counts as right.")
+        rewards: tuple[RewardConfig, ...] = key(
+            (),
+            "More reward functions: what each returns, times its weight, is added to the grader's reward, and does not "
+            "change what is right.",
+        )
         private: dict[str, NonEmpty] = key({}, "Agent name to the column that only this agent sees.")
         seconds_per_item: Above0 = key(5.0, "Seconds of processor time for one answer; by the clock ten times that.")
         grade_early: Annotated[bool, Strict()] = key(
@@ -117,28 +146,40 @@ class DataTask(Task):
             "and the grader's own folder; none is a process with your rights.",
         )
 
-        @property
-        def sources(self) -> tuple[str, ...]:
-            return (self.path,)
-
         def anchored(self, anchor: Anchor) -> Self:
-            update = {"path": anchor.path(self.path)}
-            if self.grader.startswith("python:"):
-                file, _, function = self.grader.removeprefix("python:").rpartition(":")
-                update["grader"] = f"python:{anchor.path(file)}:{function}"
-            return self.model_copy(update=update)
+            rewards = tuple(
+                each.model_copy(update={"function": _anchored(each.function, anchor)}) for each in self.rewards
+            )
+            update = {"grader": _anchored(self.grader, anchor), "rewards": rewards}
+            return super().anchored(anchor).model_copy(update=update)
+
+        def arguments(self, context: TaskContext) -> dict[str, Any]:
+            rewards = tuple(ExtraReward(each.function, each.weight) for each in self.rewards)
+            return {**super().arguments(context), "rewards": rewards}
+
+        def _settle(self) -> None:
+            """Write out the share of one source that is held out."""
+            if self.path is not None and self.held_out is None:
+                object.__setattr__(self, "held_out", HELD_OUT)
 
         def _refusals(self) -> Iterator[Refusal]:
+            yield from super()._refusals()
             both = (("task", "grader"), ("task", "pattern"))
             if self.grader == "regex" and self.pattern is None:
                 yield Refusal(("task", "grader"), 'task.grader is "regex", which needs task.pattern', both)
             if self.grader != "regex" and self.pattern is not None:
                 message = f'task.pattern is used by grader "regex" only, and task.grader is "{self.grader}"'
                 yield Refusal(("task", "pattern"), message, both)
-            if self.grade_early and not self.grader.startswith("python:"):
+            names = Counter(name.rpartition(":")[2] for name in (self.grader, *(r.function for r in self.rewards)))
+            for name, count in names.items():
+                if count > 1:
+                    message = f"task.rewards: two rewards are called {show(name)}: give their functions different names"
+                    yield Refusal(("task", "rewards"), message, at_key=True)
+            own = self.grader.startswith(PYTHON) or bool(self.rewards)
+            if self.grade_early and not own:
                 message = f'task.grade_early is for graders of your own (python:FILE:FUNCTION), not for "{self.grader}"'
                 yield Refusal(("task", "grade_early"), message, (("task", "grader"), ("task", "grade_early")))
-            if self.container != "none" and self.grader in IN_PROCESS:
+            if self.container != "none" and self.grader in IN_PROCESS and not self.rewards:
                 message = f'task.container is for graders that run code, not for "{self.grader}": leave it out'
                 yield Refusal(("task", "container"), message, (("task", "grader"), ("task", "container")))
 
@@ -149,39 +190,78 @@ class DataTask(Task):
                     message = f"task.private names no agent {show(name)}{hint(name, team.names, 'the agents are')}"
                     yield Refusal(("task", "private", name), message, at_key=True)
 
+    samples = 4
+
     def __init__(
         self,
-        path: str | Path | None = None,
+        path: Source | None = None,
         *,
-        split_files: Mapping[str, str | Path] | None = None,
-        held_out: float = 0.1,
+        split_files: Mapping[str, Source] | None = None,
+        held_out: float = HELD_OUT,
         question: str | None = None,
         answer: str | None = None,
+        columns: Mapping[str, str] | None = None,
         private: Mapping[str, str] | None = None,
         grader: str = "exact",
         pattern: str | None = None,
         threshold: float = 1.0,
+        rewards: Sequence[ExtraReward] = (),
         seconds_per_item: float = 5.0,
         grade_early: bool = False,
         workers: int = 1,
         memory_bytes: int | None = 4 << 30,
         container: ContainerKind = "none",
     ) -> None:
-        self._threshold = threshold
-        self.grades_early = grade_early or grader == "regex"
+        self.grades_early = grade_early or (grader == "regex" and not rewards)
         self._is_number = grader == "number"
-        self.reward_range = None if grader.startswith("python:") else 1.0
-        self._private = dict(private or {})
-        walls = None if container == "none" else Container(_reward_folder(grader))
-        self._pool = WorkerPool(workers, seconds_per_item, memory_bytes=memory_bytes, container=walls)
-        self._splits = self._read(path, split_files, held_out, question, answer, needs_answer=":" not in grader)
+        self.reward_range = None if grader.startswith(PYTHON) or rewards else 1.0
+        self._reader = ProblemReader(
+            question,
+            answer,
+            dict(columns or {}),
+            dict(private or {}),
+            needs_answer=":" not in grader,
+            needs_number=self._is_number,
+        )
+        walls = None if container == "none" else Container(reward_folders(grader, rewards))
+        self._pool = WorkerPool(
+            workers, seconds_per_item, memory_bytes=memory_bytes, container=walls, printed=self.printed.add
+        )
+        self._splits = self._read(path, split_files, held_out)
         self._check_duplicates()
-        self._grader = self._choose_grader(grader, pattern)
+        if left_out := self._reader.without_system:
+            self.warnings += (f"the system prompts of {left_out} rows are left out: give agents a system_prompt",)
+        self._make_grader = partial(
+            AnswerGrader, grader, pattern, threshold, tuple(rewards), pool=self._pool, failures=self.failures
+        )
+        every = [problem for problems in self._splits.values() for problem in problems]
+        self._grader = self._make_grader(columns=_columns(every)) if every else None
+
+    @classmethod
+    def from_data(cls, name: str, data: Data, **options: Any) -> Benchmark:
+        with to_be_had():
+            if data is None or isinstance(data, Mapping):
+                options["split_files"] = {} if data is None else sources(name, data)
+                data = None
+            made: Benchmark = called(name, cls, data, **options)
+            return made
 
     def grade(self, episodes: Sequence[tuple[Problem, str, Sequence[str]]]) -> list[Verdict]:
-        """Crashed and late graders earn 0 and are counted; a reward that is not a finite number stays ``nan``, so
-        that its group is left out of training."""
-        return self._grader([(problem, answer) for problem, answer, _ in episodes])
+        # Without data of its own every call may bring problems with other columns.
+        grader = self._grader or self._make_grader(columns=_columns([problem for problem, _, _ in episodes]))
+        return grader.grade(episodes)
+
+    def grade_replies(self, replies: Sequence[tuple[Problem, str]]) -> list[Verdict]:
+        return self.grade([(problem, reply, Transcript([_stored(reply)])) for problem, reply in replies])
+
+    def problem(self, row: Mapping[str, Any], where: str = "") -> Problem:
+        return self._reader.problem(Row(where, row))
+
+    def gold(self, problem: Problem) -> str | None:
+        return None
+
+    def wrong(self, problem: Problem, rng: np.random.Generator) -> list[WrongAnswer]:
+        return []
 
     def extract(self, text: str) -> str | None:
         if self._is_number:
@@ -195,71 +275,29 @@ class DataTask(Task):
     # Reading
 
     def _read(
-        self,
-        path: str | Path | None,
-        split_files: Mapping[str, str | Path] | None,
-        held_out: float,
-        question: str | None,
-        answer: str | None,
-        needs_answer: bool,
+        self, path: Source | None, split_files: Mapping[str, Source] | None, held_out: float
     ) -> dict[str, tuple[Problem, ...]]:
-        if (path is None) == (not split_files):
+        if (path is None) == (split_files is None):
             raise ValueError("give either one data file as path, or split_files with a file for each split")
-        seen: Counter[str] = Counter()
-        if split_files:
-            files = {split: Path(file) for split, file in split_files.items()}
-            return {
-                split: tuple(self._problems_in(file, question, answer, needs_answer, seen))
-                for split, file in files.items()
-            }
+        if path is not None and Path(path).is_dir():
+            split_files = splits_in(Path(path))
+        if split_files is not None:
+            return {split: tuple(self._reader.problems(source)) for split, source in split_files.items()}
         if not 0 <= held_out < 1:
             raise ValueError(f"held_out is a share from 0 to below 1, got {held_out}")
         assert path is not None
-        file = Path(path)
-        every = list(self._problems_in(file, question, answer, needs_answer, seen))
+        every = list(self._reader.problems(path))
         if held_out == 0:
             return {"train": tuple(every)}
         hashes = sorted({unit_hash(p.prompt) for p in every})
         if len(hashes) < 2:
-            raise DataError(f"{file}: at least two different questions are needed, one to train on and one held out")
+            raise DataError(f"{path}: at least two different questions are needed, one to train on and one held out")
         # In a small file all hashes may fall on one side: then the nearest question goes to the other.
         limit = min(max(held_out, math.nextafter(hashes[0], 1.0)), hashes[-1])
         return {
             "train": tuple(p for p in every if unit_hash(p.prompt) >= limit),
             "test": tuple(p for p in every if unit_hash(p.prompt) < limit),
         }
-
-    def _problems_in(
-        self, file: Path, question: str | None, answer: str | None, needs_answer: bool, seen: Counter[str]
-    ) -> Iterator[Problem]:
-        rows = list(read_rows(file))
-        if not rows:
-            raise DataError(f"{file}: empty; it needs at least one row with a question and an answer")
-        question = _column(rows[0], question, "question", QUESTION_KEYS)
-        if needs_answer or answer is not None or any(key in rows[0].cells for key in ANSWER_KEYS):
-            answer = _column(rows[0], answer, "answer", ANSWER_KEYS)
-        for row in rows:
-            text = _cell(row, question)
-            if not isinstance(text, str) or not text.strip():
-                raise DataError(f"{row.where}: {question!r} must be text, found {shown(text)}")
-            right = None if answer is None else _cell(row, answer)
-            if needs_answer and not isinstance(right, str | int | float):
-                raise DataError(f"{row.where}: {answer!r} must be text or a number, found {shown(right)}")
-            if self._is_number and last_number(str(right)) is None:
-                raise DataError(f"{row.where}: grader 'number': no number in the answer {shown(right)}")
-            name = digest(text)
-            seen[name] += 1
-            yield Problem(
-                id=name if seen[name] == 1 else f"{name}-{seen[name]}",
-                prompt=text,
-                answer=right,
-                private={
-                    agent: str(value)
-                    for agent, column in self._private.items()
-                    if (value := _cell(row, column)) is not None
-                },
-                columns={key: value for key, value in row.cells.items() if key != question},
-            )
 
     def _check_duplicates(self) -> None:
         answers: dict[str, list[str]] = {}
@@ -277,122 +315,18 @@ class DataTask(Task):
             if len(splits) > 1:
                 self.warnings += (f"one question in several splits {sorted(splits)}: {shown(prompt)}",)
 
-    # Grading
 
-    def _choose_grader(self, grader: str, pattern: str | None) -> Callable[[Graded], list[Verdict]]:
-        if (grader == "regex") != (pattern is not None):
-            raise ValueError(f"a pattern goes with grader 'regex' and only with it; got {grader!r} and {pattern!r}")
-        if grader == "exact":
-            return lambda graded: [_exact_verdict(str(p.answer), after_thinking(text)) for p, text in graded]
-        if grader == "number":
-            return lambda graded: [_number_verdict(str(p.answer), after_thinking(text)) for p, text in graded]
-        if pattern is not None:
-            _check_pattern(pattern)
-            return lambda graded: self._grade_by_pattern(pattern, graded)
-        if grader.startswith("python:"):
-            setup = self._reward_setup(grader)
-            return lambda graded: self._grade_by_reward(setup, graded)
-        raise ValueError(f"no grader {grader!r}: use one of {', '.join(GRADERS)}")
-
-    def _every(self) -> Iterator[Problem]:
-        return (problem for problems in self._splits.values() for problem in problems)
-
-    def _reward_setup(self, grader: str) -> dict[str, Any]:
-        file, _, function = grader.removeprefix("python:").rpartition(":")
-        if not file.endswith(".py") or not function.isidentifier():
-            raise UserError(f"a Python reward is named python:path/to/file.py:function, got {grader!r}")
-        found = Path(file).resolve()
-        if not found.is_file():
-            raise UserError(f"{grader!r}: there is no file {found}")
-        columns = sorted({key for problem in self._every() for key in problem.columns})
-        taken = sorted({"prompts", "completions"} & set(columns))
-        if taken:
-            raise DataError(f"a Python reward gets prompts and completions: rename the data's own column {taken[0]!r}")
-        setup = {"path": str(found), "function": function, "columns": columns}
-        self._pool.load("reward", setup)
-        return setup
-
-    def _grade_by_pattern(self, pattern: str, graded: Graded) -> list[Verdict]:
-        items = [{"text": after_thinking(text)} for _, text in graded]
-        results = self._pool.submit("regex", items, {"pattern": pattern})
-        return [
-            self._failed(result) or _group_verdict(str(problem.answer), result.value)
-            for (problem, _), result in zip(graded, results, strict=True)
-        ]
-
-    def _grade_by_reward(self, setup: Mapping[str, Any], graded: Graded) -> list[Verdict]:
-        items = [{"prompt": p.prompt, "completion": text, "columns": dict(p.columns)} for p, text in graded]
-        results = self._pool.submit("reward", items, setup)
-        return [self._failed(result) or self._reward_verdict(result.value) for result in results]
-
-    def _reward_verdict(self, reward: float) -> Verdict:
-        if not math.isfinite(reward):
-            self.failures[f"the reward is {reward}"] += 1
-            return Verdict("crash", math.nan)
-        return Verdict("right" if reward >= self._threshold else "wrong", reward)
-
-    def _failed(self, result: Result) -> Verdict | None:
-        if result.kind == "ok":
-            return None
-        self.failures[result.message] += 1
-        return Verdict(result.kind, 0.0)
+def _columns(problems: Sequence[Problem]) -> list[str]:
+    return sorted({key for problem in problems for key in problem.columns})
 
 
-def _exact_verdict(answer: str, text: str) -> Verdict:
-    if not text.strip():
-        return Verdict("unparsed", 0.0)
-    return _verdict(exact_match(text, answer), normalize(text))
+def _stored(reply: str) -> Turn:
+    nothing = np.zeros(0, np.int32)
+    return Turn(STORED, 0, nothing, nothing, np.zeros(0, np.float32), "stop", "", reply)
 
 
-def _number_verdict(answer: str, text: str) -> Verdict:
-    said, right = last_number(text), last_number(answer)
-    if said is None or right is None:
-        return Verdict("unparsed", 0.0)
-    return _verdict(said.same(right), str(said))
-
-
-def _group_verdict(answer: str, group: str | None) -> Verdict:
-    if group is None:
-        return Verdict("unparsed", 0.0)
-    return _verdict(exact_match(group, answer), normalize(group))
-
-
-def _verdict(right: bool, extracted: str) -> Verdict:
-    return Verdict("right", 1.0, extracted) if right else Verdict("wrong", 0.0, extracted)
-
-
-def _reward_folder(grader: str) -> tuple[Path, ...]:
-    """The folder of a Python reward's file; nothing for the others."""
-    if not grader.startswith("python:"):
-        return ()
-    return (Path(grader.removeprefix("python:").rpartition(":")[0]).resolve().parent,)
-
-
-def _check_pattern(pattern: str) -> None:
-    try:
-        groups = re.compile(pattern).groups
-    except re.error as error:
-        raise ValueError(f"pattern {pattern!r} is not a regular expression: {error}") from None
-    if groups != 1:
-        raise ValueError(
-            f"pattern {pattern!r} has {groups} groups: put exactly one round what is the answer, (?:...) else"
-        )
-
-
-def _column(row: Row, given: str | None, role: str, usual: Sequence[str]) -> str:
-    """The column for this role: the one given, or the first usual one that the row has."""
-    found = sorted(row.cells)
-    if given is not None and given not in row.cells:
-        raise DataError(f"{row.where}: no column {given!r}; found {found}: set task.{role} to one of them")
-    for column in usual if given is None else (given,):
-        if column in row.cells:
-            return column
-    raise DataError(
-        f"{row.where}: no {role}: none of {list(usual)} among the columns {found}: set task.{role} to one of them"
-    )
-
-
-def _cell(row: Row, column: str) -> Any:
-    if column not in row.cells:
-        raise DataError(f"{row.where}: no {column!r}; found {sorted(row.cells)}: every row needs it")
-    return row.cells[column]
+def _anchored(grader: str, anchor: Anchor) -> str:
+    if not grader.startswith(PYTHON):
+        return grader
+    file, _, function = grader.removeprefix(PYTHON).rpartition(":")
+    return f"{PYTHON}{anchor.path(file)}:{function}"

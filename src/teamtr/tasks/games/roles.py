@@ -59,6 +59,7 @@ class Roles(Task):
     ABSTAIN: ClassVar[str | None] = "0"
     """None: whoever does not say exactly the other word abstains."""
     alphabet = "01"
+    silence = "0"  # who says nothing does not volunteer
     grades_conversation = True
 
     def __init__(

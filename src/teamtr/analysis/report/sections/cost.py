@@ -33,7 +33,22 @@ def compute(run: Reading) -> Data:
         "eval_seconds": sum(number(r, "seconds") or 0.0 for r in run.evals),
         "overhead": {**asdict(found), "token_ratio": found.token_ratio, "seconds_ratio": found.seconds_ratio},
     }
-    return {"cost": cost, "budget": _budget(run, last), "lost": _lost(run)}
+    return {"cost": cost, "budget": _budget(run, last), "lost": _lost(run), "warmup": _warmup(run)}
+
+
+def _warmup(run: Reading) -> list[dict[str, Any]]:
+    """What agents were trained on before the first stage."""
+    begun = [mapping(record, "warmup") for record in run.records if record.get("kind") == "start"]
+    return [
+        {
+            "agent": agent,
+            "source": str(mapping(found, agent).get("source")),
+            **{name: whole(mapping(found, agent), name) for name in ("examples", "steps", "tokens")},
+            **{name: number(mapping(found, agent), name) for name in ("loss_before", "loss_after", "seconds")},
+        }
+        for found in begun
+        for agent in found
+    ]
 
 
 def _lost(run: Reading) -> list[dict[str, Any]]:
@@ -112,6 +127,7 @@ def show(data: Data) -> list[Part]:
                 _by_agent("Seconds by agent and phase", cost["seconds"], lambda x: num(round(x, 2), 4)),
             ]
         ),
+        *_shown_warmup(data["warmup"]),
         *_matched(data["budget"]),
         *_shown_losses(data["lost"]),
         Text(
@@ -119,6 +135,31 @@ def show(data: Data) -> list[Part]:
             "each stage's first step; its time is ours less the same share of sampling. Evaluations are apart: "
             f"{num(cost['eval_tokens'])} tokens, {clock(cost['eval_seconds'])}."
         ),
+    ]
+
+
+def _shown_warmup(warmup: Sequence[Mapping[str, Any]]) -> list[Part]:
+    if not warmup:
+        return []
+    rows = [
+        (
+            one["agent"],
+            one["source"],
+            *(_whole(one[name]) for name in ("examples", "steps", "tokens")),
+            f"{num(one['loss_before'])} → {num(one['loss_after'])}",
+            clock(one["seconds"]),
+        )
+        for one in warmup
+    ]
+    return [
+        Table(
+            ("agent", "examples from", "examples", "steps", "tokens", "loss, nats per token", "time"),
+            rows,
+            title="Warm-up",
+            caption="Supervised training on worked examples before the first stage, outside of any trust region. Its "
+            "tokens (prompts and completions) are no sampled tokens; success before the first update is that of the "
+            "team that was warmed up.",
+        )
     ]
 
 

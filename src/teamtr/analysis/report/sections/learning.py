@@ -36,12 +36,21 @@ def answer(data: Data) -> Answer:
             f"Held-out success went from {percent(first['success'])}{_range(first)} to {percent(last['success'])}"
             f"{_range(last)} in {counted(last['stage'], 'stage')}.{verdict}"
         )
+        text += _best(data["run"], last)
         return Answer(question, "good" if sure else "bad" if worse else "plain", f"{gained:+.0f} points", text)
     rewards = [u["reward"] for u in data["updates"] if u["reward"] is not None]
     if len(rewards) >= 2:
         text = f"The reward of training batches went from {rewards[0]:.3f} to {rewards[-1]:.3f}; "
         return Answer(question, "plain", f"{rewards[-1] - rewards[0]:+.3f} reward", text + "evaluations are missing.")
     return Answer(question, "plain", "not known", "There are too few evaluations and updates to tell.")
+
+
+def _best(run: Data, last: Data) -> str:
+    """Where another checkpoint than the last was best, and where that ended the run."""
+    best, told = run["best"], ""
+    if best is not None and best["success"] > last["success"]:
+        told = f" Checkpoint {best['updates']} (stage {best['stage']}) was best, with {percent(best['success'])}."
+    return told + (" The run was stopped early by eval.patience." if run["stopped_early"] else "")
 
 
 def show(data: Data) -> list[Part]:

@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 
 from teamtr.analysis.figures import Run
-from teamtr.reproduce.recipe import Measure
+
+Measure = Callable[[Run], float | None]
+"""A number of a finished run; None where its log does not hold it."""
 
 FLIPS = "near_flip_rate"
 ACCURACY, TOKENS, SECONDS = "accuracy, %", "tokens per answer", "seconds per answer"
@@ -30,6 +32,12 @@ def success(run: Run) -> float | None:
 
 def success_before(run: Run) -> float | None:
     return 100.0 * float(run.data["evals"][0]["success"]) if run.data["evals"] else None
+
+
+def best(run: Run) -> float | None:
+    """Held-out success of the best checkpoint, in percent: chosen by the same problems, and optimistic by that."""
+    found = run.data["run"]["best"]
+    return None if found is None else 100.0 * float(found["success"])
 
 
 def tokens_per_answer(run: Run) -> float | None:
@@ -109,6 +117,11 @@ def thousands_of_rollouts(run: Run) -> float | None:
 def seconds_of_an_update(run: Run) -> float | None:
     total = run.data["cost"]["overhead"]["seconds"]
     return float(total) / len(run.updates) if total and run.updates else None
+
+
+def kept(run: Run) -> float | None:
+    """Updates that were kept, in percent."""
+    return 100.0 * len(run.kept) / len(run.updates) if run.updates else None
 
 
 def outside(run: Run) -> float | None:

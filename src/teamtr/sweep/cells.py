@@ -1,4 +1,4 @@
-"""Trains the teams of a recipe, each in a process of its own: what is finished stays, and what fails stops nobody."""
+"""Trains teams, each in a process of its own: what is finished stays, and what fails stops nobody."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from teamtr.analysis.figures import Run, read_runs
 from teamtr.baselines import make_methods
 from teamtr.config import TeamFile, dump, load_team_file
 from teamtr.errors import TeamTRError
-from teamtr.reproduce.recipe import Recipe, Variant, slug
-from teamtr.reproduce.scales import Setting
 from teamtr.session.build import build
 from teamtr.session.comparison import Comparison
 from teamtr.session.evaluations import Evaluation
@@ -25,8 +23,6 @@ from teamtr.session.resume import ON_A_MACHINE, differences
 from teamtr.session.train import train
 from teamtr.store import write_atomic
 from teamtr.swap import Request, swap
-
-TEAM, NEWCOMER = "team before the swap", "newcomer"
 
 
 @dataclass(frozen=True)
@@ -63,45 +59,9 @@ class Failed:
     cell: Cell
     why: str
 
-
-def cells_of(recipe: Recipe, setting: Setting, out: Path) -> list[Cell]:
-    """All seeds of the first team, then of the next; before them the teams in which an agent is replaced."""
-    return [
-        *_teams_before_swaps(recipe, setting, out),
-        *(_cell(recipe, setting, variant, seed, out) for variant in recipe.variants for seed in setting.seed_numbers),
-    ]
-
-
-def _teams_before_swaps(recipe: Recipe, setting: Setting, out: Path) -> list[Cell]:
-    if all(variant.replacement is None for variant in recipe.variants):
-        return []
-    found = []
-    for seed in setting.seed_numbers:
-        team = setting.team_file(recipe, Variant("team"), seed)
-        found.append(Cell(TEAM, seed, out / "runs" / f"team-seed{seed}", team))
-        if (newcomer := setting.newcomer_file(recipe, seed)) is not None:
-            found.append(Cell(NEWCOMER, seed, out / "runs" / f"newcomer-seed{seed}", newcomer))
-    return found
-
-
-def _cell(recipe: Recipe, setting: Setting, variant: Variant, seed: int, out: Path) -> Cell:
-    given, runs = variant.replacement, out / "runs"
-    folder = runs / f"{slug(variant.name)}-seed{seed}"
-    if given is None:
-        return Cell(variant.name, seed, folder, setting.team_file(recipe, variant, seed), method=variant.method)
-    newcomer = setting.newcomer or runs / f"newcomer-seed{seed}"
-    tiny = {"probes": 64, "max_steps": 200, "eval_samples": 16} if setting.scale == "tiny" else {}
-    request = Request(
-        setting.replaced,
-        str(newcomer),
-        given.mode,
-        stages=setting.stages_after,
-        think=given.think,
-        tools=given.tools,
-        system=given.system,
-        **tiny,  # type: ignore[arg-type]
-    )
-    return Cell(variant.name, seed, folder, swapped=Swapped(runs / f"team-seed{seed}", newcomer, request))
+    @property
+    def told(self) -> str:
+        return f"{self.cell.variant}, seed {self.cell.seed}: {self.why}"
 
 
 def make_cells(
@@ -171,7 +131,7 @@ def _after_swap(cell: Cell) -> TeamFile:
 def _is_evaluated(run: Run) -> bool:
     """Whether its last evaluation, if it has any, came after its last stage: a run may end between the two."""
     evals = run.data["evals"]
-    return not evals or evals[-1]["stage"] >= run.data["run"]["stages"]
+    return run.data["run"]["stopped_early"] or not evals or evals[-1]["stage"] >= run.data["run"]["stages"]
 
 
 def is_done(cell: Cell) -> bool:

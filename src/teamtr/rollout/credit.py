@@ -1,0 +1,144 @@
+"""Who is credited with what: the returns that one agent is trained on, as a value of the plan.
+
+``team``: every agent with the team's return. ``own``: each with what it earned itself, and with what nobody earned
+alone. ``difference``: each with the team's return less what the team would have got had this agent said nothing and all
+others the same (Wolpert and Tumer's difference rewards). Where nobody reads what the agent said, what is taken off does
+not depend on its words, and the expected gradient is that of the team's return. Where somebody does, replies to words
+that were never said are kept, and the two expectations differ.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from teamtr.errors import UserError
+from teamtr.presets import Credit, Plan
+from teamtr.rollout.context import Ledger, RolloutContext
+from teamtr.rollout.grading import Asked
+from teamtr.rollout.outcome import graded_text
+from teamtr.rollout.shaping import punishments_PG, trained_returns_PG
+from teamtr.team import Router, Schedule, Team, visible
+from teamtr.team.router import Upcoming
+from teamtr.types import Episode, Floats, Problem, RolloutBatch, Transcript, Turn, discounted
+
+
+def agent_returns_PG(batch: RolloutBatch, agent: str, plan: Plan, limits: Mapping[str, int]) -> Floats:
+    """The returns that this agent is trained on, with the plan's punishments, which all agents share."""
+    if plan.credit == "team":
+        return trained_returns_PG(batch, plan, limits)
+    if plan.credit == "own":
+        _require_personal(batch)
+        flat = [_own(episode, agent, plan.gamma) for episode in batch.episodes]
+        returns_PG = np.array(flat, dtype=np.float64).reshape(len(batch.problems), batch.group_size)
+        if not plan.overlong.punishes:
+            return returns_PG
+        return returns_PG + punishments_PG(batch, plan, limits) * batch.discounts_PG(plan.gamma)
+    return trained_returns_PG(batch, plan, limits) - _without_PG(batch, agent, plan, limits)
+
+
+def with_counterfactuals(
+    context: RolloutContext, team: Team, batch: RolloutBatch, credit: Credit, ledger: Ledger
+) -> RolloutBatch:
+    """The batch with what its episodes would have earned without each agent's words, where the plan asks for that."""
+    if credit != "difference":
+        return batch
+    if context.task.environment is not None or context.tools is not None:
+        raise UserError(
+            "plan.credit: difference asks what would have been without an agent's words, and an environment or tools "
+            "would have replied otherwise: use plan.credit: team or own"
+        )
+    started = time.perf_counter()
+    problems = [problem for problem in batch.problems for _ in range(batch.group_size)]
+    spoke = [
+        [name for name in team.trainable if any(turn.agent == name for turn in episode.turns)]
+        for episode in batch.episodes
+    ]
+    asked = [
+        _asked(context, team, problem, episode, name)
+        for problem, episode, names in zip(problems, batch.episodes, spoke, strict=True)
+        for name in names
+    ]
+    verdicts = iter(context.task.grade(asked) if asked else ())
+    episodes = [
+        replace(episode, without={name: next(verdicts) for name in names})
+        for episode, names in zip(batch.episodes, spoke, strict=True)
+    ]
+    ledger.grading_seconds += time.perf_counter() - started
+    return replace(batch, episodes=tuple(episodes))
+
+
+def certified_range(plan: Plan, reward_range: float | None, team: Team, router: Router, agent: str) -> float | None:
+    """The range of the returns that this agent is trained on, for certificates of what the team gains; None where there
+    is none: nobody knows the range, or a gain of these returns is none of the team's.
+
+    Own rewards may be had at the others' cost. A difference gains what the team does where nobody reads the agent, and
+    may be as far below 0 as above.
+    """
+    team_range = plan.return_range(reward_range)
+    if plan.credit == "team" or team_range is None:
+        return team_range
+    if plan.credit == "difference" and is_unheard(team, router, agent):
+        return 2.0 * team_range
+    return None
+
+
+def is_unheard(team: Team, router: Router, agent: str) -> bool:
+    """Whether no other agent ever reads a word of this one, and who speaks when is settled beforehand."""
+    if not isinstance(router, Schedule):
+        return False
+    slots = router.turns()
+    return not any(
+        visible([_silent(slot) for slot in slots[:k] if slot.agent == agent], team[reader.agent], reader.round)
+        for k, reader in enumerate(slots)
+        if reader.agent != agent
+    )
+
+
+def _silent(slot: Upcoming) -> Turn:
+    nothing = np.zeros(0, np.int32)
+    return Turn(slot.agent, slot.round, nothing, nothing, np.zeros(0, np.float32), "stop", "", "")
+
+
+def _asked(context: RolloutContext, team: Team, problem: Problem, episode: Episode, name: str) -> Asked:
+    """What is graded of the episode without this agent's words."""
+    silence = context.task.silence
+    turns = [replace(turn, text=silence) if turn.agent == name else turn for turn in episode.turns]
+    return problem, graded_text(context, team, problem, turns, episode.replies), Transcript(turns, episode.replies)
+
+
+def _own(episode: Episode, agent: str, gamma: float) -> float:
+    made, last = episode.verdict.breakdown, gamma ** max(len(episode.turns) - 1, 0)
+    if made is None:
+        return episode.reward * last
+    early = sum(
+        earned * gamma**t
+        for t, (turn, earned) in enumerate(zip(episode.turns, made.by_turn, strict=bool(made.by_turn)))
+        if turn.agent == agent
+    )
+    return early + (made.shared + made.by_agent.get(agent, 0.0)) * last
+
+
+def _without_PG(batch: RolloutBatch, agent: str, plan: Plan, limits: Mapping[str, int]) -> Floats:
+    """What the team would have got without this agent's words; where it said none, what it got."""
+    flat = [
+        discounted(episode.without.get(agent, episode.verdict), len(episode.turns), plan.gamma)
+        for episode in batch.episodes
+    ]
+    returns_PG = np.array(flat, dtype=np.float64).reshape(len(batch.problems), batch.group_size)
+    if not plan.overlong.punishes:
+        return returns_PG
+    return returns_PG + punishments_PG(batch, plan, limits, without=agent) * batch.discounts_PG(plan.gamma)
+
+
+def _require_personal(batch: RolloutBatch) -> None:
+    graded = [episode.verdict for episode in batch.episodes if not episode.verdict.failed]
+    if graded and not any(verdict.breakdown is not None and verdict.breakdown.is_personal for verdict in graded):
+        raise UserError(
+            "plan.credit: own needs rewards of agents or turns, and this task's are the team's alone: let the reward "
+            "function return a mapping from agents to numbers, or a list with a number for each message; or use "
+            "plan.credit: team"
+        )

@@ -1,0 +1,88 @@
+"""Accuracy problem by problem: how sure a line of a table is, and how far it is from another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from teamtr.analysis.figures import Run
+from teamtr.analysis.report.compare import success_by_problem
+from teamtr.evaluation.metrics import alike_interval, paired_difference, share_interval
+from teamtr.randomness import generator
+from teamtr.reports import Interval, MeanInterval
+
+DRAWS = 2000
+Shares = Mapping[str, float]
+"""By problem: the share of its answers that were right."""
+
+
+def at_the_end(run: Run) -> Shares:
+    """Of the last evaluation of a run; empty where nothing was evaluated."""
+    evals = [record for record in run.reading.records if record.get("kind") == "eval"]
+    return success_by_problem(evals[-1]) if evals else {}
+
+
+def of_answers(answers: Mapping[str, Any]) -> Shares:
+    """Of what answering by a method came to."""
+    return success_by_problem(answers["seeds"][0])
+
+
+def interval(seeds: Sequence[Shares]) -> Interval | None:
+    """At 95 %, over problems; each counts with its mean over seeds. Where seeds hold out other problems, those that
+    some share are resampled together."""
+    if not all(seeds) or not seeds:
+        return None
+    problems = _common(seeds)
+    if all(len(seed) == len(problems) for seed in seeds):
+        return share_interval(_means(seeds, problems), rng=_rng())
+    return _clustered(seeds, least=0.0)
+
+
+def difference(seeds: Sequence[Shares], others: Sequence[Shares]) -> MeanInterval | None:
+    """Of the first less the others, paired by problem."""
+    problems = _common([*seeds, *others]) if seeds and others else []
+    return paired_difference(_means(seeds, problems), _means(others, problems), rng=_rng()) if problems else None
+
+
+def difference_by_seed(own: Mapping[int, Shares], others: Mapping[int, Shares]) -> MeanInterval | None:
+    """Of the first less the others, paired by seed and problem: a seed may hold out problems of its own."""
+    apart = [
+        {problem: value - others[seed][problem] for problem, value in shares.items() if problem in others[seed]}
+        for seed, shares in own.items()
+        if seed in others
+    ]
+    apart = [seed for seed in apart if seed]
+    if not apart:
+        return None
+    return MeanInterval(float(np.mean([np.mean([*seed.values()]) for seed in apart])), _clustered(apart, least=-1.0))
+
+
+def _clustered(seeds: Sequence[Shares], *, least: float) -> Interval:
+    """Of the mean over seeds of each one's mean, resampling problems: one that several seeds have comes and goes in all
+    of them. Values lie between ``least`` and 1."""
+    problems = sorted(set().union(*seeds))
+    values = {value for seed in seeds for value in seed.values()}
+    if len(values) == 1:
+        return alike_interval(values.pop(), len(problems), least=least)
+    value_SP = np.array([[seed.get(problem, 0.0) for problem in problems] for seed in seeds])
+    there_SP = np.array([[problem in seed for problem in problems] for seed in seeds], dtype=np.float64)
+    times_DP = _rng().multinomial(len(problems), np.full(len(problems), 1 / len(problems)), size=DRAWS)
+    count_DS = times_DP @ there_SP.T
+    mean_DS = np.divide(times_DP @ value_SP.T, count_DS, out=np.full(count_DS.shape, np.nan), where=count_DS > 0)
+    means_D = np.nanmean(mean_DS, axis=1)  # every draw has some problem of some seed
+    return Interval(*(float(end) for end in np.quantile(means_D, (0.025, 0.975))))
+
+
+def _common(seeds: Sequence[Shares]) -> list[str]:
+    """The problems that all of them have."""
+    return sorted(set.intersection(*(set(seed) for seed in seeds))) if seeds else []
+
+
+def _means(seeds: Sequence[Shares], problems: Sequence[str]) -> list[float]:
+    return [float(np.mean([seed[problem] for seed in seeds])) for problem in problems]
+
+
+def _rng() -> np.random.Generator:
+    return generator(0, "reproduce", "problems")

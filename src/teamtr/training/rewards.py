@@ -1,0 +1,33 @@
+"""What the rewards of a batch are made of: the parts of a shaped reward, and what single agents earned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from teamtr.reports import RewardReport
+from teamtr.types import Breakdown, Episode, RolloutBatch
+
+
+def rewards_of(batch: RolloutBatch, printed: str = "") -> RewardReport | None:
+    """Of the episodes of the present stage that were graded; None where there is nothing to tell."""
+    made = [(episode, found) for episode in batch.present if (found := episode.verdict.breakdown) is not None]
+    if not made and not printed:
+        return None
+    names = dict.fromkeys(name for _, found in made for name in found.parts)
+    parts = {name: _mean(found.parts[name] for _, found in made if name in found.parts) for name in names}
+    personal = [(episode, found) for episode, found in made if found.is_personal]
+    agents = dict.fromkeys(turn.agent for episode, _ in personal for turn in episode.turns)
+    earned = {name: _mean(_earned(episode, found, name) for episode, found in personal) for name in agents}
+    return RewardReport(parts, earned, printed)
+
+
+def _earned(episode: Episode, made: Breakdown, agent: str) -> float:
+    """What this agent earned by itself."""
+    turns = zip(episode.turns, made.by_turn, strict=bool(made.by_turn))
+    return made.by_agent.get(agent, 0.0) + sum(earned for turn, earned in turns if turn.agent == agent)
+
+
+def _mean(values: Iterable[float]) -> float:
+    return float(np.mean(list(values)))
