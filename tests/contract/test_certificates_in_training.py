@@ -84,6 +84,7 @@ def test_without_a_discount_the_papers_bound_takes_the_horizon(horizon):
     assert papers.terms["estimation"] == pytest.approx(-report.zeta * horizon)
 
 
+@pytest.mark.slow  # the test without a discount is quick
 def test_certificates_hold_with_a_discount():
     """Every episode has two turns, so that its return is gamma times its reward, and so is the true gain."""
     gamma = 0.4

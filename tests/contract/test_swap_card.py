@@ -49,7 +49,7 @@ def test_every_figure_of_a_run_in_its_place():
     found = figures("speaker", BEGUN)  # updates 3, 6, 9 and 12, of which 12 was rejected
     assert found == {
         "base": "the built-in tiny model (all weights trained)",
-        "form of this folder": "Hugging Face model",
+        "form of this folder": "Hugging Face model, weights in float32",
         "task": "code",
         "team": "left (tiny, full), right (tiny, full), speaker (tiny, full)",
         "plan": "teamtr, seed 4",

@@ -28,8 +28,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any
     return folder, result(folder / "whole")
 
 
-@pytest.mark.long
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="processes cannot be killed here")
+@pytest.mark.slow  # tests/faults has a short one of the same kind
 def test_a_run_that_is_killed_in_the_middle_of_tool_turns_resumes_to_the_same_bits(whole: Any) -> None:
     folder, wanted = whole
     done = subprocess.run([sys.executable, taubench_run.__file__, str(folder), "9"], check=False)

@@ -100,7 +100,7 @@ def test_the_grader_can_be_chosen(tmp_path: Path) -> None:
     assert 'must be one of default, deepscaler, dapo, last_number, official, got "deep"' in grade(
         "math", rows, tmp_path, "--grader", "deep", code=2
     )
-    assert 'unknown key "grader" in task' in grade("planbench", rows, tmp_path, "--grader", "x", code=2)
+    assert "task planbench has no option 'grader'" in grade("planbench", rows, tmp_path, "--grader", "x", code=2)
 
 
 @pytest.mark.parametrize(

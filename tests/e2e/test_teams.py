@@ -17,6 +17,7 @@ from teamtr.rollout import has_signal_P, punishments_PG, trained_returns_PG
 from teamtr.session import driver
 from teamtr.session import train as run
 from teamtr.session.build import build
+from teamtr.session.inputs import OtherInputs
 from teamtr.session.models import _use_few_threads
 from teamtr.session.resume import StoredRun
 from teamtr.store import RunFolder, StoreError, batch_name, read_episodes
@@ -389,8 +390,10 @@ def test_a_reference_that_changed_on_disk_is_refused(tmp_path):
     model = tmp_path / "words" / "model.safetensors"
     weights = load_file(model)
     save_file({k: v + 0.01 for k, v in weights.items()}, model, {"format": "pt"})
-    with pytest.raises(StoreError, match=r"plan\.reference_kl needs them"):
+    with pytest.raises(OtherInputs, match=r"agent left: the weights that it began with are other ones"):
         train(text, tmp_path / "run", *overrides)
+    with pytest.raises(StoreError, match=r"plan\.reference_kl needs them"):
+        list(run.train(loads(text, "team", overrides), tmp_path / "run", accept_changes=True))
     train(text, tmp_path / "free", *overrides, "plan.reference_kl=0")
 
 

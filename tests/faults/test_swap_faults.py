@@ -211,6 +211,7 @@ def test_killed_several_times(world, tmp_path, times, seed):
     killed_often(world, out, [partial(at_point, out, point) for point in points])
 
 
+@pytest.mark.slow  # those above are killed at other moments of the same swap
 def test_killed_while_the_looks_are_removed(world, tmp_path):
     """They go when nothing needs them any more; asked again, the rest of them goes."""
     killed_often(world, tmp_path / "out", [at_removing_looks])

@@ -28,6 +28,9 @@ def task_options(name: str, settings: Sequence[str]) -> dict[str, Any]:
     section = section_class(name)
     if not settings or section is None:
         return {}
+    for path in keys:
+        if (key := path.split(".")[1]) not in section.model_fields:
+            raise UserError(f"task {name} has no option {key!r}; it has {', '.join(sorted(section.model_fields))}")
     here = ", path: '-'" if issubclass(section, BenchmarkConfig) else ""
     text = f"name: grade\ntask: {{name: {json.dumps(name)}{here}}}\nteam: {{model: tiny, agents: [{{name: team}}]}}\n"
     made = loads(text, "the settings", settings).task.arguments(TaskContext(0, ("team",)))
