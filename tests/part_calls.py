@@ -85,7 +85,7 @@ def computed(engine: LocalEngine, folder: Path, wait=lambda: None) -> dict[str, 
         info = engine.info(agent)
         told = f"{learner.version()} {info.base_version} {info.config_version} {sorted(info.end_ids)} {info.sampling}"
         found[f"{agent} info"] = np.frombuffer(told.encode(), dtype=np.uint8)
-        samples = learner.policy.sample(prompts, uniforms(3, ROWS, 2), temperature=1.0)
+        samples = learner.policy.sample(prompts, uniforms(3, ROWS, 2))
         found[f"{agent} sampled"] = np.concatenate([s.logprobs for s in samples])
         batch = AgentBatch(
             agent,

@@ -124,10 +124,10 @@ def _mix_up_parts() -> None:
 
     draw = Seat._sample_parts
 
-    def draw_with_another(self: Seat, agent: str, version: str, parts: Any, **options: Any) -> Any:
+    def draw_with_another(self: Seat, agent: str, version: str, parts: Any, *options: Any) -> Any:
         noises = [noise_BT for _, noise_BT in parts]
         mixed = [(prompts, noise_BT[::-1].copy()) for (prompts, _), noise_BT in zip(parts, noises, strict=True)]
-        return draw(self, agent, version, mixed, **options)
+        return draw(self, agent, version, mixed, *options)
 
     Seat._sample_parts = draw_with_another  # type: ignore[method-assign]
 
