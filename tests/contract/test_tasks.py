@@ -425,7 +425,7 @@ def test_data_settings_are_checked(tmp_path: Path) -> None:
     refused("there is no file", UserError, grader="python:absent.py:f")
     refused(r"r\.py has no function 'g'; it has \['f'\]", GraderError, grader=f"python:{reward}:g")
     refused(
-        "argument: 'level'; let it name these columns, or give them its names with task.columns",
+        "argument: 'level'; let it name these columns, or give them .* with task.columns",
         GraderError,
         grader=f"python:{reward}:f",
     )

@@ -292,7 +292,7 @@ def test_a_wrong_number_of_rewards_that_no_item_explains_is_an_error(tmp_path: P
     task = task_of(tmp_path, rewards, "always_one")
     assert [v.kind for v in graded(task, ["a"])] == ["right"]
     with pytest.raises(
-        GraderError, match="^always_one returned 1 rewards for 3 completions: it must return one for each"
+        GraderError, match=r"^always_one returned 1 rewards for 3 completions: it must return one for each"
     ):
         graded(task, ["a", "b", "c"])
     task.close()
