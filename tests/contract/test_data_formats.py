@@ -167,6 +167,7 @@ def test_messages_in_chat_format(tmp_path: Path):
     assert [(p.prompt, p.answer) for p in task.problems("train")] == [("1+1?", "2"), ("what is 2+2?", "4")]
     assert task.warnings == ("the system prompts of 1 rows are left out: give agents a system_prompt",)
     assert [v.kind for v in task.grade_replies([(task.problems("train")[0], "it is 2")])] == ["right"]
+    assert [p.columns for p in task.problems("train")] == [{"answer": "2"}, {"answer": "4"}], "for reward functions"
     asked = [{"prompt": said(("user", "1+1?")), "answer": "2"}]
     (problem,) = DataTask(as_jsonl(tmp_path / "p.jsonl", asked), held_out=0).problems("train")
     assert (problem.prompt, problem.answer) == ("1+1?", "2"), "a column goes before what the assistant says"

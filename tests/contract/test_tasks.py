@@ -424,7 +424,11 @@ def test_data_settings_are_checked(tmp_path: Path) -> None:
     refused(r"python:path/to/file\.py:function", grader="python:r.py")
     refused("there is no file", UserError, grader="python:absent.py:f")
     refused(r"r\.py has no function 'g'; it has \['f'\]", GraderError, grader=f"python:{reward}:g")
-    refused("missing a required argument: 'level'", GraderError, grader=f"python:{reward}:f")
+    refused(
+        "argument: 'level'; let it name these columns, or give them .* with task.columns",
+        GraderError,
+        grader=f"python:{reward}:f",
+    )
 
 
 def test_data_warns_of_two_answers_and_of_leaks(tmp_path: Path) -> None:

@@ -107,8 +107,10 @@ def test_the_best_checkpoint_is_kept_and_evaluated(folder: Path) -> None:
         StoredRun.read(folder, 3)
     for asked, updates in (("best", 1), ("4", 4), (None, 5)):
         options = [] if asked is None else ["--checkpoint", asked]
-        line = last_json(invoke("eval", folder, "--samples", 1, "--limit", 1, *options, "--json"))
-        assert line["updates"] == updates
+        told = invoke("eval", folder, "--samples", 1, "--limit", 1, *options, "--json")
+        assert last_json(told)["updates"] == updates
+        counted = f"checkpoint {updates}, stage {updates}\n"  # one agent: as `train` counts stages
+        assert (counted in told.stderr) == (asked is not None)
     assert "it holds 1, 4, 5" in invoke("eval", folder, "--checkpoint", 3, code=2).stderr
     assert "a number of updates or best" in invoke("eval", folder, "--checkpoint", "worst", code=2).stderr
     assert (

@@ -269,7 +269,8 @@ class _Source:
         if self.checkpoint is not None:
             from teamtr.cli.terminal import say
 
-            say(f"checkpoint {stored.commit.number}, stage {stored.commit.progress['stage']}")
+            begun = int(stored.commit.progress["stage"]) + (int(stored.commit.progress["done"]) > 0)
+            say(f"checkpoint {stored.commit.number}, stage {begun}")  # counted as in the lines of training
         return _Opened(session, members, evals, int(stored.commit.progress["stage"]), stored.commit.number)
 
 

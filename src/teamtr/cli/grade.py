@@ -17,6 +17,7 @@ from teamtr.errors import UserError
 def task_options(name: str, settings: Sequence[str]) -> dict[str, Any]:
     """What settings of a task's section make of its arguments; checked as a team file would be."""
     from teamtr.config import loads
+    from teamtr.settings.refusals import hint
     from teamtr.tasks import TaskContext
     from teamtr.tasks.config import BenchmarkConfig
     from teamtr.tasks.registry import section_class
@@ -30,7 +31,7 @@ def task_options(name: str, settings: Sequence[str]) -> dict[str, Any]:
         return {}
     for path in keys:
         if (key := path.split(".")[1]) not in section.model_fields:
-            raise UserError(f"task {name} has no option {key!r}; it has {', '.join(sorted(section.model_fields))}")
+            raise UserError(f"task {name} has no option {key!r}{hint(key, sorted(section.model_fields), 'it has')}")
     here = ", path: '-'" if issubclass(section, BenchmarkConfig) else ""
     text = f"name: grade\ntask: {{name: {json.dumps(name)}{here}}}\nteam: {{model: tiny, agents: [{{name: team}}]}}\n"
     made = loads(text, "the settings", settings).task.arguments(TaskContext(0, ("team",)))

@@ -100,7 +100,11 @@ def train(
             "groups or a reward with partial credit give a signal; `teamtr report` shows what the agents said"
         )
     elif silent := outcomes["skipped_no_signal"]:
-        say(f"{silent} of {outcomes.total()} updates had no signal: in every group, all episodes got the same reward")
+        # Not "the same reward": with plan.credit own or difference the team's may differ.
+        say(
+            f"{silent} of {outcomes.total()} updates had no signal: in every group, all episodes were worth the same "
+            "to the agent"
+        )
     if ended is not None and (best := ended["best"]) is not None and best["updates"] != ended["updates"]:
         say(
             f"best held-out success: {percent(best['success'])} at checkpoint {best['updates']} (stage "

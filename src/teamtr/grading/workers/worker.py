@@ -113,7 +113,7 @@ def reward(path: str, function: str, columns: list[str]) -> Grader:
     except TypeError as error:
         raise TypeError(
             f"{function}{inspect.signature(called)} cannot be called with {', '.join(own)} and the columns "
-            f"{columns}: {error}"
+            f"{columns}: {error}; let it name these columns, or give them its names with task.columns"
         ) from None
 
     def rewards(items: list[Item]) -> list[Any]:
@@ -320,7 +320,8 @@ def _describe(error: BaseException) -> str:
     ours = (__file__, "<frozen")
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(ours)]
     where = f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {error}"[:500] + where
+    kind = "" if isinstance(error, Miscount) else f"{type(error).__name__}: "  # ours says all in its own words
+    return f"{kind}{error}"[:500] + where
 
 
 def _read_frame(stream: BinaryIO) -> Any | None:

@@ -79,6 +79,8 @@ class ProblemReader:
         if not isinstance(text, str) or not text.strip():
             raise DataError(f"{row.where}: {question!r} must be text, found {shown(text)}")
         right = reply if answer is None else _cell(row, answer)
+        # Without a column of it, a reward function would not know the answer that the conversation brings along.
+        brought = {"answer": reply} if answer is None and reply is not None else {}
         if self.needs_answer and not isinstance(right, str | int | float):
             which = repr(answer) if answer is not None else "the assistant's message"
             raise DataError(f"{row.where}: {which} must be text or a number, found {shown(right)}")
@@ -93,7 +95,7 @@ class ProblemReader:
             private={
                 agent: str(value) for agent, column in self.private.items() if (value := _cell(row, column)) is not None
             },
-            columns={key: value for key, value in row.cells.items() if key != question},
+            columns={**brought, **{key: value for key, value in row.cells.items() if key != question}},
         )
 
 

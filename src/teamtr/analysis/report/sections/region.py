@@ -60,9 +60,9 @@ def answer(data: Data) -> Answer:
 
 
 def _silent(updates: Sequence[Data]) -> str:
-    """What is told of batches in which every group's episodes earned the same."""
+    """What is told of batches in which every group's episodes were worth the same to the agent."""
     silent = sum(u["outcome"] == "skipped_no_signal" for u in updates)
-    return f" {silent} had no signal: in every group all episodes earned the same." if silent else ""
+    return f" {silent} had no signal: in every group all episodes were worth the same to the agent." if silent else ""
 
 
 def _fullest(kept: Sequence[Data]) -> float | None:
