@@ -172,7 +172,7 @@ def test_the_other_choice_is_told_in_tokens(tmp_path):
 
     always = "before every update would have taken about 9,900 tokens"
     never = "only when a stage begins would have taken 3,300 tokens"
-    assert cost("fresh") == f"Sampling {never} (0.33 times as many)."
+    assert cost("fresh") == f"Sampling {never} (0.333 times as many)."
     assert cost("naive") == f"Sampling {always} (3 times as many)."
     assert cost("auto") == f"Sampling {always} (1.5 times as many). Sampling {never} (0.5 times as many)."
 

@@ -153,7 +153,10 @@ def evaluate(
 
         asked = make_methods([name.strip() for name in (method or "team").split(",")], settings)
         if task and changes:
-            raise UserError(f"{changes[0]} and --task both choose a task: write all of them as --task")
+            raise UserError(
+                f"{changes[0]} and --task both choose a task: write all of them as --task, with their keys as "
+                "--task '{name: data, path: FILE}'"
+            )
         if task and method is not None:
             raise UserError("--task and --method give different tables: use one of them")
         if checkpoint is not None and team is not None:

@@ -93,7 +93,7 @@ def other_choice(chosen: Data | None) -> str:
         return ""
     spent, always, never = (chosen["tokens"][key] for key in ("spent", "always", "never"))
     return " ".join(
-        f"Sampling {when} {num(tokens)} tokens ({num(tokens / spent, 2)} times as many)."
+        f"Sampling {when} {num(tokens)} tokens ({num(tokens / spent)} times as many)."
         for when, tokens in (
             ("before every update would have taken about", always),
             ("only when a stage begins would have taken", never),
