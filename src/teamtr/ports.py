@@ -75,12 +75,8 @@ class EngineLost(TeamTRError):
 
 
 @runtime_checkable
-class Sampler(Protocol):
-    """Samples messages for any agent of the team."""
-
-    def version(self, agent: str) -> str:
-        """A hash of the weights that would write the next message of this agent."""
-        ...
+class Batches(Protocol):
+    """The part of a sampler that samples one batch of one agent at a time."""
 
     def sample(
         self,
@@ -106,6 +102,15 @@ class Sampler(Protocol):
         as the engine knows them: by the token, every few tokens, or the whole message at once. A row that it does not
         want any more may end there, with the finish "length".
         """
+        ...
+
+
+@runtime_checkable
+class Sampler(Batches, Protocol):
+    """Samples messages for any agent of the team."""
+
+    def version(self, agent: str) -> str:
+        """A hash of the weights that would write the next message of this agent."""
         ...
 
     def stream(self, more: More, *, heard: Heard = unheard, follow: Follow = unfollowed) -> None:

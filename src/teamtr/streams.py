@@ -7,30 +7,15 @@ slowest: an engine whose batch can take rows while it runs has a stream of its o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
-from teamtr.ports import Follow, Heard, More, unfollowed, unheard
+from teamtr.ports import Batches, Follow, Heard, More, unfollowed, unheard
 from teamtr.progress import working
-from teamtr.types import AS_TRAINED, Decoding, Ended, Floats, Ids, Sample, Wanted
-
-
-class Batches(Protocol):
-    """The part of ``ports.Sampler`` that samples a batch."""
-
-    def sample(
-        self,
-        agent: str,
-        prompts: Sequence[Ids],
-        noise_BT: Floats,
-        *,
-        decoding: Decoding = AS_TRAINED,
-        heard: Heard = unheard,
-        follow: Follow = unfollowed,
-    ) -> list[Sample]: ...
+from teamtr.types import Decoding, Ended, Ids, Sample, Wanted
 
 
 class Batch(NamedTuple):

@@ -435,6 +435,32 @@ def test_an_engine_that_is_lost_is_asked_for_nothing_more(session: Session):
     assert not scheduler.is_alive
 
 
+def test_a_stream_that_fails_before_it_asks_for_rows_is_told_to_all_of_them(session: Session):
+    class Broken(InTurns):
+        def version(self, agent: str) -> str:
+            return ""
+
+        def sample(self, *arguments: Any, **settings: Any) -> list[Sample]:
+            raise NotImplementedError
+
+        def stream(self, more: Any, **settings: Any) -> None:
+            raise UserError("no room on the card")
+
+    scheduler = Scheduler(Broken())
+    rows = [waiting_row(session, seed=seed) for seed in range(2)]
+
+    def ask() -> None:
+        with pytest.raises(UserError):
+            scheduler.samples(rows)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    asking.join(30)
+    assert not asking.is_alive(), "nobody waits for ever"
+    assert [str(row.error) for row in rows] == ["no room on the card"] * 2
+    scheduler.close()
+
+
 def test_a_full_desk_refuses_and_cancelling_makes_room(session: Session):
     slow = Slow(session)
     scheduler = Scheduler(slow)

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from teamtr.cli import app
+from called import invoke
 from teamtr.cli.staleness import tables
 from teamtr.config import loads, recipe_text
 from teamtr.errors import TeamTRError, UserError
@@ -30,14 +29,6 @@ from work_beside import doing, in_process
 
 TINY = Cell("roles", 2, 0.5, 1, problems=2)
 CODE = Cell("code-exchange", 3, 0.5, 1, sees="everything")
-
-
-def invoke(*arguments: object, code: int = 0) -> Any:
-    result = CliRunner().invoke(app, [str(a) for a in arguments])
-    if result.exception and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == code, result.output
-    return result
 
 
 # -- cells -----------------------------------------------------------------------------------------------------------

@@ -18,9 +18,9 @@ from teamtr.engines.paged.sampler import Job, Server
 from teamtr.engines.policy import Policy
 from teamtr.engines.sampling import TokenSampler
 from teamtr.engines.torch.attention import Unsupported
-from teamtr.ports import Follow, Heard, More, unfollowed
+from teamtr.ports import Batches, Follow, Heard, More, unfollowed
 from teamtr.progress import working
-from teamtr.streams import Batch, Batches, sample_batch
+from teamtr.streams import Batch, sample_batch
 from teamtr.types import Decoding, Ended, Ids, Wanted
 
 

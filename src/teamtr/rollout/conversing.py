@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,30 +86,32 @@ class _Spoken:
     turn: Turn
 
 
+@dataclass(eq=False)
 class _Conversations:
     """Episodes of one batch, while streams say what is said in them."""
 
-    def __init__(
-        self,
-        context: RolloutContext,
-        team: Team,
-        states: Sequence[EpisodeState],
-        seed: int,
-        temperature: float | None,
-        ledger: Ledger,
-        end_ids: Mapping[str, frozenset[int]] | None,
-        ended: Callable[[EpisodeState], None] | None,
-    ) -> None:
-        self.context, self.team, self.states = context, team, states
-        self.seed, self.temperature, self.ledger = seed, temperature, ledger
-        self.end_ids, self.ended = end_ids, ended
-        self._ready: set[int] = set(range(len(states)))
-        self._waits: set[int] = set()  # for the environment
-        self._replied: dict[int, int] = {}  # after how many turns the environment replied last
-        self._open: dict[int, _Message] = {}  # by the row of the stream
-        self._rows = 0
-        self._told: dict[int, list[str]] = {}  # episodes of which ``ended`` was told, with what was said in them
-        self._since = 0.0
+    context: RolloutContext
+    team: Team
+    states: Sequence[EpisodeState]
+    seed: int
+    temperature: float | None
+    ledger: Ledger
+    end_ids: Mapping[str, frozenset[int]] | None
+    ended: Callable[[EpisodeState], None] | None
+    _ready: set[int] = field(init=False)
+    _waits: set[int] = field(default_factory=set)
+    """For the environment."""
+    _replied: dict[int, int] = field(default_factory=dict)
+    """After how many turns the environment replied last."""
+    _open: dict[int, _Message] = field(default_factory=dict)
+    """By the row of the stream."""
+    _rows: int = 0
+    _told: dict[int, list[str]] = field(default_factory=dict)
+    """Episodes of which ``ended`` was told, with what was said in them."""
+    _since: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._ready = set(range(len(self.states)))
 
     # -- between streams --------------------------------------------------------------------------------------
 

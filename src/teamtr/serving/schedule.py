@@ -243,33 +243,37 @@ class Scheduler:
 
     def _stream(self, batch: Sequence[Row], opened: dict[int, _Open], alone: bool) -> None:
         kind, rows = self._kind(batch[0]), 0
-        next_rows = list(batch)
+        wanted: list[Wanted] = []
 
-        def more(ended: Sequence[Ended]) -> list[Wanted]:
+        def take_in(new: Sequence[Row]) -> None:
             nonlocal rows
-            for one in ended:
-                self._take(opened.pop(one.row).row, one.sample)
-            if not alone:
-                next_rows.extend(self._joining(kind))
-            for running in opened.values():
-                running.joinable_at = running.row.told
-            wanted = []
-            for row in next_rows:
+            for row in new:
                 opened[rows] = _Open(row, len(row.token_ids), row.told)
                 rows += 1
                 wanted.append(row.rest())
+
+        def more(ended: Sequence[Ended]) -> list[Wanted]:
+            for one in ended:
+                self._take(opened.pop(one.row).row, one.sample)
+            if not alone:
+                take_in(self._joining(kind))
+            for running in opened.values():
+                running.joinable_at = running.row.told
             if wanted:
                 self.work.batches += 1
                 self.work.rows += len(wanted)
                 self.work.most_rows = max(self.work.most_rows, len(opened))
-            next_rows.clear()
-            return wanted
+            given = wanted.copy()
+            wanted.clear()
+            return given
+
+        take_in(batch)  # before the stream is asked: whatever becomes of it, these are told
 
         def follow(number: int, before: int, token_ids: Ids) -> bool:
             # 2. and 3.
             one = opened[number]
-            wanted = one.row.tell(one.before + before, token_ids)
-            return wanted and not (before + len(token_ids) >= self.tokens_between and self._must_make_room(one, kind))
+            goes_on = one.row.tell(one.before + before, token_ids)
+            return goes_on and not (before + len(token_ids) >= self.tokens_between and self._must_make_room(one, kind))
 
         self.sampler.stream(more, follow=follow)
 

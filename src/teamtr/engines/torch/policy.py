@@ -8,7 +8,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -40,12 +40,12 @@ from teamtr.engines.torch.file_precision import file_precision, note
 from teamtr.engines.torch.fused_lora import FusedLora
 from teamtr.engines.torch.head import linear_head
 from teamtr.engines.torch.packing import Spread, pack
+from teamtr.engines.torch.plain_sampling import PlainSampler, pad_batch
 from teamtr.engines.transfer import send
 from teamtr.errors import UserError, first_line
 from teamtr.ports import Follow, Heard, unfollowed, unheard
-from teamtr.progress import Work, working
 from teamtr.randomness import uniforms
-from teamtr.types import Finish, Floats, Ids, Sample
+from teamtr.types import Floats, Ids, Sample
 
 _HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -252,7 +252,7 @@ class TransformerPolicy(Policy):
                 return self._packed_features(rows, prompts)
             except Unsupported as reason:
                 self._leave_packing(reason)
-        ids_BL, mask_BL, position_BL = _pad_batch(rows, side="right", device=self.device)
+        ids_BL, mask_BL, position_BL = pad_batch(rows, side="right", device=self.device)
         hidden_BLH = self._body(
             input_ids=ids_BL, attention_mask=mask_BL, position_ids=position_BL, use_cache=False
         ).last_hidden_state
@@ -489,128 +489,10 @@ class TransformerPolicy(Policy):
         heard: Heard = unheard,
         follow: Follow = unfollowed,
     ) -> list[Sample]:
-        """Where padding would be read, prompts of one length at a time."""
-        if self._pads:
-            return self._sample_in_lockstep(prompts, uniform, drawing, heard, follow)
-        found: dict[int, Sample] = {}
-        for length in sorted({len(prompt) for prompt in prompts}):
-            rows = [b for b, prompt in enumerate(prompts) if len(prompt) == length]
-            own = [prompts[b] for b in rows]
-            told = partial(_told_as, heard, rows)
-            following = follow if follow is unfollowed else partial(_followed_as, follow, rows)
-            drawn = self._sample_in_lockstep(own, uniform[rows], drawing, told, following)
-            found.update(zip(rows, drawn, strict=True))
-        return [found[b] for b in range(len(prompts))]
-
-    def _sample_in_lockstep(
-        self,
-        prompts: Sequence[Ids],
-        uniform: NDArray[np.float64],
-        drawing: TokenSampler,
-        heard: Heard,
-        follow: Follow,
-    ) -> list[Sample]:
-        with working("tokens", uniform.size, "tokens") as work:
-            return self._decode(prompts, uniform, drawing, heard, follow, work)
-
-    def _decode(
-        self,
-        prompts: Sequence[Ids],
-        uniform: NDArray[np.float64],
-        drawing: TokenSampler,
-        heard: Heard,
-        follow: Follow,
-        work: Work,
-    ) -> list[Sample]:
-        """Decode all prompts token by token; identical prompts are prefilled once, where a cache can be copied."""
-        from transformers import DynamicCache
-
-        self.causal_lm.eval()
-        max_tokens = uniform.shape[1]
-        slots: dict[bytes, int] = {}
-        names = [p.tobytes() if self._pads else str(b).encode() for b, p in enumerate(prompts)]
-        slot_B = [slots.setdefault(name, len(slots)) for name in names]
-        unique = {s: p for p, s in zip(prompts, slot_B, strict=True)}
-        ids_UL, mask_UL, position_UL = _pad_batch([unique[s] for s in range(len(slots))], "left", self.device)
-        cache = DynamicCache(config=text_config(self.causal_lm))
-        hidden_UH = self._body(
-            input_ids=ids_UL, attention_mask=mask_UL, position_ids=position_UL, past_key_values=cache, use_cache=True
-        ).last_hidden_state[:, -1]
-        pick_B = torch.tensor(slot_B, device=self.device)
-        if len(slots) < len(prompts):
-            cache.batch_select_indices(pick_B)
-        hidden_BH, mask_BL, position_B = hidden_UH[pick_B], mask_UL[pick_B], position_UL[pick_B, -1]
-
-        head = self.head()
-        uniform_BT = torch.tensor(uniform, device=self.device)  # a copy: what comes from other processes is read-only
-        ends = torch.tensor(sorted(self.end_ids), device=self.device)
-        open_B = torch.ones(len(prompts), dtype=torch.bool, device=self.device)
-        tokens: list[Tensor] = []
-        scores: list[Tensor] = []
-        samples: dict[int, Sample] = {}
-        speaking = len(prompts)
-        for u in range(max_tokens):
-            ids_B, logp_B = drawing(head(hidden_BH) * self.temperature, uniform_BT[:, u])
-            work.advance(speaking)
-            tokens.append(ids_B)
-            scores.append(logp_B)
-            stops_B = open_B & torch.isin(ids_B, ends)
-            unwanted_B = None if follow is unfollowed else _unwanted(follow, open_B, u, ids_B) & ~stops_B
-            for row, sample in _written(stops_B, tokens, scores, "stop"):
-                samples[row] = sample
-                heard(row, sample)
-            open_B = open_B & ~stops_B
-            if unwanted_B is not None:
-                for row, sample in _written(unwanted_B, tokens, scores, "length"):
-                    samples[row] = sample
-                    heard(row, sample)
-                open_B = open_B & ~unwanted_B
-            speaking = int(open_B.sum())
-            if u + 1 == max_tokens or not speaking:
-                break
-            mask_BL = torch.cat([mask_BL, mask_BL.new_ones(len(prompts), 1)], dim=1)
-            position_B = position_B + 1
-            hidden_BH = self._body(
-                input_ids=ids_B[:, None],
-                attention_mask=mask_BL,
-                position_ids=position_B[:, None],
-                past_key_values=cache,
-                use_cache=True,
-            ).last_hidden_state[:, -1]
-
-        for row, sample in _written(open_B, tokens, scores, "length"):
-            samples[row] = sample
-            heard(row, sample)
-        return [samples[row] for row in range(len(prompts))]
-
-
-def _written(
-    rows_B: Tensor, tokens: Sequence[Tensor], scores: Sequence[Tensor], finish: Finish
-) -> Iterator[tuple[int, Sample]]:
-    """All that these rows have said up to now."""
-    rows = rows_B.nonzero().squeeze(-1)
-    if not len(rows):
-        return
-    ids = torch.stack([ids_B[rows] for ids_B in tokens], 1).cpu().numpy().astype(np.int32)
-    logp = torch.stack([logp_B[rows] for logp_B in scores], 1).float().cpu().numpy()
-    yield from ((row, Sample(ids[k], logp[k], finish)) for k, row in enumerate(rows.tolist()))
-
-
-def _unwanted(follow: Follow, open_B: Tensor, before: int, ids_B: Tensor) -> Tensor:
-    """Tell of the next token of every open row; which of them nobody wants any more."""
-    left_B = torch.zeros_like(open_B)
-    ids = ids_B.cpu().numpy().astype(np.int32)
-    for row in open_B.nonzero().squeeze(-1).tolist():
-        left_B[row] = not follow(row, before, ids[row : row + 1])
-    return left_B
-
-
-def _told_as(heard: Heard, rows: Sequence[int], place: int, sample: Sample) -> None:
-    heard(rows[place], sample)
-
-
-def _followed_as(follow: Follow, rows: Sequence[int], place: int, before: int, token_ids: Ids) -> bool:
-    return follow(rows[place], before, token_ids)
+        plain = PlainSampler(
+            self.causal_lm, self.device, self._body, self.head, self.temperature, self.end_ids, self._pads
+        )
+        return plain.sample(prompts, uniform, drawing, heard, follow)
 
 
 def _settle(file: Path, config: Any) -> None:
@@ -652,18 +534,3 @@ def _stored_key(parameter: str, adapter: str) -> str:
     """The way back: ``....lora_A.ADAPTER.weight`` as PEFT saves it."""
     stem, _, last = parameter.rpartition(".")
     return f"{stem.removesuffix(f'.{adapter}')}.{last}"
-
-
-def _pad_batch(
-    rows: Sequence[Ids], side: Literal["left", "right"], device: torch.device
-) -> tuple[Tensor, Tensor, Tensor]:
-    """(ids, mask, positions). Mask and positions come from lengths; the padded ids are never looked at."""
-    longest = max(len(r) for r in rows)
-    ids_BL = np.zeros((len(rows), longest), dtype=np.int64)
-    mask_BL = np.zeros((len(rows), longest), dtype=np.int64)
-    for b, row in enumerate(rows):
-        where = slice(longest - len(row), longest) if side == "left" else slice(0, len(row))
-        ids_BL[b, where] = row
-        mask_BL[b, where] = 1
-    position_BL = np.maximum(mask_BL.cumsum(1) - 1, 0)
-    return send(ids_BL, device), send(mask_BL, device), send(position_BL, device)
