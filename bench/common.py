@@ -73,6 +73,23 @@ def random_prompts(rng: np.random.Generator, count: int, length: int, vocabulary
     return [rng.integers(2, vocabulary, size=length).astype(np.int32) for _ in range(count)]
 
 
+def kernels(work: Callable[[], Any], steps: int) -> str:
+    """What the device does in one call, by kernel, in milliseconds per step."""
+    from torch.profiler import ProfilerActivity, profile
+
+    gpu = device().type == "cuda"
+    with profile(activities=[ProfilerActivity.CUDA if gpu else ProfilerActivity.CPU]) as found:
+        elapsed = seconds(work)
+    spent = sorted(
+        ((e.self_device_time_total if gpu else e.self_cpu_time_total, e.count, e.key) for e in found.key_averages()),
+        reverse=True,
+    )
+    whole = sum(us for us, _, _ in spent)
+    title = f"a step: {1000 * elapsed / steps:.3f} ms of the clock, {whole / steps / 1000:.3f} ms in kernels"
+    rows = [f"{us / steps / 1000:8.3f} ms {count / steps:7.1f} times  {key[:110]}" for us, count, key in spent[:25]]
+    return "\n".join([title, *rows])
+
+
 def peak_gb() -> float | None:
     return torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else None
 
@@ -180,7 +197,7 @@ def make_batch(
     agent: str, prompts: Sequence[Any], messages: Sequence[Any], group: int, episodes: int | None = None
 ) -> Any:
     """Messages of one agent, the group's ones side by side; all episodes' first, then all episodes' second, ..."""
-    from teamtr.types import AgentBatch
+    from teamtr.batches import AgentBatch
 
     count = len(messages)
     turn_M, episode_M = np.divmod(np.arange(count), episodes or count)

@@ -30,6 +30,7 @@ import torch
 from safetensors.torch import save_file
 
 from common import report, seconds, so_far
+from teamtr.batches import RolloutBatch
 from teamtr.config import loads
 from teamtr.engines.hashing import hash_tensors
 from teamtr.engines.learner import PolicyLearner
@@ -40,7 +41,6 @@ from teamtr.session.driver import Driver
 from teamtr.session.rollouts import StageRollouts
 from teamtr.session.train import train
 from teamtr.store import Checkpoints, RunFolder
-from teamtr.types import RolloutBatch
 
 TEAM = """
 name: overlap

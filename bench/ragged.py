@@ -31,13 +31,14 @@ import numpy as np
 import torch
 
 from common import SHAPES, adapted_team, device, make_model, peak_gb, random_prompts, report, seconds, so_far
+from teamtr.answers import Ended, Wanted
 from teamtr.engines.local import LocalEngine
 from teamtr.engines.paged.pages import Pages
 from teamtr.engines.paged.pool import DTYPES, SamplerPool
 from teamtr.engines.paged.sampler import PAGE, Server
 from teamtr.randomness import seed_of, uniforms_of_row
 from teamtr.store import read_episodes
-from teamtr.types import Ended, Ids, Wanted
+from teamtr.types import Ids
 
 LENGTHS = Path(__file__).with_name("gsm8k_lengths.json")
 WAYS = (("lockstep", "merged"), ("ragged", "merged"), ("lockstep", "by_row"), ("ragged", "by_row"))

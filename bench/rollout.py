@@ -24,6 +24,7 @@ from common import (
     SHAPES,
     bandwidth,
     device,
+    kernels,
     make_model,
     matrix_rate,
     peak_gb,
@@ -40,23 +41,6 @@ from teamtr.randomness import uniforms
 
 TEMPERATURE = 0.8
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-
-
-def kernels(work: Callable[[], Any], steps: int) -> str:
-    """What the device does in one call, by kernel, in milliseconds per step."""
-    from torch.profiler import ProfilerActivity, profile
-
-    gpu = device().type == "cuda"
-    with profile(activities=[ProfilerActivity.CUDA if gpu else ProfilerActivity.CPU]) as found:
-        elapsed = seconds(work)
-    spent = sorted(
-        ((e.self_device_time_total if gpu else e.self_cpu_time_total, e.count, e.key) for e in found.key_averages()),
-        reverse=True,
-    )
-    whole = sum(us for us, _, _ in spent)
-    title = f"a step: {1000 * elapsed / steps:.3f} ms of the clock, {whole / steps / 1000:.3f} ms in kernels"
-    rows = [f"{us / steps / 1000:8.3f} ms {count / steps:7.1f} times  {key[:110]}" for us, count, key in spent[:25]]
-    return "\n".join([title, *rows])
 
 
 def ours(model: Any, prompts: list[np.ndarray], new: int, *, compiled: bool, profiled: bool) -> dict[str, float]:

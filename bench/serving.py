@@ -7,9 +7,11 @@ The server is that of ``teamtr serve``, in a process of its own. Users ask it ov
 has the answer, and read the whole discussion as a stream. At every number of users they ask once to warm it up and then
 ``--rounds`` times. Tokens are those of all agents. The first token is that of the agent that speaks first.
 
-``generate`` is transformers' own loop in the sampler's place: batched by the same scheduler, streamed and ended through
-a stopping criterion. Adapters are new, so that it may leave them out: both say what the base says. With ``--shape`` the
-weights are random and the words are those of ``--tokenizer``, a model's folder; messages then last ``--tokens`` tokens.
+"ours" has each agent's adapter merged and samples one agent at a time; "by_row" applies adapters row by row, so that
+messages of all agents are one batch (``sampling.adapters``). ``generate`` is transformers' own loop in the sampler's
+place: batched by the same scheduler, streamed and ended through a stopping criterion. Adapters are new, so that it may
+leave them out: all say what the base says. With ``--shape`` the weights are random and the words are those of
+``--tokenizer``, a model's folder; messages then last ``--tokens`` tokens.
 """
 
 from __future__ import annotations
@@ -31,14 +33,15 @@ import numpy as np
 import torch
 
 from common import SHAPES, device, report, save_shape, so_far
+from teamtr.answers import AS_TRAINED, Decoding, Sample
 from teamtr.config import loads
 from teamtr.ports import Engine, Follow, Heard, unfollowed, unheard
 from teamtr.serving.desk import Limits
 from teamtr.serving.server import TeamServer
 from teamtr.session.build import build
-from teamtr.types import AS_TRAINED, Decoding, Floats, Ids, Sample
+from teamtr.types import Floats, Ids
 
-KINDS = ("ours", "generate")
+KINDS = ("ours", "by_row", "generate")
 KEY = "serving-benchmark-key"
 NAME = "team"
 TEAM = """
@@ -109,7 +112,9 @@ def _sample(said: list[int], ends: frozenset[int], version: str) -> Sample:
 
 def serve(kind: str, model: str, tokens: int, most_users: int) -> None:
     """In a process of its own: prints its port, and serves until it is ended."""
-    session = build(loads(TEAM.format(model=model, tokens=tokens), "bench").anchored(Path.cwd()))
+    adapters = "by_row" if kind == "by_row" else "merged"
+    team_file = loads(TEAM.format(model=model, tokens=tokens), "bench", [f"sampling.adapters={adapters}"])
+    session = build(team_file.anchored(Path.cwd()))
     if kind == "generate":
         session = replace(session, engine=Generating(session.engine, model))
     limits = Limits(at_once=most_users, waiting=most_users)

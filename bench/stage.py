@@ -32,6 +32,7 @@ import torch
 import update as update_bench
 from common import SHAPES, adapted_team, make_batch, make_model, peak_gb, random_prompts, report, seconds, so_far
 from rollout import DTYPES, generate
+from teamtr.batches import AgentBatch, RolloutBatch
 from teamtr.presets import PRESETS
 from teamtr.randomness import uniforms
 from teamtr.rollout import Ledger, RolloutContext
@@ -43,7 +44,7 @@ from teamtr.team import Agent, Schedule, Team
 from teamtr.training.algorithm import run_stage, schedule
 from teamtr.training.batch import Optimization, TrainingBatch
 from teamtr.training.update import update_agent
-from teamtr.types import AgentBatch, AgentState, Problem, RolloutBatch, Verdict
+from teamtr.types import AgentState, Problem, Verdict
 from trl_step import as_stage, grpo_step
 
 PARTS = ("ours", "rivals", "plans", "memory")

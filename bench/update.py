@@ -1,6 +1,7 @@
 """One agent's update: our packed learner with the exact KL beside padded training as one would write it.
 
     python bench/update.py --shape 1.7b                    # on a GPU
+    python bench/update.py --shape 1.7b --profile          # and what the time of an optimizer step goes to, to stderr
     python bench/update.py --shape tiny --messages 16 --context 32 --tokens 16      # on a CPU
 
 Both train an adapter on the same messages in the same precision, with as many optimizer steps. Ours is a whole update
@@ -19,14 +20,27 @@ from typing import Any
 import numpy as np
 import torch
 
-from common import SHAPES, adapted_team, device, make_batch, make_model, matrix_rate, peak_gb, report, seconds, so_far
+from common import (
+    SHAPES,
+    adapted_team,
+    device,
+    kernels,
+    make_batch,
+    make_model,
+    matrix_rate,
+    peak_gb,
+    report,
+    seconds,
+    so_far,
+)
+from teamtr.batches import AgentBatch
 from teamtr.engines import passes
 from teamtr.engines.scoring import token_logp
 from teamtr.presets import PRESETS
 from teamtr.reports import UpdateReport
 from teamtr.training.batch import Optimization, TrainingBatch
 from teamtr.training.update import update_agent
-from teamtr.types import AgentBatch, AgentState
+from teamtr.types import AgentState
 
 GROUP = 8
 HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -68,6 +82,8 @@ def ours(a: argparse.Namespace, batch: AgentBatch, advantages: np.ndarray) -> di
     learner.begin(batch)
     train()
     with_kl = seconds(train)
+    if a.profile:
+        so_far("kernels", kernels(train, a.steps))
     exact, reference = passes.score_tokens, learner._reference
     passes.score_tokens = lambda new, cur, ids: (token_logp(new, ids), torch.zeros(len(ids), device=new.device))
     learner._reference = dataclasses.replace(
@@ -146,6 +162,7 @@ def main() -> None:
     parser.add_argument("--gate-share", type=float, default=0.25)
     parser.add_argument("--micro-batch", type=int, default=32)
     parser.add_argument("--rival-micro-batch", type=int, default=8)
+    parser.add_argument("--profile", action="store_true", help="the kernels of our optimizer step, to stderr")
     parser.add_argument("--json", action="store_true")
     a = parser.parse_args()
     rng = np.random.default_rng(0)

@@ -22,11 +22,13 @@ from typing import Any
 import numpy as np
 
 from common import SHAPES, report, save_shape, so_far
+from teamtr.answers import Sample
+from teamtr.batches import AgentBatch
 from teamtr.config import loads
 from teamtr.ports import Codec, Engine
 from teamtr.randomness import uniforms
 from teamtr.session.build import build
-from teamtr.types import AgentBatch, Ids, Sample
+from teamtr.types import Ids
 
 TEAM = """
 name: vllm

@@ -24,8 +24,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
+    from teamtr.batches import AgentBatch
     from teamtr.engines.learner import PolicyLearner
-    from teamtr.types import AgentBatch
 
 # How long an example takes says something about the machine, and nothing about the code.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -80,8 +80,8 @@ def make_batch(
     learner: PolicyLearner, *, problems: int = 4, group: int = 2, max_tokens: int = 4, seed: int = 0
 ) -> AgentBatch:
     """Messages that the learner's own policy wrote, with prompts of different lengths."""
+    from teamtr.batches import AgentBatch
     from teamtr.randomness import uniforms
-    from teamtr.types import AgentBatch
 
     rng = np.random.default_rng(seed)
     lengths = rng.integers(2, 6, size=problems)

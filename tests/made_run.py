@@ -25,9 +25,10 @@ from teamtr.analysis.report.parts import (
     Toned,
     dots,
 )
+from teamtr.batches import RolloutBatch
 from teamtr.store import batch_name, write_episodes
 from teamtr.store.log import decode, encode
-from teamtr.types import Episode, Message, Problem, Reply, RolloutBatch, Turn, Verdict
+from teamtr.types import Episode, Message, Problem, Reply, Turn, Verdict
 
 TEAM = """\
 name: {name}

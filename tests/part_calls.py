@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from teamtr.batches import AgentBatch
 from teamtr.config import TeamFile, load_team_file
 from teamtr.engines.local import LocalEngine
 from teamtr.engines.shards import Shards
@@ -25,7 +26,6 @@ from teamtr.randomness import uniforms
 from teamtr.session.models import local_engine
 from teamtr.session.task import build_task
 from teamtr.theory.objective import Objective
-from teamtr.types import AgentBatch
 
 ROWS = 4
 

@@ -6,13 +6,14 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from teamtr.answers import Sample
 from teamtr.baselines import Cast
 from teamtr.grading import last_number
 from teamtr.rollout import RolloutContext
 from teamtr.streams import InTurns
 from teamtr.tasks import Task
 from teamtr.team import Agent, Router, Schedule, Team
-from teamtr.types import Floats, Ids, Problem, Sample, Verdict
+from teamtr.types import Floats, Ids, Problem, Verdict
 
 Script = Callable[[str, str, float], str]
 """(agent, its whole prompt, a number in [0, 1)) -> what it says."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from teamtr.batches import RolloutBatch
 from teamtr.engines.learner import PolicyLearner
 from teamtr.engines.local import LocalEngine
 from teamtr.engines.tabular import TabularPolicy
@@ -18,7 +19,7 @@ from teamtr.tasks import Task
 from teamtr.team import Agent, Schedule, Team
 from teamtr.training.batch import Optimization, TrainingBatch
 from teamtr.training.update import Update, update_agent
-from teamtr.types import Ids, Problem, RolloutBatch, Verdict
+from teamtr.types import Ids, Problem, Verdict
 
 LETTERS = "..abcd"  # ids 0 and 1 end a message
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from teamtr.batches import RolloutBatch
 from teamtr.chat import render
 from teamtr.config import dump, loads
 from teamtr.engines.learner import PolicyLearner
@@ -26,7 +27,7 @@ from teamtr.store import Log, RunFolder, batch_name, read_episodes
 from teamtr.tasks import Task
 from teamtr.team import Agent, Schedule, Team
 from teamtr.theory.tabular import EpisodicStep, EpisodicTeam, MessageSpace
-from teamtr.types import Floats, Ids, Problem, RolloutBatch, Verdict
+from teamtr.types import Floats, Ids, Problem, Verdict
 
 NAMES = ("a1", "a2", "a3")
 LETTERS = ".ab"  # id 0 ends a message

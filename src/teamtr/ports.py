@@ -15,31 +15,23 @@ from typing import Any, NewType, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from teamtr.calls import Schema
-from teamtr.errors import TeamTRError
-from teamtr.theory.objective import Objective
-from teamtr.types import (
+from teamtr.answers import (
     AS_TRAINED,
-    AgentBatch,
     AgentInfo,
     Decoding,
     Divergence,
     Ended,
-    Event,
-    Floats,
-    Ids,
-    Problem,
-    Reply,
     Sample,
-    Situation,
     StepStats,
     TokenShift,
-    ToolRequest,
     ValueStats,
-    Verdict,
-    Verified,
     Wanted,
 )
+from teamtr.batches import AgentBatch, Verified
+from teamtr.calls import Schema
+from teamtr.errors import TeamTRError
+from teamtr.theory.objective import Objective
+from teamtr.types import Event, Floats, Ids, Problem, Reply, Situation, ToolRequest, Verdict
 
 GB = 2**30
 

@@ -13,9 +13,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from teamtr.answers import Decoding, Ended, Sample, Wanted
 from teamtr.ports import Batches, Follow, Heard, More, unfollowed, unheard
 from teamtr.progress import working
-from teamtr.types import Decoding, Ended, Ids, Sample, Wanted
+from teamtr.types import Ids
 
 
 class Batch(NamedTuple):

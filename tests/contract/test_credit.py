@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from teamtr.batches import AgentBatch, RolloutBatch
 from teamtr.config import loads
 from teamtr.engines.learner import PolicyLearner
 from teamtr.engines.local import LocalEngine
@@ -35,7 +36,7 @@ from teamtr.training.algorithm import run_stage, schedule
 from teamtr.training.batch import Optimization
 from teamtr.training.rewards import rewards_of
 from teamtr.training.update import update_agent
-from teamtr.types import AgentBatch, Breakdown, Episode, Problem, RolloutBatch, Turn, Verdict
+from teamtr.types import Breakdown, Episode, Problem, Turn, Verdict
 
 PLAN = PRESETS["teamtr"]
 BLIND = Blind()

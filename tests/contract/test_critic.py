@@ -16,6 +16,7 @@ from remote_engine import remote_engine
 from small import World
 from teamtr.analysis.report import build_report, read_run
 from teamtr.analysis.report.section import shown
+from teamtr.batches import AgentBatch
 from teamtr.config import loads
 from teamtr.engines.critic import LinearHead
 from teamtr.engines.learner import PolicyLearner
@@ -33,7 +34,6 @@ from teamtr.swap import Request, swap
 from teamtr.theory.estimators import CriticAdvantage
 from teamtr.theory.objective import Objective
 from teamtr.training.algorithm import run_stage, schedule
-from teamtr.types import AgentBatch
 
 PPO = PRESETS["ppo"]
 TOKEN = Objective(ratio="token", average_over="tokens")

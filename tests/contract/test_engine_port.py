@@ -14,6 +14,8 @@ import pytest
 
 from fake_vllm import FakeVllm, Running, transformer
 from remote_engine import remote_engine
+from teamtr.answers import Ended, Wanted
+from teamtr.batches import AgentBatch
 from teamtr.config import loads, recipe_text
 from teamtr.engines.cluster.groups import GroupedEngine
 from teamtr.engines.local import LocalEngine
@@ -24,7 +26,6 @@ from teamtr.session.memory import demand_of
 from teamtr.session.models import Models, local_engine
 from teamtr.session.train import train
 from teamtr.theory.objective import Objective
-from teamtr.types import AgentBatch, Ended, Wanted
 
 TEAM = """
 name: port

@@ -8,12 +8,12 @@ import torch
 from scipy import stats
 
 from conftest import make_batch, make_learner, make_policy
+from teamtr.batches import AgentBatch
 from teamtr.engines.local import LocalEngine
 from teamtr.engines.sampling import TokenSampler
 from teamtr.ports import Learner, Sampler
 from teamtr.randomness import uniforms
 from teamtr.theory.objective import Objective
-from teamtr.types import AgentBatch
 
 TOLERANCE = {"tabular": 1e-12, "full": 2e-5, "lora": 2e-5}
 """Stated tolerance of a log-probability under another padding or batch composition: float64, float32."""

@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 
 from faults.killing import result
+from teamtr.answers import Sample
+from teamtr.batches import RolloutBatch
 from teamtr.config import loads
 from teamtr.errors import UserError
 from teamtr.rollout import Ledger, RolloutContext, play
@@ -28,7 +30,7 @@ from teamtr.tasks.benchmarks.arbench.puzzles import SituationPuzzles
 from teamtr.tasks.players import PolicyPlayer, ScriptedPlayer
 from teamtr.team import Agent, Blind, Everything, Schedule, Team
 from teamtr.theory.certificates import by_own_turn
-from teamtr.types import Floats, Ids, Message, Problem, Reply, RolloutBatch, Sample, Situation, Verdict
+from teamtr.types import Floats, Ids, Message, Problem, Reply, Situation, Verdict
 
 # -- a world of scripts ---------------------------------------------------------------------------------------
 

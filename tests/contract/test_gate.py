@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from small import World
+from teamtr.answers import Divergence, StepStats
 from teamtr.presets import Region
 from teamtr.randomness import seed_of
 from teamtr.rollout import play
@@ -16,7 +17,6 @@ from teamtr.theory.intervals import bootstrap_upper
 from teamtr.training.batch import Optimization
 from teamtr.training.gate import FEWEST, FIRST_DOUBT, gate, subsamples_of
 from teamtr.training.update import CertificateInputs, certify
-from teamtr.types import Divergence, StepStats
 
 GROUP = 64
 STAKES = CertificateInputs(turns=1, horizon=2, reward_range=1.0)

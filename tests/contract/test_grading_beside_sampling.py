@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 
 from small import SameLetter, World
+from teamtr.answers import Sample
+from teamtr.batches import RolloutBatch
 from teamtr.config import ConfigError, loads
 from teamtr.randomness import uniforms
 from teamtr.rollout import Ledger, RolloutContext, play
@@ -23,7 +25,7 @@ from teamtr.session.train import train
 from teamtr.store import RunFolder, read_episodes
 from teamtr.streams import InTurns
 from teamtr.tasks.data.task import DataTask
-from teamtr.types import Problem, RolloutBatch, Sample, Verdict
+from teamtr.types import Problem, Verdict
 
 PLAIN = """
 name: plain

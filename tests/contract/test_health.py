@@ -10,6 +10,7 @@ import pytest
 from made_run import changed, health_record, made_run, update_record
 from teamtr.analysis.report import build_report
 from teamtr.analysis.report.section import shown
+from teamtr.batches import RolloutBatch
 from teamtr.cli.progress import TrainingScreen
 from teamtr.config.keys import schema_keys
 from teamtr.records import decode_health
@@ -17,7 +18,7 @@ from teamtr.reports import Health, MessageHealth, UpdateReport
 from teamtr.trackers import point
 from teamtr.training.advice import advise
 from teamtr.training.health import health_of
-from teamtr.types import Episode, Problem, RolloutBatch, Turn, Verdict
+from teamtr.types import Episode, Problem, Turn, Verdict
 
 
 def turn(agent: str, logprobs: list[float], *, cut: bool = False) -> Turn:

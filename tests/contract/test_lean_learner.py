@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from conftest import LORA, make_batch, make_learner, make_policy
+from teamtr.batches import AgentBatch
 from teamtr.engines.gradients import _Scaled
 from teamtr.engines.hashing import hash_tensors
 from teamtr.engines.learner import PolicyLearner
@@ -23,7 +24,6 @@ from teamtr.engines.torch.loading import TinyShape, share_base, tiny_model
 from teamtr.engines.torch.policy import TransformerPolicy
 from teamtr.errors import UserError
 from teamtr.theory.objective import Objective
-from teamtr.types import AgentBatch
 
 OBJECTIVE = Objective()
 

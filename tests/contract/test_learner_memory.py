@@ -8,9 +8,9 @@ import torch
 from test_lean_learner import OBJECTIVE, advantages_for, assert_close, gradients, scaled
 
 from conftest import make_batch, make_learner
+from teamtr.batches import AgentBatch
 from teamtr.engines.learner import PolicyLearner
 from teamtr.errors import UserError
-from teamtr.types import AgentBatch
 
 
 @pytest.mark.long

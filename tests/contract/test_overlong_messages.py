@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 from small import World
+from teamtr.batches import RolloutBatch
 from teamtr.presets import PRESETS, DynamicSampling, Overlong
 from teamtr.randomness import generator
 from teamtr.rollout import punishments_PG, trained_returns_PG
 from teamtr.theory.advantages import group_advantages
 from teamtr.training.algorithm import run_stage, schedule
 from teamtr.training.batch import Optimization
-from teamtr.types import Episode, Problem, RolloutBatch, Turn, Verdict
+from teamtr.types import Episode, Problem, Turn, Verdict
 
 DAPO = replace(PRESETS["dapo"], dynamic_sampling=DynamicSampling())
 ONE_STEP = Optimization(learning_rate=0.05, epochs=1, minibatches=1)

@@ -8,8 +8,8 @@ import torch
 from test_lean_learner import assert_close, gradients
 
 from conftest import make_learner
+from teamtr.batches import AgentBatch
 from teamtr.engines.torch.packing import Spread, pack
-from teamtr.types import AgentBatch
 
 
 def ids(*values: int) -> np.ndarray:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from conftest import make_policy
+from teamtr.answers import Decoding, Ended, Sample, Wanted
 from teamtr.config import loads
 from teamtr.engines.learner import PolicyLearner
 from teamtr.engines.local import LocalEngine
@@ -32,7 +33,7 @@ from teamtr.session.build import build
 from teamtr.session.train import train
 from teamtr.store import RunFolder
 from teamtr.theory.objective import Objective
-from teamtr.types import Decoding, Ended, Ids, Sample, Wanted
+from teamtr.types import Ids
 
 CPU = torch.device("cpu")
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from small import World
+from teamtr.answers import Sample
 from teamtr.rollout import Ledger, collect, play
 from teamtr.streams import InTurns
 from teamtr.theory.objective import Objective
-from teamtr.types import Sample
 
 
 class Watched(InTurns):

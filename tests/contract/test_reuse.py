@@ -10,6 +10,7 @@ import pytest
 
 from small import World
 from taught import remember_teaching
+from teamtr.batches import Carried, RolloutBatch
 from teamtr.config import ConfigError, loads
 from teamtr.presets import PRESETS, Resample
 from teamtr.rollout import StaleBatch
@@ -18,7 +19,6 @@ from teamtr.session.train import train
 from teamtr.store import RunFolder, read_episodes
 from teamtr.training.algorithm import run_stage, schedule
 from teamtr.training.reuse import choose, effective_share, still_worth
-from teamtr.types import Carried, RolloutBatch
 
 AUTO = Resample(every=0, reweight=True, min_effective_share=0.5)
 

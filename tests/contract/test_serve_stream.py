@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 import torch
 
+from teamtr.answers import Decoding
 from teamtr.config import loads
 from teamtr.randomness import uniforms
 from teamtr.serving.schedule import Row, Scheduler
 from teamtr.session.build import Session, build
-from teamtr.types import Decoding, Ids
+from teamtr.types import Ids
 
 TEAM = """
 name: pair

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from served import asked, make_session
+from teamtr.answers import Decoding, Sample
 from teamtr.engines.paged.pool import SamplerPool
 from teamtr.errors import UserError
 from teamtr.ports import EngineLost
@@ -27,7 +28,7 @@ from teamtr.session.build import Session
 from teamtr.session.evaluations import Evaluation
 from teamtr.store import read_episodes
 from teamtr.streams import InTurns
-from teamtr.types import Decoding, Ids, Problem, Sample
+from teamtr.types import Ids, Problem
 
 
 class Heard:

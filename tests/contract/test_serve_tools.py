@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from served import asked, make_session
+from teamtr.answers import Sample
 from teamtr.config import loads
 from teamtr.config.recipe import recipe_text
 from teamtr.errors import UserError
@@ -17,7 +18,6 @@ from teamtr.serving.reply import Reply
 from teamtr.serving.schedule import Scheduler
 from teamtr.serving.team import Ask, Choice, ServedTeam
 from teamtr.session.build import build
-from teamtr.types import Sample
 
 TOOLS = """
 def double(word: str) -> str:

@@ -24,6 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import teamtr
+from teamtr.batches import RolloutBatch
 from teamtr.store import (
     Checkpoints,
     Log,
@@ -38,7 +39,7 @@ from teamtr.store import (
     write_atomic,
     write_episodes,
 )
-from teamtr.types import Episode, Problem, RolloutBatch, Turn, Verdict
+from teamtr.types import Episode, Problem, Turn, Verdict
 
 SOURCES = Path(teamtr.__path__[0])
 

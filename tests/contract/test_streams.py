@@ -11,6 +11,8 @@ import pytest
 
 from scripted import Letters, Numbers, Scripted, problems
 from small import World
+from teamtr.answers import AS_TRAINED, Decoding, Ended, Sample, Wanted
+from teamtr.batches import Carried, RolloutBatch
 from teamtr.ports import More
 from teamtr.randomness import seed_of, uniforms, uniforms_of_row
 from teamtr.rollout import Ledger, RolloutContext, StaleWeights, play
@@ -20,19 +22,7 @@ from teamtr.streams import InTurns, in_turns
 from teamtr.team import Addressed, Agent, Schedule, Team
 from teamtr.tools.kinds import WHOLE
 from teamtr.tools.toolbox import Outcome, Toolbox, ToolboxTools
-from teamtr.types import (
-    AS_TRAINED,
-    Carried,
-    Decoding,
-    Ended,
-    Message,
-    Problem,
-    Reply,
-    RolloutBatch,
-    Sample,
-    Situation,
-    Wanted,
-)
+from teamtr.types import Message, Problem, Reply, Situation
 
 
 class Ragged:

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from teamtr.answers import Divergence
+from teamtr.batches import AgentBatch
 from teamtr.engines.distillation import PolicyDistiller, fitted_head
 from teamtr.engines.learner import PolicyLearner
 from teamtr.engines.torch.loading import TinyShape, tiny_model
@@ -20,7 +22,6 @@ from teamtr.swap.feasibility import achieved, surrogate
 from teamtr.swap.probes import Probes
 from teamtr.swap.steering import Alignment, ProbeCheck, Progress
 from teamtr.theory.kl import kl_cur_to_new
-from teamtr.types import AgentBatch, Divergence
 
 
 def learner_of(seed: int, width: int = 16) -> PolicyLearner:

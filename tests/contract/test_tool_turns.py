@@ -17,6 +17,7 @@ from teamtr.baselines import Cast, play_method
 from teamtr.baselines.best_of_n import BestOfN
 from teamtr.baselines.chain_of_thought import ChainOfThought
 from teamtr.baselines.self_consistency import SelfConsistency
+from teamtr.batches import Carried, RolloutBatch
 from teamtr.calls import TOOL, ToolCall
 from teamtr.chat.tools import Rejection, normalise_calls, read_calls
 from teamtr.errors import UserError
@@ -28,7 +29,7 @@ from teamtr.team import Addressed, Agent, Blind, Router, Schedule, Team, ToolTur
 from teamtr.team.router import closers_of, most_before, next_turn, speakers_of
 from teamtr.tools.kinds import TEXT, WHOLE, ToolError
 from teamtr.tools.toolbox import Outcome, Toolbox, ToolboxTools
-from teamtr.types import Carried, Message, Problem, Reply, RolloutBatch, Situation, ToolRequest, Turn
+from teamtr.types import Message, Problem, Reply, Situation, ToolRequest, Turn
 
 # -- a world with a counter ---------------------------------------------------------------------------------------
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from small import World
+from teamtr.answers import Divergence
 from teamtr.presets import PRESETS, Region
 from teamtr.theory.estimators import GroupAdvantage
 from teamtr.theory.zeta import zeta_norm
 from teamtr.training.batch import Optimization
-from teamtr.types import Divergence
 
 
 def weights(world: World, agent: str = "x") -> dict[str, torch.Tensor]:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from fake_vllm import FakeVllm, Running, completion, error, letters, transformer
+from teamtr.answers import Decoding
 from teamtr.config import ConfigError, loads
 from teamtr.engines.torch.loading import TinyShape, tiny_model
 from teamtr.engines.vllm.client import BadAnswer, Client, Drawing, seeds_of
@@ -26,7 +27,6 @@ from teamtr.session.models import save_pretrained
 from teamtr.session.resume import MAY_CHANGE, differences
 from teamtr.session.train import train
 from teamtr.store import RunFolder, read_episodes
-from teamtr.types import Decoding
 
 pytestmark = pytest.mark.long
 

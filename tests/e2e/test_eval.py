@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from own_rows import OWN, source, write_rows
+from teamtr.batches import RolloutBatch
 from teamtr.cli import app
 from teamtr.cli.evaluate import _told
 from teamtr.cli.samples import sample_record, told_samples
@@ -22,7 +23,7 @@ from teamtr.session import evaluations
 from teamtr.session.build import build
 from teamtr.session.evaluations import Evaluation
 from teamtr.store import read_episodes, write_episodes
-from teamtr.types import Episode, Problem, RolloutBatch, Turn, Verdict
+from teamtr.types import Episode, Problem, Turn, Verdict
 
 TEAM = """\
 name: small

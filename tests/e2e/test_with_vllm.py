@@ -16,6 +16,8 @@ import psutil
 import pytest
 import torch
 
+from teamtr.answers import Decoding, Sample
+from teamtr.batches import AgentBatch
 from teamtr.config import TeamFile, loads
 from teamtr.engines.sampling import keep_likely
 from teamtr.engines.torch.loading import TinyShape, tiny_model
@@ -31,7 +33,6 @@ from teamtr.session.models import save_pretrained
 from teamtr.session.resume import StoredRun
 from teamtr.session.train import train
 from teamtr.store import RunFolder, read_episodes
-from teamtr.types import AgentBatch, Decoding, Sample
 
 PYTHON = Path(os.environ.get("VLLM_PYTHON", Path(__file__).parents[2] / ".venv-vllm" / "bin" / "python"))
 pytestmark = [

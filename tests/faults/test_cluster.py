@@ -19,6 +19,7 @@ import pytest
 from striking import SMALL, Strike, assert_same, trained
 
 from teamtr.analysis.report import build_report, report_page
+from teamtr.batches import AgentBatch
 from teamtr.cli.progress import TrainingScreen
 from teamtr.config import dump, loads
 from teamtr.engines.cluster import ray_members
@@ -37,7 +38,6 @@ from teamtr.session.task import build_task
 from teamtr.session.train import train
 from teamtr.store import StoreError
 from teamtr.theory.objective import Objective
-from teamtr.types import AgentBatch
 
 pytestmark = pytest.mark.cluster
 ray = pytest.importorskip("ray", reason="needs teamtr[ray]")

@@ -16,6 +16,7 @@ import pytest
 from striking import SMALL, Strike, assert_same, trained
 
 from teamtr.analysis.report import build_report, report_page
+from teamtr.batches import AgentBatch
 from teamtr.config import dump, loads
 from teamtr.engines.cluster import ray_members
 from teamtr.engines.cluster.engine import ClusterEngine
@@ -33,7 +34,7 @@ from teamtr.session.models import local_engine
 from teamtr.session.task import build_task
 from teamtr.session.train import train
 from teamtr.theory.objective import Objective
-from teamtr.types import PLAYER, AgentBatch
+from teamtr.types import PLAYER
 
 pytestmark = pytest.mark.cluster
 

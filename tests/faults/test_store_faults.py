@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from teamtr.batches import RolloutBatch
 from teamtr.store import (
     Checkpoints,
     Commit,
@@ -29,7 +30,7 @@ from teamtr.store import (
     write_episodes,
 )
 from teamtr.store.atomic import TornRead
-from teamtr.types import Episode, Problem, RolloutBatch, Turn, Verdict
+from teamtr.types import Episode, Problem, Turn, Verdict
 
 WEIGHTS = "model.safetensors"
 

@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 import torch
 
+from teamtr.answers import Wanted
+from teamtr.batches import AgentBatch
 from teamtr.config import loads
 from teamtr.engines import card
 from teamtr.engines.learner import PolicyLearner
@@ -34,7 +36,6 @@ from teamtr.session.build import build
 from teamtr.session.memory import GB, plan_memory, rehearse
 from teamtr.theory.objective import Objective
 from teamtr.training.probe import log_ratios, token_shift
-from teamtr.types import AgentBatch, Wanted
 
 CARD = torch.cuda.is_available()
 DEVICE = torch.device(os.environ.get("TEAMTR_TEST_DEVICE", "cuda"))

@@ -14,13 +14,13 @@ import torch
 from scipy import stats
 
 from small import World
+from teamtr.batches import RolloutBatch
 from teamtr.engines import measuring
 from teamtr.randomness import generator
 from teamtr.rollout import play
 from teamtr.rollout.redraw import redraw
 from teamtr.team import visibility
 from teamtr.theory.verification import chance_so_far, kept_tokens
-from teamtr.types import RolloutBatch
 
 ENDS = {name: frozenset({0, 1}) for name in ("x", "y")}
 SURE = 1e-4

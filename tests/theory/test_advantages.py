@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from teamtr.batches import RolloutBatch
 from teamtr.theory.advantages import discounted_return, group_advantages
-from teamtr.types import Episode, Problem, RolloutBatch, Turn, Verdict
+from teamtr.types import Episode, Problem, Turn, Verdict
 
 
 def test_discounted_return_by_hand() -> None:

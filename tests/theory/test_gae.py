@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from teamtr.batches import AgentBatch
 from teamtr.theory.estimators import CriticAdvantage
 from teamtr.theory.gae import chain_advantages, token_advantages
 from teamtr.theory.value_loss import clipped_value_loss
-from teamtr.types import AgentBatch
 
 PLAIN = {"normalize": False, "clip": math.inf, "eps": 1e-6}
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from small import World
+from teamtr.batches import Carried, RolloutBatch, Verified
 from teamtr.theory.weights import (
     MOST,
     effective_sample_share,
@@ -13,7 +14,6 @@ from teamtr.theory.weights import (
     share_worth_keeping,
     truncated_weights,
 )
-from teamtr.types import Carried, RolloutBatch, Verified
 
 
 def test_effective_sample_share_by_hand():

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle, islice
 
+from teamtr.answers import AS_TRAINED, Decoding, Ended, Sample, Wanted
 from teamtr.errors import UserError
 from teamtr.ports import Follow, Heard, More, Sampler, unfollowed, unheard
 from teamtr.randomness import seed_of
@@ -13,7 +14,7 @@ from teamtr.rollout import EpisodeState, Ledger, RolloutContext, converse
 from teamtr.team import Agent, Router, Team, ToolTurns, Visibility
 from teamtr.team.router import closers_of
 from teamtr.team.visibility import EVERYTHING
-from teamtr.types import AS_TRAINED, Decoding, Ended, Floats, Ids, Problem, Sample, Turn, Wanted
+from teamtr.types import Floats, Ids, Problem, Turn
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,12 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar
 
 from teamtr.baselines.cast import Cast, Draws, Scene
+from teamtr.batches import RolloutBatch
 from teamtr.errors import UserError
 from teamtr.rollout import EpisodeState, Ledger
 from teamtr.rollout.outcome import outcome_of
 from teamtr.team import team_answer
-from teamtr.types import Episode, Problem, Reply, RolloutBatch, Transcript, Turn
+from teamtr.types import Episode, Problem, Reply, Transcript, Turn
 
 
 def setting(default: Any, help: str, *, tries: bool = False, agent: bool = False) -> Any:

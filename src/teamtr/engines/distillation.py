@@ -8,10 +8,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from teamtr.batches import AgentBatch
 from teamtr.engines.learner import PolicyLearner
 from teamtr.engines.passes import Reference
 from teamtr.engines.policy import Head
-from teamtr.types import AgentBatch, Floats
+from teamtr.types import Floats
 
 _NEVER = -1e4
 """A logit whose probability is exactly 0. Not minus infinity: the fused kernel reads logits block by block, and a whole

@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from teamtr.answers import Divergence, StepStats, TokenShift, ValueStats
+from teamtr.batches import AgentBatch, Verified
 from teamtr.engines import measuring
 from teamtr.engines.critic import Critic
 from teamtr.engines.gradients import Gathered, LossPart, added, gather_in_lockstep, gather_shards
@@ -35,7 +37,7 @@ from teamtr.ports import Snapshot
 from teamtr.theory.objective import Objective
 from teamtr.theory.surrogate import clipped_surrogate, reference_kl, surrogate_denominator
 from teamtr.theory.value_loss import clipped_value_loss
-from teamtr.types import AgentBatch, Divergence, Floats, StepStats, TokenShift, ValueStats, Verified
+from teamtr.types import Floats
 
 CRITIC_FILE = "critic.safetensors"
 """Where a checkpoint holds an agent's critic, beside its weights and its optimizer."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from teamtr.answers import AS_TRAINED, AgentInfo, Decoding, Sample
 from teamtr.engines import memory
 from teamtr.engines.learner import PolicyLearner
 from teamtr.engines.policy import CHEAPEST_FIRST
@@ -13,7 +14,7 @@ from teamtr.engines.shards import spread
 from teamtr.engines.streaming import Streaming
 from teamtr.ports import Demand, Follow, Heard, MemoryPlan, More, Rehearsal, unfollowed, unheard
 from teamtr.streams import in_turns
-from teamtr.types import AS_TRAINED, AgentInfo, Decoding, Floats, Ids, Sample
+from teamtr.types import Floats, Ids
 
 
 class LocalEngine:

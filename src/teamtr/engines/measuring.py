@@ -8,13 +8,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from teamtr.answers import Divergence, TokenShift
+from teamtr.batches import Verified
 from teamtr.engines.passes import Passes, Reference, packed, packed_ids
 from teamtr.engines.scoring import token_logp
 from teamtr.engines.shards import Rows
 from teamtr.engines.transfer import send
 from teamtr.theory.kl import kl_k3, per_message_sum
 from teamtr.theory.verification import chance_so_far, kept_tokens
-from teamtr.types import Divergence, Floats, Ids, TokenShift, Verified
+from teamtr.types import Floats, Ids
 
 SHIFT_RANKS = 20
 """Tokens told apart by ``token_shift``."""

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
+from teamtr.batches import AgentBatch
 from teamtr.engines import card, estimate
 from teamtr.engines.estimate import Held, Rows, Served, Trained
 from teamtr.engines.learner import PolicyLearner
@@ -24,7 +25,7 @@ from teamtr.engines.torch.head import cast_rows
 from teamtr.engines.torch.policy import TransformerPolicy
 from teamtr.errors import UserError
 from teamtr.ports import GB, Demand, Lengths, MemoryPlan, Rehearsal
-from teamtr.types import AgentBatch, Ids
+from teamtr.types import Ids
 
 PROBE_TOKENS = 64
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from teamtr.batches import AgentBatch
 from teamtr.engines.policy import Head, Policy
 from teamtr.engines.scoring import score_tokens, token_logp
 from teamtr.engines.shards import Rows, Shards
@@ -20,7 +21,7 @@ from teamtr.engines.slices import is_spread
 from teamtr.engines.transfer import send
 from teamtr.errors import UserError
 from teamtr.progress import Work, working
-from teamtr.types import AgentBatch, Floats, Ids
+from teamtr.types import Floats, Ids
 
 Result = TypeVar("Result")
 

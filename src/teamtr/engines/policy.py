@@ -16,12 +16,13 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from teamtr.answers import Sample
 from teamtr.engines.critic import ValueHead
 from teamtr.engines.paged.place import Paged
 from teamtr.engines.sampling import PLAINLY, TokenSampler
 from teamtr.engines.slices import own
 from teamtr.ports import Follow, Heard, unfollowed, unheard
-from teamtr.types import Floats, Ids, Sample
+from teamtr.types import Floats, Ids
 
 Head = Callable[[Tensor], Tensor]
 

@@ -8,7 +8,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from teamtr.types import Decoding
+from teamtr.answers import Decoding
 
 
 def keep_likely(logits_BV: Tensor, top_p: float, top_k: int) -> Tensor:

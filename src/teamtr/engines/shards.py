@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from teamtr.types import AgentBatch
+from teamtr.batches import AgentBatch
 
 Rows = NDArray[np.int64]
 Part = tuple[int, int]

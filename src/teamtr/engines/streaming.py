@@ -13,6 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
+from teamtr.answers import Decoding, Ended, Wanted
 from teamtr.engines.paged.place import Paged
 from teamtr.engines.paged.sampler import Job, Server
 from teamtr.engines.policy import Policy
@@ -21,7 +22,7 @@ from teamtr.engines.torch.attention import Unsupported
 from teamtr.ports import Batches, Follow, Heard, More, unfollowed
 from teamtr.progress import working
 from teamtr.streams import Batch, sample_batch
-from teamtr.types import Decoding, Ended, Ids, Wanted
+from teamtr.types import Ids
 
 
 class Models(Batches, Protocol):

@@ -16,11 +16,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from teamtr.answers import Sample
 from teamtr.engines.critic import TableHead, ValueHead
 from teamtr.engines.policy import Head, Policy
 from teamtr.engines.sampling import PLAINLY, TokenSampler
 from teamtr.ports import Follow, Heard, unfollowed, unheard
-from teamtr.types import Finish, Floats, Ids, Sample
+from teamtr.types import Finish, Floats, Ids
 
 UNLIKELY = 12.0
 

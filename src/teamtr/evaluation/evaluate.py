@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from teamtr.batches import RolloutBatch
 from teamtr.evaluation.metrics import summarise
 from teamtr.progress import working
 from teamtr.randomness import generator
@@ -12,7 +13,7 @@ from teamtr.reports import EvalReport
 from teamtr.rollout import Ledger, RolloutContext, play
 from teamtr.rollout.outcome import grades_dialogue
 from teamtr.team import Team
-from teamtr.types import Problem, RolloutBatch, Transcript, Verdict
+from teamtr.types import Problem, Transcript, Verdict
 
 PROBLEMS_IN_A_RUN, SAMPLES_IN_A_RUN = 64, 4
 """Of an evaluation during a run, when the team file says nothing."""

@@ -10,10 +10,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from teamtr.batches import AgentBatch
 from teamtr.chat import render
 from teamtr.ports import Codec, Engine
 from teamtr.team import Team
-from teamtr.types import AgentBatch, Floats, Ids, Problem
+from teamtr.types import Floats, Ids, Problem
 
 
 def exactly_one(volunteers_A: Floats, abstains_A: Floats) -> float:

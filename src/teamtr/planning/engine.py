@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
+from teamtr.answers import AS_TRAINED, AgentInfo, Decoding, Sample
 from teamtr.errors import UserError
 from teamtr.planning.memory import memory_of, tightest
 from teamtr.planning.setup import Setup
 from teamtr.ports import Demand, Follow, Heard, Learner, MemoryPlan, More, Rehearsal, unfollowed, unheard
-from teamtr.types import AS_TRAINED, AgentInfo, Decoding, Floats, Ids, Sample
+from teamtr.types import Floats, Ids
 
 UNLOADED = "unloaded"
 

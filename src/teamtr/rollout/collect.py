@@ -8,10 +8,11 @@ from typing import Literal
 
 import numpy as np
 
+from teamtr.batches import RolloutBatch
 from teamtr.rollout.context import Ledger, RolloutContext
 from teamtr.rollout.play import play
 from teamtr.team import Team
-from teamtr.types import Problem, RolloutBatch
+from teamtr.types import Problem
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from teamtr.answers import Decoding, Ended, Sample, Wanted
 from teamtr.ports import Environment, unheard
 from teamtr.randomness import seed_of, uniforms_of_row
 from teamtr.rollout.calling import Said, calls_in_message, calls_so_far, results_of
@@ -29,7 +30,7 @@ from teamtr.rollout.episode import EpisodeState
 from teamtr.rollout.outcome import act
 from teamtr.team import Agent, Team, Upcoming, visible
 from teamtr.team.router import next_turn, opens_round
-from teamtr.types import Decoding, Ended, Finish, Ids, Sample, Situation, Turn, Wanted, conversation
+from teamtr.types import Finish, Ids, Situation, Turn, conversation
 
 
 class StaleWeights(RuntimeError):

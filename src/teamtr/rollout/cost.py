@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from teamtr.batches import AgentBatch, RolloutBatch
 from teamtr.rollout import Ledger
-from teamtr.types import AgentBatch, RolloutBatch
 
 
 def price_of_sampling(cost: float | None, batch: RolloutBatch, own: AgentBatch, epochs: int) -> float | None:

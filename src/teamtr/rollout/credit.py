@@ -15,6 +15,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from teamtr.batches import RolloutBatch, discounted
 from teamtr.errors import UserError
 from teamtr.presets import Credit, Plan
 from teamtr.rollout.context import Ledger, RolloutContext
@@ -23,7 +24,7 @@ from teamtr.rollout.outcome import graded_text
 from teamtr.rollout.shaping import punishments_PG, trained_returns_PG
 from teamtr.team import Router, Schedule, Team, visible
 from teamtr.team.router import Upcoming
-from teamtr.types import Episode, Floats, Problem, RolloutBatch, Transcript, Turn, discounted
+from teamtr.types import Episode, Floats, Problem, Transcript, Turn
 
 
 def agent_returns_PG(batch: RolloutBatch, agent: str, plan: Plan, limits: Mapping[str, int]) -> Floats:

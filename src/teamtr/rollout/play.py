@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 
+from teamtr.batches import RolloutBatch
 from teamtr.progress import working
 from teamtr.rollout.context import Ledger, RolloutContext
 from teamtr.rollout.conversing import converse
@@ -19,7 +20,7 @@ from teamtr.rollout.episode import EpisodeState
 from teamtr.rollout.grading import Asked, Grading
 from teamtr.rollout.outcome import graded_text
 from teamtr.team import Team
-from teamtr.types import Episode, Problem, RolloutBatch, Transcript, Verdict
+from teamtr.types import Episode, Problem, Transcript, Verdict
 
 
 def play(

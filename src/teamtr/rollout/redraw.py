@@ -16,12 +16,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from teamtr.batches import RolloutBatch
 from teamtr.rollout.context import Ledger, RolloutContext
 from teamtr.rollout.episode import Draft, EpisodeState
 from teamtr.rollout.play import play, play_out
 from teamtr.team import Team
 from teamtr.theory.intervals import Measured, mean_interval
-from teamtr.types import Problem, RolloutBatch
+from teamtr.types import Problem
 
 
 @dataclass(frozen=True)

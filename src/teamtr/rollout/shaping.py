@@ -6,9 +6,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from teamtr.batches import RolloutBatch
 from teamtr.presets import Plan
 from teamtr.theory.overlong import soft_punishment
-from teamtr.types import Episode, Floats, RolloutBatch
+from teamtr.types import Episode, Floats
 
 
 def punishments_PG(batch: RolloutBatch, plan: Plan, limits: Mapping[str, int], *, without: str | None = None) -> Floats:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from teamtr.batches import RolloutBatch
 from teamtr.presets import Plan
 from teamtr.team import Team
-from teamtr.types import RolloutBatch
 
 
 class StaleBatch(RuntimeError):

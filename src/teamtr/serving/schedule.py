@@ -23,8 +23,9 @@ from typing import Self
 
 import numpy as np
 
+from teamtr.answers import Decoding, Ended, Sample, Wanted
 from teamtr.ports import Engine, EngineLost, Sampler
-from teamtr.types import Decoding, Ended, Finish, Floats, Ids, Sample, Wanted
+from teamtr.types import Finish, Floats, Ids
 
 TOKENS_BETWEEN = 32
 """Tokens that rows decode at least before they are put together with others anew: on a CPU each of them then reads its

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from teamtr.answers import AS_TRAINED, Decoding, Sample
 from teamtr.calls import Schema
 from teamtr.chat.codec import ChatCodec
 from teamtr.chat.stream import TextStream, is_faithful
@@ -27,7 +28,7 @@ from teamtr.streams import InTurns
 from teamtr.tasks import Task
 from teamtr.team import Team, team_answer
 from teamtr.team.router import Upcoming, ends_after
-from teamtr.types import AS_TRAINED, Decoding, Finish, Floats, Ids, Problem, Sample, ToolRequest, Turn, Verdict
+from teamtr.types import Finish, Floats, Ids, Problem, ToolRequest, Turn, Verdict
 
 
 class TooLong(BadRequest):

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from teamtr.batches import AgentBatch, RolloutBatch
 from teamtr.evaluation.best import best_of, out_of_patience
 from teamtr.ports import Snapshot
 from teamtr.progress import working
@@ -63,7 +64,6 @@ from teamtr.training.radii import shared_radii
 from teamtr.training.rewards import rewards_of
 from teamtr.training.stage import stage_report
 from teamtr.training.update import CertificateInputs, Update, update_agent
-from teamtr.types import AgentBatch, RolloutBatch
 
 Record = dict[str, Any]
 """A record as it is logged and yielded."""

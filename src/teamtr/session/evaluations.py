@@ -25,6 +25,7 @@ from typing import Any
 
 from teamtr.baselines import Cast, Method, play_method
 from teamtr.baselines.team import AsWritten
+from teamtr.batches import RolloutBatch
 from teamtr.errors import UserError
 from teamtr.evaluation.evaluate import Scores, scores_of
 from teamtr.randomness import seed_of
@@ -37,7 +38,7 @@ from teamtr.store import read_episodes, write_atomic, write_episodes
 from teamtr.store.atomic import remove_leftovers
 from teamtr.store.log import decode, encode
 from teamtr.team import Team
-from teamtr.types import Episode, Problem, RolloutBatch, Transcript
+from teamtr.types import Episode, Problem, Transcript
 
 EPISODES_PER_CHUNK = 512
 LOOKED_AT = 4

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from teamtr.batches import RolloutBatch
 from teamtr.randomness import generator, seed_of
 from teamtr.records import MeasuredBias, PartlyRedrawn, Redrawn
 from teamtr.rollout import Ledger, collect, play, with_counterfactuals
@@ -18,7 +19,7 @@ from teamtr.rollout.redraw import redraw
 from teamtr.session.build import Session
 from teamtr.team import Team
 from teamtr.training.reuse import still_worth
-from teamtr.types import Problem, RolloutBatch
+from teamtr.types import Problem
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from teamtr.batches import Carried, RolloutBatch
 from teamtr.rollout.cost import Account
 from teamtr.store import Commit, LogMark, StoreError
-from teamtr.types import AgentState, Carried, RolloutBatch
+from teamtr.types import AgentState
 
 
 @dataclass(frozen=True)

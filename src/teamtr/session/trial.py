@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from teamtr.batches import RolloutBatch
 from teamtr.randomness import generator, seed_of
 from teamtr.rollout import Ledger, play, with_counterfactuals
 from teamtr.session.build import Session
-from teamtr.types import RolloutBatch
 
 PROBLEMS = 8
 GROUP = 4

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from teamtr.batches import AgentBatch
 from teamtr.errors import UserError
 from teamtr.ports import Learner
 from teamtr.progress import working
@@ -25,7 +26,7 @@ from teamtr.session.build import Session
 from teamtr.tasks.data.rows import DataError, Row, read_rows
 from teamtr.text import shown
 from teamtr.theory.objective import Objective
-from teamtr.types import AgentBatch, Ids, Message, Problem
+from teamtr.types import Ids, Message, Problem
 
 OWN_EXAMPLES = 1500
 """How many are asked of a task that has its own."""

@@ -17,9 +17,10 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from teamtr.batches import RolloutBatch
 from teamtr.store.atomic import StoreError, read_whole, write_atomic
 from teamtr.store.log import decode, encode
-from teamtr.types import Breakdown, Episode, Finish, Message, Problem, Reply, RolloutBatch, Turn, Verdict, VerdictKind
+from teamtr.types import Breakdown, Episode, Finish, Message, Problem, Reply, Turn, Verdict, VerdictKind
 
 KIND = "teamtr-episodes"
 FORMAT = 1

@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import BinaryIO
 
+from teamtr.batches import RolloutBatch
 from teamtr.errors import Refused, UserError
 from teamtr.store.atomic import TEMPORARY, StoreError, explained, make_folder, read_whole, remove_leftovers
 from teamtr.store.checkpoint import Checkpoints
@@ -19,7 +20,6 @@ from teamtr.store.episodes import write_episodes
 from teamtr.store.lease import Lease, held_elsewhere, holder_of, seems_held
 from teamtr.store.locks import FileLock
 from teamtr.store.log import RunLog
-from teamtr.types import RolloutBatch
 
 LOCK = ".lock"
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from teamtr.batches import RolloutBatch
 from teamtr.chat import ChatCodec
 from teamtr.chat.thinking import ThinkPolicy
 from teamtr.chat.tokenizers import Compatibility
 from teamtr.session.build import Session
-from teamtr.types import RolloutBatch
 
 _TALK = (
     {"role": "system", "content": "You are one of several."},

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from teamtr.answers import Divergence
 from teamtr.swap.align import Student
 from teamtr.swap.steering import Alignment, Progress, path, within
-from teamtr.types import Divergence, Floats
+from teamtr.types import Floats
 
 
 def achieved(student: Student, progress: Progress, settings: Alignment) -> dict[str, Any]:

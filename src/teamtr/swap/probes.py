@@ -12,13 +12,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from teamtr.batches import AgentBatch, RolloutBatch
 from teamtr.errors import UserError
 from teamtr.ports import Codec
 from teamtr.randomness import generator, seed_of
 from teamtr.rollout import play
 from teamtr.session.build import Session
 from teamtr.team import Agent, Team, visible
-from teamtr.types import AgentBatch, Ids, Message, Problem, RolloutBatch, Turn, conversation
+from teamtr.types import Ids, Message, Problem, Turn, conversation
 
 GROUP = 4
 """Conversations of one problem: enough for a surrogate, few enough for many problems."""

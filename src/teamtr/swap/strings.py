@@ -8,11 +8,11 @@ from typing import TypeVar
 
 import numpy as np
 
+from teamtr.batches import RolloutBatch
 from teamtr.chat import render
 from teamtr.chat.tokenizers import adversarial
 from teamtr.randomness import generator
 from teamtr.store import RunFolder, read_episodes
-from teamtr.types import RolloutBatch
 
 T = TypeVar("T")
 

@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 import orjson
 
+from teamtr.batches import RolloutBatch
 from teamtr.chat.tokenizers import compare_tokenizers
 from teamtr.config import TeamFile, dumps_stored
 from teamtr.errors import Refused, UserError
@@ -64,7 +65,7 @@ from teamtr.swap.request import Request, new_team_file, require_model
 from teamtr.swap.steering import TRIED, Alignment, Progress
 from teamtr.swap.strings import compared_strings, context_strings
 from teamtr.team import Team
-from teamtr.types import AgentState, Problem, RolloutBatch
+from teamtr.types import AgentState, Problem
 
 JUDGED_DOUBLINGS = 3
 """How often the probes that judge are doubled too: every look measures all of them."""

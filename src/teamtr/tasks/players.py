@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from teamtr.answers import Decoding
 from teamtr.chat.render import ChatMessages
 from teamtr.errors import Refused
 from teamtr.ports import Codec, Sampler
@@ -17,7 +18,6 @@ from teamtr.randomness import uniforms
 from teamtr.settings.refusals import Refusal
 from teamtr.settings.section import Section, key, unset
 from teamtr.settings.values import From0, NonEmpty, Positive
-from teamtr.types import Decoding
 
 
 class Player(Protocol):

@@ -17,10 +17,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from teamtr.batches import AgentBatch
 from teamtr.theory.advantages import Advantages, group_advantages
 from teamtr.theory.gae import TokenAdvantages, token_advantages
 from teamtr.theory.zeta import zeta_norm
-from teamtr.types import AgentBatch, Floats
+from teamtr.types import Floats
 
 
 class AdvantageEstimator(Protocol):

@@ -6,9 +6,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from teamtr.batches import RolloutBatch
 from teamtr.store import read_episodes
 from teamtr.text import in_markdown, visible
-from teamtr.types import RolloutBatch
 
 COLUMNS = ("stage", "question", "conversation", "answer", "verdict", "reward")
 LONGEST = 4000

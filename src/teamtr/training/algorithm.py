@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from teamtr.batches import AgentBatch, RolloutBatch
 from teamtr.presets import Order, Plan
 from teamtr.reports import UpdateReport
 from teamtr.rollout import agent_returns_PG, require_fresh, stale_agents
@@ -21,7 +22,7 @@ from teamtr.theory.weights import truncated_weights
 from teamtr.training.batch import TrainingBatch
 from teamtr.training.reuse import Choice, choose
 from teamtr.training.update import Update
-from teamtr.types import AgentBatch, Floats, RolloutBatch
+from teamtr.types import Floats
 
 Collect = Callable[[Team, int, RolloutBatch | None], RolloutBatch]
 """A batch of this team, before this step; of an older one's, as much is kept as may be."""

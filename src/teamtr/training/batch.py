@@ -9,12 +9,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from teamtr.batches import AgentBatch
 from teamtr.presets import Radii
 from teamtr.theory.advantages import Advantages
 from teamtr.theory.estimators import CriticAdvantage
 from teamtr.theory.gae import TokenAdvantages
 from teamtr.theory.objective import Objective
-from teamtr.types import AgentBatch, Floats
+from teamtr.types import Floats
 
 
 @dataclass(frozen=True)

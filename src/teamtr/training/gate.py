@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from teamtr.answers import Divergence
 from teamtr.ports import Learner, Snapshot
 from teamtr.presets import Plan, Radii
 from teamtr.randomness import generator
@@ -19,7 +20,7 @@ from teamtr.theory.control import backoff_fraction
 from teamtr.theory.gain import gain_by_message
 from teamtr.theory.intervals import bootstrap_upper
 from teamtr.training.batch import Optimization, TrainingBatch
-from teamtr.types import Divergence, Floats
+from teamtr.types import Floats
 
 FEWEST = 64
 """Episodes that the first subsample takes at least."""

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from teamtr.batches import RolloutBatch
 from teamtr.reports import Health, MessageHealth, UpdateReport, was_skipped
 from teamtr.rollout.collect import has_signal_P
-from teamtr.types import Episode, RolloutBatch, Turn
+from teamtr.types import Episode, Turn
 
 
 def health_of(batch: RolloutBatch, limits: Mapping[str, int], report: UpdateReport | None = None) -> Health:

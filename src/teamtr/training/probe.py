@@ -13,12 +13,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from teamtr.answers import TokenShift
+from teamtr.batches import AgentBatch
 from teamtr.ports import Learner, Snapshot
 from teamtr.theory.advantages import Advantages
 from teamtr.theory.gain import gain_by_message
 from teamtr.theory.intervals import Measured, mean_interval
 from teamtr.theory.weights import Degeneracy, weight_degeneracy
-from teamtr.types import AgentBatch, Floats, TokenShift
+from teamtr.types import Floats
 
 PROBED_MESSAGES = 64
 SHOWN_POSITIONS = 2048

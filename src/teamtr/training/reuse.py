@@ -8,9 +8,10 @@ from typing import Literal
 
 import numpy as np
 
+from teamtr.batches import RolloutBatch
 from teamtr.presets import Resample
 from teamtr.theory.weights import share_of, share_worth_keeping, truncated_weights
-from teamtr.types import Floats, RolloutBatch
+from teamtr.types import Floats
 
 Action = Literal["sample", "reuse", "redraw"]
 

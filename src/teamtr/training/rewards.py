@@ -6,8 +6,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from teamtr.batches import RolloutBatch
 from teamtr.reports import RewardReport
-from teamtr.types import Breakdown, Episode, RolloutBatch
+from teamtr.types import Breakdown, Episode
 
 
 def rewards_of(batch: RolloutBatch, printed: str = "") -> RewardReport | None:

@@ -23,6 +23,8 @@ from typing import Any
 
 import numpy as np
 
+from teamtr.answers import Divergence, ValueStats
+from teamtr.batches import AgentBatch, Verified
 from teamtr.ports import Learner, Snapshot
 from teamtr.presets import Plan, Radii, Region
 from teamtr.progress import working
@@ -42,7 +44,7 @@ from teamtr.theory.objective import Objective
 from teamtr.theory.zeta import zeta_clip, zeta_ratio
 from teamtr.training.batch import Fold, Optimization, TrainingBatch
 from teamtr.training.gate import GateResult, Start, Subsample, gate
-from teamtr.types import AgentBatch, AgentState, Divergence, Floats, ValueStats, Verified
+from teamtr.types import AgentState, Floats
 
 FILL = 0.8
 """The share of the radius that steps aim for; the rest is room for the upper bound."""

@@ -15,9 +15,10 @@ import re
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
+from teamtr.batches import RolloutBatch
 from teamtr.grading.answers import last_number, normalize
 from teamtr.team import Agent, visible
-from teamtr.types import RolloutBatch, conversation
+from teamtr.types import conversation
 
 SHORT = 40
 """Characters up to which a message is its own statement."""

@@ -9,10 +9,10 @@ import numpy as np
 
 from teamtr.analysis.diagnostics.contexts import FORMS, Heard, finest_repeating, heard_by
 from teamtr.analysis.diagnostics.drift import Drift, context_drift
+from teamtr.batches import RolloutBatch
 from teamtr.randomness import generator
 from teamtr.team import Agent
 from teamtr.theory.intervals import Measured, measured_gain
-from teamtr.types import RolloutBatch
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,10 @@ import numpy as np
 
 from teamtr.analysis.diagnostics.probes import TokenKls
 from teamtr.analysis.report.reading import BatchFile
+from teamtr.batches import RolloutBatch
 from teamtr.presets import Plan
 from teamtr.rollout.shaping import trained_returns_PG
-from teamtr.types import Episode, Floats, Message, RolloutBatch, conversation
+from teamtr.types import Episode, Floats, Message, conversation
 
 Spell = Callable[[str, int], str | None]
 """The text of an agent's token; None when its tokenizer is not stored."""

@@ -13,6 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from teamtr.batches import RolloutBatch
 from teamtr.config import ConfigError, TeamFile, loads_stored
 from teamtr.config.source import LONGEST
 from teamtr.presets import Plan
@@ -20,7 +21,6 @@ from teamtr.records import LOG_VERSION, Record, log_version, mapping, of_kind, u
 from teamtr.store import NotARun, RunFolder
 from teamtr.store.folder import open_own
 from teamtr.store.log import decode, unsealed
-from teamtr.types import RolloutBatch
 
 _BATCH = re.compile(r"stage-([0-9]{4,9})-step-([0-9]{2,9})\.jsonl\.gz")
 _COMMIT = re.compile(r"[0-9]{6,12}")

@@ -12,8 +12,8 @@ from teamtr.analysis.report.conversations import batch_payload, choose_batches, 
 from teamtr.analysis.report.reading import BatchFile, Reading, Sample, read_run
 from teamtr.analysis.report.spelling import speller
 from teamtr.analysis.report.summary import summarise
+from teamtr.batches import RolloutBatch
 from teamtr.store import StoreError, TornRead, read_episodes
-from teamtr.types import RolloutBatch
 
 MOST_BATCHES = 18
 MOST_EPISODES_OF_A_BATCH = 128

@@ -12,26 +12,15 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from teamtr.answers import AS_TRAINED, AgentInfo, Decoding, Divergence, Sample, StepStats, TokenShift, ValueStats
+from teamtr.batches import AgentBatch, Verified
 from teamtr.engines.cluster.groups import highest
 from teamtr.engines.cluster.seat import Call, Handle
 from teamtr.engines.shards import spread
 from teamtr.ports import Demand, Follow, Heard, MemoryPlan, Rehearsal, Snapshot, unfollowed, unheard
 from teamtr.streams import InTurns
 from teamtr.theory.objective import Objective
-from teamtr.types import (
-    AS_TRAINED,
-    AgentBatch,
-    AgentInfo,
-    Decoding,
-    Divergence,
-    Floats,
-    Ids,
-    Sample,
-    StepStats,
-    TokenShift,
-    ValueStats,
-    Verified,
-)
+from teamtr.types import Floats, Ids
 
 
 class Members(Protocol):

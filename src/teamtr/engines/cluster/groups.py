@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
+from teamtr.answers import AS_TRAINED, AgentInfo, Decoding, Sample
 from teamtr.ports import Demand, Engine, Follow, Heard, Learner, MemoryPlan, Rehearsal, unfollowed, unheard
 from teamtr.streams import InTurns
-from teamtr.types import AS_TRAINED, AgentInfo, Decoding, Floats, Ids, Sample
+from teamtr.types import Floats, Ids
 
 
 class GroupedEngine(InTurns):

@@ -20,8 +20,8 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
+from teamtr.batches import AgentBatch
 from teamtr.engines.shards import Part, Rows, Shards
-from teamtr.types import AgentBatch
 
 KINDS = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64)
 """What float64 carries without rounding (integers below 2^53)."""

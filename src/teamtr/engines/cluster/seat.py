@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from teamtr.answers import Decoding, Sample
 from teamtr.engines.local import LocalEngine
 from teamtr.errors import TeamTRError
-from teamtr.types import Decoding, Floats, Ids, Sample
+from teamtr.types import Floats, Ids
 
 
 class Handle:

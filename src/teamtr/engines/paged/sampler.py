@@ -28,6 +28,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from teamtr.answers import Ended, Sample
 from teamtr.engines.paged.buffers import NOBODY, SIZES, DecodeBuffers, Seated
 from teamtr.engines.paged.layout import Decoding, Prefilling
 from teamtr.engines.paged.pages import Pool
@@ -38,7 +39,7 @@ from teamtr.engines.torch.attention import AttentionShape, Layout, attending, te
 from teamtr.errors import UserError
 from teamtr.ports import Follow, Heard, unfollowed, unheard
 from teamtr.progress import Work, working
-from teamtr.types import Ended, Finish, Floats, Ids, Sample
+from teamtr.types import Finish, Floats, Ids
 
 PAGE = 64
 PREFILL_TOKENS = 16_384

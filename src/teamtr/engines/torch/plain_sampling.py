@@ -11,13 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from teamtr.answers import Sample
 from teamtr.engines.policy import Head
 from teamtr.engines.sampling import TokenSampler
 from teamtr.engines.torch.attention import text_config
 from teamtr.engines.transfer import send
 from teamtr.ports import Follow, Heard, unfollowed
 from teamtr.progress import Work, working
-from teamtr.types import Finish, Floats, Ids, Sample
+from teamtr.types import Finish, Floats, Ids
 
 
 @dataclass(frozen=True)

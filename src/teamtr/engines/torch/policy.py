@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from teamtr.answers import Sample
 from teamtr.engines.critic import LinearHead, ValueHead
 from teamtr.engines.hashing import hash_config
 from teamtr.engines.paged.buffers import NOBODY
@@ -45,7 +46,7 @@ from teamtr.engines.transfer import send
 from teamtr.errors import UserError, first_line
 from teamtr.ports import Follow, Heard, unfollowed, unheard
 from teamtr.randomness import uniforms
-from teamtr.types import Floats, Ids, Sample
+from teamtr.types import Floats, Ids
 
 _HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
 

@@ -17,10 +17,11 @@ from typing import Any
 
 import numpy as np
 
+from teamtr.answers import Sample
 from teamtr.bounded_json import NotJson, read_json
 from teamtr.errors import TeamTRError, UserError
 from teamtr.ports import EngineLost, Heard, unheard
-from teamtr.types import Finish, Floats, Ids, Sample
+from teamtr.types import Finish, Floats, Ids
 
 AT_ONCE = 256
 """Requests under way at once; a server queues what it cannot compute yet."""

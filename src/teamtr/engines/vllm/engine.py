@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from teamtr.answers import AS_TRAINED, AgentInfo, Decoding, Sample
 from teamtr.engines.vllm.client import Drawing, seeds_of
 from teamtr.engines.vllm.hosts import Host, name_of
 from teamtr.engines.vllm.memory import Servers
 from teamtr.errors import UserError
 from teamtr.ports import Demand, Engine, Follow, Heard, Learner, MemoryPlan, Rehearsal, unfollowed, unheard
 from teamtr.streams import InTurns
-from teamtr.types import AS_TRAINED, AgentInfo, Decoding, Floats, Ids, Sample
+from teamtr.types import Floats, Ids
 
 
 class VllmEngine(InTurns):
