@@ -86,7 +86,8 @@ def load(store: Path) -> dict[tuple[str, int], Result]:
     for row in stored["results"]:
         right = row.pop("right", None)
         problems = None if right is None else dict(zip(stored["problems"], map(float, right), strict=True))
-        result = Result(**{**row, "problems": problems})
+        told = tuple(row["told"]) if "told" in row else None
+        result = Result(**{**row, "problems": problems, "told": told})
         found[result.variant, result.seed] = result
     return found
 
@@ -129,7 +130,8 @@ class Row:
         known = [result.problems for result in self.results if result.problems is not None]
         if len(known) == len(self.results) and (found := interval(known)) is not None:
             return 100.0 * found.low, 100.0 * found.high
-        return next((result.told for result in self.results if result.told is not None), None)
+        told = {result.told for result in self.results}
+        return told.pop() if len(told) == 1 else None  # of other seeds than these it would say nothing
 
     def mean(self, name: str) -> float | None:
         known = [value for result in self.results if (value := getattr(result, name)) is not None]
