@@ -45,6 +45,7 @@ from teamtr.errors import UserError
 from teamtr.ports import Distiller, Engine
 from teamtr.presets import Plan
 from teamtr.randomness import generator, seed_of
+from teamtr.session.taught import teach_once
 from teamtr.settings.paths import BUILT_IN_MODELS
 from teamtr.tasks import Task
 from teamtr.tasks.benchmarks.arbench.endpoint import EndpointPlayer
@@ -489,9 +490,10 @@ def _warm_tiny(team_file: TeamFile, task: Task, agents: Sequence[str]) -> tuple[
         tools = () if told_of is None else allowed(told_of.schemas(problem), of_agent[agent].own_tools)
         prompt = codec.encode(chat, tools)
         examples.append((prompt, codec.encode_message(text)))
-    teach_form(
+    teach_once(
         model,
         examples,
+        teach_form,
         steps=tiny.warmup_steps,
         learning_rate=tiny.warmup_learning_rate,
         batch=64,
