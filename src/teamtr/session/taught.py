@@ -58,7 +58,7 @@ def _hash(
 
 
 def _rounding() -> list[str]:
-    """What sums depend on beside their numbers: a kernel is chosen by the processor, and adds in an order of its own."""
+    """What sums depend on beside their numbers: kernels are chosen by the processor, and add in orders of their own."""
     libraries = [f"{name} {version(name)}" for name in ("torch", "transformers")]
     capability = torch.backends.cpu.get_cpu_capability()
     return [*libraries, platform.machine(), _processor(), capability, f"{torch.get_num_threads()} threads"]
