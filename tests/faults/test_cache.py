@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 import torch
 
+from teamtr.config import loads
 from teamtr.engines.torch.loading import TinyShape, teach_form, tiny_model
+from teamtr.session import models
 from teamtr.session.taught import KIND, teach_once
 from teamtr.store import cache
 
@@ -125,3 +127,31 @@ def test_the_oldest_go_when_there_are_too_many(folder: Path, monkeypatch: pytest
     assert sorted(file.name for file in folder.iterdir()) == ["file2", "file3"]
     assert cache.cached(KIND, "file3") == b"x"
     assert cache.cached(KIND, "file0") is None
+
+
+@pytest.mark.parametrize(("device", "set_by_us"), [("cuda", True), ("cpu", False)])
+def test_compiled_kernels_are_kept_where_there_is_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, set_by_us: bool
+) -> None:
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path))
+    for name in cache.KERNELS:
+        monkeypatch.setenv(name, "")  # so that what is set below is undone
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(models, "device_of", lambda _: torch.device(device))
+    models._keep_kernels(loads("task: {name: code}\nteam: {model: tiny, agents: [{name: a}]}", "team"))
+    found = {name: os.environ.get(name) for name in cache.KERNELS}
+    told = {name: str(tmp_path / folder) for name, folder in cache.KERNELS.items()}
+    assert found == (told if set_by_us else dict.fromkeys(cache.KERNELS))
+
+
+def test_where_compiled_kernels_lie_is_the_environments_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in cache.KERNELS:
+        monkeypatch.setenv(name, "/somewhere")
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path))
+    cache.keep_kernels()
+    assert {os.environ[name] for name in cache.KERNELS} == {"/somewhere"}
+    monkeypatch.setenv(cache.VARIABLE, cache.OFF)
+    for name in cache.KERNELS:
+        monkeypatch.delenv(name)
+    cache.keep_kernels()
+    assert not set(cache.KERNELS) & set(os.environ)

@@ -47,6 +47,7 @@ from teamtr.presets import Plan
 from teamtr.randomness import generator, seed_of
 from teamtr.session.taught import teach_once
 from teamtr.settings.paths import BUILT_IN_MODELS
+from teamtr.store.cache import keep_kernels
 from teamtr.tasks import Task
 from teamtr.tasks.benchmarks.arbench.endpoint import EndpointPlayer
 from teamtr.tasks.players import Player, PlayerConfig, PolicyPlayer
@@ -98,6 +99,7 @@ def local_engine(
     ``taught=False``: built-in models are not taught the form of messages; see ``build``.
     """
     _use_few_threads(team_file)
+    _keep_kernels(team_file)
     settings, pool = team_file.learner, sampler_pool(team_file)
     held = (*team_file.team.names, PLAYER) if held is None else held
     layers = LayerSpread(shards, device_of(team_file)) if isinstance(shards, Ranks) and shards.lockstep else None
@@ -239,6 +241,12 @@ def _use_few_threads(team_file: TeamFile) -> None:
     built_in = all(agent.model in BUILT_IN_MODELS for agent in team_file.team.agents)
     if built_in and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
+
+
+def _keep_kernels(team_file: TeamFile) -> None:
+    """On a GPU the first sample waits for kernels to be compiled; the next run reads them."""
+    if device_of(team_file).type == "cuda":
+        keep_kernels()
 
 
 # -- models: a policy and the codec it speaks through --------------------------------------------------------

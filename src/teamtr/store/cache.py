@@ -17,6 +17,9 @@ OFF = "off"
 KEPT = 200
 """Files of one kind; whoever adds one removes the oldest beyond that."""
 
+KERNELS = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
+"""The variables by which torch and triton are told where compiled kernels lie, and where they lie in our folder."""
+
 log = logging.getLogger(__name__)
 
 
@@ -30,6 +33,15 @@ def cache_folder() -> Path | None:
     home = os.environ.get("XDG_CACHE_HOME", "")
     # An XDG path that is not absolute is to be ignored (XDG Base Directory Specification).
     return (Path(home) if os.path.isabs(home) else Path("~/.cache").expanduser()) / "teamtr"
+
+
+def keep_kernels() -> None:
+    """Kernels that torch and triton compile from now on are kept here, unless the environment says where. Their own
+    place is the folder for temporary files, which a restart, or the end of a job, empties."""
+    folder = cache_folder()
+    if folder is not None:
+        for variable, name in KERNELS.items():
+            os.environ.setdefault(variable, str(folder / name))
 
 
 def cached(kind: str, key: str) -> bytes | None:

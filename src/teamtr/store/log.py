@@ -279,7 +279,7 @@ def _to_json(value: Any, depth: int = 1) -> Any:
     if kind is dict or isinstance(value, Mapping):
         made = {}
         for key, item in value.items():
-            name = _to_key(key)
+            name = key if type(key) is str and key.isascii() and not key.startswith("$") else _to_key(key)
             try:
                 made[name] = _to_json(item, depth + 1)
             except _Unfit as unfit:
@@ -310,9 +310,7 @@ def _unusual_to_json(value: Any, depth: int) -> Any:
     if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
         items = value.astype(np.float64).tolist() if value.dtype.kind == "f" else value.tolist()
         return items if np.isfinite(value).all() else _to_json(items, depth)
-    raise _Unfit(
-        f" is a {type(value).__name__}, which JSON cannot hold: store numbers, text, lists, mappings or None"
-    )
+    raise _Unfit(f" is a {type(value).__name__}, which JSON cannot hold: store numbers, text, lists, mappings or None")
 
 
 def _to_key(key: Any) -> str:
