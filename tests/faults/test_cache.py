@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from teamtr.config import loads
+from teamtr.config import loads, recipe_text
 from teamtr.engines.torch.loading import TinyShape, teach_form, tiny_model
 from teamtr.session import models
 from teamtr.session.taught import KIND, teach_once
@@ -138,7 +138,7 @@ def test_compiled_kernels_are_kept_where_there_is_a_gpu(
         monkeypatch.setenv(name, "")  # so that what is set below is undone
         monkeypatch.delenv(name)
     monkeypatch.setattr(models, "device_of", lambda _: torch.device(device))
-    models._keep_kernels(loads("task: {name: code}\nteam: {model: tiny, agents: [{name: a}]}", "team"))
+    models._keep_kernels(loads(recipe_text("code-exchange"), "team"))
     found = {name: os.environ.get(name) for name in cache.KERNELS}
     told = {name: str(tmp_path / folder) for name, folder in cache.KERNELS.items()}
     assert found == (told if set_by_us else dict.fromkeys(cache.KERNELS))
