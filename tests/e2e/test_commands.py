@@ -114,7 +114,8 @@ def test_the_log_accounts_for_every_agent_and_phase(team_file, tmp_path):
 def test_training_tells_what_goes_on(finished):
     """Without a terminal: the warm-up, a line per update, and at the end where the run is and what to do next."""
     folder, told = finished
-    first, *lines = told.splitlines()
+    # On a busy machine loading takes long enough to be told first.
+    first, *lines = [line for line in told.splitlines() if not line.startswith("loading models")]
     assert re.fullmatch(r"teaching the tiny base the form of messages \(40 steps, about \d+ s\)", first)
     updates = [r for r in RunFolder.read(folder).log.read() if r["kind"] == "update"]
     shown = [line for line in lines if " KL " in line]

@@ -88,8 +88,8 @@ def test_going_on_teaches_the_base_again_only_where_adapters_rest_on_it(
 ) -> None:
     assert teamtr("train", "team.yaml", f"team.train={train}", "--out", "run")[0] == 0
     taught = []
-    teach = models.teach_form
-    monkeypatch.setattr(models, "teach_form", lambda *a, **k: [taught.append(1), teach(*a, **k)])
+    teach = models.teach_once
+    monkeypatch.setattr(models, "teach_once", lambda *a, **k: [taught.append(1), teach(*a, **k)])
     assert teamtr("train", "run", "plan.stages=2")[0] == 0
     assert len(taught) == times
     assert updates(here / "run") == 6

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeVar
 import typer
 
 from teamtr.cli.complete import dotted_keys
+from teamtr.cli.late import LateApp
 from teamtr.cli.terminal import json_line, write
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 EXIT_CODES = """Exit codes: 0 done; 1 the run failed; 2 wrong usage or team file; 3 refused (folder in use,
 KL noise floor too high for the radius, another run in the folder); 130 interrupted and saved."""
 
-app = typer.Typer(
+app = LateApp(
     context_settings={"help_option_names": ["-h", "--help"]},
     no_args_is_help=True,
     invoke_without_command=True,

@@ -9,8 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from teamtr.cli.common import JsonFlag, answer, app, emit, errors, fail, interruptible
+from teamtr.cli.late import LateApp
 
-lab = typer.Typer(
+lab = LateApp(
     no_args_is_help=True,
     rich_markup_mode="markdown",
     help="Experiments on small teams. All but `staleness` are exact: nothing is sampled, so any violation is real.",

@@ -45,7 +45,9 @@ from teamtr.errors import UserError
 from teamtr.ports import Distiller, Engine
 from teamtr.presets import Plan
 from teamtr.randomness import generator, seed_of
+from teamtr.session.taught import teach_once
 from teamtr.settings.paths import BUILT_IN_MODELS
+from teamtr.store.cache import keep_kernels
 from teamtr.tasks import Task
 from teamtr.tasks.benchmarks.arbench.endpoint import EndpointPlayer
 from teamtr.tasks.players import Player, PlayerConfig, PolicyPlayer
@@ -97,6 +99,7 @@ def local_engine(
     ``taught=False``: built-in models are not taught the form of messages; see ``build``.
     """
     _use_few_threads(team_file)
+    _keep_kernels(team_file)
     settings, pool = team_file.learner, sampler_pool(team_file)
     held = (*team_file.team.names, PLAYER) if held is None else held
     layers = LayerSpread(shards, device_of(team_file)) if isinstance(shards, Ranks) and shards.lockstep else None
@@ -238,6 +241,12 @@ def _use_few_threads(team_file: TeamFile) -> None:
     built_in = all(agent.model in BUILT_IN_MODELS for agent in team_file.team.agents)
     if built_in and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
+
+
+def _keep_kernels(team_file: TeamFile) -> None:
+    """On a GPU the first sample waits for kernels to be compiled; the next run reads them."""
+    if device_of(team_file).type == "cuda":
+        keep_kernels()
 
 
 # -- models: a policy and the codec it speaks through --------------------------------------------------------
@@ -489,9 +498,10 @@ def _warm_tiny(team_file: TeamFile, task: Task, agents: Sequence[str]) -> tuple[
         tools = () if told_of is None else allowed(told_of.schemas(problem), of_agent[agent].own_tools)
         prompt = codec.encode(chat, tools)
         examples.append((prompt, codec.encode_message(text)))
-    teach_form(
+    teach_once(
         model,
         examples,
+        teach_form,
         steps=tiny.warmup_steps,
         learning_rate=tiny.warmup_learning_rate,
         batch=64,

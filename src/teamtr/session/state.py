@@ -98,9 +98,18 @@ class RunState:
     """What the log held before the commit's own record."""
 
     def as_progress(self) -> dict[str, Any]:
-        """As a commit stores it."""
-        rest = {name: value for name, value in asdict(self).items() if name != "position"}
-        return {**asdict(self.position), **rest}
+        """As a commit stores it, at once: what is plain data already is not copied."""
+        return {
+            **vars(self.position),
+            "account": asdict(self.account),
+            "states": {name: asdict(state) for name, state in self.states.items()},
+            "versions": self.versions,
+            "precisions": self.precisions,
+            "references": self.references,
+            "history": self.history,
+            "inputs": self.inputs,
+            "log": None if self.log is None else asdict(self.log),
+        }
 
     @classmethod
     def of(cls, commit: Commit, folder_of: Callable[[str], Path]) -> RunState:

@@ -41,7 +41,9 @@ _LONGEST_HEX = len("-0x") + MOST_BITS // 4
 def encode(value: Any, where: str, *, sort_keys: bool = False) -> bytes:
     """One line of JSON without its newline. ``where`` names the value in the error for what JSON cannot hold."""
     try:
-        return orjson.dumps(_to_json(value, where), option=orjson.OPT_SORT_KEYS if sort_keys else None)
+        return orjson.dumps(_to_json(value), option=orjson.OPT_SORT_KEYS if sort_keys else None)
+    except _Unfit as unfit:
+        raise StoreError(f"{where}{unfit.path}{unfit.why}") from None
     except TypeError as error:
         raise StoreError(
             f"{where} cannot be written as JSON ({error}): store less deeply nested, plain values"
@@ -249,34 +251,71 @@ def _end(lines: list[_Line]) -> int:
     return lines[-1].end_bytes if lines else 0
 
 
-def _to_json(value: Any, where: str, depth: int = 1) -> Any:
+class _Unfit(Exception):
+    """A value that JSON cannot hold. ``path`` leads to it: made on the way out, since nearly every value is fit."""
+
+    def __init__(self, why: str) -> None:
+        self.why = why
+        self.path = ""
+
+    def below(self, step: str) -> _Unfit:
+        self.path = step + self.path
+        return self
+
+
+def _to_json(value: Any, depth: int = 1) -> Any:
+    """The usual types come first, by themselves: a batch of episodes has a hundred thousand values."""
     if depth >= DEEPEST:
-        raise StoreError(f"{where} is nested deeper than {DEEPEST - 1}: store less deeply nested values")
-    if value is None or isinstance(value, bool | np.bool_):
-        return None if value is None else bool(value)
+        raise _Unfit(f" is nested deeper than {DEEPEST - 1}: store less deeply nested values")
+    kind = type(value)
+    if kind is str and value.isascii():
+        return value
+    if value is None or kind is bool:
+        return value
+    if kind is float and math.isfinite(value):
+        return value
+    if kind is int and -(2**63) <= value < 2**64:
+        return value
+    if kind is dict or isinstance(value, Mapping):
+        made = {}
+        for key, item in value.items():
+            name = key if type(key) is str and key.isascii() and not key.startswith("$") else _to_key(key)
+            try:
+                made[name] = _to_json(item, depth + 1)
+            except _Unfit as unfit:
+                raise unfit.below(f".{key}") from None
+        return made
+    if kind is list or isinstance(value, list | tuple):
+        items = []
+        for item in value:
+            try:
+                items.append(_to_json(item, depth + 1))
+            except _Unfit as unfit:
+                raise unfit.below(f"[{len(items)}]") from None
+        return items
+    return _unusual_to_json(value, depth)
+
+
+def _unusual_to_json(value: Any, depth: int) -> Any:
+    if isinstance(value, np.bool_):
+        return bool(value)
     if isinstance(value, str):
         return {"$str": value.encode("utf-8", "surrogatepass").hex()} if _has_surrogate(value) else str(value)
     if isinstance(value, int | np.integer):
         if int(value).bit_length() > MOST_BITS:
-            raise StoreError(f"{where} is a number of more than {MOST_BITS} bits: store it as text")
+            raise _Unfit(f" is a number of more than {MOST_BITS} bits: store it as text")
         return int(value) if -(2**63) <= value < 2**64 else {"$int": hex(value)}
     if isinstance(value, float | np.floating):
         return float(value) if math.isfinite(value) else {"$float": str(float(value))}
-    if isinstance(value, Mapping):
-        return {_to_key(key, where): _to_json(item, f"{where}.{key}", depth + 1) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_to_json(item, f"{where}[{i}]", depth + 1) for i, item in enumerate(value)]
     if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
         items = value.astype(np.float64).tolist() if value.dtype.kind == "f" else value.tolist()
-        return items if np.isfinite(value).all() else _to_json(items, where, depth)
-    raise StoreError(
-        f"{where} is a {type(value).__name__}, which JSON cannot hold: store numbers, text, lists, mappings or None"
-    )
+        return items if np.isfinite(value).all() else _to_json(items, depth)
+    raise _Unfit(f" is a {type(value).__name__}, which JSON cannot hold: store numbers, text, lists, mappings or None")
 
 
-def _to_key(key: Any, where: str) -> str:
+def _to_key(key: Any) -> str:
     if not isinstance(key, str) or _has_surrogate(key):
-        raise StoreError(f"{where} has the key {key!r}: keys must be text, so that they come back as they were")
+        raise _Unfit(f" has the key {key!r}: keys must be text, so that they come back as they were")
     return f"${key}" if key.startswith("$") else str(key)
 
 

@@ -36,11 +36,15 @@ class Packing:
 
 def pack(rows: Sequence[Ids]) -> Packing:
     """Sorted, rows with a common beginning are neighbours; each takes over what it shares with the one before."""
-    order = sorted(range(len(rows)), key=lambda b: rows[b].astype(">i4").tobytes())
+    keys = [row.astype(">i4").tobytes() for row in rows]
+    order = sorted(range(len(rows)), key=keys.__getitem__)
     places: list[Places] = [np.zeros(0, dtype=np.int64)] * len(rows)
     ids, positions, leaves = [], [], []
     before, kept = -1, 0
     for b in order:
+        if before >= 0 and keys[before] == keys[b]:  # many rows of a group of short messages are the same
+            places[b], before = places[before], b
+            continue
         shared = common_beginning(rows[before], rows[b]) if before >= 0 else 0
         if before >= 0 and shared < len(rows[before]):
             leaves.append(before)
