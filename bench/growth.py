@@ -39,7 +39,7 @@ import stage
 from common import NEVER, SHAPES, adapted_team, make_model, peak_gb, seconds, versions
 from growth_page import AXES, PHASES, Measured, Point, draw, on_axis, read
 from memory import peak_mib
-from teamtr.errors import UserError
+from teamtr.errors import UserError, first_line
 from teamtr.planning.cards import CARDS, card_named
 
 UPDATED = 4
@@ -124,12 +124,15 @@ def measure(point: Point, repeats: int) -> Iterator[dict[str, Any]]:
     )  # fmt: skip
     short = argparse.Namespace(**{**vars(a), "tokens": min(a.tokens, WARM_TOKENS)})
     try:
-        _load_libraries(short)
+        if not gpu:
+            _load_libraries(short)
         before = peak_mib()
         engine = adapted_team(
             make_model(point.shape, eos_token_id=NEVER, max_position_embeddings=max(8192, point.longest)), point.agents,
             a.precision, micro_batch=point.micro_batch, sampler="bf16" if gpu else None,
         )  # fmt: skip
+        longest_context = point.longest - point.tokens
+        engine.learner("a0").policy.reserve(point.episodes, longest_context, point.tokens)  # for all who share its base
         stage.warm(engine, stage.play(engine, short, 0, Counter(), point.agents), short)
         yield {"warm": True}
         names = list(engine.learners)
@@ -146,10 +149,12 @@ def measure(point: Point, repeats: int) -> Iterator[dict[str, Any]]:
                 }
     except (torch.OutOfMemoryError, MemoryError):
         yield {"cut": "does not fit"}
+    except UserError as error:
+        yield {"cut": f"refused: {first_line(error)}"}
 
 
 def _load_libraries(a: argparse.Namespace) -> None:
-    """What an update imports and never gives back is not the team's."""
+    """What an update imports and never gives back is not the team's memory."""
     smallest = argparse.Namespace(**{**vars(a), "shape": "tiny", "problems": 1})
     engine = adapted_team(make_model("tiny", eos_token_id=NEVER), 1, a.precision, micro_batch=a.micro_batch)
     said = stage.play(engine, smallest, 0, Counter(), 1)

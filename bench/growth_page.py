@@ -247,7 +247,7 @@ def part(measured: Mapping[Point, Measured], file: str, figure: str | None) -> s
 
 
 def _range(values: Sequence[int]) -> str:
-    return f"{min(values, default=0)} to {max(values, default=0)}" if len(set(values)) > 1 else f"{values[0]}"
+    return " to ".join(str(value) for value in sorted({min(values, default=0), max(values, default=0)}))
 
 
 def write_page(page: Path, measured: Mapping[Point, Measured], file: str, figure: Path | None) -> None:

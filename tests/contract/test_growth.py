@@ -11,6 +11,9 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
+
+from teamtr.errors import UserError
 
 ROOT = Path(__file__).parents[2]
 PHASES = ("sample", "score", "train", "gate")
@@ -103,6 +106,22 @@ def test_a_point_that_does_not_fit_is_told_apart_from_one_that_fails(growth):
         growth.listen(child(then="raise RuntimeError('no such thing')"), growth.Limits(600, 600))
 
 
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory"), "does not fit"),
+        (UserError("one message needs 9 pages\nof many"), "refused: one message needs 9 pages"),
+    ],
+)
+def test_a_point_s_process_tells_why_it_ends(growth, cpu, error, told, monkeypatch):
+    def refuse(*_, **__):
+        raise error
+
+    monkeypatch.setattr(growth, "_load_libraries", lambda a: None)
+    monkeypatch.setattr(growth, "make_model", refuse)
+    assert list(growth.measure(growth.ON_A_CPU.middle, 1)) == [{"cut": told}]
+
+
 def test_the_same_command_goes_on_where_it_stopped(growth, tmp_path, monkeypatch, capsys):
     asked: list[int] = []
 
@@ -142,7 +161,7 @@ def test_the_card_that_is_here_is_found_in_the_table(growth, name, card, monkeyp
     monkeypatch.setattr("torch.cuda.get_device_name", lambda: name)
     assert growth.this_card() == card
     monkeypatch.setattr("torch.cuda.get_device_name", lambda: "NVIDIA B300")
-    with pytest.raises(growth.UserError, match="give --card"):
+    with pytest.raises(UserError, match="give --card"):
         growth.this_card()
 
 
@@ -175,6 +194,15 @@ def test_the_tables_have_every_point_with_its_prediction(growth, page, lines):
     assert "[" in by_agents
     assert "[" not in by_length, "one round has no interval"
     assert "**By episodes**" not in text, "the middle alone is no axis"
+
+
+def test_a_grid_of_which_nothing_was_measured_is_told_as_such(growth, page):
+    middle = growth.ON_A_CPU.middle
+    points = [middle, replace(middle, agents=4)]
+    text = page.part({point: made(growth, point, {}, cut="does not fit") for point in points}, "x.jsonl", None)
+    assert "Means of 0 rounds" in text
+    assert text.count("| does not fit |") == 2
+    assert "to the power of" not in text
 
 
 def test_predictions_follow_the_shape_that_is_measured(growth, page):
@@ -224,7 +252,9 @@ def test_the_page_of_the_repository_has_what_is_drawn_from_its_lines(growth, pag
     for name in ("cpu", "card"):
         file = ROOT / "docs" / f"growth-{name}.jsonl"
         if file.exists():
-            assert page.part(growth.read(file), file.name, f"figures/growth-{name}.svg") in text
+            figure = f"figures/growth-{name}.svg"
+            again = f"python bench/growth.py --draw docs/{file.name} --figure docs/{figure} --page docs/growth.md"
+            assert page.part(growth.read(file), file.name, figure) in text, f"run: {again}"
         else:
             assert name == "card"
             assert "**Not measured yet.**" in text
