@@ -17,12 +17,31 @@ import torch
 SHAPES: dict[str, dict[str, int]] = {
     "tiny": {"hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 2, "num_attention_heads": 4,
              "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 512},
+    "1m": {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 4, "num_attention_heads": 4,
+           "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 512},
+    "6m": {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 8, "num_attention_heads": 4,
+           "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 512},
+    "25m": {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8, "num_attention_heads": 8,
+            "num_key_value_heads": 4, "head_dim": 64, "vocab_size": 512},
     "small": {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9,
               "num_key_value_heads": 3, "head_dim": 64, "vocab_size": 49152},
+    "0.6b": {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16,
+             "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936},
     "1.7b": {"hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28, "num_attention_heads": 16,
              "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936},
+    "4b": {"hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36, "num_attention_heads": 32,
+           "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936},
+    "8b": {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32,
+           "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936, "tie_word_embeddings": False},
 }  # fmt: skip
-"""``1.7b`` is Qwen3-1.7B's shape, ``small`` SmolLM2-135M's; weights are random."""
+"""Qwen3's shapes by their sizes, and SmolLM2-135M's as ``small``; weights are random. Output layers are tied unless a
+shape says otherwise. ``tiny``, ``1m``, ``6m`` and ``25m`` (of as many parameters) are for a CPU."""
+
+END = 1
+"""The token that ends a message. With random weights every token is about as likely: long messages of a small
+vocabulary end early, unless a model is made with ``eos_token_id=NEVER``."""
+NEVER = 1 << 30
+"""In no vocabulary: messages are as long as they may be."""
 
 
 def device() -> torch.device:
@@ -33,10 +52,8 @@ def make_model(shape: str, dtype: torch.dtype = torch.float32, **changes: Any) -
     """A random Qwen3 of this shape on the device."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    config = Qwen3Config(
-        **{**SHAPES[shape], **changes}, tie_word_embeddings=True, max_position_embeddings=8192, eos_token_id=1,
-        pad_token_id=0, bos_token_id=None,
-    )  # fmt: skip
+    usual = {"tie_word_embeddings": True, "max_position_embeddings": 8192, "eos_token_id": END}
+    config = Qwen3Config(**{**usual, **SHAPES[shape], **changes}, pad_token_id=0, bos_token_id=None)
     torch.manual_seed(0)
     with torch.device(device()):
         return Qwen3ForCausalLM._from_config(config, dtype=dtype).eval()
@@ -150,9 +167,10 @@ def _text(cell: Any) -> str:
 
 
 class NoTokenizer:
-    """Benchmarks speak in token ids."""
+    """Benchmarks speak in token ids; messages end as the model's config says."""
 
-    eos_token_id = 1
+    def __init__(self, eos_token_id: int) -> None:
+        self.eos_token_id = eos_token_id
 
 
 def adapted_team(
@@ -176,6 +194,7 @@ def adapted_team(
 
     pages = int(pages_gb * 2**30) if pages_gb else None
     room = SamplerPool(sampler, device(), pages, compiled) if sampler else None
+    words = NoTokenizer(model.config.eos_token_id)
     shared = share_base(model, {f"a{k}": LoraConfig() for k in range(agents)}, seed=0)
     fused = fuse_lora(shared)
     return LocalEngine(
@@ -183,7 +202,7 @@ def adapted_team(
             f"a{k}": PolicyLearner(
                 f"a{k}",
                 TransformerPolicy(
-                    shared, NoTokenizer(), adapter=f"a{k}", base_version="base", precision=precision,
+                    shared, words, adapter=f"a{k}", base_version="base", precision=precision,
                     temperature=1.0, serving=room, fused=fused,
                 ),
                 micro_batch=micro_batch,

@@ -34,8 +34,8 @@ H200 = CARDS["H200"]
 
 
 def shape_of(name: str) -> ModelShape:
-    """Tied, as the benchmarks make their models."""
-    return ModelShape.of({**SHAPES[name], "model_type": "qwen3", "tie_word_embeddings": True})
+    """As the benchmarks make their models."""
+    return ModelShape.of({"tie_word_embeddings": True, **SHAPES[name], "model_type": "qwen3"})
 
 
 SMALL, QWEN_1_7B = shape_of("small"), shape_of("1.7b")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -266,6 +267,24 @@ def test_the_same_numbers_give_the_same_bytes_and_names_are_no_formulas(tmp_path
     assert "by sampled tokens,a$b$" not in csv_text(drawing).splitlines()[1], "a quote in a name is quoted"
     hang(runs, tmp_path / "out", ["learning-curves"])
     assert "<i>" not in (tmp_path / "out" / "index.html").read_text()
+
+
+@pytest.mark.long
+def test_panels_stand_in_rows_both_axes_may_be_logarithmic_and_a_dashed_line_has_the_color_of_its_points() -> None:
+    points = Series.of("measured", [(1.0, 1.0), (1000.0, 10.0)], "points")
+    line = Series("predicted", (1.0, 1000.0), (1.0, 9.0), kind="dashed", like=0)
+    drawing = Drawing((Panel("a", "x", "y", (points, line), logarithmic="xy"),) * 3, "Caption.", "near")
+    sizes = []
+    for across in (0, 2):
+        svg = painted("Title", replace(drawing, across=across)).decode()
+        assert len(re.findall(r"stroke-dasharray: 3\.[^\"]*stroke: #2166ac", svg)) == 2 * 3, "and in the legend"
+        assert "#b2182b" not in svg
+        shown = ElementTree.fromstring(svg)
+        assert {"1", "10", "1000"} <= set(shown.itertext()), "plain numbers, no powers of ten"
+        sizes.append([float(shown.attrib[name].removesuffix("pt")) for name in ("width", "height")])
+    (wide, low), (narrow, high) = sizes
+    assert narrow == pytest.approx(wide * 2 / 3)
+    assert high > 1.8 * low
 
 
 def test_a_series_with_columns_of_different_lengths_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""Growth with n as a power of n, with an interval."""
+"""Growth with n as a power of n, with an interval, and where the power changes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ class PowerLaw:
         return f"{self.exponent:.2f} [{self.low:.2f}, {self.high:.2f}]"
 
 
-def fit_power_law(n: Sequence[int], values_NR: Floats, rng: np.random.Generator, draws: int = 1000) -> PowerLaw | None:
+def fit_power_law(
+    n: Sequence[float], values_NR: Floats, rng: np.random.Generator, draws: int = 1000
+) -> PowerLaw | None:
     """Fit the means over repetitions (R) against n; None when a mean is zero, which no power law is.
 
     The repetitions of different n are independent, so each n redraws its own.
@@ -43,8 +45,36 @@ def fit_power_law(n: Sequence[int], values_NR: Floats, rng: np.random.Generator,
     return PowerLaw(float(slope(n, means)), float(low), float(high))
 
 
-def slope(n: Sequence[int], values_N: Floats) -> Floats:
+def slope(n: Sequence[float], values_N: Floats) -> Floats:
     """Least squares of log(values) against log(n), along the last axis."""
     x = np.log(np.asarray(n, dtype=np.float64))
     x = x - x.mean()
     return np.asarray((np.log(values_N) @ x) / (x @ x))
+
+
+@dataclass(frozen=True)
+class Bend:
+    """Growth with one power up to n = ``at`` and with another from there on."""
+
+    at: float
+    before: float
+    after: float
+
+
+def find_bend(n: Sequence[float], values_N: Floats, least: float = 0.25) -> Bend | None:
+    """Of all lines that bend at one of the inner n, the one nearest to log(values) by least squares.
+
+    ``n`` grows. None where the two powers differ by less than ``least``, and with fewer than four n, which every such
+    line goes through.
+    """
+    x, y = np.log(np.asarray(n, dtype=np.float64)), np.log(np.asarray(values_N, dtype=np.float64))
+    if len(n) < 4:
+        return None
+    found: list[tuple[float, Bend]] = []
+    for place in range(1, len(n) - 1):
+        columns = np.stack([np.ones_like(x), x, np.maximum(x - x[place], 0.0)], axis=1)
+        fitted = np.linalg.lstsq(columns, y, rcond=None)[0]
+        missed = float(np.square(columns @ fitted - y).sum())
+        found.append((missed, Bend(n[place], float(fitted[1]), float(fitted[1] + fitted[2]))))
+    _, bend = min(found, key=lambda one: one[0])
+    return bend if abs(bend.after - bend.before) >= least else None

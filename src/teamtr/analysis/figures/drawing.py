@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["line", "points", "bars", "stairs"]
+Kind = Literal["line", "points", "bars", "stairs", "dashed"]
 
 
 class Lacking(Exception):
@@ -19,7 +19,8 @@ class Lacking(Exception):
 
 @dataclass(frozen=True)
 class Series:
-    """Points (x, y), with an interval of y where ``low`` and ``high`` are given."""
+    """Points (x, y), with an interval of y where ``low`` and ``high`` are given. ``like``: the place in its panel of
+    the series whose color it has; its own unless told."""
 
     label: str
     x: tuple[float, ...]
@@ -27,6 +28,7 @@ class Series:
     low: tuple[float, ...] | None = None
     high: tuple[float, ...] | None = None
     kind: Kind = "line"
+    like: int | None = None
 
     @classmethod
     def of(cls, label: str, pairs: Iterable[tuple[float, float]], kind: Kind = "line") -> Series:
@@ -50,18 +52,20 @@ class Panel:
     series: tuple[Series, ...]
     levels: tuple[tuple[str, float], ...] = ()
     names: tuple[str, ...] = ()
-    logarithmic: Literal["", "y"] = ""
+    logarithmic: Literal["", "y", "xy"] = ""
     diagonal: bool = False
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """Panels side by side. ``good`` says what a good figure looks like; ``notes`` what is not in it."""
+    """Panels side by side, at most so many ``across`` (0: all). ``good`` says what a good figure looks like; ``notes``
+    what is not in it."""
 
     panels: tuple[Panel, ...]
     caption: str
     good: str
     notes: tuple[str, ...] = ()
+    across: int = 0
 
     def rows(self) -> Iterator[tuple[str, str, float, float, float | None, float | None]]:
         """Every plotted number: panel, series, x, y, and the interval of y."""

@@ -70,13 +70,18 @@ def painted(title: str, drawing: Drawing, form: Form = "svg") -> bytes:
     from matplotlib.figure import Figure
 
     with matplotlib.rc_context(STYLE):
-        columns = len(drawing.panels)
+        columns = min(drawing.across or len(drawing.panels), len(drawing.panels))
+        rows = -(-len(drawing.panels) // columns)
         told = textwrap.fill(_line(f"{drawing.caption} Good: {drawing.good}."), 88 * columns)
         foot = 0.16 * (told.count("\n") + 1) + 0.1
-        height = HEIGHT + 0.14 * max(min(len(panel.series), MOST_IN_A_LEGEND) for panel in drawing.panels) + foot
+        legend = 0.14 * max(min(len(panel.series), MOST_IN_A_LEGEND) for panel in drawing.panels)
+        height = rows * (HEIGHT + legend) + foot
         figure = Figure(figsize=(WIDTH * columns, height))
-        for axes, panel in zip(figure.subplots(1, columns, squeeze=False)[0], drawing.panels, strict=True):
+        places = figure.subplots(rows, columns, squeeze=False).ravel()
+        for axes, panel in zip(places, drawing.panels, strict=False):
             _paint(axes, panel)
+        for axes in places[len(drawing.panels) :]:
+            axes.set_axis_off()
         figure.suptitle(title, fontsize=10)
         figure.text(0.01, 0.05 / height, told, fontsize=7.5, va="bottom")
         figure.tight_layout(rect=(0.0, foot / height, 1.0, 1.0))
@@ -89,7 +94,7 @@ def _paint(axes: Any, panel: Panel) -> None:
     bars = [series for series in panel.series if series.kind == "bars"]
     keys: list[tuple[str, Any]] = []
     for k, series in enumerate(panel.series):
-        colour = COLOURS[k % len(COLOURS)]
+        colour = COLOURS[(k if series.like is None else series.like) % len(COLOURS)]
         if series.kind == "bars":
             width = 0.8 / len(bars)
             offset = width * (bars.index(series) - (len(bars) - 1) / 2)
@@ -105,6 +110,10 @@ def _paint(axes: Any, panel: Panel) -> None:
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axes.yaxis.set_minor_formatter(lambda value, _: "")
+    if "x" in panel.logarithmic:
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.xaxis.set_minor_formatter(lambda value, _: "")
     if panel.diagonal:
         ends = [*axes.get_xlim(), *axes.get_ylim()]
         axes.plot(
@@ -146,7 +155,9 @@ def _curve(axes: Any, series: Series, colour: str) -> Any:
     """Draw it; what it returns stands for it in the legend."""
     x, y = np.array(series.x), np.array(series.y)
     low, high = series.low, series.high
-    if series.kind == "stairs":
+    if series.kind == "dashed":
+        (line,) = axes.plot(x, y, "--", color=colour, linewidth=0.9, alpha=0.8)
+    elif series.kind == "stairs":
         (line,) = axes.step(x, y, where="post", color=colour)
     elif series.kind == "points":
         if low is not None and high is not None:

@@ -1,0 +1,348 @@
+"""How the cost of a stage grows: seconds by phase and peak memory against agents, episodes, message length and model.
+
+    python bench/growth.py --axis agents,episodes,length,model --shape 1.7b --limit-s 60 --out FILE.jsonl
+    python bench/growth.py --draw FILE.jsonl --figure docs/figures/growth.svg --page docs/growth.md
+
+One size is varied at a time around a middle point. Each point is a process of its own, so that its peak of memory is
+its own and one that does not fit disturbs no other. A line is written after each point, and the same command goes on
+where it stopped; with a larger limit it tries again what was cut off. Once a point is cut off, larger ones of its axis
+are left out. With ``--out`` and ``--page`` or ``--figure`` it measures and then draws.
+
+The stage is that of bench/stage.py: everybody speaks in turn, all turns are played anew before every update. Of more
+than four agents, four are updated, spread evenly over the order in which they speak, and their seconds are multiplied:
+contexts grow from one speaker to the next. No message ends before its last token.
+
+On a CPU there is one thread, and sampling is plain, as in training on a CPU. Seconds are the processor's there, so that
+other work on the machine counts little: those of sampling as the system tells them, those of an update's phases by the
+clock, times the share of a core that the update had.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import stage
+from common import NEVER, SHAPES, adapted_team, make_model, peak_gb, seconds, versions
+from growth_page import AXES, PHASES, Measured, Point, draw, on_axis, read
+from memory import peak_mib
+from teamtr.errors import UserError, first_line
+from teamtr.planning.cards import CARDS, card_named
+
+UPDATED = 4
+"""Agents of a larger team that are updated."""
+WARM_TOKENS = 8
+"""Of a message before the clock starts: kernels are chosen and graphs captured by rows, not by lengths."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The middle point, and the values of each axis."""
+
+    middle: Point
+    values: dict[str, tuple[Any, ...]]
+
+    def points(self, axis: str) -> list[Point]:
+        """In the order of their size, the middle among them."""
+        own = [replace(self.middle, **{AXES[axis]: value}) for value in self.values[axis]]
+        return on_axis(dict.fromkeys([*own, self.middle]), self.middle, axis)
+
+
+ON_A_CPU = Grid(
+    Point("tiny", agents=2, episodes=32, tokens=16, group=8, prompt=16, micro_batch=32),
+    {
+        "agents": (1, 2, 4, 8, 16),
+        "episodes": (16, 32, 64, 128, 256, 512),
+        "length": (16, 32, 64, 128, 256, 512, 1024),
+        "model": ("tiny", "1m", "6m", "25m"),
+    },
+)
+ON_A_CARD = Grid(
+    Point("1.7b", agents=2, episodes=64, tokens=256, group=8, prompt=256, micro_batch=16),
+    {
+        "agents": (1, 2, 4, 8, 16),
+        "episodes": (64, 128, 256, 512, 1024, 2048),
+        "length": (128, 256, 512, 1024, 2048, 4096, 8192, 16384),
+        "model": ("small", "0.6b", "1.7b", "4b", "8b"),
+    },
+)
+
+
+# -- one point, in a process of its own ---------------------------------------------------------------------------
+
+
+def updated(agents: int) -> list[int]:
+    """Which of them are updated: all, or the middle of each of four equal parts, symmetric about the middle of all."""
+    if agents <= UPDATED:
+        return list(range(agents))
+    lower = [int((2 * k + 1) * agents / (2 * UPDATED) - 0.5) for k in range(UPDATED // 2)]
+    return [*lower, *(agents - 1 - k for k in reversed(lower))]
+
+
+@dataclass(frozen=True)
+class Timed:
+    """What a call gave, its seconds on the wall, and those that the processor worked for it."""
+
+    found: Any
+    wall: float
+    busy: float
+
+    @property
+    def core(self) -> float:
+        return self.busy / self.wall
+
+    @staticmethod
+    def of(work: Callable[[], Any]) -> Timed:
+        found: list[Any] = []
+        busy = time.process_time()
+        wall = seconds(lambda: found.append(work()))
+        return Timed(found[0], wall, time.process_time() - busy)
+
+
+def measure(point: Point, repeats: int) -> Iterator[dict[str, Any]]:
+    """A line when it is warm, then one for every update with the batch that is played before it; one if it does not
+    fit."""
+    gpu = torch.cuda.is_available()
+    if not gpu:
+        torch.set_num_threads(1)
+    a = argparse.Namespace(
+        shape=point.shape, problems=point.problems, group=point.group, prompt=point.prompt, tokens=point.tokens,
+        epochs=1, precision="fp16" if gpu else "fp32", micro_batch=point.micro_batch,
+    )  # fmt: skip
+    short = argparse.Namespace(**{**vars(a), "tokens": min(a.tokens, WARM_TOKENS)})
+    try:
+        if not gpu:
+            _load_libraries(short)
+        before = peak_mib()
+        engine = adapted_team(
+            make_model(point.shape, eos_token_id=NEVER, max_position_embeddings=max(8192, point.longest)), point.agents,
+            a.precision, micro_batch=point.micro_batch, sampler="bf16" if gpu else None,
+        )  # fmt: skip
+        longest_context = point.longest - point.tokens
+        engine.learner("a0").policy.reserve(point.episodes, longest_context, point.tokens)  # for all who share its base
+        stage.warm(engine, stage.play(engine, short, 0, Counter(), point.agents), short)
+        yield {"warm": True}
+        names = list(engine.learners)
+        for seed in range(1, repeats + 1):
+            for agent in (names[k] for k in updated(point.agents)):
+                played = Timed.of(partial(_play, engine, a, seed))
+                learned = Timed.of(partial(stage.update, engine, a, agent, played.found, seed))
+                share = 1.0 if gpu else learned.core
+                phases = {phase: share * learned.found.seconds[phase] for phase in PHASES if phase != "sample"}
+                yield {
+                    "phases": {"sample": played.wall if gpu else played.busy, **phases},
+                    "peak_gb": peak_gb() if gpu else (peak_mib() - before) / 1024,
+                    "core": None if gpu else (played.busy + learned.busy) / (played.wall + learned.wall),
+                }
+    except (torch.OutOfMemoryError, MemoryError):
+        yield {"cut": "does not fit"}
+    except UserError as error:
+        yield {"cut": f"refused: {first_line(error)}"}
+
+
+def _load_libraries(a: argparse.Namespace) -> None:
+    """What an update imports and never gives back is not the team's memory."""
+    smallest = argparse.Namespace(**{**vars(a), "shape": "tiny", "problems": 1})
+    engine = adapted_team(make_model("tiny", eos_token_id=NEVER), 1, a.precision, micro_batch=a.micro_batch)
+    said = stage.play(engine, smallest, 0, Counter(), 1)
+    stage.update(engine, smallest, "a0", said, 0)
+
+
+def _play(engine: Any, a: argparse.Namespace, seed: int) -> stage.Said:
+    said = stage.play(engine, a, seed, Counter(), len(engine.learners))
+    short = [len(m) for _, messages in said.values() for m in messages if len(m) != a.tokens]
+    if short:
+        raise RuntimeError(f"{len(short)} messages ended before {a.tokens} tokens: the point is not what it says it is")
+    return said
+
+
+# -- the parent ---------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Limits:
+    """Seconds until a point is warm, and from then on."""
+
+    start_s: float
+    limit_s: float
+
+
+@dataclass
+class Heard:
+    """What a point's process has told so far."""
+
+    updates: list[dict[str, Any]] = field(default_factory=list)
+    cut: str | None = None
+    over: str | None = None
+
+
+def listen(command: Sequence[str], limits: Limits) -> Heard:
+    """Run it, and end it once it takes too long."""
+    heard = Heard()
+    with tempfile.TemporaryFile("w+") as complaints:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=complaints, text=True)
+
+        def end(why: str) -> None:
+            heard.over = why
+            process.kill()
+
+        def timer(seconds: float, why: str) -> threading.Timer:
+            made = threading.Timer(seconds, end, (why,))
+            made.start()
+            return made
+
+        running = timer(limits.start_s, f"not warm after {limits.start_s:g} s")
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                told = json.loads(line)
+                if "warm" in told:
+                    running.cancel()
+                    running = timer(limits.limit_s, f"over {limits.limit_s:g} s")
+                elif "cut" in told:
+                    heard.cut = told["cut"]
+                else:
+                    heard.updates.append(told)
+            code = process.wait()
+        finally:
+            running.cancel()
+            process.kill()
+        if code == -9 and heard.over is None:
+            heard.cut = "killed by the system: most likely out of memory"
+        elif code != 0 and heard.over is None:
+            complaints.seek(0)
+            raise SystemExit(f"{' '.join(command)} failed:\n{complaints.read()[-3000:]}")
+    return heard
+
+
+def whole_rounds(point: Point, updates: Sequence[dict[str, Any]]) -> tuple[dict[str, float], ...]:
+    """Stages by phase: of each, the updates that were measured, as many times as there are agents for one of them."""
+    size = len(updated(point.agents))
+    rounds = [updates[first : first + size] for first in range(0, len(updates) - size + 1, size)]
+    times = point.agents / size
+    return tuple({phase: times * sum(one["phases"][phase] for one in own) for phase in PHASES} for own in rounds)
+
+
+def run_point(point: Point, middle: Point, card: str, limits: Limits, repeats: int) -> Measured:
+    command = [sys.executable, __file__, "--measure", json.dumps(asdict(point)), "--repeats", str(repeats)]
+    heard = listen(command, limits)
+    rounds = whole_rounds(point, heard.updates)
+    cores = [one["core"] for one in heard.updates if one["core"] is not None]
+    return Measured(
+        point=point,
+        middle=middle,
+        card=card,
+        device=torch.cuda.get_device_name() if torch.cuda.is_available() else "one CPU core",
+        limit_s=limits.limit_s,
+        rounds=rounds,
+        peak_gb=max((one["peak_gb"] for one in heard.updates), default=None),
+        cut=None if rounds else heard.cut or heard.over or "ended without a round",
+        core=sum(cores) / len(cores) if cores else None,
+        versions={name: version for name, version in versions().items() if name in ("torch", "transformers", "peft")},
+    )
+
+
+def measure_all(grid: Grid, axes: Sequence[str], file: Path, card: str, limits: Limits, repeats: int) -> None:
+    """Point by point; what is in the file already is not measured again."""
+    known = read(file)
+    if any(one.middle != grid.middle or one.card != card for one in known.values()):
+        raise SystemExit(f"{file} holds another grid, or one of another card: give another --out")
+    for axis in axes:
+        for point in grid.points(axis):
+            have = known.get(point)
+            if have is None or (have.cut is not None and have.limit_s < limits.limit_s):
+                have = known[point] = run_point(point, grid.middle, card, limits, repeats)
+                with file.open("a") as out:
+                    out.write(have.as_line())
+                print(f"{axis} {point.at(axis):,.3g}: {_told(have)}", file=sys.stderr, flush=True)
+            if have.cut is not None:
+                break
+
+
+def _told(one: Measured) -> str:
+    if one.cut is not None:
+        return f"cut off: {one.cut}"
+    mean = sum(one.seconds("stage")) / len(one.rounds)
+    return f"{mean:.3g} s a stage, {len(one.rounds)} rounds, {one.peak_gb:.3g} GB"
+
+
+def this_card() -> str:
+    """The table's card that this machine has."""
+    if not torch.cuda.is_available():
+        return "cpu"
+    name = torch.cuda.get_device_name()
+    squeezed = name.replace(" ", "").replace("-", "").lower()
+    found = [card for card in CARDS if card.split("-")[0].lower() in squeezed]
+    if len(found) != 1:
+        raise UserError(f"no card of the table is a {name}: give --card; there are {', '.join(CARDS)}")
+    return found[0]
+
+
+def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--axis", default=",".join(AXES), help="which to vary (default: %(default)s)")
+    parser.add_argument("--shape", choices=SHAPES, help="of the middle point")
+    for name, what in (("agents", "agents"), ("episodes", "episodes"), ("length", "tokens of a message")):
+        parser.add_argument(f"--{name}", type=_numbers, help=f"{what}: the axis, instead of the usual one")
+    parser.add_argument("--models", type=lambda text: tuple(text.split(",")), help="shapes: the axis of models")
+    parser.add_argument("--limit-s", type=float, default=60.0, help="of a point, from then on (default: %(default)s)")
+    parser.add_argument("--start-s", type=float, default=300.0, help="until a point is warm (default: %(default)s)")
+    parser.add_argument("--repeats", type=int, default=3, help="rounds of a point, if the limit allows")
+    parser.add_argument("--card", help="whose predictions to compare with (default: the one that is here)")
+    parser.add_argument("--out", type=Path, help="JSON lines: measured points are added")
+    parser.add_argument("--draw", type=Path, metavar="FILE.jsonl", help="measure nothing, draw this file")
+    parser.add_argument("--figure", type=Path, help="SVG; needs matplotlib")
+    parser.add_argument("--page", type=Path, help="the page whose part of this device is written")
+    parser.add_argument("--measure", type=lambda text: Point(**json.loads(text)), help=argparse.SUPPRESS)
+    a = parser.parse_args(arguments)
+    a.axes = a.axis.split(",")
+    if unknown := set(a.axes) - set(AXES):
+        parser.error(f"--axis: {', '.join(sorted(unknown))}; there are {', '.join(AXES)}")
+    if unknown := set(a.models or ()) - set(SHAPES):
+        parser.error(f"--models: {', '.join(sorted(unknown))}; there are {', '.join(SHAPES)}")
+    if a.measure is None and (a.out is None) == (a.draw is None):
+        parser.error("give --out FILE.jsonl to measure, or --draw FILE.jsonl")
+    return a
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split(",")))
+
+
+def grid_of(a: argparse.Namespace) -> Grid:
+    usual = ON_A_CARD if torch.cuda.is_available() else ON_A_CPU
+    middle = usual.middle if a.shape is None else replace(usual.middle, shape=a.shape)
+    told = {"agents": a.agents, "episodes": a.episodes, "length": a.length, "model": a.models}
+    return Grid(middle, {axis: told[axis] or usual.values[axis] for axis in AXES})
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    a = parsed(arguments)
+    if a.measure is not None:
+        for line in measure(a.measure, a.repeats):
+            print(json.dumps(line), flush=True)
+        return
+    if a.out is not None:
+        try:
+            card = card_named(a.card).name if a.card else this_card()
+        except UserError as error:
+            raise SystemExit(f"bench/growth.py: {error}") from error
+        measure_all(grid_of(a), a.axes, a.out, card, Limits(a.start_s, a.limit_s), a.repeats)
+    draw(a.draw or a.out, a.figure, a.page)
+
+
+if __name__ == "__main__":
+    main()

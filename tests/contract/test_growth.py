@@ -1,0 +1,294 @@
+"""bench/growth.py: what is measured, kept and told: exact for made points, and the smallest grid for real."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from teamtr.errors import UserError
+
+ROOT = Path(__file__).parents[2]
+PHASES = ("sample", "score", "train", "gate")
+
+
+@pytest.fixture(scope="module")
+def growth() -> Iterator[ModuleType]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "bench"))
+        yield importlib.import_module("growth")
+
+
+@pytest.fixture
+def page(growth: ModuleType) -> ModuleType:
+    return sys.modules["growth_page"]
+
+
+@pytest.fixture
+def cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where there is a card; and what a point's process does to its threads is not done to this one."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("torch.set_num_threads", lambda count: None)
+
+
+def made(growth: ModuleType, point, phases: dict[str, float], repeats: int = 2, cut: str | None = None):
+    """A point as if it had been measured: every round the same."""
+    rounds = () if cut else (phases,) * repeats
+    return growth.Measured(
+        point, growth.ON_A_CPU.middle, "cpu", "one CPU core", 60.0, rounds, None if cut else 0.5, cut, 0.9,
+        {"torch": "2"},
+    )  # fmt: skip
+
+
+@pytest.fixture
+def lines(growth: ModuleType, tmp_path: Path) -> Path:
+    """Agents: sampling grows with their square, the gate not up to 4 and then linearly; 32 agents were cut off."""
+    file = tmp_path / "made.jsonl"
+    middle = growth.ON_A_CPU.middle
+    rows = []
+    for n in (1, 2, 4, 8, 16):
+        phases = {"sample": 0.1 * n**2, "score": 0.2 * n, "train": 0.5 * n**1.5, "gate": 0.1 * max(1.0, n / 4)}
+        rows.append(made(growth, replace(middle, agents=n), phases))
+    rows.append(made(growth, replace(middle, agents=32), {}, cut="over 60 s"))
+    for tokens in (32, 64):
+        rows.append(made(growth, replace(middle, tokens=tokens), dict.fromkeys(PHASES, float(tokens)), repeats=1))
+    file.write_text("".join(row.as_line() for row in rows))
+    return file
+
+
+# -- what is measured ---------------------------------------------------------------------------------------------
+
+
+def test_who_is_updated_has_contexts_of_middle_length_on_average(growth):
+    for agents in (1, 2, 3, 4):
+        assert growth.updated(agents) == list(range(agents))
+    assert growth.updated(8) == [0, 2, 5, 7]
+    assert growth.updated(16) == [1, 5, 10, 14]
+    for agents in range(5, 40):
+        chosen = growth.updated(agents)
+        assert len(set(chosen)) == 4
+        assert sum(chosen) / 4 == (agents - 1) / 2
+
+
+def test_a_round_stands_for_all_agents_and_half_a_round_for_nobody(growth):
+    point = replace(growth.ON_A_CPU.middle, agents=16)
+    updates = [{"phases": dict.fromkeys(PHASES, float(k))} for k in range(1, 8)]
+    (one,) = growth.whole_rounds(point, updates)
+    assert one == dict.fromkeys(PHASES, 4.0 * (1 + 2 + 3 + 4))
+    assert growth.whole_rounds(point, updates[:3]) == ()
+
+
+def child(*lines: str, then: str = "") -> list[str]:
+    return [sys.executable, "-c", f"import sys, time\nsys.stdout.write({''.join(x + chr(10) for x in lines)!r})\n"
+            f"sys.stdout.flush()\n{then}"]  # fmt: skip
+
+
+def test_a_point_that_takes_too_long_is_ended_and_what_it_told_is_kept(growth):
+    told = json.dumps({"phases": {}, "core": 1.0})
+    heard = growth.listen(child('{"warm": true}', told, then="time.sleep(600)"), growth.Limits(600.0, 0.05))
+    assert (heard.updates, heard.over) == ([json.loads(told)], "over 0.05 s")
+    heard = growth.listen(child(then="time.sleep(600)"), growth.Limits(0.05, 600.0))
+    assert (heard.updates, heard.over) == ([], "not warm after 0.05 s")
+
+
+def test_a_point_that_does_not_fit_is_told_apart_from_one_that_fails(growth):
+    assert growth.listen(child('{"cut": "does not fit"}'), growth.Limits(600, 600)).cut == "does not fit"
+    killed = child('{"warm": true}', then="import os, signal\nos.kill(os.getpid(), signal.SIGKILL)")
+    assert "out of memory" in growth.listen(killed, growth.Limits(600, 600)).cut
+    with pytest.raises(SystemExit, match="no such thing"):
+        growth.listen(child(then="raise RuntimeError('no such thing')"), growth.Limits(600, 600))
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory"), "does not fit"),
+        (UserError("one message needs 9 pages\nof many"), "refused: one message needs 9 pages"),
+    ],
+)
+def test_a_point_s_process_tells_why_it_ends(growth, cpu, error, told, monkeypatch):
+    def refuse(*_, **__):
+        raise error
+
+    monkeypatch.setattr(growth, "_load_libraries", lambda a: None)
+    monkeypatch.setattr(growth, "make_model", refuse)
+    assert list(growth.measure(growth.ON_A_CPU.middle, 1)) == [{"cut": told}]
+
+
+def test_the_same_command_goes_on_where_it_stopped(growth, tmp_path, monkeypatch, capsys):
+    asked: list[int] = []
+
+    def run_point(point, middle, card, limits, repeats):
+        asked.append(point.agents)
+        cut = "over" if point.agents > limits.limit_s / 10 else None
+        return replace(made(growth, point, dict.fromkeys(PHASES, 1.0), cut=cut), limit_s=limits.limit_s)
+
+    def measure(limit: float, card: str = "cpu") -> list[int]:
+        asked.clear()
+        growth.measure_all(growth.ON_A_CPU, ["agents"], file, card, growth.Limits(1.0, limit), 1)
+        return list(asked)
+
+    monkeypatch.setattr(growth, "run_point", run_point)
+    file = tmp_path / "points.jsonl"
+    assert measure(20.0) == [1, 2, 4], "larger ones than the first that was cut off are left out"
+    assert measure(20.0) == []
+    assert measure(40.0) == [4, 8], "with a larger limit it is tried again"
+    kept = growth.read(file)
+    assert [one.cut for one in kept.values()] == [None, None, None, "over"]
+    with pytest.raises(SystemExit, match="another grid"):
+        measure(40.0, card="H200")
+
+
+def test_a_line_that_is_no_point_is_told_with_its_number(growth, lines):
+    lines.write_text(lines.read_text() + '{"point": ')
+    with pytest.raises(SystemExit, match="line 9 is no point"):
+        growth.read(lines)
+
+
+@pytest.mark.parametrize(
+    ("name", "card"),
+    [("NVIDIA H200", "H200"), ("NVIDIA A100-SXM4-80GB", "A100-80"), ("NVIDIA GeForce RTX 4090", "RTX4090")],
+)
+def test_the_card_that_is_here_is_found_in_the_table(growth, name, card, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda: name)
+    assert growth.this_card() == card
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda: "NVIDIA B300")
+    with pytest.raises(UserError, match="give --card"):
+        growth.this_card()
+
+
+# -- what is told of it -------------------------------------------------------------------------------------------
+
+
+def test_exponents_and_bends_are_those_of_the_points_that_were_not_cut_off(growth, page, lines):
+    measured = growth.read(lines)
+    points = page.on_axis(measured, growth.ON_A_CPU.middle, "agents")
+    assert [point.agents for point in points] == [1, 2, 4, 8, 16, 32]
+    found = {one.what: one for one in page.growths([measured[p] for p in points[:-1]], "agents")}
+    assert found["sample"].measured == "2.00 [2.00, 2.00]"
+    assert found["train"].measured == "1.50 [1.50, 1.50]"
+    assert (found["sample"].bend, found["train"].bend) == ("", "")
+    assert found["gate"].bend == "at 4: 0.00, then 1.00"
+    assert found["memory"].measured == "0.00"
+
+
+def test_the_tables_have_every_point_with_its_prediction(growth, page, lines):
+    text = page.markdown(growth.read(lines))
+    plan = page.predicted(replace(growth.ON_A_CPU.middle, agents=4), "cpu")
+    seconds = sum(plan.phases[phase].seconds for phase in PHASES)
+    assert seconds > 0.0
+    row = next(line for line in text.splitlines() if line.startswith("| 4 |"))
+    cells = [cell.strip() for cell in row.strip("|").split("|")]
+    assert cells[1:6] == ["1.6", "0.8", "4", "0.1", "6.5"]
+    assert cells[6:8] == [f"{seconds:.3g}", f"{seconds / 6.5:.2f}"]
+    assert "| 32 | over 60 s |" in text
+    by_agents, by_length = text.split("**By tokens of a message**")
+    assert "[" in by_agents
+    assert "[" not in by_length, "one round has no interval"
+    assert "**By episodes**" not in text, "the middle alone is no axis"
+
+
+def test_a_grid_of_which_nothing_was_measured_is_told_as_such(growth, page):
+    middle = growth.ON_A_CPU.middle
+    points = [middle, replace(middle, agents=4)]
+    text = page.part({point: made(growth, point, {}, cut="does not fit") for point in points}, "x.jsonl", None)
+    assert "Means of 0 rounds" in text
+    assert text.count("| does not fit |") == 2
+    assert "to the power of" not in text
+
+
+def test_predictions_follow_the_shape_that_is_measured(growth, page):
+    """On a card half precision and the paged sampler, on a CPU float32 and the plain one; an untied model is one."""
+    middle = growth.ON_A_CPU.middle
+    on_cpu, on_card = page.setup_of(middle, "cpu"), page.setup_of(middle, "H200")
+    assert (on_cpu.sampling.paged, on_cpu.learning.precision) == (False, "fp32")
+    assert (on_card.sampling.paged, on_card.learning.precision) == (True, "fp16")
+    assert on_card.cluster.card.name == "H200"
+    billions = {name: page.shape_of(name).parameters / 1e9 for name in growth.ON_A_CARD.values["model"]}
+    assert billions == pytest.approx(
+        {"small": 0.1345, "0.6b": 0.596, "1.7b": 1.721, "4b": 4.022, "8b": 8.191}, rel=1e-3
+    )
+
+
+def test_the_figure_has_points_and_a_dashed_line_of_the_same_color(growth, page, lines):
+    drawing = page.drawing(growth.read(lines))
+    assert [panel.title for panel in drawing.panels] == ["by agents", "by length"]
+    first = drawing.panels[0]
+    assert first.logarithmic == "xy"
+    assert [series.label for series in first.series] == [*PHASES, *(f"{phase}, predicted" for phase in PHASES)]
+    assert first.series[0].x == (1.0, 2.0, 4.0, 8.0, 16.0)
+    assert first.series[0].y == pytest.approx((0.1, 0.4, 1.6, 6.4, 25.6))
+    assert first.series[4].x[-1] == 32.0, "the prediction goes on where a point was cut off"
+    assert [series.like for series in first.series[4:]] == [0, 1, 2, 3]
+
+
+def test_a_part_of_the_page_is_written_between_its_marks_and_nothing_else(growth, page, lines, tmp_path):
+    file = tmp_path / "page.md"
+    text = "# Title\n<!-- growth on a cpu: begin -->old<!-- growth on a cpu: end -->\nThe end.\n"
+    file.write_text(text)
+    page.draw(lines, None, file)
+    once = file.read_text()
+    assert once.startswith("# Title\n<!-- growth on a cpu: begin -->\n\nMeasured on one CPU core")
+    assert once.endswith("<!-- growth on a cpu: end -->\nThe end.\n")
+    assert "old" not in once
+    page.draw(lines, None, file)
+    assert file.read_text() == once
+    file.write_text("# Title\n")
+    with pytest.raises(SystemExit, match="put one line <!-- growth on a cpu: begin -->"):
+        page.draw(lines, None, file)
+
+
+def test_the_page_of_the_repository_has_what_is_drawn_from_its_lines(growth, page):
+    """Also after the throughput model has changed: then it is to be drawn anew."""
+    text = (ROOT / "docs" / "growth.md").read_text()
+    for name in ("cpu", "card"):
+        file = ROOT / "docs" / f"growth-{name}.jsonl"
+        if file.exists():
+            figure = f"figures/growth-{name}.svg"
+            again = f"python bench/growth.py --draw docs/{file.name} --figure docs/{figure} --page docs/growth.md"
+            assert page.part(growth.read(file), file.name, figure) in text, f"run: {again}"
+        else:
+            assert name == "card"
+            assert "**Not measured yet.**" in text
+
+
+# -- end to end ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+def test_the_smallest_grid_is_measured_drawn_and_not_measured_again(growth, cpu, tmp_path, monkeypatch):
+    asked = []
+
+    def listen(command, limits):
+        asked.append(command)
+        point, repeats = command[command.index("--measure") + 1], command[command.index("--repeats") + 1]
+        warm, *updates = growth.measure(growth.Point(**json.loads(point)), int(repeats))
+        assert warm == {"warm": True}
+        return growth.Heard(updates)
+
+    middle = replace(growth.ON_A_CPU.middle, agents=1, episodes=4, group=2, prompt=3, tokens=4)
+    monkeypatch.setattr(growth, "ON_A_CPU", replace(growth.ON_A_CPU, middle=middle))
+    monkeypatch.setattr(growth, "listen", listen)
+    (tmp_path / "page.md").write_text("<!-- growth on a cpu: begin --><!-- growth on a cpu: end -->")
+    out, figure = tmp_path / "points.jsonl", tmp_path / "growth.svg"
+    arguments = ["--axis", "length", "--length", "4,8", "--repeats", "1", "--out", str(out), "--figure", str(figure)]
+    for _ in range(2):
+        growth.main([*arguments, "--page", str(tmp_path / "page.md")])
+    assert len(asked) == 2
+    found = growth.read(out)
+    assert [point.tokens for point in found] == [4, 8]
+    assert all(one.rounds[0][phase] > 0.0 for one in found.values() for phase in PHASES)
+    assert all(one.peak_gb >= 0.0 and one.cut is None and one.core > 0.0 for one in found.values())
+    assert figure.read_bytes().startswith(b"<?xml")
+    assert (
+        "![seconds of a stage by phase, measured and predicted, along each axis](growth.svg)"
+        in (tmp_path / "page.md").read_text()
+    )
