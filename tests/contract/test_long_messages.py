@@ -1,0 +1,91 @@
+"""Long prompts and messages: passes of bounded size, and the same tokens and numbers as in one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from test_paged_stream import Waves, alone, pool_of, server_of, two_agents
+from test_serving import assert_same, make_server
+
+from conftest import make_policy
+from teamtr.answers import Wanted
+from teamtr.engines.paged.layout import BLOCK, Piece, portions
+from teamtr.engines.sampling import TokenSampler
+from teamtr.randomness import uniforms
+
+
+def prompts_of(*lengths: int) -> list[np.ndarray]:
+    rng = np.random.default_rng(0)
+    return [rng.integers(3, 30, size=n).astype(np.int32) for n in lengths]
+
+
+# -- prefill --------------------------------------------------------------------------------------------------
+
+
+def test_a_prompt_is_cut_where_it_alone_is_too_long_for_a_pass():
+    found = list(portions([(0, 100), (64, 400), (0, 60), (0, 128), (0, 1)], 2 * BLOCK))
+    assert found == [
+        [Piece(0, 0, 100)],
+        [Piece(1, 64, 192)],
+        [Piece(1, 192, 320)],
+        [Piece(1, 320, 400)],
+        [Piece(2, 0, 60)],
+        [Piece(3, 0, 128)],
+        [Piece(4, 0, 1)],
+    ]
+    # the end of a cut prompt leaves room for the next one, and a budget below a block of queries is one block
+    assert list(portions([(0, 130), (0, 100)], 2 * BLOCK)) == [
+        [Piece(0, 0, 128)],
+        [Piece(0, 128, 130), Piece(1, 0, 100)],
+    ]
+    assert list(portions([(0, 65)], 1)) == [[Piece(0, 0, 64)], [Piece(0, 64, 65)]]
+    assert list(portions([], 64)) == []
+
+
+@pytest.mark.parametrize(
+    "lengths", [[0, 64, 20_000], [7, 32_768], [8_192] * 256], ids=["mixed", "one of 32k", "256 of 8k"]
+)
+def test_no_pass_has_more_tokens_than_its_budget_and_every_token_is_in_one(lengths):
+    budget, seen = 16_384, dict.fromkeys(range(len(lengths)), 0)
+    for part in portions([(0, length) for length in lengths], budget):
+        assert 0 < sum(end - start for _, start, end in part) <= budget
+        for prompt, start, end in part:
+            assert start == seen[prompt], "in order, so that a piece finds the keys of those before it"
+            seen[prompt] = end
+    assert list(seen.values()) == lengths
+
+
+@pytest.mark.long
+def test_prompts_in_pieces_say_what_they_say_in_one_pass(monkeypatch):
+    """Also of prompts that begin with the pages of one that is cut, and are admitted in the same call."""
+    policy = make_policy("lora")
+    prompts = prompts_of(3, 130, 200, 333)
+    prompts += [np.concatenate([prompts[3][:256], prompts[1]]), prompts[3]]
+    noise = uniforms(5, len(prompts), 12)
+    found = []
+    for budget in (16_384, 2 * BLOCK):
+        monkeypatch.setattr("teamtr.engines.paged.sampler.PREFILL_TOKENS", budget)
+        server, computed = make_server(policy), []
+        hidden = server._hidden
+        server._hidden = lambda layout, ids, at, c=computed, h=hidden: c.append(len(ids)) or h(layout, ids, at)
+        found.append(server.sample("v", prompts, noise, drawing=TokenSampler(1.0), end_ids=frozenset()))
+        prefilled = computed[: len(computed) - 11]
+        assert sum(prefilled) == 3 + 130 + 200 + 333 + 130, "what is common is computed once"
+        assert (len(prefilled) == 1) == (budget > 1000)
+        assert max(prefilled) <= budget
+    assert_same(*found)
+    monkeypatch.setattr(policy, "end_ids", frozenset())
+    assert_same(policy.sample(prompts, noise), found[1])
+
+
+@pytest.mark.long
+def test_pieces_of_agents_whose_adapters_are_applied_by_row_have_their_own(monkeypatch):
+    monkeypatch.setattr("teamtr.engines.paged.sampler.PREFILL_TOKENS", BLOCK)
+    engine = two_agents("lora", pool_of(adapters="by_row"))
+    noise = uniforms(3, 4, 6)
+    wanted = [Wanted("ab"[k % 2], prompt, noise[k]) for k, prompt in enumerate(prompts_of(150, 100, 20, 70))]
+    waves = Waves(wanted, first=4, then=0)
+    engine.stream(waves)
+    assert server_of(engine).copy.rows is not None
+    for row, sample in waves.found.items():
+        assert sample.token_ids.tolist() == alone(engine, wanted[row]).token_ids.tolist()
