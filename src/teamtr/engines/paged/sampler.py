@@ -290,7 +290,7 @@ class Server:
         return sequences
 
     def _prefill(self, sequences: Sequence[_Sequence], leaders: Sequence[int], known: Sequence[int]) -> Tensor:
-        """Compute what no page holds, so many tokens at a time; returns the last hidden state of each leader's prompt."""
+        """Compute what no page holds, some tokens at a time; returns the last hidden state of each leader's prompt."""
         last: list[Tensor] = []
         leading = [sequences[leader] for leader in leaders]
         prompts = [(k, len(sequence.prompt)) for sequence, k in zip(leading, known, strict=True)]
