@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
+import torch
 from test_paged_stream import Waves, alone, pool_of, server_of, two_agents
 from test_serving import assert_same, make_server
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from conftest import make_policy
 from teamtr.answers import Wanted
 from teamtr.engines.paged.layout import BLOCK, Piece, portions
 from teamtr.engines.sampling import TokenSampler
+from teamtr.engines.torch import attention
+from teamtr.engines.torch.packing import pack
 from teamtr.randomness import uniforms
 
 
@@ -89,3 +95,56 @@ def test_pieces_of_agents_whose_adapters_are_applied_by_row_have_their_own(monke
     assert server_of(engine).copy.rows is not None
     for row, sample in waves.found.items():
         assert sample.token_ids.tolist() == alone(engine, wanted[row]).token_ids.tolist()
+
+
+# -- attention of the learner ---------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+def test_heads_with_keys_of_their_own_compute_what_heads_that_share_them_compute(monkeypatch):
+    policy = make_policy("lora")
+    config = policy.causal_lm.config
+    assert config.num_key_value_heads < config.num_attention_heads, "or this proves nothing"
+    prompts, messages = prompts_of(40, 7, 40), prompts_of(5, 60, 3)
+    found = []
+    for own_keys in (False, True):
+        monkeypatch.setattr(attention, "_needs_own_keys", lambda query, longest, own=own_keys: own)
+        with policy.computing():
+            features = policy.features(prompts, messages)
+            (features * torch.linspace(-1, 1, features.numel()).view_as(features)).sum().backward()
+        found.append([features.detach(), *(p.grad.clone() for p in policy.parameters().values())])
+        for parameter in policy.parameters().values():
+            parameter.grad = None
+    for shared, own in zip(*found, strict=True):
+        torch.testing.assert_close(own, shared, atol=1e-5, rtol=1e-4)
+
+
+def test_only_long_rows_of_a_card_in_float32_have_keys_of_their_own():
+    def needs(kind: str, dtype: torch.dtype, longest: int) -> bool:
+        return attention._needs_own_keys(SimpleNamespace(device=torch.device(kind), dtype=dtype), longest)
+
+    assert needs("cuda", torch.float32, attention.LONG + 1)
+    assert not needs("cuda", torch.float32, attention.LONG)
+    assert not needs("cuda", torch.float16, 32_768)
+    assert not needs("cpu", torch.float32, 32_768), "its kernel shares them in linear memory"
+
+
+def test_attention_of_a_long_row_takes_memory_in_proportion_to_its_length():
+    """On a CPU, forward and back: no tensor has an entry for every pair of tokens."""
+    heads, kv_heads, dim, tokens = 4, 2, 8, 1500
+    layout = attention.Packed.of(pack([np.arange(tokens)]), torch.device("cpu"), torch.float32)
+    largest = 0
+
+    class Watched(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            nonlocal largest
+            found = func(*args, **(kwargs or {}))
+            for one in found if isinstance(found, (tuple, list)) else (found,):
+                if isinstance(one, torch.Tensor):
+                    largest = max(largest, one.untyped_storage().nbytes() // 4)
+            return found
+
+    with Watched():
+        q, k, v = (torch.randn(tokens, count, dim, requires_grad=True) for count in (heads, kv_heads, kv_heads))
+        layout.use_probes(q, k, v, 0, dim**-0.5).sum().backward()
+    assert 0 < largest <= 2 * tokens * heads * dim < tokens * tokens
