@@ -21,8 +21,14 @@ SHAPES: dict[str, dict[str, int]] = {
               "num_key_value_heads": 3, "head_dim": 64, "vocab_size": 49152},
     "1.7b": {"hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28, "num_attention_heads": 16,
              "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936},
+    "8b": {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32,
+           "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936},
 }  # fmt: skip
-"""``1.7b`` is Qwen3-1.7B's shape, ``small`` SmolLM2-135M's; weights are random."""
+"""``1.7b`` is Qwen3-1.7B's shape, ``8b`` Qwen3-8B's, ``small`` SmolLM2-135M's; weights are random."""
+UNTIED = ("8b",)
+"""Whose output layer is not their embedding."""
+POSITIONS = 40960
+"""As Qwen3 has them: prompts and messages of 32,768 tokens."""
 
 
 def device() -> torch.device:
@@ -34,8 +40,8 @@ def make_model(shape: str, dtype: torch.dtype = torch.float32, **changes: Any) -
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     config = Qwen3Config(
-        **{**SHAPES[shape], **changes}, tie_word_embeddings=True, max_position_embeddings=8192, eos_token_id=1,
-        pad_token_id=0, bos_token_id=None,
+        **{**SHAPES[shape], **changes}, tie_word_embeddings=shape not in UNTIED, max_position_embeddings=POSITIONS,
+        eos_token_id=1, pad_token_id=0, bos_token_id=None,
     )  # fmt: skip
     torch.manual_seed(0)
     with torch.device(device()):

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import cluster
-from common import SHAPES, report
+from common import SHAPES, UNTIED, report
 from teamtr.planning.cards import CARDS
 from teamtr.planning.configs import tiny_shape
 from teamtr.planning.learning import LearnerCost, Selection, gate_seconds, score_seconds, train_seconds
@@ -34,8 +34,8 @@ H200 = CARDS["H200"]
 
 
 def shape_of(name: str) -> ModelShape:
-    """Tied, as the benchmarks make their models."""
-    return ModelShape.of({**SHAPES[name], "model_type": "qwen3", "tie_word_embeddings": True})
+    """Tied or not, as the benchmarks make their models."""
+    return ModelShape.of({**SHAPES[name], "model_type": "qwen3", "tie_word_embeddings": name not in UNTIED})
 
 
 SMALL, QWEN_1_7B = shape_of("small"), shape_of("1.7b")

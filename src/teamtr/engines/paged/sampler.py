@@ -33,7 +33,7 @@ from teamtr.engines.paged.buffers import NOBODY, SIZES, DecodeBuffers, Seated
 from teamtr.engines.paged.layout import Decoding, Prefilling, portions
 from teamtr.engines.paged.pages import Pool
 from teamtr.engines.paged.weights import SamplingCopy
-from teamtr.engines.paged.work_split import Cluster, clusters, most_members, remaining, splits, worth_it
+from teamtr.engines.paged.work_split import Cluster, clusters, most_members, remaining, spared, worth_sparing
 from teamtr.engines.sampling import TokenSampler
 from teamtr.engines.torch.attention import AttentionShape, Layout, attending, text_config
 from teamtr.errors import UserError
@@ -189,7 +189,7 @@ class Server:
             for sequence in running:
                 self._pool.books.give_back(sequence.pages)
             self._buffers.clear(0)
-            self._put_clusters([])
+            self._put_clusters([], 0)
 
     def _decode(self, more: MoreJobs, follow: Follow, running: list[_Sequence], work: Work) -> None:
         waiting: dict[Hashable, dict[int, Job]] = {}
@@ -226,7 +226,7 @@ class Server:
             ended = []
             if not all(alive):
                 ended = self._leave(running, alive)
-                self._put_clusters(remaining(buffers.clusters, alive))
+                self._put_clusters(remaining(buffers.clusters, alive), sum(alive))
                 running[:] = [sequence for sequence, stays in zip(running, alive, strict=True) if stays]
 
     # -- 1. and 2. --------------------------------------------------------------------------------------------
@@ -342,34 +342,33 @@ class Server:
             self._step(size, drawing)
             return
         graphs = self._require_buffers().graphs
-        key = (size, drawing, self._reads_together(size))
+        key = (size, drawing, self._reads_together())
         if key not in graphs:
             graphs[key] = self._capture(size, drawing)
         graphs[key].replay()
 
     def _share(self, sequences: Sequence[_Sequence]) -> None:
         """Look for rows that begin with the same pages: whenever rows have come. When some leave, the rest go on."""
-        many = splits(_size(len(sequences)), self._shape.kv_heads) == 1
-        self._put_clusters(
-            clusters([sequence.pages for sequence in sequences], self._require_buffers().members) if many else []
-        )
+        pages = [sequence.pages for sequence in sequences]
+        self._put_clusters(clusters(pages, self._require_buffers().members), len(pages))
 
-    def _put_clusters(self, found: list[Cluster]) -> None:
+    def _put_clusters(self, found: list[Cluster], rows: int) -> None:
+        """From now on these, where that pays for so many rows."""
         buffers = self._require_buffers()
         in_a_layer = Pool.bytes_per_page(self._shape, PAGE, self.copy.dtype) // self._shape.layers
-        found = found if worth_it(found, in_a_layer) else []
+        if rows == 0 or spared(found) * in_a_layer < worth_sparing(_size(rows), self._shape.kv_heads):
+            found = []
         if found or buffers.clusters:
             buffers.together.put(found)
         buffers.clusters = found
 
-    def _reads_together(self, size: int) -> bool:
-        """Not where a row has several programs: each would add what is common once more."""
-        return bool(self._require_buffers().clusters) and splits(size, self._shape.kv_heads) == 1
+    def _reads_together(self) -> bool:
+        return bool(self._require_buffers().clusters)
 
     def _step(self, size: int, drawing: TokenSampler) -> None:
         """One token for the first ``size`` sequences."""
         buffers = self._require_buffers()
-        together = buffers.together.of(size) if self._reads_together(size) else None
+        together = buffers.together.of(size) if self._reads_together() else None
         layout = Decoding(self._require_pool(), buffers.table[:size], buffers.position[:size], together)
         if self.copy.rows is not None:
             self.copy.rows.index_N = buffers.adapter[:size]
