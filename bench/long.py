@@ -3,12 +3,16 @@
     python bench/long.py --shape 1.7b --tokens 4096,8192,16384 --episodes 16 --json       # on a GPU
     python bench/long.py --shape 8b --tokens 8192 --episodes 8 --precision bf16 --json
     python bench/long.py --shape tiny --tokens 2048 --episodes 4                          # on a CPU
+    python bench/long.py --planned --markdown                                             # nothing is run
 
 Every message has all its tokens: nothing ends one. The first agent speaks on a prompt that a group has in common, the
 second on that and the first one's message; the second is updated. "score" freezes the old policy, "train" is one step
 on a quarter of the messages, "gate" measures the exact KL of all of them. First the longest step is rehearsed, as a run
 does, which settles the micro-batch and whether activations are recomputed (``--recompute``). "planned" is what the
 same models, card and settings are predicted to take; the peak of a phase is beside the plan of all of them.
+
+``--planned``: what one H200 holds by plan of 64 episodes, with activations kept and recomputed: the table of
+docs/sizing.md.
 """
 
 from __future__ import annotations
@@ -17,26 +21,77 @@ import argparse
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
 import torch
 
 from common import SHAPES, adapted_team, make_batch, make_model, peak_gb, random_prompts, report, so_far, wait
+from teamtr.engines.policy import Recompute
 from teamtr.planning.cards import CARDS
 from teamtr.planning.learning import LearnerCost, all_rows, step_rows
 from teamtr.planning.memory import memory_of
 from teamtr.planning.sampling import sample_seconds
 from teamtr.planning.seconds import Load
 from teamtr.planning.setup import Cluster, Setup
+from teamtr.planning.stage import Prediction, predict
 from teamtr.ports import GB
 from teamtr.randomness import uniforms
 from teamtr.theory.objective import Objective
 from throughput import shape_of, team
 
 GROUP = 8
+LENGTHS = (4096, 8192, 16384, 32768)
+BASES = {"1.7b": ("fp32", False), "8b": ("fp16", True)}
+"""``learner.base`` and whether adapters are applied by row: the larger one's base is held once."""
 STEPS = 4
 """Steps that a batch is cut into, one of which is taken."""
+
+
+def on_one_card(shape: str, tokens: int, recompute: Recompute) -> Prediction:
+    """By plan: two agents, 8 problems x 8 episodes, training and sampling in fp16; one message at a time where nothing
+    fits."""
+    base, by_row = BASES[shape]
+    setup = team(replace(shape_of(shape), stored="bf16"), 2, 8, GROUP, 512, tokens, micro_batch=16)
+    setup = replace(
+        setup,
+        learning=replace(setup.learning, precision="fp16", base=base, recompute=recompute),
+        sampling=replace(setup.sampling, precision="fp16", by_row=by_row),
+    )
+    found = predict(setup)
+    return found if found.memory.fits else predict(replace(setup, learning=replace(setup.learning, micro_batch=1)))
+
+
+def plans() -> Iterator[dict[str, Any]]:
+    """Activations kept, and recomputed where that is needed."""
+    for shape, tokens in product(BASES, LENGTHS):
+        yield _row(shape, tokens, on_one_card(shape, tokens, "never"))
+        again = on_one_card(shape, tokens, "auto")
+        if again.memory.plan.recomputed:
+            yield _row(shape, tokens, again)
+
+
+def _row(shape: str, tokens: int, found: Prediction) -> dict[str, Any]:
+    fits, sizes = found.memory.fits, {item.what: item.gb for item in found.memory.plan.items}
+    phases = ("sample", "score", "train", "gate")
+    return {
+        "model": shape, "tokens": tokens, "recomputed": len(found.memory.plan.recomputed),
+        "fits": "yes" if fits else "no", "messages at a time": found.micro_batch, "waves": found.waves,
+        "KV blocks": sizes["keys and values"], "old policy": sizes["old policy"], "a step": sizes["worst step"],
+        "total": found.memory.plan.total / GB,
+        **{f"{phase}, s": found.phases[phase].seconds if fits else None for phase in phases},
+    }  # fmt: skip
+
+
+def as_markdown(row: dict[str, Any]) -> str:
+    return f"| {' | '.join(map(_told, row.values()))} |"
+
+
+def _told(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+    return "-" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def planned(a: argparse.Namespace, tokens: int) -> Setup:
@@ -133,8 +188,20 @@ def main() -> None:
     parser.add_argument("--precision", choices=["fp32", "tf32", "fp16", "bf16"], default="fp16" if gpu else "fp32")
     parser.add_argument("--sampler", choices=["fp32", "fp16", "bf16"], default="fp16" if gpu else "fp32")
     parser.add_argument("--recompute", choices=["auto", "always", "never"], default="auto")
+    parser.add_argument("--planned", action="store_true", help="only what one H200 is predicted to take")
+    parser.add_argument(
+        "--markdown", action="store_true", help="with --planned: the table of docs/sizing.md, to stdout"
+    )
     parser.add_argument("--json", action="store_true")
     a = parser.parse_args()
+    if a.planned:
+        found = list(plans())
+        if a.markdown:
+            print("\n".join(map(as_markdown, found)))
+            return
+        title = "two agents, 64 episodes, one H200, by plan"
+        report(title, tuple(found[0]), [list(one.values()) for one in found], {"results": found}, a.json)
+        return
     if a.episodes % min(GROUP, a.episodes):
         parser.error(f"--episodes: whole groups of {GROUP}, or fewer than one")
     rows = []
