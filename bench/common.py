@@ -42,6 +42,8 @@ END = 1
 vocabulary end early, unless a model is made with ``eos_token_id=NEVER``."""
 NEVER = 1 << 30
 """In no vocabulary: messages are as long as they may be."""
+POSITIONS = 40960
+"""As Qwen3 has them: prompts and messages of 32,768 tokens."""
 
 
 def device() -> torch.device:
@@ -52,7 +54,7 @@ def make_model(shape: str, dtype: torch.dtype = torch.float32, **changes: Any) -
     """A random Qwen3 of this shape on the device."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    usual = {"tie_word_embeddings": True, "max_position_embeddings": 8192, "eos_token_id": END}
+    usual = {"tie_word_embeddings": True, "max_position_embeddings": POSITIONS, "eos_token_id": END}
     config = Qwen3Config(**{**usual, **SHAPES[shape], **changes}, pad_token_id=0, bos_token_id=None)
     torch.manual_seed(0)
     with torch.device(device()):

@@ -2,30 +2,66 @@
 
     python bench/precision.py --shape 1.7b --lengths 16,256,1024              # on a GPU, random weights
     python bench/precision.py --model FOLDER --lengths 16,256,1024            # real weights
+    python bench/precision.py --shape 1.7b --lengths 1024,4096,8192,16384 --floors --json     # long messages
     python bench/precision.py --shape tiny --lengths 4,16                     # on a CPU
 
 For every arithmetic: "floor" is the largest difference to float32 of the measured KL over perturbations of an
 adapter whose true KL is at most the radius (what ``teamtr check`` measures); "negligible" the KL read after a
 perturbation of relative size 1e-6; "halving" the ratio of the KL of a step to that of half the step (4 where the
 square law holds, 1 where back-off would never end). An update is one scoring pass, four steps and the gate.
+"seen from": the least radius whose tenth is above the floor, in nats per message and per token; it does not depend on
+``--radius``. "grows as": the power of the length that it grows with, over all lengths. ``--floors`` leaves out updates
+and the sampler; ``--words random`` does not sample the messages, which takes long where they are long. On a CPU,
+products in half precision are added up in float32 and rounded once, as a card does it: few CPUs have instructions for
+them.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from common import SHAPES, adapted_team, device, make_batch, make_model, report, seconds, so_far
+from common import SHAPES, adapted_team, device, make_batch, make_model, random_prompts, report, seconds, so_far
 from teamtr.randomness import uniforms
 from teamtr.theory.objective import Objective
+from teamtr.theory.power_law import slope
 
 PERTURBATIONS = (1e-5, 1e-3, 1e-2, 3e-2, 1e-1, 3e-1)
 MOST_TOKENS = 8192
-"""Of all messages of one length together."""
+"""Of all messages of one length together, where that is at least four messages; of two, where they are longer."""
+AT_ONCE = 16_384
+"""Tokens of a micro-batch."""
+SEEN = 10.0
+"""Times the floor: a radius that the gate can see."""
+
+
+ATEN = torch.ops.aten
+PRODUCTS = {
+    ATEN.mm.default: ATEN.mm.default,
+    ATEN.bmm.default: ATEN.bmm.default,
+    ATEN.addmm.default: ATEN.addmm.default,
+    ATEN.addmm_.default: ATEN.addmm.default,
+    ATEN._scaled_dot_product_flash_attention_for_cpu.default: ATEN._scaled_dot_product_flash_attention_for_cpu.default,
+}
+
+
+class RoundedOnce(TorchDispatchMode):
+    """Within, products of half-precision matrices are computed in float32 and rounded."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        half = next((x.dtype for x in args if isinstance(x, torch.Tensor) and x.dtype.itemsize == 2), None)
+        if func not in PRODUCTS or half is None:
+            return func(*args, **(kwargs or {}))
+        found = PRODUCTS[func](*(x.float() if isinstance(x, torch.Tensor) else x for x in args), **(kwargs or {}))
+        if isinstance(found, tuple):
+            return found[0].to(half), *found[1:]
+        return args[0].copy_(found) if func is ATEN.addmm_.default else found.to(half)
 
 
 def kl_of(learner: Any, batch: Any, precision: str, change: Any) -> float:
@@ -39,6 +75,22 @@ def kl_of(learner: Any, batch: Any, precision: str, change: Any) -> float:
     finally:
         learner.restore(before)
         learner.end()
+
+
+def seen_from(true: dict[float, float], read: dict[float, float], negligible: float) -> float:
+    """The least radius that is ``SEEN`` times the largest error of all perturbations within it."""
+    least = SEEN * negligible
+    for size in sorted(true, key=true.__getitem__):
+        if true[size] > least:
+            break
+        least = max(least, SEEN * abs(read[size] - true[size]))
+    return least
+
+
+def growth(results: list[dict[str, Any]], precision: str) -> float | None:
+    """The power of the length that what is seen grows with."""
+    own = [(r["tokens"], r["seen from"]) for r in results if r["precision"] == precision and r["seen from"] > 0.0]
+    return float(slope([n for n, _ in own], np.array([v for _, v in own]))) if len(own) > 1 else None
 
 
 def halving(learner: Any, batch: Any, precision: str, size: float) -> float:
@@ -94,6 +146,11 @@ def mismatches(model: Any, prompts: list[Any], length: int, gpu: bool) -> list[d
 
 
 def main() -> None:
+    with nullcontext() if torch.cuda.is_available() else RoundedOnce():
+        measure()
+
+
+def measure() -> None:
     gpu = torch.cuda.is_available()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=SHAPES, default="1.7b" if gpu else "tiny")
@@ -101,6 +158,9 @@ def main() -> None:
     parser.add_argument("--lengths", default="16,256,1024" if gpu else "4,16")
     parser.add_argument("--messages", type=int, default=32 if gpu else 4)
     parser.add_argument("--radius", type=float, default=0.01)
+    parser.add_argument("--precisions", default="bf16,fp16,tf32,fp32" if gpu else "bf16,fp16,fp32")
+    parser.add_argument("--floors", action="store_true", help="only floors: no updates, and not the sampler's distance")
+    parser.add_argument("--words", choices=["sampled", "random"], default="sampled")
     parser.add_argument("--json", action="store_true")
     a = parser.parse_args()
     if a.model:
@@ -110,47 +170,56 @@ def main() -> None:
     else:
         model = make_model(a.shape)
     vocabulary = model.config.vocab_size
-    plain = copy.deepcopy(model)
+    plain = None if a.floors else copy.deepcopy(model)
     engine = adapted_team(model, 1, "fp32", micro_batch=16, sampler="bf16" if gpu else None, compiled=False)
     learner = engine.learner("a0")
     learner.perturb(0.3, seed=1)  # an adapter that has learnt something, so that both of its factors matter
-    precisions = ("bf16", "fp16", "tf32", "fp32") if gpu else ("fp32", "bf16")
     rng = np.random.default_rng(0)
-    rows, results, apart = [], [], []
+    results, apart = [], []
     for length in map(int, a.lengths.split(",")):
-        messages = min(a.messages, max(4, MOST_TOKENS // length))
-        prompts = [rng.integers(2, vocabulary, size=64).astype(np.int32) for _ in range(messages)]
+        messages = min(a.messages, max(4 if 4 * length <= AT_ONCE else 2, MOST_TOKENS // length))
+        prompts = random_prompts(rng, messages, 64, vocabulary)
         learner.policy.precision = "fp32"
         learner.policy.end_ids = frozenset()
-        said = [s.token_ids for s in engine.sample("a0", prompts, uniforms(0, len(prompts), length))]
+        learner.passes.micro_batch = max(1, min(16, AT_ONCE // length))
+        if a.words == "random":
+            said = random_prompts(rng, messages, length, vocabulary)
+        else:
+            said = [s.token_ids for s in engine.sample("a0", prompts, uniforms(0, len(prompts), length))]
         batch = make_batch("a0", prompts, said, group=4)
-        apart += mismatches(plain, prompts, length, gpu)
-        so_far("sampler against learner", apart)
-        true = {
-            size: kl_of(learner, batch, "fp32", lambda size=size: learner.perturb(size, seed=3))
-            for size in PERTURBATIONS
-        }
+        if plain is not None:
+            apart += mismatches(plain, prompts, length, gpu)
+            so_far("sampler against learner", apart)
+
+        def kls(precision: str, batch: Any = batch) -> dict[float, float]:
+            return {
+                size: kl_of(learner, batch, precision, lambda size=size: learner.perturb(size, seed=3))
+                for size in PERTURBATIONS
+            }
+
+        true = kls("fp32")
         inside = [size for size, kl in true.items() if kl <= a.radius]
         largest = max(inside, default=PERTURBATIONS[0])
-        for precision in precisions:
-            read = {
-                size: kl_of(learner, batch, precision, lambda size=size: learner.perturb(size, seed=3))
-                for size in inside
-            }
+        for precision in a.precisions.split(","):
+            read = true if precision == "fp32" else kls(precision)
             floor = max((abs(read[size] - true[size]) for size in inside), default=float("nan"))
+            negligible = kl_of(learner, batch, precision, lambda: learner.perturb(1e-6, seed=3))
+            seen = seen_from(true, read, negligible)
             result = {
                 "tokens": length, "precision": precision, "floor": floor, "share of radius": floor / a.radius,
-                "negligible": kl_of(learner, batch, precision, lambda: learner.perturb(1e-6, seed=3)),
+                "negligible": negligible, "seen from": seen, "per token": seen / length,
                 "halving": halving(learner, batch, precision, largest),
-                "update s": update_seconds(learner, batch, precision),
+                "update s": None if a.floors else update_seconds(learner, batch, precision),
             }  # fmt: skip
             results.append(result)
             so_far("update", result)
-            rows.append(tuple(result.values()))
+    grows = {precision: growth(results, precision) for precision in a.precisions.split(",")}
     title = f"{a.model or a.shape}: {a.messages} messages, radius {a.radius} nats per message, LoRA"
-    report("sampler against learner, nats", tuple(apart[0]), [tuple(r.values()) for r in apart], {}, as_json=False)
-    record = {"benchmark": "precision", **vars(a), "results": results, "mismatch": apart}
-    report(title, tuple(results[0]), rows, record, a.json)
+    if apart:
+        report("sampler against learner, nats", tuple(apart[0]), [tuple(r.values()) for r in apart], {}, as_json=False)
+    report("grows as the length to the power of", tuple(grows), [tuple(grows.values())], {}, as_json=False)
+    record = {"benchmark": "precision", **vars(a), "results": results, "mismatch": apart, "grows as": grows}
+    report(title, tuple(results[0]), [tuple(r.values()) for r in results], record, a.json)
 
 
 if __name__ == "__main__":

@@ -309,7 +309,8 @@ class MemoryItem:
 class MemoryPlan:
     """What is needed, and what the device has (None on a CPU). ``where``: which of several groups of workers it is
     needed in. ``servers``: what those take that sample for the team, ``taken`` of it on the same device, of which
-    ``available`` is what they leave. ``lacking``: why some of them cannot start, in words."""
+    ``available`` is what they leave. ``lacking``: why some of them cannot start, in words. ``recomputed``: agents whose
+    activations are computed again on the way back (``learner.recompute``)."""
 
     items: tuple[MemoryItem, ...]
     available: int | None
@@ -317,6 +318,7 @@ class MemoryPlan:
     servers: tuple[MemoryItem, ...] = ()
     taken: int = 0
     lacking: tuple[str, ...] = ()
+    recomputed: tuple[str, ...] = ()
 
     @property
     def total(self) -> int:
@@ -340,16 +342,18 @@ class MemoryPlan:
             "where": self.where,
             "servers": [{"what": i.what, "gb": i.gb, "why": i.why} for i in self.servers],
             "lacking": list(self.lacking),
+            "recomputed": list(self.recomputed),
         }
 
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """What a rehearsal found: the messages at a time that fit, by trainable agent, and the most that was in use (None
-    where nothing is counted)."""
+    """What a rehearsal found: the messages at a time that fit, by trainable agent, the most that was in use (None where
+    nothing is counted), and the agents whose activations are recomputed."""
 
     micro_batch: Mapping[str, int]
     peak_bytes: int | None
+    recomputed: tuple[str, ...] = ()
 
 
 @runtime_checkable

@@ -82,7 +82,7 @@ def decode_with_rotation() -> None:
 
 def in_clusters(begins: list[list[int]], width: int, members: int) -> tuple[torch.Tensor, work_split.Together]:
     """Tables of rows that begin with these pages and go on with their own, and who reads together."""
-    own = iter(range(1 + max(map(max, begins)), 1000))
+    own = iter(range(1 + max(map(max, begins)), 2000))
     pages = [[*begin, *(next(own) for _ in range(width - len(begin)))] for begin in begins]
     together = work_split.Together.none(len(pages), members, torch.device("cpu"))
     together.put(work_split.clusters(pages, members))
@@ -108,12 +108,34 @@ def decode_together(*cases: tuple[tuple[int, int, int, list[int]], list[list[int
         for given in ((table, length, dim**-0.5), (table, length, dim**-0.5, rotation)):
             theirs = pool.clone()
             b = reference.decode_attention(*parts, theirs[0], theirs[1], *given)
-            for programs in (1, 2, 4) if len(given) == 4 else (2,):
+            ways = ((1, 1), (2, 1), (4, 1), (2, 10**6)) if len(given) == 4 else ((2, 1),)
+            for programs, work_split.SPLIT_TARGET in ways:
                 ours, work_split.SHARES_TARGET = pool.clone(), programs * rows * kv_heads
                 with full_of_nonsense():
                     a = kernels.decode_attention(*parts, ours[0], ours[1], *given, together=together)
                 torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
                 torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-5)
+
+
+def decode_long_together() -> None:
+    """A prompt of 8,192 tokens that three rows begin with: 128 pages, in shares of eight. A row has fewer pages of its
+    own than programs, of which each adds other shares; another begins with two pages only, fewer than shares."""
+    heads, kv_heads, dim, _ = SHAPES[0]
+    begins = [[*range(1, 129)]] * 3 + [[1, 2], [1, 2], [200]]
+    table, together = in_clusters(begins, 131, 4)
+    length = torch.tensor([PAGE * len(begin) + 40 * k for k, begin in enumerate(begins)]).int()
+    pool = torch.randn(2, int(table.max()) + 1, kv_heads, PAGE, dim)
+    parts, rotation = products(len(begins), heads, kv_heads, dim), rotations(len(begins), dim)[1]
+    work_split.SPLIT_TARGET, work_split.SHARES_TARGET = 10**6, 4096
+    assert work_split.splits(6, kv_heads) == work_split.MOST_SPLITS > 1
+    assert work_split.shares(6, kv_heads) == 16
+    assert sorted(together.pages_C.tolist()[:2]) == [2, 128]
+    ours, theirs = pool.clone(), pool.clone()
+    with full_of_nonsense():
+        a = kernels.decode_attention(*parts, ours[0], ours[1], table, length, dim**-0.5, rotation, together)
+    b = reference.decode_attention(*parts, theirs[0], theirs[1], table, length, dim**-0.5, rotation)
+    torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-5)
 
 
 def decode_together_in_half_precision() -> None:
@@ -355,6 +377,7 @@ CHECKS = {
     "decode": decode,
     "rotated": decode_with_rotation,
     "together": partial(decode_together, (SHAPES[0], THREE)),
+    "long together": decode_long_together,
     "other shapes together": partial(decode_together, (SHAPES[1], THREE), (SHAPES[2], PAIRS)),
     "half": decode_in_half_precision,
     "half together": decode_together_in_half_precision,

@@ -149,15 +149,40 @@ def test_a_single_message_that_does_not_fit_is_an_error_with_a_remedy(monkeypatc
     assert recomputed, "activations are recomputed before giving up"
 
 
-@pytest.mark.parametrize("kind", ["full", "lora"])
-def test_recomputed_activations_give_the_same_gradient(kind):
+@pytest.mark.parametrize(("kind", "precision"), [("full", "fp32"), ("lora", "fp32"), ("lora", "bf16")])
+def test_recomputed_activations_give_the_same_gradient_to_the_bit(kind, precision):
     learner = make_learner(kind)
+    learner.policy.precision = precision
     batch = make_batch(learner)
     advantages = advantages_for(batch)
     expected = gradients(learner, batch, advantages)
     assert learner.policy.recompute_activations()
+    assert learner.policy.recomputes
     assert not learner.policy.recompute_activations(), "only once"
-    assert_close(expected, gradients(learner, batch, advantages))
+    found = gradients(learner, batch, advantages)
+    assert all(torch.equal(found[name], gradient) for name, gradient in expected.items())
+
+
+def test_activations_are_never_recomputed_where_that_is_forbidden(monkeypatch):
+    learner = make_learner("full", micro_batch=2)
+    learner.passes.recompute = "never"
+    batch = make_batch(learner)
+
+    def never(prompts, messages):
+        raise torch.OutOfMemoryError("injected")
+
+    monkeypatch.setattr(learner.policy, "features", never)
+    with pytest.raises(UserError, match=r"does not fit .*learner\.recompute to auto"):
+        learner.begin(batch)
+    assert not learner.policy.recomputes
+
+
+def test_a_policy_that_must_recompute_does_so_from_the_start_or_is_refused():
+    policy = make_learner("lora").policy
+    again = [PolicyLearner("agent", policy, recompute="always") for _ in range(2)]
+    assert all(learner.policy.recomputes for learner in again), "also where it does so already"
+    with pytest.raises(UserError, match=r"learner\.recompute: always"):
+        PolicyLearner("agent", make_learner("tabular").policy, recompute="always")
 
 
 class Card:

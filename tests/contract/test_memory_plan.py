@@ -169,6 +169,69 @@ def test_what_is_planned_for_a_step_is_what_autograd_keeps(shared, precision, pa
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("packs", [True, False])
+def test_what_is_planned_for_a_recomputed_step_is_what_goes_into_each_layer(packs):
+    text = TEAM.replace("width: 32", "width: 64").replace("layers: 1", "layers: 3")
+    learner = build(loads(text.format(train="lora", engine="plain"), name="plan.yaml")).engine.learner("left")
+    learner.policy.packs = packs
+    lengths = Lengths(prompt=48, message=4, shared=40)
+    batch = _longest_batch("left", lengths, 8, processes=1)
+    kept = trained(learner)
+    assert learner.policy.recompute_activations()
+    planned = trained(learner)
+    assert planned.recomputes
+    # measured as if nothing were recomputed, but for the input of the first layer, which has a gradient now
+    assert planned.kept_bytes_per_token == pytest.approx(kept.kept_bytes_per_token, rel=0.02)
+    tokens = 40 + 8 * 12 if packs else 8 * 52
+    assert planned.step_bytes(lengths, 8) == pytest.approx(3 * 64 * 4 * tokens + planned.kept_bytes(lengths, 8))
+    assert kept.step_bytes(lengths, 8) == pytest.approx((1 + 2 / 3) * kept.kept_bytes(lengths, 8))
+
+    # between forward and back, of what autograd keeps elsewhere only the embedding and the last norm are left
+    elsewhere = 0
+
+    def see(tensor: torch.Tensor) -> torch.Tensor:
+        nonlocal elsewhere
+        elsewhere += tensor.numel() * tensor.element_size()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(see, lambda t: t), learner.policy.computing():
+        learner.policy.features(batch.prompts, batch.messages)
+    assert elsewhere < kept.kept_bytes(lengths, 8) / 3
+
+
+@pytest.mark.long
+def test_a_step_is_recomputed_where_a_single_message_does_not_fit_otherwise(monkeypatch):
+    """By the estimate, before anything is tried; the plan, the rehearsal and its record say so."""
+    text = TEAM.replace("layers: 1", "layers: 4").replace("max_tokens: 4", "max_tokens: 100")
+    built = build(loads(text.format(train="lora", engine="plain"), "plan.yaml"))
+    all_passes = [learner.passes for learner in built.engine.learners.values()]
+
+    def with_settings(micro_batch: int, recompute: str) -> MemoryPlan:
+        for passes in all_passes:
+            passes.micro_batch, passes.recompute = micro_batch, recompute
+        return plan_memory(built)
+
+    alone, several = with_settings(1, "never").total, with_settings(2, "always").total
+    assert with_settings(1, "always").total < several < alone, "or this proves nothing"
+    room = alone
+    monkeypatch.setattr("teamtr.engines.memory.available_bytes", lambda device: room)
+    assert with_settings(8, "auto").recomputed == (), "a single message fits"
+    assert rehearse(built)["recomputed"] == []
+    room = several
+    assert with_settings(8, "never").recomputed == ()
+    assert rehearse(built)["recomputed"] == []
+    planned = with_settings(8, "auto")
+    assert "speaker" in planned.recomputed
+    assert "activations recomputed" in next(item for item in planned.items if item.what == "worst step").why
+    assert not built.engine.learner("speaker").policy.recomputes, "a plan changes nothing"
+    found = rehearse(built)
+    assert set(found["recomputed"]) == set(planned.recomputed)
+    assert found["micro_batch"]["speaker"] == 2, "the largest half of 8 that fits"
+    room = 1
+    assert rehearse(built)["micro_batch"]["speaker"] == 2, "settled once: from here on, running out of memory halves it"
+
+
+@pytest.mark.long
 @pytest.mark.parametrize(
     "overrides",
     [

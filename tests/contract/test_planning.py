@@ -21,13 +21,13 @@ from teamtr.planning.cards import CARDS, card_named
 from teamtr.planning.configs import shape_of_source, tiny_shape
 from teamtr.planning.exchange import exchange_seconds, gather_seconds
 from teamtr.planning.learning import LearnerCost, PassCount, step_rows
-from teamtr.planning.memory import held, held_parameters, memory_of
+from teamtr.planning.memory import held, held_parameters, kept_bytes_per_token, memory_of
 from teamtr.planning.sampling import Decoder
 from teamtr.planning.seconds import Load, Spent, distinct
 from teamtr.planning.setup import Cluster, PlannedTurn, Sampling, Setup, likely_precision
 from teamtr.planning.shape import FAMILIES, ModelShape, UnknownShape
 from teamtr.planning.stage import predict
-from teamtr.ports import Engine
+from teamtr.ports import Engine, Lengths
 from teamtr.presets import Plan, Radii
 from teamtr.session.build import build
 from teamtr.session.forecast import Where, _setup, forecast
@@ -217,6 +217,43 @@ def test_a_micro_batch_that_does_not_fit_is_halved_until_it_does():
     lockstep = predict(setup(LARGE, micro_batch=16, **workers(8, shard_base=True)))
     assert lockstep.micro_batch == 16, "which never halve"
     assert not lockstep.memory.fits
+
+
+def long_messages(tokens: int, recompute: str = "auto") -> Setup:
+    """One agent on the 1.7B shape that says so much, in half precision."""
+    one = setup(micro_batch=4)
+    lengths = {"a": Lengths(256, tokens)}
+    demand = replace(one.demand, lengths=lengths, episodes=64, problems=8, messages={"a": 64}, checked={"a": 0})
+    return replace(
+        one,
+        members=one.members[:1],
+        turns=(PlannedTurn("a", 256, tokens, 256),),
+        demand=demand,
+        plan=replace(one.plan, problems=8),
+        learning=replace(one.learning, precision="fp16", recompute=recompute),
+    )
+
+
+def test_long_messages_are_recomputed_only_where_one_does_not_fit_otherwise():
+    """A token of the 1.7B shape keeps 2.14 MB of activations: one of 32,768 tokens 71 GB, and 7 if only what goes into
+    each layer is kept."""
+    assert kept_bytes_per_token(SHAPE, "fp16", rank=16) == pytest.approx(2.144 * 2**20, rel=1e-3)
+    short, long = predict(long_messages(8192)), predict(long_messages(32_768))
+    assert short.as_record()["recomputed"] == []
+    assert short.memory.fits
+    assert long.as_record()["recomputed"] == ["a"]
+    assert long.memory.fits
+    assert long.micro_batch == 2
+    kept = predict(long_messages(32_768, "never"))
+    assert not kept.memory.fits
+    assert kept.as_record()["recomputed"] == []
+    assert any(change.settings.startswith("learner.recompute=auto") for change in helpful(kept))
+    # one more forward pass: six products for a weight and a token instead of four
+    forced = predict(long_messages(8192, "always"))
+    assert 1.2 < forced.phases["train"].seconds / short.phases["train"].seconds < 1.5
+    assert forced.phases["gate"].seconds <= short.phases["gate"].seconds, "nothing is recomputed without a gradient"
+    spread = setup(LARGE, **workers(8, shard_base=True))
+    assert memory_of(spread).plan.recomputed == (), "layers in parts are not there on the way back"
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from teamtr.engines.paged.pages import OutOfPages, Pages, Pool
 from teamtr.engines.paged.pool import SamplerPool
 from teamtr.engines.paged.sampler import LOOK_EVERY, PAGE, SIZES, Server
 from teamtr.engines.paged.weights import SamplingCopy
-from teamtr.engines.paged.work_split import clusters, most_members, remaining, shares, spared, splits
+from teamtr.engines.paged.work_split import clusters, most_members, remaining, shares, spared, splits, worth_sparing
 from teamtr.engines.sampling import TokenSampler, keep_likely
 from teamtr.engines.torch.attention import AttentionShape, Unsupported, attending
 from teamtr.engines.torch.loading import TinyShape, tiny_model
@@ -278,8 +278,9 @@ def test_rows_that_read_pages_together_have_these_pages(policy, monkeypatch):
     """At every step, while rows come and leave: members of a cluster begin with the same pages, all of them written,
     and no row has two clusters."""
     monkeypatch.setattr("teamtr.engines.paged.sampler.LOOK_EVERY", 4)
-    monkeypatch.setattr("teamtr.engines.paged.work_split.SPLIT_TARGET", 1)
+    monkeypatch.setattr("teamtr.engines.paged.work_split.SPLIT_TARGET", 48)  # some of its sizes have several programs
     monkeypatch.setattr("teamtr.engines.paged.work_split.WORTH_SPARING", 0)
+    monkeypatch.setattr("teamtr.engines.paged.work_split.WORTH_SPARING_FEW", 0)
     monkeypatch.setattr(policy, "end_ids", frozenset({*policy.end_ids, *range(5, 14)}))
     rng = np.random.default_rng(0)
     begin = rng.integers(3, 30, size=PAGE)
@@ -289,7 +290,7 @@ def test_rows_that_read_pages_together_have_these_pages(policy, monkeypatch):
     step, seen = server._step, []
 
     def checked(size: int, drawing: TokenSampler) -> None:
-        if not server._reads_together(size):
+        if not server._reads_together():
             return step(size, drawing)
         buffers = server._buffers
         member, pages, first = (tensor.tolist() for tensor in buffers.together.of(size))
@@ -339,7 +340,21 @@ def test_clusters_spare_as_much_reading_as_any_cut_of_the_sorted_rows(begins, mo
 
 def test_few_rows_have_several_programs_each_and_many_have_one():
     assert [splits(rows, 8) for rows in (1, 8, 33, 66, 256)] == [16, 16, 2, 1, 1]
-    assert [shares(rows, 8) for rows in (66, 128, 256, 512, 1024)] == [4, 4, 2, 1, 1]
+    assert [shares(rows, 8) for rows in (8, 32, 64, 66, 128, 256, 512, 1024)] == [16, 16, 8, 4, 4, 2, 1, 1]
+
+
+def test_a_long_prompt_of_few_rows_is_read_together():
+    """Eight rows on a prompt of 8,192 tokens of Qwen3-8B: 128 pages of 256 KB in a layer, which seven rows need not
+    read, 235 MB; nine rows on more spare enough. A prompt of 1,024 tokens is in the cache."""
+    page = 2 * 8 * PAGE * 128 * 2
+
+    def pays(rows: int, tokens: int) -> bool:
+        pages = [[*range(1, 1 + tokens // PAGE), 10_000 + row] for row in range(rows)]
+        return spared(clusters(pages, most_members(4, torch.float16))) * page >= worth_sparing(rows, 8)
+
+    assert [pays(8, tokens) for tokens in (1024, 8192, 16_384, 32_768)] == [False, False, True, True]
+    assert [pays(16, tokens) for tokens in (1024, 4096, 8192)] == [False, False, True]
+    assert pays(72, 1024), "many rows have one program each"
 
 
 def test_the_rows_of_a_cluster_fit_into_a_program():
@@ -348,18 +363,27 @@ def test_the_rows_of_a_cluster_fit_into_a_program():
     assert [most_members(group, torch.float32) for group in (1, 2, 3, 8, 32)] == [16, 8, 5, 2, 1]
 
 
-@pytest.mark.parametrize(("spares", "target", "expected"), [(0, 1, True), (1, 1, False), (0, 10**6, False)])
-def test_pages_are_read_together_where_it_spares_enough(spares, target, expected, monkeypatch):
-    """Eight rows with two common pages spare 14 pages of a layer; one byte more is not spared, and rows that have
-    several programs each read alone."""
+@pytest.mark.parametrize(
+    ("spares", "target", "limit", "expected"),
+    [
+        (0, 1, "WORTH_SPARING", True),
+        (1, 1, "WORTH_SPARING", False),
+        (0, 10**6, "WORTH_SPARING", False),
+        (0, 10**6, "WORTH_SPARING_FEW", True),
+        (1, 10**6, "WORTH_SPARING_FEW", False),
+    ],
+)
+def test_pages_are_read_together_where_it_spares_enough(spares, target, limit, expected, monkeypatch):
+    """Eight rows with two common pages spare 14 pages of a layer; one byte more is not spared. Rows that have several
+    programs each have a limit of their own."""
     model, tokenizer = tiny_model(TinyShape(layers=2, width=32, heads=4), seed=0)
     policy = TransformerPolicy(model, tokenizer)
     server, prompt = make_server(policy), some_prompts(5)[4]
     page = 2 * policy.causal_lm.config.num_key_value_heads * PAGE * policy.causal_lm.config.head_dim * 4
     monkeypatch.setattr("teamtr.engines.paged.work_split.SPLIT_TARGET", target)
-    monkeypatch.setattr("teamtr.engines.paged.work_split.WORTH_SPARING", 14 * page + spares)
+    monkeypatch.setattr(f"teamtr.engines.paged.work_split.{limit}", 14 * page + spares)
     step, together = server._step, []
-    monkeypatch.setattr(server, "_step", lambda *a: together.append(server._reads_together(a[0])) or step(*a))
+    monkeypatch.setattr(server, "_step", lambda *a: together.append(server._reads_together()) or step(*a))
     server.sample("v", [prompt] * 8, uniforms(0, 8, 2), drawing=TokenSampler(), end_ids=frozenset())
     assert together == [expected]
 
@@ -525,7 +549,10 @@ def test_books_never_hand_out_a_page_twice(steps):
 
 
 KERNELS = "decode, prefill, draw, score"
-OTHERS = "together, rotate, learner, rotated, half, half together, forbidden, between, other shapes together, groups"
+OTHERS = (
+    "together, long together, rotate, learner, rotated, half, half together, forbidden, between, "
+    "other shapes together, groups"
+)
 
 
 @pytest.mark.long

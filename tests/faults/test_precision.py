@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-import pytest
+import re
+from dataclasses import replace
 
+import numpy as np
+import pytest
+import torch
+
+from teamtr.batches import AgentBatch
 from teamtr.config import loads
 from teamtr.engines.torch.policy import TransformerPolicy
+from teamtr.presets import Radii
 from teamtr.session import checks
 from teamtr.session.build import build
+from teamtr.session.trial import try_out
+from teamtr.training.batch import TrainingBatch
+from teamtr.training.update import CertificateInputs, update_agent
+from teamtr.types import AgentState
 
 pytestmark = pytest.mark.long
 
@@ -88,3 +99,57 @@ def test_a_named_precision_is_never_exchanged_for_another(monkeypatch):
     session = build(loads(TEAM, "team", ["learner.precision=fp16"]))
     monkeypatch.setattr(checks, "_floor", lambda *_, **__: 1.0)
     assert {f.precision for f in checks.measure_floors(session)} == {"fp16"}
+
+
+def coarsely(monkeypatch) -> None:
+    """Features in any precision but float32 are off, and otherwise off whenever weights are: as rounding is."""
+    features = TransformerPolicy.features
+
+    def off(self, prompts, messages):
+        hidden = features(self, prompts, messages)
+        if self.precision == "fp32":
+            return hidden
+        moved = sum(float(p.detach().double().sum()) for p in self.parameters().values())
+        rng = torch.Generator().manual_seed(abs(hash(moved)) % 2**31)
+        return hidden + 1e-3 * torch.randn(hidden.shape, generator=rng)
+
+    monkeypatch.setattr(TransformerPolicy, "features", off)
+
+
+def test_a_radius_per_token_is_seen_from_where_the_refusal_says_and_gates_long_messages(monkeypatch):
+    """Rounding adds up over a message: what is too much for a radius per message is told per token, and with that
+    radius an update is measured, gated, certified and reported in nats per token."""
+    coarsely(monkeypatch)
+    text = TEAM.replace("{name: right, max_tokens: 2}", "{name: right, max_tokens: 60}")
+    session = build(
+        loads(text, "team", ["learner.precision=tf32", "plan.radius_nats_per_message=1e-9", "tiny.warmup_steps=0"])
+    )
+    trial = try_out(session)
+    floors = [floor for floor in checks.measure_floors(session, trial) if floor.agent == "right"]
+    assert 30 < floors[0].tokens <= 60, "or messages are not long"
+    with pytest.raises(checks.RadiusNotVisible) as refused:
+        checks.require_visible(session, floors)
+    told = re.search(r"plan\.radius_nats_per_token, which is seen from about (\S+) on: (\S+) nats", str(refused.value))
+    assert told is not None, str(refused.value)
+    seen = float(told[1])
+    assert seen == pytest.approx(10 * floors[0].noise_floor / floors[0].tokens, rel=0.1)
+    assert float(told[2]) == pytest.approx(10 * floors[0].noise_floor, rel=0.1)
+
+    radius, own = 3 * seen, trial.batch.of("right")
+    plan = replace(session.plan, radii=Radii(radius, per_token=True))
+    returns_PG = np.random.default_rng(0).random((int(own.problem_M.max()) + 1, trial_group(own)))
+    data = TrainingBatch(own, plan.advantage.estimate(returns_PG), returns_PG)
+    state = AgentState(beta=1.0, step_scale=1.0, radius_nats=radius)
+    inputs = CertificateInputs(turns=1, horizon=3, reward_range=1.0)
+    learner, optimization = session.engine.learner("right"), replace(session.optimization, epochs=1)
+    report = update_agent(learner, data, plan, optimization, state, seed=1, certificate_inputs=inputs).report
+    assert report.outcome.startswith("accepted"), (report.outcome, report.reason)
+    assert report.unit == "token"
+    assert 0 < report.noise_floor <= 0.1 * report.radius
+    assert 0 < report.kl_upper <= report.radius
+    assert report.kl_full > 10 * report.kl_upper, "that of a message, which has tens of tokens"
+    assert len(report.certificates) == 2
+
+
+def trial_group(own: AgentBatch) -> int:
+    return len(np.unique(own.episode_M[own.problem_M == 0]))

@@ -23,7 +23,7 @@ from teamtr.engines.learner import PolicyLearner
 from teamtr.engines.local import LocalEngine
 from teamtr.engines.optim import FIRST_LOSS_SCALE
 from teamtr.engines.paged.pool import SamplerPool
-from teamtr.engines.paged.sampler import Server
+from teamtr.engines.paged.sampler import Server, _size
 from teamtr.engines.paged.weights import SamplingCopy
 from teamtr.engines.sampling import TokenSampler
 from teamtr.engines.scoring import score_tokens
@@ -127,21 +127,25 @@ def test_captured_eager_and_plain_say_the_same_from_the_same_noise(policy, drawi
             np.testing.assert_allclose(ours.logprobs, plain.logprobs, atol=1e-4)
 
 
-def test_groups_that_read_their_prompts_together_say_the_same(policy, monkeypatch):
+@pytest.mark.parametrize(("rows", "size", "found"), [(300, 384, 24), (40, 48, 3)])
+def test_groups_that_read_their_prompts_together_say_the_same(policy, rows, size, found, monkeypatch):
+    """Three of the five prompts have whole pages, for a fifth of the rows each, in clusters of 8; also where few rows
+    have several programs each."""
     monkeypatch.setattr("teamtr.engines.paged.work_split.WORTH_SPARING", 0)
-    prompts, drawing, used = some_prompts(300), TokenSampler(1.0), []
+    monkeypatch.setattr("teamtr.engines.paged.work_split.WORTH_SPARING_FEW", 0)
+    prompts, drawing, used = some_prompts(rows), TokenSampler(1.0), []
     copy = SamplingCopy(policy.causal_lm, torch.float32, DEVICE)
     copy.fill(policy.causal_lm, policy.adapter, version="v", base="b")
     server = Server(copy, pool_bytes=1 << 28, graphs=CARD)
-    decides = server._reads_together
+    replay = server._replay
 
-    def noted(size):
-        used.append((size, decides(size), len(server._buffers.clusters)))
-        return decides(size)
+    def noted(sequences, drawing):
+        used.append((_size(sequences), server._reads_together(), len(server._buffers.clusters)))
+        replay(sequences, drawing)
 
-    monkeypatch.setattr(server, "_reads_together", noted)
-    ours = server.sample("v", prompts, uniforms(5, 300, 48), drawing=drawing, end_ids=policy.end_ids)
-    assert used[0] == (384, True, 24), "three of the five prompts have whole pages, for 60 rows in clusters of 8"
+    monkeypatch.setattr(server, "_replay", noted)
+    ours = server.sample("v", prompts, uniforms(5, rows, 48), drawing=drawing, end_ids=policy.end_ids)
+    assert used[0] == (size, True, found)
     others = 0
     for a, b in zip(ours, policy.sample(prompts, uniforms(5, len(prompts), 48)), strict=True):
         alike = min(len(a.token_ids), len(b.token_ids))

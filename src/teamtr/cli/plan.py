@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -80,7 +81,7 @@ def _here(settings: TeamFile, rehearse: bool, as_json: bool) -> None:
     if tried is not None:
         peak = "no figure on a CPU" if tried["peak_gb"] is None else f"peak {tried['peak_gb']:.3g} GB"
         sizes = ", ".join(f"{k} {v}" for k, v in tried["micro_batch"].items())
-        answer(f"rehearsed: {peak}; messages at a time: {sizes}", as_json)
+        answer(f"rehearsed: {peak}; messages at a time: {sizes}{_recomputed(tried['recomputed'])}", as_json)
     if as_json:
         emit({**planned.as_record(), "rehearsed": tried, **_sizes(session)})
 
@@ -152,6 +153,9 @@ def _tell_memory(planned: MemoryPlan, as_json: bool) -> None:
     if planned.available is not None:
         rows.append(("available", f"{planned.available / GB:.3g}", "fits" if planned.fits else "DOES NOT FIT"))
     answer(table(("what", "GB", ""), rows), as_json)
+    if planned.recomputed:
+        names = ", ".join(planned.recomputed)
+        answer(f"learner.recompute: a step computes the activations of {names} again on the way back", as_json)
     if (why := crowded(planned)) is not None:
         answer(f"refused by `teamtr train`: {why}", as_json)
 
@@ -174,14 +178,18 @@ def _tell_seconds(found: Prediction, as_json: bool) -> None:
     waves = "" if found.waves == 1 else f", sampled in {found.waves} waves"
     answer(
         f"a run: {found.setup.plan.stages} stages, {found.run_seconds / 3600:.3g} hours without grading and its start; "
-        f"{found.tokens_per_s:,.0f} sampled tokens/s{waves}; messages at a time: {found.micro_batch}; precision "
-        + ", ".join(sorted(set(precisions.values()))),
+        f"{found.tokens_per_s:,.0f} sampled tokens/s{waves}; messages at a time: {found.micro_batch}"
+        f"{_recomputed(found.as_record()['recomputed'])}; precision " + ", ".join(sorted(set(precisions.values()))),
         as_json,
     )
     if found.setup.sampling.servers is not None:
         answer("seconds of sampling are those of the plain sampler: vLLM's are not predicted", as_json)
     if found.setup.plan.batches(len(found.setup.updated)) is None:
         answer("this plan decides as it goes how often it samples: one batch a stage is assumed", as_json)
+
+
+def _recomputed(agents: Sequence[str]) -> str:
+    return f", activations recomputed ({', '.join(agents)})" if agents else ""
 
 
 def _tell_sizes(session: Session, as_json: bool) -> None:

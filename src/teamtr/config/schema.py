@@ -65,6 +65,12 @@ class LearnerConfig(Section):
     epochs: Positive = key(2, "Passes over a batch in one update.")
     minibatches: Positive = key(4, "Optimizer steps in one pass.")
     micro_batch: Positive = key(64, "Messages per forward pass; changes memory, not results.")
+    recompute: Literal["auto", "always", "never"] = key(
+        "auto",
+        "Keep what a step's layers computed for the way back (never), or compute it again layer by layer (always): "
+        "memory for one layer instead of all, and one more forward pass. auto: where the memory plan says that a "
+        "single message does not fit otherwise, and where memory runs out. Changes no result.",
+    )
     max_grad_norm: Above0 = key(1.0, "Gradients are clipped to this norm.")
     precision: Literal["auto", "fp32", "tf32", "fp16", "bf16"] = key(
         "auto",
@@ -247,6 +253,12 @@ class TeamFile(Section):
                 "router of your own; use plan.match: rollouts"
             )
             yield Refusal(("plan", "match"), message)
+        if self.learner.recompute == "always" and self.cluster.shard_base:
+            message = (
+                "learner.recompute: always computes layers again, and cluster.shard_base gives a layer away as soon as "
+                "it was passed through; use auto, or lower learner.micro_batch"
+            )
+            yield Refusal(("learner", "recompute"), message, (("cluster", "shard_base"),))
         if self.learner.base != "fp32" and self.cluster.shard_base:
             message = (
                 f"learner.base: {self.learner.base} is for a base that a process holds whole; cluster.shard_base "

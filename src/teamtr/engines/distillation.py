@@ -27,6 +27,7 @@ class PolicyDistiller(PolicyLearner):
             learner.agent,
             learner.policy,
             micro_batch=learner.passes.micro_batch,
+            recompute=learner.passes.recompute,
             betas=learner.optimizer.betas,
             max_grad_norm=learner.max_grad_norm,
         )

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
 from teamtr.engines.paged.sampler import PAGE, SIZES
+from teamtr.engines.policy import Recompute
 from teamtr.ports import GB, Demand, Lengths, MemoryItem
 from teamtr.types import PLAYER
 
@@ -52,6 +53,7 @@ class Trained:
     ``trained_bytes``: its own parameters in float32. ``kept_bytes_per_token``: what autograd keeps of a token between
     forward and backward; ``copy_bytes_per_token``: what attention alone keeps of a token that another row has as well.
     ``packs``: common beginnings are computed once. ``head_chunk``: positions whose logits are held at once.
+    ``recompute``: whether it may be computed again instead, and ``recomputes``: whether it is (``settled``).
     """
 
     agent: str
@@ -65,15 +67,28 @@ class Trained:
     kept_bytes_per_token: float
     copy_bytes_per_token: float
     packs: bool = True
+    recompute: Recompute = "auto"
+    recomputes: bool = False
 
     def kept_bytes(self, lengths: Lengths, rows: int) -> float:
         """What autograd keeps of rows as long as can be: all that a token needs, common beginnings once, and what
         attention keeps of whole rows (queries, keys, values and its answer) for every copy."""
-        if not self.packs:  # padded rows share nothing
-            lengths = replace(lengths, shared=0)
-        distinct = lengths.distinct(rows)
+        distinct = self._distinct(lengths, rows)
         copies = rows * lengths.whole - distinct
         return distinct * self.kept_bytes_per_token + copies * self.copy_bytes_per_token
+
+    def step_bytes(self, lengths: Lengths, rows: int) -> float:
+        """What a step takes on the way back: going back through a layer makes gradients of what it kept, and of what
+        came in between. Recomputed, all that is kept is what goes into each layer, in float32, and what one layer keeps
+        once it was computed again."""
+        kept = self.kept_bytes(lengths, rows)
+        if not self.recomputes:
+            return (1 + 2 / self.layers) * kept
+        return 4 * self.layers * self.width * self._distinct(lengths, rows) + 3 / self.layers * kept
+
+    def _distinct(self, lengths: Lengths, rows: int) -> int:
+        """Tokens that are computed; padded rows share nothing."""
+        return (lengths if self.packs else replace(lengths, shared=0)).distinct(rows)
 
 
 @dataclass(frozen=True)
@@ -140,6 +155,36 @@ def items(held: Held, demand: Demand) -> tuple[MemoryItem, ...]:
     return tuple(_items(held, demand))
 
 
+def settled(held: Held, demand: Demand, available: int | None) -> Held:
+    """With it decided who recomputes activations: whoever must, and whoever may and of whom a single message does not
+    fit otherwise."""
+
+    def decided(one: Trained) -> Trained:
+        if one.recomputes or one.recompute != "auto" or available is None:
+            return replace(one, recomputes=one.recomputes or one.recompute == "always")
+        return replace(one, recomputes=_total(held, replace(one, micro_batch=1), demand) > available)
+
+    return replace(held, trained=tuple(map(decided, held.trained)))
+
+
+def recomputed(held: Held) -> tuple[str, ...]:
+    """Whose activations are."""
+    return tuple(one.agent for one in held.trained if one.recomputes)
+
+
+def halved_to_fit(held: Held, one: Trained, demand: Demand, available: int) -> int:
+    """The agent's micro-batch, halved until it fits by this estimate; 1 where none does."""
+    size = one.micro_batch
+    while size > 1 and _total(held, replace(one, micro_batch=size), demand) > available:
+        size //= 2
+    return size
+
+
+def _total(held: Held, one: Trained, demand: Demand) -> int:
+    """With this agent's updates alone."""
+    return sum(item.bytes for item in _items(replace(held, trained=(one,)), demand))
+
+
 def _items(held: Held, demand: Demand) -> Iterator[MemoryItem]:
     yield MemoryItem("weights", held.weights, f"{held.who}, shared ones once")
     if held.adapters:
@@ -193,13 +238,13 @@ def _old_policy(trained: Trained, demand: Demand) -> MemoryItem:
 
 def _worst_step(trained: Trained, demand: Demand) -> MemoryItem:
     lengths, rows = demand.lengths[trained.agent], Rows.of(trained.agent, trained.micro_batch, demand)
-    # Going back through a layer makes gradients of what it kept, and of what came in between.
-    with_gradient = (1 + 2 / trained.layers) * trained.kept_bytes(lengths, rows.trained)
+    with_gradient = trained.step_bytes(lengths, rows.trained)
     # Without a way back, what one layer makes, and what the one before it gave.
     without = 2 / trained.layers * trained.kept_bytes(lengths, rows.scored)
     positions = min(rows.scored * lengths.message, trained.head_chunk)
     logits = 4 * positions * trained.vocabulary * 4  # new, old, and the gradients of both passes
     alike = f", {lengths.shared} of them common" if lengths.shared else ""
     what = f"{rows.trained} messages" if with_gradient >= without else f"{rows.scored} messages, scored,"
-    why = f"{what} of {lengths.whole} tokens{alike} ({trained.agent}); out of memory halves it"
+    again = ", activations recomputed" if trained.recomputes else ""
+    why = f"{what} of {lengths.whole} tokens{alike}{again} ({trained.agent}); out of memory halves it"
     return MemoryItem("worst step", int(max(with_gradient, without)) + logits, why)

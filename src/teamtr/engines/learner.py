@@ -27,7 +27,7 @@ from teamtr.engines.gradients import Gathered, LossPart, added, gather_in_lockst
 from teamtr.engines.hashing import hash_tensors
 from teamtr.engines.optim import MOMENTS, Adam, weight_of
 from teamtr.engines.passes import WHOLE, Passes, Reference, by_message, forget_gradients, packed, pad
-from teamtr.engines.policy import Policy
+from teamtr.engines.policy import Policy, Recompute
 from teamtr.engines.saving import raising_os_errors
 from teamtr.engines.shards import Rows, Shards
 from teamtr.engines.slices import cut, joined, own, whole
@@ -65,6 +65,7 @@ class PolicyLearner:
         policy: Policy,
         *,
         micro_batch: int = 64,
+        recompute: Recompute = "auto",
         betas: tuple[float, float] = (0.9, 0.99),
         max_grad_norm: float = 1.0,
         keep_initial: bool = False,
@@ -73,7 +74,7 @@ class PolicyLearner:
     ) -> None:
         self.agent = agent
         self.policy = policy
-        self.passes = Passes(agent, policy, micro_batch, shards)
+        self.passes = Passes(agent, policy, micro_batch, shards, recompute)
         self.tokens = self.passes.tokens
         self.max_grad_norm = max_grad_norm
         self.optimizer = Adam(betas)

@@ -38,10 +38,14 @@ def plan(learners: Mapping[str, PolicyLearner], demand: Demand) -> MemoryPlan:
     """The plan of these models."""
     transformers = transformers_of(learners)
     device = next((learner.policy.device for learner in transformers.values()), torch.device("cpu"))
-    available = None
-    if device.type == "cuda":
-        available = card.free_bytes(device) + torch.cuda.memory_allocated(device)
-    return MemoryPlan(estimate.items(held(transformers, list(demand.messages)), demand), available)
+    available = available_bytes(device)
+    found = estimate.settled(held(transformers, list(demand.messages)), demand, available)
+    return MemoryPlan(estimate.items(found, demand), available, recomputed=estimate.recomputed(found))
+
+
+def available_bytes(device: torch.device) -> int | None:
+    """What a team may have of this device; None on a CPU, where nobody counts it."""
+    return card.free_bytes(device) + torch.cuda.memory_allocated(device) if device.type == "cuda" else None
 
 
 def held(learners: Mapping[str, PolicyLearner], trainable: Sequence[str]) -> Held:
@@ -138,6 +142,8 @@ def trained(learner: PolicyLearner) -> Trained:
         kept_bytes_per_token=activation_bytes_per_token(learner),
         copy_bytes_per_token=2 * sum(_attention_widths(policy)) * width,
         packs=policy.packs,
+        recompute=learner.passes.recompute if learner.passes.may_recompute else "never",
+        recomputes=policy.recomputes,
     )
 
 
@@ -163,7 +169,7 @@ def activation_bytes_per_token(learner: PolicyLearner) -> float:
 
 
 def kept_for_backward(learner: PolicyLearner, prompts: Sequence[Ids], messages: Sequence[Ids]) -> int:
-    """Bytes that autograd holds after the forward pass over these rows."""
+    """Bytes that autograd holds after the forward pass over these rows, if nothing is recomputed."""
     kept: dict[int, int] = {}
 
     def see(tensor: torch.Tensor) -> torch.Tensor:
@@ -171,8 +177,13 @@ def kept_for_backward(learner: PolicyLearner, prompts: Sequence[Ids], messages: 
         kept[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(see, lambda t: t), learner.policy.computing():
-        features = learner.policy.features(prompts, messages)
+    policy = learner.policy
+    before, policy.recomputes = policy.recomputes, False
+    try:
+        with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(see, lambda t: t), policy.computing():
+            features = policy.features(prompts, messages)
+    finally:
+        policy.recomputes = before
     del features
     return sum(kept.values())
 
@@ -191,10 +202,12 @@ def rehearse(learners: Mapping[str, PolicyLearner], demand: Demand) -> Rehearsal
     """Reserve what sampling takes, then score as much as is ever scored at once and take the longest step of every
     trainable agent, and undo it: every process that shares the learner the same. The peak is counted anew afterwards.
 
+    Where the estimate says that a single message does not fit otherwise, activations are recomputed from here on.
     Running out of memory halves the micro-batch here and not in the middle of a run.
     """
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
+    _settle(learners, demand)
     for name, learner in transformers_of(learners).items():
         lengths = demand.lengths[name]
         _policy(learner).reserve(demand.episodes, lengths.prompt, lengths.message)
@@ -212,10 +225,25 @@ def rehearse(learners: Mapping[str, PolicyLearner], demand: Demand) -> Rehearsal
         finally:
             learner.restore(before)
             learner.end()
-    found = Rehearsal({name: learners[name].passes.micro_batch for name in demand.messages}, peak_bytes())
+    recomputed = tuple(name for name in demand.messages if learners[name].policy.recomputes)
+    found = Rehearsal({name: learners[name].passes.micro_batch for name in demand.messages}, peak_bytes(), recomputed)
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
     return found
+
+
+def _settle(learners: Mapping[str, PolicyLearner], demand: Demand) -> None:
+    """Recompute activations where the estimate says so, in micro-batches that fit by it."""
+    transformers = transformers_of(learners)
+    devices = [learner.policy.device for learner in transformers.values()]
+    available = available_bytes(devices[0]) if devices else None
+    if available is None:
+        return
+    found = estimate.settled(held(transformers, list(demand.messages)), demand, available)
+    for one in found.trained:
+        passes = learners[one.agent].passes
+        if one.recomputes and passes.policy.recompute_activations():
+            passes.micro_batch = estimate.halved_to_fit(found, one, demand, available)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from teamtr.batches import AgentBatch
-from teamtr.engines.policy import Head, Policy
+from teamtr.engines.policy import Head, Policy, Recompute
 from teamtr.engines.scoring import score_tokens, token_logp
 from teamtr.engines.shards import Rows, Shards
 from teamtr.engines.slices import is_spread
@@ -63,15 +63,30 @@ class Scored:
 
 class Passes:
     """The forward passes of one agent's policy: micro-batches of messages, chunks of the head, and a count of tokens.
-    When memory runs out, micro-batches become smaller and stay so. Only the rows of this process' shards are passed
-    through; what others found is put beside it."""
+    When memory runs out, micro-batches become smaller and stay so, and then activations are recomputed unless
+    ``recompute`` forbids it. Only the rows of this process' shards are passed through; what others found is put beside
+    it."""
 
-    def __init__(self, agent: str, policy: Policy, micro_batch: int, shards: Shards = WHOLE) -> None:
+    def __init__(
+        self, agent: str, policy: Policy, micro_batch: int, shards: Shards = WHOLE, recompute: Recompute = "auto"
+    ) -> None:
         self.agent = agent
         self.policy = policy
         self.micro_batch = micro_batch
         self.shards = shards
+        self.recompute = recompute
         self.tokens = {"scored": 0, "trained": 0}
+        if recompute == "always" and not policy.recomputes and not policy.recompute_activations():
+            raise UserError(
+                f"agent {agent!r}: learner.recompute: always, but its architecture cannot recompute activations; "
+                "use auto"
+            )
+
+    @property
+    def may_recompute(self) -> bool:
+        """Whether activations are recomputed where that is needed. Layers that processes hold in parts are not there
+        any more on the way back."""
+        return self.recompute != "never" and not self.shards.lockstep and self.policy.can_recompute
 
     def freeze(self, batch: AgentBatch) -> Reference:
         """The policy as it is now, on this batch."""
@@ -201,10 +216,11 @@ class Passes:
                         f"agent {self.agent!r}: {self.micro_batch} messages at once do not fit beside a worker's part "
                         "of the model: lower learner.micro_batch, or shorten max_tokens"
                     ) from error
-                if self.micro_batch == 1 and not self.policy.recompute_activations():
+                if self.micro_batch == 1 and not (self.may_recompute and self.policy.recompute_activations()):
+                    spare = "set learner.recompute to auto, " if self.recompute == "never" else ""
                     raise UserError(
                         f"agent {self.agent!r}: a single message does not fit into the memory of "
-                        f"{self.policy.device}; shorten max_tokens or the contexts, or use a smaller model"
+                        f"{self.policy.device}; {spare}shorten max_tokens or the contexts, or use a smaller model"
                     ) from error
                 self.micro_batch = max(1, self.micro_batch // 2)
             # Outside of the handler, so that the failed pass is really gone.

@@ -27,6 +27,8 @@ from teamtr.types import Floats, Ids
 Head = Callable[[Tensor], Tensor]
 
 Precision = Literal["fp32", "tf32", "fp16", "bf16"]
+Recompute = Literal["auto", "always", "never"]
+"""Whether a step computes its layers' activations again on the way back; as ``learner.recompute`` in a team file."""
 CHEAPEST_FIRST: tuple[Precision, ...] = ("fp16", "tf32", "fp32")
 """What ``precision: auto`` tries on a GPU; the first whose noise is small enough is taken."""
 
@@ -102,6 +104,13 @@ class Policy(ABC):
     def computing(self) -> AbstractContextManager[None]:
         """Around a forward and its backward pass: whatever the backward pass computes again is computed alike."""
         return nullcontext()
+
+    recomputes: bool = False
+    """Whether fewer activations are kept, and computed again when needed."""
+
+    @property
+    def can_recompute(self) -> bool:
+        return False
 
     def recompute_activations(self) -> bool:
         """From now on keep fewer activations and compute them again when needed; False when that is not possible

@@ -43,6 +43,8 @@ def _that_fit(setup: Setup) -> Iterator[tuple[str, Setup]]:
     """With less at a time, as it is, with one copy of the base, and on more cards; and with layers in parts, over as
     few workers as can hold them."""
     yield made_to_fit("", setup)
+    if setup.learning.recompute == "never":
+        yield made_to_fit("learner.recompute=auto", replace(setup, learning=replace(setup.learning, recompute="auto")))
     if once := _held_once(setup):
         yield made_to_fit(*once)
     for settings, other in _of_cluster(setup):

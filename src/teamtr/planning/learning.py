@@ -38,6 +38,8 @@ class LearnerCost:
 
     setup: Setup
     member: Member
+    recomputes: bool = False
+    """Whether a step computes its layers once more on the way back."""
 
     @property
     def card(self) -> Card:
@@ -55,11 +57,11 @@ class LearnerCost:
     def step(self, rows: Selection) -> Spent:
         """Forward and backward: another product for every one of the forward pass, and one more for weights that are
         trained themselves. Of the output layer also the old policy's."""
-        factor = 4.0 if self.member.adapted else 6.0
+        factor, again = 4.0 if self.member.adapted else 6.0, 1.0 if self.recomputes else 0.0
         head = self.member.shape.head_flops(self._said(rows)) * (factor / 2.0 + 1.0)
         adapters = 6.0 * self.member.trained * self._tokens(rows) if self.member.adapted else 0.0
-        flops = self._body(rows, factor) + head + adapters
-        return self._bound(flops, rates.TRAIN, 3.0 * rows.micro_batches)
+        flops = self._body(rows, factor + 2.0 * again) + head + adapters
+        return self._bound(flops, rates.TRAIN, (3.0 + again) * rows.micro_batches)
 
     def _tokens(self, rows: Selection) -> float:
         return sum(distinct(turn, rows.problems, rows.episodes) for turn in self.setup.turns_of(self.member.name))

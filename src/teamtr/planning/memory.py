@@ -4,10 +4,21 @@ instead of counted."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from teamtr.engines.card import SHARED_OUT
-from teamtr.engines.estimate import HALVES, Held, Served, Trained, cast_bytes, in_words, items, passing_bytes
+from teamtr.engines.estimate import (
+    HALVES,
+    Held,
+    Served,
+    Trained,
+    cast_bytes,
+    in_words,
+    items,
+    passing_bytes,
+    recomputed,
+    settled,
+)
 from teamtr.engines.paged.pool import SHARE_OF_FREE_MEMORY
 from teamtr.engines.paged.row_adapters import numbers_of
 from teamtr.engines.passes import HEAD_CHUNK_ELEMENTS, HEAD_CHUNK_SHARE
@@ -50,11 +61,12 @@ def tightest(memories: Iterable[WorkerMemory]) -> WorkerMemory:
 
 def memory_of(setup: Setup) -> WorkerMemory:
     """Of the worker that has most to do, in a cluster without groups."""
-    found, demand = held(setup), setup.worker_demand
-    plan = MemoryPlan(items(found, demand), available(setup.cluster), setup.cluster.name)
+    demand, cluster = setup.worker_demand, setup.cluster
+    plan = MemoryPlan((), available(cluster), cluster.name)
     if setup.sampling.servers is not None:
-        cluster = setup.cluster
         plan = setup.sampling.servers.beside(plan, cluster.card.memory, cluster.workers_on_a_card)
+    found = settled(held(setup), demand, plan.available)
+    plan = replace(plan, items=items(found, demand), recomputed=recomputed(found))
     pages = {name: None if one.precision is None else one.budget for one in found.served for name in one.agents}
     taken = sum(item.bytes for item in plan.items if item.what == "keys and values")
     wanted = sum(one.wanted_bytes(demand) for one in found.served if one.precision is not None)
@@ -195,6 +207,7 @@ def _trained(setup: Setup, member: Member) -> Trained:
         head_chunk=max(1, logits // shape.vocabulary),
         kept_bytes_per_token=kept_bytes_per_token(shape, precision, rank=member.rank),
         copy_bytes_per_token=2 * (shape.query_width + shape.key_width) * (2 if precision in HALVES else 4),
+        recompute="never" if setup.cluster.shard_base else setup.learning.recompute,
     )
 
 

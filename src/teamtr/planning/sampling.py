@@ -9,7 +9,7 @@ import torch
 
 from teamtr.engines.paged.pool import COMPILE_FROM_PARAMETERS
 from teamtr.engines.paged.sampler import PAGE, SIZES
-from teamtr.engines.paged.work_split import WORTH_SPARING, most_members, splits
+from teamtr.engines.paged.work_split import most_members, worth_sparing
 from teamtr.planning import rates
 from teamtr.planning.cards import Card
 from teamtr.planning.seconds import Load, Spent
@@ -71,12 +71,12 @@ class Decoder:
     def _together(self, rows: int, alike: float, group: int) -> int:
         """How many rows of a group read their common pages at once."""
         shape = self.shape
-        if not self.paged or splits(rows, shape.kv_heads) > 1:
+        if not self.paged:
             return 1
         dtype = torch.float32 if self.itemsize == 4 else torch.float16
         members = min(group, most_members(shape.heads // shape.kv_heads, dtype))
         spared = rows * (1.0 - 1.0 / members) * alike * shape.cache_bytes(self.itemsize) / shape.layers
-        return members if spared >= WORTH_SPARING else 1
+        return members if spared >= worth_sparing(rows, shape.kv_heads) else 1
 
     def _block_s(self) -> float:
         if self.card.is_cpu:

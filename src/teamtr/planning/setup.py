@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from teamtr.engines.policy import Recompute
 from teamtr.engines.vllm.memory import Servers
 from teamtr.errors import UserError
 from teamtr.planning.cards import Card
@@ -65,6 +66,7 @@ class Learning:
     gate_share: float = 0.25
     precision: str = "auto"
     base: str = "fp32"
+    recompute: Recompute = "auto"
 
 
 @dataclass(frozen=True)

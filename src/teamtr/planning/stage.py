@@ -72,6 +72,7 @@ class Prediction:
             "sampled_tokens_per_second": self.tokens_per_s,
             "waves": self.waves,
             "micro_batch": self.micro_batch,
+            "recomputed": [name for one in self.groups or (self,) for name in one.memory.plan.recomputed],
             "precision": {name: self.setup.precision(self.setup.member(name)) for name in self.setup.updated},
         }
 
@@ -133,7 +134,7 @@ def _phases(setup: Setup, memory: WorkerMemory, local: bool) -> dict[str, Spent]
                 setup, setup.member(turn.agent), PassCount(setup.batches)
             )  # copies filled
     for name in setup.updated:
-        learner = LearnerCost(setup, setup.member(name))
+        learner = LearnerCost(setup, setup.member(name), name in memory.plan.recomputed)
         for phase, seconds in (("score", score_seconds), ("train", train_seconds), ("gate", gate_seconds)):
             spent, passes = seconds(learner)
             found[phase] += spent

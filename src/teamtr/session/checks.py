@@ -37,7 +37,8 @@ PERTURBATIONS = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
 
 @dataclass(frozen=True)
 class Floor:
-    """The noise floor of one agent's scoring beside its radius, both in nats per ``unit``."""
+    """The noise floor of one agent's scoring beside its radius, both in nats per ``unit``; ``tokens``: of the mean
+    message that it was measured on."""
 
     agent: str
     precision: str
@@ -45,6 +46,7 @@ class Floor:
     noise_floor: float
     radius: float
     unit: str = "message"
+    tokens: float = 1.0
 
     @property
     def share(self) -> float:
@@ -271,6 +273,7 @@ def measure_floors(session: Session, trial: Trial | None = None) -> list[Floor]:
                 noise_floor=measured,
                 radius=session.plan.radii.nats,
                 unit="token" if session.plan.radii.per_token else "message",
+                tokens=float(data.messages.lengths_M.mean()),
             )
             if floor.visible:
                 break
@@ -330,8 +333,16 @@ def require_visible(session: Session, floors: list[Floor]) -> None:
 
 
 def _remedy(blind: list[Floor]) -> str:
-    """A finer precision where there is one to set; else only the radius and the messages are left."""
+    """A finer precision where there is one to set; else only the radius and the messages are left. Rounding adds up
+    over a message as a radius per token does, and one per message does not."""
     others = f"raise plan.radius_nats_per_{blind[0].unit}, or shorten max_tokens."
+    if blind[0].unit == "message":
+        worst = max(blind, key=lambda floor: floor.noise_floor / floor.tokens)
+        seen = worst.noise_floor / VERIFIABLE_SHARE
+        others = (
+            f"raise plan.radius_nats_per_message, shorten max_tokens, or set plan.radius_nats_per_token, which is seen "
+            f"from about {seen / worst.tokens:.2g} on: {seen:.2g} nats for a message of {worst.tokens:.0f} tokens."
+        )
     if all(floor.precision in EXACT for floor in blind):
         return f"Scoring is as fine as it gets: {others}"
     return f"Set learner.precision to fp32 (or tf32 on a GPU), {others}"

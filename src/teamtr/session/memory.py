@@ -70,7 +70,7 @@ def crowded(plan: MemoryPlan) -> str | None:
     return (
         f"vLLM servers take {plan.taken / GB:.3g} GB of the card that trains and leave "
         f"{max(0, plan.available) / GB:.3g} GB, and the learner needs {plan.total / GB:.3g} GB: {remedies}; a smaller "
-        "learner.micro_batch needs less"
+        "learner.micro_batch and learner.recompute: always need less"
     )
 
 
@@ -80,6 +80,7 @@ def rehearse(session: Session) -> dict[str, Any]:
     return {
         "micro_batch": dict(found.micro_batch),
         "peak_gb": None if found.peak_bytes is None else found.peak_bytes / GB,
+        "recomputed": list(found.recomputed),
     }
 
 

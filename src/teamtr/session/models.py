@@ -110,6 +110,7 @@ def local_engine(
             agent.name,
             models[agent.name].policy,
             micro_batch=settings.micro_batch,
+            recompute="auto" if agent.frozen else settings.recompute,
             betas=settings.betas,
             max_grad_norm=settings.max_grad_norm,
             keep_initial=plan.objective.has_reference and not agent.frozen,

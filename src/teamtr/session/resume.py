@@ -25,6 +25,7 @@ ON_A_MACHINE = (
     "device",
     "store.keep_checkpoints",
     "learner.micro_batch",
+    "learner.recompute",
     "learner.base",
     "sampling.compiled",
     "sampling.memory_gb",

@@ -136,7 +136,8 @@ class ClusterEngine(InTurns):
         """The smallest micro-batch and the highest peak of all members."""
         found: list[Rehearsal] = self.all("rehearse", demand.of_worker(self.shards, self.members.count))
         sizes = {agent: min(one.micro_batch[agent] for one in found) for agent in found[0].micro_batch}
-        return Rehearsal(sizes, highest([one.peak_bytes for one in found]))
+        recomputed = tuple(agent for agent in sizes if any(agent in one.recomputed for one in found))
+        return Rehearsal(sizes, highest([one.peak_bytes for one in found]), recomputed)
 
     def peak_bytes(self) -> int | None:
         return highest(self.all("peak_bytes"))

@@ -65,7 +65,8 @@ class GroupedEngine(InTurns):
         """The highest peak of all groups."""
         found = [group.rehearse(demand.of(group.agents)) for group in self.groups]
         sizes = {agent: size for one in found for agent, size in one.micro_batch.items()}
-        return Rehearsal(sizes, highest([one.peak_bytes for one in found]))
+        recomputed = tuple(agent for one in found for agent in one.recomputed)
+        return Rehearsal(sizes, highest([one.peak_bytes for one in found]), recomputed)
 
     def peak_bytes(self) -> int | None:
         return highest([group.peak_bytes() for group in self.groups])

@@ -95,7 +95,7 @@ def _common_kernel(
 
 @triton.jit
 def _decode_kernel(
-    query, key, value, key_pool, value_pool, table, length, out, partial, partial_ml, first_page,
+    query, key, value, key_pool, value_pool, table, length, out, partial, partial_ml, common, common_ml, first_page,
     cos, sin, query_weight, key_weight,
     scale, epsilon,
     query_row, query_head, key_row, key_head, value_row, value_head, table_row, angle_row,
@@ -105,7 +105,8 @@ def _decode_kernel(
     """One program: the query heads of one kv head of one row, over its share of the row's pages.
 
     The present token's key and value come from registers; the first program also writes them to their page. With
-    SHARES, a row in a cluster goes on from what ``_common_kernel`` left in ``partial``, from its first own page on.
+    SHARES, a row in a cluster goes on from what ``_common_kernel`` left in ``common``, from its first own page on; each
+    of its programs adds other shares of that.
     """
     row, head, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     past = tl.load(length + row)
@@ -141,19 +142,21 @@ def _decode_kernel(
 
     first = 0
     if SHARES:
-        tl.static_assert(SPLITS == 1)  # a second program would add what is common once more
         first = tl.load(first_page + row)
         if first > 0:
-            for share in tl.static_range(SHARES):
-                at_c = (row * KV_HEADS * GROUP + heads) * SHARES + share
-                common_best = tl.load(partial_ml + at_c * 2, mask=g < GROUP, other=float("-inf"))
-                common_total = tl.load(partial_ml + at_c * 2 + 1, mask=g < GROUP, other=0.0)
-                common_sum = tl.load(partial + at_c[:, None] * DIM + d[None, :], mask=in_gd, other=0.0)
-                highest = tl.maximum(best, common_best)
-                shrink_own, shrink_common = tl.exp(best - highest), tl.exp(common_best - highest)
-                sum_d = sum_d * shrink_own[:, None] + common_sum * shrink_common[:, None]
-                total = total * shrink_own + common_total * shrink_common
-                best = highest
+            for begin in tl.static_range(0, SHARES, SPLITS):
+                share = begin + split
+                if share < SHARES:
+                    at_c = (row * KV_HEADS * GROUP + heads) * SHARES + share
+                    common_best = tl.load(common_ml + at_c * 2, mask=g < GROUP, other=float("-inf"))
+                    common_total = tl.load(common_ml + at_c * 2 + 1, mask=g < GROUP, other=0.0)
+                    common_sum = tl.load(common + at_c[:, None] * DIM + d[None, :], mask=in_gd, other=0.0)
+                    highest = tl.maximum(best, common_best)
+                    level = tl.where(highest > float("-inf"), highest, 0.0)  # a share without pages, so far nothing
+                    shrink_own, shrink_common = tl.exp(best - level), tl.exp(common_best - level)
+                    sum_d = sum_d * shrink_own[:, None] + common_sum * shrink_common[:, None]
+                    total = total * shrink_own + common_total * shrink_common
+                    best = highest
 
     pages = (past + PAGE - 1) // PAGE
     each = (pages - first + SPLITS - 1) // SPLITS
@@ -256,13 +259,11 @@ def decode_attention(
     writes to their page. With ``rotation``, query and key come as the layer's products. Returns [N, H, D]."""
     rows, heads, dim = query_NHD.shape
     kv_heads = key_NKD.shape[1]
-    parts = splits(rows, kv_heads) if together is None else 1
-    common_parts = 0 if together is None else shares(rows, kv_heads)
+    parts, common_parts = splits(rows, kv_heads), 0 if together is None else shares(rows, kv_heads)
     out = torch.empty(rows, heads, dim, dtype=query_NHD.dtype, device=query_NHD.device)
-    partial = partial_ml = first_page = out
-    if (pieces := max(parts, common_parts)) > 1 or together is not None:
-        partial = torch.empty(rows, heads, pieces, dim, dtype=torch.float32, device=out.device)
-        partial_ml = torch.empty(rows, heads, pieces, 2, dtype=torch.float32, device=out.device)
+    partial = partial_ml = common = common_ml = first_page = out
+    if parts > 1:
+        partial, partial_ml = _room_for_sums(out, parts)
     block_d = max(16, triton.next_power_of_2(dim))
     group = heads // kv_heads
     cos, sin, query_weight, key_weight, epsilon, angle_row = _pointers(rotation, out)
@@ -273,8 +274,9 @@ def decode_attention(
     if together is not None:
         member_CM, pages_C, first_page = together
         members = member_CM.shape[1]
+        common, common_ml = _room_for_sums(out, common_parts)
         _common_kernel[(len(member_CM), kv_heads, common_parts)](
-            query_NHD, key_pool, value_pool, table_NP, member_CM, pages_C, partial, partial_ml,
+            query_NHD, key_pool, value_pool, table_NP, member_CM, pages_C, common, common_ml,
             cos, sin, query_weight,
             scale, epsilon,
             query_NHD.stride(0), query_NHD.stride(1), table_NP.stride(0), angle_row,
@@ -282,7 +284,8 @@ def decode_attention(
             **kind, num_warps=4, num_stages=2,
         )  # fmt: skip
     _decode_kernel[(rows, kv_heads, parts)](
-        query_NHD, key_NKD, value_NKD, key_pool, value_pool, table_NP, length_N, out, partial, partial_ml, first_page,
+        query_NHD, key_NKD, value_NKD, key_pool, value_pool, table_NP, length_N, out, partial, partial_ml,
+        common, common_ml, first_page,
         cos, sin, query_weight, key_weight,
         scale, epsilon,
         query_NHD.stride(0), query_NHD.stride(1), key_NKD.stride(0), key_NKD.stride(1),
@@ -293,6 +296,13 @@ def decode_attention(
     if parts > 1:
         _join_kernel[(rows * heads,)](partial, partial_ml, out, DIM=dim, BLOCK_D=block_d, SPLITS=parts, num_warps=1)
     return out
+
+
+def _room_for_sums(out_NHD: Tensor, parts: int) -> tuple[Tensor, Tensor]:
+    """For what so many programs add up: weighted values, and the highest score with the sum of the weights."""
+    rows, heads, dim = out_NHD.shape
+    sums = torch.empty(rows, heads, parts, dim, dtype=torch.float32, device=out_NHD.device)
+    return sums, torch.empty(rows, heads, parts, 2, dtype=torch.float32, device=out_NHD.device)
 
 
 def _pointers(rotation: Rotation | None, unused: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, float, int]:

@@ -1,10 +1,12 @@
-"""Who looks at whom while sampling: the new token of each row, or the new tokens of several prompts, over pages."""
+"""Who looks at whom while sampling: the new token of each row, or the new tokens of several prompts, over pages; and
+which of these tokens are computed in one pass."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import ModuleType
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -47,6 +49,33 @@ class Decoding:
         return attention
 
 
+class Piece(NamedTuple):
+    """The tokens of one prompt from ``start`` to before ``end``."""
+
+    prompt: int
+    start: int
+    end: int
+
+
+def portions(prompts: Sequence[tuple[int, int]], most: int) -> Iterator[list[Piece]]:
+    """The pieces of each pass, in order, at most ``most`` tokens in a pass; ``prompts`` are (tokens that pages already
+    hold, tokens in all). Only a prompt that alone is too long for a pass is cut, between two blocks of queries, so that
+    attention computes the same blocks as uncut."""
+    most = max(BLOCK, most // BLOCK * BLOCK)
+    part: list[Piece] = []
+    room = most
+    for prompt, (known, length) in enumerate(prompts):
+        for start in range(known, length, most):
+            piece = Piece(prompt, start, min(length, start + most))
+            if piece.end - piece.start > room:
+                yield part
+                part, room = [], most
+            part.append(piece)
+            room -= piece.end - piece.start
+    if part:
+        yield part
+
+
 @dataclass(frozen=True)
 class Prefilling:
     """The tokens of several prompts from ``known`` on, end to end."""
@@ -62,7 +91,7 @@ class Prefilling:
 
     @staticmethod
     def of(pool: Pool, rows: Sequence[tuple[Sequence[int], int, int]], device: torch.device) -> Prefilling:
-        """``rows`` are (pages, tokens that they already hold, tokens of the whole prompt)."""
+        """``rows`` are (pages, tokens that they already hold, tokens that they hold after this pass)."""
         size = pool.books.size
         width = max(len(pages) for pages, _, _ in rows)
         table = torch.tensor([[*pages, *[0] * (width - len(pages))] for pages, _, _ in rows], dtype=torch.int32)

@@ -19,7 +19,7 @@ change nothing but rounding.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,10 +30,10 @@ from torch import Tensor
 
 from teamtr.answers import Ended, Sample
 from teamtr.engines.paged.buffers import NOBODY, SIZES, DecodeBuffers, Seated
-from teamtr.engines.paged.layout import Decoding, Prefilling
+from teamtr.engines.paged.layout import Decoding, Prefilling, portions
 from teamtr.engines.paged.pages import Pool
 from teamtr.engines.paged.weights import SamplingCopy
-from teamtr.engines.paged.work_split import Cluster, clusters, most_members, remaining, splits, worth_it
+from teamtr.engines.paged.work_split import Cluster, clusters, most_members, remaining, spared, worth_sparing
 from teamtr.engines.sampling import TokenSampler
 from teamtr.engines.torch.attention import AttentionShape, Layout, attending, text_config
 from teamtr.errors import UserError
@@ -43,7 +43,7 @@ from teamtr.types import Finish, Floats, Ids
 
 PAGE = 64
 PREFILL_TOKENS = 16_384
-"""Tokens of one prefill pass."""
+"""Most tokens of one prefill pass: what it takes does not grow with prompts, however long or many."""
 LOOK_EVERY = 16
 """Tokens between two looks at who has ended."""
 
@@ -189,7 +189,7 @@ class Server:
             for sequence in running:
                 self._pool.books.give_back(sequence.pages)
             self._buffers.clear(0)
-            self._put_clusters([])
+            self._put_clusters([], 0)
 
     def _decode(self, more: MoreJobs, follow: Follow, running: list[_Sequence], work: Work) -> None:
         waiting: dict[Hashable, dict[int, Job]] = {}
@@ -226,7 +226,7 @@ class Server:
             ended = []
             if not all(alive):
                 ended = self._leave(running, alive)
-                self._put_clusters(remaining(buffers.clusters, alive))
+                self._put_clusters(remaining(buffers.clusters, alive), sum(alive))
                 running[:] = [sequence for sequence, stays in zip(running, alive, strict=True) if stays]
 
     # -- 1. and 2. --------------------------------------------------------------------------------------------
@@ -290,19 +290,25 @@ class Server:
         return sequences
 
     def _prefill(self, sequences: Sequence[_Sequence], leaders: Sequence[int], known: Sequence[int]) -> Tensor:
-        """Compute what no page holds; returns the last hidden state of each leader's prompt."""
+        """Compute what no page holds, some tokens at a time; returns the last hidden state of each leader's prompt."""
         last: list[Tensor] = []
-        for part in _portions([len(sequences[s].prompt) - k for s, k in zip(leaders, known, strict=True)]):
-            work = [(sequences[leaders[i]], known[i]) for i in part]
+        leading = [sequences[leader] for leader in leaders]
+        prompts = [(k, len(sequence.prompt)) for sequence, k in zip(leading, known, strict=True)]
+        for part in portions(prompts, PREFILL_TOKENS):
+            of = [leading[piece.prompt] for piece in part]
+            counts = [piece.end - piece.start for piece in part]
             layout = Prefilling.of(
                 self._require_pool(),
-                [(sequence.pages, k, len(sequence.prompt)) for sequence, k in work],
+                [(one.pages, piece.start, piece.end) for one, piece in zip(of, part, strict=True)],
                 self.copy.device,
             )
-            ids = torch.as_tensor(np.concatenate([sequence.prompt[k:] for sequence, k in work]), dtype=torch.int64)
+            said = [one.prompt[piece.start : piece.end] for one, piece in zip(of, part, strict=True)]
+            ids = torch.as_tensor(np.concatenate(said), dtype=torch.int64)
             if self.copy.rows is not None:
-                self.copy.rows.of_tokens([s.job.speaker.adapter for s, _ in work], [len(s.prompt) - k for s, k in work])
-            last.append(self._hidden(layout, ids.to(self.copy.device), layout.position_N)[layout.last_R])
+                self.copy.rows.of_tokens([one.job.speaker.adapter for one in of], counts)
+            hidden = self._hidden(layout, ids.to(self.copy.device), layout.position_N)
+            ends = [k for k, (one, piece) in enumerate(zip(of, part, strict=True)) if piece.end == len(one.prompt)]
+            last.append(hidden[layout.last_R[ends]])
         return torch.cat(last)
 
     def _hidden(self, layout: Layout, ids_N: Tensor, position_N: Tensor) -> Tensor:
@@ -336,34 +342,33 @@ class Server:
             self._step(size, drawing)
             return
         graphs = self._require_buffers().graphs
-        key = (size, drawing, self._reads_together(size))
+        key = (size, drawing, self._reads_together())
         if key not in graphs:
             graphs[key] = self._capture(size, drawing)
         graphs[key].replay()
 
     def _share(self, sequences: Sequence[_Sequence]) -> None:
         """Look for rows that begin with the same pages: whenever rows have come. When some leave, the rest go on."""
-        many = splits(_size(len(sequences)), self._shape.kv_heads) == 1
-        self._put_clusters(
-            clusters([sequence.pages for sequence in sequences], self._require_buffers().members) if many else []
-        )
+        pages = [sequence.pages for sequence in sequences]
+        self._put_clusters(clusters(pages, self._require_buffers().members), len(pages))
 
-    def _put_clusters(self, found: list[Cluster]) -> None:
+    def _put_clusters(self, found: list[Cluster], rows: int) -> None:
+        """From now on these, where that pays for so many rows."""
         buffers = self._require_buffers()
         in_a_layer = Pool.bytes_per_page(self._shape, PAGE, self.copy.dtype) // self._shape.layers
-        found = found if worth_it(found, in_a_layer) else []
+        if rows == 0 or spared(found) * in_a_layer < worth_sparing(_size(rows), self._shape.kv_heads):
+            found = []
         if found or buffers.clusters:
             buffers.together.put(found)
         buffers.clusters = found
 
-    def _reads_together(self, size: int) -> bool:
-        """Not where a row has several programs: each would add what is common once more."""
-        return bool(self._require_buffers().clusters) and splits(size, self._shape.kv_heads) == 1
+    def _reads_together(self) -> bool:
+        return bool(self._require_buffers().clusters)
 
     def _step(self, size: int, drawing: TokenSampler) -> None:
         """One token for the first ``size`` sequences."""
         buffers = self._require_buffers()
-        together = buffers.together.of(size) if self._reads_together(size) else None
+        together = buffers.together.of(size) if self._reads_together() else None
         layout = Decoding(self._require_pool(), buffers.table[:size], buffers.position[:size], together)
         if self.copy.rows is not None:
             self.copy.rows.index_N = buffers.adapter[:size]
@@ -403,8 +408,9 @@ class Server:
         """Tell of the tokens since the last look; who goes on: a row that nobody wants leaves as if it had ended."""
         buffers = self._require_buffers()
         slots = torch.tensor([sequence.slot for sequence in running], device=buffers.device)
-        ids = buffers.ids[slots].cpu().numpy().astype(np.int32)
         written = buffers.position[: len(running)].tolist()
+        most = max(upto - len(sequence.prompt) for sequence, upto in zip(running, written, strict=True)) + 1
+        ids = buffers.ids[:, :most][slots].cpu().numpy().astype(np.int32)
         goes_on = []
         for sequence, stays, position, said in zip(running, alive, written, ids, strict=True):
             before, upto = sequence.told, int(position) - len(sequence.prompt) + 1
@@ -419,7 +425,9 @@ class Server:
         gone = [i for i, stays in enumerate(alive) if not stays]
         written = buffers.position[: len(running)].tolist()
         slots = torch.tensor([running[i].slot for i in gone], device=buffers.device)
-        ids, logp = buffers.ids[slots].cpu().numpy().astype(np.int32), buffers.logp[slots].cpu().numpy()
+        most = max(written[i] - len(running[i].prompt) for i in gone) + 1  # room is for more than was said
+        ids = buffers.ids[:, :most][slots].cpu().numpy().astype(np.int32)
+        logp = buffers.logp[:, :most][slots].cpu().numpy()
         ended: list[Ended] = []
         for i, said, logprobs in zip(gone, ids, logp, strict=True):
             sequence = running[i]
@@ -496,17 +504,3 @@ def _size(rows: int) -> int:
 def _roomy(needed: int, had: int) -> int:
     """A power of two that holds both: so that growing, which loses the captured graphs, happens seldom."""
     return 1 << (max(needed, had, 1) - 1).bit_length()
-
-
-def _portions(tokens: Sequence[int]) -> Iterator[list[int]]:
-    """Consecutive items of at most PREFILL_TOKENS in all, one item at least."""
-    part: list[int] = []
-    total = 0
-    for i, count in enumerate(tokens):
-        if part and total + count > PREFILL_TOKENS:
-            yield part
-            part, total = [], 0
-        part.append(i)
-        total += count
-    if part:
-        yield part

@@ -1,8 +1,9 @@
 """How a decode step's reading is shared out: many programs for one row, or one program for many rows.
 
-A card wants many programs at once, so the pages of few rows are split among several (``splits``). Many rows that begin
-with the same pages, as the episodes of a group do, read these together instead (``clusters``): once for up to
-``most_members`` rows, each of which goes on alone from its first page of its own.
+A card wants many programs at once, so the pages of few rows are split among several (``splits``). Rows that begin with
+the same pages, as the episodes of a group do, read these together (``clusters``): once for up to ``most_members`` rows,
+each of which goes on alone from its first page of its own. What a cluster reads is split among programs as well
+(``shares``), the fewer rows there are the more.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ MOST_QUERIES = 64
 WORTH_SPARING = 48 << 20
 """Bytes of a layer's keys and values that must be spared: another kernel costs as much as reading these, where
 neighbours' reading is often in the cache already."""
+WORTH_SPARING_FEW = 256 << 20
+"""The same where few rows have several programs each: a card's cache holds what they read in common, unless that is
+long. Not measured on a card."""
 
 Cluster = tuple[list[int], int]
 """Rows, and how many first pages they have in common."""
@@ -44,7 +48,7 @@ def splits(rows: int, kv_heads: int) -> int:
 
 def shares(rows: int, kv_heads: int) -> int:
     """Programs for the common pages of one cluster and one kv head."""
-    return next((n for n in (4, 2) if n * rows * kv_heads <= SHARES_TARGET), 1)
+    return next((n for n in (16, 8, 4, 2) if n * rows * kv_heads <= SHARES_TARGET), 1)
 
 
 def most_members(group: int, dtype: torch.dtype) -> int:
@@ -53,9 +57,9 @@ def most_members(group: int, dtype: torch.dtype) -> int:
     return max(1, queries // group)
 
 
-def worth_it(found: Sequence[Cluster], page_bytes: int) -> bool:
-    """Whether reading together pays, with so many bytes to a page of one layer."""
-    return spared(found) * page_bytes >= WORTH_SPARING
+def worth_sparing(rows: int, kv_heads: int) -> int:
+    """Bytes of a layer from which on so many rows read together."""
+    return WORTH_SPARING if splits(rows, kv_heads) == 1 else WORTH_SPARING_FEW
 
 
 def clusters(pages: Sequence[list[int]], most: int) -> list[Cluster]:

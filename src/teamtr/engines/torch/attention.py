@@ -26,6 +26,8 @@ from teamtr.engines.transfer import send
 from teamtr.errors import first_line
 
 NAME = "teamtr"
+LONG = 1024
+"""Tokens of a row from which on memory that grows with the square of its length is too much."""
 
 
 class Unsupported(Exception):
@@ -318,10 +320,20 @@ class Packed:
             )  # fmt: skip
             assert isinstance(out, Tensor)
         else:
+            if grouped and _needs_own_keys(query, self.longest):
+                times = query.shape[1] // key.shape[1]
+                key, value, grouped = key.repeat_interleave(times, 1), value.repeat_interleave(times, 1), False
             q, k, v = (x.view(len(self.lengths), -1, *x.shape[1:]).transpose(1, 2) for x in (query, key, value))
             padded = scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=grouped)
             out = padded.transpose(1, 2).flatten(0, 1)
         return out if self.spread is None else self.spread.gather(out)
+
+
+def _needs_own_keys(query: Tensor, longest: int) -> bool:
+    """Whether every query head gets keys of its own in long rows. On a card, torch shares them only in half precision,
+    and in plain products, which hold the weights of every pair of tokens; the kernel that has float32 in linear memory
+    does not share them."""
+    return query.device.type == "cuda" and query.dtype == torch.float32 and longest > LONG
 
 
 @cache

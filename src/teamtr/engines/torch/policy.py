@@ -84,7 +84,7 @@ class TransformerPolicy(Policy):
         self.serving = serving
         self._fused = fused
         self._layouts: ExitStack | None = None
-        self._recomputes = False
+        self.recomputes = False
         self.packs = True
         self._pads = True
         try:
@@ -228,8 +228,12 @@ class TransformerPolicy(Policy):
                 self._layouts.push(own.pop_all())  # only a pass that went through is computed again by its gradient
                 return found
 
+    @property
+    def can_recompute(self) -> bool:
+        return bool(getattr(self.causal_lm, "supports_gradient_checkpointing", False))
+
     def recompute_activations(self) -> bool:
-        if self._recomputes or not getattr(self.causal_lm, "supports_gradient_checkpointing", False):
+        if self.recomputes or not self.can_recompute:
             return False
         self.causal_lm.gradient_checkpointing_enable({"use_reentrant": False})
         # transformers recomputes in training mode only, which must then differ from evaluation in nothing else.
@@ -238,11 +242,11 @@ class TransformerPolicy(Policy):
                 module.p = 0.0
             elif getattr(module, "attention_dropout", 0.0):
                 module.attention_dropout = 0.0
-        self._recomputes = True
+        self.recomputes = True
         return True
 
     def features(self, prompts: Sequence[Ids], messages: Sequence[Ids]) -> Tensor:
-        self.causal_lm.train(self._recomputes and torch.is_grad_enabled())
+        self.causal_lm.train(self.recomputes and torch.is_grad_enabled())
         if not all(map(len, prompts)):
             raise UserError(
                 "an empty prompt: there is no token before the message that its first one could follow from"
