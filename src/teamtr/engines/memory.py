@@ -118,6 +118,7 @@ def _served(learners: Mapping[str, PolicyLearner]) -> Iterator[Served]:
             pool.page_budget(model),
             shared,
             adapter_numbers(model) * size if pool.applies_by_row(model) else 0,
+            text_config(model).hidden_size * size if pool.keeps else 0,
         )
 
 
@@ -138,6 +139,7 @@ def trained(learner: PolicyLearner) -> Trained:
         kept_bytes_per_token=activation_bytes_per_token(learner),
         copy_bytes_per_token=2 * sum(_attention_widths(policy)) * width,
         packs=policy.packs,
+        kept_features=learner.kept.budget,
     )
 
 
@@ -224,8 +226,9 @@ def _old_policy_of_the_rest(learner: PolicyLearner, demand: Demand, rehearsed: i
     held = None
     if isinstance(learner.policy, TransformerPolicy) and learner.policy.device.type != "cpu":
         width = text_config(learner.policy.causal_lm).hidden_size
-        each = estimate.old_policy_bytes(demand.lengths[learner.agent], width)
-        rest = max(0, demand.messages[learner.agent] - rehearsed) * each
+        lengths, messages = demand.lengths[learner.agent], demand.messages[learner.agent]
+        rest = max(0, messages - rehearsed) * estimate.old_policy_bytes(lengths, width)
+        rest += estimate.kept_feature_bytes(learner.kept.budget, messages, lengths, width)
         try:
             held = torch.empty(rest, dtype=torch.uint8, device=learner.policy.device)
         except torch.OutOfMemoryError as error:

@@ -153,7 +153,10 @@ def _served(setup: Setup, held_already: int) -> list[Served]:
         if budget is None:
             budget = PAGES_ON_A_CPU if free is None else int(SHARE_OF_FREE_MEMORY * max(0, free - held_already))
             held_already += budget
-        found.append(Served(names, shape.cache_bytes(size), sampling.precision, copied, budget, shared, by_row))
+        features = shape.width * size if setup.learning.kept_features else 0
+        found.append(
+            Served(names, shape.cache_bytes(size), sampling.precision, copied, budget, shared, by_row, features)
+        )
     return found
 
 
@@ -195,6 +198,7 @@ def _trained(setup: Setup, member: Member) -> Trained:
         head_chunk=max(1, logits // shape.vocabulary),
         kept_bytes_per_token=kept_bytes_per_token(shape, precision, rank=member.rank),
         copy_bytes_per_token=2 * (shape.query_width + shape.key_width) * (2 if precision in HALVES else 4),
+        kept_features=setup.learning.kept_features,
     )
 
 

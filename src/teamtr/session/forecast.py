@@ -96,6 +96,7 @@ def _setup(team_file: TeamFile, plan: Plan, cluster: Cluster, demand: Demand) ->
             learner.gate_share,
             learner.precision,
             learner.base,
+            learner.kept_bytes,
         ),
         sampling=sampling,
     )
