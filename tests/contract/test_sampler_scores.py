@@ -197,6 +197,19 @@ def test_of_two_agents_in_one_batch_only_the_next_one_to_learn_is_kept():
     assert len(learners["a"].kept) == 0, "nobody asked"
 
 
+def test_on_a_cpu_what_is_kept_rests_on_no_page_of_an_earlier_call():
+    """They were computed in other company, which rounds otherwise: a run that is resumed does not have them."""
+    engine, noise = engine_of("full", "fp32"), uniforms(0, 1, 4)
+    prompts = [np.arange(2, 72, dtype=np.int32) % 29 + 2]
+    found = []
+    for keep in (None, None, "agent", None):
+        engine.keep_scores(keep)
+        engine.sample("agent", prompts, noise)
+        policy = engine.learner("agent").policy
+        found.append(policy.serving.server_of(policy.causal_lm).books.found_tokens)
+    assert np.diff([0, *found]).tolist() == [0, PAGE, 0, PAGE]
+
+
 # -- the update ------------------------------------------------------------------------------------------------
 
 
@@ -332,14 +345,14 @@ def test_a_policy_without_features_and_a_sampler_without_room_say_so():
 
 TEAM = """
 name: kept
-task: {{name: code, half_length: 1}}
-team: {{model: tiny, train: lora, max_tokens: 3, agents: [{{name: left}}, {{name: right}}, {{name: speaker}}]}}
-tiny: {{layers: 1, width: 16, heads: 2, warmup_steps: 0}}
-plan: {{preset: {preset}, problems: 2, group_size: 4, stages: 2, radius_nats_per_message: 0.05}}
-learner: {{micro_batch: 8, epochs: 1, minibatches: 2, score: sampler}}
+task: {{name: code, symbols: AB, half_length: 1, held_out: 0.5, skill: 0.8}}
+team: {{model: tiny, train: lora, agents: [{{name: left, max_tokens: 2}}, {{name: right, max_tokens: 2}}, {{name: speaker, max_tokens: 3}}]}}
+tiny: {{layers: 1, width: 32, heads: 2, warmup_steps: 40, warmup_learning_rate: 1e-2}}
+plan: {{preset: {preset}, problems: 4, group_size: 4, stages: 2, radius_nats_per_message: 0.05}}
+learner: {{minibatches: 2, epochs: 1, score: sampler}}
 sampling: {{engine: {engine}}}
-eval: {{every: 1, problems: 2, samples: 1}}
-"""
+eval: {{every: 1, samples: 1}}
+"""  # noqa: E501
 
 
 def updates_of(folder: Path) -> list[dict]:
@@ -352,19 +365,23 @@ def bits(folder: Path) -> list[tuple]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("preset", "engine"), [("teamtr", "plain"), ("teamtr", "paged"), ("auto", "plain")])
-def test_a_run_that_stops_after_every_update_ends_with_the_bits_of_one_that_does_not(tmp_path, preset, engine):
+@pytest.mark.parametrize(
+    ("preset", "engine"),
+    [
+        ("auto", "plain"),
+        pytest.param("teamtr", "plain", marks=pytest.mark.slow),
+        pytest.param("teamtr", "paged", marks=pytest.mark.slow),
+    ],
+)
+def test_a_run_that_stops_in_the_middle_of_a_stage_ends_with_the_bits_of_one_that_does_not(tmp_path, preset, engine):
     """What was kept is gone with the process: each update uses only what was sampled since the commit before it."""
     team_file = loads(TEAM.format(preset=preset, engine=engine), "kept")
     whole, pieces = tmp_path / "whole", tmp_path / "pieces"
     list(train(team_file, folder=whole))
-    for _ in range(20):
-        records = list(train(team_file, folder=pieces, stop=lambda: True))
-        if records[-1]["kind"] == "finished":
-            break
+    list(train(team_file, folder=pieces, stop=lambda: (pieces / "log.jsonl").read_text().count('"update",') > 3))
+    assert len(bits(pieces)) == 4, "in the second of two stages of three updates"
+    list(train(team_file, folder=pieces))
     assert bits(pieces) == bits(whole)
     used = [record["sampler_scored"] for record in updates_of(whole) if record["steps"]]
-    assert used
-    assert all(used) if preset == "teamtr" else any(used), used
-    resumed = [r for r in RunFolder.read(pieces).log.read() if r["kind"] == "resume"]
-    assert len(resumed) >= len(bits(whole)) - 1
+    assert len(used) > 1, "too little happens in this run to prove anything"
+    assert all(used) if preset == "teamtr" else 0 < sum(map(bool, used)) < len(used), used
