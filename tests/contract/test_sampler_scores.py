@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+import planned
 from conftest import make_policy
 from teamtr.answers import Ended, Wanted
 from teamtr.batches import AgentBatch
@@ -21,6 +22,7 @@ from teamtr.engines.paged.pool import SamplerPool
 from teamtr.engines.paged.sampler import PAGE
 from teamtr.engines.torch.attention import AttentionShape
 from teamtr.errors import UserError
+from teamtr.planning.memory import memory_of
 from teamtr.presets import PRESETS
 from teamtr.randomness import uniforms
 from teamtr.session.build import build
@@ -154,8 +156,7 @@ def test_rows_that_wait_join_or_are_cut_short_keep_what_they_said():
 
     def more(ended):
         found.update({one.row: one for one in ended})
-        given = [left.pop(0)[1] for _ in range(min(5, len(left)))]
-        return given
+        return [left.pop(0)[1] for _ in range(min(5, len(left)))]
 
     engine.keep_scores("agent")
     engine.stream(more, follow=lambda row, before, ids: row % 3 > 0)
@@ -304,7 +305,7 @@ def test_one_message_of_many_is_caught_by_what_the_sampler_said_of_it():
     report = update(engine, batch, "sampler")
     assert report.mismatch_kl < 1e-9
     assert report.sampler_scored == 0
-    assert "its words about its tokens" in report.own_scores
+    assert "what it said of its tokens" in report.own_scores
 
 
 def test_features_that_are_not_finite_are_refused():
@@ -385,3 +386,85 @@ def test_a_run_that_stops_in_the_middle_of_a_stage_ends_with_the_bits_of_one_tha
     used = [record["sampler_scored"] for record in updates_of(whole) if record["steps"]]
     assert len(used) > 1, "too little happens in this run to prove anything"
     assert all(used) if preset == "teamtr" else 0 < sum(map(bool, used)) < len(used), used
+
+
+# -- what it takes, and where it is refused ---------------------------------------------------------------------
+
+
+def test_it_is_off_by_default_and_refused_where_nobody_keeps_anything():
+    text = TEAM.format(preset="teamtr", engine="plain").replace(", score: sampler", "")
+    assert loads(text, "kept").learner.score == "own"
+    assert loads(text, "kept").learner.kept_bytes == 0
+    for overrides, reason in (
+        (("sampling.engine=vllm", "sampling.vllm.urls=[http://127.0.0.1:1]"), "vLLM gives only log-probabilities"),
+        (("cluster.engine=ray", "cluster.shard_base=true"), "cluster.shard_base spreads them"),
+        (("team.model=tabular", "team.train=full"), "is a table"),
+    ):
+        loads(text, "kept", overrides)
+        with pytest.raises(UserError, match=reason):
+            loads(text, "kept", (*overrides, "learner.score=sampler"))
+
+
+def test_the_memory_plan_counts_what_is_kept_and_where():
+    """By hand: float32, width 32; four problems of four, messages of three tokens in buffers of four."""
+    text = TEAM.format(preset="teamtr", engine="paged")
+    items = {}
+    for score in ("own", "sampler"):
+        session = build(loads(text, "kept", (f"learner.score={score}", "tiny.warmup_steps=0")))
+        items[score] = {item.what: item.bytes for item in plan_memory(session).items}
+    new = {what: size for what, size in items["sampler"].items() if what not in items["own"]}
+    assert {what: items["sampler"][what] for what in items["own"]} == items["own"]
+    assert new == {"features of open messages": (16 + 1) * 4 * 32 * 4, "features of the sampler": 16 * 3 * 32 * 4}
+    small = build(loads(text, "kept", ("learner.score_memory_gb=1e-6", "tiny.warmup_steps=0")))
+    assert {i.what: i.bytes for i in plan_memory(small).items}["features of the sampler"] == int(1e-6 * 2**30)
+    policy = session.engine.learner("left").policy
+    policy.reserve(16, 10, 3)
+    assert policy.serving.server_of(policy.causal_lm)._buffers.kept.nbytes == new["features of open messages"]
+
+
+def test_a_plan_without_models_counts_the_same():
+    setup = planned.setup()
+    plans = [
+        memory_of(replace(setup, learning=replace(setup.learning, kept_features=size))).plan.items
+        for size in (0, 4 << 30)
+    ]
+    own, kept = ({item.what: item.bytes for item in items} for items in plans)
+    assert kept.pop("features of open messages") == (512 + 1) * 256 * 2048 * 2
+    assert kept.pop("features of the sampler") == 512 * 256 * 2048 * 4
+    assert kept == own
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+def test_workers_compute_what_others_sampled():
+    """Rows go to workers in neighboring parts when they are sampled, and by problem when they are scored."""
+    pytest.importorskip("ray", reason="needs teamtr[ray]")
+    text = TEAM.format(preset="teamtr", engine="plain")
+    workers = ("cluster.engine=ray", "cluster.workers=2", "cluster.shards=2", "tiny.warmup_steps=0")
+    session = build(loads(text, "kept", workers))
+    try:
+        engine, prompts = session.engine, some_prompts()
+        engine.keep_scores("left")
+        samples = engine.sample("left", prompts, uniforms(0, len(prompts), TOKENS))
+        engine.keep_scores(None)
+        episodes = np.arange(len(prompts))
+        said = (tuple(s.token_ids for s in samples), tuple(s.logprobs for s in samples))
+        batch = AgentBatch("left", tuple(prompts), *said, episodes, episodes // GROUP, np.zeros_like(episodes))
+        learner, found = engine.learner("left"), {}
+        for from_sampler in (True, False):
+            logp_M = learner.begin(batch, from_sampler=from_sampler)
+            count, before = learner.sampler_scored, learner.snapshot()
+            learner.perturb(1e-2, seed=1)
+            found[from_sampler] = (count, logp_M, learner.measure().full_M)
+            learner.restore(before)
+        assert 0 < found[True][0] < len(batch), "some rows are scored by who sampled them, some are not"
+        assert found[False][0] == 0
+        np.testing.assert_allclose(found[True][1], found[False][1], atol=1e-5)
+        np.testing.assert_allclose(found[True][2], found[False][2], atol=1e-6)
+        engine.keep_scores("left")
+        engine.sample("left", prompts, uniforms(0, len(prompts), TOKENS))
+        engine.publish("left", learner.version())
+        learner.begin(batch, from_sampler=True)
+        assert learner.sampler_scored == 0, "all workers forget when one agent is published"
+    finally:
+        session.engine.close()

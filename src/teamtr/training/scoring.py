@@ -90,8 +90,8 @@ def _too_far(learner: Learner, data: TrainingBatch, radii: Radii, radius: float,
     if floor + astray <= VERIFIABLE_SHARE * radius:
         return ""
     return (
-        f"measured from the sampler's features, unmoved weights have a KL of {floor:.2g}, and its words about its tokens "
-        f"one of {astray:.2g}: together more than a tenth of the radius {radius:.2g}"
+        f"on the sampler's features, unmoved weights have a KL of {floor:.2g}, and what it said of its tokens one of "
+        f"{astray:.2g}: together more than a tenth of the radius {radius:.2g}"
     )
 
 
