@@ -115,7 +115,7 @@ def ours(a: argparse.Namespace, score: str) -> dict[str, Any]:
         started = time.perf_counter()
         engine.keep_scores(agent if keeps else None)
         phases["sample"] += seconds(lambda k=k, said=said: said.update(play(engine, a, 1 + k, phases, a.agents)))
-        sampled += sum(len(m) for _, messages in said.values() for m in messages)
+        sampled += sum(len(m) for _, messages, _ in said.values() for m in messages)
         engine.keep_scores(None)
         done = update(engine, a, agent, said, k, score)
         phases.update(done.seconds)

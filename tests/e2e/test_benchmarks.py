@@ -68,6 +68,7 @@ def test_update_reports_what_monitoring_costs(bench):
     assert "padded" in said, "every result is told at once"
 
 
+@pytest.mark.slow
 def test_update_with_scores_of_the_sampler_beside_its_own(bench):
     record, _ = bench("update", "--messages", "16", "--context", "16", "--tokens", "8", "--score", "own,sampler")
     own, kept = (record["results"][name] for name in ("ours", "ours, scores of the sampler"))
