@@ -115,6 +115,7 @@ def test_the_oldest_go_first_and_other_weights_or_words_are_not_found():
     assert kept.bytes == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", ["full", "lora"])
 def test_what_the_sampler_keeps_is_what_the_learner_computes(kind, way):
@@ -143,6 +144,7 @@ def test_what_the_sampler_keeps_is_what_the_learner_computes(kind, way):
     np.testing.assert_allclose(from_sampler.log_ratio_M, own.log_ratio_M, atol=2e-5)
 
 
+@pytest.mark.long
 def test_rows_that_wait_join_or_are_cut_short_keep_what_they_said():
     """Few pages, buffers that grow in the middle, tokens that nobody wants any more: each row has its own features."""
     per_page = Pool.bytes_per_page(AttentionShape.of(make_policy("full").causal_lm.config), PAGE, torch.float32)
@@ -198,6 +200,7 @@ def test_of_two_agents_in_one_batch_only_the_next_one_to_learn_is_kept():
     assert len(learners["a"].kept) == 0, "nobody asked"
 
 
+@pytest.mark.long
 def test_on_a_cpu_what_is_kept_rests_on_no_page_of_an_earlier_call():
     """They were computed in other company, which rounds otherwise: a run that is resumed does not have them."""
     engine, noise = engine_of("full", "fp32"), uniforms(0, 1, 4)
@@ -214,6 +217,7 @@ def test_on_a_cpu_what_is_kept_rests_on_no_page_of_an_earlier_call():
 # -- the update ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("way", WAYS)
 def test_an_update_decides_alike_with_fewer_tokens(way):
     found = {}
@@ -238,6 +242,7 @@ def test_an_update_decides_alike_with_fewer_tokens(way):
     assert ours.tokens["trained"] == own.tokens["trained"]
 
 
+@pytest.mark.long
 def test_weights_that_moved_since_are_scored_anew_and_publishing_forgets():
     engine = engine_of()
     learner = engine.learner("agent")
@@ -252,6 +257,7 @@ def test_weights_that_moved_since_are_scored_anew_and_publishing_forgets():
     assert update(engine, batch, "sampler").own_scores == NOTHING_KEPT
 
 
+@pytest.mark.long
 def test_what_is_not_kept_is_computed_beside_it():
     """As where another worker sampled some of the rows, or memory did not reach."""
     few = engine_of(budget=8 * TOKENS * 16 * 4)
@@ -277,6 +283,7 @@ def tampered(engine: LocalEngine, batch: AgentBatch, rows, size: float) -> None:
         features += size * torch.randn(features.shape, generator=torch.Generator().manual_seed(int(row)))
 
 
+@pytest.mark.long
 def test_features_that_were_tampered_with_are_refused_and_the_update_is_the_learners_own_to_the_bit():
     engine = engine_of()
     expected = update(engine, sampled(engine, keep=False), "own")
@@ -294,6 +301,7 @@ def test_features_that_were_tampered_with_are_refused_and_the_update_is_the_lear
     assert replace(report, **{name: getattr(expected, name) for name in same}) == expected
 
 
+@pytest.mark.long
 def test_one_message_of_many_is_caught_by_what_the_sampler_said_of_it():
     """The floor's messages are few: this one is not among them."""
     engine = engine_of()
@@ -317,6 +325,7 @@ def test_features_that_are_not_finite_are_refused():
     assert "not finite" in report.own_scores
 
 
+@pytest.mark.long
 def test_half_precision_is_taken_within_a_tenth_of_the_radius_and_not_beyond():
     """The error is measured, whatever the sampler's arithmetic: bfloat16 serves a wide radius, and no narrow one."""
     engine = engine_of("lora", "bf16")
@@ -405,6 +414,7 @@ def test_it_is_off_by_default_and_refused_where_nobody_keeps_anything():
             loads(text, "kept", (*overrides, "learner.score=sampler"))
 
 
+@pytest.mark.long
 def test_the_memory_plan_counts_what_is_kept_and_where():
     """By hand: float32, width 32; four problems of four, messages of three tokens in buffers of four."""
     text = TEAM.format(preset="teamtr", engine="paged")
@@ -415,6 +425,8 @@ def test_the_memory_plan_counts_what_is_kept_and_where():
     new = {what: size for what, size in items["sampler"].items() if what not in items["own"]}
     assert {what: items["sampler"][what] for what in items["own"]} == items["own"]
     assert new == {"features of open messages": (16 + 1) * 4 * 32 * 4, "features of the sampler": 16 * 3 * 32 * 4}
+    plain = build(loads(TEAM.format(preset="teamtr", engine="plain"), "kept", ("tiny.warmup_steps=0",)))
+    assert {i.what: i.bytes for i in plan_memory(plain).items}["features of open messages"] == 16 * 4 * 32 * 4
     small = build(loads(text, "kept", ("learner.score_memory_gb=1e-6", "tiny.warmup_steps=0")))
     assert {i.what: i.bytes for i in plan_memory(small).items}["features of the sampler"] == int(1e-6 * 2**30)
     policy = session.engine.learner("left").policy

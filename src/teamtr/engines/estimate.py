@@ -179,18 +179,24 @@ def _served(served: Served, demand: Demand) -> Iterator[MemoryItem]:
         tokens = max(demand.lengths[name].whole for name in served.agents)
         size = demand.episodes * tokens * served.cache_bytes
         yield MemoryItem("keys and values", size, f"{demand.episodes} rows of {tokens} tokens, plain path")
+        yield from _open_features(served, demand.episodes, demand)
         return
     shared = f", {served.shared_bytes / GB:.3g} GB are the learner's own" if served.shared_bytes else ""
     yield MemoryItem("sampling copy", served.copy_bytes, f"{served.precision}{shared}")
     if served.row_bytes:
         yield MemoryItem("adapters by row", served.row_bytes, "those of all agents, beside each other")
-    if served.feature_bytes:
-        rows, tokens = min(demand.episodes, SIZES[-1]), max(demand.lengths[name].message for name in served.agents)
-        size = (roomy(rows) + 1) * roomy(tokens) * served.feature_bytes
-        yield MemoryItem("features of open messages", size, f"{rows} messages of {tokens} tokens, while sampled")
+    yield from _open_features(served, roomy(min(demand.episodes, SIZES[-1])) + 1, demand)
     wanted = served.wanted_bytes(demand)
     taken = min(ROOM_TO_FIND_AGAIN * wanted, served.budget)
     yield MemoryItem("keys and values", taken, f"{wanted / GB:.2g} GB for a batch; the rest is found again later")
+
+
+def _open_features(served: Served, rows: int, demand: Demand) -> Iterator[MemoryItem]:
+    """Of messages that are being sampled, with buffers for so many."""
+    tokens = max(demand.lengths[name].message for name in served.agents)
+    size = rows * roomy(tokens) * served.feature_bytes
+    if size:
+        yield MemoryItem("features of open messages", size, f"{rows} messages of {tokens} tokens, while sampled")
 
 
 def _optimizer(trained: Trained, demand: Demand) -> MemoryItem:

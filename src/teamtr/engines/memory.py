@@ -106,7 +106,9 @@ def _served(learners: Mapping[str, PolicyLearner]) -> Iterator[Served]:
         policy = _policy(learners[names[0]])
         keys, pool = 2 * _attention_widths(policy)[1], policy.serving
         if pool is None:
-            yield Served(tuple(names), keys * torch.float32.itemsize)
+            features = text_config(policy.causal_lm).hidden_size * torch.float32.itemsize
+            keeps = learners[names[0]].kept.budget > 0
+            yield Served(tuple(names), keys * torch.float32.itemsize, feature_bytes=features if keeps else 0)
             continue
         size, model = pool.dtype.itemsize, policy.causal_lm
         shared = sum(weight.numel() for weight in pool.shared_of(model).values()) * size

@@ -173,7 +173,7 @@ class DecodeBuffers:
         self.ids.index_put_((target_N, step_N), ids_N)
         self.logp.index_put_((target_N, step_N), logp_N)
         if self.kept is not None:
-            self.kept.index_put_((target_N, step_N), features_NH)
+            self.kept.index_put_((target_N, step_N), features_NH.to(self.kept.dtype))
         ended_N = (ids_N[:, None] == self.ends[here]).any(1)
         goes_on_N = alive_N & ~ended_N & (step_N + 1 < self.limit[here])
         self.token[here] = torch.where(alive_N, ids_N, self.token[here])
