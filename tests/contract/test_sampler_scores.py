@@ -444,39 +444,3 @@ def test_a_plan_without_models_counts_the_same():
     assert kept.pop("features of open messages") == (512 + 1) * 256 * 2048 * 2
     assert kept.pop("features of the sampler") == 512 * 256 * 2048 * 4
     assert kept == own
-
-
-@pytest.mark.slow
-@pytest.mark.cluster
-def test_workers_compute_what_others_sampled():
-    """Rows go to workers in neighboring parts when they are sampled, and by problem when they are scored."""
-    pytest.importorskip("ray", reason="needs teamtr[ray]")
-    text = TEAM.format(preset="teamtr", engine="plain")
-    workers = ("cluster.engine=ray", "cluster.workers=2", "cluster.shards=2", "tiny.warmup_steps=0")
-    session = build(loads(text, "kept", workers))
-    try:
-        engine, prompts = session.engine, some_prompts()
-        engine.keep_scores("left")
-        samples = engine.sample("left", prompts, uniforms(0, len(prompts), TOKENS))
-        engine.keep_scores(None)
-        episodes = np.arange(len(prompts))
-        said = (tuple(s.token_ids for s in samples), tuple(s.logprobs for s in samples))
-        batch = AgentBatch("left", tuple(prompts), *said, episodes, episodes // GROUP, np.zeros_like(episodes))
-        learner, found = engine.learner("left"), {}
-        for from_sampler in (True, False):
-            logp_M = learner.begin(batch, from_sampler=from_sampler)
-            count, before = learner.sampler_scored, learner.snapshot()
-            learner.perturb(1e-2, seed=1)
-            found[from_sampler] = (count, logp_M, learner.measure().full_M)
-            learner.restore(before)
-        assert 0 < found[True][0] < len(batch), "some rows are scored by who sampled them, some are not"
-        assert found[False][0] == 0
-        np.testing.assert_allclose(found[True][1], found[False][1], atol=1e-5)
-        np.testing.assert_allclose(found[True][2], found[False][2], atol=1e-6)
-        engine.keep_scores("left")
-        engine.sample("left", prompts, uniforms(0, len(prompts), TOKENS))
-        engine.publish("left", learner.version())
-        learner.begin(batch, from_sampler=True)
-        assert learner.sampler_scored == 0, "all workers forget when one agent is published"
-    finally:
-        session.engine.close()
