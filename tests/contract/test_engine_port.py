@@ -350,8 +350,8 @@ def test_what_goes_wrong_there_is_told_here(session: Session):
 
 
 def test_scores_of_the_sampler_are_the_learners_own_wherever_rows_were_sampled(session: Session):
-    """Over workers, rows go to them in neighboring parts when they are sampled, and by problem when they are scored: what
-    another one sampled is computed."""
+    """Rows go to workers in neighboring parts when they are sampled, and by problem when they are scored: what another
+    one sampled is computed."""
     engine, learner = session.engine, session.engine.learner("left")
     if session.team_file.sampling.engine == "vllm":
         with pytest.raises(UserError, match=r"learner\.score: sampler"):
