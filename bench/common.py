@@ -46,6 +46,12 @@ POSITIONS = 40960
 """As Qwen3 has them: prompts and messages of 32,768 tokens."""
 
 
+KEPT_BYTES = 8 << 30
+"""Most memory for what sampling keeps for an update."""
+SCORES = ("own", "sampler")
+"""Who scores messages under the old policy, as ``learner.score``."""
+
+
 def device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -184,8 +190,10 @@ def adapted_team(
     sampler: str | None = None,
     compiled: bool | None = None,
     pages_gb: float | None = None,
+    keeps: bool = False,
 ) -> Any:
-    """A LocalEngine of adapters a0, a1, ... on one base, with ``sampler`` precision for the paged engine."""
+    """A LocalEngine of adapters a0, a1, ... on one base, with ``sampler`` precision for the paged engine. ``keeps``:
+    what sampling computes can be kept for the update."""
     from teamtr.config import LoraConfig
     from teamtr.engines.learner import PolicyLearner
     from teamtr.engines.local import LocalEngine
@@ -195,7 +203,7 @@ def adapted_team(
     from teamtr.engines.torch.policy import TransformerPolicy
 
     pages = int(pages_gb * 2**30) if pages_gb else None
-    room = SamplerPool(sampler, device(), pages, compiled) if sampler else None
+    room = SamplerPool(sampler, device(), pages, compiled, keeps=keeps) if sampler else None
     words = NoTokenizer(model.config.eos_token_id)
     shared = share_base(model, {f"a{k}": LoraConfig() for k in range(agents)}, seed=0)
     fused = fuse_lora(shared)
@@ -208,6 +216,7 @@ def adapted_team(
                     temperature=1.0, serving=room, fused=fused,
                 ),
                 micro_batch=micro_batch,
+                kept_bytes=KEPT_BYTES if keeps else 0,
             )
             for k in range(agents)
         }
@@ -215,9 +224,15 @@ def adapted_team(
 
 
 def make_batch(
-    agent: str, prompts: Sequence[Any], messages: Sequence[Any], group: int, episodes: int | None = None
+    agent: str,
+    prompts: Sequence[Any],
+    messages: Sequence[Any],
+    group: int,
+    episodes: int | None = None,
+    logprobs: Sequence[Any] | None = None,
 ) -> Any:
-    """Messages of one agent, the group's ones side by side; all episodes' first, then all episodes' second, ..."""
+    """Messages of one agent, the group's ones side by side; all episodes' first, then all episodes' second, ...
+    ``logprobs``: the sampler's, where it wrote them."""
     from teamtr.batches import AgentBatch
 
     count = len(messages)
@@ -226,7 +241,7 @@ def make_batch(
         agent=agent,
         prompts=tuple(prompts),
         messages=tuple(messages),
-        sampler_logprobs=tuple(np.zeros(len(m), dtype=np.float32) for m in messages),
+        sampler_logprobs=tuple(logprobs or (np.zeros(len(m), dtype=np.float32) for m in messages)),
         episode_M=episode_M,
         problem_M=episode_M // group,
         turn_M=turn_M,

@@ -1,6 +1,7 @@
 """A stage of a team of adapters on one card, phase by phase, beside the same stage on ``generate`` and on TRL.
 
     python bench/stage.py --shape 1.7b          # 3 agents, 64 problems x 8 episodes x 3 turns of 256 tokens
+    python bench/stage.py --shape 1.7b --parts ours --sampler fp16 --score own,sampler      # who scores the old policy
     python bench/stage.py --shape tiny --problems 2 --group 2 --tokens 8 --prompt 16        # on a CPU
 
 Ours plays all turns anew before every update and takes the whole update: scores, steps, the exact gate. The rivals are
@@ -30,7 +31,18 @@ import numpy as np
 import torch
 
 import update as update_bench
-from common import SHAPES, adapted_team, make_batch, make_model, peak_gb, random_prompts, report, seconds, so_far
+from common import (
+    SCORES,
+    SHAPES,
+    adapted_team,
+    make_batch,
+    make_model,
+    peak_gb,
+    random_prompts,
+    report,
+    seconds,
+    so_far,
+)
 from rollout import DTYPES, generate
 from teamtr.batches import AgentBatch, RolloutBatch
 from teamtr.presets import PRESETS
@@ -49,18 +61,18 @@ from trl_step import as_stage, grpo_step
 
 PARTS = ("ours", "rivals", "plans", "memory")
 PLANS = ("teamtr", "naive_sequential", "reweighted", "auto", "partial")
+OURS = {"own": "ours", "sampler": "ours, scores of the sampler"}
 RADIUS = 0.05
 MEMORY_TURNS, MEMORY_PAGES_GB = 8, 12.0
 
-Said = dict[str, tuple[list[Any], list[Any]]]
-"""Contexts and messages by agent."""
+Said = dict[str, tuple[list[Any], list[Any], list[Any]]]
+"""Contexts, messages and their log-probabilities by agent."""
 
 
 def team_of(a: argparse.Namespace, agents: int, **sampling: Any) -> Any:
     return adapted_team(
-        make_model(a.shape), agents, a.precision, micro_batch=a.micro_batch,
-        sampler="bf16" if torch.cuda.is_available() else "fp32", **sampling,
-    )  # fmt: skip
+        make_model(a.shape), agents, a.precision, micro_batch=a.micro_batch, sampler=a.sampler, **sampling
+    )
 
 
 def play(engine: Any, a: argparse.Namespace, seed: int, clock: Counter[str], turns: int) -> Said:
@@ -68,49 +80,57 @@ def play(engine: Any, a: argparse.Namespace, seed: int, clock: Counter[str], tur
     rng = np.random.default_rng(seed)
     problems = random_prompts(np.random.default_rng(7), a.problems, a.prompt, SHAPES[a.shape]["vocab_size"])
     contexts = [problems[e // a.group] for e in range(a.problems * a.group)]
-    said: Said = {agent: ([], []) for agent in engine.learners}
+    said: Said = {agent: ([], [], []) for agent in engine.learners}
     for turn, agent in enumerate(islice(cycle(engine.learners), turns), start=1):
         started = time.perf_counter()
         samples = engine.sample(agent, contexts, uniforms(int(rng.integers(2**31)), len(contexts), a.tokens))
         messages = [s.token_ids for s in samples]
         clock[f"turn {turn}"] += time.perf_counter() - started
-        for kept, new in zip(said[agent], (contexts, messages), strict=True):
+        for kept, new in zip(said[agent], (contexts, messages, [s.logprobs for s in samples]), strict=True):
             kept.extend(new)
         contexts = [np.concatenate([c, m]) for c, m in zip(contexts, messages, strict=True)]
     return said
 
 
-def update(engine: Any, a: argparse.Namespace, agent: str, said: Said, seed: int) -> Any:
+def update(engine: Any, a: argparse.Namespace, agent: str, said: Said, seed: int, score: str = "own") -> Any:
     """A whole update of this agent, on rewards by chance."""
     plan = PRESETS["teamtr"]
     returns = np.random.default_rng(seed).random((a.problems, a.group))
     advantages = plan.advantage.estimate(returns)
-    data = TrainingBatch(make_batch(agent, *said[agent], a.group, episodes=returns.size), advantages, returns)
-    optimization = Optimization(learning_rate=1e-5, epochs=a.epochs, minibatches=4)
+    contexts, messages, logprobs = said[agent]
+    batch = make_batch(agent, contexts, messages, a.group, episodes=returns.size, logprobs=logprobs)
+    data = TrainingBatch(batch, advantages, returns)
+    optimization = Optimization(learning_rate=1e-5, epochs=a.epochs, minibatches=4, score=score)
     state = AgentState(beta=1.0, step_scale=1.0, radius_nats=RADIUS)
     return update_agent(engine.learner(agent), data, plan, optimization, state, seed=seed).report
 
 
-def ours(a: argparse.Namespace) -> dict[str, Any]:
-    engine, phases = team_of(a, a.agents), Counter()
+def ours(a: argparse.Namespace, score: str) -> dict[str, Any]:
+    keeps = score == "sampler"
+    engine, phases = team_of(a, a.agents, keeps=keeps), Counter()
     warm(engine, play(engine, a, 0, Counter(), a.agents), a)
-    sampled = 0
+    sampled, told = 0, {}
     for k, agent in enumerate(engine.learners):
         said: Said = {}
         started = time.perf_counter()
+        engine.keep_scores(agent if keeps else None)
         phases["sample"] += seconds(lambda k=k, said=said: said.update(play(engine, a, 1 + k, phases, a.agents)))
-        sampled += sum(len(m) for _, messages in said.values() for m in messages)
-        done = update(engine, a, agent, said, k)
+        sampled += sum(len(m) for _, messages, _ in said.values() for m in messages)
+        engine.keep_scores(None)
+        done = update(engine, a, agent, said, k, score)
         phases.update(done.seconds)
         phases["whole"] += time.perf_counter() - started
         phases[f"messages measured by {agent}"] = done.messages_measured
+        names = ("sampler_scored", "mismatch_kl", "noise_floor", "own_scores", "kl_upper", "outcome", "tokens")
+        told[agent] = {name: getattr(done, name) for name in names}
+        engine.publish(agent, done.version_after)
     phases["micro-batch"] = min(engine.learner(agent).passes.micro_batch for agent in engine.learners)
     shares = {
         "sampled tokens/s": sampled / phases["sample"],
         "gate share of the stage": phases["gate"] / phases["whole"],
         "gate share without sampling": phases["gate"] / (phases["whole"] - phases["sample"]),
     }
-    return {**phases, **shares, "peak GB": peak_gb(), "sampled tokens": sampled}
+    return {**phases, **shares, "peak GB": peak_gb(), "sampled tokens": sampled, "updates": told}
 
 
 class Numbers:
@@ -195,7 +215,7 @@ def warm(engine: Any, said: dict[str, Any], a: argparse.Namespace) -> None:
     agent = next(iter(engine.learners))
     learner = engine.learner(agent)
     before = learner.snapshot()
-    contexts, messages = (part[: 2 * a.micro_batch] for part in said[agent])
+    contexts, messages, _ = (part[: 2 * a.micro_batch] for part in said[agent])
     batch = make_batch(agent, contexts, messages, a.group)
     learner.begin(batch)
     learner.step(np.arange(len(batch)), np.ones(len(batch)), PRESETS["teamtr"].objective, beta=1.0, learning_rate=1e-5)
@@ -276,6 +296,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=256 if gpu else 8)
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--precision", default="fp16" if gpu else "fp32")
+    parser.add_argument("--sampler", default="bf16" if gpu else "fp32", help="precision of sampling")
+    parser.add_argument("--score", default="own", help="who scores the old policy: own, sampler, or both, with a comma")
     parser.add_argument("--micro-batch", type=int, default=32)
     parser.add_argument("--rival-micro-batch", type=int, default=8)
     parser.add_argument("--parts", default=",".join(PARTS), help="which of them to run (default: %(default)s)")
@@ -288,10 +310,13 @@ def main() -> None:
     plans = a.plans.split(",")
     if unknown := set(plans) - set(PLANS):
         parser.error(f"--plans: {', '.join(sorted(unknown))}; there are {', '.join(PLANS)}")
+    scores = a.score.split(",")
+    if unknown := set(scores) - set(SCORES):
+        parser.error(f"--score: {', '.join(sorted(unknown))}; there are {', '.join(SCORES)}")
     results: dict[str, dict[str, Any]] = {}
     training = cache(partial(padded_training, a))
     for name, part, run in (
-        ("ours", "ours", partial(ours, a)),
+        *((OURS[score], "ours", partial(ours, a, score)) for score in scores),
         ("generate, static cache + padded", "rivals", partial(rival, a, training, "static")),
         ("TRL, static cache", "rivals", partial(trl, a, "static")),
         ("generate + padded", "rivals", partial(rival, a, training, None)),
@@ -323,8 +348,8 @@ def main() -> None:
     title = f"{a.shape}: {a.agents} agents, {a.problems} problems x {a.group}, turns of {a.tokens} tokens; seconds"
     record = {"benchmark": "stage", **vars(a), "results": results, "memory by agents": peaks}
     if {"ours", "rivals"} <= set(parts):
-        fastest = min(r["whole"] for name, r in results.items() if name != "ours" and not name.startswith("plan "))
-        record["times faster"] = fastest / results["ours"]["whole"]
+        rivals = {name: r["whole"] for name, r in results.items() if not name.startswith(("ours", "plan "))}
+        record["times faster"] = min(rivals.values()) / results[OURS[scores[0]]]["whole"]
         title += f"; {record['times faster']:.1f} times faster than the fastest rival"
     report(title, ("", *keys), rows, record, a.json)
     most = {agents: found["peak GB"] for agents, found in peaks.items()}

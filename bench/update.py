@@ -2,6 +2,7 @@
 
     python bench/update.py --shape 1.7b                    # on a GPU
     python bench/update.py --shape 1.7b --profile          # and what the time of an optimizer step goes to, to stderr
+    python bench/update.py --shape 1.7b --score own,sampler     # who scores the old policy, on sampled messages
     python bench/update.py --shape tiny --messages 16 --context 32 --tokens 16      # on a CPU
 
 Both train an adapter on the same messages in the same precision, with as many optimizer steps. Ours is a whole update
@@ -15,12 +16,15 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
 from common import (
+    SCORES,
     SHAPES,
     adapted_team,
     device,
@@ -33,16 +37,19 @@ from common import (
     seconds,
     so_far,
 )
+from teamtr.answers import Ended, Wanted
 from teamtr.batches import AgentBatch
 from teamtr.engines import passes
 from teamtr.engines.scoring import token_logp
 from teamtr.presets import PRESETS
+from teamtr.randomness import uniforms
 from teamtr.reports import UpdateReport
 from teamtr.training.batch import Optimization, TrainingBatch
 from teamtr.training.update import update_agent
 from teamtr.types import AgentState
 
 GROUP = 8
+OURS = {"own": "ours", "sampler": "ours, scores of the sampler"}
 HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -59,17 +66,51 @@ def some_batch(rng: np.random.Generator, a: argparse.Namespace) -> AgentBatch:
     return make_batch("a0", rows(a.context), rows(a.tokens), group=GROUP)
 
 
-def ours(a: argparse.Namespace, batch: AgentBatch, advantages: np.ndarray) -> dict[str, Any]:
-    learner = adapted_team(make_model(a.shape), 1, a.precision, micro_batch=a.micro_batch).learner("a0")
+def team_of(a: argparse.Namespace) -> Any:
+    sampler = a.sampler if "sampler" in a.score else None
+    return adapted_team(
+        make_model(a.shape), 1, a.precision, micro_batch=a.micro_batch, sampler=sampler, keeps=sampler is not None
+    )
+
+
+def sampled(engine: Any, batch: AgentBatch) -> AgentBatch:
+    """Messages of our own behind the same contexts, of at most the same lengths; what sampling computed is kept."""
+    rows = [
+        Wanted("a0", prompt, uniforms(k, 1, len(message))[0])
+        for k, (prompt, message) in enumerate(zip(batch.prompts, batch.messages, strict=True))
+    ]
+    left, found = [rows], {}
+
+    def more(ended: Sequence[Ended]) -> list[Wanted]:
+        found.update({one.row: one.sample for one in ended})
+        return left.pop() if left else []
+
+    engine.keep_scores("a0")
+    engine.stream(more)
+    engine.keep_scores(None)
+    samples = [found[row] for row in range(len(rows))]
+    logprobs = [sample.logprobs for sample in samples]
+    return make_batch("a0", batch.prompts, [sample.token_ids for sample in samples], GROUP, logprobs=logprobs)
+
+
+def ours(a: argparse.Namespace, batch: AgentBatch, advantages: np.ndarray, score: str = "own") -> dict[str, Any]:
+    engine = team_of(a)
+    learner = engine.learner("a0")
+    if "sampler" in a.score:
+        batch = sampled(engine, batch)
+    before = learner.snapshot()
     steps = np.array_split(np.arange(len(batch)), a.steps)
     plan = PRESETS["teamtr"]
     returns = advantages.reshape(-1, GROUP)
     data = TrainingBatch(batch, plan.advantage.estimate(returns), returns)
-    optimization = Optimization(learning_rate=1e-5, epochs=a.epochs, minibatches=a.steps, gate_share=a.gate_share)
+    optimization = Optimization(
+        learning_rate=1e-5, epochs=a.epochs, minibatches=a.steps, gate_share=a.gate_share, score=score
+    )
 
     state = AgentState(beta=1.0, step_scale=1.0, radius_nats=0.05)
 
     def update() -> UpdateReport:
+        learner.restore(before)  # what was kept is of these weights
         return update_agent(learner, data, plan, optimization, state, seed=0).report
 
     def train() -> None:
@@ -101,6 +142,8 @@ def ours(a: argparse.Namespace, batch: AgentBatch, advantages: np.ndarray) -> di
         "first update s": first, "KL share": a.epochs * (with_kl - without_kl) / whole, "gate share": gate / whole,
         "peak GB": peak_gb(),
         "measured messages": done.messages_measured, "outcome": done.outcome, "micro-batch": learner.passes.micro_batch,
+        "sampler scored": done.sampler_scored, "mismatch KL": done.mismatch_kl, "noise floor": done.noise_floor,
+        "own scores": done.own_scores, "KL upper": done.kl_upper, "scored tokens": done.tokens["scored"],
     }  # fmt: skip
 
 
@@ -163,13 +206,20 @@ def main() -> None:
     parser.add_argument("--micro-batch", type=int, default=32)
     parser.add_argument("--rival-micro-batch", type=int, default=8)
     parser.add_argument("--profile", action="store_true", help="the kernels of our optimizer step, to stderr")
+    parser.add_argument(
+        "--sampler", default="fp16" if gpu else "fp32", help="precision of sampling, with --score sampler"
+    )
+    parser.add_argument("--score", default="own", help="who scores the old policy: own, sampler, or both, with a comma")
     parser.add_argument("--json", action="store_true")
     a = parser.parse_args()
+    scores = a.score.split(",")
+    if unknown := set(scores) - set(SCORES):
+        parser.error(f"--score: {', '.join(sorted(unknown))}; there are {', '.join(SCORES)}")
     rng = np.random.default_rng(0)
     batch = some_batch(rng, a)
     advantages = rng.normal(size=len(batch))
     results: dict[str, dict[str, Any]] = {}
-    for name, run in (("ours", ours), ("padded", padded)):
+    for name, run in (*((OURS[score], partial(ours, score=score)) for score in scores), ("padded", padded)):
         if gpu:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
@@ -201,7 +251,7 @@ def main() -> None:
     rows = [(name, *(r.get(k) for k in keys)) for name, r in results.items()]
     title = f"{a.shape}, {a.precision}, {a.messages} messages, {tokens} tokens, {a.epochs} x {a.steps} steps"
     record = {"benchmark": "update", **vars(a), "results": results, "matrix rate": rate}
-    record["times faster"] = results["padded"]["update s"] / results["ours"]["update s"]
+    record["times faster"] = results["padded"]["update s"] / results[OURS[scores[0]]]["update s"]
     report(title, ("", *keys), rows, record, a.json)
 
 

@@ -31,6 +31,7 @@ LOOP = {
     "data": "teamtr.training.batch",
     "update": "teamtr.training.update",
     "gate": "teamtr.training.gate",
+    "scoring": "teamtr.training.scoring",
     "play": "teamtr.rollout.play",
     "conversing": "teamtr.rollout.conversing",
     "collect": "teamtr.rollout.collect",

@@ -140,12 +140,20 @@ class Learner(Protocol):
         """A hash of everything that ``save`` writes: weights and optimizer, and the critic where there is one."""
         ...
 
-    def begin(self, batch: AgentBatch, *, reference: bool = False) -> Floats:
+    def begin(self, batch: AgentBatch, *, reference: bool = False, from_sampler: bool = False) -> Floats:
         """Freeze the policy on this batch; returns log p(message) under it, one per message.
 
         ``reference``: score the batch also under the policy that the learner began with, which steps with
         ``objective.reference_kl`` need. Weights end as they were, to the bit.
+
+        ``from_sampler``: where sampling was told to keep what it computed (``Engine.keep_scores``) with the weights
+        that the learner has now, take that as the frozen policy, and compute the rest.
         """
+        ...
+
+    @property
+    def sampler_scored(self) -> int:
+        """For how many messages the last ``begin`` took what the sampler had kept."""
         ...
 
     def token_logprobs(self) -> list[Floats]:
@@ -368,6 +376,12 @@ class Engine(Sampler, Protocol):
 
     def publish(self, agent: str, version: str) -> None:
         """From now on the agent speaks with these weights, which its learner holds; raises when it does not."""
+        ...
+
+    def keep_scores(self, agent: str | None) -> None:
+        """From now on keep what sampling computes of this agent's messages, for its next ``begin``, and forget what was
+        kept before. None: keep nothing more. Once anything is published, all is forgotten: a run that goes on from a
+        commit has kept nothing either, and does the same."""
         ...
 
     def learner(self, agent: str) -> Learner: ...

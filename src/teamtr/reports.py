@@ -115,6 +115,9 @@ class UpdateReport:
     mismatch_median: float | None = None  # the same, median over tokens
     mismatch_largest: float | None = None  # the same, largest over tokens
     mismatch_per_message: float | None = None  # median over messages of |log-probability of the whole message| apart
+    mismatch_kl: float | None = None  # exact KL, sampler's law to learner's own, nats per ``unit``; None: not measured
+    sampler_scored: int = 0  # messages whose scores before the update rest on the sampler's features
+    own_scores: str = ""  # why on none of them, where the plan asks for it
     critic: CriticReport | None = None  # None in plans without one
     certificates: tuple[Certificate, ...] = ()
     """What the kept step is worth at least: ours ("turn_aware", units of reward) and the paper's ("single_step", units

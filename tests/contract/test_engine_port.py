@@ -19,6 +19,7 @@ from teamtr.batches import AgentBatch
 from teamtr.config import loads, recipe_text
 from teamtr.engines.cluster.groups import GroupedEngine
 from teamtr.engines.local import LocalEngine
+from teamtr.errors import UserError
 from teamtr.ports import Engine, Learner
 from teamtr.randomness import uniforms
 from teamtr.session.build import Parts, Session, build
@@ -33,7 +34,7 @@ task: {name: code, half_length: 1}
 team: {model: tiny, train: TRAIN, max_tokens: 4, agents: [{name: left}, {name: right}, {name: speaker}]}
 tiny: {layers: 1, width: 16, heads: 2, warmup_steps: 0}
 plan: {problems: 2, group_size: 2}
-learner: {micro_batch: 8}
+learner: {micro_batch: 8, score: SCORE}
 """
 MAKERS = {"local": local_engine, "remote": remote_engine}
 HELD = (("left", "right"), ("speaker",))
@@ -69,7 +70,7 @@ REMOTE = [
 @pytest.fixture(scope="module", params=["local-full", "local-lora", "grouped-full", *REMOTE])
 def session(request: Any) -> Iterator[Session]:
     where, train_kind = request.param.split("-")
-    text = TEAM.replace("TRAIN", train_kind)
+    text = TEAM.replace("TRAIN", train_kind).replace("SCORE", "own" if where in ("vllm", "sharded") else "sampler")
     if where == "vllm":
         with Running(FakeVllm("tiny", transformer(loads(text, "port")))) as running:
             built = build(loads(text, "port", ("sampling.engine=vllm", f"sampling.vllm.urls=[{running.url}]")))
@@ -346,6 +347,39 @@ def test_memory_is_planned_and_rehearsed_without_a_trace(session: Session):
 def test_what_goes_wrong_there_is_told_here(session: Session):
     with pytest.raises((RuntimeError, AssertionError), match=r"call begin\(batch\) first"):
         session.engine.learner("left").measure()
+
+
+def test_scores_of_the_sampler_are_the_learners_own_wherever_rows_were_sampled(session: Session):
+    """Rows go to workers in neighboring parts when they are sampled, and by problem when they are scored: what another
+    one sampled is computed."""
+    engine, learner = session.engine, session.engine.learner("left")
+    if session.team_file.sampling.engine == "vllm":
+        with pytest.raises(UserError, match=r"learner\.score: sampler"):
+            engine.keep_scores("left")
+    if session.team_file.learner.score == "own":
+        return
+    engine.keep_scores("left")
+    batch = batch_of(session)
+    engine.keep_scores(None)
+    scored, found = [], []
+    for from_sampler in (True, False):
+        logp_M, before = learner.begin(batch, from_sampler=from_sampler), learner.snapshot()
+        scored.append(learner.sampler_scored)
+        learner.perturb(1e-2, seed=1)
+        found.append((logp_M, learner.measure().full_M))
+        learner.restore(before)
+        learner.end()
+    workers = session.team_file.cluster.parts
+    assert scored == [len(batch) // workers, 0]
+    for kept, own, within in zip(*found, (1e-5, 1e-6), strict=True):
+        np.testing.assert_allclose(kept, own, atol=within)
+    engine.keep_scores("left")
+    batch = batch_of(session)
+    engine.publish("left", learner.version())
+    learner.begin(batch, from_sampler=True)
+    assert learner.sampler_scored == 0, "whoever publishes forgets, everywhere"
+    learner.end()
+    engine.keep_scores(None)
 
 
 # -- whole runs --------------------------------------------------------------------------------------------------

@@ -307,6 +307,9 @@ NEWER = (
     "health",
     "warmup",
     "rewards",
+    "mismatch_kl",
+    "sampler_scored",
+    "own_scores",
 )
 """Fields that logs of version 1 do not have."""
 

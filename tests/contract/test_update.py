@@ -238,7 +238,7 @@ def test_the_noise_floor_leaves_no_trace():
     world = World()
     batch = world.collect(world.team, 0)
     learner = world.engine.learner("x")
-    from teamtr.training.update import noise_floor
+    from teamtr.training.scoring import noise_floor
 
     before, fingerprint = learner.snapshot(), learner.fingerprint()
     learner.begin(batch.of("x"))

@@ -69,6 +69,27 @@ def test_update_reports_what_monitoring_costs(bench):
 
 
 @pytest.mark.slow
+def test_update_with_scores_of_the_sampler_beside_its_own(bench):
+    record, _ = bench("update", "--messages", "16", "--context", "16", "--tokens", "8", "--score", "own,sampler")
+    own, kept = (record["results"][name] for name in ("ours", "ours, scores of the sampler"))
+    assert (own["sampler scored"], kept["sampler scored"], kept["own scores"]) == (0, 16, "")
+    assert kept["KL upper"] == pytest.approx(own["KL upper"], abs=1e-6)
+    assert kept["mismatch KL"] < 1e-9
+
+
+@pytest.mark.slow
+def test_stage_with_scores_of_the_sampler(bench):
+    small = ["--agents", "2", "--problems", "2", "--group", "2", "--tokens", "4", "--prompt", "8"]
+    record, _ = bench("stage", "--parts", "ours", *small, "--score", "own,sampler")
+    own, kept = (record["results"][name]["updates"] for name in ("ours", "ours, scores of the sampler"))
+    for agent in ("a0", "a1"):
+        assert (own[agent]["sampler_scored"], kept[agent]["sampler_scored"]) == (0, 4)
+        assert kept[agent]["tokens"]["trained"] == own[agent]["tokens"]["trained"]
+    with pytest.raises(SystemExit):
+        bench("stage", "--parts", "ours", *small, "--score", "nobody")
+
+
+@pytest.mark.slow
 def test_stage_by_phase_beside_rivals_of_which_one_breaks(bench, monkeypatch):
     def broken(*_, **__):
         raise pickle.PicklingError("a library that is not ours")

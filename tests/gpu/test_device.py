@@ -212,6 +212,25 @@ def test_compiled_decoding_says_the_same(policy):
         np.testing.assert_allclose(a.logprobs, b.logprobs, atol=1e-4)
 
 
+@pytest.mark.parametrize(("precision", "most"), [("fp32", 1e-6), pytest.param("fp16", 1e-2, marks=needs_card)])
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=needs_card)])
+def test_features_kept_in_captured_steps_are_the_learners(policy, precision, most, compiled):
+    policy.serving = SamplerPool(precision, DEVICE, memory_bytes=1 << 28, compiled=compiled, keeps=True)
+    learner = PolicyLearner("agent", policy, kept_bytes=1 << 28)
+    engine, prompts = LocalEngine({"agent": learner}), some_prompts(40)
+    engine.keep_scores("agent")
+    samples = engine.sample("agent", prompts, uniforms(5, len(prompts), 48))
+    engine.keep_scores(None)
+    rows = np.arange(len(prompts))
+    said = (tuple(s.token_ids for s in samples), tuple(s.logprobs for s in samples))
+    learner.begin(AgentBatch("agent", tuple(prompts), *said, rows, rows, np.zeros_like(rows)), from_sampler=True)
+    assert (learner.sampler_scored, learner.tokens["scored"]) == (len(prompts), 0)
+    apart = learner.measure().full_M
+    assert 0.0 <= apart.min() <= apart.max() < most
+    for ours, sample in zip(learner.token_logprobs(), samples, strict=True):
+        np.testing.assert_allclose(ours, sample.logprobs, atol=1e-4 if precision == "fp32" else 0.1)
+
+
 # -- learning --------------------------------------------------------------------------------------------------
 
 

@@ -82,6 +82,12 @@ class LearnerConfig(Section):
         "changes no result; fp16 rounds them. Takes longer on a CPU. Where it is the sampler's precision, "
         "sampling.adapters: by_row samples with the same weights instead of a copy.",
     )
+    score: Literal["own", "sampler"] = key(
+        "own",
+        "Who scores messages under the old policy: own, the learner; sampler: features that sampling computed with the "
+        "same weights right before the update, where their measured error is under a tenth of the radius.",
+    )
+    score_memory_gb: Above0 = key(4.0, "Most memory for those features; messages beyond it are scored by the learner.")
     confidence: Annotated[float, Strict(), Ge(0.5), Lt(1)] = key(0.95, "Confidence level of the gate's upper KL bound.")
     gate_share: Annotated[float, Strict(), Gt(0), Le(1)] = key(
         0.25,
@@ -100,6 +106,11 @@ class LearnerConfig(Section):
     )
     max_backtracks: Count = key(6, "Most backtracking tries before the old weights are restored.")
     betas: tuple[Decay, Decay] = key((0.9, 0.99), "Adam's two decay rates.")
+
+    @property
+    def kept_bytes(self) -> int:
+        """Most memory for what sampling keeps for the next update."""
+        return int(self.score_memory_gb * 2**30) if self.score == "sampler" else 0
 
 
 class SamplingConfig(Section):
@@ -259,6 +270,8 @@ class TeamFile(Section):
                 "it was passed through; use auto, or lower learner.micro_batch"
             )
             yield Refusal(("learner", "recompute"), message, (("cluster", "shard_base"),))
+        if self.learner.score == "sampler":
+            yield from self._refusals_of_sampler_scores()
         if self.learner.base != "fp32" and self.cluster.shard_base:
             message = (
                 f"learner.base: {self.learner.base} is for a base that a process holds whole; cluster.shard_base "
@@ -285,6 +298,23 @@ class TeamFile(Section):
         for i, name in enumerate(self.trackers):
             if name in self.trackers[:i]:
                 yield Refusal(("trackers", i), f'trackers names "{name}" twice')
+
+    def _refusals_of_sampler_scores(self) -> Iterator[Refusal]:
+        """Whoever samples without features that the learner could use, or could not use them alone."""
+        here = ("learner", "score")
+        if self.sampling.engine == "vllm":
+            message = "learner.score: sampler needs features, and vLLM gives only log-probabilities: set own"
+            yield Refusal(here, message, (("sampling", "engine"),))
+        if self.cluster.shard_base:
+            message = (
+                "learner.score: sampler is for models that a process holds whole, and cluster.shard_base spreads them: "
+                "set own"
+            )
+            yield Refusal(here, message, (("cluster", "shard_base"),))
+        for i, agent in enumerate(self.team.agents):
+            if agent.model == "tabular":
+                message = f'learner.score: sampler is for transformers, and agent "{agent.name}" is a table: set own'
+                yield Refusal(here, message, (("team", "agents", i, "model"),))
 
     def _refusals_of_vllm(self) -> Iterator[Refusal]:
         """Models that vLLM cannot hold, and weights that a server which runs cannot be given."""

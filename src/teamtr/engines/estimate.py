@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
-from teamtr.engines.paged.sampler import PAGE, SIZES
+from teamtr.engines.paged.sampler import PAGE, SIZES, roomy
 from teamtr.engines.policy import Recompute
 from teamtr.ports import GB, Demand, Lengths, MemoryItem
 from teamtr.types import PLAYER
@@ -27,6 +27,7 @@ class Served:
     ``cache_bytes``: keys and values of one token. ``precision`` and ``copy_bytes``: of the copy that the paged sampler
     computes with, which has pages of ``budget`` bytes at most; None and 0 on the plain path. ``shared_bytes``: weights
     that it reads where the learner has them, which are in no copy. ``row_bytes``: adapters that it applies row by row.
+    ``feature_bytes``: what it keeps of a token for the update, while its message is sampled; 0 where it keeps nothing.
     """
 
     agents: tuple[str, ...]
@@ -36,6 +37,7 @@ class Served:
     budget: int = 0
     shared_bytes: int = 0
     row_bytes: int = 0
+    feature_bytes: int = 0
 
     def page_bytes(self) -> int:
         return PAGE * self.cache_bytes
@@ -54,6 +56,7 @@ class Trained:
     forward and backward; ``copy_bytes_per_token``: what attention alone keeps of a token that another row has as well.
     ``packs``: common beginnings are computed once. ``head_chunk``: positions whose logits are held at once.
     ``recompute``: whether it may be computed again instead, and ``recomputes``: whether it is (``settled``).
+    ``kept_features``: most bytes that are kept of what sampling computed of its messages.
     """
 
     agent: str
@@ -69,6 +72,7 @@ class Trained:
     packs: bool = True
     recompute: Recompute = "auto"
     recomputes: bool = False
+    kept_features: int = 0
 
     def kept_bytes(self, lengths: Lengths, rows: int) -> float:
         """What autograd keeps of rows as long as can be: all that a token needs, common beginnings once, and what
@@ -144,6 +148,11 @@ def old_policy_bytes(lengths: Lengths, width: int) -> int:
     return lengths.message * width * 4
 
 
+def kept_feature_bytes(budget: int, messages: int, lengths: Lengths, width: int) -> int:
+    """What the sampler's features of an update's messages take at most, in float32."""
+    return min(budget, messages * old_policy_bytes(lengths, width))
+
+
 def in_words(names: Collection[str]) -> str:
     """Who they are: agents, and whoever plays the other roles."""
     agents = len(names) - (PLAYER in names)
@@ -200,6 +209,9 @@ def _items(held: Held, demand: Demand) -> Iterator[MemoryItem]:
     if held.trained:
         for part in (_optimizer, _old_policy, _worst_step):
             yield max((part(trained, demand) for trained in held.trained), key=lambda item: item.bytes)
+        kept = max((_kept_features(trained, demand) for trained in held.trained), key=lambda item: item.bytes)
+        if kept.bytes:
+            yield kept
     if held.on_card:
         yield MemoryItem("libraries", WORKSPACES, "workspaces of matrix products")
 
@@ -212,14 +224,24 @@ def _served(served: Served, demand: Demand) -> Iterator[MemoryItem]:
         tokens = max(demand.lengths[name].whole for name in served.agents)
         size = demand.episodes * tokens * served.cache_bytes
         yield MemoryItem("keys and values", size, f"{demand.episodes} rows of {tokens} tokens, plain path")
+        yield from _open_features(served, demand.episodes, demand)
         return
     shared = f", {served.shared_bytes / GB:.3g} GB are the learner's own" if served.shared_bytes else ""
     yield MemoryItem("sampling copy", served.copy_bytes, f"{served.precision}{shared}")
     if served.row_bytes:
         yield MemoryItem("adapters by row", served.row_bytes, "those of all agents, beside each other")
+    yield from _open_features(served, roomy(min(demand.episodes, SIZES[-1])) + 1, demand)
     wanted = served.wanted_bytes(demand)
     taken = min(ROOM_TO_FIND_AGAIN * wanted, served.budget)
     yield MemoryItem("keys and values", taken, f"{wanted / GB:.2g} GB for a batch; the rest is found again later")
+
+
+def _open_features(served: Served, rows: int, demand: Demand) -> Iterator[MemoryItem]:
+    """Of messages that are being sampled, with buffers for so many."""
+    tokens = max(demand.lengths[name].message for name in served.agents)
+    size = rows * roomy(tokens) * served.feature_bytes
+    if size:
+        yield MemoryItem("features of open messages", size, f"{rows} messages of {tokens} tokens, while sampled")
 
 
 def _optimizer(trained: Trained, demand: Demand) -> MemoryItem:
@@ -234,6 +256,13 @@ def _old_policy(trained: Trained, demand: Demand) -> MemoryItem:
     messages, lengths = demand.messages[trained.agent], demand.lengths[trained.agent]
     size = messages * old_policy_bytes(lengths, trained.width)
     return MemoryItem("old policy", size, f"{messages} messages of {lengths.message} tokens")
+
+
+def _kept_features(trained: Trained, demand: Demand) -> MemoryItem:
+    """Beside the old policy that the learner computes where it does not use them."""
+    messages, lengths = demand.messages[trained.agent], demand.lengths[trained.agent]
+    size = kept_feature_bytes(trained.kept_features, messages, lengths, trained.width)
+    return MemoryItem("features of the sampler", size, f"kept for the update of {trained.agent}")
 
 
 def _worst_step(trained: Trained, demand: Demand) -> MemoryItem:

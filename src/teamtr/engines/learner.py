@@ -1,7 +1,7 @@
 """Trains one policy, whatever it is made of: the Learner port over a ``Policy``.
 
-One engine on both sides of a ratio: log-probabilities before and after an update come from here, never from
-the sampler.
+One engine on both sides of a ratio: log-probabilities before and after an update come from here. Those before it may
+rest on features that the sampler computed with the same weights, where they are asked for and measured (``begin``).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from teamtr.engines import measuring
 from teamtr.engines.critic import Critic
 from teamtr.engines.gradients import Gathered, LossPart, added, gather_in_lockstep, gather_shards
 from teamtr.engines.hashing import hash_tensors
+from teamtr.engines.kept import KeptFeatures
 from teamtr.engines.optim import MOMENTS, Adam, weight_of
 from teamtr.engines.passes import WHOLE, Passes, Reference, by_message, forget_gradients, packed, pad
 from teamtr.engines.policy import Policy, Recompute
@@ -56,7 +57,8 @@ class PolicyLearner:
     """Adam on a policy, with the frozen reference that ratios and KLs are measured against.
 
     ``keep_initial``: keep a copy of the trainable parameters as they are now, off the card, for objectives with a
-    ``reference_kl``. ``critic``: have one, for advantages per token.
+    ``reference_kl``. ``critic``: have one, for advantages per token. ``kept_bytes``: most memory for what sampling
+    computed of the agent's messages (``keep_scores``).
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class PolicyLearner:
         keep_initial: bool = False,
         critic: bool = False,
         shards: Shards = WHOLE,
+        kept_bytes: int = 0,
     ) -> None:
         self.agent = agent
         self.policy = policy
@@ -79,6 +82,8 @@ class PolicyLearner:
         self.max_grad_norm = max_grad_norm
         self.optimizer = Adam(betas)
         self.critic = Critic(policy.value_head(), betas) if critic else None
+        self.kept = KeptFeatures(kept_bytes)
+        self.sampler_scored = 0
         self._reference: Reference | None = None
         self._version: str | None = None
         self._initial: dict[str, Tensor] | None = None
@@ -117,11 +122,29 @@ class PolicyLearner:
 
     # -- the frozen policy ------------------------------------------------------------------------------------
 
-    def begin(self, batch: AgentBatch, *, reference: bool = False) -> Floats:
+    def keep_scores(self, on: bool) -> None:
+        """From now on keep what sampling computes of this agent's messages, or keep nothing more."""
+        self.policy.keep_features(self.kept.put if on else None)
+
+    def begin(self, batch: AgentBatch, *, reference: bool = False, from_sampler: bool = False) -> Floats:
+        if not from_sampler:
+            self.kept.clear()  # nobody will ask for it any more
         initial = self._under_initial(batch) if reference else None  # first: then one policy's features are held
-        frozen = replace(self.passes.freeze(batch), initial=initial)
+        found = self._found(batch) if from_sampler else {}
+        self.sampler_scored = len(found)
+        frozen = replace(self.passes.freeze(batch, found), initial=initial)
         self.follow(frozen if self.critic is None else replace(frozen, values=self._values(self.critic, frozen)))
         return np.array([x.sum() for x in self.token_logprobs()])
+
+    def _found(self, batch: AgentBatch) -> dict[int, Tensor]:
+        """What sampling with the present weights computed of the rows of this process."""
+        version, found = self.version(), {}
+        for _, rows in self.passes.shards.split_own(batch, np.arange(len(batch))):
+            for row in rows.tolist():
+                features_TH = self.kept.find(version, batch.prompts[row], batch.messages[row])
+                if features_TH is not None:
+                    found[row] = features_TH
+        return found
 
     @torch.no_grad()
     def _under_initial(self, batch: AgentBatch) -> list[Tensor]:

@@ -38,6 +38,17 @@ class LocalEngine:
         present = self.version(agent)
         if present != version:
             raise RuntimeError(f"agent {agent!r} holds weights {present[:8]}; {version[:8]} cannot be published")
+        self._forget_scores()
+
+    def keep_scores(self, agent: str | None) -> None:
+        if agent is not None:
+            self._forget_scores()
+        for name, learner in self.learners.items():
+            learner.keep_scores(name == agent)
+
+    def _forget_scores(self) -> None:
+        for learner in self.learners.values():
+            learner.kept.clear()
 
     def sample(
         self,

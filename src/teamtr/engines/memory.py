@@ -110,7 +110,9 @@ def _served(learners: Mapping[str, PolicyLearner]) -> Iterator[Served]:
         policy = _policy(learners[names[0]])
         keys, pool = 2 * _attention_widths(policy)[1], policy.serving
         if pool is None:
-            yield Served(tuple(names), keys * torch.float32.itemsize)
+            features = text_config(policy.causal_lm).hidden_size * torch.float32.itemsize
+            keeps = learners[names[0]].kept.budget > 0
+            yield Served(tuple(names), keys * torch.float32.itemsize, feature_bytes=features if keeps else 0)
             continue
         size, model = pool.dtype.itemsize, policy.causal_lm
         shared = sum(weight.numel() for weight in pool.shared_of(model).values()) * size
@@ -122,6 +124,7 @@ def _served(learners: Mapping[str, PolicyLearner]) -> Iterator[Served]:
             pool.page_budget(model),
             shared,
             adapter_numbers(model) * size if pool.applies_by_row(model) else 0,
+            text_config(model).hidden_size * size if pool.keeps else 0,
         )
 
 
@@ -144,6 +147,7 @@ def trained(learner: PolicyLearner) -> Trained:
         packs=policy.packs,
         recompute=learner.passes.recompute if learner.passes.may_recompute else "never",
         recomputes=policy.recomputes,
+        kept_features=learner.kept.budget,
     )
 
 
@@ -252,8 +256,9 @@ def _old_policy_of_the_rest(learner: PolicyLearner, demand: Demand, rehearsed: i
     held = None
     if isinstance(learner.policy, TransformerPolicy) and learner.policy.device.type != "cpu":
         width = text_config(learner.policy.causal_lm).hidden_size
-        each = estimate.old_policy_bytes(demand.lengths[learner.agent], width)
-        rest = max(0, demand.messages[learner.agent] - rehearsed) * each
+        lengths, messages = demand.lengths[learner.agent], demand.messages[learner.agent]
+        rest = max(0, messages - rehearsed) * estimate.old_policy_bytes(lengths, width)
+        rest += estimate.kept_feature_bytes(learner.kept.budget, messages, lengths, width)
         try:
             held = torch.empty(rest, dtype=torch.uint8, device=learner.policy.device)
         except torch.OutOfMemoryError as error:

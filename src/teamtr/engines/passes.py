@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TypeVar
 
 import numpy as np
@@ -26,6 +27,7 @@ from teamtr.types import Floats, Ids
 Result = TypeVar("Result")
 
 WHOLE = Shards()
+NOTHING: Mapping[int, Tensor] = MappingProxyType({})
 ANYTHING = np.zeros(1, dtype=np.int32)
 """A message of one token."""
 
@@ -88,9 +90,10 @@ class Passes:
         any more on the way back."""
         return self.recompute != "never" and not self.shards.lockstep and self.policy.can_recompute
 
-    def freeze(self, batch: AgentBatch) -> Reference:
-        """The policy as it is now, on this batch."""
-        own = self.fitting(lambda: self._freeze(batch))
+    def freeze(self, batch: AgentBatch, found: Mapping[int, Tensor] = NOTHING) -> Reference:
+        """The policy as it is now, on this batch. ``found``: of rows of this process, features that somebody has
+        computed with the same weights; only the others are passed through the model."""
+        own = self.fitting(lambda: self._freeze(batch, found))
         return replace(own, logp=self.of_all_rows(dict(enumerate(own.logp)), batch))
 
     def of_all_rows(self, own: Mapping[int, Tensor], batch: AgentBatch) -> list[Tensor]:
@@ -98,22 +101,29 @@ class Passes:
         return self.shards.complete(own, batch, np.arange(len(batch)), batch.lengths_M)
 
     @torch.no_grad()
-    def _freeze(self, batch: AgentBatch) -> Reference:
+    def _freeze(self, batch: AgentBatch, found: Mapping[int, Tensor]) -> Reference:
         head = self.policy.frozen_head()
         empty = torch.zeros(0)
         features, logp = [empty] * len(batch), [empty] * len(batch)
-        parts = self.own_parts(batch, np.arange(len(batch)))
+
+        def score(rows: Rows, part: AgentBatch, hidden_NH: Tensor) -> None:
+            ids_N = packed_ids(part, hidden_NH.device)
+            logp_N = torch.cat([token_logp(head(h), t) for h, t in self.chunks(head, hidden_NH, ids_N)])
+            lengths = part.lengths_M.tolist()
+            for row, own, own_logp in zip(rows, hidden_NH.split(lengths), logp_N.split(lengths), strict=True):
+                features[row], logp[row] = found.get(int(row), own), own_logp
+
+        found_M = np.isin(np.arange(len(batch)), list(found))
+        parts = self.own_parts(batch, np.flatnonzero(~found_M))
         with self.in_step(len(parts)), self.over(len(parts)) as work:
             for rows in parts:
                 part = batch.rows(rows)
                 with self.policy.computing():
-                    hidden_NH = self.features(part)
-                    ids_N = packed_ids(part, hidden_NH.device)
-                    logp_N = torch.cat([token_logp(head(h), t) for h, t in self.chunks(head, hidden_NH, ids_N)])
-                lengths = part.lengths_M.tolist()
-                for row, own, own_logp in zip(rows, hidden_NH.split(lengths), logp_N.split(lengths), strict=True):
-                    features[row], logp[row] = own, own_logp
+                    score(rows, part, self.features(part))
                 work.advance()
+        for rows in self.own_parts(batch, np.flatnonzero(found_M)):
+            with self.policy.computing():
+                score(rows, batch.rows(rows), torch.cat([found[int(row)] for row in rows]))
         return Reference(batch, features, head, logp)
 
     def score(self, reference: Reference, rows: Rows) -> Scored:

@@ -18,9 +18,11 @@ from torch import Tensor, nn
 
 from teamtr.answers import Sample
 from teamtr.engines.critic import ValueHead
+from teamtr.engines.kept import Keep
 from teamtr.engines.paged.place import Paged
 from teamtr.engines.sampling import PLAINLY, TokenSampler
 from teamtr.engines.slices import own
+from teamtr.errors import UserError
 from teamtr.ports import Follow, Heard, unfollowed, unheard
 from teamtr.types import Floats, Ids
 
@@ -52,6 +54,14 @@ class Policy(ABC):
 
     precision: str
     """The arithmetic of ``features``: fp64, fp32, tf32, fp16 or bf16. May be changed between calls."""
+
+    keep: Keep | None = None
+    """Told what sampling computed of each message; None: nobody asks for it."""
+
+    def keep_features(self, keep: Keep | None) -> None:
+        """Tell this one from now on; raises UserError where sampling computes nothing that scoring could use."""
+        if keep is not None:
+            raise UserError(f"learner.score: sampler is for transformers, and {type(self).__name__} is none: set own")
 
     @property
     def sampling_path(self) -> str:

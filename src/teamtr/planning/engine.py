@@ -62,6 +62,9 @@ class UnloadedEngine:
     def publish(self, agent: str, version: str) -> None:
         self._refuse()
 
+    def keep_scores(self, agent: str | None) -> None:
+        self._refuse()
+
     def set_precision(self, agent: str, precision: str) -> None:
         self._refuse()
 

@@ -9,7 +9,8 @@ from teamtr.planning.cards import Card
 from teamtr.planning.seconds import Load, Spent, distinct
 from teamtr.planning.setup import Member, Setup
 from teamtr.training.gate import FEWEST
-from teamtr.training.update import FLOOR_MESSAGES, KL_SUBSAMPLE
+from teamtr.training.scoring import FLOOR_MESSAGES
+from teamtr.training.update import KL_SUBSAMPLE
 
 
 @dataclass(frozen=True)

@@ -155,8 +155,9 @@ def _served(setup: Setup, held_already: int) -> list[Served]:
     found = []
     for (shape, shared_source), members in groups.items():
         names = tuple(member.name for member in members)
+        features = shape.width * size if setup.learning.kept_features else 0
         if not sampling.paged:
-            found.append(Served(names, shape.cache_bytes(4)))
+            found.append(Served(names, shape.cache_bytes(4), feature_bytes=features * 4 // size))
             continue
         shared = shape.matrices * size if shared_source else 0
         copied, by_row = shape.parameters * size - shared, _row_numbers(members) * size if sampling.by_row else 0
@@ -165,7 +166,9 @@ def _served(setup: Setup, held_already: int) -> list[Served]:
         if budget is None:
             budget = PAGES_ON_A_CPU if free is None else int(SHARE_OF_FREE_MEMORY * max(0, free - held_already))
             held_already += budget
-        found.append(Served(names, shape.cache_bytes(size), sampling.precision, copied, budget, shared, by_row))
+        found.append(
+            Served(names, shape.cache_bytes(size), sampling.precision, copied, budget, shared, by_row, features)
+        )
     return found
 
 
@@ -208,6 +211,7 @@ def _trained(setup: Setup, member: Member) -> Trained:
         kept_bytes_per_token=kept_bytes_per_token(shape, precision, rank=member.rank),
         copy_bytes_per_token=2 * (shape.query_width + shape.key_width) * (2 if precision in HALVES else 4),
         recompute="never" if setup.cluster.shard_base else setup.learning.recompute,
+        kept_features=setup.learning.kept_features,
     )
 
 

@@ -12,7 +12,7 @@ from teamtr.planning.cards import Card
 from teamtr.planning.shape import ModelShape
 from teamtr.ports import Demand
 from teamtr.presets import Plan, Radii
-from teamtr.training.update import VERIFIABLE_SHARE
+from teamtr.training.scoring import VERIFIABLE_SHARE
 
 FLOOR_NATS_PER_TOKEN = {"fp16": 1.4e-5, "tf32": 5.5e-6}
 """KL that rounding alone shows, by precision: SmolLM2, messages of 256 tokens (docs/performance.md, "Precision"). It
@@ -67,6 +67,8 @@ class Learning:
     precision: str = "auto"
     base: str = "fp32"
     recompute: Recompute = "auto"
+    kept_features: int = 0
+    """Most bytes of what the sampler keeps for an update; 0: the learner scores by itself."""
 
 
 @dataclass(frozen=True)

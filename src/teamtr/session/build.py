@@ -152,6 +152,7 @@ def build(team_file: TeamFile, *, taught: bool = True, parts: Parts = AS_WRITTEN
         gate_share=settings.gate_share,
         certify_share=settings.certify_share,
         cross_fit=settings.cross_fit,
+        score=settings.score,
     )
     return Session(team_file, task, engine, context, team, plan, optimization)
 

@@ -25,7 +25,7 @@ from teamtr.team import team_answer
 from teamtr.team.router import closers_of, next_turn, speakers_of
 from teamtr.theory.overlong import cache_tokens
 from teamtr.training.batch import TrainingBatch
-from teamtr.training.update import VERIFIABLE_SHARE, noise_floor
+from teamtr.training.scoring import VERIFIABLE_SHARE, noise_floor
 from teamtr.types import Problem, Transcript, Turn
 
 KNOWN_PROBLEMS = 3

@@ -150,7 +150,8 @@ class Driver:
             self.run.write_episodes(probe_name(stage), self._rollouts_for_probes("start"))
 
         def gather(team: Team, step: int, worn: RolloutBatch | None) -> RolloutBatch:
-            self.gathered = rollouts.gather(team, step, worn)
+            with self._keeping_scores(next(slot.agent for slot in slots if slot.step == step)):
+                self.gathered = rollouts.gather(team, step, worn)
             batch = self.gathered.batch
             self.account.sampled(self.gathered.ledger)
             self._measure(batch)
@@ -173,6 +174,17 @@ class Driver:
             batch=held,
             price=self._price,
         )
+
+    @contextmanager
+    def _keeping_scores(self, agent: str) -> Iterator[None]:
+        """Within, what is sampled of the agent that is updated next is kept for its update, where that may use it. Of
+        nobody else: a later update comes after a commit, and a run that goes on from there has kept nothing."""
+        keeps, engine = self.session.optimization.score == "sampler", self.session.engine
+        if keeps:
+            engine.keep_scores(agent)
+        yield
+        if keeps:
+            engine.keep_scores(None)
 
     def _last_batch(self) -> RolloutBatch | None:
         """The last stage's, where a plan may learn from it once more."""

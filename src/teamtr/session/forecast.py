@@ -97,6 +97,7 @@ def _setup(team_file: TeamFile, plan: Plan, cluster: Cluster, demand: Demand) ->
             learner.precision,
             learner.base,
             learner.recompute,
+            learner.kept_bytes,
         ),
         sampling=sampling,
     )

@@ -116,6 +116,7 @@ def local_engine(
             keep_initial=plan.objective.has_reference and not agent.frozen,
             critic=plan.critic is not None and not agent.frozen,
             shards=Shards(team_file.cluster.parts) if shards is None else shards,
+            kept_bytes=settings.kept_bytes,
         )
         for agent in team_file.team.agents
         if agent.name in held
@@ -336,6 +337,7 @@ def sampler_pool(team_file: TeamFile) -> SamplerPool | None:
         memory_bytes=None if settings.memory_gb is None else int(settings.memory_gb * 2**30),
         compiled=settings.compiled,
         adapters=settings.adapters,
+        keeps=team_file.learner.score == "sampler",
     )
 
 

@@ -107,6 +107,11 @@ METRICS = (
     _agent(
         "mismatch_sampler", "mean distance between the sampler's and the learner's log-probabilities, nats per token"
     ),
+    _agent(
+        "mismatch_kl",
+        "exact KL from the sampler's features to the learner's own of the same weights, in the radius's unit; with "
+        "learner.score: sampler only",
+    ),
     _agent("zeta_norm", "zeta proxy: normalization"),
     _agent("zeta_clip", "zeta proxy: clipped advantages"),
     _agent("zeta_ratio", "zeta proxy: clipped ratios"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +26,8 @@ class Optimization:
     ``gate_share`` is the share of every problem's episodes that the gate looks at first; 1 is all of them at once.
     ``certify_share`` is the share of problems that are not trained on, so that certificates from them hold.
     ``cross_fit``: every problem is trained on, and none judges the steps that were made from it
-    (``TrainingBatch.folds``). ``value_learning_rate`` is the critic's, in plans that have one.
+    (``TrainingBatch.folds``). ``value_learning_rate`` is the critic's, in plans that have one. ``score``: who computes
+    the old policy's features, the learner or the sampler that drew the messages (``training.scoring``).
     """
 
     learning_rate: float = 1e-3
@@ -37,6 +39,7 @@ class Optimization:
     gate_share: float = 0.25
     certify_share: float = 0.0
     cross_fit: bool = False
+    score: Literal["own", "sampler"] = "own"
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 The order of things, numbered as in the code:
 
 1. skip what cannot teach (silent agent, no signal, nothing finite);
-2. freeze the old policy, ask its critic (in plans that have one) and measure the noise floor of scoring;
+2. freeze the old policy, measure the noise floor of scoring (``scoring``) and ask its critic (in plans that have one);
    3 and 4 once, or twice where the update is cross-fitted (``TrainingBatch.folds``):
 3. optimize: epochs of minibatches under a KL penalty, the first step scaled to the radius, early stop;
 4. gate: accept when the upper bound of the exact KL is within the radius, else move back along the line to the
@@ -28,7 +28,7 @@ from teamtr.batches import AgentBatch, Verified
 from teamtr.ports import Learner, Snapshot
 from teamtr.presets import Plan, Radii, Region
 from teamtr.progress import working
-from teamtr.randomness import generator, seed_of
+from teamtr.randomness import generator
 from teamtr.reports import Certificate, CriticReport, Outcome, UpdateReport
 from teamtr.theory.certificates import (
     by_own_turn,
@@ -44,20 +44,14 @@ from teamtr.theory.objective import Objective
 from teamtr.theory.zeta import zeta_clip, zeta_ratio
 from teamtr.training.batch import Fold, Optimization, TrainingBatch
 from teamtr.training.gate import GateResult, Start, Subsample, gate
+from teamtr.training.scoring import VERIFIABLE_SHARE, mismatch, score_old
 from teamtr.types import AgentState, Floats
 
 FILL = 0.8
 """The share of the radius that steps aim for; the rest is room for the upper bound."""
 
-VERIFIABLE_SHARE = 0.1
-"""A noise floor above this share of the radius makes an update unverifiable."""
-
 KL_SUBSAMPLE = 64
 """Messages that the first step's size and the early stop are measured on: neither decides."""
-
-FLOOR_PERTURBATION = 1e-6
-FLOOR_MESSAGES = 16
-"""Rounding is alike in all messages of a batch: a few tell."""
 
 
 @dataclass(frozen=True)
@@ -120,15 +114,23 @@ def update_agent(
     try:
         # 2. freeze the old policy, measure the floor
         with clock.phase("score"):
-            logp_M = learner.begin(data.messages, reference=plan.objective.has_reference)
-            if not np.isfinite(logp_M).all():
-                reason = f"{int((~np.isfinite(logp_M)).sum())} messages have a non-finite log-probability"
+            scores = score_old(
+                learner,
+                data,
+                before,
+                plan.radii,
+                radius,
+                reference=plan.objective.has_reference,
+                from_sampler=optimization.score == "sampler",
+                seed=seed,
+            )
+            if not scores.finite:
+                reason = f"{int((~np.isfinite(scores.logp_M)).sum())} messages have a non-finite log-probability"
                 refused = replace(base, outcome="skipped_non_finite", reason=reason)
                 return Update(refused, state, np.zeros(len(data.messages)))
             if plan.critic is not None:
                 data = data.with_values(learner.values(), plan.critic, plan.gamma)
-            mismatch = _mismatch(learner, data.messages)
-            floor = noise_floor(learner, data, before, plan.radii, seed=seed)
+            distances = mismatch(learner, data)
         start, parts, tries = Start.frozen(before, data), [], []
         for fold in folds:
             allowed = fold.radius_share * radius
@@ -148,8 +150,11 @@ def update_agent(
         kept = _whole(tries)
         report = replace(
             base,
-            noise_floor=floor,
-            **mismatch,
+            noise_floor=scores.noise_floor,
+            mismatch_kl=scores.mismatch_kl,
+            sampler_scored=scores.sampler_scored,
+            own_scores=scores.own_scores,
+            **distances,
             ratio_clip_rate=float(np.mean([part.clip_rate for part in parts])),
             zeta_ratio=zeta_ratio(
                 data.advantages_M[kept.subsample.rows],
@@ -163,7 +168,7 @@ def update_agent(
             kl_rejected=_rejected(tries, radius),
             version_after=learner.version(),
             critic=_critic_report(data, parts),
-            **_outcome(kept, parts, floor, radius, plan.region),
+            **_outcome(kept, parts, scores.noise_floor, radius, plan.region),
             **_distances(kept, data, plan.gamma),
         )
         if kept.accepted and certificate_inputs is not None and data.fresh:
@@ -230,36 +235,8 @@ def _cannot_teach(data: TrainingBatch, folds: Sequence[Fold], objective: Objecti
     return None
 
 
-# -- 2 -------------------------------------------------------------------------------------------------------
-
-
-def noise_floor(learner: Learner, data: TrainingBatch, before: Snapshot, radii: Radii, *, seed: int) -> float:
-    """KL, in the unit of the radius, that rounding alone shows, after a negligible perturbation of the weights.
-
-    Re-batching the same weights shows nothing; a perturbation does (docs/performance.md, "Precision"). Leaves the
-    weights as they were, bit for bit.
-    """
-    rows = _subsample(np.arange(len(data.messages)), generator(seed, "floor"), FLOOR_MESSAGES)
-    learner.perturb(FLOOR_PERTURBATION, seed_of(seed, "perturb"))
-    floor = float(data.kl_in_radius_units(learner.measure(rows).full_M, radii, rows).mean())
-    learner.restore(before)
-    return floor
-
-
 def _subsample(rows: np.ndarray, rng: np.random.Generator, count: int = KL_SUBSAMPLE) -> np.ndarray:
     return np.sort(rng.permutation(rows)[:count])
-
-
-def _mismatch(learner: Learner, batch: AgentBatch) -> dict[str, Any]:
-    """How far sampler and learner log-probabilities are apart: a diagnostic, never a step."""
-    gaps = [a - b for a, b in zip(learner.token_logprobs(), batch.sampler_logprobs, strict=True)]
-    tokens_N = np.abs(np.concatenate(gaps))
-    return {
-        "mismatch_sampler": float(tokens_N.mean()),
-        "mismatch_median": float(np.median(tokens_N)),
-        "mismatch_largest": float(tokens_N.max()),
-        "mismatch_per_message": float(np.median([abs(gap.sum()) for gap in gaps])),
-    }
 
 
 # -- 3 -------------------------------------------------------------------------------------------------------

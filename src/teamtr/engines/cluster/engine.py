@@ -89,6 +89,10 @@ class ClusterEngine(InTurns):
     def publish(self, agent: str, version: str) -> None:
         self.all("publish", agent, version)
 
+    def keep_scores(self, agent: str | None) -> None:
+        """Each member keeps what it samples; what another one sampled of its rows, it computes."""
+        self.all("keep_scores", agent)
+
     def sample(
         self,
         agent: str,
@@ -172,9 +176,13 @@ class ClusterLearner:
     def fingerprint(self) -> str:
         return str(self.engine.known("fingerprint", agent=self.agent))
 
-    def begin(self, batch: AgentBatch, *, reference: bool = False) -> Floats:
-        found: Floats = self._all("begin", batch, reference=reference)
+    def begin(self, batch: AgentBatch, *, reference: bool = False, from_sampler: bool = False) -> Floats:
+        found: Floats = self._all("begin", batch, reference=reference, from_sampler=from_sampler)
         return found
+
+    @property
+    def sampler_scored(self) -> int:
+        return sum(self.engine.all("sampler_scored", agent=self.agent))
 
     def token_logprobs(self) -> list[Floats]:
         found: list[Floats] = self._one("token_logprobs")

@@ -30,6 +30,10 @@ class GroupedEngine(InTurns):
     def publish(self, agent: str, version: str) -> None:
         self._of[agent].publish(agent, version)
 
+    def keep_scores(self, agent: str | None) -> None:
+        for group in self.groups:
+            group.keep_scores(agent if agent in group.agents else None)
+
     def sample(
         self,
         agent: str,

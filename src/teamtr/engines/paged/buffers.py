@@ -38,13 +38,16 @@ class Seated:
 
 @dataclass
 class DecodeBuffers:
-    """The tensors that captured graphs read and write; their addresses stay while the buffers stand."""
+    """The tensors that captured graphs read and write; their addresses stay while the buffers stand. ``kept``: the
+    features that each token was drawn from, where they are kept: of ``kept_width`` numbers (0: they are not)."""
 
     rows: int
     tokens: int
     width: int
     members: int
     device: torch.device
+    kept_width: int = 0
+    kept_dtype: torch.dtype = torch.float32
     token: Tensor = field(init=False)
     position: Tensor = field(init=False)
     step: Tensor = field(init=False)
@@ -57,6 +60,7 @@ class DecodeBuffers:
     uniform: Tensor = field(init=False)
     ids: Tensor = field(init=False)
     logp: Tensor = field(init=False)
+    kept: Tensor | None = field(init=False)
     together: Together = field(init=False)
     clusters: list[Cluster] = field(default_factory=list)
     graphs: dict[tuple[int, TokenSampler, bool], Any] = field(default_factory=dict)
@@ -77,6 +81,9 @@ class DecodeBuffers:
         self.uniform = make(self.rows + 1, self.tokens, dtype=torch.float64)
         self.ids = make(self.rows + 1, self.tokens)
         self.logp = make(self.rows + 1, self.tokens, dtype=torch.float32)
+        self.kept = None
+        if self.kept_width:
+            self.kept = make(self.rows + 1, self.tokens, self.kept_width, dtype=self.kept_dtype)
         self.together = Together.none(sequences, self.members, self.device)
         self.clear(0)
 
@@ -106,6 +113,8 @@ class DecodeBuffers:
         self.table[:, : other.width] = other.table
         for mine, theirs in ((self.uniform, other.uniform), (self.ids, other.ids), (self.logp, other.logp)):
             mine[: other.rows, : other.tokens] = theirs[: other.rows]
+        if self.kept is not None and other.kept is not None:
+            self.kept[: other.rows, : other.tokens] = other.kept[: other.rows]
         self.clusters = other.clusters
         self.together.put(other.clusters)
 
@@ -156,12 +165,15 @@ class DecodeBuffers:
             state[: len(sequences)] = state[index]
         self.clear(len(sequences))
 
-    def record(self, here: slice, ids_N: Tensor, logp_N: Tensor) -> None:
-        """Write down these sequences' tokens and move on. Seats without work write to the spare row."""
+    def record(self, here: slice, ids_N: Tensor, logp_N: Tensor, features_NH: Tensor) -> None:
+        """Write down these sequences' tokens, and what they were drawn from, and move on. Seats without work write to
+        the spare row."""
         alive_N, step_N = self.alive[here], self.step[here]
         target_N = torch.where(alive_N, self.row[here], self.rows)
         self.ids.index_put_((target_N, step_N), ids_N)
         self.logp.index_put_((target_N, step_N), logp_N)
+        if self.kept is not None:
+            self.kept.index_put_((target_N, step_N), features_NH.to(self.kept.dtype))
         ended_N = (ids_N[:, None] == self.ends[here]).any(1)
         goes_on_N = alive_N & ~ended_N & (step_N + 1 < self.limit[here])
         self.token[here] = torch.where(alive_N, ids_N, self.token[here])

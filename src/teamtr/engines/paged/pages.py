@@ -99,6 +99,13 @@ class Pages:
                 else:
                     self._free.append(page)
 
+    def forget(self) -> None:
+        """Pages that nobody holds are not found any more."""
+        for page in self._idle:
+            del self._page_of[self._name_of.pop(page)]
+        self._free += self._idle
+        self._idle.clear()
+
     def _hold(self, page: int) -> None:
         self._holders[page] += 1
         self._idle.pop(page, None)

@@ -35,6 +35,7 @@ class SamplerPool:
         adapters: merged into the copy when their agent speaks, or applied by row, so that rows of several agents decode
             together.
         fallback: the precision to go on in once logits were not finite; None where there is no other.
+        keeps: servers can keep what tokens are drawn from, for updates that do not compute it again.
     """
 
     precision: str
@@ -43,6 +44,7 @@ class SamplerPool:
     compiled: bool | None = None
     fallback: str | None = None
     adapters: Literal["merged", "by_row"] = "merged"
+    keeps: bool = False
     _servers: dict[str, Server] = field(default_factory=dict)
 
     @property
@@ -75,6 +77,7 @@ class SamplerPool:
                 pool_bytes=self.page_budget(causal_lm),
                 graphs=on_gpu,
                 compiled=on_gpu and (large if self.compiled is None else self.compiled),
+                keeps=self.keeps,
             )
         return self._servers[key]
 
@@ -106,6 +109,11 @@ class SamplerPool:
         self.precision, self.fallback = self.fallback, None
         self._servers.clear()
         return True
+
+    def forget_pages(self) -> None:
+        """What servers computed before is not found any more."""
+        for server in self._servers.values():
+            server.forget_pages()
 
     def page_budget(self, causal_lm: Any) -> int:
         """Most memory for pages of this architecture: what its server has, or would have if it were made now."""

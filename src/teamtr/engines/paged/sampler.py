@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from teamtr.answers import Ended, Sample
+from teamtr.engines.kept import Keep
 from teamtr.engines.paged.buffers import NOBODY, SIZES, DecodeBuffers, Seated
 from teamtr.engines.paged.layout import Decoding, Prefilling, portions
 from teamtr.engines.paged.pages import Pool
@@ -61,6 +62,7 @@ class Speaker:
         lane: rows of equal lanes may decode together, and have the same ``drawing``.
         adapter: the place of the agent's adapter where the copy applies adapters row by row.
         take_up: have the weights where they are computed with.
+        keep: told of each message what its tokens were drawn from.
     """
 
     version: str
@@ -69,6 +71,7 @@ class Speaker:
     lane: Hashable = ""
     adapter: int = NOBODY
     take_up: Callable[[], None] = _as_it_is
+    keep: Keep | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,12 +116,16 @@ class Server:
         pool_bytes: most memory for pages.
         graphs: capture the decode step (CUDA only).
         compiled: compile the decoder before it is captured: a minute at first use, a half faster after.
+        keeps: the features that tokens are drawn from stay until their message is whole, for speakers who keep them.
     """
 
-    def __init__(self, copy: SamplingCopy, *, pool_bytes: int, graphs: bool, compiled: bool = False) -> None:
+    def __init__(
+        self, copy: SamplingCopy, *, pool_bytes: int, graphs: bool, compiled: bool = False, keeps: bool = False
+    ) -> None:
         self.copy = copy
         self._shape = AttentionShape.of(text_config(copy.model))
         self.pool_bytes = pool_bytes
+        self.keeps = keeps
         self._graphs = graphs
         self._pool: Pool | None = None
         self._buffers: DecodeBuffers | None = None
@@ -332,7 +339,7 @@ class Server:
         at = torch.tensor([place[lead] for lead in leads], device=buffers.device)
         logits = self.copy.logits(hidden)[at]
         ids, logp = sequences[0].job.speaker.drawing(logits, buffers.uniform[buffers.row[here], 0])
-        buffers.record(here, ids, logp)
+        buffers.record(here, ids, logp, hidden[at])
 
     # -- 3. ---------------------------------------------------------------------------------------------------
 
@@ -376,7 +383,7 @@ class Server:
         uniform = buffers.uniform[buffers.row[:size], buffers.step[:size]]
         ids, logp = drawing(self.copy.logits(hidden), uniform)
         buffers.position[:size] += buffers.alive[:size]
-        buffers.record(slice(0, size), ids, logp)
+        buffers.record(slice(0, size), ids, logp, hidden)
 
     def _capture(self, size: int, drawing: TokenSampler) -> Any:
         """Capture a step. The warm-up runs with every sequence asleep: it writes to pages what the real step will write
@@ -436,11 +443,25 @@ class Server:
             books.name(sequence.version, np.concatenate([sequence.prompt, said[:fed]]), sequence.pages)
             books.give_back(sequence.pages)
             finish: Finish = "stop" if int(said[fed]) in sequence.job.speaker.end_ids else "length"
-            ended.append(Ended(sequence.row, Sample(said[: fed + 1].copy(), logprobs[: fed + 1].copy(), finish)))
+            sample = Sample(said[: fed + 1].copy(), logprobs[: fed + 1].copy(), finish)
+            ended.append(Ended(sequence.row, sample))
+            self._keep(sequence, sample)
         buffers.keep([i for i, stays in enumerate(alive) if stays])
         return ended
 
+    def _keep(self, sequence: _Sequence, sample: Sample) -> None:
+        speaker, kept = sequence.job.speaker, self._require_buffers().kept
+        if speaker.keep is not None and speaker.version:
+            assert kept is not None, "this server was made without keeps"
+            features_TH = kept[sequence.slot, : len(sample.token_ids)].clone()
+            speaker.keep(speaker.version, sequence.prompt, sample.token_ids, features_TH)
+
     # -- room -------------------------------------------------------------------------------------------------
+
+    def forget_pages(self) -> None:
+        """What was computed before is not found any more; called between streams."""
+        if self._pool is not None:
+            self._pool.books.forget()
 
     def reserve(self, prompts: Sequence[int], tokens: int) -> None:
         """Pages and tensors for a call with prompts of these lengths; new ones when it needs more than there are, and
@@ -478,11 +499,13 @@ class Server:
         if old is not None and old.fits(rows, tokens, width):
             return
         self._buffers = DecodeBuffers(
-            rows=_roomy(rows, old.rows if old else 0),
-            tokens=_roomy(tokens, old.tokens if old else 0),
-            width=_roomy(width, old.width if old else 0),
+            rows=roomy(rows, old.rows if old else 0),
+            tokens=roomy(tokens, old.tokens if old else 0),
+            width=roomy(width, old.width if old else 0),
             members=most_members(self._shape.heads // self._shape.kv_heads, self.copy.dtype),
             device=self.copy.device,
+            kept_width=text_config(self.copy.model).hidden_size if self.keeps else 0,
+            kept_dtype=self.copy.dtype,
         )
         if old is not None:
             self._buffers.copy_from(old)
@@ -501,6 +524,6 @@ def _size(rows: int) -> int:
     return next(size for size in SIZES if size >= rows)
 
 
-def _roomy(needed: int, had: int) -> int:
+def roomy(needed: int, had: int = 0) -> int:
     """A power of two that holds both: so that growing, which loses the captured graphs, happens seldom."""
     return 1 << (max(needed, had, 1) - 1).bit_length()

@@ -24,7 +24,8 @@ from teamtr.types import Finish, Floats, Ids
 @dataclass(frozen=True)
 class PlainSampler:
     """``body`` is the decoder and gives hidden states, of which ``head`` makes log-probabilities. Without ``pads``
-    padding would be read: prompts of one length are sampled at a time, each for itself in the cache."""
+    padding would be read: prompts of one length are sampled at a time, each for itself in the cache. ``keep`` is told
+    of each message what its tokens were drawn from: prompt, message, and features [T, H]."""
 
     causal_lm: Any
     device: torch.device
@@ -33,6 +34,7 @@ class PlainSampler:
     temperature: float
     end_ids: frozenset[int]
     pads: bool
+    keep: Callable[[Ids, Ids, Tensor], None] | None = None
 
     def sample(
         self, prompts: Sequence[Ids], noise_BT: Floats, drawing: TokenSampler, heard: Heard, follow: Follow
@@ -89,11 +91,14 @@ class PlainSampler:
         open_B = torch.ones(len(prompts), dtype=torch.bool, device=self.device)
         tokens: list[Tensor] = []
         scores: list[Tensor] = []
+        features: list[Tensor] = []
         samples: dict[int, Sample] = {}
 
         def end(rows_B: Tensor, finish: Finish) -> None:
             for row, sample in _written(rows_B, tokens, scores, finish):
                 samples[row] = sample
+                if self.keep is not None:
+                    self.keep(prompts[row], sample.token_ids, torch.stack([hidden_BH[row] for hidden_BH in features]))
                 heard(row, sample)
 
         speaking = len(prompts)
@@ -102,6 +107,8 @@ class PlainSampler:
             work.advance(speaking)
             tokens.append(ids_B)
             scores.append(logp_B)
+            if self.keep is not None:
+                features.append(hidden_BH)
             stops_B = open_B & torch.isin(ids_B, ends)
             unwanted_B = None if follow is unfollowed else _unwanted(follow, open_B, u, ids_B) & ~stops_B
             end(stops_B, "stop")

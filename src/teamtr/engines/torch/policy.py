@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property, partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from teamtr.answers import Sample
 from teamtr.engines.critic import LinearHead, ValueHead
 from teamtr.engines.hashing import hash_config
+from teamtr.engines.kept import Keep
 from teamtr.engines.paged.buffers import NOBODY
 from teamtr.engines.paged.place import Paged
 from teamtr.engines.paged.pool import SamplerPool
@@ -452,7 +453,7 @@ class TransformerPolicy(Policy):
         else:
             lane = (id(self), drawing)
             number, take_up = NOBODY, partial(server.copy.fill, self.causal_lm, self.adapter, **weights)
-        speaker = Speaker(version, drawing, self.end_ids, lane, number, take_up)
+        speaker = Speaker(version, drawing, self.end_ids, lane, number, take_up, self.keep)
         return Paged(server, speaker, self._leave_serving, self._sample_otherwise)
 
     def _sample(
@@ -469,7 +470,18 @@ class TransformerPolicy(Policy):
                 return paged.server.say(paged.speaker, prompts, uniform_BT, heard=heard, follow=follow)
             except Unsupported as reason:
                 self._leave_serving(reason)
-        return self._sample_plainly(prompts, uniform_BT, drawing, heard, follow)
+        keep = None if self.keep is None or not version else partial(self.keep, version)
+        return self._sample_plainly(prompts, uniform_BT, drawing, heard, follow, keep)
+
+    def keep_features(self, keep: Keep | None) -> None:
+        """On a CPU, where runs repeat to the bit, features must not depend on what earlier calls left in pages: a run
+        that was resumed has none."""
+        if keep is not None and self.serving is not None:
+            if not self.serving.keeps:
+                raise RuntimeError("this sampler was made without keeps: it has no room for features")
+            if self.device.type == "cpu":
+                self.serving.forget_pages()
+        self.keep = keep
 
     def reserve(self, rows: int, prompt: int, message: int) -> None:
         """Take the memory that sampling so many messages of at most these lengths will take."""
@@ -493,9 +505,10 @@ class TransformerPolicy(Policy):
         drawing: TokenSampler,
         heard: Heard = unheard,
         follow: Follow = unfollowed,
+        keep: Callable[[Ids, Ids, Tensor], None] | None = None,
     ) -> list[Sample]:
         plain = PlainSampler(
-            self.causal_lm, self.device, self._body, self.head, self.temperature, self.end_ids, self._pads
+            self.causal_lm, self.device, self._body, self.head, self.temperature, self.end_ids, self._pads, keep
         )
         return plain.sample(prompts, uniform, drawing, heard, follow)
 

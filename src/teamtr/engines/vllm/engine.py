@@ -56,6 +56,11 @@ class VllmEngine(InTurns):
         if agent in self.hosts:
             self._serve(agent, version)
 
+    def keep_scores(self, agent: str | None) -> None:
+        if agent in self.hosts:
+            raise UserError(f"learner.score: sampler: vLLM samples agent {agent!r} and keeps no features: set own")
+        self.inner.keep_scores(agent)
+
     def sample(
         self,
         agent: str,

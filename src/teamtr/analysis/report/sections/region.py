@@ -273,7 +273,8 @@ def _mismatch(updates: Sequence[Data], agents: Sequence[str]) -> Chart:
         _dots_by_agent(updates, agents, "mismatch_sampler"),
         caption=(
             "How far the log-probabilities of the engine that sampled are from those of the engine that learns, on the "
-            "same tokens. No ratio uses the sampler's. Good: near rounding, and not growing."
+            "same tokens. No ratio uses the sampler's, but with learner.score: sampler, which measures their error "
+            "first and compares them with themselves here. Good: near rounding, and not growing."
         ),
         nothing="No update recorded it.",
     )
