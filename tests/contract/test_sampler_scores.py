@@ -145,10 +145,11 @@ def test_what_the_sampler_keeps_is_what_the_learner_computes(kind, way):
 
 
 @pytest.mark.long
-def test_rows_that_wait_join_or_are_cut_short_keep_what_they_said():
+def test_rows_that_wait_join_or_are_cut_short_keep_what_they_said(monkeypatch):
     """Few pages, buffers that grow in the middle, tokens that nobody wants any more: each row has its own features."""
+    monkeypatch.setattr("teamtr.engines.paged.sampler.LOOK_EVERY", 2)
     per_page = Pool.bytes_per_page(AttentionShape.of(make_policy("full").causal_lm.config), PAGE, torch.float32)
-    engine = engine_of("full", "fp32", pages=5 * per_page)
+    engine = engine_of("full", "fp32", pages=9 * per_page)
     noise, rng = uniforms(4, 24, 40), np.random.default_rng(2)
     wanted = [
         Wanted("agent", rng.integers(2, 30, size=3 + 2 * k).astype(np.int32), noise[k, : 8 + k]) for k in range(24)
