@@ -124,6 +124,25 @@ def test_what_does_not_fit_says_so_and_what_would(team_file: Path):
     assert "no setting of the cluster makes it fit" in small.output
 
 
+@pytest.mark.long
+def test_a_plan_says_whose_activations_are_recomputed(team_file: Path):
+    long = ("--card", "H200", "team.max_tokens=8192", "plan.problems=2", "learner.precision=fp16", "learner.base=fp16")
+    long += ("sampling.adapters=by_row", "sampling.memory_gb=10")
+    result = plan(team_file, *long)
+    assert result.exit_code == 0, result.output
+    assert "learner.recompute: a step computes the activations of checker again on the way back" in result.output
+    assert "activations recomputed (checker)" in result.output
+    assert record(team_file, *long)["recomputed"] == ["checker"]
+    kept = plan(team_file, *long, "learner.recompute=never")
+    assert "DOES NOT FIT" in kept.output
+    assert "activations recomputed" not in kept.output
+    assert "would help: learner.recompute=auto" in kept.output
+    spread = ("cluster.engine=ray", "cluster.workers=2", "cluster.shard_base=true", "learner.recompute=always")
+    refused = plan(team_file, "--card", "H200", *spread)
+    assert refused.exit_code == 2
+    assert "learner.recompute: always computes layers again" in refused.output
+
+
 GROUPS = ("cluster.engine=ray", "cluster.groups=[{agents: [solver], workers: 2}, {agents: [checker]}]")
 
 
