@@ -218,6 +218,15 @@ def test_predictions_follow_the_shape_that_is_measured(growth, page):
     )
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["tiny", "8b"])
+def test_models_are_made_as_they_are_predicted_tied_or_not(growth, page, name, monkeypatch):
+    monkeypatch.setattr(sys.modules["common"], "device", lambda: torch.device("meta"))
+    model = growth.make_model(name)
+    assert model.num_parameters() == page.shape_of(name).parameters
+    assert model.config.tie_word_embeddings == (name != "8b")
+
+
 def test_the_figure_has_points_and_a_dashed_line_of_the_same_color(growth, page, lines):
     drawing = page.drawing(growth.read(lines))
     assert [panel.title for panel in drawing.panels] == ["by agents", "by length"]
