@@ -32,20 +32,21 @@ class Alive(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.most = 0
+        self.most = self.at_most = 0  # at_most: if nothing had ended since it was looked; looking takes long
         self.seen: dict[int, Any] = {}
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         found = func(*args, **(kwargs or {}))
-        new = False
         for tensor in tree_leaves(found):
             tensor = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
             if isinstance(tensor, Tensor) and not tensor.is_meta:
                 storage = tensor.untyped_storage()
-                new |= storage._cdata not in self.seen
-                self.seen.setdefault(storage._cdata, storage._weak_ref())
-        if new:
-            self.most = max(self.most, self.bytes())
+                if storage._cdata not in self.seen:
+                    self.seen[storage._cdata] = storage._weak_ref()
+                    self.at_most += storage.nbytes()
+        if self.at_most > self.most:
+            self.at_most = self.bytes()
+            self.most = max(self.most, self.at_most)
         return found
 
     def bytes(self) -> int:

@@ -31,10 +31,10 @@ def ranks_of(
 @pytest.mark.parametrize(
     ("world", "kind"),
     [
-        pytest.param(2, "lora", marks=pytest.mark.slow),
+        (2, "lora"),
         pytest.param(3, "lora", marks=pytest.mark.slow),
         pytest.param(2, "full", marks=pytest.mark.slow),
-        pytest.param(2, "tabular", marks=pytest.mark.slow),
+        (2, "tabular"),
         pytest.param(4, "tabular", marks=pytest.mark.slow),
     ],
 )
@@ -52,8 +52,7 @@ def test_ranks_find_what_one_process_finds_to_the_bit(world, kind, tmp_path):
 
 @pytest.mark.long
 @pytest.mark.cluster
-@pytest.mark.slow
-@pytest.mark.parametrize(("world", "shards"), [(2, 4), (3, 3)])
+@pytest.mark.parametrize(("world", "shards"), [(2, 4), pytest.param(3, 3, marks=pytest.mark.slow)])
 def test_so_do_ranks_that_hold_a_part_of_the_base_each(world, shards, tmp_path):
     """Whoever has fewer rows of a step, or none, passes idly: else the others would wait for its part for ever."""
     alone = rank_calls.learner_of(make_policy("lora"), Shards(shards))

@@ -135,18 +135,21 @@ def test_a_run_goes_on_with_other_workers_and_not_with_other_shards(tmp_path, al
 # -- whoever dies ---------------------------------------------------------------------------------------------
 
 QUICK = {("step", 1)}
+CELLS = {
+    *(("sample_parts", 0), ("begin", 1), ("step", 1), ("measure", 0)),
+    *(("save", 0), ("publish", 1), ("snapshot", 0)),
+}
+"""Of ``make test-cluster``: every call, and either worker. ``make test-cluster-all`` kills either at each of them."""
 CALLS = ("sample_parts", "begin", "step", "measure", "save", "publish", "snapshot")
 
 
+def cell(call: str, worker: int) -> Any:
+    marks = [] if (call, worker) in QUICK else [pytest.mark.slow]
+    return pytest.param(call, worker, marks=marks if (call, worker) in CELLS else [*marks, pytest.mark.matrix])
+
+
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("call", "worker"),
-    [
-        pytest.param(call, worker, marks=() if (call, worker) in QUICK else pytest.mark.slow)
-        for call in CALLS
-        for worker in (0, 1)
-    ],
-)
+@pytest.mark.parametrize(("call", "worker"), [cell(call, worker) for call in CALLS for worker in (0, 1)])
 def test_a_worker_that_is_killed_costs_time_and_nothing_else(call, worker, tmp_path, alone, monkeypatch, kept):
     strike = Strike(monkeypatch, call, worker, nth=4)
     records = trained(tmp_path / "run", *WORKERS)
@@ -212,7 +215,7 @@ def test_a_dead_head_of_ray_ends_the_command_and_the_same_goes_on(tmp_path, alon
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("worker", [0, 1])
+@pytest.mark.parametrize("worker", [pytest.param(0, marks=pytest.mark.matrix), 1])
 def test_so_does_one_that_is_killed_while_weights_are_loaded(worker, tmp_path, alone, monkeypatch, kept):
     first = Strike(monkeypatch, "step", 1)
     second = Strike(monkeypatch, "load", worker)
@@ -281,7 +284,14 @@ def test_restarts_end_and_the_same_command_goes_on(tmp_path, alone, monkeypatch,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("moment", [("before_commit", 2), ("after_commit", 2), ("after_log", 2)])
+@pytest.mark.parametrize(
+    "moment",
+    [
+        pytest.param(("before_commit", 2), marks=pytest.mark.matrix),
+        ("after_commit", 2),
+        pytest.param(("after_log", 2), marks=pytest.mark.matrix),
+    ],
+)
 def test_a_driver_that_is_killed_leaves_nobody_behind_and_goes_on(moment, tmp_path, alone, kept):
     process = driver(tmp_path / "run", die=moment)
     process.join(LONG)

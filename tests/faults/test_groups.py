@@ -101,8 +101,8 @@ def test_a_run_goes_on_in_other_groups_with_other_workers_and_without_groups(tmp
 @pytest.mark.parametrize(
     ("groups", "group", "worker", "call", "nth"),
     [
-        pytest.param(ONE_AND_ONE, 1, 0, "step", 1, marks=pytest.mark.slow),
-        pytest.param(PAIR_AND_ONE, 1, 0, "step", 1, marks=pytest.mark.slow),
+        pytest.param(ONE_AND_ONE, 1, 0, "step", 1, marks=(pytest.mark.slow, pytest.mark.matrix)),
+        pytest.param(PAIR_AND_ONE, 1, 0, "step", 1, marks=(pytest.mark.slow, pytest.mark.matrix)),
         pytest.param(PAIR_AND_ONE, 0, 1, "step", 1, marks=pytest.mark.slow),
         pytest.param(PAIR_AND_ONE, 0, 0, "sample_parts", 8, marks=pytest.mark.slow),  # after the first commit
         pytest.param(PAIR_AND_ONE, 1, 0, "save", 1, marks=pytest.mark.slow),
