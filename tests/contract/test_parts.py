@@ -34,7 +34,7 @@ team:
 plan: {problems: 2, group_size: 2}
 cluster: {engine: ray, workers: 2, shards: 3, shard_base: true}
 """
-LAYERS = 6
+LAYERS = 4
 SIZES = ("loading", "kept", "resuming")
 
 

@@ -93,7 +93,7 @@ def test_so_is_one_whose_base_is_sharded(sampler, tmp_path, kept):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sampler", ["plain", "paged"])
+@pytest.mark.parametrize("sampler", ["plain", pytest.param("paged", marks=pytest.mark.matrix)])
 def test_a_team_trained_in_parts_is_the_same_over_one_worker_two_and_two_of_which_one_dies(
     sampler, tmp_path, monkeypatch, kept
 ):
@@ -171,12 +171,12 @@ def test_a_worker_that_is_killed_costs_time_and_nothing_else(call, worker, tmp_p
 @pytest.mark.slow
 @pytest.mark.parametrize("sabotage", ["optimizer", "noise"])
 def test_what_is_wrong_in_workers_shows(sabotage, tmp_path, alone, monkeypatch, kept):
-    """Controls of the tests above: moments that are lost with the worker, and other noise."""
+    """Controls of the tests above: moments that are lost with the worker, and other noise, which needs no loss."""
     kept.keep = False
     sabotaged(monkeypatch, sabotage)
-    strike = Strike(monkeypatch, "step", 1, nth=4)
+    strike = Strike(monkeypatch, "step", 1, nth=4) if sabotage == "optimizer" else None
     trained(tmp_path / "run", *WORKERS)
-    assert strike.struck
+    assert strike is None or strike.struck
     assert killing.result(tmp_path / "run")["files"] != alone["files"]
 
 
