@@ -4,7 +4,8 @@
 # make test       all tests except those marked slow: minutes; part of make check
 # make test-slow  all tests, including the slow ones
 # make test-gpu   tests that need a GPU
-# make test-cluster  tests of teams over several processes, with the slow ones
+# make test-cluster  tests of teams over several processes, with the slow ones: eight minutes
+# make test-cluster-all  the same, and every worker killed at every call
 # make vllm-env   creates .venv-vllm, an environment with vLLM for a CPU, for sampling.engine: vllm
 # make test-vllm  tests of sampling with vLLM itself, in that environment
 # make inspect-env  creates .venv-inspect, an environment with inspect_ai, which a slow test of the server uses
@@ -18,7 +19,7 @@ BIN := .venv/bin
 export OMP_WAIT_POLICY ?= PASSIVE
 unexport PYTHONDONTWRITEBYTECODE  # tests start hundreds of processes: what is compiled once is kept
 
-.PHONY: setup demo test-fast test test-slow test-gpu test-cluster vllm-env test-vllm inspect-env load test-chaos fuzz docs lint check clean
+.PHONY: setup demo test-fast test test-slow test-gpu test-cluster test-cluster-all vllm-env test-vllm inspect-env load test-chaos fuzz docs lint check clean
 setup: .venv/.ready
 
 .venv/.ready: pyproject.toml constraints.txt
@@ -48,8 +49,14 @@ test-slow: setup
 test-gpu: setup
 	$(BIN)/python -m pytest tests/gpu
 
+# Every worker imports all files that it is given, which takes half a minute for those of all tests.
+CLUSTER = $$(grep -rl --include='test_*.py' 'mark\.cluster' tests)
+
 test-cluster: setup
-	$(PYTEST) -m cluster
+	$(PYTEST) -m "cluster and not matrix" $(CLUSTER)
+
+test-cluster-all: setup
+	$(PYTEST) -m cluster $(CLUSTER)
 
 vllm-env: .venv-vllm/.ready
 

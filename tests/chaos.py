@@ -16,7 +16,6 @@ import errno
 import hashlib
 import io
 import json
-import multiprocessing
 import os
 import random
 import resource
@@ -39,12 +38,11 @@ sys.path.insert(0, str(Path(__file__).parent / "faults"))
 import killing
 import torch
 
+from forked import CONTEXT
 from taught import remember_teaching
 
 LONG = 300.0
 """Seconds that no command of a trial takes, also not on a busy machine, unless it hangs."""
-CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["chaos", "transformers.models.qwen3.modeling_qwen3", "teamtr.session.train"])
 
 TEAM = """
 name: chaos

@@ -24,6 +24,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
+    from kept_workers import KeptWorkers
     from teamtr.batches import AgentBatch
     from teamtr.engines.learner import PolicyLearner
 
@@ -112,6 +113,32 @@ def taught(tmp_path_factory) -> Path:
     folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "taught"
     remember_teaching(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def ray_here() -> Iterator[KeptWorkers]:
+    """One Ray for all tests of this process, which begins with the first of them that asks for it."""
+    ray = pytest.importorskip("ray", reason="needs teamtr[ray]")
+    from kept_workers import KeptWorkers
+
+    workers = KeptWorkers()
+    yield workers
+    workers.drop()
+    ray.shutdown()
+
+
+@pytest.fixture
+def kept(ray_here) -> Iterator[KeptWorkers]:
+    """Teams over workers get such as an earlier test has left, where there are some."""
+    with ray_here.at_work() as workers:
+        yield workers
+
+
+@pytest.fixture
+def no_kept(ray_here) -> None:
+    """Teams over workers get new ones, as outside of tests, from the same Ray."""
+    ray_here.connect()
+    ray_here.drop()
 
 
 @pytest.fixture

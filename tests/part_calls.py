@@ -1,13 +1,9 @@
 """A team whose models are in a folder, as one rank of several that hold a part of every layer: what it takes to load
-them, and what they compute.
-
-python part_calls.py RANK WORLD PORT HOW TEAM OUT, where HOW is parts, or whole: as if no model could be read in parts.
-"""
+them, and what they compute."""
 
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -36,20 +32,21 @@ class Alive(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.most = 0
+        self.most = self.at_most = 0  # at_most: if nothing had ended since it was looked; looking takes long
         self.seen: dict[int, Any] = {}
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         found = func(*args, **(kwargs or {}))
-        new = False
         for tensor in tree_leaves(found):
             tensor = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
             if isinstance(tensor, Tensor) and not tensor.is_meta:
                 storage = tensor.untyped_storage()
-                new |= storage._cdata not in self.seen
-                self.seen.setdefault(storage._cdata, storage._weak_ref())
-        if new:
-            self.most = max(self.most, self.bytes())
+                if storage._cdata not in self.seen:
+                    self.seen[storage._cdata] = storage._weak_ref()
+                    self.at_most += storage.nbytes()
+        if self.at_most > self.most:
+            self.at_most = self.bytes()
+            self.most = max(self.most, self.at_most)
         return found
 
     def bytes(self) -> int:
@@ -109,16 +106,15 @@ def computed(engine: LocalEngine, folder: Path, wait=lambda: None) -> dict[str, 
     return found
 
 
-def main() -> None:
-    from rank_calls import _place
+def one_rank(rank: int, world: int, port: int, how: str, team: Path, out: Path) -> None:
+    """In a process of its own. ``how``: parts, or whole: as if no model could be read in parts."""
     from teamtr.engines import hashing
     from teamtr.engines.cluster import ranks
     from teamtr.engines.torch.outline import NotInParts
     from teamtr.session import models
 
-    rank, world, port, how, team, out = sys.argv[1:]
     torch.set_num_threads(1)
-    ranks.join(int(rank), int(world), _place(int(rank), int(port)), 120.0)
+    ranks.join(rank, world, ("127.0.0.1", port), 600.0)
     team_file = load_team_file(team)
     if how == "whole":
 
@@ -126,7 +122,7 @@ def main() -> None:
             raise NotInParts("a test says so")
 
         models.load_outline = refuse
-    shards, saved = ranks.Ranks(team_file.cluster.parts, lockstep=True), Path(out) / "saved"
+    shards, saved = ranks.Ranks(team_file.cluster.parts, lockstep=True), out / "saved"
     os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"  # what other threads make is not seen
     hashing._folds.__defaults__ = (0, 1 << 10)  # which works in blocks; these models are far smaller than one
     with Alive() as loading:
@@ -138,8 +134,6 @@ def main() -> None:
     with Alive() as resuming:
         for agent in engine.agents:
             engine.learner(agent).load(saved / agent)
-    np.savez(Path(out) / f"{rank}.npz", **found, loading=loading.most, kept=kept, resuming=resuming.most)
+    np.savez(out / f"{rank}.npz", **found, loading=loading.most, kept=kept, resuming=resuming.most)
 
-
-if __name__ == "__main__":
-    main()
+    torch.distributed.barrier()

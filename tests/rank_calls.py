@@ -1,11 +1,7 @@
-"""All that a learner is asked, in one process or as one rank of several; as a program it is such a rank.
-
-python rank_calls.py RANK WORLD PORT SHARDS KIND HELD PRECISION OUT
-"""
+"""All that a learner is asked, in one process or as one rank of several."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -94,33 +90,24 @@ def everything(learner: PolicyLearner, folder: Path, wait: Callable[[], None] = 
     return found
 
 
-def main() -> None:
+def one_rank(
+    rank: int, world: int, port: int, shards: int, kind: str, sharded: bool, precision: str, out: Path
+) -> None:
+    """In a process of its own: leaves what it found in a file of its number."""
     import torch
     from torch.distributed.tensor import DTensor
 
     from teamtr.engines.cluster import ranks
     from teamtr.engines.cluster.sharded_models import LayerSpread
 
-    rank, world, port, shards, kind, sharded, precision, out = sys.argv[1:]
     torch.set_num_threads(1)
-    ranks.join(int(rank), int(world), _place(int(rank), int(port)), 120.0)
-    own = ranks.Ranks(int(shards), lockstep=sharded == "sharded")
-    policy = policy_of(kind, LayerSpread(own, torch.device("cpu")).spread if own.lockstep else None)
-    if own.lockstep:
+    ranks.join(rank, world, ("127.0.0.1", port), 600.0)
+    own = ranks.Ranks(shards, lockstep=sharded)
+    policy = policy_of(kind, LayerSpread(own, torch.device("cpu")).spread if sharded else None)
+    if sharded:
         spread = [p for name, p in policy.causal_lm.get_decoder().layers.named_parameters() if "lora_" not in name]
-        assert all(isinstance(p, DTensor) and (p.to_local().numel() < p.numel() or world == "1") for p in spread)
+        assert all(isinstance(p, DTensor) and (p.to_local().numel() < p.numel() or world == 1) for p in spread)
     learner = learner_of(policy, own, precision=precision)
-    found = everything(learner, Path(out) / "saved", torch.distributed.barrier)
-    np.savez(Path(out) / f"{rank}.npz", **found, tokens=np.array(list(learner.tokens.values())))
-
-
-def _place(rank: int, port: int):
-    import torch.distributed as dist
-
-    if rank:
-        return "127.0.0.1", port
-    return dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
-
-
-if __name__ == "__main__":
-    main()
+    found = everything(learner, out / "saved", torch.distributed.barrier)
+    np.savez(out / f"{rank}.npz", **found, tokens=np.array(list(learner.tokens.values())))
+    torch.distributed.barrier()

@@ -18,7 +18,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from teamtr import ports, types
+from teamtr import answers, batches, ports
 from teamtr.config import dump, loads
 from teamtr.engines.cluster.engine import ClusterEngine
 from teamtr.engines.cluster.seat import Answer, Call, Handle, Seat
@@ -29,17 +29,8 @@ from teamtr.theory.objective import Objective
 RECORDS = {
     cls.__name__: cls
     for cls in (
-        *(
-            types.ValueStats,
-            types.AgentBatch,
-            types.AgentInfo,
-            types.Decoding,
-            types.Divergence,
-            types.Sample,
-            types.StepStats,
-            types.TokenShift,
-            types.Verified,
-        ),
+        *(answers.AgentInfo, answers.Decoding, answers.Divergence, answers.Sample, answers.StepStats),
+        *(answers.TokenShift, answers.ValueStats, batches.AgentBatch, batches.Verified),
         *(ports.Demand, ports.Lengths, ports.MemoryItem, ports.MemoryPlan, ports.Rehearsal, Objective),
     )
 }

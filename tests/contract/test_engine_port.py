@@ -54,6 +54,7 @@ def grouped_engine(team_file, task, plan, player, *, taught: bool = True) -> Mod
 
 WHERE = {**MAKERS, "grouped": grouped_engine}
 WORKERS = ("cluster.engine=ray", "cluster.workers=2", "cluster.shards=2")
+ON_RAY = {"ray": WORKERS, "sharded": (*WORKERS, "cluster.shard_base=true"), "groups": GROUPS}
 REMOTE = [
     pytest.param("remote-full", marks=(pytest.mark.long, pytest.mark.slow)),
     pytest.param("remote-lora", marks=pytest.mark.long),
@@ -77,19 +78,13 @@ def session(request: Any) -> Iterator[Session]:
             yield built
             built.engine.close()
         return
-    if where in ("ray", "sharded"):
-        pytest.importorskip("ray", reason="needs teamtr[ray]")
-        built = build(loads(text, "port", (*WORKERS, f"cluster.shard_base={str(where == 'sharded').lower()}")))
-    elif where == "groups":
-        ray = pytest.importorskip("ray", reason="needs teamtr[ray]")
-        ray.shutdown()  # what was started for two workers has room for two
-        built = build(loads(text, "port", GROUPS))
-        yield built
-        built.engine.close()
-        ray.shutdown()
+    if where in ON_RAY:
+        with request.getfixturevalue("ray_here").at_work():
+            built = build(loads(text, "port", ON_RAY[where]))
+            yield built
+            built.engine.close()
         return
-    else:
-        built = build(loads(text, name="port"), parts=Parts(make_engine=WHERE[where]))
+    built = build(loads(text, name="port"), parts=Parts(make_engine=WHERE[where]))
     yield built
     built.engine.close()
 

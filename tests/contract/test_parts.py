@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import copy
 import shutil
-import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 import part_calls
+from forked import in_ranks
 from teamtr.config import load_team_file
 from teamtr.engines.shards import Shards
 from teamtr.engines.torch.model_files import INDEX, WEIGHTS, ModelError
@@ -36,7 +34,7 @@ team:
 plan: {problems: 2, group_size: 2}
 cluster: {engine: ray, workers: 2, shards: 3, shard_base: true}
 """
-LAYERS = 6
+LAYERS = 4
 SIZES = ("loading", "kept", "resuming")
 
 
@@ -188,16 +186,8 @@ def test_a_linear_layer_that_rounds_in_passing_is_what_autocast_computes_and_kee
 
 
 def ranks_of(world: int, how: str, team: Path, out: Path) -> list[dict[str, np.ndarray]]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     out.mkdir()
-    program = [sys.executable, part_calls.__file__]
-    started = [
-        subprocess.Popen([*program, str(rank), str(world), str(port), how, str(team), str(out)])
-        for rank in range(world)
-    ]
-    assert [process.wait(300) for process in started] == [0] * world
+    in_ranks(part_calls.one_rank, world, how, team, out)
     return [dict(np.load(out / f"{rank}.npz")) for rank in range(world)]
 
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import socket
-import subprocess
-import sys
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -14,6 +11,7 @@ import torch
 
 import rank_calls
 from conftest import make_batch, make_learner, make_policy
+from forked import in_ranks
 from teamtr.engines.gradients import LossPart, added, gather_in_lockstep, gather_shards
 from teamtr.engines.shards import Shards, spread
 
@@ -21,18 +19,10 @@ KINDS = ["tabular", "full", "lora"]
 
 
 def ranks_of(
-    world: int, shards: int, kind: str, out: Path, sharded: str = "whole", precision: str = "fp32"
+    world: int, shards: int, kind: str, out: Path, *, sharded: bool = False, precision: str = "fp32"
 ) -> list[dict[str, np.ndarray]]:
     """What each of so many ranks found."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    program = [sys.executable, rank_calls.__file__]
-    started = [
-        subprocess.Popen([*program, str(rank), str(world), str(port), str(shards), kind, sharded, precision, str(out)])
-        for rank in range(world)
-    ]
-    assert [process.wait(300) for process in started] == [0] * world
+    in_ranks(rank_calls.one_rank, world, shards, kind, sharded, precision, out)
     return [dict(np.load(out / f"{rank}.npz")) for rank in range(world)]
 
 
@@ -41,10 +31,10 @@ def ranks_of(
 @pytest.mark.parametrize(
     ("world", "kind"),
     [
-        pytest.param(2, "lora", marks=pytest.mark.slow),
+        (2, "lora"),
         pytest.param(3, "lora", marks=pytest.mark.slow),
         pytest.param(2, "full", marks=pytest.mark.slow),
-        pytest.param(2, "tabular", marks=pytest.mark.slow),
+        (2, "tabular"),
         pytest.param(4, "tabular", marks=pytest.mark.slow),
     ],
 )
@@ -62,13 +52,12 @@ def test_ranks_find_what_one_process_finds_to_the_bit(world, kind, tmp_path):
 
 @pytest.mark.long
 @pytest.mark.cluster
-@pytest.mark.slow
-@pytest.mark.parametrize(("world", "shards"), [(2, 4), (3, 3)])
+@pytest.mark.parametrize(("world", "shards"), [(2, 4), pytest.param(3, 3, marks=pytest.mark.slow)])
 def test_so_do_ranks_that_hold_a_part_of_the_base_each(world, shards, tmp_path):
     """Whoever has fewer rows of a step, or none, passes idly: else the others would wait for its part for ever."""
     alone = rank_calls.learner_of(make_policy("lora"), Shards(shards))
     expected = rank_calls.everything(alone, tmp_path / "alone")
-    for rank in (found := ranks_of(world, shards, "lora", tmp_path, "sharded")):
+    for rank in (found := ranks_of(world, shards, "lora", tmp_path, sharded=True)):
         for name, value in expected.items():
             np.testing.assert_array_equal(rank[name], value, err_msg=name)
     tokens = np.sum([rank["tokens"] for rank in found], axis=0)
@@ -86,7 +75,7 @@ def test_of_weights_that_are_trained_in_parts_any_number_of_ranks_makes_the_same
     found = {}
     for world in worlds:
         (tmp_path / str(world)).mkdir()
-        found[world] = ranks_of(world, 5, "full", tmp_path / str(world), "sharded")
+        found[world] = ranks_of(world, 5, "full", tmp_path / str(world), sharded=True)
     first = found[worlds[0]][0]
     for world in worlds:
         for rank in found[world]:
@@ -107,7 +96,7 @@ def test_of_weights_that_are_trained_in_parts_any_number_of_ranks_makes_the_same
 @pytest.mark.parametrize("kind", ["full", pytest.param("lora", marks=pytest.mark.slow)])
 def test_one_rank_with_one_shard_finds_what_a_process_finds_that_knows_nothing_of_parts(kind, tmp_path):
     expected = rank_calls.everything(rank_calls.learner_of(make_policy(kind), Shards(1)), tmp_path / "alone")
-    (found,) = ranks_of(1, 1, kind, tmp_path, "sharded")
+    (found,) = ranks_of(1, 1, kind, tmp_path, sharded=True)
     for name, value in expected.items():
         np.testing.assert_array_equal(found[name], value, err_msg=name)
 
@@ -154,10 +143,10 @@ def test_in_half_precision_too(kind, precision, tmp_path):
     """In float16 the first step overflows, and what overflowed is computed again while others pass idly. All in new
     processes: where a processor lacks bf16, torch computes otherwise for good once it was asked for it."""
     (tmp_path / "alone").mkdir()
-    expected = ranks_of(1, 3, kind, tmp_path / "alone", "whole", precision)[0]
+    expected = ranks_of(1, 3, kind, tmp_path / "alone", precision=precision)[0]
     del expected["tokens"]
     assert precision == "bf16" or expected["scale"] < rank_calls.OVERFLOWING, "else nothing overflowed"
-    for rank in ranks_of(2, 3, kind, tmp_path, "sharded", precision):
+    for rank in ranks_of(2, 3, kind, tmp_path, sharded=True, precision=precision):
         for name, value in expected.items():
             np.testing.assert_array_equal(rank[name], value, err_msg=name)
 
@@ -168,11 +157,11 @@ def test_in_half_precision_too(kind, precision, tmp_path):
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_of_weights_that_are_trained_in_parts_in_half_precision_any_number_of_ranks_makes_the_same(precision, tmp_path):
     (tmp_path / "alone").mkdir()
-    expected = ranks_of(1, 5, "full", tmp_path / "alone", "whole", precision)[0]
+    expected = ranks_of(1, 5, "full", tmp_path / "alone", precision=precision)[0]
     found = {}
     for world in (1, 2, 3):
         (tmp_path / str(world)).mkdir()
-        found[world] = ranks_of(world, 5, "full", tmp_path / str(world), "sharded", precision)
+        found[world] = ranks_of(world, 5, "full", tmp_path / str(world), sharded=True, precision=precision)
     first = found[1][0]
     assert precision == "bf16" or first["scale"] < rank_calls.OVERFLOWING, "else nothing overflowed"
     for world, ranks in found.items():

@@ -460,8 +460,7 @@ def test_a_run_whose_server_forgets_goes_on_from_its_last_commit_to_the_same_bit
 
 @pytest.mark.slow
 @pytest.mark.cluster
-def test_it_goes_round_an_engine_over_workers_as_well(learning, tmp_path):
-    pytest.importorskip("ray", reason="needs teamtr[ray]")
+def test_it_goes_round_an_engine_over_workers_as_well(learning, tmp_path, kept):
     shards = "cluster.shards=2"
     alone = trained(tmp_path / "one" / "run", FakeVllm("tiny", learning), shards)
     workers = ("cluster.engine=ray", "cluster.workers=2", shards)

@@ -33,6 +33,9 @@ eval: {every: 1, samples: 4}
 """
 
 
+MARK = "TEAMTR_TEST_MARK"
+
+
 def team_file(*overrides: str) -> TeamFile:
     return loads(TEAM, "small", overrides)
 
@@ -43,10 +46,12 @@ def train(
     overrides: tuple[str, ...] = (),
     die: tuple[str, int] | None = None,
     sabotage: str = "",
+    mark: str = "",
 ) -> None:
     """Train to the end, or until the moment given: ("after_commit", n), ("after_log", n) or ("before_commit", n).
-    The base is taught, or read from where taught ones are kept."""
+    The base is taught, or read from where taught ones are kept. ``mark``: in the environment of all that it starts."""
     torch.set_num_threads(1)
+    os.environ[MARK] = mark
     if taught is not None:
         remember_teaching(Path(taught))
     moment, at = die or ("", 0)

@@ -29,6 +29,10 @@ def assert_same(folder: Path, alone: Mapping[str, Any]) -> None:
         assert found[key] == expected, key
 
 
+def killed(members: RayMembers, worker: int) -> None:
+    os.kill(members.processes[worker][1], signal.SIGKILL)
+
+
 class Strike:
     """Does something to a worker, of this group where there are several, when a call comes for the nth time, once."""
 
@@ -38,7 +42,7 @@ class Strike:
         name: str,
         worker: int,
         nth: int = 0,
-        blow: int | Callable[[int], None] = signal.SIGKILL,
+        blow: Callable[[RayMembers, int], None] = killed,
         group: int | None = None,
     ) -> None:
         self.left, self.struck = nth, False
@@ -49,8 +53,7 @@ class Strike:
                 self.left -= 1
                 if self.left < 0:
                     self.struck = True
-                    process = members.processes[worker][1]
-                    blow(process) if callable(blow) else os.kill(process, blow)
+                    blow(members, worker)
             return ask(members, calls)
 
         monkeypatch.setattr(RayMembers, "ask", ask_and_strike)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +18,6 @@ from striking import SMALL, Strike, assert_same, trained
 from teamtr.analysis.report import build_report, report_page
 from teamtr.batches import AgentBatch
 from teamtr.config import dump, loads
-from teamtr.engines.cluster import ray_members
 from teamtr.engines.cluster.engine import ClusterEngine
 from teamtr.engines.cluster.groups import GroupedEngine
 from teamtr.engines.cluster.ray_members import Group, RayMembers, Room, share_out, start_members
@@ -47,15 +46,6 @@ MIXED = ("team.train=lora", "team.agents.speaker.train=full", "tiny.warmup_steps
 
 
 @pytest.fixture(scope="module")
-def ray() -> Iterator[Any]:
-    ray = pytest.importorskip("ray", reason="needs teamtr[ray]")
-    ray.shutdown()
-    ray_members._connect(Room(shards=4), 3)  # room for the largest
-    yield ray
-    ray.shutdown()
-
-
-@pytest.fixture(scope="module")
 def alone(tmp_path_factory) -> dict[str, Any]:
     """What one process makes of the run, in as many shards."""
     folder = tmp_path_factory.mktemp("alone") / "run"
@@ -67,7 +57,7 @@ def alone(tmp_path_factory) -> dict[str, Any]:
 
 
 @pytest.mark.slow  # one in which a worker dies (below) is quick, and ends with the same bits
-def test_a_run_in_two_groups_is_that_of_one_process_to_the_bit(tmp_path, alone, ray):
+def test_a_run_in_two_groups_is_that_of_one_process_to_the_bit(tmp_path, alone, kept):
     records = trained(tmp_path / "run", *SMALL, *IN_GROUPS, PAIR_AND_ONE)
     assert [r["kind"] for r in records].count("resume") == 0
     assert_same(tmp_path / "run", alone)
@@ -75,7 +65,7 @@ def test_a_run_in_two_groups_is_that_of_one_process_to_the_bit(tmp_path, alone, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sampler", ["plain", "paged"])
-def test_so_is_one_of_adapters_in_one_group_and_all_weights_in_the_other(sampler, tmp_path, ray):
+def test_so_is_one_of_adapters_in_one_group_and_all_weights_in_the_other(sampler, tmp_path, kept):
     own = (*MIXED, "cluster.shards=4", f"sampling.engine={sampler}")
     trained(tmp_path / "alone", *own)
     trained(tmp_path / "run", *own, *IN_GROUPS, PAIR_AND_ONE)
@@ -83,7 +73,7 @@ def test_so_is_one_of_adapters_in_one_group_and_all_weights_in_the_other(sampler
 
 
 @pytest.mark.slow
-def test_so_is_one_whose_base_is_spread_over_the_workers_of_its_group(tmp_path, ray):
+def test_so_is_one_whose_base_is_spread_over_the_workers_of_its_group(tmp_path, kept):
     """The other group's weights are frozen: where all are trained in parts, one process rounds otherwise."""
     own = (*MIXED, "team.agents.speaker.frozen=true", "cluster.shards=4")
     trained(tmp_path / "alone", *own)
@@ -92,7 +82,7 @@ def test_so_is_one_whose_base_is_spread_over_the_workers_of_its_group(tmp_path, 
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_in_other_groups_with_other_workers_and_without_groups(tmp_path, alone, ray):
+def test_a_run_goes_on_in_other_groups_with_other_workers_and_without_groups(tmp_path, alone, kept):
     def some_updates(*where: str) -> None:
         asked = iter((False, True))
         list(train(killing.team_file(*SMALL, *where), tmp_path / "run", stop=lambda: next(asked)))
@@ -111,15 +101,15 @@ def test_a_run_goes_on_in_other_groups_with_other_workers_and_without_groups(tmp
 @pytest.mark.parametrize(
     ("groups", "group", "worker", "call", "nth"),
     [
-        pytest.param(ONE_AND_ONE, 1, 0, "step", 1, marks=pytest.mark.slow),
-        pytest.param(PAIR_AND_ONE, 1, 0, "step", 1, marks=pytest.mark.slow),
+        pytest.param(ONE_AND_ONE, 1, 0, "step", 1, marks=(pytest.mark.slow, pytest.mark.matrix)),
+        pytest.param(PAIR_AND_ONE, 1, 0, "step", 1, marks=(pytest.mark.slow, pytest.mark.matrix)),
         pytest.param(PAIR_AND_ONE, 0, 1, "step", 1, marks=pytest.mark.slow),
         pytest.param(PAIR_AND_ONE, 0, 0, "sample_parts", 8, marks=pytest.mark.slow),  # after the first commit
         pytest.param(PAIR_AND_ONE, 1, 0, "save", 1, marks=pytest.mark.slow),
     ],
 )
 def test_a_worker_that_is_killed_in_either_group_costs_time_and_nothing_else(
-    groups, group, worker, call, nth, tmp_path, alone, monkeypatch, ray
+    groups, group, worker, call, nth, tmp_path, alone, monkeypatch, kept
 ):
     strike = Strike(monkeypatch, call, worker, nth=nth, group=group)
     records = trained(tmp_path / "run", *SMALL, *IN_GROUPS, groups)
@@ -135,7 +125,7 @@ def test_a_worker_that_is_killed_in_either_group_costs_time_and_nothing_else(
 
 
 @pytest.mark.slow
-def test_no_worker_holds_a_model_of_another_group(ray):
+def test_no_worker_holds_a_model_of_another_group(kept):
     built = build(killing.team_file(*SMALL, *IN_GROUPS, PAIR_AND_ONE))
     try:
         for group, held in zip(built.engine.groups, (("left", "right"), ("speaker",)), strict=True):
@@ -331,22 +321,20 @@ def test_the_largest_group_gives_workers_first_and_none_its_last(wanted, cores, 
 
 
 @pytest.mark.slow
-def test_groups_that_find_no_room_are_refused_at_first_and_get_fewer_workers_later(ray):
-    team_file = killing.team_file(*SMALL, *IN_GROUPS, PAIR_AND_ONE)
-    ray.shutdown()
-    ray_members._connect(Room(shards=4), 2)
-    with pytest.raises(UserError, match=r"cluster\.workers is 3, and the cluster has 2 cores"):
+def test_groups_that_find_no_room_are_refused_at_first_and_get_fewer_workers_later(kept):
+    groups = "cluster.groups=[{agents: [left, right], workers: 3}, {agents: [speaker]}]"
+    team_file = killing.team_file(*SMALL, *IN_GROUPS, groups)
+    with pytest.raises(UserError, match=r"cluster\.workers is 4, and the cluster has 3 cores"):
         build(team_file)
-    lost = [Group(lambda shards: None, 1) for _ in range(3)]
-    with pytest.raises(UserError, match="3 groups need one each at least"):
+    lost = [Group(lambda shards: None, 1) for _ in range(4)]
+    with pytest.raises(UserError, match="4 groups need one each at least"):
         start_members(lost, Room(shards=4, may_be_fewer=True))
     from teamtr.session.build import Parts
 
     built = build(team_file, parts=Parts().again())
-    assert [group.members.count for group in built.engine.groups] == [1, 1]
+    assert [group.members.count for group in built.engine.groups] == [2, 1]
     assert all(isinstance(group.members, RayMembers) for group in built.engine.groups)
     built.engine.close()
-    ray.shutdown()  # whoever comes next starts one
 
 
 def test_a_worker_is_called_by_its_group():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import random
 import signal
@@ -14,15 +13,11 @@ from pathlib import Path
 import killing
 import pytest
 
+from forked import CONTEXT, LONG
+
 pytestmark = pytest.mark.long
 
 UPDATES = 9
-CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["killing", "transformers.models.qwen3.modeling_qwen3", "teamtr.session.train"])
-
-
-LONG = 600
-"""Seconds that no run takes, also not on a busy machine, unless it hangs."""
 
 
 def start(folder: Path, taught: Path | None = None, **options):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import multiprocessing
 import os
 import random
 import shutil
@@ -18,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 
+from forked import CONTEXT
 from teamtr.config import load_team_file, loads
 from teamtr.engines.torch.loading import quieten
 from teamtr.session import train as runs
@@ -41,8 +41,6 @@ plan: {stages: 1, problems: 2, group_size: 4, radius_nats_per_message: 0.001}
 learner: {minibatches: 1}
 eval: {every: 0, samples: 2}
 """
-CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["test_swap_faults", "transformers.models.qwen3.modeling_qwen3"])
 
 
 Death = Callable[[], None]
