@@ -262,8 +262,8 @@ class Held:
         return at == 0 or text[at - 1] == "\n"
 
     def _may_be_a_call(self) -> bool | None:
-        """Whether the message is held to its end, because it may be one call as a whole. None: it is no call; False: not
-        known yet."""
+        """Whether the message is held to its end, because it may be one call as a whole; None: it is no call, False:
+        that is not known yet."""
         text = self._text
         self._words = _end(_SKIPPED, text, self._words)
         first = text[self._words : self._words + 1]
