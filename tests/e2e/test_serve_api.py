@@ -162,7 +162,8 @@ def test_a_conversation_goes_on(client: openai.OpenAI):
 @pytest.mark.parametrize(
     ("fields", "param", "message"),
     [
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "not kept"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]}, "tools", "not kept"),
+        ({"tool_choice": "required"}, "tool_choice", "not kept"),
         ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format", "not kept"),
         ({"response_format": {"type": "json_object"}}, "response_format", "not kept"),
         ({"logprobs": True}, "logprobs", "not kept"),
@@ -184,7 +185,7 @@ def test_a_conversation_goes_on(client: openai.OpenAI):
         ({"colour": "red"}, "colour", "unknown field"),
         ({"messages": []}, "messages", "at least 1 item"),
         ({"messages": [{"role": "user"}]}, "messages", "is missing"),
-        ({"messages": [{"role": "tool", "content": "x", "tool_call_id": "1"}]}, "messages", "not kept"),
+        ({"messages": [{"role": "tool", "content": "x", "tool_call_id": "1"}]}, "messages", "a result must stand"),
         ({"messages": [{"role": "user", "content": "x", "name": "bob"}]}, "messages", "unknown field"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},

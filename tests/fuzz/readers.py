@@ -29,6 +29,7 @@ from teamtr.grading.math.text import clean, numeral
 from teamtr.grading.workers.channel import Channel, GarbledError
 from teamtr.grading.workers.worker import HEADER_BYTES
 from teamtr.literal import NotALiteral, read_literal, write_literal
+from teamtr.serving.client_tools import ClientTools
 from teamtr.serving.conversation import chat_of, problem_of
 from teamtr.serving.request import BadRequest, read_request
 from teamtr.store import StoreError, read_episodes
@@ -404,12 +405,17 @@ REQUESTS = (
     '{"model": "m", "messages": [{"role": "system", "content": [{"type": "text", "text": "s"}]}, {"role": "user", '
     '"content": "Team: x\\nright: y"}, {"role": "assistant", "content": "z"}, {"role": "user", "content": "q"}], '
     '"n": 2, "stop": ["a", "b"], "stream": true, "stream_options": {"include_usage": true}, "private": {"right": "p"}}',
+    '{"model": "m", "tools": [{"type": "function", "function": {"name": "f", "parameters": {"properties": {}}}}], '
+    '"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "tool_calls": [{"id": "c", "type": '
+    '"function", "function": {"name": "f", "arguments": "{}"}}]}, {"role": "tool", "tool_call_id": "c", "content": '
+    '"User: x"}]}',
 )
 
 
 def _request(body: bytes) -> object:
     """What the server does with a body before anything is sampled."""
     request = read_request(read_json(body, longest=1 << 20, deepest=32, strict=True, half_characters=False))
+    ClientTools.of("left", request.offered)
     return problem_of(request.messages, request.private, ("left", "right")), chat_of(request.messages, "be brief")
 
 

@@ -115,8 +115,13 @@ def _call(value: Mapping[str, Any], tools: Collection[str] | None) -> ToolCall:
     return checked(value.get("name"), arguments, tools)
 
 
+def is_name(name: str) -> bool:
+    """Whether a tool can be called by it."""
+    return _NAME.fullmatch(name) is not None
+
+
 def checked(name: Any, arguments: Mapping[str, Any], tools: Collection[str] | None) -> ToolCall:
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
+    if not isinstance(name, str) or not is_name(name):
         raise Malformed("the name is not one: letters, digits, _ . - , at most 64")
     if tools is not None and name not in tools:
         raise Malformed(f"there is no tool {name}")

@@ -46,10 +46,12 @@ class Rejection:
 
 @dataclass(frozen=True)
 class Normalised:
-    """The text for the shared context, and in their order the calls in it and what was rejected."""
+    """The text for the shared context, and in their order the calls in it and what was rejected. ``beside`` is what was
+    written around the calls, to the letter, also what was rejected."""
 
     text: str
     found: tuple[ToolCall | Rejection, ...] = ()
+    beside: str = field(default="", compare=False)
 
     @property
     def calls(self) -> tuple[ToolCall, ...]:
@@ -67,22 +69,28 @@ class _Writer:
     tools: Collection[str] | None
     notes: bool = False
     pieces: list[str] = field(default_factory=list)
+    beside: list[str] = field(default_factory=list)
     found: list[ToolCall | Rejection] = field(default_factory=list)
     calls: int = 0
+
+    def write(self, text: str, written: str | None = None) -> None:
+        """What is shared, and what was written there; None: the same."""
+        self.pieces.append(text)
+        self.beside.append(text if written is None else written)
 
     def plain(self, text: str) -> None:
         """A part outside of all marks: calls in it are lines of their own."""
         for k, line in enumerate(text.split("\n")):
             if k:
-                self.pieces.append("\n")
+                self.write("\n")
             body = line.strip()
             if body.startswith("{") and _is_one_call(body):
                 before = line.index(body)
-                self.pieces.append(line[:before])
+                self.write(line[:before])
                 self.declared(body, body)
-                self.pieces.append(line[before + len(body) :])
+                self.write(line[before + len(body) :])
                 continue
-            self.pieces.append(line)
+            self.write(line)
             if self.notes:
                 self.found += [Rejection(note.group(), note.group(1)) for note in _NOTE.finditer(line)]
 
@@ -98,27 +106,27 @@ class _Writer:
         try:
             value = read_json(body.strip())
         except Malformed:
-            self.pieces.append(whole)
+            self.write(whole)
             return
         if looks_like_calls(value):
             self.declared(body, whole)
         else:
-            self.pieces.append(whole)
+            self.write(whole)
 
     def put(self, calls: list[ToolCall]) -> None:
         if self.calls + len(calls) > MOST_CALLS:
             raise Malformed(f"more than {MOST_CALLS} calls in one message")
         self.calls += len(calls)
         self.found += calls
-        self.pieces.append("\n".join(call.canonical() for call in calls))
+        self.write("\n".join(call.canonical() for call in calls), "")
 
     def reject(self, whole: str, reason: str) -> None:
         rejection = Rejection(whole, reason)
         self.found.append(rejection)
-        self.pieces.append(rejection.note())
+        self.write(rejection.note(), whole)
 
     def done(self) -> Normalised:
-        return Normalised("".join(self.pieces), tuple(self.found))
+        return Normalised("".join(self.pieces), tuple(self.found), "".join(self.beside))
 
 
 def normalise_calls(text: str, tools: Collection[str] | None = None) -> Normalised:
@@ -141,6 +149,7 @@ def _read(text: str, writer: _Writer) -> Normalised:
         if writer.found:
             return writer.done()
         writer.pieces.clear()
+        writer.beside.clear()
     try:
         signature = read_signature(bare, writer.tools)
     except Malformed as error:
@@ -195,9 +204,9 @@ def _fenced(text: str, marks: list[re.Match[str]], k: int, writer: _Writer) -> t
     if language not in ("", "json", *_DECLARED_FENCES):  # code of another language is code
         closing = next((j for j in range(k + 1, len(marks)) if marks[j].group(3) is not None), None)
         if closing is None:
-            writer.pieces.append(opening.group())
+            writer.write(opening.group())
             return k + 1, opening.end()
-        writer.pieces.append(text[opening.start() : marks[closing].end()])
+        writer.write(text[opening.start() : marks[closing].end()])
         return closing + 1, marks[closing].end()
     follower = marks[k + 1] if k + 1 < len(marks) else None
     if follower is None or follower.group(3) is None:
@@ -205,7 +214,7 @@ def _fenced(text: str, marks: list[re.Match[str]], k: int, writer: _Writer) -> t
             end = follower.start() if follower is not None else len(text)
             writer.reject(text[opening.start() : end], "the fence is not closed")
             return k + 1, end
-        writer.pieces.append(opening.group())
+        writer.write(opening.group())
         return k + 1, opening.end()
     body, whole = text[opening.end() : follower.start()], text[opening.start() : follower.end()]
     (writer.declared if language in _DECLARED_FENCES else writer.undeclared)(body, whole)

@@ -208,7 +208,10 @@ class _Answering:
         future = self.ticket.choices[choice]
         failed = future.cancelled() or future.exception() is not None
         if self.request.stream and not failed:
-            await self._event(self.reply.chunk(choice, {}, future.result().finish))
+            found = future.result()
+            for chunk in self.reply.call_chunks(choice, found):
+                await self._event(chunk)
+            await self._event(self.reply.chunk(choice, {}, found.finish))
         return not failed
 
     async def _told_discussion(self, choice: int, agent: str, text: str, begins: bool) -> bool:

@@ -45,6 +45,10 @@ class Reply:
         more = {"usage": None} if self.wants_usage else {}
         return {**self._head("chat.completion.chunk"), "choices": [told], **more}
 
+    def call_chunks(self, choice: int, found: Choice) -> list[Body]:
+        """The calls that a choice hands out, each in one piece."""
+        return [self.chunk(choice, {"tool_calls": [{"index": k, **call.body}]}) for k, call in enumerate(found.calls)]
+
     def last_chunk(self, choices: Sequence[Choice]) -> Body:
         """What all of it took: the end of a stream whose client asks for it."""
         head = self._head("chat.completion.chunk")
@@ -66,6 +70,8 @@ class Reply:
 
     def _message(self, choice: Choice) -> Body:
         message: Body = {"role": "assistant", "content": choice.text, "refusal": None}
+        if choice.calls:
+            message |= {"content": choice.text or None, "tool_calls": [call.body for call in choice.calls]}
         if self.request.shows_discussion:
             said = [
                 line

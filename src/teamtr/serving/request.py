@@ -11,9 +11,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from teamtr.chat.tool_calls import is_name
+
 MOST_CHOICES = 16
 MOST_STOPS = 4
 LONGEST_STOP = 256
+MOST_TOOLS = 128
+LONGEST_ID = 256
 
 
 class BadRequest(Exception):
@@ -44,22 +48,56 @@ class TextPart(_Model):
     text: str
 
 
-class ChatMessage(_Model):
-    """A message of the conversation. What an answer of ours holds besides its text may be sent back, and is left out:
-    a conversation is what was said aloud."""
+class CalledFunction(_Model):
+    """``arguments`` are a text of JSON, as the API has them."""
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
+    name: str
+    arguments: str
+
+
+class MadeCall(_Model):
+    """A call that was handed out, as it comes back in the conversation."""
+
+    id: Annotated[str, Field(min_length=1, max_length=LONGEST_ID)]
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class ChatMessage(_Model):
+    """A message of the conversation. What an answer of ours holds besides its text and its calls may be sent back, and
+    is left out: a conversation is what was said aloud. ``conversation.py`` checks which role may hold what."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    tool_calls: list[MadeCall] | None = None
+    tool_call_id: str | None = None
     reasoning_content: str | None = None
     refusal: None = None
     audio: None = None
     function_call: None = None
-    tool_calls: Annotated[list[Any], Field(max_length=0)] | None = None
     annotations: Annotated[list[Any], Field(max_length=0)] | None = None
 
     @property
     def text(self) -> str:
-        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        if self.content is None or isinstance(self.content, str):
+            return self.content or ""
+        return "".join(part.text for part in self.content)
+
+
+class OfferedFunction(_Model):
+    """``parameters`` is the JSON schema of an object."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class OfferedTool(_Model):
+    """A tool that the client runs."""
+
+    type: Literal["function"]
+    function: OfferedFunction
 
 
 class StreamOptions(_Model):
@@ -81,6 +119,9 @@ class ChatRequest(_Model):
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    tools: list[OfferedTool] | None = None
+    tool_choice: Literal["auto", "none"] | None = None
+    parallel_tool_calls: bool | None = None
     show: Literal["answer", "discussion"] = "answer"
     private: dict[str, str] = Field(default_factory=dict)
     # passed over: they say something to whoever keeps accounts, and change no answer
@@ -98,15 +139,17 @@ class ChatRequest(_Model):
         return self.max_completion_tokens or self.max_tokens
 
     @property
+    def offered(self) -> tuple[OfferedTool, ...]:
+        """The tools that may be called."""
+        return () if self.tool_choice == "none" else tuple(self.tools or ())
+
+    @property
     def shows_discussion(self) -> bool:
         return self.show == "discussion"
 
 
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "response_format": ({"type": "text"},),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "parallel_tool_calls": (True, False),
     "logprobs": (False,),
     "top_logprobs": (0,),
     "frequency_penalty": (0,),
@@ -116,8 +159,6 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 """Fields that are taken with these values alone, or null: as if they were not there."""
 _WHY = {
     "response_format": "answers are text as the agents write it, and no form is forced upon them; leave it out",
-    "tools": "the agents of a team call no tools of a client; leave it out",
-    "tool_choice": "there are no tools; leave it out",
 }
 
 
@@ -130,10 +171,8 @@ def read_request(body: Any) -> ChatRequest:
         value = kept.pop(name, None)
         if value is not None and value not in neutral:
             raise NotKept(name, _WHY.get(name, "only its default is; leave it out"))
-    messages = kept.get("messages")
-    for message in messages if isinstance(messages, list) else ():
-        if isinstance(message, dict) and message.get("role") == "tool":
-            raise NotKept("messages", "the agents of a team call no tools of a client, so that none can have answered")
+    if kept.get("tool_choice") not in (None, "auto", "none"):
+        raise NotKept("tool_choice", "nothing forces an agent to call a tool; auto and none are kept")
     try:
         request = ChatRequest.model_validate(kept)
     except ValidationError as error:
@@ -146,7 +185,43 @@ def read_request(body: Any) -> ChatRequest:
         raise BadRequest("stream_options goes with stream", "stream_options", "invalid_value")
     if request.max_tokens is not None and request.max_completion_tokens is not None:
         raise BadRequest("give max_tokens or max_completion_tokens, not both", "max_tokens", "invalid_value")
+    if request.tools:
+        _check_tools(request)
     return request
+
+
+def _check_tools(request: ChatRequest) -> None:
+    """Raises BadRequest where a tool cannot be told of, or cannot be called."""
+    tools = request.tools or []
+    if len(tools) > MOST_TOOLS:
+        raise BadRequest(f"at most {MOST_TOOLS} tools are taken, not {len(tools)}", "tools", "invalid_value")
+    if request.parallel_tool_calls is False and request.offered:
+        raise NotKept("parallel_tool_calls", "a message may hold several calls, and all are handed out; leave it out")
+    known: set[str] = set()
+    for k, tool in enumerate(tools):
+        place, function = f"tools.{k}.function", tool.function
+        if not is_name(function.name):
+            form = "letters, digits, _ . - , at most 64, a letter or _ first"
+            raise BadRequest(f"{place}.name: a name is {form}", "tools", "invalid_value")
+        if function.name in known:
+            raise BadRequest(f"{place}.name: {function.name} stands there twice", "tools", "invalid_value")
+        if function.strict:
+            raise NotKept("tools", f"{place}.strict asks for a form, and none is forced upon agents; leave strict out")
+        if (why := _unreadable(function.parameters or {})) is not None:
+            raise BadRequest(f"{place}.parameters: {why}", "tools", "invalid_value")
+        known.add(function.name)
+
+
+def _unreadable(schema: Mapping[str, Any]) -> str | None:
+    """Why these are not the parameters of a function."""
+    properties, required = schema.get("properties", {}), schema.get("required", [])
+    if schema.get("type", "object") != "object":
+        return "must be the schema of an object"
+    if not isinstance(properties, dict) or not all(isinstance(one, dict) for one in properties.values()):
+        return "properties must be an object, with a schema for every name"
+    if not isinstance(required, list) or not all(isinstance(one, str) for one in required):
+        return "required must be a list of names"
+    return None
 
 
 def _told(error: ValidationError) -> BadRequest:

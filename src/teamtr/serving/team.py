@@ -9,26 +9,28 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Literal, Protocol
 
 from teamtr.answers import AS_TRAINED, Decoding, Sample
-from teamtr.calls import Schema
-from teamtr.chat.codec import ChatCodec
-from teamtr.chat.stream import TextStream, is_faithful
-from teamtr.errors import UserError, first_line
-from teamtr.ports import Codec, Follow, Heard, Tools, unfollowed, unheard
+from teamtr.calls import name_of
+from teamtr.errors import UserError
+from teamtr.ports import Follow, Heard, Tools, unfollowed, unheard
 from teamtr.randomness import seed_of, uniforms
 from teamtr.rollout import EpisodeState, Ledger, RolloutContext, converse
+from teamtr.serving.client_tools import ClientTools, HandedCall, Held
 from teamtr.serving.conversation import chat_of, problem_of
+from teamtr.serving.locked import LockedCodec, LockedTools
 from teamtr.serving.outgoing import Outgoing, first_stop
-from teamtr.serving.request import BadRequest, ChatRequest
+from teamtr.serving.request import BadRequest, ChatRequest, NotKept
 from teamtr.serving.schedule import Row, Scheduler
 from teamtr.session.build import Session
 from teamtr.streams import InTurns
 from teamtr.tasks import Task
 from teamtr.team import Team, team_answer
-from teamtr.team.router import Upcoming, ends_after
-from teamtr.types import Finish, Floats, Ids, Problem, ToolRequest, Turn, Verdict
+from teamtr.team.router import Upcoming, closers_of, ends_after
+from teamtr.types import Finish, Floats, Ids, Problem, Turn, Verdict
+
+Ending = Finish | Literal["tool_calls"]
 
 
 class TooLong(BadRequest):
@@ -66,11 +68,13 @@ class Spoken:
 
 @dataclass(frozen=True)
 class Choice:
-    """One answer, and all that was said on the way to it."""
+    """One answer, and all that was said on the way to it. With ``calls``, which the client is to run, ``text`` is what
+    stands beside them."""
 
     text: str
-    finish: Finish
+    finish: Ending
     spoken: tuple[Spoken, ...]
+    calls: tuple[HandedCall, ...] = ()
 
     @property
     def prompt_tokens(self) -> int:
@@ -100,60 +104,6 @@ class Ask:
     def of(cls, request: ChatRequest, choice: int, seed: int, teller: Teller, cancelled: threading.Event) -> Ask:
         """The first choice has the request's own seed: it is what ``teamtr eval`` plays with that seed."""
         return cls(request, choice, seed_of(seed, "choice", choice) if choice else seed, teller, cancelled)
-
-
-class LockedCodec:
-    """A codec that one thread uses at a time: tokenizers are not made for several."""
-
-    def __init__(self, codec: Codec, lock: threading.Lock) -> None:
-        self.codec = codec
-        self._lock = lock
-        self._is_faithful = is_faithful(codec)
-
-    def stream(self) -> TextStream:
-        return TextStream(self._plain if self._is_faithful else None)
-
-    def _plain(self, token_ids: Sequence[int]) -> str:
-        assert isinstance(self.codec, ChatCodec)
-        with self._lock:
-            return self.codec.plain(token_ids)
-
-    def encode(self, messages: Sequence[dict[str, str]], tools: Sequence[Schema] = ()) -> Ids:
-        with self._lock:
-            try:
-                return self.codec.encode(messages, tools)
-            except UserError:
-                raise
-            except Exception as error:  # templates raise what they like
-                raise BadRequest(
-                    f"the model's chat template does not take this conversation: {first_line(error)[:200]}",
-                    "messages",
-                    "invalid_value",
-                ) from error
-
-    def encode_message(self, text: str) -> Ids:
-        with self._lock:
-            return self.codec.encode_message(text)
-
-    def decode(self, token_ids: Ids) -> str:
-        with self._lock:
-            return self.codec.decode(token_ids)
-
-
-@dataclass(frozen=True)
-class LockedTools:
-    """Tools that one answer uses at a time: their workers are not made for several."""
-
-    tools: Tools
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def schemas(self, problem: Problem) -> Sequence[Schema]:
-        with self.lock:
-            return self.tools.schemas(problem)
-
-    def results(self, requests: Sequence[ToolRequest]) -> list[tuple[str, ...]]:
-        with self.lock:
-            return self.tools.results(requests)
 
 
 class _Asked(Task):
@@ -187,6 +137,8 @@ class ServedTeam:
     """Where a request names none: what the team is evaluated at; None is the temperature of training."""
     rooms: Mapping[str, int | None] = field(default_factory=dict)
     """Most tokens of a prompt and its message, by agent."""
+    own_tools: tuple[str, ...] = ()
+    """Names of the tools of the team file. Asked for once: while tools run, they answer nobody."""
 
     @classmethod
     def of(cls, session: Session, team: Team, name: str, scheduler: Scheduler) -> ServedTeam:
@@ -218,6 +170,7 @@ class ServedTeam:
             scheduler,
             session.team_file.eval.temperature,
             {agent: session.engine.info(agent).positions for agent in team.names},
+            _names(session.context.tools),
         )
 
     @property
@@ -238,8 +191,9 @@ class ServedTeam:
                     param,
                     "invalid_value",
                 )
-            return
-        problem_of(request.messages, request.private, self.team.names)
+        else:
+            problem_of(request.messages, request.private, self.team.names)
+        self.client_tools(request)
 
     def play(self, ask: Ask) -> Choice:
         """One choice, to its end. Raises BadRequest, Cancelled, or what the engine raises."""
@@ -250,22 +204,62 @@ class ServedTeam:
         """None is the whole team."""
         return None if model == self.name else model.removeprefix(f"{self.name}/")
 
+    def client_tools(self, request: ChatRequest) -> ClientTools | None:
+        """The tools that the client offers, to whoever answers. Raises BadRequest."""
+        if not request.offered:
+            return None
+        agent = self.agent_of(request.model)
+        if agent is not None:
+            return ClientTools.of(agent, request.offered)
+        agent = self._answering_agent()
+        twice = sorted({tool.function.name for tool in request.offered} & set(self.own_tools))
+        if twice:
+            raise BadRequest(
+                f"the team has a tool {twice[0]} of its own: give yours another name", "tools", "invalid_value"
+            )
+        allowed = self.team[agent].tools
+        return ClientTools.of(agent, request.offered, frozenset(self.own_tools if allowed is None else allowed))
+
+    def _answering_agent(self) -> str:
+        """Raises BadRequest where nobody is known beforehand to give the answer."""
+        rule = self.context.answer
+        may_answer = {rule} if rule in self.team.names else set(closers_of(self.context.router, self.team.names))
+        if rule == "majority" or len(may_answer) != 1:
+            raise NotKept(
+                "tools", f"nobody is known beforehand to give this team's answer; ask one agent, {self.models[1]!r} say"
+            )
+        return may_answer.pop()
+
     def _converse(self, ask: Ask) -> Choice:
         request = ask.request
         state = EpisodeState(problem_of(request.messages, request.private, self.team.names))
         voice = _Voice(self, ask, state)
         warmth = self.temperature if request.temperature is None else request.temperature
-        context = replace(self.context, sampler=voice)
-        converse(context, self.team, [state], seed=ask.seed, temperature=warmth, ledger=Ledger())
+        context, team = replace(self.context, sampler=voice), self.team
+        if voice.client is not None:
+            self.codecs[voice.client.agent].require_tools(voice.client.schemas)
+            context, team = self._with_client_tools(context, voice.client)
+        converse(context, team, [state], seed=ask.seed, temperature=warmth, ledger=Ledger())
+        if state.turns and voice.hands_out(state.turns[-1]):
+            state.turns[-1] = replace(state.turns[-1], results=())  # the client will say what they are
         voice.finish_message()
         return voice.choice()
+
+    def _with_client_tools(self, context: RolloutContext, client: ClientTools) -> tuple[RolloutContext, Team]:
+        codecs = {**context.codecs, client.agent: client.told_by(context.codecs[client.agent])}
+        context = replace(context, codecs=codecs, router=client.until_called(context.router))
+        if context.tools is None or not client.own:
+            return context, self.team
+        return replace(context, tools=client.beside(context.tools)), client.among(self.team, self.own_tools)
 
     def _reply(self, ask: Ask, name: str) -> Choice:
         request, agent = ask.request, self.team[name]
         codec = self.codecs[name]
         warmth = self.temperature if request.temperature is None else request.temperature
         voice = _Voice(self, ask, EpisodeState(Problem("request", "")))
-        prompt = codec.encode(chat_of(request.messages, agent.system_prompt))
+        told = () if voice.client is None else voice.client.schemas
+        codec.require_tools(told)
+        prompt = codec.encode(chat_of(request.messages, agent.system_prompt), told)
         noise_BT = uniforms(seed_of(ask.seed, "turn", 0, name), 1, agent.max_tokens)
         [sample] = voice.sample(name, [prompt], noise_BT, decoding=Decoding(warmth))
         text = codec.decode(sample.token_ids)
@@ -292,8 +286,10 @@ class _Voice(InTurns):
 
     def __init__(self, served: ServedTeam, ask: Ask, state: EpisodeState) -> None:
         self.served, self.ask, self.state = served, ask, state
+        self.client = served.client_tools(ask.request)
         self._open: Outgoing | None = None
         self._answered = False
+        self._held: Held | None = None
 
     # -- ports.Sampler ----------------------------------------------------------------------------------------
 
@@ -342,6 +338,10 @@ class _Voice(InTurns):
                 for result in self.state.turns[-1].results:
                     self.ask.teller.discussion(self.ask.choice, result.author, result.text, begins=True)
 
+    def hands_out(self, turn: Turn) -> bool:
+        """Whether the client is to run what this turn calls."""
+        return self.client is not None and turn.agent == self.client.agent and bool(self.client.calls_in(turn.text))
+
     def choice(self) -> Choice:
         """What was said in the end. An answer that nobody could know before is told now."""
         served, turns = self.served, self.state.turns
@@ -349,7 +349,7 @@ class _Voice(InTurns):
         rule = "last" if by_agent else served.context.answer
         text = team_answer(turns, rule, served.context.task.extract)
         answering = _answering(turns, rule, text)
-        finish: Finish = "stop" if answering is None else turns[answering].finish
+        finish: Ending = "stop" if answering is None else turns[answering].finish
         most = self.ask.request.most_tokens
         if answering is not None and most is not None and len(turns[answering].token_ids) > most:
             # Nobody knew before that this message is the answer: it is cut now as it would have been then.
@@ -357,7 +357,12 @@ class _Voice(InTurns):
         stop = first_stop(text, self.ask.request.stops)
         if stop is not None:
             text, finish = text[:stop], "stop"
-        if not self._answered and text:
+        calls = () if self.client is None else tuple(map(HandedCall.of, self.client.calls_in(text)))
+        if self.client is not None and calls:
+            text, finish = self.client.content(text), "tool_calls"
+        if self._held is not None:
+            self._held.end(text)
+        elif not self._answered and text:
             self.ask.teller.answer(self.ask.choice, turns[answering].agent if answering is not None else "", text)
         spoken = tuple(
             Spoken(
@@ -370,7 +375,7 @@ class _Voice(InTurns):
             )
             for t, turn in enumerate(turns)
         )
-        return Choice(text, finish, spoken)
+        return Choice(text, finish, spoken, calls)
 
     def _outgoing(self, agent: str, answers: bool) -> Outgoing | None:
         """Where somebody reads along, or the text says where it ends."""
@@ -380,7 +385,10 @@ class _Voice(InTurns):
             if not request.stream and not request.stops:
                 return None
             self._answered = True
-            return Outgoing(codec.stream(), request.stops, lambda text: teller.answer(choice, agent, text))
+            if self.client is None:
+                return Outgoing(codec.stream(), request.stops, lambda text: teller.answer(choice, agent, text))
+            self._held = Held(self.client.names | self.client.own, lambda text: teller.answer(choice, agent, text))
+            return Outgoing(codec.stream(), request.stops, self._held.take)
         if not request.stream or not request.shows_discussion:
             return None
         first = [True]
@@ -405,6 +413,10 @@ class _Voice(InTurns):
             return rule in ("last", agent)
         spoken = sum(turn.agent == agent for turn in turns)
         return rule == agent and spoken + 1 == router.turns_of(agent)
+
+
+def _names(tools: Tools | None) -> tuple[str, ...]:
+    return () if tools is None else tuple(map(name_of, tools.schemas(Problem("request", ""))))
 
 
 def _answering(turns: Sequence[Turn], rule: str, text: str) -> int | None:

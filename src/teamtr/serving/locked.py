@@ -1,0 +1,86 @@
+"""What is not made for several threads, and one uses at a time: tokenizers, and the workers of tools."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from teamtr.calls import Schema
+from teamtr.chat.codec import ChatCodec
+from teamtr.chat.stream import TextStream, is_faithful
+from teamtr.chat.template import check_tools
+from teamtr.errors import UserError, first_line
+from teamtr.ports import Codec, Tools
+from teamtr.serving.request import BadRequest, NotKept
+from teamtr.types import Ids, Problem, ToolRequest
+
+
+class LockedCodec:
+    """A codec that one thread uses at a time: tokenizers are not made for several."""
+
+    def __init__(self, codec: Codec, lock: threading.Lock) -> None:
+        self.codec = codec
+        self._lock = lock
+        self._is_faithful = is_faithful(codec)
+
+    def stream(self) -> TextStream:
+        return TextStream(self._plain if self._is_faithful else None)
+
+    def _plain(self, token_ids: Sequence[int]) -> str:
+        assert isinstance(self.codec, ChatCodec)
+        with self._lock:
+            return self.codec.plain(token_ids)
+
+    def encode(self, messages: Sequence[dict[str, str]], tools: Sequence[Schema] = ()) -> Ids:
+        with self._lock:
+            try:
+                return self.codec.encode(messages, tools)
+            except UserError:
+                raise
+            except Exception as error:  # templates raise what they like
+                raise BadRequest(
+                    f"the model's chat template does not take this conversation: {first_line(error)[:200]}",
+                    "messages",
+                    "invalid_value",
+                ) from error
+
+    def require_tools(self, tools: Sequence[Schema]) -> None:
+        """Raises BadRequest where the chat template cannot tell of these tools and leave the conversation as it is."""
+        if not tools or not isinstance(self.codec, ChatCodec):
+            return
+        with self._lock:
+            try:
+                check_tools(self.codec, "transcript", tools)
+            except UserError as error:
+                raise NotKept("tools", "told of tools, the model's chat template changes what was said") from error
+            except Exception as error:  # templates raise what they like
+                raise BadRequest(
+                    f"the model's chat template does not take these tools: {first_line(error)[:200]}",
+                    "tools",
+                    "invalid_value",
+                ) from error
+
+    def encode_message(self, text: str) -> Ids:
+        with self._lock:
+            return self.codec.encode_message(text)
+
+    def decode(self, token_ids: Ids) -> str:
+        with self._lock:
+            return self.codec.decode(token_ids)
+
+
+@dataclass(frozen=True)
+class LockedTools:
+    """Tools that one answer uses at a time: their workers are not made for several."""
+
+    tools: Tools
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def schemas(self, problem: Problem) -> Sequence[Schema]:
+        with self.lock:
+            return self.tools.schemas(problem)
+
+    def results(self, requests: Sequence[ToolRequest]) -> list[tuple[str, ...]]:
+        with self.lock:
+            return self.tools.results(requests)
