@@ -4,7 +4,7 @@
 # make test       all tests except those marked slow: minutes; part of make check
 # make test-slow  all tests, including the slow ones
 # make test-gpu   tests that need a GPU
-# make test-cluster  tests of teams over several processes, with the slow ones: eight minutes
+# make test-cluster  tests of teams over several processes, with the slow ones
 # make test-cluster-all  the same, and every worker killed at every call
 # make vllm-env   creates .venv-vllm, an environment with vLLM for a CPU, for sampling.engine: vllm
 # make test-vllm  tests of sampling with vLLM itself, in that environment
