@@ -163,7 +163,7 @@ def _load_libraries(a: argparse.Namespace) -> None:
 
 def _play(engine: Any, a: argparse.Namespace, seed: int) -> stage.Said:
     said = stage.play(engine, a, seed, Counter(), len(engine.learners))
-    short = [len(m) for _, messages in said.values() for m in messages if len(m) != a.tokens]
+    short = [len(m) for _, messages, _ in said.values() for m in messages if len(m) != a.tokens]
     if short:
         raise RuntimeError(f"{len(short)} messages ended before {a.tokens} tokens: the point is not what it says it is")
     return said
