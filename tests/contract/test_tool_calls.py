@@ -9,7 +9,7 @@ import random
 import numpy as np
 import pytest
 
-from growth import assert_linear
+from cost_growth import assert_linear
 from teamtr.calls import ToolCall
 from teamtr.chat import ChatCodec, MessageFilter, ProtocolError, check_thinking
 from teamtr.chat.message_filter import THINKS_ALOUD

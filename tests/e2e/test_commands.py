@@ -375,7 +375,7 @@ def test_a_radius_that_drowns_in_rounding_is_refused(team_file, tmp_path, monkey
     result = invoke("check", team_file, code=3)
     assert "the KL noise floor is too high" in result.stderr
     assert "noise floor" in result.stderr
-    assert "raise plan.radius_nats_per_message, or shorten max_tokens" in result.stderr
+    assert "raise plan.radius_nats_per_message, shorten max_tokens, or set plan.radius_nats_per_token" in result.stderr
     assert "fp32 (or" not in result.stderr, "it is what it has"
     invoke("train", team_file, "--out", tmp_path / "run", code=3)
     assert not (tmp_path / "run").exists(), "nothing was begun"

@@ -52,6 +52,7 @@ def train(
     The base is taught, or read from where taught ones are kept. ``mark``: in the environment of all that it starts."""
     torch.set_num_threads(1)
     os.environ[MARK] = mark
+    os.environ.update(RAY_gcs_rpc_server_reconnect_timeout_s="5")  # Ray would wait a minute for a head that was killed
     if taught is not None:
         remember_teaching(Path(taught))
     moment, at = die or ("", 0)

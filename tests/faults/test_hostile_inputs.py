@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from growth import assert_linear
+from cost_growth import assert_linear
 from made_run import made_run
 from teamtr.analysis.report import build_report, report_page, report_text
 from teamtr.bounded_json import NotJson, is_deeper, read_json

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from growth import assert_linear
+from cost_growth import assert_linear
 from teamtr.grading import GraderError, Result, WorkerPool
 from teamtr.grading.math.rules import RULES, MathGrader
 from teamtr.grading.math.statement import stated_answer

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from growth import assert_linear
+from cost_growth import assert_linear
 from teamtr.errors import UserError
 from teamtr.tasks.benchmarks.arbench.detective import DetectiveCases, letter_in, question_in
 from teamtr.tasks.benchmarks.arbench.numbers import GuessingNumbers, feedback, guess_in

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from growth import assert_linear
+from cost_growth import assert_linear
 from teamtr.errors import UserError
 from teamtr.literal import DEEPEST, LONGEST, read_literal, write_literal
 from teamtr.tasks.benchmarks.autologi import AutoLogi, stated_in

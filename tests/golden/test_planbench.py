@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from growth import assert_linear
+from cost_growth import assert_linear
 from teamtr.errors import UserError
 from teamtr.tasks.benchmarks.planbench.blocks import (
     BLOCKSWORLD,

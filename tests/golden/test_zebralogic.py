@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from growth import assert_linear
+from cost_growth import assert_linear
 from teamtr.errors import UserError
 from teamtr.tasks.benchmarks.zebralogic import ZebraLogic, last_object, size_group, table_in
 from teamtr.tasks.data.rows import Row, read_rows

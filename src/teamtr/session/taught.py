@@ -70,4 +70,4 @@ def _processor() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:  # not Linux
         lines = []
-    return next((line for line in lines if line.startswith("model name")), platform.processor())
+    return next((line for line in lines if line.startswith(("model name", "CPU part"))), platform.processor())
