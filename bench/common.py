@@ -33,6 +33,8 @@ SHAPES: dict[str, dict[str, int]] = {
            "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936},
     "8b": {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32,
            "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936, "tie_word_embeddings": False},
+    "32b": {"hidden_size": 5120, "intermediate_size": 25600, "num_hidden_layers": 64, "num_attention_heads": 64,
+            "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936, "tie_word_embeddings": False},
 }  # fmt: skip
 """Qwen3's shapes by their sizes, and SmolLM2-135M's as ``small``; weights are random. Output layers are tied unless a
 shape says otherwise. ``tiny``, ``1m``, ``6m`` and ``25m`` (of as many parameters) are for a CPU."""
@@ -191,9 +193,11 @@ def adapted_team(
     compiled: bool | None = None,
     pages_gb: float | None = None,
     keeps: bool = False,
+    one_copy: bool = False,
 ) -> Any:
     """A LocalEngine of adapters a0, a1, ... on one base, with ``sampler`` precision for the paged engine. ``keeps``:
-    what sampling computes can be kept for the update."""
+    what sampling computes can be kept for the update. ``one_copy``: the base is held once, in fp16, as by
+    ``learner.base: fp16`` with ``sampling.adapters: by_row``."""
     from teamtr.config import LoraConfig
     from teamtr.engines.learner import PolicyLearner
     from teamtr.engines.local import LocalEngine
@@ -201,12 +205,16 @@ def adapted_team(
     from teamtr.engines.torch.fused_lora import fuse_lora
     from teamtr.engines.torch.loading import share_base
     from teamtr.engines.torch.policy import TransformerPolicy
+    from teamtr.engines.torch.short_base import keep_short
 
     pages = int(pages_gb * 2**30) if pages_gb else None
-    room = SamplerPool(sampler, device(), pages, compiled, keeps=keeps) if sampler else None
+    adapters: Any = "by_row" if one_copy else "merged"
+    room = SamplerPool(sampler, device(), pages, compiled, adapters=adapters, keeps=keeps) if sampler else None
     words = NoTokenizer(model.config.eos_token_id)
     shared = share_base(model, {f"a{k}": LoraConfig() for k in range(agents)}, seed=0)
     fused = fuse_lora(shared)
+    if one_copy:
+        keep_short(model, fused, torch.float16, rounded=True)
     return LocalEngine(
         {
             f"a{k}": PolicyLearner(

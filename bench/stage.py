@@ -2,6 +2,7 @@
 
     python bench/stage.py --shape 1.7b          # 3 agents, 64 problems x 8 episodes x 3 turns of 256 tokens
     python bench/stage.py --shape 1.7b --parts ours --sampler fp16 --score own,sampler      # who scores the old policy
+    python bench/stage.py --shape 8b --parts ours --problems 32 --sampler fp16 --one-copy --pages-gb 8 --micro-batch 4
     python bench/stage.py --shape tiny --problems 2 --group 2 --tokens 8 --prompt 16        # on a CPU
 
 Ours plays all turns anew before every update and takes the whole update: scores, steps, the exact gate. The rivals are
@@ -70,9 +71,19 @@ Said = dict[str, tuple[list[Any], list[Any], list[Any]]]
 
 
 def team_of(a: argparse.Namespace, agents: int, **sampling: Any) -> Any:
-    return adapted_team(
-        make_model(a.shape), agents, a.precision, micro_batch=a.micro_batch, sampler=a.sampler, **sampling
-    )
+    settings = {"sampler": a.sampler, "pages_gb": a.pages_gb, "one_copy": a.one_copy, **sampling}
+    return adapted_team(_model(a), agents, a.precision, micro_batch=a.micro_batch, **settings)
+
+
+def _model(a: argparse.Namespace) -> Any:
+    """A base that is held once is made in fp16: a card with room for it may have none for float32."""
+    if not a.one_copy:
+        return make_model(a.shape)
+    model = make_model(a.shape, torch.float16)
+    for parameter in model.parameters():
+        if parameter.ndim == 1:  # norms
+            parameter.data = parameter.data.float()
+    return model
 
 
 def play(engine: Any, a: argparse.Namespace, seed: int, clock: Counter[str], turns: int) -> Said:
@@ -299,6 +310,8 @@ def main() -> None:
     parser.add_argument("--sampler", default="bf16" if gpu else "fp32", help="precision of sampling")
     parser.add_argument("--score", default="own", help="who scores the old policy: own, sampler, or both, with a comma")
     parser.add_argument("--micro-batch", type=int, default=32)
+    parser.add_argument("--one-copy", action="store_true", help="the base once, in fp16, for learner and sampler")
+    parser.add_argument("--pages-gb", type=float, help="memory for keys and values (default: a share of what is free)")
     parser.add_argument("--rival-micro-batch", type=int, default=8)
     parser.add_argument("--parts", default=",".join(PARTS), help="which of them to run (default: %(default)s)")
     parser.add_argument("--plans", default=",".join(PLANS), help="which plans to compare (default: %(default)s)")

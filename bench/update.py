@@ -124,7 +124,9 @@ def ours(a: argparse.Namespace, batch: AgentBatch, advantages: np.ndarray, score
     train()
     with_kl = seconds(train)
     if a.profile:
-        so_far("kernels", kernels(train, a.steps))
+        rows = steps[0]
+        step = partial(learner.step, rows, advantages[rows], plan.objective, beta=1.0, learning_rate=1e-5)
+        so_far("kernels", kernels(step, 1))
     exact, reference = passes.score_tokens, learner._reference
     passes.score_tokens = lambda new, cur, ids: (token_logp(new, ids), torch.zeros(len(ids), device=new.device))
     learner._reference = dataclasses.replace(

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from teamtr.analysis.figures.paint import painted
 from teamtr.config import loads
@@ -87,6 +88,25 @@ def test_stage_with_scores_of_the_sampler(bench):
         assert kept[agent]["tokens"]["trained"] == own[agent]["tokens"]["trained"]
     with pytest.raises(SystemExit):
         bench("stage", "--parts", "ours", *small, "--score", "nobody")
+
+
+@pytest.mark.slow
+def test_stage_with_one_copy_of_the_base(bench, monkeypatch):
+    """The sampler reads the learner's weights: none of the base's matrices has a second place in memory."""
+    made, stage = [], importlib.import_module("stage")
+    team_of = stage.team_of
+    monkeypatch.setattr(
+        stage, "team_of", lambda *given, **settings: made.append(team_of(*given, **settings)) or made[-1]
+    )
+    small = ["--agents", "2", "--problems", "2", "--group", "2", "--tokens", "4", "--prompt", "8"]
+    record, _ = bench("stage", "--parts", "ours", *small, "--one-copy", "--sampler", "fp16", "--pages-gb", "0.1")
+    assert record["results"]["ours"]["sampled tokens"] > 0
+    policy = made[0].learner("a0").policy
+    learned = policy.causal_lm.get_input_embeddings().weight
+    (server,) = policy.serving._servers.values()
+    sampled = server.copy.model.get_input_embeddings().weight
+    assert learned.dtype == torch.float16
+    assert learned.data_ptr() == sampled.data_ptr()
 
 
 @pytest.mark.slow
