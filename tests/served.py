@@ -16,6 +16,16 @@ from teamtr.serving.server import TeamServer
 from teamtr.session.build import Session, build
 
 KEY = "test-key-0123456789"
+WEATHER: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "The weather of a city.",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+CLOCK: dict[str, Any] = {"type": "function", "function": {"name": "clock"}}
+"""Tools that a client offers."""
 TEAM = """
 name: trio
 task: {name: sums}

@@ -8,21 +8,12 @@ from typing import Any
 
 import pytest
 
-from served import asked
+from served import CLOCK, WEATHER, asked
 from teamtr.calls import ToolCall
 from teamtr.serving.client_tools import ClientTools, HandedCall, Held
 from teamtr.serving.conversation import LONGEST_RESULT, chat_of, problem_of
 from teamtr.serving.request import BadRequest, ChatMessage, ChatRequest, NotKept, read_request
 
-WEATHER = {
-    "type": "function",
-    "function": {
-        "name": "weather",
-        "description": "The weather of a city.",
-        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
-    },
-}
-CLOCK = {"type": "function", "function": {"name": "clock"}}
 TAGGED = '<tool_call>{"name": "weather", "arguments": {"city": "Bonn"}}</tool_call>'
 LINE = '{"name": "clock", "arguments": {}}'
 BONN, NOW = ToolCall("weather", {"city": "Bonn"}), ToolCall("clock", {})

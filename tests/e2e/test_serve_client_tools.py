@@ -12,22 +12,13 @@ import numpy as np
 import openai
 import pytest
 
-from served import KEY, make_session, serving
+from served import CLOCK, KEY, WEATHER, make_session, serving
 from teamtr.answers import Sample
 from teamtr.serving.client_tools import ALONE
 from teamtr.session.build import Session
 
 pytestmark = pytest.mark.long
 
-WEATHER = {
-    "type": "function",
-    "function": {
-        "name": "weather",
-        "description": "Of a city.",
-        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
-    },
-}
-CLOCK = {"type": "function", "function": {"name": "clock"}}
 TOOLS: list[Any] = [WEATHER, CLOCK]
 OWN = """
 def double(word: str) -> str:
@@ -118,7 +109,7 @@ def test_a_call_is_handed_out_and_its_result_is_answered(client: openai.OpenAI, 
     [call] = choice.message.tool_calls
     assert (call.type, call.function.name) == ("function", "weather")
     assert json.loads(call.function.arguments) == {"city": "Bonn"}
-    assert "weather(city: string) - Of a city." in script.shown("speaker")[0]
+    assert "weather(city: string) - The weather of a city." in script.shown("speaker")[0]
     assert not any("weather(city" in text for text in script.shown("left") + script.shown("right"))
     talk = ["#beside", choice.message.model_dump(exclude_none=True), result(call, "20 degrees")]
     answer = create(client, *talk, model=model).choices[0]

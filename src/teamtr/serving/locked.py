@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from teamtr.calls import Schema
@@ -33,33 +34,30 @@ class LockedCodec:
             return self.codec.plain(token_ids)
 
     def encode(self, messages: Sequence[dict[str, str]], tools: Sequence[Schema] = ()) -> Ids:
-        with self._lock:
-            try:
-                return self.codec.encode(messages, tools)
-            except UserError:
-                raise
-            except Exception as error:  # templates raise what they like
-                raise BadRequest(
-                    f"the model's chat template does not take this conversation: {first_line(error)[:200]}",
-                    "messages",
-                    "invalid_value",
-                ) from error
+        with self._template_of("this conversation", "messages"):
+            return self.codec.encode(messages, tools)
 
     def require_tools(self, tools: Sequence[Schema]) -> None:
         """Raises BadRequest where the chat template cannot tell of these tools and leave the conversation as it is."""
         if not tools or not isinstance(self.codec, ChatCodec):
             return
-        with self._lock:
+        with self._template_of("these tools", "tools"):
             try:
                 check_tools(self.codec, "transcript", tools)
             except UserError as error:
                 raise NotKept("tools", "told of tools, the model's chat template changes what was said") from error
+
+    @contextmanager
+    def _template_of(self, given: str, field: str) -> Iterator[None]:
+        """One thread at a time; what the template raises is the fault of what it was given in this field."""
+        with self._lock:
+            try:
+                yield
+            except (UserError, BadRequest):
+                raise
             except Exception as error:  # templates raise what they like
-                raise BadRequest(
-                    f"the model's chat template does not take these tools: {first_line(error)[:200]}",
-                    "tools",
-                    "invalid_value",
-                ) from error
+                told = f"the model's chat template does not take {given}: {first_line(error)[:200]}"
+                raise BadRequest(told, field, "invalid_value") from error
 
     def encode_message(self, text: str) -> Ids:
         with self._lock:
