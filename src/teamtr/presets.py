@@ -53,9 +53,9 @@ class Region:
     adapt_beta: bool = True
 
 
-Credit = Literal["team", "own", "difference"]
-"""Which returns an agent is trained on: the team's, its own, or what the team would have lost without it
-(``rollout.credit``)."""
+Credit = Literal["team", "own", "difference", "crossed"]
+"""Which returns an agent is trained on: the team's, its own, what the team would have lost without it, or the team's
+with all that the others said in other episodes (``rollout.credit``)."""
 Allocation = Literal["equal", "gain", "certified"]
 OrderKind = Literal["fixed", "reverse", "random", "largest_gain", "together"]
 
@@ -260,6 +260,7 @@ PRESETS: dict[str, Plan] = {
     "auto": replace(
         TEAMTR,
         resample=Resample(every=0, reweight=True, min_effective_share=0.3, sampling_cost="measured"),
+        credit="crossed",
     ),
     "partial": replace(
         TEAMTR, resample=Resample(every=0, reweight=True, min_effective_share=0.5, partial=True, control=0.125)

@@ -173,7 +173,8 @@ class Turn:
 class Episode:
     """One problem played to the end by the team. ``replies[k]`` is what the environment said before round k; without
     an environment there are none. ``without[name]`` is the verdict had this agent said nothing and all others the same;
-    only plans that credit differences ask for it."""
+    only plans that credit differences ask for it. ``crossed[name][k]`` is the return had this agent said what it said
+    and all others what they said in episode k of the group; only plans that credit agents crosswise ask for it."""
 
     problem_id: str
     group_index: int
@@ -183,6 +184,7 @@ class Episode:
     team_version: str
     replies: tuple[Reply, ...] = ()
     without: Mapping[str, Verdict] = field(default_factory=dict)
+    crossed: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
     @property
     def reward(self) -> float:

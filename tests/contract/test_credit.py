@@ -82,7 +82,7 @@ def every_episode(task: Roles) -> RolloutBatch:
         for g, (texts, verdict) in enumerate(zip(said, verdicts, strict=True))
     ]
     batch = RolloutBatch((problem,), tuple(episodes), len(episodes))
-    return with_counterfactuals(context, team_of(len(task.agents)), batch, "difference", Ledger())
+    return with_counterfactuals(context, team_of(len(task.agents)), batch, replace(PLAN, credit="difference"), Ledger())
 
 
 def credited(batch: RolloutBatch, agent: str, credit: Any, **changes: Any) -> np.ndarray:
@@ -213,7 +213,7 @@ def test_where_somebody_reads_the_agent_a_difference_can_hide_a_loss():
 
     team = team_of(2, Everything())
     context = RolloutContext(None, {}, IN_TURN, Last(2))  # type: ignore[arg-type]
-    batch = with_counterfactuals(context, team, batch, "difference", Ledger())
+    batch = with_counterfactuals(context, team, batch, replace(PLAN, credit="difference"), Ledger())
     assert credited(batch, "a1", "difference").tolist() == [[0.0, 0.0]], "so no step of a1 seems to lose anything"
     assert credited(batch, "a1", "team").tolist() == [[0.0, 1.0]], "though the team loses all that a1 loses"
     assert certified_range(replace(PLAN, credit="difference"), 1.0, team, IN_TURN, "a1") is None
@@ -256,7 +256,7 @@ def learned(task: Roles, credit: Any, stages: int, *, problems: int = 8) -> np.n
 
     def collect(team: Team, step: int, worn: Any) -> RolloutBatch:
         batch = play(context, team, asked, plan.group_size, seed=seed_of(1, stage, step))
-        return with_counterfactuals(context, team, batch, plan.credit, Ledger())
+        return with_counterfactuals(context, team, batch, plan, Ledger())
 
     while stage < stages:
         slots = schedule(plan.order, names, generator(0, "order"))
@@ -279,8 +279,9 @@ def _says_one(engine: LocalEngine, context: RolloutContext, team: Team, name: st
 def test_where_everyone_adds_to_the_reward_credited_agents_learn_faster():
     """Eight agents, groups of four: what a team's reward says of one of them drowns in the luck of the others. Here a
     difference is an agent's own reward."""
-    ended = {credit: learned(Bits(8), credit, 3, problems=2).mean() for credit in ("team", "difference")}
+    ended = {credit: learned(Bits(8), credit, 3, problems=2).mean() for credit in ("team", "difference", "crossed")}
     assert ended["difference"] > ended["team"] + 0.05
+    assert ended["crossed"] > ended["team"] + 0.05, "what its words earn with everybody's is their own worth, too"
     batch = every_episode(Bits(4))
     assert credited(batch, "a2", "difference").tolist() == credited(batch, "a2", "own").tolist()
 

@@ -100,7 +100,7 @@ def train(
             "groups or a reward with partial credit give a signal; `teamtr report` shows what the agents said"
         )
     elif silent := outcomes["skipped_no_signal"]:
-        # Not "the same reward": with plan.credit own or difference the team's may differ.
+        # Not "the same reward": with plan.credit own, difference or crossed the team's may differ.
         say(
             f"{silent} of {outcomes.total()} updates had no signal: in every group, all episodes were worth the same "
             "to the agent"

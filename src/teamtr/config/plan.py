@@ -104,11 +104,12 @@ class PlanConfig(Section):
         "Replace groups with equal rewards by new problems, until every group has a signal or all problems were "
         "tried, as in DAPO."
     )
-    credit: Credit = key(
-        "team",
+    credit: Credit | None = unset(
         "What an agent is trained on. team: the team's reward. own: its own, of rewards that are given to agents or "
         "turns. difference: the team's reward less what it would have been had the agent said nothing; every episode "
-        "is then graded once more for each agent.",
+        "is then graded once more for each agent. crossed: the team's reward, for agents that neither read the others "
+        "nor are read by them averaged over what the others said in all episodes of the problem; up to group_size "
+        "times as many episodes are then graded for each of them, and none is sampled.",
     )
     dynamic_sampling_limit: Count = key(0, "Most rounds of dynamic sampling for one batch; 0: no limit.")
     match: Literal["off", MatchBy] = key(
@@ -142,7 +143,7 @@ class PlanConfig(Section):
                 "its later updates; use plan.allocate: equal, or collect fresh rollouts before every update"
             )
             yield Refusal(("plan", "allocate"), message)
-        elif self.allocate not in (None, "equal") and self.plan().credit != "team":
+        elif self.allocate not in (None, "equal") and self.plan().credit not in ("team", "crossed"):
             message = (
                 f"plan.allocate: {self.allocate} compares what agents gain for the team, and with plan.credit: "
                 f"{self.plan().credit} each is trained on another return; use plan.allocate: equal or plan.credit: team"

@@ -68,6 +68,7 @@ PRESET_KEYS: dict[str, Callable[[Plan], Any]] = {
     "overlong_filter": lambda plan: plan.overlong.filter,
     "overlong_cache": lambda plan: plan.overlong.cache,
     "dynamic_sampling": lambda plan: plan.dynamic_sampling.on,
+    "credit": lambda plan: plan.credit,
 }
 """The keys of ``plan`` that a preset decides, and what they are in one."""
 

@@ -4,32 +4,68 @@
 alone. ``difference``: each with the team's return less what the team would have got had this agent said nothing and all
 others the same (Wolpert and Tumer's difference rewards). Where nobody reads what the agent said, what is taken off does
 not depend on its words, and the expected gradient is that of the team's return. Where somebody does, replies to words
-that were never said are kept, and the two expectations differ.
+that were never said are kept, and the two expectations differ. ``crossed``: each with the team's return, averaged over
+what the others said in all episodes of the problem where the agent is apart from them (``crossing.py``), so that the
+expected gradient is that of the team's return; the plain one where it is not.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from teamtr.batches import RolloutBatch, discounted
 from teamtr.errors import UserError
-from teamtr.presets import Credit, Plan
+from teamtr.presets import Plan
 from teamtr.rollout.context import Ledger, RolloutContext
+from teamtr.rollout.crossing import crossed_returns_PGG, is_unheard, with_crossings
 from teamtr.rollout.grading import Asked
 from teamtr.rollout.outcome import graded_text
 from teamtr.rollout.shaping import punishments_PG, trained_returns_PG
-from teamtr.team import Router, Schedule, Team, visible
-from teamtr.team.router import Upcoming
-from teamtr.types import Episode, Floats, Problem, Transcript, Turn
+from teamtr.team import Router, Team
+from teamtr.theory.advantages import Advantages
+from teamtr.theory.crossing import crossed_advantages, crossed_means_PG
+from teamtr.types import Episode, Floats, Problem, Transcript
+
+
+@dataclass(frozen=True)
+class Credited:
+    """The returns that an agent is trained on, and its advantages."""
+
+    returns_PG: Floats
+    advantages: Advantages
+
+
+def is_crossed(batch: RolloutBatch, agent: str, plan: Plan) -> bool:
+    """Whether this agent is credited with what its words would have earned with the others' of other episodes."""
+    return plan.credit == "crossed" and crossed_returns_PGG(batch, agent) is not None
+
+
+def credited(
+    batch: RolloutBatch, agent: str, plan: Plan, limits: Mapping[str, int], weights_E: Floats | None = None
+) -> Credited:
+    """What this agent learns from the batch. ``weights_E`` weigh its episodes as the present team would play them; for
+    an agent that is crossed they are of the others' words alone."""
+    shape = len(batch.problems), batch.group_size
+    weights_PG = None if weights_E is None else weights_E.reshape(shape)
+    crossed_PGG = crossed_returns_PGG(batch, agent) if plan.credit == "crossed" else None
+    if crossed_PGG is None:
+        returns_PG = agent_returns_PG(batch, agent, plan, limits)
+        return Credited(returns_PG, plan.advantage.estimate(returns_PG, weights_PG))
+    weights_PG = np.ones(shape) if weights_PG is None else weights_PG
+    advantages = crossed_advantages(plan.advantage.estimate, crossed_PGG, weights_PG)
+    return Credited(crossed_means_PG(crossed_PGG, weights_PG), advantages)
 
 
 def agent_returns_PG(batch: RolloutBatch, agent: str, plan: Plan, limits: Mapping[str, int]) -> Floats:
     """The returns that this agent is trained on, with the plan's punishments, which all agents share."""
-    if plan.credit == "team":
+    crossed_PGG = crossed_returns_PGG(batch, agent) if plan.credit == "crossed" else None
+    if crossed_PGG is not None:
+        return crossed_means_PG(crossed_PGG, np.ones(crossed_PGG.shape[:2]))
+    if plan.credit in ("team", "crossed"):
         return trained_returns_PG(batch, plan, limits)
     if plan.credit == "own":
         _require_personal(batch)
@@ -42,10 +78,13 @@ def agent_returns_PG(batch: RolloutBatch, agent: str, plan: Plan, limits: Mappin
 
 
 def with_counterfactuals(
-    context: RolloutContext, team: Team, batch: RolloutBatch, credit: Credit, ledger: Ledger
+    context: RolloutContext, team: Team, batch: RolloutBatch, plan: Plan, ledger: Ledger
 ) -> RolloutBatch:
-    """The batch with what its episodes would have earned without each agent's words, where the plan asks for that."""
-    if credit != "difference":
+    """The batch with what the plan must know of episodes that were not played: without each agent's words, or with what
+    the others said elsewhere."""
+    if plan.credit == "crossed":
+        return with_crossings(context, team, batch, plan, ledger)
+    if plan.credit != "difference":
         return batch
     if context.task.environment is not None or context.tools is not None:
         raise UserError(
@@ -80,28 +119,11 @@ def certified_range(plan: Plan, reward_range: float | None, team: Team, router: 
     may be as far below 0 as above.
     """
     team_range = plan.return_range(reward_range)
-    if plan.credit == "team" or team_range is None:
+    if plan.credit in ("team", "crossed") or team_range is None:
         return team_range
     if plan.credit == "difference" and is_unheard(team, router, agent):
         return 2.0 * team_range
     return None
-
-
-def is_unheard(team: Team, router: Router, agent: str) -> bool:
-    """Whether no other agent ever reads a word of this one, and who speaks when is settled beforehand."""
-    if not isinstance(router, Schedule):
-        return False
-    slots = router.turns()
-    return not any(
-        visible([_silent(slot) for slot in slots[:k] if slot.agent == agent], team[reader.agent], reader.round)
-        for k, reader in enumerate(slots)
-        if reader.agent != agent
-    )
-
-
-def _silent(slot: Upcoming) -> Turn:
-    nothing = np.zeros(0, np.int32)
-    return Turn(slot.agent, slot.round, nothing, nothing, np.zeros(0, np.float32), "stop", "", "")
 
 
 def _asked(context: RolloutContext, team: Team, problem: Problem, episode: Episode, name: str) -> Asked:

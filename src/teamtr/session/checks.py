@@ -17,7 +17,7 @@ from teamtr.ports import Engine
 from teamtr.presets import Radii
 from teamtr.progress import working
 from teamtr.randomness import generator, seed_of
-from teamtr.rollout import RolloutContext, agent_returns_PG, certified_range
+from teamtr.rollout import RolloutContext, certified_range, credited
 from teamtr.rollout.outcome import grades_dialogue
 from teamtr.session.build import Session
 from teamtr.session.trial import Trial, try_out
@@ -258,8 +258,8 @@ def measure_floors(session: Session, trial: Trial | None = None) -> list[Floor]:
     batch, seed = (trial or try_out(session)).batch, session.team_file.seed
     floors = []
     for name in session.team.trainable:
-        returns_PG = agent_returns_PG(batch, name, session.plan, session.team.limits)
-        data = TrainingBatch(batch.of(name), session.plan.advantage.estimate(returns_PG), returns_PG)
+        found = credited(batch, name, session.plan, session.team.limits)
+        data = TrainingBatch(batch.of(name), found.advantages, found.returns_PG)
         if len(data.messages) == 0:
             continue
         for precision in _finer(session, name):

@@ -34,7 +34,7 @@ from teamtr.records import (
     updates_before,
 )
 from teamtr.reports import UpdateReport, WarmupReport
-from teamtr.rollout import agent_returns_PG, certified_range, punishments_PG, trained_returns_PG
+from teamtr.rollout import certified_range, credited, punishments_PG, trained_returns_PG
 from teamtr.rollout.cost import Account, price_of_sampling
 from teamtr.session.budget import matched_budget
 from teamtr.session.build import Session
@@ -272,9 +272,7 @@ class Driver:
 
     def _for_probe(self, agent: str, batch: RolloutBatch) -> Rollouts:
         plan = self.session.plan
-        returns_PG = agent_returns_PG(batch, agent, plan, self.team.limits)
-        advantages = plan.advantage.estimate(returns_PG)
-        return Rollouts(batch.of(agent), advantages)
+        return Rollouts(batch.of(agent), credited(batch, agent, plan, self.team.limits).advantages)
 
     def _probe(self, agent: str, before: Snapshot, data: TrainingBatch, fresh: RolloutBatch | None) -> Record:
         """What stale rollouts would have said of this update, and which tokens it moved. Changes nothing."""

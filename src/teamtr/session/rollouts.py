@@ -56,8 +56,8 @@ class StageRollouts:
 
     def _credited(self, team: Team, found: Gathered) -> Gathered:
         """With what the plan must know to credit each agent."""
-        credit = self.session.plan.credit
-        return replace(found, batch=with_counterfactuals(self.session.context, team, found.batch, credit, found.ledger))
+        context, plan = self.session.context, self.session.plan
+        return replace(found, batch=with_counterfactuals(context, team, found.batch, plan, found.ledger))
 
     def _sample(self, team: Team, step: int) -> Gathered:
         sampling, ledger = self.session.plan.dynamic_sampling, Ledger()

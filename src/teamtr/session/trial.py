@@ -34,4 +34,4 @@ def try_out(session: Session) -> Trial:
         seed=seed_of(seed, "preflight", "play"),
         ledger=ledger,
     )
-    return Trial(with_counterfactuals(session.context, team, batch, session.plan.credit, ledger), ledger)
+    return Trial(with_counterfactuals(session.context, team, batch, session.plan, ledger), ledger)

@@ -134,6 +134,7 @@ def _episode_to_json(episode: Episode, where: str) -> dict[str, Any]:
         "team_version": episode.team_version,
         "replies": [_reply_to_json(reply) for reply in episode.replies],
         "without": {name: _verdict_to_json(verdict) for name, verdict in episode.without.items()},
+        "crossed": {name: list(returns) for name, returns in episode.crossed.items()},
     }
 
 
@@ -147,6 +148,7 @@ def _episode_from_json(body: dict[str, Any]) -> Episode:
         team_version=_text(body["team_version"]),
         replies=tuple(_reply_from_json(reply) for reply in body.get("replies", ())),  # older files have none
         without={_text(name): _verdict_from_json(found) for name, found in body.get("without", {}).items()},
+        crossed={_text(name): tuple(map(_number, found)) for name, found in body.get("crossed", {}).items()},
     )
 
 

@@ -15,14 +15,13 @@ import numpy as np
 from teamtr.batches import AgentBatch, RolloutBatch
 from teamtr.presets import Order, Plan
 from teamtr.reports import UpdateReport
-from teamtr.rollout import agent_returns_PG, require_fresh, stale_agents
+from teamtr.rollout import agent_returns_PG, require_fresh
 from teamtr.team import Team
 from teamtr.theory.allocation import update_order
-from teamtr.theory.weights import truncated_weights
 from teamtr.training.batch import TrainingBatch
+from teamtr.training.lesson import lesson
 from teamtr.training.reuse import Choice, choose
 from teamtr.training.update import Update
-from teamtr.types import Floats
 
 Collect = Callable[[Team, int, RolloutBatch | None], RolloutBatch]
 """A batch of this team, before this step; of an older one's, as much is kept as may be."""
@@ -90,14 +89,13 @@ def run_stage(
         assert batch is not None, "a stage that goes on in the middle needs the batch it held"
         if slot.opens:
             require_fresh(batch, team, plan)
-        returns_PG = agent_returns_PG(batch, slot.agent, plan, team.limits)  # line 6
-        data, cut = _lesson(batch, slot.agent, plan, team, returns_PG)
-        done_update = update(slot.agent, data)  # line 7: until the KL is within the radius
+        learned = lesson(batch, slot.agent, plan, team)  # line 6
+        done_update = update(slot.agent, learned.data)  # line 7: until the KL is within the radius
         team = team.replace(slot.agent, done_update.report.version_after)  # line 8
         if plan.resample.may_be_stale:
             assert done_update.log_ratio_M is not None, "a plan that reuses rollouts measures every message"
-            batch = batch.after(data.messages, done_update.log_ratio_M, team.version, done_update.verified)
-        yield Step(index, team, done_update, batch, choice, cut)
+            batch = batch.after(learned.data.messages, done_update.log_ratio_M, team.version, done_update.verified)
+        yield Step(index, team, done_update, batch, choice, learned.cut)
 
 
 def _choose(plan: Plan, batch: RolloutBatch | None, team: Team, slot: Slot, price: Price) -> Choice:
@@ -105,20 +103,3 @@ def _choose(plan: Plan, batch: RolloutBatch | None, team: Team, slot: Slot, pric
         return choose(plan.resample, None, slot.step, None, None)
     returns_PG = agent_returns_PG(batch, slot.agent, plan, team.limits)
     return choose(plan.resample, batch, slot.step, returns_PG, price(batch, batch.of(slot.agent)))
-
-
-def _lesson(batch: RolloutBatch, agent: str, plan: Plan, team: Team, returns_PG: Floats) -> tuple[TrainingBatch, float]:
-    """What the agent learns from, weighed as the plan says; and the share of the weights that was cut off."""
-    own = batch.of(agent)
-    weights_E = contexts_M = None
-    cut = 0.0
-    log_weights_E, log_contexts_M = batch.log_weights_E, batch.log_weights_before_M(own)
-    if plan.resample.reweight and log_weights_E is not None and log_contexts_M is not None:
-        weights = truncated_weights(log_weights_E)
-        weights_E, cut = weights.values_E, weights.cut
-        contexts_M = truncated_weights(log_contexts_M).values_E if len(own) else log_contexts_M
-    weights_PG = None if weights_E is None else weights_E.reshape(returns_PG.shape)
-    advantages = plan.advantage.estimate(returns_PG, weights_PG)
-    fresh = not batch.redrawn and not stale_agents(batch, team)
-    overlong = plan.overlong.filter
-    return TrainingBatch(own, advantages, returns_PG, weights_E, contexts_M, fresh, filter_cut=overlong), cut

@@ -77,7 +77,7 @@ def mean_length(batch: RolloutBatch) -> float:
 def advantages_PG(batch: RolloutBatch, plan: Plan | None, limits: Mapping[str, int]) -> Floats | None:
     """The advantages that training used; None when the plan is not known, or an agent that it may have punished, or
     where an episode has another advantage for each agent. ``limits``: most tokens of a message, by agent."""
-    if plan is None or plan.credit != "team":
+    if plan is None or plan.credit not in ("team", "crossed") or any(episode.crossed for episode in batch.episodes):
         return None
     spoken = {turn.agent for episode in batch.episodes for turn in episode.turns}
     if plan.overlong.punishes and not spoken <= set(limits):
