@@ -2,6 +2,7 @@
 
     python experiments/results.py --runs reproduced/main-results-small      # adds its finished runs to the store
     python experiments/results.py --figure docs/figures/results.svg         # the table, and what it looks like
+    python experiments/results.py --table ablation --runs reproduced/ablation-small
 
 A card is not always there for as long as a table takes. ``teamtr reproduce main-results --scale small`` goes on where
 it stopped, but only on a machine that still has its folders. This script keeps what a table needs of every run in one
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,16 @@ from teamtr.sweep import measures as of
 from teamtr.sweep.problems import at_the_end, interval, of_answers
 
 STORE = Path(__file__).resolve().parent.parent / "docs" / "gsm8k.json"
-RECIPE = find("main-results")
+SAME = {
+    "teamtr-full": "teamtr",
+    "no-resampling-naive-sequential": "naive-once-a-stage",
+    "importance-weighting-no-resampling": "reweighted",
+    "auto-not-in-the-paper": "auto",
+    "fixed-order": "teamtr",
+    "no-hard-clipping": "teamtr",
+}
+"""Rows of the ablation that are a row of the main table: agents are updated in a fixed order there, and in groups of
+eight no advantage reaches the clip (PAPER.md, 12)."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +58,8 @@ class Result:
     seconds_per_answer: float | None = None
     millions_sampled: float | None = None
     seconds_to_train: float | None = None
+    coordination: float | None = None
+    largest_kl: float | None = None
     problems: Mapping[str, float] | None = None
     told: tuple[float, float] | None = None
 
@@ -69,6 +81,8 @@ def results_of(runs: Path) -> Iterator[Result]:
                 yield Result(
                     variant, int(seed), of.success(run) or 0.0, of.success_before(run), of.tokens_per_answer(run),
                     of.seconds_per_answer(run), of.millions_sampled(run), of.seconds_to_train(run),
+                    of.coordination(run),
+                    max((row["kl_full"] for row in run.kept), default=None),
                     problems=dict(at_the_end(run)),
                 )  # fmt: skip
 
@@ -138,17 +152,37 @@ class Row:
         return float(np.mean(known)) if known else None
 
 
-def rows_of(results: Mapping[tuple[str, int], Result]) -> list[Row]:
+def rows_of(results: Mapping[tuple[str, int], Result], table: str) -> list[Row]:
     """In the order of the paper's table; a line without a run is left out."""
     found = []
-    for line in RECIPE.lines:
-        own = tuple(result for (variant, _), result in sorted(results.items()) if variant == line.variant)
+    for line in find(table).lines:
+        wanted = SAME.get(line.variant, line.variant) if table == "ablation" else line.variant
+        own = tuple(result for (variant, _), result in sorted(results.items()) if variant == wanted)
         found += [Row(line, own)] if own else []
     return found
 
 
-def markdown(rows: Sequence[Row]) -> str:
-    header = ("", "accuracy, %", "by seed", "before", "tokens per answer", "sampled to train", "seconds to train")
+Column = tuple[str, Callable[[Row], str]]
+BEFORE: Column = ("before", lambda row: _text(row.mean("before"), ".1f"))
+SAMPLED: Column = ("sampled to train", lambda row: _text(row.mean("millions_sampled"), ".2f", "M"))
+COLUMNS: dict[str, tuple[Column, ...]] = {
+    "main-results": (
+        BEFORE,
+        ("tokens per answer", lambda row: _text(row.mean("tokens_per_answer"), ",.0f")),
+        SAMPLED,
+        ("seconds to train", lambda row: _text(row.mean("seconds_to_train"), ",.0f")),
+    ),
+    "ablation": (
+        BEFORE,
+        ("coordination, %", lambda row: _text(row.mean("coordination"), ".1f")),
+        ("largest KL", lambda row: _text(row.mean("largest_kl"), ".2g")),
+        SAMPLED,
+    ),
+}
+
+
+def markdown(rows: Sequence[Row], columns: Sequence[Column]) -> str:
+    header = ("", "accuracy, %", "by seed", *(name for name, _ in columns))
     lines = [f"| {' | '.join(header)} |", "|" + "---|" * len(header)]
     part = ""
     for row in rows:
@@ -157,11 +191,7 @@ def markdown(rows: Sequence[Row]) -> str:
             lines.append(f"| *{part}* |" + " |" * (len(header) - 1))
         seeds = ", ".join(f"{result.accuracy:.1f}" for result in row.results) if len(row.results) > 1 else ""
         sure = "" if row.sure is None else " ({:.1f} to {:.1f})".format(*row.sure)
-        cells = [
-            row.line.name, f"{row.accuracy:.1f}{sure}", seeds, _text(row.mean("before"), ".1f"),
-            _text(row.mean("tokens_per_answer"), ",.0f"), _text(row.mean("millions_sampled"), ".2f", "M"),
-            _text(row.mean("seconds_to_train"), ",.0f"),
-        ]  # fmt: skip
+        cells = [row.line.name, f"{row.accuracy:.1f}{sure}", seeds, *(told(row) for _, told in columns)]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -204,6 +234,7 @@ def drawing(rows: Sequence[Row]) -> Drawing:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=Path, action="append", default=[], help="a folder of `teamtr reproduce`")
+    parser.add_argument("--table", choices=tuple(COLUMNS), default="main-results")
     parser.add_argument("--store", type=Path, default=STORE)
     parser.add_argument("--figure", type=Path, help="SVG; needs matplotlib")
     a = parser.parse_args(arguments)
@@ -213,8 +244,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             results[result.variant, result.seed] = result
     if a.runs:
         save(results, a.store)
-    rows = rows_of(results)
-    print(markdown(rows))
+    rows = rows_of(results, a.table)
+    print(markdown(rows, COLUMNS[a.table]))
     if a.figure is not None:
         a.figure.write_bytes(painted("Methods side by side", drawing(rows)))
 

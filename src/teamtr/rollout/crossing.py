@@ -38,11 +38,11 @@ def is_unheard(team: Team, router: Router, agent: str) -> bool:
 
 
 def is_apart(team: Team, router: Router, agent: str) -> bool:
-    """Whether no other agent ever reads a word of this one, nor it one of theirs."""
+    """Whether there are others who speak, none of them ever reads a word of this one, nor it one of theirs."""
     if not isinstance(router, Schedule) or not is_unheard(team, router, agent):
         return False
     slots = router.turns()
-    return not any(
+    return {slot.agent for slot in slots} > {agent} and not any(
         _reads(team, reader, [slot for slot in slots[:k] if slot.agent != agent])
         for k, reader in enumerate(slots)
         if reader.agent == agent
