@@ -36,6 +36,9 @@ LOOP = {
     "conversing": "teamtr.rollout.conversing",
     "collect": "teamtr.rollout.collect",
     "shaping": "teamtr.rollout.shaping",
+    "credit": "teamtr.rollout.credit",
+    "crossing": "teamtr.rollout.crossing",
+    "lesson": "teamtr.training.lesson",
     "fresh": "teamtr.rollout.staleness",
 }
 TESTS = [
@@ -47,10 +50,13 @@ TESTS = [
     "tests/contract/test_certificates_in_training.py",
     "tests/contract/test_environment.py",
     "tests/contract/test_play.py",
+    "tests/contract/test_crossing.py",
+    "tests/contract/test_credit.py",
 ]
 """What every fault is tried against, the quickest first."""
 MORE_TESTS = [
     "tests/e2e/test_teams.py",
+    "tests/contract/test_reuse.py",
     "tests/contract/test_players.py",
     "tests/statistical/test_diagnostics_exact.py",
 ]

@@ -27,7 +27,7 @@ from teamtr.rollout.crossing import crossed_returns_PGG
 from teamtr.session.train import train
 from teamtr.store import read_episodes, write_episodes
 from teamtr.tasks import Roles
-from teamtr.team import Addressed, Agent, Blind, Everything, Schedule, Team
+from teamtr.team import Addressed, Agent, Blind, Everything, Schedule, Team, ToolTurns
 from teamtr.training.lesson import lesson
 from teamtr.types import Episode, Problem, Turn, Verdict
 
@@ -126,6 +126,25 @@ def test_a_team_that_hears_itself_is_credited_as_ever() -> None:
         assert not is_crossed(heard, name, PLAN)
         plain = credited(batch, name, replace(PLAN, credit="team"), LIMITS)
         assert credited(heard, name, PLAN, LIMITS).advantages.values_PG.tolist() == plain.advantages.values_PG.tolist()
+
+
+def test_where_somebody_replies_to_a_message_nobody_is_apart() -> None:
+    """What an environment would have said to the words that are put together, nobody knows; who calls tools speaks as
+    often as it likes."""
+    task = Counted(2)
+    context = RolloutContext(None, {}, Schedule.repeated(task.agents), task)  # type: ignore[arg-type]
+    task.environment = object()  # type: ignore[assignment]
+    assert not is_apart(team_of(2), ToolTurns(Schedule.repeated(task.agents), 2, ("a1",)), "a1")
+    batch = batch_of(task, [["10", "01"]])
+    assert with_counterfactuals(context, team_of(2), batch, PLAN, Ledger()) is batch
+    assert task.asked == 0
+
+
+def test_grading_pairs_counts_as_grading() -> None:
+    task, ledger = Roles(2), Ledger()
+    context = RolloutContext(None, {}, Schedule.repeated(task.agents), task)  # type: ignore[arg-type]
+    with_counterfactuals(context, team_of(2), batch_of(task, [["10", "01"]]), PLAN, ledger)
+    assert 0.0 < ledger.grading_seconds < 60.0
 
 
 def test_a_batch_comes_back_from_its_file_with_its_crossings(tmp_path: Path) -> None:

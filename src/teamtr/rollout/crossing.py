@@ -53,8 +53,8 @@ def with_crossings(
     context: RolloutContext, team: Team, batch: RolloutBatch, plan: Plan, ledger: Ledger
 ) -> RolloutBatch:
     """The batch with what each agent's words would have earned with the others' of every episode of their group, for
-    agents that are apart. Where an environment or tools reply, nobody is."""
-    if context.task.environment is not None or context.tools is not None:
+    agents that are apart. Where an environment replies, nobody is; nor with tools, which have turns of their own."""
+    if context.task.environment is not None:
         return batch
     apart = [name for name in team.trainable if is_apart(team, context.router, name)]
     started = time.perf_counter()
