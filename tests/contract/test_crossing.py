@@ -188,6 +188,33 @@ def test_own_words_of_an_earlier_stage_keep_their_own_weight() -> None:
     assert found.returns_PG.tolist() == [[0.5, 0.5]], "the others' words weigh alike"
 
 
+def test_what_truncation_took_of_the_others_is_told() -> None:
+    """Of a1's words one is ten times as likely now and counts four times, which is above one on average: nothing is
+    missing. Where both are a tenth as likely, nine tenths of what it says now are not there."""
+    task, team = Roles(2), team_of(2).replace("a1", "w")
+    batch = crossed(task, batch_of(task, [["10", "00"]]))
+    cuts = [
+        lesson(moved(batch, [np.log(first), 0.0, np.log(second), 0.0]), "a2", REUSES, team).cut
+        for first, second in ((10.0, 0.01), (0.1, 0.1))
+    ]
+    assert cuts == pytest.approx([0.0, 0.9])
+    assert lesson(batch, "a2", REUSES, team_of(2)).cut == 0.0, "nobody was updated"
+
+
+def test_own_words_before_a_message_weigh_its_context() -> None:
+    """a1 speaks twice in each of two episodes of an earlier stage; both of its first words became likelier."""
+    said = (turn("a1", "1"), turn("a2", "0"), turn("a1", "0", round=1))
+    episodes = tuple(
+        Episode("p", g, said, "0", Verdict("right", 1.0), "v", crossed={"a1": (1.0, 0.0)}) for g in range(2)
+    )
+    batch = RolloutBatch((Problem("p", "?"),), episodes, 2)
+    batch = moved(batch, [np.log(2.0), 0.0, np.log(3.0), np.log(0.5), 0.0, 0.0])
+    found = lesson(batch, "a1", REUSES, team_of(2).replace("a1", "w")).data
+    assert found.contexts_M == pytest.approx(np.array([1.0, 2.0, 1.0, 0.5]) / 1.125)
+    assert found.weights_E == pytest.approx(np.array([4.0, 0.5]) / 2.25), "six times counts four times"
+    assert not found.fresh, "it learned from them before"
+
+
 # -- whole runs -----------------------------------------------------------------------------------------------
 
 

@@ -42,6 +42,20 @@ def test_weights_are_of_the_others_words() -> None:
     assert found.values_PG.tolist() == [[2 * 0.375, 2 * -0.375]]
 
 
+def test_every_problem_is_a_group_of_its_own() -> None:
+    """Two problems, each with its own returns and weights, as if the other were not there."""
+    rng = np.random.default_rng(1)
+    returns_PGG, weights_PG = rng.random((2, 3, 3)), np.array([[3.0, 1.0, 0.5], [0.0, 0.0, 0.0]])
+    means = crossed_means_PG(returns_PGG, weights_PG)
+    ones = np.ones((2, 3))
+    found = crossed_advantages(NORMALIZED.estimate, returns_PGG, ones)
+    for p in range(2):
+        assert means[p] == pytest.approx(crossed_means_PG(returns_PGG[p : p + 1], weights_PG[p : p + 1])[0])
+        alone = crossed_advantages(NORMALIZED.estimate, returns_PGG[p : p + 1], ones[:1])
+        assert found.values_PG[p] == pytest.approx(alone.values_PG[0])
+    assert means[1] == pytest.approx(returns_PGG[1].mean(axis=1))
+
+
 def test_words_that_earn_the_same_teach_nothing_however_the_others_speak() -> None:
     returns_PGG = np.array([[[1.0, 0.0], [1.0, 0.0]]])
     found = crossed_advantages(NORMALIZED.estimate, returns_PGG, np.ones((1, 2)))
