@@ -50,6 +50,34 @@ def test_rollout(bench):
     assert record["versions"]["torch"]
 
 
+@pytest.mark.parametrize("recompute", ["auto", "always"])
+def test_long_messages_phase_by_phase(bench, recompute):
+    small = ("--shape", "tiny", "--tokens", "4", "--episodes", "2", "--prompt", "8")
+    record, _ = bench("long", *small, "--recompute", recompute)
+    assert [row["phase"] for row in record["results"]] == ["sample", "score", "train", "gate"]
+    assert [row["recomputed"] for row in record["results"]] == [recompute == "always"] * 4
+    assert all(min(row["seconds"], row["planned s"]) > 0 for row in record["results"])
+    assert 0 < record["results"][-1]["KL, nats per message"] < 1e-3, "a small step was taken"
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "told"),
+    [
+        ("long", ("--episodes", "0"), "no whole number above 0"),
+        ("long", ("--tokens", "16,x"), "'x' is no whole number"),
+        ("long", ("--markdown",), "goes with --planned"),
+        ("growth", ("--out", "made.jsonl", "--agents", "0"), "no whole number above 0"),
+        ("growth", ("--out", "made.jsonl", "--episodes", "16,20"), "20 are no whole groups of 8"),
+    ],
+)
+def test_sizes_that_cannot_be_measured_are_refused(monkeypatch, capsys, name, arguments, told):
+    monkeypatch.syspath_prepend(str(ROOT / "bench"))
+    monkeypatch.setattr(sys, "argv", [name, *arguments])
+    with pytest.raises(SystemExit):
+        importlib.import_module(name).main()
+    assert told in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_rollout_says_what_its_time_goes_to(bench):
     small = ("--rows", "4", "--prompt", "16", "--new", "4", "--skip", "generate", "--skip", "generate, static cache")
