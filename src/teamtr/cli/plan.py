@@ -148,10 +148,11 @@ def _tell_memory(planned: MemoryPlan, as_json: bool) -> None:
     from teamtr.session.memory import crowded
 
     rows = [(item.what, f"{item.gb:.3g}", item.why) for item in planned.items]
-    rows.append(("in all", f"{planned.total / GB:.3g}", "" if planned.available is None else "of the GPU's memory:"))
+    rows.append(("in all", f"{planned.total / GB:.3g}", ""))
     rows += [(item.what, f"{item.gb:.3g}", item.why) for item in planned.servers]
     if planned.available is not None:
-        rows.append(("available", f"{planned.available / GB:.3g}", "fits" if planned.fits else "DOES NOT FIT"))
+        verdict = "fits" if planned.fits else "DOES NOT FIT"
+        rows.append(("available", f"{planned.available / GB:.3g}", f"of the GPU's memory: {verdict}"))
     answer(table(("what", "GB", ""), rows), as_json)
     if planned.recomputed:
         names = ", ".join(planned.recomputed)
