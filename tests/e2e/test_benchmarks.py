@@ -7,6 +7,7 @@ import json
 import pickle
 import sys
 import tarfile
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -48,6 +49,21 @@ def test_rollout(bench):
         assert result["whole x generate"] == pytest.approx(result["whole"] / record["results"]["generate"]["whole"])
     assert record["precision"] == "fp32"
     assert record["versions"]["torch"]
+
+
+def test_the_first_token_part_by_part(monkeypatch, tmp_path):
+    """Of one process; the command starts several, each of which imports everything anew."""
+    monkeypatch.syspath_prepend(str(ROOT / "bench"))
+    monkeypatch.setenv("TEAMTR_CACHE", "off")
+    first_token = importlib.import_module("first_token")
+    first_token.make_model("tiny").save_pretrained(tmp_path)
+    sizes = {"shape": "tiny", "rows": 2, "prompt": 4, "new": 3, "precision": "fp32", "compiled": "no"}
+    found = first_token.one_process(SimpleNamespace(**sizes, model=tmp_path, began=time.time() - 100.0))
+    assert set(found) == {"to first token", *first_token.PARTS, "graphs"}
+    assert found["imports"] >= 100.0, "they begin with the command"
+    assert found["to first token"] >= found["imports"] + found["loading"] + found["first token"]
+    assert min(found["loading"], found["first token"], found["decode"], found["again"]) > 0
+    assert set(found["graphs"].values()) == {0}, "nothing is compiled"
 
 
 @pytest.mark.parametrize("recompute", ["auto", "always"])
