@@ -324,6 +324,7 @@ def test_features_that_are_not_finite_are_refused():
     report = update(engine, batch, "sampler")
     assert report.outcome == "accepted"
     assert "not finite" in report.own_scores
+    assert (report.sampler_scored, report.mismatch_kl) == (0, None), "nothing was measured on them"
 
 
 @pytest.mark.long
