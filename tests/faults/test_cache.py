@@ -58,10 +58,17 @@ def test_what_was_taught_is_read_with_the_same_bits(folder: Path) -> None:
 @pytest.mark.long
 def test_whatever_makes_it_differ_is_taught_anew(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Taught()
+    source = folder.parent / "another_source.py"
+    source.write_text("def teach(): ...")
     others = [Taught(seed=1), Taught(steps=2), Taught(learning_rate=2e-3), Taught(batch=3), Taught(EXAMPLES[::-1])]
     others.append(Taught([*EXAMPLES[:-1], (np.array([3, 4]), np.array([8, 9, 7]))]))
     monkeypatch.setattr("teamtr.session.taught._processor", lambda: "another processor")
     others.append(Taught())
+    monkeypatch.setattr("teamtr.session.taught.version", lambda name: "another version")
+    others.append(Taught())
+    with monkeypatch.context() as changed:
+        changed.setattr("inspect.getfile", lambda _: str(source))
+        others.append(Taught())
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(threads + 1)
