@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import sys
@@ -137,6 +138,18 @@ def matrix_rate(dtype: torch.dtype) -> float:
     return 2 * n**3 * 5 / seconds(lambda: [a @ b for _ in range(5)])
 
 
+def whole_number(text: str) -> int:
+    """Of an option: 1 or more."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
+    return int(text)
+
+
+def whole_numbers(text: str) -> tuple[int, ...]:
+    """Several of them, by comma."""
+    return tuple(map(whole_number, text.split(",")))
+
+
 def so_far(name: str, result: Any) -> None:
     """Said at once, so that a run cut short has not been for nothing."""
     print(name, result, file=sys.stderr, flush=True)
@@ -194,10 +207,11 @@ def adapted_team(
     pages_gb: float | None = None,
     keeps: bool = False,
     one_copy: bool = False,
+    recompute: Any = "auto",
 ) -> Any:
     """A LocalEngine of adapters a0, a1, ... on one base, with ``sampler`` precision for the paged engine. ``keeps``:
     what sampling computes can be kept for the update. ``one_copy``: the base is held once, in fp16, as by
-    ``learner.base: fp16`` with ``sampling.adapters: by_row``."""
+    ``learner.base: fp16`` with ``sampling.adapters: by_row``. ``recompute``: as ``learner.recompute``."""
     from teamtr.config import LoraConfig
     from teamtr.engines.learner import PolicyLearner
     from teamtr.engines.local import LocalEngine
@@ -224,6 +238,7 @@ def adapted_team(
                     temperature=1.0, serving=room, fused=fused,
                 ),
                 micro_batch=micro_batch,
+                recompute=recompute,
                 kept_bytes=KEPT_BYTES if keeps else 0,
             )
             for k in range(agents)

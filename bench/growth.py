@@ -36,7 +36,7 @@ from typing import Any
 import torch
 
 import stage
-from common import NEVER, SHAPES, adapted_team, make_model, peak_gb, seconds, versions
+from common import NEVER, SHAPES, adapted_team, make_model, peak_gb, seconds, versions, whole_number, whole_numbers
 from growth_page import AXES, PHASES, Measured, Point, draw, on_axis, read
 from memory import peak_mib
 from teamtr.errors import UserError, first_line
@@ -296,11 +296,11 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--axis", default=",".join(AXES), help="which to vary (default: %(default)s)")
     parser.add_argument("--shape", choices=SHAPES, help="of the middle point")
     for name, what in (("agents", "agents"), ("episodes", "episodes"), ("length", "tokens of a message")):
-        parser.add_argument(f"--{name}", type=_numbers, help=f"{what}: the axis, instead of the usual one")
+        parser.add_argument(f"--{name}", type=whole_numbers, help=f"{what}: the axis, instead of the usual one")
     parser.add_argument("--models", type=lambda text: tuple(text.split(",")), help="shapes: the axis of models")
-    parser.add_argument("--limit-s", type=float, default=60.0, help="of a point, from then on (default: %(default)s)")
-    parser.add_argument("--start-s", type=float, default=300.0, help="until a point is warm (default: %(default)s)")
-    parser.add_argument("--repeats", type=int, default=3, help="rounds of a point, if the limit allows")
+    parser.add_argument("--start-s", type=float, default=300.0, help="until a point is warm (default: %(default)s s)")
+    parser.add_argument("--limit-s", type=float, default=60.0, help="of a point that is warm (default: %(default)s s)")
+    parser.add_argument("--repeats", type=whole_number, default=3, help="rounds of a point, if the limit allows")
     parser.add_argument("--card", help="whose predictions to compare with (default: the one that is here)")
     parser.add_argument("--out", type=Path, help="JSON lines: measured points are added")
     parser.add_argument("--draw", type=Path, metavar="FILE.jsonl", help="measure nothing, draw this file")
@@ -313,13 +313,12 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         parser.error(f"--axis: {', '.join(sorted(unknown))}; there are {', '.join(AXES)}")
     if unknown := set(a.models or ()) - set(SHAPES):
         parser.error(f"--models: {', '.join(sorted(unknown))}; there are {', '.join(SHAPES)}")
+    group = grid_of(a).middle.group
+    if uneven := [n for n in a.episodes or () if n % group]:
+        parser.error(f"--episodes: {uneven[0]} are no whole groups of {group}")
     if a.measure is None and (a.out is None) == (a.draw is None):
         parser.error("give --out FILE.jsonl to measure, or --draw FILE.jsonl")
     return a
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(map(int, text.split(",")))
 
 
 def grid_of(a: argparse.Namespace) -> Grid:

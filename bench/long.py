@@ -27,7 +27,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from common import SHAPES, adapted_team, make_batch, make_model, peak_gb, random_prompts, report, so_far, wait
+from common import (
+    SHAPES,
+    adapted_team,
+    make_batch,
+    make_model,
+    peak_gb,
+    random_prompts,
+    report,
+    so_far,
+    wait,
+    whole_number,
+    whole_numbers,
+)
 from teamtr.engines.policy import Recompute
 from teamtr.planning.cards import CARDS
 from teamtr.planning.learning import LearnerCost, all_rows, step_rows
@@ -134,10 +146,11 @@ def timed(work: Callable[[], Any]) -> tuple[Any, float, float | None]:
 
 def measured(a: argparse.Namespace, tokens: int) -> Iterator[dict[str, Any]]:
     setup, vocabulary = planned(a, tokens), SHAPES[a.shape]["vocab_size"]
-    engine = adapted_team(make_model(a.shape), 2, a.precision, micro_batch=a.micro_batch, sampler=a.sampler)
+    engine = adapted_team(
+        make_model(a.shape), 2, a.precision, micro_batch=a.micro_batch, sampler=a.sampler, recompute=a.recompute
+    )
     for learner in engine.learners.values():
         learner.policy.end_ids = frozenset()
-        learner.passes.recompute = a.recompute
     plan = engine.memory_plan(setup.demand)
     if not plan.fits:
         so_far("does not fit by plan", {"tokens": tokens, "GB": plan.total / GB})
@@ -181,10 +194,11 @@ def main() -> None:
     gpu = torch.cuda.is_available()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=SHAPES, default="1.7b" if gpu else "tiny")
-    parser.add_argument("--tokens", default="4096,8192,16384" if gpu else "2048", help="of a message; several lengths")
-    parser.add_argument("--episodes", type=int, default=16 if gpu else 4)
-    parser.add_argument("--prompt", type=int, default=256)
-    parser.add_argument("--micro-batch", type=int, default=16)
+    lengths = (4096, 8192, 16384) if gpu else (2048,)
+    parser.add_argument("--tokens", type=whole_numbers, default=lengths, help="of a message; several lengths, by comma")
+    parser.add_argument("--episodes", type=whole_number, default=16 if gpu else 4)
+    parser.add_argument("--prompt", type=whole_number, default=256)
+    parser.add_argument("--micro-batch", type=whole_number, default=16)
     parser.add_argument("--precision", choices=["fp32", "tf32", "fp16", "bf16"], default="fp16" if gpu else "fp32")
     parser.add_argument("--sampler", choices=["fp32", "fp16", "bf16"], default="fp16" if gpu else "fp32")
     parser.add_argument("--recompute", choices=["auto", "always", "never"], default="auto")
@@ -194,6 +208,8 @@ def main() -> None:
     )
     parser.add_argument("--json", action="store_true")
     a = parser.parse_args()
+    if a.markdown and not a.planned:
+        parser.error("--markdown goes with --planned: what is measured has no table in a document")
     if a.planned:
         found = list(plans())
         if a.markdown:
@@ -205,7 +221,7 @@ def main() -> None:
     if a.episodes % min(GROUP, a.episodes):
         parser.error(f"--episodes: whole groups of {GROUP}, or fewer than one")
     rows = []
-    for tokens in map(int, a.tokens.split(",")):
+    for tokens in a.tokens:
         for found in measured(a, tokens):
             rows.append(found)
             so_far(found["phase"], found)

@@ -55,6 +55,7 @@ TESTS = [
 ]
 """What every fault is tried against, the quickest first."""
 MORE_TESTS = [
+    "tests/contract/test_sampler_scores.py",
     "tests/e2e/test_teams.py",
     "tests/contract/test_reuse.py",
     "tests/contract/test_players.py",

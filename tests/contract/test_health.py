@@ -18,6 +18,7 @@ from teamtr.reports import Health, MessageHealth, UpdateReport
 from teamtr.trackers import point
 from teamtr.training.advice import advise
 from teamtr.training.health import health_of
+from teamtr.training.scoring import NOTHING_KEPT
 from teamtr.types import Episode, Problem, Turn, Verdict
 
 
@@ -168,18 +169,31 @@ BAD = health_record("left") | {
 ADVICE = "96 % of messages are cut at 64 tokens: raise team.max_tokens"
 
 
+START = {
+    "kind": "start",
+    "stages": 3,
+    "trained_agents": 1,
+    "samplers": {"left": "plain"},
+    "name": "a run",
+    "agents": ["left"],
+}
+
+
+def test_the_console_says_once_that_the_sampler_s_scores_are_not_used(capsys):
+    """Nothing where they are, or where a plan that reuses rollouts had none."""
+    reasons = ("", NOTHING_KEPT, "they are too far off", "they are further off")
+    with TrainingScreen() as screen:
+        list(
+            screen.watch([START, *(update_record(n, n, 0, "left", own_scores=why) for n, why in enumerate(reasons, 1))])
+        )
+    (told,) = [line for line in capsys.readouterr().err.splitlines() if "learner.score" in line]
+    assert "they are too far off. A finer sampling.precision" in told
+
+
 def test_the_console_line_has_the_figures_and_says_each_advice_once(capsys):
-    start = {
-        "kind": "start",
-        "stages": 3,
-        "trained_agents": 1,
-        "samplers": {"left": "plain"},
-        "name": "a run",
-        "agents": ["left"],
-    }
     updates = [update_record(n, n - 1, 0, "left", health=BAD) for n in (1, 2)]
     with TrainingScreen() as screen:
-        list(screen.watch([start, *updates, update_record(3, 2, 0, "left", health=None)]))
+        list(screen.watch([START, *updates, update_record(3, 2, 0, "left", health=None)]))
     told = capsys.readouterr().err
     assert told.count(f"advice: {ADVICE}") == 1
     assert told.count("length 63 (p95 64)  cut 96 %  entropy 0.75  no signal 25 %  unparsed 6 %") == 2

@@ -46,6 +46,8 @@ def test_a_prompt_is_cut_where_it_alone_is_too_long_for_a_pass():
         [Piece(0, 0, 128)],
         [Piece(0, 128, 130), Piece(1, 0, 100)],
     ]
+    found = list(portions([(640, 700), (640, 700)], 2 * BLOCK))
+    assert found == [[Piece(0, 640, 700), Piece(1, 640, 700)]], "what pages hold takes nothing of a pass"
     assert list(portions([(0, 65)], 1)) == [[Piece(0, 0, 64)], [Piece(0, 64, 65)]]
     assert list(portions([], 64)) == []
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import math
 import re
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import get_args
 
@@ -55,9 +55,12 @@ from teamtr.reports import (
     was_kept,
     was_skipped,
 )
+from teamtr.rollout.cost import Account
 from teamtr.session.history import History
-from teamtr.store import Log, RunFolder, RunLog, StoreError
+from teamtr.session.state import Position, RunState
+from teamtr.store import Commit, Log, LogMark, RunFolder, RunLog, StoreError
 from teamtr.store.log import decode, encode
+from teamtr.types import AgentState
 
 SOURCE = Path(__file__).parents[2] / "src" / "teamtr"
 OLD_RUN = Path(__file__).parents[1] / "fixtures" / "old_run"
@@ -284,6 +287,29 @@ def test_history_is_that_of_the_log():
     assert before == {"left": 1.0, "right": other.surrogate}, "not the update of the stage itself"
     assert history.last_updates(2)["left"].surrogate == 2.0
     assert list(history.last_updates(2)) == ["left", "right"]
+
+
+def test_a_commit_stores_every_part_of_a_run_s_state_and_gives_it_back():
+    """No part has its default, so that one which is forgotten shows."""
+    position = Position(
+        number=7, stage=2, done=1, batch="stage-2", reused={"redrawn": True}, past={"batch": "stage-1", "problems": []},
+        carried=[0.5], returns=[[1.0, 0.0]], sampling_cost=2.5,
+    )  # fmt: skip
+    state = RunState(
+        position,
+        Account(3, {"a": {"sampled": 4}}, {"a": {"sample": 0.5}}),
+        {"a": AgentState(beta=1.0, step_scale=0.5, radius_nats=0.1, updates=2)},
+        {"a": "version"},
+        {"a": "fp32"},
+        {"a": "reference"},
+        {"last": {"a": 1}},
+        {"task": "hash"},
+        LogMark(5, 600, "hash"),
+    )
+    for part in (position, state):
+        assert not [f.name for f in fields(part) if getattr(part, f.name) == f.default], "give it a value of its own"
+    stored = decode(encode(state.as_progress(), "progress"))
+    assert RunState.of(Commit(7, {"a": "version"}, stored, None, {}), Path) == state
 
 
 def test_updates_before_a_record():

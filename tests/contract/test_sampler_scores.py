@@ -324,6 +324,7 @@ def test_features_that_are_not_finite_are_refused():
     report = update(engine, batch, "sampler")
     assert report.outcome == "accepted"
     assert "not finite" in report.own_scores
+    assert (report.sampler_scored, report.mismatch_kl) == (0, None), "nothing was measured on them"
 
 
 @pytest.mark.long
@@ -422,7 +423,10 @@ def test_the_memory_plan_counts_what_is_kept_and_where():
     items = {}
     for score in ("own", "sampler"):
         session = build(loads(text, "kept", (f"learner.score={score}", "tiny.warmup_steps=0")))
-        items[score] = {item.what: item.bytes for item in plan_memory(session).items}
+        planned = plan_memory(session).items
+        items[score] = {item.what: item.bytes for item in planned}
+    why = {item.what: item.why for item in planned}
+    assert why["features of open messages"] == "buffers for 17 messages of 4 tokens", "one spare, and powers of two"
     new = {what: size for what, size in items["sampler"].items() if what not in items["own"]}
     assert {what: items["sampler"][what] for what in items["own"]} == items["own"]
     assert new == {"features of open messages": (16 + 1) * 4 * 32 * 4, "features of the sampler": 16 * 3 * 32 * 4}

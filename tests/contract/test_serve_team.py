@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -267,6 +268,16 @@ def test_too_long_a_conversation_is_refused_with_its_length(served: ServedTeam):
         answer(served, asked("word " * 3000))
     assert found.value.code == "context_length_exceeded"
     assert answer(served, asked()).text
+
+
+def test_a_lower_max_tokens_makes_room_as_the_refusal_says(served: ServedTeam):
+    request = asked("What is 2+3?", "trio/speaker")
+    read, most = answer(served, request).prompt_tokens, served.team["speaker"].max_tokens
+    full = replace(served, rooms={"speaker": read + most - 1})
+    with pytest.raises(BadRequest, match=f"need {read + most} tokens, .* lower max_tokens"):
+        answer(full, request)
+    shorter = answer(full, asked("What is 2+3?", "trio/speaker", max_tokens=most - 1))
+    assert shorter.completion_tokens <= most - 1
 
 
 # -- who is served when ------------------------------------------------------------------------------------------

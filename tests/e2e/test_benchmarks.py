@@ -7,6 +7,7 @@ import json
 import pickle
 import sys
 import tarfile
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -48,6 +49,51 @@ def test_rollout(bench):
         assert result["whole x generate"] == pytest.approx(result["whole"] / record["results"]["generate"]["whole"])
     assert record["precision"] == "fp32"
     assert record["versions"]["torch"]
+
+
+def test_the_first_token_part_by_part(monkeypatch, tmp_path):
+    """Of one process; the command starts several, each of which imports everything anew."""
+    monkeypatch.syspath_prepend(str(ROOT / "bench"))
+    monkeypatch.setenv("TEAMTR_CACHE", "off")
+    first_token = importlib.import_module("first_token")
+    monkeypatch.setattr(first_token, "compile_seconds", lambda: 0.0)  # other tests of this process may have compiled
+    first_token.make_model("tiny").save_pretrained(tmp_path)
+    before = first_token.graphs()
+    sizes = {"shape": "tiny", "rows": 2, "prompt": 4, "new": 3, "precision": "fp32", "compiled": "no"}
+    found = first_token.one_process(SimpleNamespace(**sizes, model=tmp_path, began=time.time() - 100.0))
+    assert set(found) == {"to first token", *first_token.PARTS, "graphs"}
+    assert found["imports"] >= 100.0, "they begin with the command"
+    assert found["to first token"] >= found["imports"] + found["loading"] + found["first token"]
+    assert min(found["loading"], found["first token"], found["decode"], found["again"]) > 0
+    assert found["graphs"] == before, "nothing is compiled"
+
+
+@pytest.mark.parametrize("recompute", ["auto", "always"])
+def test_long_messages_phase_by_phase(bench, recompute):
+    small = ("--shape", "tiny", "--tokens", "4", "--episodes", "2", "--prompt", "8")
+    record, _ = bench("long", *small, "--recompute", recompute)
+    assert [row["phase"] for row in record["results"]] == ["sample", "score", "train", "gate"]
+    assert [row["recomputed"] for row in record["results"]] == [recompute == "always"] * 4
+    assert all(min(row["seconds"], row["planned s"]) > 0 for row in record["results"])
+    assert 0 < record["results"][-1]["KL, nats per message"] < 1e-3, "a small step was taken"
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "told"),
+    [
+        ("long", ("--episodes", "0"), "no whole number above 0"),
+        ("long", ("--tokens", "16,x"), "'x' is no whole number"),
+        ("long", ("--markdown",), "goes with --planned"),
+        ("growth", ("--out", "made.jsonl", "--agents", "0"), "no whole number above 0"),
+        ("growth", ("--out", "made.jsonl", "--episodes", "16,20"), "20 are no whole groups of 8"),
+    ],
+)
+def test_sizes_that_cannot_be_measured_are_refused(monkeypatch, capsys, name, arguments, told):
+    monkeypatch.syspath_prepend(str(ROOT / "bench"))
+    monkeypatch.setattr(sys, "argv", [name, *arguments])
+    with pytest.raises(SystemExit):
+        importlib.import_module(name).main()
+    assert told in capsys.readouterr().err
 
 
 @pytest.mark.slow

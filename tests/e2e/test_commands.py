@@ -511,6 +511,29 @@ def test_teams_of_a_demo_trained_beside_each_other(tmp_path, monkeypatch):
     ]
 
 
+def test_a_demo_has_the_plan_that_is_asked_for(monkeypatch):
+    """By a setting, beside the one that ``--compare`` names; a seed by its option alone."""
+    from teamtr.session.demo import DemoResult
+
+    def untrained(work, runs, workers):
+        return [(run, DemoResult(run.team_file.plan.preset, run.team_file.seed, 0.1)) for run in runs]
+
+    monkeypatch.setattr("teamtr.session.processes.beside", untrained)
+    arguments = ("demo", "--task", "roles", "--workers", 2)
+
+    def plans(*more: str) -> list[str]:
+        lines = invoke(*arguments, *more).stderr.splitlines()
+        return [line.split()[0] for line in lines[lines.index("") + 2 : -2]]
+
+    assert plans("plan.preset=auto") == ["auto"]
+    assert plans("plan.preset=auto", "--compare", "joint") == ["auto", "joint"]
+    assert plans("plan.preset=auto", "--compare", "auto") == ["auto"]
+    assert plans("--compare", "auto") == ["teamtr", "auto"]
+    assert "plan.preset must name a preset" in invoke(*arguments, "plan.preset=autp", code=2).stderr
+    assert "--seed 4" in invoke(*arguments, "seed=4", code=2).stderr
+    assert "--agents goes with --task roles" in invoke("demo", "--agents", 4, code=2).stderr
+
+
 @pytest.mark.long
 def test_a_demo_compared_with_itself_is_one_team(tmp_path):
     line = last_json(invoke("demo", "--task", "roles", "--agents", 2, "--stages", 1, "--compare", "teamtr", "--json"))

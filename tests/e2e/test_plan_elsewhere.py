@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -132,7 +133,10 @@ def test_a_plan_says_whose_activations_are_recomputed(team_file: Path):
     assert result.exit_code == 0, result.output
     assert "learner.recompute: a step computes the activations of checker again on the way back" in result.output
     assert "activations recomputed (checker)" in result.output
-    assert record(team_file, *long)["recomputed"] == ["checker"]
+    found = record(team_file, *long)
+    assert found["recomputed"] == ["checker"]
+    hours, minutes, _ = re.search(r"stages in about (\d+):(\d\d):(\d\d), without grading", result.output).groups()
+    assert int(hours) + int(minutes) / 60 == pytest.approx(found["predicted"]["run_seconds"] / 3600, abs=1 / 60)
     kept = plan(team_file, *long, "learner.recompute=never")
     assert "DOES NOT FIT" in kept.output
     assert "activations recomputed" not in kept.output

@@ -58,10 +58,17 @@ def test_what_was_taught_is_read_with_the_same_bits(folder: Path) -> None:
 @pytest.mark.long
 def test_whatever_makes_it_differ_is_taught_anew(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Taught()
+    source = folder.parent / "another_source.py"
+    source.write_text("def teach(): ...")
     others = [Taught(seed=1), Taught(steps=2), Taught(learning_rate=2e-3), Taught(batch=3), Taught(EXAMPLES[::-1])]
     others.append(Taught([*EXAMPLES[:-1], (np.array([3, 4]), np.array([8, 9, 7]))]))
     monkeypatch.setattr("teamtr.session.taught._processor", lambda: "another processor")
     others.append(Taught())
+    monkeypatch.setattr("teamtr.session.taught.version", lambda name: "another version")
+    others.append(Taught())
+    with monkeypatch.context() as changed:
+        changed.setattr("inspect.getfile", lambda _: str(source))
+        others.append(Taught())
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(threads + 1)
@@ -94,11 +101,13 @@ def test_what_a_killed_writer_left_is_not_read_and_goes(folder: Path) -> None:
     assert [file.suffix for file in folder.iterdir()] == [".safetensors"]
 
 
-def test_switched_off_nothing_is_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(cache.VARIABLE, cache.OFF)
+@pytest.mark.parametrize("written", ["off", "OFF"])
+def test_switched_off_nothing_is_kept(folder: Path, monkeypatch: pytest.MonkeyPatch, written: str) -> None:
+    monkeypatch.chdir(folder.parent)  # where a folder of that name would be made
+    monkeypatch.setenv(cache.VARIABLE, written)
     assert (Taught().times, Taught().times) == (1, 1)
     assert cache.cache_folder() is None
-    assert not folder.exists()
+    assert not list(folder.parent.iterdir())
 
 
 def test_a_folder_that_cannot_be_written_is_told_and_hurts_nothing(folder: Path, caplog) -> None:
@@ -129,6 +138,25 @@ def test_the_oldest_go_when_there_are_too_many(folder: Path, monkeypatch: pytest
     assert cache.cached(KIND, "file0") is None
 
 
+def test_a_file_that_another_process_removed_meanwhile_is_no_failure(folder: Path, caplog) -> None:
+    folder.mkdir()
+    (folder / "gone").symlink_to("nowhere")
+    with caplog.at_level(logging.WARNING):
+        cache.keep(KIND, "file", b"x")
+    assert cache.cached(KIND, "file") == b"x"
+    assert not caplog.text
+
+
+def test_a_user_without_a_home_keeps_nothing_and_is_told(monkeypatch: pytest.MonkeyPatch, caplog) -> None:
+    """As in a container whose user is a number and nothing else."""
+    for name in (cache.VARIABLE, "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("os.getuid", lambda: 2**31 - 7)
+    with caplog.at_level(logging.WARNING):
+        assert Taught().times == 1
+    assert "set TEAMTR_CACHE=FOLDER" in caplog.text
+
+
 @pytest.mark.parametrize(("device", "set_by_us"), [("cuda", True), ("cpu", False)])
 def test_compiled_kernels_are_kept_where_there_is_a_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, set_by_us: bool
@@ -155,3 +183,18 @@ def test_where_compiled_kernels_lie_is_the_environments_choice(tmp_path: Path, m
         monkeypatch.delenv(name)
     cache.keep_kernels()
     assert not set(cache.KERNELS) & set(os.environ)
+
+
+def test_kernels_stay_where_they_were_if_our_folder_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog
+) -> None:
+    """Else a home that is read-only would end in the compiler's error."""
+    for name in cache.KERNELS:
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    (tmp_path / "file").write_text("where the folder should be")
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "file"))
+    with caplog.at_level(logging.WARNING):
+        cache.keep_kernels()
+    assert not set(cache.KERNELS) & set(os.environ)
+    assert "compiled kernels are not kept" in caplog.text

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from teamtr.cli.works import Works
     from teamtr.session.demo import DemoResult, DemoRun, Watch
 
+PLAYERS = 5
+"""Agents of ``roles`` where nothing else is said."""
+
 
 @app.command()
 def demo(
@@ -24,7 +27,9 @@ def demo(
         str,
         typer.Option(help="`code`: say a code of which two agents see half each; `roles`: exactly one must volunteer."),
     ] = "code",
-    agents: Annotated[int, typer.Option(min=2, max=26, help="How many agents play `roles`.")] = 5,
+    agents: Annotated[
+        int | None, typer.Option(min=2, max=26, help=f"How many agents play `roles`. [default: {PLAYERS}]")
+    ] = None,
     compare: Annotated[
         str | None,
         typer.Option(help="Also train a second team with this preset.", autocompletion=preset_names),
@@ -51,17 +56,23 @@ def demo(
 
     if task not in ("code", "roles"):
         fail(f"--task is code or roles, not {task!r}", 2)
+    if task == "code" and agents is not None:
+        fail("--agents goes with --task roles: code exchange has three agents", 2)
     if compare is not None and compare not in PRESETS:
         fail(f"--compare: there is no preset {compare!r}; choose one of {', '.join(PRESETS)}", 2)
-    own = demo_file(task, agents=agents, seed=seed).plan.preset
-    presets = list(dict.fromkeys((own, compare or own)))
-    results: dict[str, list[DemoResult]] = {preset: [] for preset in presets}
+    players = agents or PLAYERS
     with errors() as works, interruptible() as stop, demo_folder(out) as folder:
+        asked = demo_file(task, agents=players, seed=seed, changes=overrides or ())
+        if asked.seed != seed:
+            fail(f"seed={asked.seed}: the seeds of a demo are options, --seed {asked.seed} and --seeds", 2)
+        own = asked.plan.preset
+        presets = list(dict.fromkeys((own, compare or own)))
+        results: dict[str, list[DemoResult]] = {preset: [] for preset in presets}
         runs = []
         for s in range(seed, seed + seeds):
             for preset in presets:
                 team_file = demo_file(
-                    task, agents=agents, preset=preset, seed=s, radius=radius, stages=stages, changes=overrides or ()
+                    task, agents=players, preset=preset, seed=s, radius=radius, stages=stages, changes=overrides or ()
                 )
                 runs.append(DemoRun(team_file, folder / f"{team_file.name}-{preset}-{s}"))
         trained = _trained_in_turn(runs, stop, works) if workers == 1 else _trained_beside(runs, workers)

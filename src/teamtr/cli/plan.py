@@ -148,10 +148,11 @@ def _tell_memory(planned: MemoryPlan, as_json: bool) -> None:
     from teamtr.session.memory import crowded
 
     rows = [(item.what, f"{item.gb:.3g}", item.why) for item in planned.items]
-    rows.append(("in all", f"{planned.total / GB:.3g}", "" if planned.available is None else "of the GPU's memory:"))
+    rows.append(("in all", f"{planned.total / GB:.3g}", ""))
     rows += [(item.what, f"{item.gb:.3g}", item.why) for item in planned.servers]
     if planned.available is not None:
-        rows.append(("available", f"{planned.available / GB:.3g}", "fits" if planned.fits else "DOES NOT FIT"))
+        verdict = "fits" if planned.fits else "DOES NOT FIT"
+        rows.append(("available", f"{planned.available / GB:.3g}", f"of the GPU's memory: {verdict}"))
     answer(table(("what", "GB", ""), rows), as_json)
     if planned.recomputed:
         names = ", ".join(planned.recomputed)
@@ -163,7 +164,7 @@ def _tell_memory(planned: MemoryPlan, as_json: bool) -> None:
 def _tell_seconds(found: Prediction, as_json: bool) -> None:
     """A line for each phase that takes anything, and what the run comes to."""
     from teamtr.cli.progress import table
-    from teamtr.cli.words import percent
+    from teamtr.cli.words import clock, percent
     from teamtr.planning.seconds import BOUNDS
 
     whole = found.seconds
@@ -177,7 +178,7 @@ def _tell_seconds(found: Prediction, as_json: bool) -> None:
     precisions = found.as_record()["precision"]
     waves = "" if found.waves == 1 else f", sampled in {found.waves} waves"
     answer(
-        f"a run: {found.setup.plan.stages} stages, {found.run_seconds / 3600:.3g} hours without grading and its start; "
+        f"a run: {found.setup.plan.stages} stages in about {clock(found.run_seconds)}, without grading and its start; "
         f"{found.tokens_per_s:,.0f} sampled tokens/s{waves}; messages at a time: {found.micro_batch}"
         f"{_recomputed(found.as_record()['recomputed'])}; precision " + ", ".join(sorted(set(precisions.values()))),
         as_json,

@@ -19,6 +19,7 @@ from teamtr.records import decode_health, mapping
 from teamtr.reports import Health, was_skipped
 from teamtr.text import counted, on_terminal, share
 from teamtr.training.advice import advise
+from teamtr.training.scoring import NOTHING_KEPT
 
 PRINTED_LINES = 5
 """Of what a grader printed that are shown with an update."""
@@ -127,6 +128,7 @@ class TrainingScreen:
         self._tell_printed(record)
         health = decode_health(record)
         self._advise(health, record["agent"])
+        self._tell_own_scores(record)
         now = time.monotonic()
         if self.first is None:
             self.first = (now, record["update"], record["sampled_tokens_total"])
@@ -164,6 +166,17 @@ class TrainingScreen:
             if advice.about not in self.advised:
                 self.advised.add(advice.about)
                 self._print(f"advice: {advice.text}")
+
+    def _tell_own_scores(self, record: Record) -> None:
+        """Once: whoever asked for the sampler's scores hears that they are not used. That none were kept is usual where
+        rollouts are reused."""
+        why = record.get("own_scores", "")
+        if why and why != NOTHING_KEPT and "own scores" not in self.advised:
+            self.advised.add("own scores")
+            self._print(
+                f"warning: learner.score is sampler, but the learner scores {record['agent']}'s messages itself: "
+                f"{why}. A finer sampling.precision or a larger radius would do; learner.score: own saves the try"
+            )
 
     def _table(self, rate: str, eta: str) -> Table:
         table = Table(box=None, padding=(0, 1), show_edge=False)

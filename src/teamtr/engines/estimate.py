@@ -238,10 +238,10 @@ def _served(served: Served, demand: Demand) -> Iterator[MemoryItem]:
 
 def _open_features(served: Served, rows: int, demand: Demand) -> Iterator[MemoryItem]:
     """Of messages that are being sampled, with buffers for so many."""
-    tokens = max(demand.lengths[name].message for name in served.agents)
-    size = rows * roomy(tokens) * served.feature_bytes
+    tokens = roomy(max(demand.lengths[name].message for name in served.agents))
+    size = rows * tokens * served.feature_bytes
     if size:
-        yield MemoryItem("features of open messages", size, f"{rows} messages of {tokens} tokens, while sampled")
+        yield MemoryItem("features of open messages", size, f"buffers for {rows} messages of {tokens} tokens")
 
 
 def _optimizer(trained: Trained, demand: Demand) -> MemoryItem:

@@ -39,7 +39,7 @@ class TooLong(BadRequest):
     def __init__(self, tokens: int, room: int) -> None:
         super().__init__(
             f"the conversation and its answer need {tokens} tokens, and there is room for {room}: shorten the "
-            "messages, or lower max_tokens",
+            "messages or what describes tools, or lower max_tokens",
             "messages",
             "context_length_exceeded",
         )
@@ -311,8 +311,8 @@ class _Voice(InTurns):
         [prompt], [noise_T] = prompts, noise_BT
         limit = min(len(noise_T), request.most_tokens or len(noise_T)) if answers else len(noise_T)
         room = self.served.rooms.get(agent)
-        if room is not None and len(prompt) + len(noise_T) > room:
-            raise TooLong(len(prompt) + len(noise_T), room)
+        if room is not None and len(prompt) + limit > room:
+            raise TooLong(len(prompt) + limit, room)
         self._open = self._outgoing(agent, answers)
         row = Row(
             agent,

@@ -81,15 +81,13 @@ def demo_file(
     Args:
         task: "roles", or "code" for code exchange.
         agents: how many play roles; code exchange has three.
-        preset: None for the recipe's own.
+        preset: whatever ``changes`` say; None for theirs, or the recipe's own.
         sees: what players of roles see of each other.
         rounds: how often everybody speaks.
         length: symbols in each half of a code; in roles a message is one symbol.
         changes: any other settings, as dotted keys.
     """
     overrides = [f"seed={seed}", f"team.router.rounds={rounds}"]
-    if preset is not None:
-        overrides.append(f"plan.preset={preset}")
     if radius is not None:
         overrides.append(f"plan.radius_nats_per_message={radius}")
     if stages is not None:
@@ -101,7 +99,10 @@ def demo_file(
     else:
         recipe, names = "roles", ", ".join(f"{{name: a{k + 1}, sees: {sees}}}" for k in range(agents))
         overrides.insert(0, f"team.agents=[{names}]")
-    return loads(recipe_text(recipe), recipe, [*overrides, *changes])
+    overrides += changes
+    if preset is not None:
+        overrides.append(f"plan.preset={preset}")
+    return loads(recipe_text(recipe), recipe, overrides)
 
 
 def train_demo(team_file: TeamFile, folder: Path, watch: Watch, stop: Callable[[], bool]) -> DemoResult:

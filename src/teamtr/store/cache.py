@@ -8,6 +8,8 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 from teamtr.store.atomic import StoreError, remove_leftovers, write_atomic
@@ -24,24 +26,38 @@ log = logging.getLogger(__name__)
 
 
 def cache_folder() -> Path | None:
-    """Where this user's cache is; None where it is switched off."""
-    said = os.environ.get(VARIABLE)
-    if said == OFF:
+    """Where this user's cache is; None where it is switched off, or where the user has no home, which is told."""
+    said = os.environ.get(VARIABLE, "")
+    if said.lower() == OFF:
         return None
-    if said:
-        return Path(said).expanduser().absolute()
     home = os.environ.get("XDG_CACHE_HOME", "")
     # An XDG path that is not absolute is to be ignored (XDG Base Directory Specification).
-    return (Path(home) if os.path.isabs(home) else Path("~/.cache").expanduser()) / "teamtr"
+    place = Path(said) if said else (Path(home) if os.path.isabs(home) else Path("~/.cache")) / "teamtr"
+    try:
+        return place.expanduser().absolute()
+    except RuntimeError:  # as in a container whose user is a number and nothing else
+        log.warning("nothing is kept for the next run: %s has no home folder (set %s=FOLDER)", place, VARIABLE)
+        return None
 
 
 def keep_kernels() -> None:
     """Kernels that torch and triton compile from now on are kept here, unless the environment says where. Their own
-    place is the folder for temporary files, which a restart, or the end of a job, empties."""
-    folder = cache_folder()
-    if folder is not None:
-        for variable, name in KERNELS.items():
-            os.environ.setdefault(variable, str(folder / name))
+    place is the folder for temporary files, which a restart, or the end of a job, empties; there they stay where ours
+    cannot be written, for compiling would fail."""
+    unset = [variable for variable in KERNELS if variable not in os.environ]
+    folder = cache_folder() if unset else None
+    if folder is None:
+        return
+    for variable in unset:
+        place = folder / KERNELS[variable]
+        try:
+            place.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=place):
+                os.environ[variable] = str(place)
+        except OSError as error:
+            log.warning(
+                "compiled kernels are not kept for the next run: %s (%s=FOLDER puts them elsewhere)", error, VARIABLE
+            )
 
 
 def cached(kind: str, key: str) -> bytes | None:
@@ -78,6 +94,10 @@ def keep(kind: str, key: str, data: bytes) -> None:
 
 
 def _drop_oldest(folder: Path) -> None:
-    found = sorted(folder.iterdir(), key=lambda file: file.stat().st_mtime)
-    for file in found[:-KEPT]:
-        file.unlink(missing_ok=True)  # another process may be at it too
+    """Other processes may be at it too: what is gone is no error."""
+    changed: dict[Path, float] = {}
+    for file in folder.iterdir():
+        with suppress(FileNotFoundError):
+            changed[file] = file.stat().st_mtime
+    for file in sorted(changed, key=changed.__getitem__)[:-KEPT]:
+        file.unlink(missing_ok=True)
