@@ -43,7 +43,7 @@ from teamtr.rollout import Ledger, play
 from teamtr.session.beside import beside as run_beside
 from teamtr.session.build import Session, build
 from teamtr.session.driver import Driver
-from teamtr.session.rollouts import StageRollouts
+from teamtr.session.rollouts import Ahead, StageRollouts
 from teamtr.session.train import train
 from teamtr.store import Checkpoints, RunFolder
 
@@ -159,7 +159,8 @@ def _with_threads(count: int, work: Callable[[], None]) -> None:
 
 def saving(folder: Path, kind: str, width: int, layers: int, tokens: int, rounds: int) -> dict[str, Any]:
     """A stage whose updates are saved before the next batch is sampled and beside it, in turns; of each the fastest.
-    Two agents: one of a stage's two updates has sampling after it. The stage's own seconds, from when it has begun."""
+    Two agents: one of a stage's two updates has sampling after it. The stage's own seconds, from when it has begun;
+    ``waited``: those in which nothing but saving went on."""
     folder = folder / f"save-{kind}-{width}"
     text = team_text(folder, 0, tokens, width, layers)
     small = (f"team.train={kind}", "plan.problems=4", "plan.group_size=4")
@@ -188,8 +189,10 @@ def saving(folder: Path, kind: str, width: int, layers: int, tokens: int, rounds
         "hash": first["hash"],
         "commit": first["commit"],
         "share of saving": (first["hash"] + first["commit"]) / first["stage"],
+        "waited, first": first["waited"],
         "stage, beside": both["stage"],
         "sample beside": both["sample"],
+        "waited, beside": both["waited"],
         "ratio": both["stage"] / first["stage"],
     }
     so_far("saving", row)
@@ -202,17 +205,19 @@ def stage_of(team_file: TeamFile, out: Path, beside: bool) -> dict[str, float]:
         for owner, name, what in (
             (StageRollouts, "gather", "sample"),
             (Driver, "_teach", "update"),
+            (Driver, "_save", "save"),
+            (Ahead, "sample_early", "early"),
             (PolicyLearner, "fingerprint", "hash"),
             (Checkpoints, "commit", "commit"),
         ):
             stack.enter_context(mock.patch.object(owner, name, _timed(getattr(owner, name), what, spent)))
         if not beside:
-            stack.enter_context(mock.patch.object(PolicyLearner, "set_aside", lambda self: None))
+            stack.enter_context(mock.patch.object(PolicyLearner, "set_aside", return_value=None))
         records = train(team_file, out)
         next(records)
         spent.clear()
         whole = seconds(lambda: list(records))
-    return {"stage": whole, **spent}
+    return {"stage": whole, **spent, "waited": spent["save"] - spent["early"]}
 
 
 def saving_elsewhere(folder: Path, millions: int, pause: float) -> dict[str, Any]:
@@ -315,8 +320,8 @@ def main() -> None:
             rows = [side_by_side(folder, tokens // 4, rounds)]
             table("scoring beside sampling, 64 messages of each, seconds", rows, settings.json)
         if "saving" in parts:
-            sizes = (("full", 512, 6), ("lora", 512, 6), ("full", 64, 2))
-            rows = [saving(folder, kind, width, layers, tokens // 8, rounds) for kind, width, layers in sizes]
+            sizes = (("full", 512, 6, rounds), ("lora", 512, 6, rounds), ("full", 64, 2, 5 * rounds))
+            rows = [saving(folder, kind, width, layers, tokens // 8, times) for kind, width, layers, times in sizes]
             table("a stage of two agents saved before and beside sampling, 16 episodes, seconds", rows, settings.json)
             rows = [saving_elsewhere(folder, settings.millions, pause) for pause in (2.0, 5.0, 10.0)]
             table("one agent saved before and beside sampling elsewhere, seconds", rows, settings.json)

@@ -422,15 +422,15 @@ class Driver:
             self.run.checkpoints.commit(number, agents, lambda name, folder: of(name).save(folder), progress, told)
             return agents
 
-        raised = None
         if meanwhile is None or aside is None:
             with working("saving"):
                 self.fingerprints = commit()
-        else:
-            done = beside(commit, meanwhile, "saving")
-            self.fingerprints, raised = done.found, done.raised
-        self.committed = time.perf_counter()
-        return raised
+            self.committed = time.perf_counter()
+            return None
+        self.committed = time.perf_counter()  # what is sampled from now on is not in the commit
+        done = beside(commit, meanwhile, "saving")
+        self.fingerprints = done.found
+        return done.raised
 
     def _begin_or_resume(self, commit: Commit | None) -> Record:
         record = self._begin() if commit is None else self._go_on(commit)
