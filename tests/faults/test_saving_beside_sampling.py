@@ -113,10 +113,10 @@ def test_a_run_that_saves_first_ends_the_same(
     [
         ("team.train=lora", "team.lora.rank=2", "plan.stages=1", "eval.every=0"),
         pytest.param(("plan.stages=2", "eval.every=1"), marks=pytest.mark.slow),
-        pytest.param(("plan.stages=2", "plan.preset=sequential_ppo"), marks=pytest.mark.slow),
+        pytest.param(("plan.stages=2", "plan.critic=true", "plan.ratio=token"), marks=pytest.mark.slow),
         pytest.param(("plan.stages=2", "learner.score=sampler", "diagnostics.every=1"), marks=pytest.mark.slow),
     ],
-    ids=["adapters", "all weights", "plain ppo", "scores and probes"],
+    ids=["adapters", "all weights", "critics", "scores and probes"],
 )
 def test_and_so_do_models(
     overrides: tuple[str, ...], taught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -128,9 +128,9 @@ def test_and_so_do_models(
     assert [beside for number, beside in found if number] == [True, True, False] * (len(found) // 3)
     save_first(monkeypatch)
     list(train(killing.team_file(*overrides), tmp_path / "first"))
-    assert_same(tmp_path / "beside", killing.result(tmp_path / "first"))
-    one, other = (_timeless(_latest(tmp_path / name).progress) for name in ("beside", "first"))
-    assert one == other
+    folders = [tmp_path / name for name in ("beside", "first")]
+    one, other = (_timeless({**killing.result(f), "progress": _latest(f).progress}) for f in folders)
+    assert all(one[key] == other[key] for key in one), [key for key in one if one[key] != other[key]]
 
 
 def _latest(folder: Path) -> Any:
@@ -269,9 +269,8 @@ def train_and_die(folder: str, moment: str, at: int) -> None:
     [
         (("in the writing", "in the sampling, when all is committed"), (1, 1)),
         pytest.param(tuple(MOMENTS), (1, 1, 2, 2, 4, 4), marks=pytest.mark.slow),
-        pytest.param(tuple(MOMENTS), (1, 2, 4, 5, 5, 5), marks=pytest.mark.slow),
     ],
-    ids=["two", "all", "all, elsewhere"],
+    ids=["two", "all"],
 )
 def test_killed_while_it_is_written(
     moments: tuple[str, ...], updates: tuple[int, ...], undisturbed: dict[str, Any], tmp_path: Path
