@@ -5,9 +5,10 @@
 
 ``grading``: one rollout whose answers a Python reward grades in a process of its own, which sleeps so long for each;
 graded after the sampling and beside it, in turns. ``scoring``: sampling a batch and scoring another one's messages,
-in turns with all threads, and side by side with half of them each. ``saving``: one stage, and what of it is sampling,
-updating, hashing the weights for their version, and committing them; and what a commit is made of, with random weights
-of so many million parameters and two moments for each.
+in turns with all threads, and side by side with half of them each. ``saving``: one stage whose updates are saved before
+the next batch is sampled, as where an engine answers one call at a time, and beside it; what of it is sampling,
+updating, hashing what is saved, and committing it; the same beside a sampler that is elsewhere; and what a commit is
+made of, with random weights of so many million parameters and two moments for each.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import argparse
 import hashlib
 import json
 import os
+import shutil
 import tempfile
 import time
 from collections import Counter
@@ -31,14 +33,17 @@ from safetensors.torch import save_file
 
 from common import report, seconds, so_far
 from teamtr.batches import RolloutBatch
-from teamtr.config import loads
+from teamtr.config import TeamFile, loads
 from teamtr.engines.hashing import hash_tensors
 from teamtr.engines.learner import PolicyLearner
+from teamtr.engines.optim import Adam
+from teamtr.engines.saving import LearnerFiles
 from teamtr.randomness import uniforms
 from teamtr.rollout import Ledger, play
+from teamtr.session.beside import beside as run_beside
 from teamtr.session.build import Session, build
 from teamtr.session.driver import Driver
-from teamtr.session.rollouts import StageRollouts
+from teamtr.session.rollouts import Ahead, StageRollouts
 from teamtr.session.train import train
 from teamtr.store import Checkpoints, RunFolder
 
@@ -152,31 +157,98 @@ def _with_threads(count: int, work: Callable[[], None]) -> None:
     work()
 
 
-def saving(folder: Path, kind: str, width: int, layers: int, tokens: int) -> dict[str, Any]:
-    """The stage's own seconds, from when it has begun."""
+def saving(folder: Path, kind: str, width: int, layers: int, tokens: int, rounds: int) -> dict[str, Any]:
+    """A stage whose updates are saved before the next batch is sampled and beside it, in turns; of each the fastest.
+    Two agents: one of a stage's two updates has sampling after it. The stage's own seconds, from when it has begun;
+    ``waited``: those in which nothing but saving went on."""
     folder = folder / f"save-{kind}-{width}"
     text = team_text(folder, 0, tokens, width, layers)
+    small = (f"team.train={kind}", "plan.problems=4", "plan.group_size=4")
+    best: dict[bool, dict[str, float]] = {}
+    agents: list[dict[str, str]] = []
+    for number, beside in enumerate((False, True) * rounds):
+        out = folder / f"run-{number}"
+        taken = stage_of(loads(text, "overlap", small), out, beside)
+        last = RunFolder.read(out).checkpoints
+        commit = last.latest()
+        assert commit is not None
+        agents.append(dict(commit.agents))
+        size = sum(file.stat().st_size for file in last.folder_of(commit, "solver").iterdir())
+        shutil.rmtree(out)
+        if beside not in best or taken["stage"] < best[beside]["stage"]:
+            best[beside] = taken
+    assert all(one == agents[0] for one in agents), "the same weights and moments, whenever they are saved"
+    first, both = best[False], best[True]
+    row = {
+        "train": kind,
+        "width": width,
+        "MB of an agent": size / 1e6,
+        "stage, first": first["stage"],
+        "sample": first["sample"],
+        "update": first["update"],
+        "hash": first["hash"],
+        "commit": first["commit"],
+        "share of saving": (first["hash"] + first["commit"]) / first["stage"],
+        "waited, first": first["waited"],
+        "stage, beside": both["stage"],
+        "sample beside": both["sample"],
+        "waited, beside": both["waited"],
+        "ratio": both["stage"] / first["stage"],
+    }
+    so_far("saving", row)
+    return row
+
+
+def stage_of(team_file: TeamFile, out: Path, beside: bool) -> dict[str, float]:
     spent: Counter[str] = Counter()
     with ExitStack() as stack:
         for owner, name, what in (
             (StageRollouts, "gather", "sample"),
             (Driver, "_teach", "update"),
+            (Driver, "_save", "save"),
+            (Ahead, "sample_early", "early"),
             (PolicyLearner, "fingerprint", "hash"),
             (Checkpoints, "commit", "commit"),
         ):
             stack.enter_context(mock.patch.object(owner, name, _timed(getattr(owner, name), what, spent)))
-        small = (f"team.train={kind}", "plan.problems=4", "plan.group_size=4")
-        records = train(loads(text, "overlap", small), folder / "run")
+        if not beside:
+            stack.enter_context(mock.patch.object(PolicyLearner, "set_aside", return_value=None))
+        records = train(team_file, out)
         next(records)
         spent.clear()
         whole = seconds(lambda: list(records))
-    last = RunFolder.read(folder / "run").checkpoints
-    commit = last.latest()
-    assert commit is not None
-    size = sum(file.stat().st_size for file in last.folder_of(commit, "solver").iterdir())
-    row = {"train": kind, "width": width, "MB of an agent": size / 1e6, "stage": whole, **spent}
-    row["share of commits"] = spent["commit"] / whole
-    so_far("saving", row)
+    return {"stage": whole, **spent, "waited": spent["save"] - spent["early"]}
+
+
+def saving_elsewhere(folder: Path, millions: int, pause: float) -> dict[str, Any]:
+    """What an idle processor hides: the sampler is elsewhere (a card, a server) and takes so long; here it sleeps."""
+    tensors = {f"w{k}": torch.randn(millions * 100_000) for k in range(30)}
+    weights, moments = (dict(list(tensors.items())[part]) for part in (slice(10), slice(10, 30)))
+
+    def write(out: Path) -> None:
+        save_file(weights, out / "model.safetensors")
+
+    aside = LearnerFiles("00", write, moments, Adam((0.9, 0.99)).counters(), None)
+    taken = {}
+    for name in ("in turns", "beside"):
+        store = Checkpoints(folder / f"elsewhere-{name}")
+
+        def commit(store: Checkpoints = store) -> None:
+            store.commit(0, {"a": aside.fingerprint()}, lambda name, out: aside.save(out), {})
+
+        if name == "in turns":
+            taken["saving"] = seconds(commit)
+            taken[name] = taken["saving"] + seconds(lambda: time.sleep(pause))
+        else:
+            taken[name] = seconds(lambda work=commit: run_beside(work, lambda: time.sleep(pause), "saving"))
+        shutil.rmtree(store.folder)
+    row = {
+        "GB": sum(tensor.nbytes for tensor in tensors.values()) / 1e9,
+        "sampling elsewhere": pause,
+        **taken,
+        "ratio": taken["beside"] / taken["in turns"],
+    }
+    so_far("elsewhere", row)
     return row
 
 
@@ -248,9 +320,11 @@ def main() -> None:
             rows = [side_by_side(folder, tokens // 4, rounds)]
             table("scoring beside sampling, 64 messages of each, seconds", rows, settings.json)
         if "saving" in parts:
-            sizes = (("full", 512, 6), ("lora", 512, 6), ("full", 64, 2))
-            rows = [saving(folder, kind, width, layers, tokens // 8) for kind, width, layers in sizes]
-            table("a stage of two agents, 16 episodes, seconds", rows, settings.json)
+            sizes = (("full", 512, 6, rounds), ("lora", 512, 6, rounds), ("full", 64, 2, 5 * rounds))
+            rows = [saving(folder, kind, width, layers, tokens // 8, times) for kind, width, layers, times in sizes]
+            table("a stage of two agents saved before and beside sampling, 16 episodes, seconds", rows, settings.json)
+            rows = [saving_elsewhere(folder, settings.millions, pause) for pause in (2.0, 5.0, 10.0)]
+            table("one agent saved before and beside sampling elsewhere, seconds", rows, settings.json)
             table("one agent's files, seconds", [files(folder, settings.millions)], settings.json)
 
 

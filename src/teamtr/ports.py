@@ -121,6 +121,14 @@ class Sampler(Batches, Protocol):
         ...
 
 
+class SetAside(Protocol):
+    """A learner as it was, as far as it is stored."""
+
+    def fingerprint(self) -> str: ...
+
+    def save(self, folder: Path) -> None: ...
+
+
 @runtime_checkable
 class Learner(Protocol):
     """Trains one agent. ``begin`` freezes the current policy on a batch; all later measures refer to it."""
@@ -225,6 +233,12 @@ class Learner(Protocol):
 
     def save(self, folder: Path) -> None:
         """Weights in Hugging Face form, and the optimizer's state and the critic beside them; no pickle."""
+        ...
+
+    def set_aside(self) -> SetAside | None:
+        """What ``fingerprint`` and ``save`` would tell and write now, for another thread to ask for while the engine
+        samples; good until the next ``begin`` of this learner, and to be let go of before. None where an engine answers
+        one call at a time."""
         ...
 
     def load(self, folder: Path) -> None: ...

@@ -5,8 +5,10 @@ messages a server samples."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,7 @@ from teamtr.answers import Ended, Wanted
 from teamtr.batches import AgentBatch
 from teamtr.config import loads, recipe_text
 from teamtr.engines.cluster.groups import GroupedEngine
+from teamtr.engines.learner import PolicyLearner
 from teamtr.engines.local import LocalEngine
 from teamtr.errors import UserError
 from teamtr.ports import Engine, Learner
@@ -281,6 +284,54 @@ def test_a_perturbation_is_seen_and_named_by_its_seed(session: Session):
         learner.restore(before)
     assert versions[0] == versions[1] != versions[2]
     assert learner.version() not in versions
+
+
+def test_what_is_set_aside_is_written_beside_sampling_as_it_would_be_alone(session: Session, tmp_path: Path):
+    """By another thread, until all is sampled; engines that answer one call at a time decline."""
+    learner = session.engine.learner("speaker")
+    before = learner.snapshot()
+    learner.begin(batch_of(session, "speaker"))
+    step(learner)
+    learner.end()
+    kept, said = learner.fingerprint(), sampled(session)
+    learner.save(tmp_path / "alone")
+    aside = learner.set_aside()
+    if aside is None:
+        assert not isinstance(learner, PolicyLearner)
+    else:
+        begun, over = Event(), Event()
+
+        def write() -> list[str]:
+            prints = []
+            begun.set()
+            while not prints or not over.is_set():
+                prints.append(aside.fingerprint())
+                aside.save(tmp_path / f"beside-{len(prints)}")
+            return prints
+
+        with ThreadPoolExecutor(1) as pool:
+            written = pool.submit(write)
+            assert begun.wait(60)
+            assert all(sampled(session) == said for _ in range(3))
+            over.set()
+            prints = written.result()
+        assert set(prints) == {kept}
+        alone = contents(tmp_path / "alone")
+        assert all(contents(tmp_path / f"beside-{k + 1}") == alone for k in range(len(prints)))
+    learner.restore(before)
+
+
+def sampled(session: Session) -> list[tuple[str, bytes, bytes]]:
+    """What all agents say."""
+    found = []
+    for agent in session.engine.agents:
+        for one in session.engine.sample(agent, prompts_of(session), uniforms(3, 8, 4)):
+            found.append((one.version, one.token_ids.tobytes(), one.logprobs.tobytes()))
+    return found
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_what_is_saved_is_loaded_to_the_bit(session: Session, tmp_path: Path):

@@ -17,7 +17,7 @@ from test_store_faults import exit_code, in_child
 from typer.testing import CliRunner
 
 from teamtr.cli import app
-from teamtr.engines import learner as learners
+from teamtr.engines import saving
 from teamtr.engines.learner import PolicyLearner
 from teamtr.engines.saving import raising_os_errors
 from teamtr.engines.tabular import TabularPolicy
@@ -118,7 +118,7 @@ def test_a_run_whose_disk_fills_up_goes_on_when_there_is_room(
     undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file, run = undisturbed.parent / "team.yaml", tmp_path / "run"
-    save_file, calls = learners.save_file, []
+    save_file, calls = saving.save_file, []
 
     def until_full(tensors: Any, path: Path) -> None:
         calls.append(path)
@@ -126,7 +126,7 @@ def test_a_run_whose_disk_fills_up_goes_on_when_there_is_room(
             raise SafetensorError(FULL)
         save_file(tensors, path)
 
-    monkeypatch.setattr(learners, "save_file", until_full)
+    monkeypatch.setattr(saving, "save_file", until_full)
     said = told("train", file, "--out", run, code=1)
     assert "cannot write" in said
     assert "No space left on device. What was saved before is intact: make room" in said

@@ -6,8 +6,6 @@ rest on features that the sampler computed with the same weights, where they are
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -16,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from teamtr.answers import Divergence, StepStats, TokenShift, ValueStats
@@ -29,19 +27,16 @@ from teamtr.engines.kept import KeptFeatures
 from teamtr.engines.optim import MOMENTS, Adam, weight_of
 from teamtr.engines.passes import WHOLE, Passes, Reference, by_message, forget_gradients, packed, pad
 from teamtr.engines.policy import Policy, Recompute
-from teamtr.engines.saving import raising_os_errors
+from teamtr.engines.saving import CRITIC_FILE, OPTIMIZER_FILE, LearnerFiles, fingerprint_of
 from teamtr.engines.shards import Rows, Shards
 from teamtr.engines.slices import cut, joined, own, whole
 from teamtr.engines.stored import load_parts
-from teamtr.engines.transfer import send
+from teamtr.engines.transfer import off_the_card, send
 from teamtr.ports import Snapshot
 from teamtr.theory.objective import Objective
 from teamtr.theory.surrogate import clipped_surrogate, reference_kl, surrogate_denominator
 from teamtr.theory.value_loss import clipped_value_loss
 from teamtr.types import Floats
-
-CRITIC_FILE = "critic.safetensors"
-"""Where a checkpoint holds an agent's critic, beside its weights and its optimizer."""
 
 
 @dataclass(frozen=True)
@@ -103,14 +98,9 @@ class PolicyLearner:
 
     def fingerprint(self) -> str:
         """A hash of everything that ``save`` writes."""
-        digest = hashlib.blake2b(digest_size=16)
-        digest.update(self.version().encode())
-        digest.update(hash_tensors(self.optimizer.moments, like=self._of_moments()).encode())
-        counters = [float(x) for x in self.optimizer.counters().values()]
-        digest.update(json.dumps(counters).encode())
-        if self.critic is not None:
-            digest.update(self.critic.fingerprint().encode())
-        return digest.hexdigest()
+        moments = hash_tensors(self.optimizer.moments, like=self._of_moments())
+        critic = None if self.critic is None else self.critic.fingerprint()
+        return fingerprint_of(self.version(), moments, self.optimizer.counters(), critic)
 
     def _touched(self) -> None:
         self._version = None
@@ -364,28 +354,31 @@ class PolicyLearner:
 
     def save(self, folder: Path) -> None:
         """Where processes hold parts, all of them must be asked, and one writes."""
-        write, of = self.passes.shards.writes, self._of_moments()
-        if write:
-            folder.mkdir(parents=True, exist_ok=True)
-        with raising_os_errors():
-            self.policy.save_weights(folder, write=write)
-            state = self.optimizer.state()
-            for name, weight in of.items():
-                moment = joined(state.pop(name), weight)
-                if write:  # nobody else keeps what is whole
-                    state[name] = moment.contiguous().cpu()
-            if not write:
-                return
-            save_file(state, folder / "optimizer.safetensors")
-            if self.critic is not None:
-                save_file({k: t.contiguous().cpu() for k, t in self.critic.state().items()}, folder / CRITIC_FILE)
+        files = self._files()
+        if self.passes.shards.writes:
+            files.save(folder)
+
+    def set_aside(self) -> LearnerFiles | None:
+        return None if self.passes.shards.lockstep else self._files()
+
+    def _files(self) -> LearnerFiles:
+        """What is stored, of this moment. Nothing is copied that is off the card already: an update changes it, and
+        nobody else does."""
+        write, moments = self.passes.shards.writes, {}
+        for name, weight in self._of_moments().items():
+            moment = joined(self.optimizer.moments[name], weight)
+            if write:  # nobody else keeps what is whole
+                moments[name] = moment.cpu()
+        critic = None if self.critic is None else off_the_card(self.critic.state())
+        write_weights = self.policy.to_write(write=write)
+        return LearnerFiles(self.version(), write_weights, moments, self.optimizer.counters(), critic)
 
     @torch.no_grad()
     def load(self, folder: Path) -> None:
         self.policy.load_weights(folder)
         weights = self.policy.parameters()
         of_moments = {f"{kind}.{name}": weight for kind in MOMENTS for name, weight in weights.items()}
-        self.optimizer.restore(load_parts(folder / "optimizer.safetensors", of_moments))
+        self.optimizer.restore(load_parts(folder / OPTIMIZER_FILE, of_moments))
         if self.critic is not None:
             self.critic.restore(load_file(folder / CRITIC_FILE))
         self._touched()

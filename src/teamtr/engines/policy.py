@@ -27,6 +27,12 @@ from teamtr.ports import Follow, Heard, unfollowed, unheard
 from teamtr.types import Floats, Ids
 
 Head = Callable[[Tensor], Tensor]
+WriteTo = Callable[[Path], None]
+
+
+def write_nothing(folder: Path) -> None:
+    """Where another process writes."""
+
 
 Precision = Literal["fp32", "tf32", "fp16", "bf16"]
 Recompute = Literal["auto", "always", "never"]
@@ -154,8 +160,13 @@ class Policy(ABC):
         present weights, so that what was computed under them before may be used again; empty: nothing may."""
 
     @abstractmethod
-    def save_weights(self, folder: Path, *, write: bool = True) -> None:
-        """Without ``write``, only give the one that writes what this process holds of the weights."""
+    def to_write(self, *, write: bool = True) -> WriteTo:
+        """What writes the present weights into a folder: it holds all that it takes off the card, and may be called
+        from another thread while messages are sampled, as long as nobody changes the weights. Without ``write``, only
+        give the one that writes what this process holds of them; then what is returned writes nothing."""
+
+    def save_weights(self, folder: Path) -> None:
+        self.to_write()(folder)
 
     @abstractmethod
     def load_weights(self, folder: Path) -> None: ...

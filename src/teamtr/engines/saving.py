@@ -1,17 +1,81 @@
-"""Refusals of the operating system while models are written, as the OSError that every other writer raises."""
+"""What is stored of a learner, taken at one moment and written at another; and refusals of the operating system while
+models are written, as the OSError that every other writer raises."""
 
 from __future__ import annotations
 
 import errno
+import hashlib
+import json
 import os
 import re
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 
 from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from teamtr.engines.hashing import hash_tensors
+
+OPTIMIZER_FILE = "optimizer.safetensors"
+CRITIC_FILE = "critic.safetensors"
+"""Where a checkpoint holds an agent's critic, beside its weights and its optimizer."""
 
 _NUMBER = re.compile(r"os error (\d+)|Os \{ code: (\d+)")
 """How libraries written in Rust (safetensors, tokenizers) spell the operating system's error in a text."""
+
+
+@dataclass(frozen=True)
+class LearnerFiles:
+    """A learner that changes nothing of itself until this is written; all of it is in the host's memory, where another
+    thread can read it. ``version`` is of the weights, which ``write_weights`` writes. ``critic``: None without one."""
+
+    version: str
+    write_weights: Callable[[Path], None]
+    moments: Mapping[str, Tensor]
+    counters: Mapping[str, Tensor]
+    critic: Mapping[str, Tensor] | None
+
+    def fingerprint(self) -> str:
+        critic = None if self.critic is None else hash_tensors(self.critic)
+        return fingerprint_of(self.version, hash_tensors(self.moments), self.counters, critic)
+
+    def save(self, folder: Path) -> None:
+        with raising_os_errors():
+            folder.mkdir(parents=True, exist_ok=True)
+            self.write_weights(folder)
+            optimizer = {name: moment.contiguous() for name, moment in self.moments.items()} | dict(self.counters)
+            save_file(optimizer, folder / OPTIMIZER_FILE)
+            if self.critic is not None:
+                save_file({name: tensor.contiguous() for name, tensor in self.critic.items()}, folder / CRITIC_FILE)
+
+
+def fingerprint_of(version: str, moments: str, counters: Mapping[str, Tensor], critic: str | None) -> str:
+    """A hash of everything that is stored of a learner, from the hashes of its parts."""
+    digest = hashlib.blake2b(digest_size=16)
+    digest.update(version.encode())
+    digest.update(moments.encode())
+    digest.update(json.dumps([float(x) for x in counters.values()]).encode())
+    if critic is not None:
+        digest.update(critic.encode())
+    return digest.hexdigest()
+
+
+def files_of(save: Callable[[str], object]) -> dict[str, bytes]:
+    """What ``save`` writes into a folder, by relative names."""
+    with raising_os_errors(), tempfile.TemporaryDirectory() as made:
+        save(made)
+        files = [path for path in sorted(Path(made).rglob("*")) if path.is_file()]
+        return {path.relative_to(made).as_posix(): path.read_bytes() for path in files}
+
+
+def put_files(files: Mapping[str, bytes], folder: Path) -> None:
+    for name, body in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(body)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from teamtr.answers import Sample
 from teamtr.engines.critic import TableHead, ValueHead
-from teamtr.engines.policy import Head, Policy
+from teamtr.engines.policy import Head, Policy, WriteTo
 from teamtr.engines.sampling import PLAINLY, TokenSampler
 from teamtr.ports import Follow, Heard, unfollowed, unheard
 from teamtr.types import Finish, Floats, Ids
@@ -102,10 +102,9 @@ class TabularPolicy(Policy):
                 break
         return [_sample(x, s, done) for x, s, done in zip(ids, logp, stopped, strict=True)]
 
-    def save_weights(self, folder: Path, *, write: bool = True) -> None:
-        if not write:
-            return
-        save_file({"logits": self.logits.detach().contiguous()}, folder / "model.safetensors")
+    def to_write(self, *, write: bool = True) -> WriteTo:
+        logits = self.logits.detach().contiguous()
+        return lambda folder: save_file({"logits": logits}, folder / "model.safetensors") if write else None
 
     @torch.no_grad()
     def load_weights(self, folder: Path) -> None:

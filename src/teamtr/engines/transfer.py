@@ -1,7 +1,8 @@
-"""Arrays on their way to a device."""
+"""Arrays on their way to a device, and tensors on their way back."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,3 +14,19 @@ def send(array: NDArray[Any], device: torch.device) -> Tensor:
     """An array as a tensor on the device; a GPU is not waited for, so that the next work can be prepared meanwhile."""
     tensor = torch.from_numpy(array)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
+def off_the_card(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same tensors in the host's memory: those on a card are copied, each once under however many names, so that
+    weights that are tied stay so."""
+    copies: dict[tuple[Any, ...], Tensor] = {}
+
+    def copied(tensor: Tensor) -> Tensor:
+        if tensor.device.type == "cpu":
+            return tensor
+        place = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+        if place not in copies:
+            copies[place] = tensor.cpu()
+        return copies[place]
+
+    return {name: copied(tensor) for name, tensor in tensors.items()}

@@ -36,13 +36,14 @@ from teamtr.records import (
 from teamtr.reports import UpdateReport, WarmupReport
 from teamtr.rollout import certified_range, credited, punishments_PG, trained_returns_PG
 from teamtr.rollout.cost import Account, price_of_sampling
+from teamtr.session.beside import beside
 from teamtr.session.budget import matched_budget
 from teamtr.session.build import Session
 from teamtr.session.checks import doubts, measure_floors, require_visible, self_test
 from teamtr.session.history import History
 from teamtr.session.inputs import Inputs, inputs_of, require_same_inputs
 from teamtr.session.memory import before_servers, before_training, peak_gb
-from teamtr.session.rollouts import Gathered, StageRollouts
+from teamtr.session.rollouts import Ahead, Gathered, StageRollouts
 from teamtr.session.state import Position, RunState
 from teamtr.session.success import evaluate_team, exact_success
 from teamtr.session.warmup import warm_up
@@ -123,8 +124,8 @@ class Driver:
                 if self.stop():
                     yield encode_record(StoppedRecord(**self._where()))
                     return
-            for step in self._stage():
-                yield self._commit(step)
+            for record in self._stage():
+                yield record
                 if self.stop():
                     yield encode_record(StoppedRecord(**self._where()))
                     return
@@ -138,7 +139,7 @@ class Driver:
 
     # -- one stage --------------------------------------------------------------------------------------------
 
-    def _stage(self) -> Iterator[Step]:
+    def _stage(self) -> Iterator[Record]:
         stage, plan = self.position.stage, self.session.plan
         past = self.history.last_updates(stage)
         gains = {name: report.surrogate for name, report in past.items()}
@@ -149,9 +150,14 @@ class Driver:
         if self._probing and self.position.done == 0:
             self.run.write_episodes(probe_name(stage), self._rollouts_for_probes("start"))
 
-        def gather(team: Team, step: int, worn: RolloutBatch | None) -> RolloutBatch:
+        def sample(team: Team, step: int, worn: RolloutBatch | None) -> Gathered:
             with self._keeping_scores(next(slot.agent for slot in slots if slot.step == step)):
-                self.gathered = rollouts.gather(team, step, worn)
+                return rollouts.gather(team, step, worn)
+
+        sampled = Ahead(sample)
+
+        def gather(team: Team, step: int, worn: RolloutBatch | None) -> RolloutBatch:
+            self.gathered = sampled(team, step, worn)
             batch = self.gathered.batch
             self.account.sampled(self.gathered.ledger)
             self._measure(batch)
@@ -164,7 +170,7 @@ class Driver:
             self.position = replace(self.position, batch=name, reused=None, past=past)
             return batch if again is None else batch.joined(again)
 
-        yield from run_stage(
+        steps = run_stage(
             self.team,
             plan,
             gather,
@@ -174,6 +180,17 @@ class Driver:
             batch=held,
             price=self._price,
         )
+        for step in steps:
+            following = slots[step.index + 1 : step.index + 2]
+            early = partial(sampled.sample_early, step.team, following[0].step) if self._samples(following) else None
+            yield self._commit(step, early)
+
+    def _samples(self, following: Sequence[Slot]) -> bool:
+        """Whether it is certain that a new batch is sampled before this slot, where there is one. Plans that may go on
+        with the batch that they have are left alone: some weigh it by the clock, which other work beside the sampling
+        would change."""
+        always = not self.session.plan.resample.may_be_stale
+        return always and any(slot.opens for slot in following) and not self.stop()
 
     @contextmanager
     def _keeping_scores(self, agent: str) -> Iterator[None]:
@@ -327,7 +344,8 @@ class Driver:
 
     # -- books ------------------------------------------------------------------------------------------------
 
-    def _commit(self, step: Step) -> Record:
+    def _commit(self, step: Step, meanwhile: Callable[[], None] | None) -> Record:
+        """All that the update changed is known before ``meanwhile`` is done, and nothing of what that changes."""
         self.team = step.team
         self.states[step.report.agent] = step.update.state
         self.position = replace(self.position.holding(step.batch), number=self.position.number + 1, done=step.index + 1)
@@ -357,9 +375,12 @@ class Driver:
             sampled_tokens_total=self.account.sampled_tokens,
             time=time.time(),
         )
-        self._save(record, updated=step.report.agent)
+        raised = self._save(record, step.report.agent, meanwhile)
         self.measured = self.gathered = None
-        return self._log(record)
+        written = self._log(record)
+        if raised is not None:
+            raise raised
+        return written
 
     def _log(self, record: AnyRecord) -> Record:
         """Write it down and remember it; returns what was written."""
@@ -372,10 +393,12 @@ class Driver:
         plan = self.session.plan
         return float(punishments_PG(batch, plan, self.team.limits).mean()) if plan.overlong.punishes else None
 
-    def _save(self, record: UpdateRecord | None, updated: str | None) -> None:
-        learner = self.session.engine.learner
-        for name in self.team.names if updated is None else [updated]:
-            self.fingerprints[name] = learner(name).fingerprint()
+    def _save(
+        self, record: UpdateRecord | None, updated: str | None, meanwhile: Callable[[], None] | None = None
+    ) -> BaseException | None:
+        """Commit the run as it is now; of one agent that was updated, or of all. ``meanwhile`` is done beside the
+        writing, where the engine lets another thread write; returns what it raised, once the commit is made."""
+        learner, number = self.session.engine.learner, self.position.number
         state = RunState(
             self.position,
             self.account,
@@ -387,15 +410,25 @@ class Driver:
             self.inputs.as_record(),
             self.run.log.mark(),
         )
-        with working("saving"):
-            self.run.checkpoints.commit(
-                self.position.number,
-                self.fingerprints,
-                lambda name, folder: learner(name).save(folder),
-                state.as_progress(),
-                None if record is None else encode_record(record),
-            )
-        self.committed = time.perf_counter()
+        progress, told = state.as_progress(), None if record is None else encode_record(record)
+        aside = None if meanwhile is None or updated is None else learner(updated).set_aside()
+        of = learner if aside is None else {updated: aside}.__getitem__
+
+        def commit() -> dict[str, str]:
+            changed = self.team.names if updated is None else [updated]
+            agents = {**self.fingerprints, **{name: of(name).fingerprint() for name in changed}}
+            self.run.checkpoints.commit(number, agents, lambda name, folder: of(name).save(folder), progress, told)
+            return agents
+
+        if meanwhile is None or aside is None:
+            with working("saving"):
+                self.fingerprints = commit()
+            self.committed = time.perf_counter()
+            return None
+        self.committed = time.perf_counter()  # what is sampled from now on is not in the commit
+        done = beside(commit, meanwhile, "saving")
+        self.fingerprints = done.found
+        return done.raised
 
     def _begin_or_resume(self, commit: Commit | None) -> Record:
         record = self._begin() if commit is None else self._go_on(commit)

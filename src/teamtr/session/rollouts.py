@@ -6,7 +6,8 @@ Every random number is named by (seed, purpose, stage, step), so that a stage th
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -30,6 +31,35 @@ class Gathered:
     ledger: Ledger
     dynamic: Redrawn | None = None
     partly: PartlyRedrawn | None = None
+
+
+Sample = Callable[[Team, int, RolloutBatch | None], Gathered]
+
+
+class Ahead:
+    """Samples a stage's batches, and one of them before it is asked for, where somebody knows that it will be."""
+
+    def __init__(self, sample: Sample) -> None:
+        self._sample = sample
+        self._of: tuple[str, int] | None = None
+        self._early: Future[Gathered] = Future()
+
+    def sample_early(self, team: Team, step: int) -> None:
+        """All new, before this step. What goes wrong is raised when the batch is asked for, as if it were sampled then;
+        an interrupt at once."""
+        self._of, self._early = (team.version, step), Future()
+        try:
+            self._early.set_result(self._sample(team, step, None))
+        except Exception as error:
+            self._early.set_exception(error)
+
+    def __call__(self, team: Team, step: int, worn: RolloutBatch | None) -> Gathered:
+        of, self._of = self._of, None
+        if of is None:
+            return self._sample(team, step, worn)
+        assert of == (team.version, step), "another team's batch was sampled early"
+        assert worn is None, "and it is all new"
+        return self._early.result()
 
 
 class StageRollouts:

@@ -40,9 +40,10 @@ def train(
     """Train in this folder, or go on with the run that is there; yields every record of the log as it is made, and
     what went wrong with the team file's trackers (kind "tracker", not in the log).
 
-    ``stop()`` is asked after every update; when it says yes, everything is saved and the generator ends. A run that
-    fails before it has begun leaves no folder behind, if there was none. ``accept_changes``: go on with data, code or
-    models that are other than when the run began, which is refused otherwise.
+    ``stop()`` is asked after every update, and again when its record was taken; when it says yes, everything is saved
+    and the generator ends. A run that fails before it has begun leaves no folder behind, if there was none.
+    ``accept_changes``: go on with data, code or models that are other than when the run began, which is refused
+    otherwise.
     """
     if team_file.seeds != 1:
         raise UserError(

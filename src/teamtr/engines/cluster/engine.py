@@ -245,5 +245,8 @@ class ClusterLearner:
         """Written by the first member, to whom the others give their parts: bytes of weights do not come here."""
         (self._all if self.engine.lockstep else self._one)("save", folder)
 
+    def set_aside(self) -> None:
+        """Members answer one call at a time: one that writes does not sample."""
+
     def load(self, folder: Path) -> None:
         self._all("load", folder)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property, partial
 from pathlib import Path
@@ -24,8 +24,9 @@ from teamtr.engines.paged.place import Paged
 from teamtr.engines.paged.pool import SamplerPool
 from teamtr.engines.paged.row_adapters import why_not
 from teamtr.engines.paged.sampler import Speaker
-from teamtr.engines.policy import Head, Policy, Precision
+from teamtr.engines.policy import Head, Policy, Precision, WriteTo, write_nothing
 from teamtr.engines.sampling import PLAINLY, TokenSampler
+from teamtr.engines.saving import files_of, put_files
 from teamtr.engines.slices import is_spread, summed, whole
 from teamtr.engines.stored import Reader, tensors_in
 from teamtr.engines.torch.adapter_files import require_tensors
@@ -43,7 +44,7 @@ from teamtr.engines.torch.fused_lora import FusedLora
 from teamtr.engines.torch.head import linear_head
 from teamtr.engines.torch.packing import Spread, pack
 from teamtr.engines.torch.plain_sampling import PlainSampler, pad_batch
-from teamtr.engines.transfer import send
+from teamtr.engines.transfer import off_the_card, send
 from teamtr.errors import UserError, first_line
 from teamtr.ports import Follow, Heard, unfollowed, unheard
 from teamtr.randomness import uniforms
@@ -141,23 +142,31 @@ class TransformerPolicy(Policy):
     def model_parameters(self) -> int:
         return sum(p.numel() for name, p in self.causal_lm.named_parameters() if "lora_" not in name)
 
-    def save_weights(self, folder: Path, *, write: bool = True) -> None:
-        weights: dict[str, Tensor] | None = None
+    def to_write(self, *, write: bool = True) -> WriteTo:
+        weights: dict[str, Tensor] = {}
         if self.adapter is None and any(map(is_spread, self.parameters().values())):
-            weights = {}
             for name, tensor in self.model.state_dict().items():
                 one = whole(tensor)  # all processes take part, tensor by tensor
                 if write:
                     weights[name] = one.cpu()
+        elif write:
+            weights = off_the_card(self.model.state_dict() if self.adapter is None else _detached(self.parameters()))
         if not write:
-            return
+            return write_nothing
+        # Here and once: tokenizers may not be written by one thread while another one uses them.
+        tokenizer = self._tokenizer_files
+        return lambda folder: self._write(folder, weights, tokenizer)
+
+    def _write(self, folder: Path, weights: Mapping[str, Tensor], tokenizer: Mapping[str, bytes]) -> None:
+        given = dict(weights)  # tied ones are taken out of it
         if self.adapter is None:
-            self.model.save_pretrained(folder, state_dict=weights)
+            self.model.save_pretrained(folder, state_dict=given)
             if file_precision(self.model) != torch.float32:
                 note(folder / "config.json", file_precision(self.model))
         else:
             # "auto" would ask the hub about the base's vocabulary at every checkpoint
-            self.model.save_pretrained(folder, selected_adapters=[self.adapter], save_embedding_layers=False)
+            settings = {"selected_adapters": [self.adapter], "save_embedding_layers": False}
+            self.model.save_pretrained(folder, state_dict=given, **settings)
             nested = folder / self.adapter  # PEFT puts adapters of any name but "default" one folder down
             if nested.is_dir():
                 for file in nested.iterdir():
@@ -165,7 +174,11 @@ class TransformerPolicy(Policy):
                 nested.rmdir()
             (folder / "README.md").unlink(missing_ok=True)  # PEFT's empty model card
             _settle(folder / "adapter_config.json", self.model.peft_config[self.adapter])
-        self.tokenizer.save_pretrained(folder)
+        put_files(tokenizer, folder)
+
+    @cached_property
+    def _tokenizer_files(self) -> dict[str, bytes]:
+        return files_of(self.tokenizer.save_pretrained)
 
     @torch.no_grad()
     def load_weights(self, folder: Path) -> None:
@@ -522,6 +535,10 @@ def _settle(file: Path, config: Any) -> None:
         settings["base_model_name_or_path"] = Path(base).name
     sets = {name: sorted(value) for name, value in settings.items() if isinstance(getattr(config, name, None), set)}
     file.write_text(json.dumps({**settings, **sets}, indent=2, sort_keys=True) + "\n")
+
+
+def _detached(parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+    return {name: parameter.detach() for name, parameter in parameters.items()}
 
 
 def belongs_to(parameter: str, adapter: str) -> bool:
