@@ -20,6 +20,8 @@ KEPT: Final[frozenset[Outcome]] = frozenset({"accepted", "accepted_unverifiable"
 """The outcomes after which the agent's policy is another."""
 SKIPPED: Final[frozenset[Outcome]] = frozenset({"skipped_silent", "skipped_no_signal", "skipped_non_finite"})
 """The outcomes of updates that tried nothing."""
+NOTHING_KEPT: Final = "the sampler kept none of these messages"
+"""Why an update with ``learner.score: sampler`` computed its scores itself, where nothing is wrong."""
 
 
 def was_kept(outcome: object) -> bool:

@@ -14,11 +14,10 @@ from teamtr.batches import RolloutBatch
 from teamtr.cli.progress import TrainingScreen
 from teamtr.config.keys import schema_keys
 from teamtr.records import decode_health
-from teamtr.reports import Health, MessageHealth, UpdateReport
+from teamtr.reports import NOTHING_KEPT, Health, MessageHealth, UpdateReport
 from teamtr.trackers import point
 from teamtr.training.advice import advise
 from teamtr.training.health import health_of
-from teamtr.training.scoring import NOTHING_KEPT
 from teamtr.types import Episode, Problem, Turn, Verdict
 
 

@@ -25,12 +25,13 @@ from teamtr.errors import UserError
 from teamtr.planning.memory import memory_of
 from teamtr.presets import PRESETS
 from teamtr.randomness import uniforms
+from teamtr.reports import NOTHING_KEPT
 from teamtr.session.build import build
 from teamtr.session.memory import plan_memory
 from teamtr.session.train import train
 from teamtr.store import RunFolder
 from teamtr.training.batch import Optimization, TrainingBatch
-from teamtr.training.scoring import NOTHING_KEPT, _floor_rows
+from teamtr.training.scoring import _floor_rows
 from teamtr.training.update import update_agent
 from teamtr.types import AgentState, Ids
 

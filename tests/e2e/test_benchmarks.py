@@ -460,12 +460,14 @@ def test_the_table_of_methods_is_what_the_store_says(monkeypatch, capsys, tmp_pa
     figure = tmp_path / "results.svg"
     results.main(["--figure", str(figure)])
     printed = capsys.readouterr().out
-    assert printed in (ROOT / "docs" / "results.md").read_text()
+    results.main(["--table", "ablation"])
+    for table in (printed, capsys.readouterr().out):
+        assert table in (ROOT / "docs" / "results.md").read_text()
     assert "Methods side by side" in figure.read_text()
     stored = results.load(results.STORE)
     results.save(stored, tmp_path / "again.json")
     assert results.load(tmp_path / "again.json") == stored
-    rows = {row.line.name: row for row in results.rows_of(stored)}
+    rows = {row.line.name: row for row in results.rows_of(stored, "main-results")}
     assert rows["self-consistency"].accuracy == pytest.approx(100 * 124 / 200)
     assert sum(rows["self-consistency"].results[0].problems.values()) == 124, "the problems say the same"
 

@@ -16,10 +16,9 @@ from rich.text import Text
 
 from teamtr.cli.words import clock, health_line, lengths, percent, signals, warmup_line
 from teamtr.records import decode_health, mapping
-from teamtr.reports import Health, was_skipped
+from teamtr.reports import NOTHING_KEPT, Health, was_skipped
 from teamtr.text import counted, on_terminal, share
 from teamtr.training.advice import advise
-from teamtr.training.scoring import NOTHING_KEPT
 
 PRINTED_LINES = 5
 """Of what a grader printed that are shown with an update."""

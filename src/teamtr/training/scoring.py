@@ -23,6 +23,7 @@ import numpy as np
 from teamtr.ports import Learner, Snapshot
 from teamtr.presets import Radii
 from teamtr.randomness import generator, seed_of
+from teamtr.reports import NOTHING_KEPT
 from teamtr.theory.kl import kl_k3, per_message_sum
 from teamtr.training.batch import TrainingBatch
 from teamtr.types import Floats
@@ -33,8 +34,6 @@ VERIFIABLE_SHARE = 0.1
 FLOOR_PERTURBATION = 1e-6
 FLOOR_MESSAGES = 16
 """Rounding is alike in all messages of a batch: a few tell."""
-
-NOTHING_KEPT = "the sampler kept none of these messages"
 
 
 @dataclass(frozen=True)
