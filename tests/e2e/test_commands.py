@@ -610,8 +610,7 @@ def test_ctrl_c_while_the_tiny_base_is_taught_stops_at_once(team_file, tmp_path)
     process = run_cli("train", team_file, "tiny.warmup_steps=100000", "--out", folder, "--json")
     try:
         said = iter(process.stderr.readline, "")
-        first = next(line for line in said if not line.startswith("warning: "))  # of a library about its settings
-        assert first.startswith("teaching the tiny base"), first
+        next(line for line in said if line.startswith("teaching the tiny base"))  # on a busy machine not the first
         process.send_signal(signal.SIGINT)
         stdout, stderr = process.communicate(timeout=120)
     finally:
