@@ -19,8 +19,14 @@ SMALL = ("team.model=tabular", "plan.stages=2", "eval.every=2", "cluster.shards=
 """Tables: workers that have nothing to load are there at once."""
 
 
-def trained(folder: Path, *overrides: str) -> list[dict[str, Any]]:
-    return list(train(killing.team_file(*overrides), folder))
+def trained(folder: Path, *overrides: str, updates: int | None = None) -> list[dict[str, Any]]:
+    """To the end, or until so many more updates are done."""
+    records: list[dict[str, Any]] = []
+    for record in train(
+        killing.team_file(*overrides), folder, stop=lambda: updates == sum(r["kind"] == "update" for r in records)
+    ):
+        records.append(record)
+    return records
 
 
 def assert_same(folder: Path, alone: Mapping[str, Any]) -> None:

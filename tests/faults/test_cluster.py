@@ -39,7 +39,6 @@ from teamtr.session.cluster import _member, engine_of
 from teamtr.session.models import local_engine
 from teamtr.session.resume import OtherRun
 from teamtr.session.task import build_task
-from teamtr.session.train import train
 from teamtr.store import StoreError
 from teamtr.theory.objective import Objective
 
@@ -124,8 +123,7 @@ def test_another_number_of_shards_has_other_bits(tmp_path, alone):
 
 @pytest.mark.slow
 def test_a_run_goes_on_with_other_workers_and_not_with_other_shards(tmp_path, alone, kept):
-    asked = iter((False, False, True))
-    list(train(killing.team_file(*SMALL), tmp_path / "run", stop=lambda: next(asked)))
+    trained(tmp_path / "run", *SMALL, updates=2)
     with pytest.raises(OtherRun, match=r"cluster\.shards"):
         trained(tmp_path / "run", *SMALL, "cluster.shards=2")
     trained(tmp_path / "run", *WORKERS)

@@ -31,7 +31,6 @@ from teamtr.session.cluster import _member
 from teamtr.session.memory import demand_of
 from teamtr.session.models import local_engine
 from teamtr.session.task import build_task
-from teamtr.session.train import train
 from teamtr.theory.objective import Objective
 from teamtr.types import PLAYER
 
@@ -83,13 +82,8 @@ def test_so_is_one_whose_base_is_spread_over_the_workers_of_its_group(tmp_path, 
 
 @pytest.mark.slow
 def test_a_run_goes_on_in_other_groups_with_other_workers_and_without_groups(tmp_path, alone, kept):
-    def some_updates(*where: str) -> None:
-        asked = iter((False, True))
-        list(train(killing.team_file(*SMALL, *where), tmp_path / "run", stop=lambda: next(asked)))
-
-    some_updates(*IN_GROUPS, PAIR_AND_ONE)
-    some_updates(*IN_GROUPS, ONE_AND_PAIR)
-    some_updates(*IN_GROUPS, EACH_ALONE)
+    for groups in (PAIR_AND_ONE, ONE_AND_PAIR, EACH_ALONE):
+        trained(tmp_path / "run", *SMALL, *IN_GROUPS, groups, updates=1)
     trained(tmp_path / "run", *SMALL)
     assert_same(tmp_path / "run", alone)
 
