@@ -14,7 +14,6 @@ import torch
 
 from teamtr.batches import AgentBatch, RolloutBatch
 from teamtr.evaluation.best import best_of, out_of_patience
-from teamtr.ports import Snapshot
 from teamtr.progress import working
 from teamtr.randomness import generator, seed_of
 from teamtr.records import (
@@ -34,7 +33,7 @@ from teamtr.records import (
     updates_before,
 )
 from teamtr.reports import UpdateReport, WarmupReport
-from teamtr.rollout import certified_range, credited, punishments_PG, trained_returns_PG
+from teamtr.rollout import certified_range, punishments_PG, trained_returns_PG
 from teamtr.rollout.cost import Account, price_of_sampling
 from teamtr.session.beside import beside
 from teamtr.session.budget import matched_budget
@@ -43,6 +42,7 @@ from teamtr.session.checks import doubts, measure_floors, require_visible, self_
 from teamtr.session.history import History
 from teamtr.session.inputs import Inputs, inputs_of, require_same_inputs
 from teamtr.session.memory import before_servers, before_training, peak_gb
+from teamtr.session.probing import StageProbes
 from teamtr.session.rollouts import Ahead, Gathered, StageRollouts
 from teamtr.session.state import Position, RunState
 from teamtr.session.success import evaluate_team, exact_success
@@ -52,7 +52,6 @@ from teamtr.store import (
     RunFolder,
     StoreError,
     batch_name,
-    probe_name,
     read_episodes,
 )
 from teamtr.team import Team
@@ -60,7 +59,6 @@ from teamtr.theory.intervals import measured_gain
 from teamtr.training.algorithm import Slot, Step, run_stage, schedule
 from teamtr.training.batch import TrainingBatch
 from teamtr.training.health import health_of
-from teamtr.training.probe import Rollouts, log_ratios, stale_probe, token_shift
 from teamtr.training.radii import shared_radii
 from teamtr.training.rewards import rewards_of
 from teamtr.training.stage import stage_report
@@ -147,8 +145,8 @@ class Driver:
         self._share_out_radii(past)
         rollouts = StageRollouts(self.session, stage)
         held = self._held_batch(slots)
-        if self._probing and self.position.done == 0:
-            self.run.write_episodes(probe_name(stage), self._rollouts_for_probes("start"))
+        if self.position.done == 0 and self._probes.are_due(0):
+            self._probes.begin(self.team)
 
         def sample(team: Team, step: int, worn: RolloutBatch | None) -> Gathered:
             with self._keeping_scores(next(slot.agent for slot in slots if slot.step == step)):
@@ -242,8 +240,9 @@ class Driver:
     def _teach(self, agent: str, data: TrainingBatch) -> Update:
         plan, router = self.session.plan, self.session.context.router
         learner = self.session.engine.learner(agent)
-        before = learner.snapshot() if self._probing else None
-        fresh = self._rollouts_for_probes(agent) if self._probing and self.position.done > 0 else None
+        probes, done = self._probes, self.position.done
+        before = learner.snapshot() if probes.are_due(done) else None
+        fresh = probes.play(self.team, agent) if before is not None and done > 0 else None
         optimization = self.session.optimization
         if plan.reuses_rollouts:
             optimization = replace(optimization, gate_share=1.0)  # it needs the ratios of all messages anyway
@@ -265,57 +264,17 @@ class Driver:
         self.account.updated(agent, update.report.tokens, update.report.seconds)
         self.probed = None
         if before is not None and update.report.accepted:
-            self.probed = self._probe(agent, before, data, fresh)
+            found = probes.of_update(agent, self.team, before, data, fresh, self.position.carried)
+            self.probed, self.position = found.record, replace(self.position, carried=found.carried)
         return update
+
+    @property
+    def _probes(self) -> StageProbes:
+        return StageProbes(self.session, self.run, self.account, self.position.stage)
 
     @property
     def _return_range(self) -> float | None:
         return self.session.plan.return_range(self.session.task.reward_range)
-
-    # -- probes -----------------------------------------------------------------------------------------------
-
-    @property
-    def _probing(self) -> bool:
-        """Whether this stage is probed: it is due, and was when it began."""
-        every, position = self.session.team_file.diagnostics.every, self.position
-        due = every > 0 and position.stage % every == 0
-        return due and (position.done == 0 or (self.run.episodes / probe_name(position.stage)).exists())
-
-    def _rollouts_for_probes(self, name: str) -> RolloutBatch:
-        """The stage's problems played by the team as it is."""
-        found = StageRollouts(self.session, self.position.stage).for_probes(self.team, name)
-        self.account.probed(found.ledger)
-        return found.batch
-
-    def _for_probe(self, agent: str, batch: RolloutBatch) -> Rollouts:
-        plan = self.session.plan
-        return Rollouts(batch.of(agent), credited(batch, agent, plan, self.team.limits).advantages)
-
-    def _probe(self, agent: str, before: Snapshot, data: TrainingBatch, fresh: RolloutBatch | None) -> Record:
-        """What stale rollouts would have said of this update, and which tokens it moved. Changes nothing."""
-        started, learner = time.perf_counter(), self.session.engine.learner(agent)
-        spent, after = dict(learner.tokens), learner.snapshot()
-        stage = self.position.stage
-        stale = read_episodes(self.run.episodes / probe_name(stage))
-        carried = self.position.carried
-        carried_E = np.zeros(len(stale.episodes)) if carried is None else np.array(carried)
-        found = None
-        if fresh is not None:
-            now, then = self._for_probe(agent, fresh), self._for_probe(agent, stale)
-            found = stale_probe(learner, before, after, now, then, carried_E)
-        own = stale.of(agent)
-        if len(own):
-            ratio_M = log_ratios(learner, before, after, own)
-            carried_E += np.bincount(own.episode_M, weights=ratio_M, minlength=len(carried_E))
-        shift = token_shift(learner, before, after, data.messages, generator(self.seed, "probe", stage, agent))
-        self.position = replace(self.position, carried=carried_E.tolist())
-        seconds = {"probe": time.perf_counter() - started}
-        self.account.updated(agent, {k: learner.tokens[k] - spent[k] for k in spent}, seconds)
-        return {
-            **({} if found is None else asdict(found)),
-            "token_shift": {key: np.asarray(value).tolist() for key, value in asdict(shift).items()},
-            "seconds": seconds["probe"],
-        }
 
     # -- what updates were worth ------------------------------------------------------------------------------
 
@@ -339,7 +298,7 @@ class Driver:
         report = stage_report(stage, self.history.of_stage(stage))
         memory = None if self.memory is None else StageMemory(self.memory["planned_gb"], peak_gb(self.session))
         written = self._log(StageRecord(report=report, updates=self.position.number, memory=memory))
-        (self.run.episodes / probe_name(stage)).unlink(missing_ok=True)
+        self._probes.end()
         yield written
 
     # -- books ------------------------------------------------------------------------------------------------
