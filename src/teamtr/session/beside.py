@@ -11,6 +11,8 @@ from typing import Generic, TypeVar
 from teamtr.progress import working
 
 Found = TypeVar("Found")
+LOOK_S = 0.2
+"""An interrupt that comes right before a wait without end is heard at its end, so the wait looks up so often."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,8 @@ def beside(work: Callable[[], Found], meanwhile: Callable[[], None], name: str) 
         try:
             with working(name):
                 job.run()  # here, where an interrupt came before the thread could begin
-                job.over.wait()
+                while not job.over.wait(LOOK_S):
+                    pass
                 if thread.is_alive():
                     thread.join()
         except KeyboardInterrupt as error:
