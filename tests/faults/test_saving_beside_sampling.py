@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from forked import CONTEXT, LONG
 from teamtr.engines import saving
 from teamtr.engines.learner import PolicyLearner
-from teamtr.session.beside import beside
+from teamtr.session.beside import work_beside
 from teamtr.session.driver import Driver
 from teamtr.session.rollouts import StageRollouts
 from teamtr.session.train import train
@@ -431,7 +431,7 @@ def test_ctrl_c_while_the_writing_is_waited_for_ends_neither_early() -> None:
         return 7
 
     with interrupts_tell(struck):
-        done = beside(work, nothing, "saving")
+        done = work_beside(work, nothing, "saving")
     assert done.found == 7
     assert isinstance(done.raised, KeyboardInterrupt)
     assert nothing_runs()
@@ -439,16 +439,16 @@ def test_ctrl_c_while_the_writing_is_waited_for_ends_neither_early() -> None:
 
 def test_ctrl_c_before_the_thread_has_begun_leaves_no_work_undone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threading.Thread, "start", lambda self: raising(KeyboardInterrupt())())
-    done = beside(lambda: 7, nothing, "saving")
+    done = work_beside(lambda: 7, nothing, "saving")
     assert done.found == 7
     assert isinstance(done.raised, KeyboardInterrupt)
 
 
 def test_what_the_work_raises_is_raised_and_what_came_meanwhile_is_told() -> None:
     with pytest.raises(StoreError, match="full"):
-        beside(raising(StoreError("full")), nothing, "saving")
+        work_beside(raising(StoreError("full")), nothing, "saving")
     with pytest.raises(StoreError, match="full"):
-        beside(raising(StoreError("full")), raising(ValueError("meanwhile")), "saving")
-    done = beside(lambda: 7, raising(ValueError("meanwhile")), "saving")
+        work_beside(raising(StoreError("full")), raising(ValueError("meanwhile")), "saving")
+    done = work_beside(lambda: 7, raising(ValueError("meanwhile")), "saving")
     assert (done.found, str(done.raised)) == (7, "meanwhile")
     assert nothing_runs()

@@ -24,7 +24,7 @@ class Done(Generic[Found]):
     raised: BaseException | None
 
 
-def beside(work: Callable[[], Found], meanwhile: Callable[[], None], name: str) -> Done[Found]:
+def work_beside(work: Callable[[], Found], meanwhile: Callable[[], None], name: str) -> Done[Found]:
     """Do ``work`` in a thread of this name and ``meanwhile`` in this one; both are over when this returns or raises. It
     raises what ``work`` raised and nothing else: an interrupt neither ends the work nor leaves it behind."""
     job = _Job(work)

@@ -35,7 +35,7 @@ from teamtr.records import (
 from teamtr.reports import UpdateReport, WarmupReport
 from teamtr.rollout import certified_range, punishments_PG, trained_returns_PG
 from teamtr.rollout.cost import Account, price_of_sampling
-from teamtr.session.beside import beside
+from teamtr.session.beside import work_beside
 from teamtr.session.budget import matched_budget
 from teamtr.session.build import Session
 from teamtr.session.checks import doubts, measure_floors, require_visible, self_test
@@ -385,7 +385,7 @@ class Driver:
             self.committed = time.perf_counter()
             return None
         self.committed = time.perf_counter()  # what is sampled from now on is not in the commit
-        done = beside(commit, meanwhile, "saving")
+        done = work_beside(commit, meanwhile, "saving")
         self.fingerprints = done.found
         return done.raised
 
