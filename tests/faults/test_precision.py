@@ -13,6 +13,7 @@ from teamtr.batches import AgentBatch
 from teamtr.config import loads
 from teamtr.engines.torch.policy import TransformerPolicy
 from teamtr.presets import Radii
+from teamtr.randomness import seed_of
 from teamtr.session import checks
 from teamtr.session.build import build
 from teamtr.session.trial import try_out
@@ -51,6 +52,39 @@ def test_bf16_is_measurably_worse_than_fp32():
     coarse = checks.measure_floors(build(loads(TEAM, "team")))
     assert all(c.noise_floor > 100 * e.noise_floor for c, e in zip(coarse, exact, strict=True))
     assert {c.precision for c in coarse} == {"bf16"}
+
+
+def test_each_precision_scores_once_and_sees_what_it_sees_alone(monkeypatch):
+    """Perturbations are measured against one scoring; the floor is that of a scoring for each."""
+    session, begun = build(loads(TEAM, "team")), []
+    engine, trial = session.engine, try_out(session)
+    learner = engine.learner("right")
+    begin = type(learner).begin
+
+    def counted(self, batch, **options):
+        if self is learner:
+            begun.append(engine.info("right").precision)
+        return begin(self, batch, **options)
+
+    monkeypatch.setattr(type(learner), "begin", counted)
+    [floor] = [floor for floor in checks.measure_floors(session, trial) if floor.agent == "right"]
+    assert begun == ["fp32", "bf16"]
+
+    before, messages = learner.snapshot(), trial.batch.of("right")
+
+    def alone(relative, precision):
+        engine.set_precision("right", precision)
+        learner.begin(messages)
+        learner.perturb(relative, seed_of(session.team_file.seed, "preflight", "right"))
+        measured = float(learner.measure().full_M.mean())
+        learner.restore(before)
+        learner.end()
+        return measured
+
+    pairs = [(alone(size, "fp32"), alone(size, "bf16")) for size in checks.PERTURBATIONS]
+    within = [abs(seen - true) for true, seen in pairs if true <= session.plan.radii.nats]
+    assert 0 < len(within) < len(pairs)
+    assert floor.noise_floor == max(within)
 
 
 def test_a_dead_zone_is_not_a_perfect_instrument(monkeypatch):

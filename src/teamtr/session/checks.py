@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -296,29 +297,34 @@ def _floor(engine: Engine, agent: str, data: TrainingBatch, radii: Radii, *, see
     """
     learner, own = engine.learner(agent), engine.info(agent).precision
     before = learner.snapshot()
-    learner.begin(data.messages)
-    floor = noise_floor(learner, data, before, radii, seed=seed)
-    learner.end()
-    if own in EXACT:
-        return floor
 
-    def perturbed_kl(relative: float, precision: str) -> float:
-        engine.set_precision(agent, precision)
+    def perturbed(relative: float) -> float:
+        learner.perturb(relative, seed)
+        kl = float(data.kl_in_radius_units(learner.measure().full_M, radii).mean())
+        learner.restore(before)
+        return kl
+
+    def true_kls() -> list[float]:
+        """In float32, of perturbations that stay within the radius."""
+        engine.set_precision(agent, "fp32")
         try:
             learner.begin(data.messages)
-            learner.perturb(relative, seed)
-            return float(data.kl_in_radius_units(learner.measure().full_M, radii).mean())
+            return list(takewhile(lambda kl: kl <= radii.nats, map(perturbed, PERTURBATIONS)))
         finally:
             learner.restore(before)
             learner.end()
             engine.set_precision(agent, own)
 
-    for relative in PERTURBATIONS:
-        true = perturbed_kl(relative, "fp32")
-        if true > radii.nats:
-            break
-        floor = max(floor, abs(perturbed_kl(relative, own) - true))
-    return floor
+    truth = [] if own in EXACT else true_kls()
+    try:
+        learner.begin(data.messages)  # once in each precision: scoring takes as long as a measurement
+        floor = noise_floor(learner, data, before, radii, seed=seed)
+        return max(
+            [floor, *(abs(perturbed(relative) - kl) for relative, kl in zip(PERTURBATIONS, truth, strict=False))]
+        )
+    finally:
+        learner.restore(before)
+        learner.end()
 
 
 def require_visible(session: Session, floors: list[Floor]) -> None:
