@@ -114,7 +114,7 @@ def kernels(work: Callable[[], Any], steps: int) -> str:
     )
     whole = sum(us for us, _, _ in spent)
     title = f"a step: {1000 * elapsed / steps:.3f} ms of the clock, {whole / steps / 1000:.3f} ms in kernels"
-    rows = [f"{us / steps / 1000:8.3f} ms {count / steps:7.1f} times  {key[:110]}" for us, count, key in spent[:25]]
+    rows = [f"{us / steps / 1000:8.3f} ms {count / steps:7.1f} times  {key[:110]}" for us, count, key in spent[:45]]
     return "\n".join([title, *rows])
 
 

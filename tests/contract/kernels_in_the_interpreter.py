@@ -21,7 +21,7 @@ from teamtr.engines.paged import kernels, layout, reference, sampler, work_split
 from teamtr.engines.paged.weights import SamplingCopy
 from teamtr.engines.sampling import TokenSampler, draw
 from teamtr.engines.scoring import score_tokens
-from teamtr.engines.torch import fused_layers
+from teamtr.engines.torch import fused_layers, narrow_products
 from teamtr.engines.torch.fused_lora import FusedLora, fuse_lora
 from teamtr.engines.torch.loading import TinyShape, share_base, tiny_model
 from teamtr.engines.torch.policy import TransformerPolicy
@@ -325,6 +325,22 @@ def between_products() -> None:
     assert fused_layers.norm(x, weight, 1e-3, torch.float16).dtype == torch.float16
 
 
+def narrow_factors() -> None:
+    """Tokens and columns that fill no tile, ranks that fill none, rows of a wider table; several shares of the tokens
+    and one. Sums do not depend on how often they are made."""
+    for tokens, width, rank in ((70, 96, 16), (33, 600, 8), (200, 48, 24), (5, 1100, 16)):
+        wide = torch.randn(tokens, width + 8).half()[:, :width]
+        factor, narrow = torch.randn(rank, width).half(), torch.randn(tokens, rank).half()
+        along, across = wide.float() @ factor.float().T, wide.float().T @ narrow.float()
+        torch.testing.assert_close(narrow_products.narrow(wide, factor), along.half(), rtol=2e-3, atol=2e-3)
+        for narrow_products.PROGRAMS in (1, 132):
+            with full_of_nonsense():
+                sums, found = narrow_products.across_and_along(wide, narrow, factor.T)
+            torch.testing.assert_close(sums, across, rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(found, along, rtol=1e-4, atol=1e-4)
+            assert torch.equal(narrow_products.across(wide, narrow), sums)
+
+
 def fused_learner() -> None:
     """A fused model over packed rows, some of which begin alike: the same features and gradients through kernels."""
     model, tokenizer = tiny_model(TinyShape(layers=2, width=32, heads=4), seed=0)
@@ -388,6 +404,7 @@ CHECKS = {
     "score": score,
     "forbidden": forbidden_blocks,
     "between": between_products,
+    "narrow": narrow_factors,
     "learner": fused_learner,
 }
 

@@ -96,6 +96,21 @@ def test_attention(compiled, heads, kv_heads, dim, dtype):
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("width", "rank", "dtype"),
+    [(6144, 16, torch.float16), (576, 8, torch.bfloat16), (2048, 48, torch.float16)],
+    ids=str,
+)
+def test_products_with_narrow_factors(compiled, width, rank, dtype):
+    from teamtr.engines.torch import narrow_products
+
+    wide, factor = torch.zeros(600, width, dtype=dtype), torch.zeros(rank, width, dtype=dtype)
+    narrow = narrow_products.narrow(wide, factor)
+    narrow_products.across(wide, narrow)
+    narrow_products.across_and_along(wide, narrow, factor.T)
+    assert compiled == ["_narrow_kernel", "_across_kernel", "_across_kernel"]
+
+
 def test_drawing(compiled):
     from teamtr.engines.paged import kernels
 

@@ -86,8 +86,9 @@ def test_slim_layers_compute_what_peft_computes(adapter):
     torch.testing.assert_close(found[0][0], found[1][0], rtol=1e-5, atol=1e-5)
     assert found[0][1]
     assert found[0][1].keys() == found[1][1].keys()
+    rounding = 1e-5 * max(float(grad.abs().max()) for grad in found[0][1].values())
     for name, grad in found[0][1].items():
-        torch.testing.assert_close(grad, found[1][1][name], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(grad, found[1][1][name], rtol=1e-4, atol=rounding)
 
 
 def test_slim_leaves_alone_a_norm_that_is_not_what_its_name_says():

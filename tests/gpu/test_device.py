@@ -281,6 +281,27 @@ def test_what_lies_between_products_agrees_with_float64(width, heads, dim, dtype
 
 
 @needs_card
+@pytest.mark.parametrize(("dtype", "error"), [(torch.float16, 1e-3), (torch.bfloat16, 8e-3)], ids=str)
+@pytest.mark.parametrize(("tokens", "width", "rank"), [(5000, 6144, 16), (300, 2048, 48), (77, 576, 8)])
+def test_products_with_narrow_factors_agree_with_float64(tokens, width, rank, dtype, error):
+    from teamtr.engines.torch import narrow_products
+
+    torch.manual_seed(0)
+    wide = torch.randn(tokens, width, device=DEVICE).to(dtype)
+    factor, narrow = (
+        torch.randn(rank, width, device=DEVICE).to(dtype),
+        torch.randn(tokens, rank, device=DEVICE).to(dtype),
+    )
+    along, across = wide.double() @ factor.double().T, wide.double().T @ narrow.double()
+    sums, found = narrow_products.across_and_along(wide, narrow, factor.T)
+    for ours, exact, within in (
+        (narrow_products.narrow(wide, factor), along, error), (sums, across, 1e-5), (found, along, 1e-5)
+    ):  # fmt: skip
+        assert float((ours.double() - exact).abs().max() / exact.abs().max()) < within
+    assert torch.equal(narrow_products.across(wide, narrow), sums), "the same numbers have the same bits"
+
+
+@needs_card
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 def test_fused_layers_have_the_gradient_of_torch(precision, monkeypatch):
     batch = make_batch()

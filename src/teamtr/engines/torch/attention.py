@@ -289,10 +289,12 @@ class Packed:
 
     @staticmethod
     def of(packing: Packing, device: torch.device, dtype: torch.dtype) -> Packed:
-        lengths = tuple(len(row) for row in packing.leaves)
-        starts = send(np.cumsum([0, *lengths]).astype(np.int32), device)
-        places = np.concatenate(packing.leaves)
         end_to_end = device.type == "cuda" and dtype != torch.float32 and _has_varlen()
+        # As they are packed: then rows that share nothing need not be spread at all.
+        leaves = sorted(packing.leaves, key=lambda row: row[-1]) if end_to_end else packing.leaves
+        lengths = tuple(map(len, leaves))
+        starts = send(np.cumsum([0, *lengths]).astype(np.int32), device)
+        places = np.concatenate(leaves)
         if not end_to_end:
             padded = np.full((len(lengths), max(lengths)), -1)
             padded[np.arange(max(lengths)) < np.array(lengths)[:, None]] = places

@@ -23,11 +23,18 @@ from teamtr.engines.torch.anatomy import PRODUCTS, Anatomy, epsilon_of, inspect_
 from teamtr.engines.torch.attention import Unsupported, packed_now, require_plain
 from teamtr.engines.torch.spread_linears import HalfLinear
 
+MOST_RANKS = 128
+"""Columns of a narrow factor for which a tile's sums fit into the registers of a card."""
+
 
 class _Adapted(torch.autograd.Function):
     """x W' + scale * (x A') B' for layers that read the same x, in one dtype; gradients for x, A and B only. Weights of
     another dtype are rounded here and again on the way back. Rows of two dimensions come out: a view could not be
-    changed in place, which some models do."""
+    changed in place, which some models do.
+
+    The adapter's part comes first, and the wide product is added to it before it is rounded: a product that only adds
+    an adapter's part would read and write all that the layer says once more.
+    """
 
     @staticmethod
     def forward(
@@ -41,15 +48,15 @@ class _Adapted(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         count = len(weights)
         flat = x.reshape(-1, x.shape[-1]).to(dtype)
-        downs, ups = adapters[:count], [up.to(dtype) for up in adapters[count:]]
+        downs = adapters[:count]
+        ups = [(up * scale).to(dtype) for up, scale in zip(adapters[count:], scales, strict=True)]
         down = (downs[0] if count == 1 else torch.cat(downs)).to(dtype)
-        narrow = flat @ down.T
+        narrow = _narrow(flat, down)
         ctx.ranks = [len(one) for one in downs]
         outs = []
-        for weight, bias, scale, up, part in zip(weights, biases, scales, ups, narrow.split(ctx.ranks, 1), strict=True):
-            turned = weight.to(dtype).T
-            out = flat @ turned if bias is None else torch.addmm(bias.to(dtype), flat, turned)
-            outs.append(out.addmm_(part, up.T, alpha=scale))
+        for weight, bias, up, part in zip(weights, biases, ups, narrow.split(ctx.ranks, 1), strict=True):
+            out = part @ up.T if bias is None else torch.addmm(bias.to(dtype), part, up.T)
+            outs.append(out.addmm_(flat, weight.to(dtype).T))
         ctx.save_for_backward(flat, down, narrow, *weights, *ups)
         ctx.scales, ctx.shape, ctx.x_dtype, ctx.dtypes = scales, x.shape, x.dtype, [one.dtype for one in adapters]
         return tuple(outs)
@@ -61,23 +68,55 @@ class _Adapted(torch.autograd.Function):
         flat, down, narrow, *rest = ctx.saved_tensors
         weights, ups = rest[:count], rest[count:]
         grads = tuple(grad.to(flat.dtype) for grad in grads)
-        narrows = [(grad @ up).mul_(scale) for grad, up, scale in zip(grads, ups, ctx.scales, strict=True)]
+        both = [
+            _up_gradient(grad, part, up) for grad, part, up in zip(grads, narrow.split(ctx.ranks, 1), ups, strict=True)
+        ]
+        narrows = [found.to(flat.dtype) for _, found in both]
         grad_narrow = narrows[0] if count == 1 else torch.cat(narrows, 1)
         grad_x = None
         if ctx.needs_input_grad[0]:
-            grad_x = grads[0] @ weights[0].to(flat.dtype)
-            for grad, weight in zip(grads[1:], weights[1:], strict=True):
+            grad_x = grad_narrow @ down
+            for grad, weight in zip(grads, weights, strict=True):
                 grad_x.addmm_(grad, weight.to(flat.dtype))
-            grad_x = grad_x.addmm_(grad_narrow, down).view(ctx.shape).to(ctx.x_dtype)
+            grad_x = grad_x.view(ctx.shape).to(ctx.x_dtype)
         adapters: list[Tensor | None] = [None] * (2 * count)
         if any(ctx.needs_input_grad[5:]):
-            adapters[:count] = (grad_narrow.T @ flat).split(ctx.ranks)
-            adapters[count:] = [
-                (grad.T @ part).mul_(scale)
-                for grad, part, scale in zip(grads, narrow.split(ctx.ranks, 1), ctx.scales, strict=True)
-            ]
+            adapters[:count] = _down_gradient(grad_narrow, flat).split(ctx.ranks)
+            adapters[count:] = [of_up * scale for (of_up, _), scale in zip(both, ctx.scales, strict=True)]
         found = [None if one is None else one.to(dtype) for one, dtype in zip(adapters, ctx.dtypes, strict=True)]
         return grad_x, None, None, None, None, *found
+
+
+def _narrow(flat: Tensor, down: Tensor) -> Tensor:
+    """x A'."""
+    if _reads_fast(flat, len(down)):
+        from teamtr.engines.torch import narrow_products
+
+        return narrow_products.narrow(flat, down)
+    return flat @ down.T
+
+
+def _up_gradient(grad: Tensor, narrow: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+    """Of what comes out with regard to B, and to x A'."""
+    if _reads_fast(grad, up.shape[1]):
+        from teamtr.engines.torch import narrow_products
+
+        return narrow_products.across_and_along(grad, narrow, up)
+    return grad.T @ narrow, grad @ up
+
+
+def _down_gradient(grad_narrow: Tensor, flat: Tensor) -> Tensor:
+    """With regard to A."""
+    if _reads_fast(flat, grad_narrow.shape[1]):
+        from teamtr.engines.torch import narrow_products
+
+        return narrow_products.across(flat, grad_narrow).T
+    return grad_narrow.T @ flat
+
+
+def _reads_fast(wide: Tensor, rank: int) -> bool:
+    """Whether kernels of our own read it (``narrow_products``)."""
+    return wide.is_cuda and wide.dtype in (torch.float16, torch.bfloat16) and rank <= MOST_RANKS
 
 
 @dataclass

@@ -1,0 +1,123 @@
+"""Products of wide activations with an adapter's narrow factors, in half precision on a card.
+
+Such a product computes next to nothing and reads everything: what it takes is how fast, and how often, activations are
+read. Libraries are made for wide factors; with narrow ones they read slowly, and once for each product. Here one pass
+over the gradient of a layer's output serves both that need it. Sums over many tokens or columns are made in parts, and
+these are added in a fixed order, so that the same numbers have the same bits.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+TOKENS = 32
+"""Of a tile of the wide factor."""
+SUMS = 8192
+"""Columns of a tile, times those of a narrow factor: what a program holds in registers."""
+PROGRAMS = 132
+"""Of a pass over a gradient: one for each processor of a large card."""
+
+
+@triton.jit
+def _narrow_kernel(
+    wide, factor, out, tokens, row, WIDTH: tl.constexpr, RANK: tl.constexpr,
+    TOKENS: tl.constexpr, COLUMNS: tl.constexpr, RANKS: tl.constexpr,
+):  # fmt: skip
+    """Some rows of wide @ factor'."""
+    n, r = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS), tl.arange(0, RANKS)
+    in_n, in_r = n < tokens, r < RANK
+    total = tl.zeros([TOKENS, RANKS], dtype=tl.float32)
+    for start in range(0, WIDTH, COLUMNS):
+        c = start + tl.arange(0, COLUMNS)
+        in_c = c < WIDTH
+        tile = tl.load(wide + n[:, None] * row + c[None, :], mask=in_n[:, None] & in_c[None, :], other=0.0)
+        part = tl.load(factor + r[:, None] * WIDTH + c[None, :], mask=in_r[:, None] & in_c[None, :], other=0.0)
+        total = tl.dot(tile, tl.trans(part), total)
+    at = out + n[:, None] * RANK + r[None, :]
+    tl.store(at, total.to(out.dtype.element_ty), mask=in_n[:, None] & in_r[None, :])
+
+
+@triton.jit
+def _across_kernel(
+    wide, narrow, factor, across, along, tokens, row, each, WIDTH: tl.constexpr, RANK: tl.constexpr,
+    TOKENS: tl.constexpr, COLUMNS: tl.constexpr, RANKS: tl.constexpr, ALONG: tl.constexpr,
+):  # fmt: skip
+    """Some columns of ``each`` tokens: their part of wide' @ narrow, and with ``ALONG`` of wide @ factor."""
+    block, share = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    c, r = block * COLUMNS + tl.arange(0, COLUMNS), tl.arange(0, RANKS)
+    in_c, in_r = c < WIDTH, r < RANK
+    of_columns = in_c[:, None] & in_r[None, :]
+    if ALONG:
+        columns = tl.load(factor + c[:, None] * RANK + r[None, :], mask=of_columns, other=0.0)
+    total = tl.zeros([COLUMNS, RANKS], dtype=tl.float32)
+    for start in range(0, each, TOKENS):
+        n = share * each + start + tl.arange(0, TOKENS)
+        in_n = n < tokens
+        of_tokens = in_n[:, None] & in_r[None, :]
+        tile = tl.load(wide + n[:, None] * row + c[None, :], mask=in_n[:, None] & in_c[None, :], other=0.0)
+        rows = tl.load(narrow + n[:, None] * RANK + r[None, :], mask=of_tokens, other=0.0)
+        total = tl.dot(tl.trans(tile), rows, total)
+        if ALONG:
+            found = tl.dot(tile, columns)
+            tl.store(along + (block * tokens + n[:, None]) * RANK + r[None, :], found, mask=of_tokens)
+    tl.store(across + (share * WIDTH + c[:, None]) * RANK + r[None, :], total, mask=of_columns)
+
+
+def narrow(wide_NW: Tensor, factor_RW: Tensor) -> Tensor:
+    """wide @ factor', rounded to the dtype of both."""
+    tokens, width = wide_NW.shape
+    rank = len(factor_RW)
+    assert wide_NW.stride(1) == 1
+    out_NR = torch.empty(tokens, rank, dtype=wide_NW.dtype, device=wide_NW.device)
+    _narrow_kernel[(triton.cdiv(tokens, TOKENS),)](
+        wide_NW, factor_RW.contiguous(), out_NR, tokens, wide_NW.stride(0), WIDTH=width, RANK=rank,
+        TOKENS=TOKENS, COLUMNS=_columns(width, rank) // 2, RANKS=_ranks(rank), num_warps=4, num_stages=4,
+    )  # fmt: skip
+    return out_NR
+
+
+def across(wide_NW: Tensor, narrow_NR: Tensor) -> Tensor:
+    """wide' @ narrow, in float32."""
+    return _across(wide_NW, narrow_NR, None)[0]
+
+
+def across_and_along(wide_NW: Tensor, narrow_NR: Tensor, factor_WR: Tensor) -> tuple[Tensor, Tensor]:
+    """wide' @ narrow and wide @ factor, in float32, with one look at the wide one."""
+    sums_WR, found_NR = _across(wide_NW, narrow_NR, factor_WR.contiguous())
+    assert found_NR is not None
+    return sums_WR, found_NR
+
+
+def _across(wide_NW: Tensor, narrow_NR: Tensor, factor_WR: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    tokens, width = wide_NW.shape
+    rank = narrow_NR.shape[1]
+    assert wide_NW.stride(1) == 1
+    columns = _columns(width, rank)
+    blocks = triton.cdiv(width, columns)
+    each = TOKENS * triton.cdiv(tokens, TOKENS * max(1, PROGRAMS // blocks))
+    shares = triton.cdiv(tokens, each)
+    parts = partial(torch.empty, dtype=torch.float32, device=wide_NW.device)
+    sums, found = parts(shares, width, rank), None if factor_WR is None else parts(blocks, tokens, rank)
+    _across_kernel[(blocks, shares)](
+        wide_NW, narrow_NR.contiguous(), narrow_NR if factor_WR is None else factor_WR, sums,
+        sums if found is None else found, tokens, wide_NW.stride(0), each, WIDTH=width, RANK=rank,
+        TOKENS=TOKENS, COLUMNS=columns, RANKS=_ranks(rank), ALONG=found is not None, num_warps=8, num_stages=3,
+    )  # fmt: skip
+    return _added(sums), None if found is None else _added(found)
+
+
+def _added(parts: Tensor) -> Tensor:
+    return parts[0] if len(parts) == 1 else parts.sum(0)
+
+
+def _columns(width: int, rank: int) -> int:
+    return max(32, min(SUMS // _ranks(rank), triton.next_power_of_2(width)))
+
+
+def _ranks(rank: int) -> int:
+    return max(16, triton.next_power_of_2(rank))
