@@ -78,7 +78,7 @@ def test_presets_are_what_they_say():
     for name in ("ppo", "grpo", "dapo"):
         sequential = p[f"sequential_{name}"]
         assert sequential == replace(p[name], resample=Resample(every=0)), "it differs in reusing rollouts alone"
-    assert p["ppo"].advantage == CriticAdvantage(gae_lambda=0.95, value_clip=0.2)
+    assert p["ppo"].advantage == CriticAdvantage(gae_lambda=1.0, value_clip=0.2)
     assert p["ppo"].critic is p["ppo"].advantage
     assert p["grpo"].critic is None
     assert p["ppo"].objective.average_over == "tokens"

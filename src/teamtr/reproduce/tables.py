@@ -59,6 +59,12 @@ _RESULTS: tuple[tuple[str, str, Variant, str], ...] = (
     ("tree of thoughts", _ALONE, Variant("", method="tree_of_thoughts", agents=1), ""),
     ("best of N", _ALONE, Variant("", method="best_of_n", agents=1), ""),
     ("PPO", _TRAINED, Variant("", (*_preset("ppo"), *_MATCHED, "plan.match_agents=3"), agents=1), ""),
+    (
+        "PPO, lambda 0.95",
+        _TRAINED,
+        Variant("", (*_preset("ppo"), *_MATCHED, "plan.match_agents=3", "plan.gae_lambda=0.95"), agents=1),
+        "",
+    ),
     ("GRPO", _TRAINED, Variant("", (*_preset("grpo"), *_MATCHED, "plan.match_agents=3"), agents=1), "39.1"),
     ("DAPO", _TRAINED, Variant("", _preset("dapo"), agents=1), "41.3"),
     ("the team as written", _TOGETHER, Variant("", method="team"), ""),
