@@ -1,7 +1,7 @@
 """What a user waits for: seconds from the command to the first update, and until the team is better by some points.
 
     python bench/time_to.py team.yaml [KEY=VALUE ...] --plans teamtr,auto --points 10 --trl --out OUT
-    python bench/time_to.py roles.yaml --plans reweighted,auto --problems 64 --limit 60 --out OUT        # on a CPU
+    python bench/time_to.py roles.yaml --plans reweighted,auto --samples 8 --limit 60 --out OUT        # on a CPU
 
 Success is that on fixed held-out problems: the first ``--problems`` of the task's test split, ``--samples`` answers
 each, the same for every method, before training and after every ``--every`` stages. A method is better by ``--points``
@@ -11,9 +11,9 @@ problems, paired). What evaluating takes, seconds and tokens, is off the clock a
 Every method is run twice, each time in a process of its own. The first run evaluates nothing and ends at its first
 update: the seconds since the command, with imports, loading, compiling and noise floors, and where they went. The
 second evaluates and ends when it is better, or after ``--limit`` seconds of training: its clock goes on from the first
-update, so that kernels which the first evaluation warmed up are not saved. An evaluation after update n counts at the
-time of that update. With ``--cold``, a run before these begins with empty caches (compiled kernels, taught tiny
-models; files that the system has in memory stay there).
+update, because the evaluation before it compiles what the first batch would otherwise have to. An evaluation after
+update n counts at the time of that update. With ``--cold``, a run before these begins with empty caches (compiled
+kernels, taught tiny models; files that the system has in memory stay there).
 
 With ``--trl``, TRL's GRPO trains one model alone: the base of the first agent, on the same problems with the same
 grader, adapter, learning rate and number of episodes per update, as many updates, and with as many tokens for its
