@@ -1,132 +1,295 @@
 """What a user waits for: seconds from the command to the first update, and until the team is better by some points.
 
     python bench/time_to.py team.yaml [KEY=VALUE ...] --plans teamtr,auto --points 10 --trl --out OUT
-    python bench/time_to.py roles.yaml --plans reweighted --window 1 --limit 60 --out OUT        # on a CPU
+    python bench/time_to.py roles.yaml --plans reweighted,auto --samples 8 --limit 60 --out OUT        # on a CPU
 
-Every plan is a ``teamtr train`` in a process of its own, one after the other, ended as soon as it is better by
-``--points`` or after ``--limit`` seconds. With ``--trl``, TRL's GRPO then trains one model alone: the base of the first
-agent, on the same problems with the same grader, adapter, learning rate and number of episodes, and with as many tokens
-for its answer as all agents of the team have together.
+Success is that on fixed held-out problems: the first ``--problems`` of the task's test split, ``--samples`` answers
+each, the same for every method, before training and after every ``--every`` stages. A method is better by ``--points``
+at the first evaluation whose mean is above that before training by as much; its gain has an interval (a bootstrap over
+problems, paired). What evaluating takes, seconds and tokens, is off the clock and told apart.
 
-Success is that of the batches that are trained on, before the update that they serve: their problems are new, so that
-it is what the team is worth at that time, and nobody waits for an evaluation. Batches that are used again are counted
-once. A method is better by so many points when the mean of ``--window`` batches in a row is above that of its first
-``--window`` batches by as much; the time is that of the last of them. The clock starts with the command: reading
-Python and weights, compiling and measuring noise floors count. ``--cold`` begins with empty caches of compiled kernels
-and trains the first plan's first update once more, warm.
+Every method is run twice, each time in a process of its own. The first run evaluates nothing and ends at its first
+update: the seconds since the command, with imports, loading, compiling and noise floors, and where they went. The
+second evaluates and ends when it is better, or after ``--limit`` seconds of training: its clock goes on from the first
+update, because the evaluation before it compiles what the first batch would otherwise have to. An evaluation after
+update n counts at the time of that update. With ``--cold``, a run before these begins with empty caches (compiled
+kernels, taught tiny models; files that the system has in memory stay there).
+
+With ``--trl``, TRL's GRPO trains one model alone: the base of the first agent, on the same problems with the same
+grader, adapter, learning rate and number of episodes per update, as many updates, and with as many tokens for its
+answer as all agents of the team have together. It is evaluated after as many updates as the team.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import copy
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from common import report, so_far
+from common import report, so_far, wait, whole_number
+from teamtr.evaluation.metrics import paired_difference
+from teamtr.randomness import generator, seed_of
+from teamtr.reports import MeanInterval
+from teamtr.store.log import Log
 
-CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+TRL = "TRL's GRPO, one model"
+CACHES = ("TEAMTR_CACHE", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+OURS = ("eval.every", "eval.problems", "eval.samples", "eval.patience")
+"""Settings that the benchmark makes itself."""
 LOOK_EVERY_S = 0.2
+Record = Mapping[str, Any]
+
+
+# -- the measure: from the records of logs to what somebody waited for ----------------------------------------------
 
 
 @dataclass(frozen=True)
-class Batch:
-    """A batch when it had been trained on: seconds since the command, sampled tokens so far, and its success."""
+class FirstUpdate:
+    """Seconds from the command to the first update, and where they went; the parts add up to them."""
 
     seconds: float
+    parts: Mapping[str, float]
+
+    @classmethod
+    def of(cls, records: Sequence[Record], began: float) -> FirstUpdate | None:
+        """Of a run without evaluations; None before its first update."""
+        first = {record["kind"]: record for record in reversed(records)}
+        if "update" not in first:
+            return None
+        started, updated, known = first["start"]["time"], first["update"]["time"], first["start"]["seconds"]
+        other = started - began - sum(known.values())  # imports, settings, the first checkpoint
+        return cls(updated - began, {"other": other, **known, "batch and update": updated - started})
+
+
+@dataclass(frozen=True)
+class Look:
+    """Held-out success after so many updates; and what training had taken until then, evaluations left out."""
+
+    updates: int
+    seconds: float
     tokens: int
-    success: float
+    success_P: tuple[float, ...]
+
+    @property
+    def success(self) -> float:
+        return float(np.mean(self.success_P))
+
+
+@dataclass(frozen=True)
+class Course:
+    """The evaluations of a run within the limit, and what training took until its last update."""
+
+    looks: tuple[Look, ...]
+    seconds: float
+
+    @classmethod
+    def of(cls, records: Sequence[Record], first_s: float, limit: float) -> Course:
+        """Of a run whose first update is taken to be ``first_s`` seconds after the command.
+
+        Evaluation records have no time of day, and none is needed. Each is of the team as the last update left it, and
+        its seconds lie between that update and the next.
+        """
+        looks: list[Look] = []
+        first_time: float | None = None
+        seconds, tokens, evaluating = 0.0, 0, 0.0
+        for record in records:
+            if record["kind"] == "update":
+                first_time = record["time"] if first_time is None else first_time
+                seconds, tokens = first_s + record["time"] - first_time - evaluating, record["sampled_tokens_total"]
+            elif record["kind"] == "eval":
+                evaluating += 0.0 if first_time is None else record["seconds"]
+                looks.append(Look(record["updates"], seconds, tokens, tuple(record["success_P"])))
+        return cls(tuple(look for look in looks if look.seconds <= limit), seconds)
+
+    def better(self, points: float) -> Look | None:
+        """The first evaluation that is above the one before training by so many points."""
+        return next((x for x in self.looks[1:] if x.success >= self.looks[0].success + points / 100 - 1e-9), None)
 
 
 @dataclass(frozen=True)
 class Wait:
-    """How long it took. None: not within the limit."""
+    """What somebody waited for. None: not within the limit."""
 
-    first_update: float | None
-    before: float | None
-    seconds: float | None
-    tokens: int | None
-    batches: int
-    best: float | None
-    """The highest mean of a window of batches."""
+    first: FirstUpdate | None
+    cold: FirstUpdate | None
+    before: float | None = None
+    """Held-out success before training."""
+    seconds: float | None = None
+    tokens: int | None = None
+    """Sampled to train until it was better."""
+    gain: MeanInterval | None = None
+    """At the evaluation that was better; where none was, at the last."""
+    best: float | None = None
+    updates: int = 0
+    """Until the last evaluation."""
+    problems: int = 0
+    evaluating_s: float = 0.0
+    evaluating_tokens: int = 0
+    looks: tuple[Look, ...] = ()
 
     @classmethod
-    def of(cls, batches: Sequence[Batch], first_update: float | None, points: float, window: int) -> Wait:
-        if len(batches) < window:
-            return cls(first_update, None, None, None, len(batches), None)
-        means = np.convolve([batch.success for batch in batches], np.full(window, 1 / window), "valid")
-        better = np.flatnonzero(means >= means[0] + points / 100 - 1e-9)
-        reached = batches[int(better[0]) + window - 1] if len(better) else None
+    def of(
+        cls, records: Sequence[Record], first: FirstUpdate, cold: FirstUpdate | None, points: float, limit: float
+    ) -> Wait:
+        course, evals = Course.of(records, first.seconds, limit), [r for r in records if r["kind"] == "eval"]
+        if not course.looks:
+            return cls(first, cold)
+        before, better = course.looks[0], course.better(points)
+        told, rng = better or course.looks[-1], generator(0, "time_to")
         return cls(
-            first_update,
-            float(means[0]),
-            reached and reached.seconds,
-            reached and reached.tokens,
-            len(batches),
-            float(means.max()),
+            first,
+            cold,
+            before=before.success,
+            seconds=better and better.seconds,
+            tokens=better and better.tokens,
+            gain=None if told is before else paired_difference(told.success_P, before.success_P, rng=rng),
+            best=max(look.success for look in course.looks),
+            updates=course.looks[-1].updates,
+            problems=len(before.success_P),
+            evaluating_s=sum(record["seconds"] for record in evals),
+            evaluating_tokens=sum(record["tokens"] for record in evals),
+            looks=course.looks,
         )
 
 
-def batches_in(log: Path, began: float) -> tuple[list[Batch], float | None]:
-    """What a run of ours has logged so far, and when its first update was over."""
-    found: list[Batch] = []
-    first: float | None = None
-    for line in log.read_text().splitlines() if log.exists() else ():
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError:
-            continue  # it is being written
-        if record["kind"] != "update":
-            continue
-        first = record["time"] - began if first is None else first
-        if (record.get("rollouts") or {}).get("action", "sample") != "reuse":
-            found.append(Batch(record["time"] - began, record["sampled_tokens_total"], record["success"]))
-    return found, first
+def require_same_problems(logs: Mapping[str, Sequence[Record]]) -> None:
+    """Every evaluation of every method must be of the same problems, with as many answers each."""
+    evals = [(name, record) for name, records in logs.items() for record in records if record["kind"] == "eval"]
+    asked = [(name, (record["samples"], *record["problem_ids"])) for name, record in evals]
+    if other := [name for name, each in asked if each != asked[0][1]]:
+        raise RuntimeError(
+            f"{other[0]} was evaluated on other problems than {asked[0][0]} before training, or with another number of "
+            "answers: see that the task's test split depends on nothing that a plan changes"
+        )
 
 
-def trl_batches_in(log: Path, began: float) -> tuple[list[Batch], float | None]:
-    rows = [json.loads(line) for line in log.read_text().splitlines() if line.endswith("}")] if log.exists() else []
-    found = [Batch(row["time"] - began, row["tokens"], row["success"]) for row in rows if row["kind"] == "step"]
-    return found, found[0].seconds if found else None
+# -- running methods ------------------------------------------------------------------------------------------------
 
 
-def wait_for(command: Sequence[str], log: Path, read: Any, a: argparse.Namespace, environment: dict[str, str]) -> Wait:
-    """Run the command until it is better, over, or out of time."""
-    log.parent.mkdir(parents=True, exist_ok=True)
-    began = time.time()
-    with open(log.parent.with_suffix(".txt"), "wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
+def watch(
+    command: Sequence[str],
+    folder: Path,
+    limit: float,
+    environment: Mapping[str, str],
+    enough: Callable[[Sequence[Record], float], bool],
+) -> tuple[float, Sequence[Record]]:
+    """Run a command that logs in ``folder`` until there is enough in its log, it is over, or it has logged nothing for
+    ``limit`` seconds. Returns the time of the command, and the records."""
+    log, output = Log(folder / "log.jsonl", writable=False), folder.with_suffix(".txt")
+    began = heard = time.time()
+    known = 0
+    with open(output, "wb") as file:
+        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=environment)
         try:
             while True:
-                over = process.poll() is not None
-                found = Wait.of(*read(log, began), a.points, a.window)
-                if over or found.seconds is not None or time.time() - began > a.limit:
+                over = process.poll() is not None  # asked first, so that all that it wrote is read
+                records = log.read()  # without a last line that is being written
+                if len(records) > known:
+                    known, heard = len(records), time.time()
+                if over or enough(records, began) or time.time() - heard > limit:
                     break
                 time.sleep(LOOK_EVERY_S)
         finally:
             process.kill()
             process.wait()
-    if over and process.returncode and found.first_update is None:
-        raise RuntimeError(f"{' '.join(command)} ended with {process.returncode}; see {log.parent.with_suffix('.txt')}")
-    return found
+    if over and process.returncode:
+        raise RuntimeError(f"{' '.join(command)} ended with {process.returncode}; see {output}")
+    return began, records
 
 
-def first_update(command: Sequence[str], log: Path, a: argparse.Namespace, environment: dict[str, str]) -> float | None:
-    """Seconds until the first update of a run that ends there."""
-    short = argparse.Namespace(**{**vars(a), "points": -100.0, "window": 1})
-    return wait_for(command, log, batches_in, short, environment).first_update
+def measure(method: str, name: str, a: argparse.Namespace) -> tuple[Wait, Sequence[Record]]:
+    """One method: its first update, cold and warm, and how long until it is better."""
+    environment = dict(os.environ)
+    if a.cold:
+        environment |= {each: str((a.out / f"{name}-caches" / each.lower()).absolute()) for each in CACHES}
+
+    def run(folder: Path, every: int, enough: Callable[[Sequence[Record], float], bool]) -> tuple[float, Any]:
+        values = (every, a.problems, a.samples, "null")
+        settings = [*a.settings, *(f"{key}={value}" for key, value in zip(OURS, values, strict=True))]
+        ours = [sys.executable, "-m", "teamtr.cli", "train", a.team, *settings, f"plan.preset={method}"]
+        trl = [sys.executable, __file__, a.team, *settings, "--as-trl", "--trl-micro-batch", str(a.trl_micro_batch)]
+        command = [*(trl if method == TRL else ours), "--out", str(folder)]
+        return watch(command, folder, a.limit, environment, enough)
+
+    def first(folder: Path) -> FirstUpdate | None:
+        began, records = run(folder, 0, lambda found, at: FirstUpdate.of(found, at) is not None)
+        return FirstUpdate.of(records, began)
+
+    cold = first(a.out / f"{name}-cold") if a.cold else None
+    warm = first(a.out / f"{name}-first")
+    if warm is None or warm.seconds > a.limit:
+        return Wait(warm, cold), []
+
+    def enough(records: Sequence[Record], _: float) -> bool:
+        course = Course.of(records, warm.seconds, a.limit)
+        return course.better(a.points) is not None or course.seconds > a.limit
+
+    _, records = run(a.out / name, a.every, enough)
+    return Wait.of(records, warm, cold, a.points, a.limit), records
 
 
-def train_with_trl(a: argparse.Namespace, log: Path) -> None:
-    """In a process of its own: GRPO of one model, a line for each step."""
+# -- TRL, in a process of its own -----------------------------------------------------------------------------------
+
+
+def until_end(ids: Sequence[int], ends: Sequence[int]) -> list[int]:
+    """A generated row without what pads it: up to the first token that ends it, that one included."""
+    return list(ids[: next((k + 1 for k, token in enumerate(ids) if token in ends), len(ids))])
+
+
+@dataclass(frozen=True)
+class Alone:
+    """One model that answers a task's problems by itself: how it is asked and graded, in training and held out."""
+
+    task: Any
+    system_prompt: str
+    tokenizer: Any
+
+    def asked(self, problem: Any) -> list[dict[str, str]]:
+        system = [{"role": "system", "content": self.system_prompt}] if self.system_prompt else []
+        return [*system, {"role": "user", "content": problem.prompt}]
+
+    def graded(self, problems: Sequence[Any], answers: Sequence[str]) -> list[Any]:
+        from teamtr.types import Transcript
+
+        said = zip(problems, answers, strict=True)
+        return list(self.task.grade([(problem, text, Transcript((), ())) for problem, text in said]))
+
+    def evaluated(self, model: Any, problems: Sequence[Any], samples: int, rows: int, config: Any) -> dict[str, Any]:
+        """So many answers to each problem, as an evaluation of a team is logged. ``config`` is transformers' for
+        generating; ``rows`` are generated at a time."""
+        import torch
+
+        asked, said = [problem for problem in problems for _ in range(samples)], []
+        for start in range(0, len(asked), rows):
+            some = [self.asked(problem) for problem in asked[start : start + rows]]
+            texts = [self.tokenizer.apply_chat_template(x, tokenize=False, add_generation_prompt=True) for x in some]
+            inputs = self.tokenizer(
+                texts, return_tensors="pt", padding=True, padding_side="left", add_special_tokens=False
+            )
+            ids, mask = inputs["input_ids"].to(model.device), inputs["attention_mask"].to(model.device)
+            with torch.no_grad():
+                made = model.generate(input_ids=ids, attention_mask=mask, generation_config=config)
+            said += [until_end(row, config.eos_token_id) for row in made[:, ids.shape[1] :].tolist()]
+        verdicts = self.graded(asked, self.tokenizer.batch_decode(said, skip_special_tokens=True))
+        success_P = np.reshape([verdict.right for verdict in verdicts], (len(problems), samples)).mean(axis=1)
+        found = {"samples": samples, "problem_ids": [problem.id for problem in problems], "tokens": sum(map(len, said))}
+        return {"kind": "eval", "avg_at_k": float(success_P.mean()), "success_P": success_P.tolist(), **found}
+
+
+def train_with_trl(a: argparse.Namespace) -> None:
+    """GRPO of one model, with the records of its log as ours has them."""
+    began = time.perf_counter()
+    import torch
     from datasets import Dataset
     from peft import LoraConfig
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
@@ -134,52 +297,83 @@ def train_with_trl(a: argparse.Namespace, log: Path) -> None:
 
     from teamtr.config import load_team_file
     from teamtr.session.task import build_task
-    from teamtr.types import Transcript
 
+    imported = time.perf_counter()
     team_file = load_team_file(Path(a.team), a.settings)
-    task, plan, agent = build_task(team_file), team_file.sized_plan(), team_file.team.agents[0]
-    problems = task.problems("train")
-    rng = np.random.default_rng(team_file.seed)
-    chosen = [problems[int(k)] for k in rng.integers(len(problems), size=plan.problems * plan.stages)]
-    asked = [[{"role": "system", "content": agent.system_prompt}] if agent.system_prompt else [] for _ in chosen]
-    for messages, problem in zip(asked, chosen, strict=True):
-        messages.append({"role": "user", "content": problem.prompt})
-    tokens = sum(each.max_tokens for each in team_file.team.agents) * team_file.team.rounds
-    rows, state = plan.problems * plan.group_size, {"tokens": 0}
+    plan, agent, evaluation = team_file.sized_plan(), team_file.team.agents[0], team_file.eval
+    alone = Alone(build_task(team_file), agent.system_prompt, AutoTokenizer.from_pretrained(agent.model))
+    problems, held_out = alone.task.problems("train"), alone.task.problems("test")[: evaluation.problems]
+    stage = sum(not each.frozen for each in team_file.team.agents)  # so many updates
+    steps, rows = plan.stages * stage, plan.problems * plan.group_size
+    numbers = np.random.default_rng(team_file.seed).integers(len(problems), size=plan.problems * steps).tolist()
+    log, sampled = Log(a.out / "log.jsonl"), Counter[str]()
 
     def reward(completions: list[Any], completion_ids: list[list[int]], number: list[int], **_: Any) -> list[float]:
+        sampled["tokens"] += sum(map(len, completion_ids))
         texts = [completion[0]["content"] for completion in completions]
-        verdicts = task.grade([(chosen[k], text, Transcript((), ())) for k, text in zip(number, texts, strict=True)])
-        state["tokens"] += sum(map(len, completion_ids))
-        state["success"] = float(np.mean([verdict.right for verdict in verdicts]))
-        return [verdict.reward for verdict in verdicts]
+        return [verdict.reward for verdict in alone.graded([problems[k] for k in number], texts)]
 
     class Clock(TrainerCallback):  # type: ignore[misc]
-        def on_step_end(self, *_: Any, **__: Any) -> None:
-            with log.open("a") as file:
-                file.write(json.dumps({"kind": "step", "time": time.time(), **state}) + "\n")
+        def on_train_begin(self, args: Any, state: Any, *_: Any, **__: Any) -> None:
+            parts = {"import": imported - began, "load": time.perf_counter() - imported}
+            log.append({"kind": "start", "seconds": parts, "time": time.time()})
+            self.evaluate(0)
 
-    import torch
+        def on_step_end(self, args: Any, state: Any, *_: Any, **__: Any) -> None:
+            wait()
+            done = {"update": state.global_step, "sampled_tokens_total": sampled["tokens"], "time": time.time()}
+            log.append({"kind": "update", **done})
+            self.evaluate(state.global_step)
+
+        def evaluate(self, updates: int) -> None:
+            """Where it is due. It changes nothing: neither the model nor what is drawn after it."""
+            if not evaluation.every or (updates % (stage * evaluation.every) and updates < steps):
+                return
+            started, config = time.perf_counter(), copy.deepcopy(trainer.generation_config)
+            if evaluation.temperature is not None:
+                config.do_sample, config.temperature = evaluation.temperature > 0, evaluation.temperature or None
+            trainer.model.eval()
+            with torch.random.fork_rng():
+                torch.manual_seed(seed_of(team_file.seed, "eval", "test", updates))
+                found = alone.evaluated(trainer.model, held_out, evaluation.samples, rows, config)
+            trainer.model.train()
+            log.append({**found, "updates": updates, "seconds": time.perf_counter() - started})
 
     gpu = torch.cuda.is_available()
     micro_batch = min(a.trl_micro_batch, rows)
+    if rows % micro_batch:
+        raise SystemExit(f"--trl-micro-batch {micro_batch} does not divide the {rows} episodes of an update")
     settings = GRPOConfig(
-        output_dir=str(log.parent / "trl"), max_steps=plan.stages, per_device_train_batch_size=micro_batch,
+        output_dir=str(a.out / "trl"), max_steps=steps, per_device_train_batch_size=micro_batch,
         gradient_accumulation_steps=rows // micro_batch, num_generations=plan.group_size,
-        max_completion_length=tokens, temperature=team_file.sampling.temperature, top_p=1.0, top_k=0, beta=0.0,
-        learning_rate=team_file.learner.learning_rate, lr_scheduler_type="constant", bf16=gpu, use_cpu=not gpu,
-        seed=team_file.seed, report_to="none", logging_strategy="no", save_strategy="no", disable_tqdm=True,
+        max_completion_length=sum(each.max_tokens for each in team_file.team.agents) * team_file.team.rounds,
+        temperature=team_file.sampling.temperature, top_p=1.0, top_k=0, beta=0.0,
+        learning_rate=team_file.learner.learning_rate, lr_scheduler_type="constant", gradient_checkpointing=False,
+        bf16=gpu, use_cpu=not gpu, seed=team_file.seed, report_to="none", logging_strategy="no", save_strategy="no",
+        disable_tqdm=True,
     )  # fmt: skip
     lora = agent.lora
     targets = lora.targets if isinstance(lora.targets, str) else list(lora.targets)
-    GRPOTrainer(
+    trainer = GRPOTrainer(
         model=AutoModelForCausalLM.from_pretrained(agent.model, dtype=torch.bfloat16 if gpu else torch.float32),
-        reward_funcs=reward, args=settings, processing_class=AutoTokenizer.from_pretrained(agent.model),
-        train_dataset=Dataset.from_dict({"prompt": asked, "number": list(range(len(chosen)))}), callbacks=[Clock()],
+        reward_funcs=reward, args=settings, processing_class=alone.tokenizer, callbacks=[Clock()],
+        train_dataset=Dataset.from_dict({"prompt": [alone.asked(problems[k]) for k in numbers], "number": numbers}),
         peft_config=LoraConfig(
             r=lora.rank, lora_alpha=lora.alpha, target_modules=targets, lora_dropout=0.0, task_type="CAUSAL_LM"
         ),
-    ).train()  # fmt: skip
+    )  # fmt: skip
+    trainer.train()
+
+
+# -- the command ----------------------------------------------------------------------------------------------------
+
+
+def as_row(name: str, found: Wait) -> tuple[Any, ...]:
+    first, gain = found.first, found.gain
+    points = gain and "{:+.1f} ({:.1f} to {:.1f})".format(*(100 * each for each in (gain.value, *gain.interval)))
+    parts = first and ", ".join(f"{part} {seconds:.1f}" for part, seconds in first.parts.items())
+    waited = (found.cold and found.cold.seconds, first and first.seconds, found.before, found.seconds, found.tokens)
+    return (name, *waited, points, found.best, found.updates, found.evaluating_s, parts)
 
 
 def main() -> None:
@@ -188,48 +382,38 @@ def main() -> None:
     parser.add_argument("settings", nargs="*", help="settings that differ from it, KEY=VALUE")
     parser.add_argument("--plans", default="teamtr,naive_sequential,reweighted,auto,partial")
     parser.add_argument("--points", type=float, default=10.0, help="percentage points that it should gain")
-    parser.add_argument("--window", type=int, default=3, help="batches whose mean counts")
-    parser.add_argument("--limit", type=float, default=600.0, help="most seconds of one method")
-    parser.add_argument("--cold", action="store_true", help="begin with empty caches of compiled kernels")
+    parser.add_argument("--problems", type=whole_number, default=200, help="held-out problems")
+    parser.add_argument("--samples", type=whole_number, default=2, help="answers to each of them")
+    parser.add_argument("--every", type=whole_number, default=1, help="stages between evaluations")
+    parser.add_argument("--limit", type=float, default=600.0, help="most seconds of training of one method")
+    parser.add_argument("--cold", action="store_true", help="the first update with empty caches, too")
     parser.add_argument("--trl", action="store_true", help="TRL's GRPO of one model, too")
-    parser.add_argument("--trl-micro-batch", type=int, default=8)
+    parser.add_argument("--trl-micro-batch", type=whole_number, default=8)
     parser.add_argument("--out", required=True, type=Path, help="a folder for runs, which must not be there yet")
-    parser.add_argument("--as-trl", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--as-trl", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--json", action="store_true")
     a = parser.parse_args()
     if a.as_trl:
-        train_with_trl(a, a.as_trl)
+        train_with_trl(a)
         return
     if a.out.exists():
         parser.error(f"--out {a.out} is there already: runs would go on in it instead of beginning")
+    if wrong := [each for each in a.settings if each.partition("=")[0] in OURS]:
+        parser.error(f"{wrong[0]}: this benchmark evaluates by its own options, --every, --problems and --samples")
     a.out.mkdir(parents=True)
-    environment = dict(os.environ)
-    if a.cold:
-        environment |= {name: str(a.out.absolute() / name.lower()) for name in CACHES}
-
-    def ours(plan: str, name: str) -> tuple[list[str], Path]:
-        command = [sys.executable, "-m", "teamtr.cli", "train", a.team, *a.settings, f"plan.preset={plan}"]
-        return [*command, "--out", str(a.out / name)], a.out / name / "log.jsonl"
-
-    plans, found = [plan for plan in a.plans.split(",") if plan], {}
-    warm: float | None = None
-    for k, plan in enumerate(plans):
-        found[plan] = wait_for(*ours(plan, plan), batches_in, a, environment)
-        so_far(plan, found[plan])
-        if a.cold and k == 0:
-            warm = first_update(*ours(plan, f"{plan}-warm"), a, environment)
-            so_far(f"{plan}, first update with warm caches", warm)
-    if a.trl:
-        log = a.out / "trl" / "log.jsonl"
-        command = [sys.executable, __file__, a.team, *a.settings, "--as-trl", str(log), "--out", str(a.out)]
-        command += ["--trl-micro-batch", str(a.trl_micro_batch)]
-        found["TRL's GRPO, one model"] = wait_for(command, log, trl_batches_in, a, environment)
-        so_far("trl", found["TRL's GRPO, one model"])
-    header = ("", "first update s", "before", f"+{a.points:g} points s", "tokens", "best", "batches")
-    rows = [(n, w.first_update, w.before, w.seconds, w.tokens, w.best, w.batches) for n, w in found.items()]
-    record = {"results": {name: vars(wait) for name, wait in found.items()}, "first update, warm": warm}
+    found, logs = {}, {}
+    for method, name in [*((plan, plan) for plan in a.plans.split(",") if plan), *([(TRL, "trl")] if a.trl else [])]:
+        found[method], logs[method] = measure(method, name, a)
+        so_far(method, as_row(method, found[method])[1:])
+        require_same_problems(logs)
+    waited = ("", "cold s", "first update s", "before", f"+{a.points:g} points s", "tokens", "gain", "best", "updates")
+    header = (*waited, "evaluating s, off the clock", "where the seconds to the first update went")
+    record = {"results": {method: asdict(each) for method, each in found.items()}}
     options = {name: str(value) if isinstance(value, Path) else value for name, value in vars(a).items()}
-    report(f"{a.team}: what one waits for", header, rows, {"benchmark": "time_to", **options, **record}, a.json)
+    rows = [as_row(method, each) for method, each in found.items()]
+    asked = max(each.problems for each in found.values())
+    title = f"{a.team}: what one waits for; success on {asked} held-out problems, {a.samples} answers each"
+    report(title, header, rows, {"benchmark": "time_to", **options, **record}, a.json)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,287 @@
+"""bench/time_to.py: what somebody waited for, computed exactly from made logs."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from teamtr.evaluation.metrics import alike_interval, bootstrap_interval
+from teamtr.store.log import Log
+
+ROOT = Path(__file__).parents[2]
+BEGAN = 1000.0
+
+
+@pytest.fixture(scope="module")
+def bench() -> Iterator[ModuleType]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "bench"))
+        yield importlib.import_module("time_to")
+
+
+def start(at: float = 9.0) -> dict[str, Any]:
+    seconds = {"load": 4.0, "test": 0.5, "floors": 2.0, "rehearse": 1.0}
+    return {"kind": "start", "time": BEGAN + at, "seconds": seconds}
+
+
+def update(number: int, at: float, tokens: int) -> dict[str, Any]:
+    return {"kind": "update", "update": number, "time": BEGAN + at, "sampled_tokens_total": tokens, "success": 1.0}
+
+
+def evaluation(updates: int, seconds: float, success_P: Sequence[float], ids: str = "abcd") -> dict[str, Any]:
+    return {
+        "kind": "eval", "updates": updates, "seconds": seconds, "tokens": 1000, "samples": 4,
+        "avg_at_k": float(np.mean(success_P)), "success_P": list(success_P), "problem_ids": list(ids),
+    }  # fmt: skip
+
+
+def run() -> list[dict[str, Any]]:
+    """Two agents: evaluated for 50 s before training, for 7 s after two updates and for 5 s after four."""
+    return [
+        start(),
+        evaluation(0, 50.0, [0.0, 0.25, 0.5, 0.75]),
+        update(1, 70.0, 300),
+        update(2, 80.0, 300),
+        {"kind": "stage", "updates": 2},
+        evaluation(2, 7.0, [0.0, 0.25, 0.5, 1.0]),
+        update(3, 97.0, 700),
+        update(4, 107.0, 900),
+        {"kind": "stage", "updates": 4},
+        evaluation(4, 5.0, [0.25, 0.25, 0.75, 1.0]),
+        update(5, 122.0, 1200),
+    ]
+
+
+def waited(bench: ModuleType, records: Sequence[dict[str, Any]], points: float = 10.0, limit: float = 600.0):
+    return bench.Wait.of(records, bench.FirstUpdate(12.0, {}), None, points, limit)
+
+
+def test_the_seconds_to_the_first_update_are_those_of_the_clock_and_all_are_accounted_for(bench):
+    found = bench.FirstUpdate.of([start(), update(1, 12.0, 5), update(2, 90.0, 5)], BEGAN)
+    assert found.seconds == 12.0
+    assert found.parts == {
+        "other": 1.5, "load": 4.0, "test": 0.5, "floors": 2.0, "rehearse": 1.0, "batch and update": 3.0,
+    }  # fmt: skip
+    assert bench.FirstUpdate.of([start()], BEGAN) is None
+    assert bench.FirstUpdate.of([], BEGAN) is None
+
+
+def test_the_clock_goes_on_from_the_first_update_and_stands_still_while_the_team_is_evaluated(bench):
+    found = bench.Course.of(run(), first_s=12.0, limit=600.0)
+    # The evaluation before training lies before the first update, however long it and its warming up took.
+    assert [look.seconds for look in found.looks] == [0.0, 12.0 + 10.0, 12.0 + 37.0 - 7.0]
+    assert found.seconds == 12.0 + 52.0 - 7.0 - 5.0
+    assert [look.updates for look in found.looks] == [0, 2, 4]
+
+
+def test_an_evaluation_counts_at_the_update_that_it_is_about_with_the_tokens_of_training_alone(bench):
+    found = waited(bench, run())
+    assert (found.seconds, found.tokens) == (42.0, 900)
+    assert (found.evaluating_s, found.evaluating_tokens) == (62.0, 3000)
+    assert found.looks[1] == bench.Look(2, 22.0, 300, (0.0, 0.25, 0.5, 1.0))
+
+
+def test_better_is_the_first_evaluation_that_is_above_the_one_before_training_by_so_many_points(bench):
+    found = waited(bench, run())
+    assert (found.before, found.best, found.updates, found.problems) == (0.375, 0.5625, 4, 4)
+    assert found.gain.value == 0.1875
+    exactly = waited(bench, run(), points=18.75)
+    assert exactly.seconds == 42.0
+    first = waited(bench, run(), points=6.25)
+    assert (first.seconds, first.tokens, first.gain.value) == (22.0, 300, 0.0625)
+
+
+def test_success_of_the_batches_that_are_trained_on_does_not_count(bench):
+    worst = [{**record, "success": 0.0} if record["kind"] == "update" else record for record in run()]
+    assert waited(bench, worst) == waited(bench, run())
+
+
+@pytest.mark.parametrize(("points", "limit"), [(18.76, 600.0), (10.0, 41.9)], ids=["never", "after the limit"])
+def test_who_is_not_better_within_the_limit_has_no_seconds_and_no_tokens(bench, points, limit):
+    found = waited(bench, run(), points, limit)
+    assert (found.seconds, found.tokens) == (None, None)
+    last = found.looks[-1]
+    assert found.gain.value == pytest.approx(last.success - 0.375)
+    assert found.updates == last.updates == (4 if limit == 600.0 else 2)
+    assert found.best == last.success
+
+
+def test_a_team_that_was_only_evaluated_before_training_has_no_gain(bench):
+    found = waited(bench, run()[:3], points=0.0)
+    assert (found.before, found.gain, found.seconds, found.best) == (0.375, None, None, 0.375)
+    assert waited(bench, run()[:1]).before is None
+
+
+def test_the_gain_is_paired_by_problem(bench):
+    """Problems differ far more than the team changed: an interval that forgets which is which would hold 0."""
+    before_P = np.tile([0.0, 0.25, 0.5, 0.75], 25)
+    steps_P = np.tile([0.0, 0.25, 0.25, 0.0, 0.25], 20)
+    records = [evaluation(0, 1.0, before_P), update(1, 70.0, 300), evaluation(1, 1.0, before_P + steps_P)]
+    gain = waited(bench, records).gain
+    assert gain.value == pytest.approx(0.15)
+    deviation = steps_P.std() / 10
+    assert gain.interval == pytest.approx((0.15 - 1.96 * deviation, 0.15 + 1.96 * deviation), abs=0.01)
+    alone = bootstrap_interval(before_P, rng=np.random.default_rng(0))
+    assert alone.high - alone.low > 2 * (gain.interval.high - gain.interval.low)
+    every = [evaluation(0, 1.0, before_P), update(1, 70.0, 300), evaluation(1, 1.0, before_P + 0.25)]
+    assert waited(bench, every).gain.interval == alike_interval(0.25, 100, least=-1.0)
+
+
+def test_a_log_that_is_being_written_counts_up_to_its_last_whole_line(bench, tmp_path: Path):
+    whole = Log(tmp_path / "whole.jsonl")
+    for record in run()[:-1]:
+        whole.append(record)
+    data = whole.path.read_bytes()
+    torn = Log(tmp_path / "log.jsonl", writable=False)
+    last = data[:-1].rindex(b"\n") + 1
+    for size in (last, last + 1, (last + len(data)) // 2, len(data) - 1):
+        torn.path.write_bytes(data[:size])
+        found = waited(bench, torn.read())
+        assert (found.seconds, found.updates) == (None, 2), size
+    torn.path.write_bytes(data)
+    assert waited(bench, torn.read()).seconds == 42.0
+
+
+def test_methods_are_evaluated_on_the_same_problems_as_often(bench):
+    bench.require_same_problems({"auto": run(), "teamtr": run()[:2], "nothing": []})
+    others = [evaluation(0, 1.0, [0.0, 0.0, 0.0, 0.0], ids="abce")]
+    with pytest.raises(RuntimeError, match="teamtr was evaluated on other problems than auto"):
+        bench.require_same_problems({"auto": run(), "teamtr": others})
+    more = [{**record, "samples": 8} if record["kind"] == "eval" else record for record in run()]
+    with pytest.raises(RuntimeError, match=r"teamtr .* number of answers"):
+        bench.require_same_problems({"auto": run(), "teamtr": more})
+
+
+# -- running a method ---------------------------------------------------------------------------------------------
+
+
+def saying(folder: Path, *lines: str, then: str) -> list[str]:
+    """A command that logs these lines, and then does something else."""
+    text = "".join(line + "\n" for line in lines)
+    script = f"import pathlib, sys, time; f = pathlib.Path({str(folder)!r}); f.mkdir(); "
+    return [sys.executable, "-S", "-c", script + f"(f / 'log.jsonl').write_text({text!r}); {then}"]
+
+
+def test_a_run_is_ended_when_there_is_enough_in_its_log_or_nothing_new_for_too_long(bench, tmp_path, monkeypatch):
+    monkeypatch.setattr(bench, "LOOK_EVERY_S", 0.01)
+    folder, asleep = tmp_path / "auto", "time.sleep(600)"
+    before = time.time()
+    command = saying(folder, '{"kind":"start"}', '{"kind":"update"}', then=asleep)
+    began, found = bench.watch(command, folder, 600.0, {}, lambda records, _: len(records) > 1)
+    assert [record["kind"] for record in found] == ["start", "update"]
+    assert before <= began <= time.time()
+    silent = tmp_path / "silent"
+    _, found = bench.watch(saying(silent, '{"kind":"start"}', then=asleep), silent, 0.05, {}, lambda *_: False)
+    assert len(found) <= 1
+    over = tmp_path / "over"
+    _, found = bench.watch(saying(over, '{"kind":"start"}', then="sys.exit(0)"), over, 600.0, {}, lambda *_: False)
+    assert len(found) == 1
+
+
+def test_a_run_that_fails_is_no_measurement(bench, tmp_path, monkeypatch):
+    monkeypatch.setattr(bench, "LOOK_EVERY_S", 0.01)
+    command = saying(tmp_path / "auto", '{"kind":"update"}', then="sys.exit('no such model')")
+    with pytest.raises(RuntimeError, match=r"ended with 1; see .*auto\.txt"):
+        bench.watch(command, tmp_path / "auto", 600.0, {}, lambda *_: False)
+    assert (tmp_path / "auto.txt").read_text() == "no such model\n"
+
+
+# -- one model alone ----------------------------------------------------------------------------------------------
+
+
+def test_a_generated_row_ends_with_the_first_token_that_ends_it(bench):
+    assert bench.until_end([5, 6, 2, 2, 2], [2, 3]) == [5, 6, 2]
+    assert bench.until_end([3, 5, 6], [2, 3]) == [3]
+    assert bench.until_end([5, 6], [2]) == [5, 6]
+    assert bench.until_end([], [2]) == []
+
+
+class Words:
+    """A tokenizer of digits, with 9 for what pads on the left and 2 for the end."""
+
+    def apply_chat_template(self, messages: Any, *, tokenize: bool, add_generation_prompt: bool) -> str:
+        assert add_generation_prompt
+        assert not tokenize
+        return "".join(message["content"] for message in messages)
+
+    def __call__(self, texts: list[str], *, padding_side: str, **_: Any) -> dict[str, torch.Tensor]:
+        assert padding_side == "left"
+        width = max(map(len, texts))
+        ids = torch.tensor([[int(digit) for digit in text.rjust(width, "9")] for text in texts])
+        return {"input_ids": ids, "attention_mask": (ids != 9).long()}
+
+    def batch_decode(self, rows: list[list[int]], *, skip_special_tokens: bool) -> list[str]:
+        return ["".join(str(token) for token in row if token != 2) for row in rows]
+
+
+class Echo:
+    """Says the last digit of its prompt and ends; every third time it says 8 and does not end."""
+
+    device = torch.device("cpu")
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    def generate(self, *, input_ids: torch.Tensor, attention_mask: torch.Tensor, generation_config: Any) -> Any:
+        rows = []
+        for row in input_ids.tolist():
+            self.asked.append(row[-1])
+            rows.append([*row, 8, 8, 8] if len(self.asked) % 3 == 0 else [*row, row[-1], 2, 2])
+        return torch.tensor(rows)
+
+
+def test_one_model_is_asked_and_graded_as_often_as_the_team_and_its_tokens_are_counted(bench):
+    class Digits:
+        def grade(self, episodes: Any) -> list[Any]:
+            return [SimpleNamespace(right=text == problem.answer) for problem, text, _ in episodes]
+
+    problems = [SimpleNamespace(id=f"p{k}", prompt="1" * k + str(k), answer=str(k)) for k in (3, 4, 5)]
+    model, config = Echo(), SimpleNamespace(eos_token_id=[2])
+    alone = bench.Alone(Digits(), "70", Words())
+    found = alone.evaluated(model, problems, samples=2, rows=4, config=config)
+    assert model.asked == [3, 3, 4, 4, 5, 5]
+    assert found["problem_ids"] == ["p3", "p4", "p5"]
+    assert found["success_P"] == [1.0, 0.5, 0.5]
+    assert found["avg_at_k"] == pytest.approx(2 / 3)
+    assert found["tokens"] == 4 * 2 + 2 * 3
+    assert (found["kind"], found["samples"]) == ("eval", 2)
+    assert alone.asked(problems[0])[0] == {"role": "system", "content": "70"}
+    assert [m["role"] for m in bench.Alone(Digits(), "", Words()).asked(problems[0])] == ["user"]
+
+
+# -- the command --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_plan_of_a_tiny_team_is_measured(bench, tmp_path, monkeypatch, capsys):
+    """The whole of it, for real: better by -100 points at the first evaluation after training began."""
+    team, out = ROOT / "src" / "teamtr" / "recipes" / "roles.yaml", tmp_path / "out"
+    options = ["--plans", "auto", "--points", "-100", "--problems", "8", "--out", str(out), "--json"]
+    monkeypatch.setattr(sys, "argv", ["time_to.py", str(team), "plan.problems=4", "plan.group_size=4", *options])
+    bench.main()
+    found = json.loads(capsys.readouterr().out)["results"]["auto"]
+    assert found["first"]["seconds"] == pytest.approx(sum(found["first"]["parts"].values()))
+    assert [look["updates"] for look in found["looks"]] == [0, 5]
+    assert found["seconds"] > found["first"]["seconds"]
+    assert found["tokens"] == found["looks"][1]["tokens"] > 0
+    assert found["problems"] == 8
+    first = Log(out / "auto-first" / "log.jsonl", writable=False).read()
+    assert not [record for record in first if record["kind"] == "eval"]
+
+
+def test_what_the_benchmark_sets_itself_is_not_taken_as_a_setting(bench, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["time_to.py", "team.yaml", "eval.problems=8", "--out", str(tmp_path / "out")])
+    with pytest.raises(SystemExit):
+        bench.main()
+    assert "eval.problems=8: this benchmark evaluates by its own options" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
