@@ -335,10 +335,10 @@ def narrow_factors() -> None:
         torch.testing.assert_close(narrow_products.narrow(wide, factor), along.half(), rtol=2e-3, atol=2e-3)
         for narrow_products.PROGRAMS in (1, 132):
             with full_of_nonsense():
-                sums, found = narrow_products.across_and_along(wide, narrow, factor.T)
-            torch.testing.assert_close(sums, across, rtol=1e-4, atol=1e-4)
-            torch.testing.assert_close(found, along, rtol=1e-4, atol=1e-4)
-            assert torch.equal(narrow_products.across(wide, narrow), sums)
+                sums, found = narrow_products.across_and_along(wide, narrow, factor.T, 0.5)
+            torch.testing.assert_close(2 * sums, across, rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(2 * found, along, rtol=1e-4, atol=1e-4)
+            assert torch.equal(narrow_products.across(wide, narrow), 2 * sums)
 
 
 def fused_learner() -> None:

@@ -9,7 +9,9 @@ from test_lean_learner import assert_close, gradients
 
 from conftest import make_learner
 from teamtr.batches import AgentBatch
+from teamtr.engines.passes import _filled
 from teamtr.engines.torch.packing import Spread, pack
+from teamtr.engines.torch.policy import TransformerPolicy
 
 
 def ids(*values: int) -> np.ndarray:
@@ -114,3 +116,32 @@ def test_the_heaviest_micro_batch_comes_first_and_a_problem_stays_together():
     assert sizes == sorted(sizes, reverse=True)
     assert sorted(np.concatenate(parts).tolist()) == list(range(len(batch)))
     assert {*batch.problem_M[parts[0]]} == {2}
+
+
+def test_rows_that_stand_end_to_end_are_taken_together_by_their_tokens(monkeypatch):
+    """With the gradient that they have in parts of so many messages, and no part larger than so many of the longest."""
+    batch, found, sizes = family(np.random.default_rng(0)), {}, {}
+    rows = np.arange(len(batch))
+    size_M = np.array([len(p) + len(m) for p, m in zip(batch.prompts, batch.messages, strict=True)])
+    for end_to_end in (False, True):
+        monkeypatch.setattr(TransformerPolicy, "end_to_end", property(lambda _, it=end_to_end: it))
+        learner = make_learner("lora", micro_batch=2)
+        parts = learner.passes.micro_batches(batch, rows)
+        sizes[end_to_end] = [int(size_M[part].sum()) for part in parts]
+        assert sorted(np.concatenate(parts).tolist()) == rows.tolist()
+        for part in parts:
+            problems = batch.problem_M[part].tolist()
+            assert problems == [p for p in dict.fromkeys(problems) for _ in range(problems.count(p))], "side by side"
+        found[end_to_end] = gradients(learner, batch, np.linspace(-1, 1, len(batch)))
+    assert len(sizes[True]) < len(sizes[False])
+    assert max(sizes[True]) <= 2 * size_M.max()
+    assert sizes[True] == sorted(sizes[True], reverse=True)
+    assert_close(found[True], found[False])
+
+
+def test_a_part_is_filled_before_the_next_is_begun():
+    rows, sizes = np.array([7, 3, 0, 1, 2, 4, 5]), np.array([40, 39, 4, 4, 4, 30, 41])
+    assert [part.tolist() for part in _filled(rows, sizes, 2 * 41)] == [[7, 3], [0, 1, 2, 4], [5]]
+    assert [part.tolist() for part in _filled(rows, sizes, 41)] == [[7], [3], [0, 1, 2], [4], [5]]
+    assert [part.tolist() for part in _filled(rows, sizes, 1000)] == [rows.tolist()]
+    assert _filled(rows[:0], sizes[:0], 0) == []

@@ -64,7 +64,11 @@ class LearnerConfig(Section):
     value_learning_rate: From0 = key(1e-2, "The critic's, in plans that have one; its optimizer is its own.")
     epochs: Positive = key(2, "Passes over a batch in one update.")
     minibatches: Positive = key(4, "Optimizer steps in one pass.")
-    micro_batch: Positive = key(64, "Messages per forward pass; changes memory, not results.")
+    micro_batch: Positive = key(
+        64,
+        "Messages per forward pass; on a GPU in half precision, as many tokens as so many of the longest have. Changes "
+        "memory, not results.",
+    )
     recompute: Literal["auto", "always", "never"] = key(
         "auto",
         "Keep what a step's layers computed for the way back (never), or compute it again layer by layer (always): "

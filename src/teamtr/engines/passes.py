@@ -200,13 +200,17 @@ class Passes:
 
     def micro_batches(self, batch: AgentBatch, rows: Rows) -> list[Rows]:
         """The rows of one problem side by side, because what they begin with in common is computed once; the
-        micro-batches by falling size."""
+        micro-batches by falling size. Where memory goes by tokens, each holds as many as ``micro_batch`` of the longest
+        rows have: short ones come in larger numbers, and no pass is too small for a card."""
         size_M = np.array([len(p) + len(m) for p, m in zip(batch.prompts, batch.messages, strict=True)])
         longest = np.zeros(int(batch.problem_M.max()) + 1, dtype=np.int64)
         np.maximum.at(longest, batch.problem_M[rows], size_M[rows])
         problem_M = batch.problem_M
         ordered = rows[np.lexsort((rows, -size_M[rows], problem_M[rows], -longest[problem_M[rows]]))]
-        parts = [ordered[start : start + self.micro_batch] for start in range(0, len(ordered), self.micro_batch)]
+        if self.policy.end_to_end:
+            parts = _filled(ordered, size_M[ordered], self.micro_batch * int(size_M[rows].max(initial=0)))
+        else:
+            parts = [ordered[start : start + self.micro_batch] for start in range(0, len(ordered), self.micro_batch)]
         return sorted(parts, key=lambda part: -int(size_M[part].sum()))
 
     def fitting(self, compute: Callable[[], Result]) -> Result:
@@ -236,6 +240,17 @@ class Passes:
             # Outside of the handler, so that the failed pass is really gone.
             if self.policy.device.type == "cuda":
                 torch.cuda.empty_cache()
+
+
+def _filled(rows: Rows, sizes: NDArray[np.int64], room: int) -> list[Rows]:
+    """Rows in this order, cut wherever the next one would not find room any more."""
+    cuts, taken = [], 0
+    for place, size in enumerate(sizes.tolist()):
+        if taken + size > room:
+            cuts.append(place)
+            taken = 0
+        taken += size
+    return np.split(rows, cuts) if len(rows) else []
 
 
 def head_chunk(device: torch.device, vocabulary: int) -> int:

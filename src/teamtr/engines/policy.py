@@ -80,6 +80,12 @@ class Policy(ABC):
         return False
 
     @property
+    def end_to_end(self) -> bool:
+        """Whether rows that are passed together stand end to end, so that what they take goes by their tokens; else
+        each takes as much as the longest beside it."""
+        return False
+
+    @property
     def positions(self) -> int | None:
         """Most tokens of a prompt and its message; None without a limit."""
         return None

@@ -66,9 +66,9 @@ class CriticAdvantage:
     """Generalized advantage estimation with a critic: PPO's (arXiv 1506.02438, 1707.06347).
 
     ``gae_lambda`` 1 is the return less the value, 0 the one-step error. It is 1 unless it is set: a critic begins with
-    values of 0, and below 1 the return then reaches the last tokens of a message alone. ``value_clip``: a value that has moved this far
-    in one update is drawn no further, in units of reward. ``normalize`` and ``clip`` are over the tokens of the batch,
-    not over groups.
+    values of 0, and below 1 the return then reaches the last tokens of a message alone. ``value_clip``: a value that
+    has moved this far in one update is drawn no further, in units of reward. ``normalize`` and ``clip`` are over the
+    tokens of the batch, not over groups.
     """
 
     gae_lambda: float = 1.0

@@ -289,7 +289,7 @@ class Packed:
 
     @staticmethod
     def of(packing: Packing, device: torch.device, dtype: torch.dtype) -> Packed:
-        end_to_end = device.type == "cuda" and dtype != torch.float32 and _has_varlen()
+        end_to_end = goes_end_to_end(device, dtype)
         # As they are packed: then rows that share nothing need not be spread at all.
         leaves = sorted(packing.leaves, key=lambda row: row[-1]) if end_to_end else packing.leaves
         lengths = tuple(map(len, leaves))
@@ -336,6 +336,11 @@ def _needs_own_keys(query: Tensor, longest: int) -> bool:
     and in plain products, which hold the weights of every pair of tokens; the kernel that has float32 in linear memory
     does not share them."""
     return query.device.type == "cuda" and query.dtype == torch.float32 and longest > LONG
+
+
+def goes_end_to_end(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether attention takes rows of this dtype without padding."""
+    return device.type == "cuda" and dtype != torch.float32 and _has_varlen()
 
 
 @cache

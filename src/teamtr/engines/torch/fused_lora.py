@@ -48,14 +48,15 @@ class _Adapted(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         count = len(weights)
         flat = x.reshape(-1, x.shape[-1]).to(dtype)
-        downs = adapters[:count]
-        ups = [(up * scale).to(dtype) for up, scale in zip(adapters[count:], scales, strict=True)]
+        downs, ups = adapters[:count], [up.to(dtype) for up in adapters[count:]]
         down = (downs[0] if count == 1 else torch.cat(downs)).to(dtype)
         narrow = _narrow(flat, down)
         ctx.ranks = [len(one) for one in downs]
         outs = []
-        for weight, bias, up, part in zip(weights, biases, ups, narrow.split(ctx.ranks, 1), strict=True):
-            out = part @ up.T if bias is None else torch.addmm(bias.to(dtype), part, up.T)
+        nothing = flat.new_empty(1)
+        for weight, bias, scale, up, part in zip(weights, biases, scales, ups, narrow.split(ctx.ranks, 1), strict=True):
+            start = nothing if bias is None else bias.to(dtype)
+            out = torch.addmm(start, part, up.T, beta=0 if bias is None else 1, alpha=scale)
             outs.append(out.addmm_(flat, weight.to(dtype).T))
         ctx.save_for_backward(flat, down, narrow, *weights, *ups)
         ctx.scales, ctx.shape, ctx.x_dtype, ctx.dtypes = scales, x.shape, x.dtype, [one.dtype for one in adapters]
@@ -69,7 +70,8 @@ class _Adapted(torch.autograd.Function):
         weights, ups = rest[:count], rest[count:]
         grads = tuple(grad.to(flat.dtype) for grad in grads)
         both = [
-            _up_gradient(grad, part, up) for grad, part, up in zip(grads, narrow.split(ctx.ranks, 1), ups, strict=True)
+            _up_gradient(grad, part, up, scale)
+            for grad, part, up, scale in zip(grads, narrow.split(ctx.ranks, 1), ups, ctx.scales, strict=True)
         ]
         narrows = [found.to(flat.dtype) for _, found in both]
         grad_narrow = narrows[0] if count == 1 else torch.cat(narrows, 1)
@@ -82,7 +84,7 @@ class _Adapted(torch.autograd.Function):
         adapters: list[Tensor | None] = [None] * (2 * count)
         if any(ctx.needs_input_grad[5:]):
             adapters[:count] = _down_gradient(grad_narrow, flat).split(ctx.ranks)
-            adapters[count:] = [of_up * scale for (of_up, _), scale in zip(both, ctx.scales, strict=True)]
+            adapters[count:] = [of_up for of_up, _ in both]
         found = [None if one is None else one.to(dtype) for one, dtype in zip(adapters, ctx.dtypes, strict=True)]
         return grad_x, None, None, None, None, *found
 
@@ -96,13 +98,13 @@ def _narrow(flat: Tensor, down: Tensor) -> Tensor:
     return flat @ down.T
 
 
-def _up_gradient(grad: Tensor, narrow: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+def _up_gradient(grad: Tensor, narrow: Tensor, up: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     """Of what comes out with regard to B, and to x A'."""
     if _reads_fast(grad, up.shape[1]):
         from teamtr.engines.torch import narrow_products
 
-        return narrow_products.across_and_along(grad, narrow, up)
-    return grad.T @ narrow, grad @ up
+        return narrow_products.across_and_along(grad, narrow, up, scale)
+    return (grad.T @ narrow).mul_(scale), (grad @ up).mul_(scale)
 
 
 def _down_gradient(grad_narrow: Tensor, flat: Tensor) -> Tensor:

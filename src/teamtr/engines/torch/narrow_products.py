@@ -44,10 +44,11 @@ def _narrow_kernel(
 
 @triton.jit
 def _across_kernel(
-    wide, narrow, factor, across, along, tokens, row, each, WIDTH: tl.constexpr, RANK: tl.constexpr,
+    wide, narrow, factor, across, along, scale, tokens, row, each, WIDTH: tl.constexpr, RANK: tl.constexpr,
     TOKENS: tl.constexpr, COLUMNS: tl.constexpr, RANKS: tl.constexpr, ALONG: tl.constexpr,
 ):  # fmt: skip
-    """Some columns of ``each`` tokens: their part of wide' @ narrow, and with ``ALONG`` of wide @ factor."""
+    """Some columns of ``each`` tokens: their part of scale * wide' @ narrow, and with ``ALONG`` of scale * wide @
+    factor."""
     block, share = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     c, r = block * COLUMNS + tl.arange(0, COLUMNS), tl.arange(0, RANKS)
     in_c, in_r = c < WIDTH, r < RANK
@@ -63,9 +64,9 @@ def _across_kernel(
         rows = tl.load(narrow + n[:, None] * RANK + r[None, :], mask=of_tokens, other=0.0)
         total = tl.dot(tl.trans(tile), rows, total)
         if ALONG:
-            found = tl.dot(tile, columns)
+            found = scale * tl.dot(tile, columns)
             tl.store(along + (block * tokens + n[:, None]) * RANK + r[None, :], found, mask=of_tokens)
-    tl.store(across + (share * WIDTH + c[:, None]) * RANK + r[None, :], total, mask=of_columns)
+    tl.store(across + (share * WIDTH + c[:, None]) * RANK + r[None, :], scale * total, mask=of_columns)
 
 
 def narrow(wide_NW: Tensor, factor_RW: Tensor) -> Tensor:
@@ -83,17 +84,19 @@ def narrow(wide_NW: Tensor, factor_RW: Tensor) -> Tensor:
 
 def across(wide_NW: Tensor, narrow_NR: Tensor) -> Tensor:
     """wide' @ narrow, in float32."""
-    return _across(wide_NW, narrow_NR, None)[0]
+    return _across(wide_NW, narrow_NR, None, 1.0)[0]
 
 
-def across_and_along(wide_NW: Tensor, narrow_NR: Tensor, factor_WR: Tensor) -> tuple[Tensor, Tensor]:
-    """wide' @ narrow and wide @ factor, in float32, with one look at the wide one."""
-    sums_WR, found_NR = _across(wide_NW, narrow_NR, factor_WR.contiguous())
+def across_and_along(
+    wide_NW: Tensor, narrow_NR: Tensor, factor_WR: Tensor, scale: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """wide' @ narrow and wide @ factor, both scaled, in float32, with one look at the wide one."""
+    sums_WR, found_NR = _across(wide_NW, narrow_NR, factor_WR.contiguous(), scale)
     assert found_NR is not None
     return sums_WR, found_NR
 
 
-def _across(wide_NW: Tensor, narrow_NR: Tensor, factor_WR: Tensor | None) -> tuple[Tensor, Tensor | None]:
+def _across(wide_NW: Tensor, narrow_NR: Tensor, factor_WR: Tensor | None, scale: float) -> tuple[Tensor, Tensor | None]:
     tokens, width = wide_NW.shape
     rank = narrow_NR.shape[1]
     assert wide_NW.stride(1) == 1
@@ -105,7 +108,7 @@ def _across(wide_NW: Tensor, narrow_NR: Tensor, factor_WR: Tensor | None) -> tup
     sums, found = parts(shares, width, rank), None if factor_WR is None else parts(blocks, tokens, rank)
     _across_kernel[(blocks, shares)](
         wide_NW, narrow_NR.contiguous(), narrow_NR if factor_WR is None else factor_WR, sums,
-        sums if found is None else found, tokens, wide_NW.stride(0), each, WIDTH=width, RANK=rank,
+        sums if found is None else found, scale, tokens, wide_NW.stride(0), each, WIDTH=width, RANK=rank,
         TOKENS=TOKENS, COLUMNS=columns, RANKS=_ranks(rank), ALONG=found is not None, num_warps=8, num_stages=3,
     )  # fmt: skip
     return _added(sums), None if found is None else _added(found)

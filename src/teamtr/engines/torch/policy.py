@@ -35,6 +35,7 @@ from teamtr.engines.torch.attention import (
     Packed,
     Unsupported,
     attending,
+    goes_end_to_end,
     require_attention_alone,
     require_even_heads,
     text_config,
@@ -213,7 +214,7 @@ class TransformerPolicy(Policy):
             self.model.set_adapter(self.adapter)
         if self._fused is not None:
             self._fused.adapter = self.adapter or ""
-            self._fused.dtype = _HALF.get(self.precision, torch.float32)
+            self._fused.dtype = self._dtype
         before = torch.backends.cuda.matmul.allow_tf32
         # float16 fits into TF32 without rounding, so a head over half-precision features loses nothing by it.
         torch.backends.cuda.matmul.allow_tf32 = self.precision != "fp32"
@@ -281,7 +282,7 @@ class TransformerPolicy(Policy):
     def _packed_features(self, rows: Sequence[Ids], prompts: Sequence[Ids]) -> Tensor:
         packing = pack(rows)
         hidden_NH = self._body(
-            Packed.of(packing, self.device, _HALF.get(self.precision, torch.float32)),
+            Packed.of(packing, self.device, self._dtype),
             input_ids=send(packing.ids_N.astype(np.int64), self.device)[None],
             position_ids=send(packing.position_N, self.device)[None],
             use_cache=False,
@@ -313,6 +314,14 @@ class TransformerPolicy(Policy):
         if self._fused is None or self.precision != "fp16" or self.device.type != "cuda" or weight.requires_grad:
             return None
         return self._fused.half_of(weight, torch.float16) if weight.dtype == torch.float32 else weight
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        return _HALF.get(self.precision, torch.float32)
+
+    @property
+    def end_to_end(self) -> bool:
+        return self.packs and goes_end_to_end(self.device, self._dtype)
 
     @property
     def positions(self) -> int | None:
