@@ -337,7 +337,7 @@ def narrow_factors() -> None:
             with full_of_nonsense():
                 sums, found = narrow_products.across_and_along(wide, narrow, factor.T, 0.5)
             torch.testing.assert_close(2 * sums, across, rtol=1e-4, atol=1e-4)
-            torch.testing.assert_close(2 * found, along, rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(found, (0.5 * along).half(), rtol=2e-3, atol=2e-3)
             assert torch.equal(narrow_products.across(wide, narrow), 2 * sums)
 
 

@@ -108,7 +108,7 @@ def test_products_with_narrow_factors(compiled, width, rank, dtype):
     narrow = narrow_products.narrow(wide, factor)
     narrow_products.across(wide, narrow)
     narrow_products.across_and_along(wide, narrow, factor.T)
-    assert compiled == ["_narrow_kernel", "_across_kernel", "_across_kernel"]
+    assert compiled == ["_narrow_kernel", "_across_kernel", "_add_kernel", "_across_kernel", "_add_kernel"]
 
 
 def test_drawing(compiled):

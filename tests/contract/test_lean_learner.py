@@ -17,8 +17,9 @@ from teamtr.engines.hashing import hash_tensors
 from teamtr.engines.learner import PolicyLearner
 from teamtr.engines.optim import FIRST_LOSS_SCALE
 from teamtr.engines.passes import forget_gradients
+from teamtr.engines.torch import fused_lora
 from teamtr.engines.torch.attention import Unsupported
-from teamtr.engines.torch.fused_lora import fuse_lora
+from teamtr.engines.torch.fused_lora import FusedLora, fuse_lora
 from teamtr.engines.torch.head import linear_head
 from teamtr.engines.torch.loading import TinyShape, share_base, tiny_model
 from teamtr.engines.torch.policy import TransformerPolicy
@@ -86,9 +87,67 @@ def test_slim_layers_compute_what_peft_computes(adapter):
     torch.testing.assert_close(found[0][0], found[1][0], rtol=1e-5, atol=1e-5)
     assert found[0][1]
     assert found[0][1].keys() == found[1][1].keys()
-    rounding = 1e-5 * max(float(grad.abs().max()) for grad in found[0][1].values())
     for name, grad in found[0][1].items():
-        torch.testing.assert_close(grad, found[1][1][name], rtol=1e-4, atol=rounding)
+        torch.testing.assert_close(grad, found[1][1][name], rtol=1e-4, atol=1e-5)
+
+
+def test_layers_whose_adapter_comes_first_compute_the_same(monkeypatch):
+    """The order of a card, which adds the wide product to the adapter's part: both ways, with a bias and without."""
+    features = []
+    for order in (False, True):
+        monkeypatch.setattr(fused_lora, "_on_card", lambda _, it=order: it)
+        monkeypatch.setattr(fused_lora, "MOST_RANKS", 0)  # without the kernels
+        _, fused = adapted_models()
+        for layer in fused.get_base_model().model.layers:
+            layer.self_attn.k_proj.base_layer.bias = nn.Parameter(torch.linspace(-1, 1, 16), requires_grad=False)
+        fuse_lora(fused).adapter = "one"
+        fused.set_adapter("one")
+        hidden = fused.get_base_model().get_decoder()(input_ids=torch.arange(3, 13)[None]).last_hidden_state
+        (hidden * torch.linspace(-1, 1, hidden.numel()).view_as(hidden)).sum().backward()
+        grads = {n: p.grad for n, p in fused.named_parameters() if p.grad is not None}
+        features.append({"hidden": hidden.detach(), **grads})
+    largest = max(float(grad.abs().max()) for grad in features[0].values())
+    assert len(features[0]) > 1
+    for name, found in features[0].items():
+        torch.testing.assert_close(features[1][name], found, rtol=1e-4, atol=1e-5 * largest)
+
+
+def test_factors_that_are_rounded_at_once_are_those_that_each_layer_rounds(monkeypatch):
+    """To the bit, in every pass anew: weights change between passes, and agents of one base follow each other. What a
+    pass computed with is still there on its way back, when another has been made meanwhile."""
+    model, tokenizer = tiny_model(TinyShape(layers=2, width=32, heads=4), seed=0)
+    shared = share_base(model, {"one": LORA, "two": LORA}, seed=3)
+    fused = fuse_lora(shared)
+    one, two = (
+        TransformerPolicy(shared, tokenizer, adapter=name, precision="fp16", fused=fused) for name in ("one", "two")
+    )
+    prompts, messages = [np.array([5, 6, 7], dtype=np.int32)] * 2, [np.array([4, 5], dtype=np.int32)] * 2
+    at_once = []
+    each = FusedLora._rounded
+
+    def passed(policy: TransformerPolicy, alone: bool) -> dict[str, torch.Tensor]:
+        def rounded(self: FusedLora) -> dict[int, fused_lora.Factors]:
+            at_once.append(len(found := {} if alone else each(self)))
+            return found
+
+        monkeypatch.setattr(FusedLora, "_rounded", rounded)
+        with policy.computing():
+            hidden = policy.features(prompts, messages)
+            policy.features(prompts, messages)
+            hidden.float().square().sum().backward()
+        found = {name: p.grad.clone() for name, p in policy.parameters().items() if p.grad is not None}
+        forget_gradients(policy)
+        return {"hidden": hidden.detach(), **found}
+
+    for policy in (one, two, one):
+        with torch.no_grad():
+            for parameter in policy.parameters().values():
+                parameter.add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(7)))
+        plain, ours = passed(policy, True), passed(policy, False)
+        assert plain.keys() == ours.keys()
+        assert all(torch.equal(plain[name], ours[name]) for name in plain)
+    assert at_once == [0, 0, 14, 14] * 3, "seven layers in each of two"
+    assert not fused.rounded, "nothing is left for whoever computes without a pass"
 
 
 def test_slim_leaves_alone_a_norm_that_is_not_what_its_name_says():

@@ -295,7 +295,7 @@ def test_products_with_narrow_factors_agree_with_float64(tokens, width, rank, dt
     along, across = wide.double() @ factor.double().T, wide.double().T @ narrow.double()
     sums, found = narrow_products.across_and_along(wide, narrow, factor.T)
     for ours, exact, within in (
-        (narrow_products.narrow(wide, factor), along, error), (sums, across, 1e-5), (found, along, 1e-5)
+        (narrow_products.narrow(wide, factor), along, error), (sums, across, 1e-5), (found, along, error)
     ):  # fmt: skip
         assert float((ours.double() - exact).abs().max() / exact.abs().max()) < within
     assert torch.equal(narrow_products.across(wide, narrow), sums), "the same numbers have the same bits"

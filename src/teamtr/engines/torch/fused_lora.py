@@ -10,9 +10,10 @@ functions of our own with the same result; storage, names and files stay PEFT's.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -27,13 +28,21 @@ MOST_RANKS = 128
 """Columns of a narrow factor for which a tile's sums fit into the registers of a card."""
 
 
+class Factors(NamedTuple):
+    """An adapter's factors for layers that read the same x, in the dtype that is computed in: A of all of them, one
+    below the other, and B of each."""
+
+    down: Tensor
+    ups: list[Tensor]
+
+
 class _Adapted(torch.autograd.Function):
     """x W' + scale * (x A') B' for layers that read the same x, in one dtype; gradients for x, A and B only. Weights of
     another dtype are rounded here and again on the way back. Rows of two dimensions come out: a view could not be
     changed in place, which some models do.
 
-    The adapter's part comes first, and the wide product is added to it before it is rounded: a product that only adds
-    an adapter's part would read and write all that the layer says once more.
+    In half precision on a card the adapter's part comes first, and the wide product is added to it before it is
+    rounded: a product that only adds an adapter's part would read and write all that the layer says once more.
     """
 
     @staticmethod
@@ -44,20 +53,22 @@ class _Adapted(torch.autograd.Function):
         weights: list[Tensor],
         biases: list[Tensor | None],
         scales: list[float],
+        rounded: Factors | None,
         *adapters: Tensor,
     ) -> tuple[Tensor, ...]:
         count = len(weights)
         flat = x.reshape(-1, x.shape[-1]).to(dtype)
-        downs, ups = adapters[:count], [up.to(dtype) for up in adapters[count:]]
-        down = (downs[0] if count == 1 else torch.cat(downs)).to(dtype)
+        down, ups = rounded or _factors(adapters[:count], adapters[count:], dtype)
         narrow = _narrow(flat, down)
-        ctx.ranks = [len(one) for one in downs]
+        ctx.ranks = [len(one) for one in adapters[:count]]
         outs = []
-        nothing = flat.new_empty(1)
         for weight, bias, scale, up, part in zip(weights, biases, scales, ups, narrow.split(ctx.ranks, 1), strict=True):
-            start = nothing if bias is None else bias.to(dtype)
-            out = torch.addmm(start, part, up.T, beta=0 if bias is None else 1, alpha=scale)
-            outs.append(out.addmm_(flat, weight.to(dtype).T))
+            start = flat.new_empty(1) if bias is None else bias.to(dtype)
+            wide, own, beta = weight.to(dtype).T, up.T, float(bias is not None)
+            if _on_card(flat):
+                outs.append(torch.addmm(start, part, own, beta=beta, alpha=scale).addmm_(flat, wide))
+            else:
+                outs.append(torch.addmm(start, flat, wide, beta=beta).addmm_(part, own, alpha=scale))
         ctx.save_for_backward(flat, down, narrow, *weights, *ups)
         ctx.scales, ctx.shape, ctx.x_dtype, ctx.dtypes = scales, x.shape, x.dtype, [one.dtype for one in adapters]
         return tuple(outs)
@@ -77,16 +88,22 @@ class _Adapted(torch.autograd.Function):
         grad_narrow = narrows[0] if count == 1 else torch.cat(narrows, 1)
         grad_x = None
         if ctx.needs_input_grad[0]:
-            grad_x = grad_narrow @ down
-            for grad, weight in zip(grads, weights, strict=True):
-                grad_x.addmm_(grad, weight.to(flat.dtype))
+            products = [*zip(grads, (weight.to(flat.dtype) for weight in weights), strict=True), (grad_narrow, down)]
+            (first, factor), *others = reversed(products) if _on_card(flat) else products
+            grad_x = first @ factor
+            for grad, factor in others:
+                grad_x.addmm_(grad, factor)
             grad_x = grad_x.view(ctx.shape).to(ctx.x_dtype)
         adapters: list[Tensor | None] = [None] * (2 * count)
-        if any(ctx.needs_input_grad[5:]):
+        if any(ctx.needs_input_grad[6:]):
             adapters[:count] = _down_gradient(grad_narrow, flat).split(ctx.ranks)
             adapters[count:] = [of_up for of_up, _ in both]
         found = [None if one is None else one.to(dtype) for one, dtype in zip(adapters, ctx.dtypes, strict=True)]
-        return grad_x, None, None, None, None, *found
+        return grad_x, None, None, None, None, None, *found
+
+
+def _factors(downs: Sequence[Tensor], ups: Sequence[Tensor], dtype: torch.dtype) -> Factors:
+    return Factors((downs[0] if len(downs) == 1 else torch.cat(list(downs))).to(dtype), [up.to(dtype) for up in ups])
 
 
 def _narrow(flat: Tensor, down: Tensor) -> Tensor:
@@ -116,9 +133,14 @@ def _down_gradient(grad_narrow: Tensor, flat: Tensor) -> Tensor:
     return grad_narrow.T @ flat
 
 
+def _on_card(wide: Tensor) -> bool:
+    """In half precision; elsewhere torch's own products, one after the other, are the yardstick."""
+    return wide.is_cuda and wide.dtype in (torch.float16, torch.bfloat16)
+
+
 def _reads_fast(wide: Tensor, rank: int) -> bool:
     """Whether kernels of our own read it (``narrow_products``)."""
-    return wide.is_cuda and wide.dtype in (torch.float16, torch.bfloat16) and rank <= MOST_RANKS
+    return _on_card(wide) and rank <= MOST_RANKS
 
 
 @dataclass
@@ -137,6 +159,47 @@ class FusedLora:
     unfused: list[Tensor] = field(default_factory=list)
     halves: dict[tuple[int, torch.dtype], Tensor] = field(default_factory=dict)
     spread: bool = False
+    groups: dict[int, list[Any]] = field(default_factory=dict)
+    """Layers that were read together so far."""
+    rounded: dict[int, Factors] = field(default_factory=dict)
+    """Of these, within a pass."""
+
+    @contextmanager
+    def passing(self) -> Iterator[None]:
+        """Within, one pass forward. In half precision the adapter's factors are rounded at its beginning, for all
+        layers at once: hundreds of small kernels would take a card's host longer than a small pass takes the card."""
+        self.rounded = {} if self.spread or self.dtype == torch.float32 else self._rounded()
+        try:
+            yield
+        finally:
+            self.rounded = {}
+
+    @torch.no_grad()
+    def _rounded(self) -> dict[int, Factors]:
+        """In memory of their own, since what a pass computed with is needed on the way back."""
+        groups = {key: layers for key, layers in self.groups.items() if self.carried_by(layers)}
+        weights = [weight for layers in groups.values() for weight in (*self.downs(layers), *self.ups(layers))]
+        if not weights:
+            return {}
+        flat = torch.empty(sum(w.numel() for w in weights), dtype=self.dtype, device=weights[0].device)
+        parts = [part.view_as(w) for part, w in zip(flat.split([w.numel() for w in weights]), weights, strict=True)]
+        torch._foreach_copy_(parts, weights)
+        found, left, at = {}, iter(parts), 0
+        for key, layers in groups.items():
+            downs, ups = ([next(left) for _ in layers] for _ in range(2))
+            size = sum(part.numel() for part in downs)
+            found[key] = Factors(flat[at : at + size].view(-1, downs[0].shape[1]), ups)
+            at += size + sum(part.numel() for part in ups)
+        return found
+
+    def carried_by(self, layers: Sequence[Any]) -> bool:
+        return all(self.adapter in layer.lora_A for layer in layers)
+
+    def downs(self, layers: Sequence[Any]) -> list[Tensor]:
+        return [layer.lora_A[self.adapter].weight for layer in layers]
+
+    def ups(self, layers: Sequence[Any]) -> list[Tensor]:
+        return [layer.lora_B[self.adapter].weight for layer in layers]
 
     def fuses(self, x: Tensor) -> bool:
         """Whether kernels of our own compute what lies between the products: in half precision on a card. Elsewhere
@@ -235,18 +298,20 @@ def _reading(layers: list[Any], state: FusedLora) -> Callable[[Tensor], tuple[Te
     plain = all(_is_plain_adapted(layer) for layer in layers)
 
     def read(x: Tensor) -> tuple[Tensor, ...]:
-        if not plain or not all(state.adapter in layer.lora_A for layer in layers):
+        if not plain or not state.carried_by(layers):
             if len(layers) > 1:
                 return tuple(layer(x) for layer in layers)
             return (_frozen(layers[0].base_layer, x, state),)  # another agent's adapter sits here
+        state.groups[id(layers)] = layers
         outs = _Adapted.apply(
             x,
             state.dtype,
             [state.weight_of(layer.base_layer) for layer in layers],
             [layer.base_layer.bias for layer in layers],
             [layer.scaling[state.adapter] for layer in layers],
-            *(layer.lora_A[state.adapter].weight for layer in layers),
-            *(layer.lora_B[state.adapter].weight for layer in layers),
+            state.rounded.get(id(layers)),
+            *state.downs(layers),
+            *state.ups(layers),
         )
         return tuple(out.view(*x.shape[:-1], out.shape[-1]) for out in outs)
 

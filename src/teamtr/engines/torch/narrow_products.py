@@ -19,6 +19,8 @@ TOKENS = 32
 """Of a tile of the wide factor."""
 SUMS = 8192
 """Columns of a tile, times those of a narrow factor: what a program holds in registers."""
+ADDED = 1024
+"""Numbers that a program adds parts of."""
 PROGRAMS = 132
 """Of a pass over a gradient: one for each processor of a large card."""
 
@@ -69,6 +71,26 @@ def _across_kernel(
     tl.store(across + (share * WIDTH + c[:, None]) * RANK + r[None, :], scale * total, mask=of_columns)
 
 
+@triton.jit
+def _add_kernel(
+    across, along, sums, found, shares, blocks, of_sums, of_found, programs, BLOCK: tl.constexpr, ALONG: tl.constexpr
+):
+    """The parts of both, one after the other; what belongs to tokens is rounded at the end."""
+    place = tl.program_id(0)
+    if ALONG and place >= programs:
+        i = (place - programs).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        total = tl.zeros([BLOCK], dtype=tl.float32)
+        for part in range(blocks):
+            total += tl.load(along + part * of_found + i, mask=i < of_found, other=0.0)
+        tl.store(found + i, total.to(found.dtype.element_ty), mask=i < of_found)
+    else:
+        i = place.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        total = tl.zeros([BLOCK], dtype=tl.float32)
+        for part in range(shares):
+            total += tl.load(across + part * of_sums + i, mask=i < of_sums, other=0.0)
+        tl.store(sums + i, total, mask=i < of_sums)
+
+
 def narrow(wide_NW: Tensor, factor_RW: Tensor) -> Tensor:
     """wide @ factor', rounded to the dtype of both."""
     tokens, width = wide_NW.shape
@@ -90,7 +112,7 @@ def across(wide_NW: Tensor, narrow_NR: Tensor) -> Tensor:
 def across_and_along(
     wide_NW: Tensor, narrow_NR: Tensor, factor_WR: Tensor, scale: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """wide' @ narrow and wide @ factor, both scaled, in float32, with one look at the wide one."""
+    """wide' @ narrow in float32 and wide @ factor, rounded, both scaled, with one look at the wide one."""
     sums_WR, found_NR = _across(wide_NW, narrow_NR, factor_WR.contiguous(), scale)
     assert found_NR is not None
     return sums_WR, found_NR
@@ -104,18 +126,22 @@ def _across(wide_NW: Tensor, narrow_NR: Tensor, factor_WR: Tensor | None, scale:
     blocks = triton.cdiv(width, columns)
     each = TOKENS * triton.cdiv(tokens, TOKENS * max(1, PROGRAMS // blocks))
     shares = triton.cdiv(tokens, each)
-    parts = partial(torch.empty, dtype=torch.float32, device=wide_NW.device)
-    sums, found = parts(shares, width, rank), None if factor_WR is None else parts(blocks, tokens, rank)
+    in_parts = partial(torch.empty, dtype=torch.float32, device=wide_NW.device)
+    across_SWR = in_parts(shares, width, rank)
+    along_BNR = across_SWR if factor_WR is None else in_parts(blocks, tokens, rank)
     _across_kernel[(blocks, shares)](
-        wide_NW, narrow_NR.contiguous(), narrow_NR if factor_WR is None else factor_WR, sums,
-        sums if found is None else found, scale, tokens, wide_NW.stride(0), each, WIDTH=width, RANK=rank,
-        TOKENS=TOKENS, COLUMNS=columns, RANKS=_ranks(rank), ALONG=found is not None, num_warps=8, num_stages=3,
+        wide_NW, narrow_NR.contiguous(), narrow_NR if factor_WR is None else factor_WR, across_SWR, along_BNR,
+        scale, tokens, wide_NW.stride(0), each, WIDTH=width, RANK=rank, TOKENS=TOKENS, COLUMNS=columns,
+        RANKS=_ranks(rank), ALONG=factor_WR is not None, num_warps=8, num_stages=3,
     )  # fmt: skip
-    return _added(sums), None if found is None else _added(found)
-
-
-def _added(parts: Tensor) -> Tensor:
-    return parts[0] if len(parts) == 1 else parts.sum(0)
+    sums_WR = in_parts(width, rank)
+    found_NR = None if factor_WR is None else torch.empty(tokens, rank, dtype=wide_NW.dtype, device=wide_NW.device)
+    of_sums, of_found = triton.cdiv(width * rank, ADDED), 0 if found_NR is None else triton.cdiv(tokens * rank, ADDED)
+    _add_kernel[(of_sums + of_found,)](
+        across_SWR, along_BNR, sums_WR, sums_WR if found_NR is None else found_NR, shares, blocks,
+        width * rank, tokens * rank, of_sums, BLOCK=ADDED, ALONG=found_NR is not None, num_warps=4,
+    )  # fmt: skip
+    return sums_WR, found_NR
 
 
 def _columns(width: int, rank: int) -> int:

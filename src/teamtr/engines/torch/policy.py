@@ -234,6 +234,8 @@ class TransformerPolicy(Policy):
                 stack.enter_context(self.computing())
             if dtype:
                 stack.enter_context(torch.autocast(self.device.type, dtype=dtype))
+            if self._fused is not None:
+                stack.enter_context(self._fused.passing())
             if layout is None:
                 return self.causal_lm.get_decoder()(**inputs)
             assert self._layouts is not None
