@@ -410,7 +410,7 @@ def test_measuring_before_begin_is_an_error(kind):
 
 
 def test_an_adapter_is_told_from_modules_and_other_adapters():
-    from teamtr.engines.torch.policy import belongs_to
+    from teamtr.engines.torch.policy_files import belongs_to
 
     name = "base_model.model.model.layers.0.mlp.up_proj.lora_A.{}.weight"
     assert belongs_to(name.format("agent1"), "agent1")

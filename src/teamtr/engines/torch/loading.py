@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from teamtr.engines.torch.model_files import ModelError
-from teamtr.engines.torch.policy import belongs_to
+from teamtr.engines.torch.policy_files import belongs_to
 from teamtr.engines.torch.tokenizer import character_tokenizer
 from teamtr.errors import first_line
 from teamtr.progress import Work, working

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import warnings
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property, partial
 from pathlib import Path
@@ -24,12 +23,9 @@ from teamtr.engines.paged.place import Paged
 from teamtr.engines.paged.pool import SamplerPool
 from teamtr.engines.paged.row_adapters import why_not
 from teamtr.engines.paged.sampler import Speaker
-from teamtr.engines.policy import Head, Policy, Precision, WriteTo, write_nothing
+from teamtr.engines.policy import Head, Policy, Precision, WriteTo
 from teamtr.engines.sampling import PLAINLY, TokenSampler
-from teamtr.engines.saving import files_of, put_files
-from teamtr.engines.slices import is_spread, summed, whole
-from teamtr.engines.stored import Reader, tensors_in
-from teamtr.engines.torch.adapter_files import require_tensors
+from teamtr.engines.slices import is_spread, summed
 from teamtr.engines.torch.attention import (
     Mixing,
     Packed,
@@ -40,12 +36,12 @@ from teamtr.engines.torch.attention import (
     require_even_heads,
     text_config,
 )
-from teamtr.engines.torch.file_precision import file_precision, note
 from teamtr.engines.torch.fused_lora import FusedLora
 from teamtr.engines.torch.head import linear_head
 from teamtr.engines.torch.packing import Spread, pack
 from teamtr.engines.torch.plain_sampling import PlainSampler, pad_batch
-from teamtr.engines.transfer import off_the_card, send
+from teamtr.engines.torch.policy_files import PolicyFiles, belongs_to
+from teamtr.engines.transfer import send
 from teamtr.errors import UserError, first_line
 from teamtr.ports import Follow, Heard, unfollowed, unheard
 from teamtr.randomness import uniforms
@@ -143,66 +139,19 @@ class TransformerPolicy(Policy):
     def model_parameters(self) -> int:
         return sum(p.numel() for name, p in self.causal_lm.named_parameters() if "lora_" not in name)
 
-    def to_write(self, *, write: bool = True) -> WriteTo:
-        weights: dict[str, Tensor] = {}
-        if self.adapter is None and any(map(is_spread, self.parameters().values())):
-            for name, tensor in self.model.state_dict().items():
-                one = whole(tensor)  # all processes take part, tensor by tensor
-                if write:
-                    weights[name] = one.cpu()
-        elif write:
-            weights = off_the_card(self.model.state_dict() if self.adapter is None else _detached(self.parameters()))
-        if not write:
-            return write_nothing
-        # Here and once: tokenizers may not be written by one thread while another one uses them.
-        tokenizer = self._tokenizer_files
-        return lambda folder: self._write(folder, weights, tokenizer)
-
-    def _write(self, folder: Path, weights: Mapping[str, Tensor], tokenizer: Mapping[str, bytes]) -> None:
-        given = dict(weights)  # tied ones are taken out of it
-        if self.adapter is None:
-            self.model.save_pretrained(folder, state_dict=given)
-            if file_precision(self.model) != torch.float32:
-                note(folder / "config.json", file_precision(self.model))
-        else:
-            # "auto" would ask the hub about the base's vocabulary at every checkpoint
-            settings = {"selected_adapters": [self.adapter], "save_embedding_layers": False}
-            self.model.save_pretrained(folder, state_dict=given, **settings)
-            nested = folder / self.adapter  # PEFT puts adapters of any name but "default" one folder down
-            if nested.is_dir():
-                for file in nested.iterdir():
-                    file.rename(folder / file.name)
-                nested.rmdir()
-            (folder / "README.md").unlink(missing_ok=True)  # PEFT's empty model card
-            _settle(folder / "adapter_config.json", self.model.peft_config[self.adapter])
-        put_files(tokenizer, folder)
-
     @cached_property
-    def _tokenizer_files(self) -> dict[str, bytes]:
-        return files_of(self.tokenizer.save_pretrained)
+    def _files(self) -> PolicyFiles:
+        return PolicyFiles(self.model, self.tokenizer, self.adapter, self._parameters)
 
-    @torch.no_grad()
+    def to_write(self, *, write: bool = True) -> WriteTo:
+        return self._files.to_write(write=write)
+
     def load_weights(self, folder: Path) -> None:
-        """Tensor after tensor, and of spread ones the rows of this process alone."""
-        own = self.parameters()
-        if self.adapter is None:
-            stored = tensors_in(sorted(folder.glob("model*.safetensors")))
-        else:
-            found = tensors_in([folder / "adapter_model.safetensors"])
-            stored = {_adapter_key(key, self.adapter): tensor for key, tensor in found.items()}
-        missing = sorted(set(own) - set(stored))
-        if missing or not stored:
-            raise ValueError(f"{folder} does not hold the weights of this agent: {missing[:3] or 'no file'} missing")
-        with Reader() as reader:
-            for name, parameter in own.items():
-                reader.into(parameter, stored[name])
+        self._files.load(folder)
 
     def start_from(self, folder: Path) -> None:
         """Begin with a stored adapter. Raises ModelError where it is not of this shape."""
-        assert self.adapter is not None
-        own = self.parameters()
-        require_tensors(folder, {k: p.shape for k, p in own.items()}, {k: _stored_key(k, self.adapter) for k in own})
-        self.load_weights(folder)
+        self._files.start_from(folder)
 
     # -- computing --------------------------------------------------------------------------------------------
 
@@ -537,27 +486,6 @@ class TransformerPolicy(Policy):
         return plain.sample(prompts, uniform, drawing, heard, follow)
 
 
-def _settle(file: Path, config: Any) -> None:
-    """PEFT writes its sets in the order of their hashes, which is another in every process, and where the base lies on
-    this machine; the run knows that, and may move. A folder is told by its name."""
-    settings = json.loads(file.read_text())
-    base = settings.get("base_model_name_or_path")
-    if base and Path(base).is_absolute():
-        settings["base_model_name_or_path"] = Path(base).name
-    sets = {name: sorted(value) for name, value in settings.items() if isinstance(getattr(config, name, None), set)}
-    file.write_text(json.dumps({**settings, **sets}, indent=2, sort_keys=True) + "\n")
-
-
-def _detached(parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
-    return {name: parameter.detach() for name, parameter in parameters.items()}
-
-
-def belongs_to(parameter: str, adapter: str) -> bool:
-    """Whether a parameter of a PEFT model is this adapter's: ``....lora_A.ADAPTER.weight``."""
-    parts = parameter.split(".")
-    return len(parts) > 2 and parts[-3] in ("lora_A", "lora_B") and parts[-2] == adapter
-
-
 def end_ids_of(model: Any, tokenizer: Any) -> frozenset[int]:
     """Every end token that the model or its tokenizer declares."""
     found: set[int] = set()
@@ -568,15 +496,3 @@ def end_ids_of(model: Any, tokenizer: Any) -> frozenset[int]:
     if not found:
         raise UserError("neither the model nor its tokenizer declares an end token: a message could never stop")
     return frozenset(found)
-
-
-def _adapter_key(stored: str, adapter: str) -> str:
-    """PEFT drops the adapter's name when it saves: put it back."""
-    stem, _, last = stored.rpartition(".")
-    return f"{stem}.{adapter}.{last}"
-
-
-def _stored_key(parameter: str, adapter: str) -> str:
-    """The way back: ``....lora_A.ADAPTER.weight`` as PEFT saves it."""
-    stem, _, last = parameter.rpartition(".")
-    return f"{stem.removesuffix(f'.{adapter}')}.{last}"
