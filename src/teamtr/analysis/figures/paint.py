@@ -17,6 +17,9 @@ from teamtr.text import visible
 COLOURS = ("#2166ac", "#b2182b", "#1b7837", "#7b3294", "#e08214", "#01665e", "#7f7f7f", "#c51b7d")
 WIDTH, HEIGHT = 5.2, 3.9
 MOST_IN_A_LEGEND = 12
+SLANTED, STEEP, MOST_SLANTED = 20, 55, 10
+BELOW = {0: 0.4, SLANTED: 0.7, STEEP: 1.1}
+"""Inches between axes and legend, by how far names are turned."""
 # Text stays text, so that a figure can be searched and edited; labels are names of folders, never formulas.
 STYLE: Any = {
     "svg.fonttype": "none",
@@ -119,12 +122,14 @@ def _paint(axes: Any, panel: Panel) -> None:
         axes.plot(
             [min(ends), max(ends)], [min(ends), max(ends)], color="black", linewidth=0.7, scalex=False, scaley=False
         )
-    slanted = any(len(name) > 6 for name in panel.names)
+    slanted = _slant(panel.names)
     if panel.names:
         shown = range(0, len(panel.names), -(-len(panel.names) // 24))
         names = [_cut(panel.names[k], 40) for k in shown]
         axes.tick_params(axis="x", labelsize=6.5)
-        axes.set_xticks(list(shown), names, rotation=20 if slanted else 0, ha="right" if slanted else "center")
+        axes.set_xticks(
+            list(shown), names, rotation=slanted, ha="right" if slanted else "center", rotation_mode="anchor"
+        )
     elif len(places := sorted({x for series in panel.series for x in series.x})) <= 8 and _whole(places):
         axes.set_xticks(places)
     axes.set_xlabel(panel.x_label)
@@ -132,17 +137,28 @@ def _paint(axes: Any, panel: Panel) -> None:
     axes.set_title(textwrap.fill(_line(panel.title), 60), fontsize=8)
     axes.grid(alpha=0.25, linewidth=0.5)
     if keys:
-        _legend(axes, keys, (0.5, -0.3 if slanted else -0.16))
+        _legend(axes, keys, BELOW[slanted])
 
 
-def _legend(axes: Any, keys: Sequence[tuple[str, Any]], below: tuple[float, float]) -> None:
+def _slant(names: Sequence[str]) -> int:
+    """Degrees by which names below an axis are turned, so that they do not run into each other."""
+    if not any(len(name) > 6 for name in names):
+        return 0
+    return STEEP if len(names) > MOST_SLANTED else SLANTED
+
+
+def _legend(axes: Any, keys: Sequence[tuple[str, Any]], below: float) -> None:
+    """So many inches below the axes, whatever the layout makes of their height."""
+    from matplotlib.transforms import ScaledTranslation
+
+    at = axes.transAxes + ScaledTranslation(0, -below, axes.figure.dpi_scale_trans)
     left_out = max(len(keys) - MOST_IN_A_LEGEND, 0)
     labels = [_cut(label, 80) for label, _ in keys[:MOST_IN_A_LEGEND]]
     if left_out:
         labels[-1] = f"… and {left_out + 1} more"
     handles = [handle for _, handle in keys[:MOST_IN_A_LEGEND]]
     places = [str(k) for k in range(len(labels))]
-    legend = axes.legend(handles, places, fontsize=6.5, loc="upper center", bbox_to_anchor=below)
+    legend = axes.legend(handles, places, fontsize=6.5, loc="upper center", bbox_to_anchor=(0.5, 0), bbox_transform=at)
     for text, label in zip(legend.get_texts(), labels, strict=True):
         text.set_text(label)  # afterwards: a label that begins with an underscore would be left out
 
