@@ -279,7 +279,10 @@ def _to_json(value: Any, depth: int = 1) -> Any:
     if kind is dict or isinstance(value, Mapping):
         made = {}
         for key, item in value.items():
-            name = key if type(key) is str and key.isascii() and not key.startswith("$") else _to_key(key)
+            name = key if type(key) is str and key.isascii() and key[:1] != "$" else _to_key(key)
+            if type(item) is str and item.isascii() and depth < DEEPEST - 1:  # as above, without a call: most are
+                made[name] = item
+                continue
             try:
                 made[name] = _to_json(item, depth + 1)
             except _Unfit as unfit:
@@ -308,7 +311,9 @@ def _unusual_to_json(value: Any, depth: int) -> Any:
     if isinstance(value, float | np.floating):
         return float(value) if math.isfinite(value) else {"$float": str(float(value))}
     if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
-        items = value.astype(np.float64).tolist() if value.dtype.kind == "f" else value.tolist()
+        if value.dtype.kind != "f":
+            return value.tolist()
+        items = value.astype(np.float64).tolist()
         return items if np.isfinite(value).all() else _to_json(items, depth)
     raise _Unfit(f" is a {type(value).__name__}, which JSON cannot hold: store numbers, text, lists, mappings or None")
 

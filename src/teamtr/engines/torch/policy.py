@@ -260,7 +260,8 @@ class TransformerPolicy(Policy):
         return True
 
     def features(self, prompts: Sequence[Ids], messages: Sequence[Ids]) -> Tensor:
-        self.causal_lm.train(self.recomputes and torch.is_grad_enabled())
+        if self.causal_lm.training != (self.recomputes and torch.is_grad_enabled()):  # asking is cheap, telling is not
+            self.causal_lm.train(not self.causal_lm.training)
         if not all(map(len, prompts)):
             raise UserError(
                 "an empty prompt: there is no token before the message that its first one could follow from"
