@@ -44,6 +44,7 @@ from teamtr.engines.torch.fused_lora import FusedLora
 from teamtr.engines.torch.head import linear_head
 from teamtr.engines.torch.packing import Spread, pack
 from teamtr.engines.torch.plain_sampling import PlainSampler, pad_batch
+from teamtr.engines.torch.products import are_small, without_onednn
 from teamtr.engines.transfer import off_the_card, send
 from teamtr.errors import UserError, first_line
 from teamtr.ports import Follow, Heard, unfollowed, unheard
@@ -86,6 +87,7 @@ class TransformerPolicy(Policy):
         self.serving = serving
         self._fused = fused
         self._layouts: ExitStack | None = None
+        self._small = are_small(self.causal_lm)
         self.recomputes = False
         self.packs = True
         self._pads = True
@@ -219,7 +221,7 @@ class TransformerPolicy(Policy):
         torch.backends.cuda.matmul.allow_tf32 = self.precision != "fp32"
         outer = self._layouts
         try:
-            with ExitStack() as self._layouts:
+            with without_onednn(self._small and self.precision == "fp32"), ExitStack() as self._layouts:
                 yield
         finally:
             self._layouts = outer
@@ -524,7 +526,8 @@ class TransformerPolicy(Policy):
         plain = PlainSampler(
             self.causal_lm, self.device, self._body, self.head, self.temperature, self.end_ids, self._pads, keep
         )
-        return plain.sample(prompts, uniform, drawing, heard, follow)
+        with without_onednn(self._small and self.precision == "fp32"):  # for the head as well
+            return plain.sample(prompts, uniform, drawing, heard, follow)
 
 
 def _settle(file: Path, config: Any) -> None:
