@@ -250,18 +250,15 @@ def _one_of(options: tuple[Any, ...], value: Any) -> Any:
     return value
 
 
-_INT32 = np.iinfo(np.int32)
-
-
 def _array(values: Any, dtype: type[np.int32] | type[np.float32]) -> NDArray[Any]:
     """A list of numbers and of nothing else: numpy would make numbers of text, too."""
     found = np.array(values) if isinstance(values, list) else None
     if found is None or found.ndim != 1 or (found.size and found.dtype.kind not in "iuf"):
         raise TypeError("something else in the place of a list of numbers")
-    if dtype is np.int32 and found.size:
-        if found.dtype.kind == "f" or found.min() < _INT32.min or found.max() > _INT32.max:
-            raise TypeError("something else in the place of a list of whole numbers")
-    return found.astype(dtype)
+    stored: NDArray[Any] = found.astype(dtype)
+    if dtype is np.int32 and found.size and (found.dtype.kind == "f" or not (stored == found).all()):
+        raise TypeError("something else in the place of a list of whole numbers")
+    return stored
 
 
 def _checked(array: NDArray[Any], dtype: DTypeLike, where: str) -> NDArray[Any]:
