@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import nn
@@ -28,9 +29,10 @@ def are_small(model: nn.Module) -> bool:
 @contextmanager
 def without_onednn(without: bool) -> Iterator[None]:
     """Within, and where asked for."""
-    before = torch.backends.mkldnn.enabled
-    torch.backends.mkldnn.enabled = before and not without
+    onednn: Any = torch.backends.mkldnn  # it is said to hold properties, and holds their values
+    before = onednn.enabled
+    onednn.enabled = before and not without
     try:
         yield
     finally:
-        torch.backends.mkldnn.enabled = before
+        onednn.enabled = before
