@@ -36,7 +36,7 @@ from teamtr.engines.local import LocalEngine
 from teamtr.engines.paged.pages import Pages
 from teamtr.engines.paged.pool import DTYPES, SamplerPool
 from teamtr.engines.paged.sampler import PAGE, Server
-from teamtr.randomness import seed_of, uniforms_of_row
+from teamtr.randomness import RowNoise, seed_of
 from teamtr.store import read_episodes
 from teamtr.types import Ids
 
@@ -118,7 +118,7 @@ class Episodes:
         self._open[self._rows] = e
         self._rows += 1
         agent, lengths_ET = self.talk.speakers[turn], self.talk.lengths_ET
-        noise_T = uniforms_of_row(seed_of(0, "turn", turn, agent), e, int(lengths_ET.max()))
+        noise_T = RowNoise(seed_of(0, "turn", turn, agent), int(lengths_ET.max()))[e]
         return Wanted(agent, self._read[e], noise_T[: lengths_ET[e, turn]])
 
 

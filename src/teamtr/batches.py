@@ -48,9 +48,15 @@ class AgentBatch:
     def __len__(self) -> int:
         return len(self.messages)
 
-    @property
+    @cached_property
     def lengths_M(self) -> NDArray[np.int64]:
-        return np.array([len(m) for m in self.messages], dtype=np.int64)
+        """Tokens of each message."""
+        return _fixed(np.array([len(m) for m in self.messages], dtype=np.int64))
+
+    @cached_property
+    def sizes_M(self) -> NDArray[np.int64]:
+        """Tokens of each message with its prompt."""
+        return _fixed(self.lengths_M + np.array([len(p) for p in self.prompts], dtype=np.int64))
 
     def rows(self, index: Sequence[int] | NDArray[np.int64]) -> AgentBatch:
         """The messages at these positions, in this order."""
@@ -65,6 +71,12 @@ class AgentBatch:
             cluster_M=self.cluster_M[index],
             cut_M=self.cut_M[index],
         )
+
+
+def _fixed(counts_M: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Counted once and handed to many: nobody may write to it."""
+    counts_M.flags.writeable = False
+    return counts_M
 
 
 @dataclass(frozen=True)

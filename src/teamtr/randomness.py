@@ -43,8 +43,25 @@ def uniforms(seed: int, rows: int, tokens: int) -> NDArray[np.float64]:
     return np.random.default_rng(seed).random((rows, tokens))
 
 
-def uniforms_of_row(seed: int, row: int, tokens: int) -> NDArray[np.float64]:
-    """Row ``row`` of ``uniforms(seed, ...)``, without the rows before it."""
-    numbers = np.random.PCG64(seed)
-    numbers.advance(row * tokens)  # one step of the generator for a number
-    return np.random.Generator(numbers).random(tokens)
+AT_ONCE = 4096
+"""Numbers that take as long as the generator that makes them."""
+
+
+class RowNoise:
+    """Rows of ``uniforms(seed, ...)``, without the rows before them. Neighbours are made together, as many as cost no
+    more than one: mostly they are asked for one after the other."""
+
+    def __init__(self, seed: int, tokens: int) -> None:
+        self.seed, self.tokens = seed, tokens
+        self._together = max(1, AT_ONCE // max(1, tokens))
+        self._block, self._made = -1, np.zeros((0, tokens))
+
+    def __getitem__(self, row: int) -> NDArray[np.float64]:
+        block, place = divmod(row, self._together)
+        if block != self._block:
+            numbers = np.random.PCG64(self.seed)
+            numbers.advance(block * self._together * self.tokens)  # one step of the generator for a number
+            self._made = np.random.Generator(numbers).random((self._together, self.tokens))
+            self._block = block
+        found: NDArray[np.float64] = self._made[place]
+        return found

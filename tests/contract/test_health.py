@@ -17,7 +17,7 @@ from teamtr.records import decode_health
 from teamtr.reports import NOTHING_KEPT, Health, MessageHealth, UpdateReport
 from teamtr.trackers import point
 from teamtr.training.advice import advise
-from teamtr.training.health import health_of
+from teamtr.training.health import LastHealth, health_of
 from teamtr.types import Episode, Problem, Turn, Verdict
 
 
@@ -99,6 +99,16 @@ def test_a_batch_in_which_nobody_spoke_and_no_reward_is_finite():
 )
 def test_the_step_as_a_share_of_its_radius(report, share):
     assert health_of(batch(), LIMITS, report).kl_share == share
+
+
+def test_updates_that_learn_from_the_same_episodes_count_them_once(monkeypatch):
+    counted = []
+    monkeypatch.setattr("teamtr.training.health.health_of", lambda *given: counted.append(1) or health_of(*given))
+    last, first, other = LastHealth(), batch(), batch(past=1)
+    for number, data in enumerate((first, replace(first, redrawn=True), other, replace(other, past=0))):
+        report = UpdateReport("left", "accepted", "", 0.1, kl_upper=0.01 * number)
+        assert last.after(data, LIMITS, report) == health_of(data, LIMITS, report)
+    assert len(counted) == 3  # the second has the episodes of the first; as many of them count
 
 
 # -- advice ---------------------------------------------------------------------------------------------------

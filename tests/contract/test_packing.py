@@ -9,9 +9,10 @@ from test_lean_learner import assert_close, gradients
 
 from conftest import make_learner
 from teamtr.batches import AgentBatch
-from teamtr.engines.passes import _filled
+from teamtr.engines.passes import Padding, _filled
 from teamtr.engines.torch.packing import Spread, pack
 from teamtr.engines.torch.policy import TransformerPolicy
+from teamtr.engines.torch.products import WIDEST, are_small, without_onednn
 
 
 def ids(*values: int) -> np.ndarray:
@@ -45,6 +46,74 @@ def test_packing_of_random_rows(seed):
         assert packing.ids_N[places].tolist() == row.tolist()
     reached = np.unique(np.concatenate(packing.leaves))
     assert reached.tolist() == list(range(len(packing.ids_N)))
+
+
+def test_padding_and_its_gradient_are_those_of_torch_to_the_bit():
+    lengths = [2, 1, 3, 2]
+    ours, theirs = (torch.linspace(-1.0, 1.0, 8).requires_grad_() for _ in range(2))
+    pad = Padding.of(lengths, ours.device)
+    expected_MT = torch.nn.utils.rnn.pad_sequence(list(theirs.split(lengths)), batch_first=True)
+    assert torch.equal(pad(ours), expected_MT)
+    assert pad.mask_MT.tolist() == [[True, True, False], [True, False, False], [True] * 3, [True, True, False]]
+    weights_MT = torch.linspace(0.1, 3.0, 12).view(4, 3)
+    (pad(ours) * weights_MT).sum().backward()
+    (expected_MT * weights_MT).sum().backward()
+    assert torch.equal(ours.grad, theirs.grad)
+
+
+def test_lengths_are_counted_once_and_nobody_can_change_them():
+    rows = (ids(1, 2), ids(3))
+    zeros = np.zeros(2, dtype=np.int64)
+    batch = AgentBatch("left", rows, (ids(4), ids(5, 6, 7)), (), zeros, zeros, zeros)
+    assert (batch.lengths_M.tolist(), batch.sizes_M.tolist()) == ([1, 3], [3, 4])
+    assert batch.lengths_M is batch.lengths_M
+    with pytest.raises(ValueError, match="read-only"):
+        batch.lengths_M[0] = 9
+
+
+@pytest.fixture
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def test_small_products_alone_go_without_onednn(one_thread):
+    assert are_small(torch.nn.Linear(WIDEST, 3))
+    assert not are_small(torch.nn.Linear(WIDEST + 1, 3))
+    assert not are_small(torch.nn.Linear(8, 3).bfloat16())
+    torch.set_num_threads(2)
+    assert not are_small(torch.nn.Linear(8, 3))
+
+
+def test_onednn_is_back_after_a_pass_also_after_one_that_failed():
+    before = torch.backends.mkldnn.enabled
+    with without_onednn(False):
+        assert torch.backends.mkldnn.enabled == before
+
+    def fail() -> None:
+        with without_onednn(True):
+            raise RuntimeError(f"failed, {torch.backends.mkldnn.enabled}")
+
+    with pytest.raises(RuntimeError, match="failed, False"):
+        fail()
+    assert torch.backends.mkldnn.enabled == before
+
+
+def test_a_tiny_policy_computes_without_onednn_in_float32_alone(one_thread):
+    policy = make_learner("full", seed=1).policy
+    before = torch.backends.mkldnn.enabled
+    with policy.computing():
+        assert not torch.backends.mkldnn.enabled
+    policy.precision = "bf16"
+    with policy.computing():
+        assert torch.backends.mkldnn.enabled == before
+    policy.precision = "fp32"
+    prompts, messages = [ids(3, 4, 5)], [ids(6, 7)]
+    without = policy.features(prompts, messages)
+    policy._small = False
+    torch.testing.assert_close(without, policy.features(prompts, messages))
 
 
 def test_spreading_adds_up_the_gradients_of_all_copies_and_none_of_padding():

@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 
 import teamtr
 from teamtr.batches import RolloutBatch
+from teamtr.bounded_json import DEEPEST
 from teamtr.store import (
     Checkpoints,
     Log,
@@ -39,6 +40,7 @@ from teamtr.store import (
     write_atomic,
     write_episodes,
 )
+from teamtr.store.log import decode, encode
 from teamtr.types import Episode, Problem, Turn, Verdict
 
 SOURCES = Path(teamtr.__path__[0])
@@ -684,3 +686,14 @@ def test_the_store_imports_no_torch() -> None:
     code = "import sys, teamtr.store; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     assert subprocess.run([sys.executable, "-c", code], env=environment).returncode == 0
+
+
+@pytest.mark.parametrize("leaf", ["text", 1.5, 7, None])
+@pytest.mark.parametrize("hold", [lambda value: [value], lambda value: {"k": value}])
+def test_what_is_too_deep_is_told_whatever_stands_there(leaf, hold):
+    value = leaf
+    for _ in range(DEEPEST - 2):
+        value = hold(value)
+    assert decode(encode(value, "here")) == value
+    with pytest.raises(StoreError, match="nested deeper than"):
+        encode(hold(value), "here")

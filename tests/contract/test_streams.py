@@ -14,7 +14,7 @@ from small import World
 from teamtr.answers import AS_TRAINED, Decoding, Ended, Sample, Wanted
 from teamtr.batches import Carried, RolloutBatch
 from teamtr.ports import More
-from teamtr.randomness import seed_of, uniforms, uniforms_of_row
+from teamtr.randomness import AT_ONCE, RowNoise, seed_of, uniforms
 from teamtr.rollout import Ledger, RolloutContext, StaleWeights, play
 from teamtr.rollout.redraw import redraw
 from teamtr.session.tools import with_tool_turns
@@ -67,7 +67,15 @@ def assert_same(one: RolloutBatch, other: RolloutBatch) -> None:
 
 @pytest.mark.parametrize(("row", "tokens"), [(0, 1), (3, 7), (8, 5)])
 def test_a_rows_noise_is_had_without_the_rows_before_it(row: int, tokens: int):
-    assert uniforms_of_row(11, row, tokens).tobytes() == uniforms(11, 9, tokens)[row].tobytes()
+    assert RowNoise(11, tokens)[row].tobytes() == uniforms(11, 9, tokens)[row].tobytes()
+
+
+@pytest.mark.parametrize("tokens", [2, AT_ONCE // 2, AT_ONCE + 1])
+def test_rows_are_the_same_in_whatever_order_they_are_asked_for(tokens: int):
+    """Whether they are made together (many, two) or one by one."""
+    whole, noise = uniforms(12, 6, tokens), RowNoise(12, tokens)
+    for row in (5, 0, 1, 1, 4, 2, 3):
+        assert noise[row].tobytes() == whole[row].tobytes()
 
 
 def test_the_noise_of_a_turn_is_the_episodes_row_of_what_the_turn_is_called():

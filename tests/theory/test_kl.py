@@ -35,6 +35,15 @@ def textbook_kl(logits_cur: Tensor, logits_new: Tensor) -> Tensor:
 # ---------------------------------------------------------------- full vocabulary
 
 
+def test_a_position_has_the_same_bits_beside_one_that_is_far() -> None:
+    """Where every token is near, the term for far ones is not computed."""
+    cur, new = torch.randn(2, 3, 7, generator=torch.Generator().manual_seed(0)) * 0.1
+    far = torch.tensor([[9.0, *[0.0] * 6]])
+    beside = kl_cur_to_new(torch.cat([cur, far]), torch.cat([new, -far]))
+    assert torch.equal(kl_cur_to_new(cur, new), beside[:3])
+    torch.testing.assert_close(beside[3:], textbook_kl(far, -far).float())
+
+
 def test_kl_by_hand_and_in_the_order_of_its_name() -> None:
     # p = (1/2, 1/2), q = (1/4, 3/4): KL(p || q) = 1/2 log 2 + 1/2 log(2/3) = 1/2 log(4/3) = 0.14384
     # the other way round: 1/4 log(1/2) + 3/4 log(3/2) = 0.13081

@@ -44,7 +44,7 @@ def demo(
     out: Annotated[Path | None, typer.Option(help="Keep the run folders here.")] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Train a team of tiny models on a game that they can only win together: one command, about two minutes on a CPU.
+    """Train a team of tiny models on a game that they can only win together: one command, about a minute on a CPU.
 
     `teamtr demo` trains three models on code exchange: two see half of a code each, the third must say all of it.
     `teamtr demo --task roles --compare naive_sequential` compares fresh rollouts before every update with stale ones,

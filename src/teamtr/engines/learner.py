@@ -25,7 +25,7 @@ from teamtr.engines.gradients import Gathered, LossPart, added, gather_in_lockst
 from teamtr.engines.hashing import hash_tensors
 from teamtr.engines.kept import KeptFeatures
 from teamtr.engines.optim import MOMENTS, Adam, weight_of
-from teamtr.engines.passes import WHOLE, Passes, Reference, by_message, forget_gradients, packed, pad
+from teamtr.engines.passes import WHOLE, Padding, Passes, Reference, by_message, forget_gradients, packed
 from teamtr.engines.policy import Policy, Recompute
 from teamtr.engines.saving import CRITIC_FILE, OPTIMIZER_FILE, LearnerFiles, fingerprint_of
 from teamtr.engines.shards import Rows, Shards
@@ -210,16 +210,17 @@ class PolicyLearner:
 
         def forward(part: Rows) -> LossPart:
             scored = self.passes.score(reference, part)
-            logp_new_MT, mask_MT = pad(scored.logp_N, scored.lengths)
-            logp_cur_MT, _ = pad(packed(reference.logp, part), scored.lengths)
+            pad = Padding.of(scored.lengths, scored.logp_N.device)
+            logp_new_MT, mask_MT = pad(scored.logp_N), pad.mask_MT
+            logp_cur_MT = pad(packed(reference.logp, part))
             own = send(_chosen(advantages, [position[int(i)] for i in part]), logp_new_MT.device)
-            own = own if isinstance(advantages, np.ndarray) else pad(own, scored.lengths)[0]
+            own = own if isinstance(advantages, np.ndarray) else pad(own)
             gain = clipped_surrogate(logp_new_MT, logp_cur_MT, mask_MT, own.to(logp_new_MT.dtype), objective)
             kl_sum = scored.kl_N.sum()
             loss = beta * kl_sum / len(rows) - gain.total / denominator
             counted = [gain.total, kl_sum, gain.clipped, gain.ratios]
             if initial is not None:
-                logp_ref_MT, _ = pad(packed(initial, part), scored.lengths)
+                logp_ref_MT = pad(packed(initial, part))
                 drift = reference_kl(logp_new_MT, logp_ref_MT, mask_MT, objective.average_over)
                 loss = loss + objective.reference_kl * drift / denominator
                 counted.append(drift)

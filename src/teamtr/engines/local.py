@@ -126,6 +126,8 @@ class LocalEngine:
 
 def _told_as(heard: Heard, first_row: int, version: str) -> Heard:
     """For a part of the rows, whose messages this version wrote."""
+    if heard is unheard:
+        return heard
     return lambda row, sample: heard(first_row + row, replace(sample, version=version))
 
 

@@ -56,20 +56,22 @@ def _measure(passes: Passes, reference: Reference, rows: Rows) -> tuple[Floats, 
     own = passes.fitting(lambda: _measure_own(passes, reference, rows))
     sizes_R = 2 * batch.lengths_M[rows]
     found = passes.shards.complete(own, batch, rows, sizes_R)
-    kl, new = zip(*(both.chunk(2) for both in found), strict=True)
-    return torch.cat(kl).double().cpu().numpy(), torch.cat(new).double().cpu().numpy()
+    both_N2 = torch.cat(found).double().cpu().numpy().reshape(-1, 2)
+    kl_N, new_N = np.ascontiguousarray(both_N2.T)
+    return kl_N, new_N
 
 
 def _measure_own(passes: Passes, reference: Reference, rows: Rows) -> dict[int, Tensor]:
-    """Of each row of this process' shards: the KLs of its tokens, then their log-probabilities."""
+    """Of each row of this process' shards, token by token: its KL and its log-probability."""
     found: dict[int, Tensor] = {}
     parts = passes.own_parts(reference.batch, rows)
     with passes.in_step(len(parts)), passes.over(len(parts)) as work:
         for part in parts:
             with passes.policy.computing():
                 scored = passes.score(reference, part)
-            pieces = zip(scored.kl_N.split(scored.lengths), scored.logp_N.split(scored.lengths), strict=True)
-            found.update({int(row): torch.cat(both) for row, both in zip(part, pieces, strict=True)})
+            both_N2 = torch.stack([scored.kl_N, scored.logp_N], dim=1)
+            pieces = both_N2.flatten().split([2 * length for length in scored.lengths])
+            found.update(zip(part.tolist(), pieces, strict=True))
             work.advance()
     return found
 

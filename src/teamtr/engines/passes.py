@@ -151,7 +151,7 @@ class Passes:
 
     def features(self, part: AgentBatch) -> Tensor:
         kind = "trained" if torch.is_grad_enabled() else "scored"
-        self.tokens[kind] += sum(len(p) + len(m) for p, m in zip(part.prompts, part.messages, strict=True))
+        self.tokens[kind] += int(part.sizes_M.sum())
         return self.policy.features(part.prompts, part.messages)
 
     def chunks(self, head: Head, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
@@ -202,7 +202,7 @@ class Passes:
         """The rows of one problem side by side, because what they begin with in common is computed once; the
         micro-batches by falling size. Where memory goes by tokens, each holds as many as ``micro_batch`` of the longest
         rows have: short ones come in larger numbers, and no pass is too small for a card."""
-        size_M = np.array([len(p) + len(m) for p, m in zip(batch.prompts, batch.messages, strict=True)])
+        size_M = batch.sizes_M
         longest = np.zeros(int(batch.problem_M.max()) + 1, dtype=np.int64)
         np.maximum.at(longest, batch.problem_M[rows], size_M[rows])
         problem_M = batch.problem_M
@@ -277,12 +277,22 @@ def packed_ids(batch: AgentBatch, device: torch.device) -> Tensor:
     return send(ids.astype(np.int64), device)
 
 
-def pad(values_N: Tensor, lengths: list[int]) -> tuple[Tensor, Tensor]:
-    """Packed tokens to [M, T] with a mask that comes from lengths, never from ids."""
-    padded_MT = torch.nn.utils.rnn.pad_sequence(list(values_N.split(lengths)), batch_first=True)
-    lengths_M = send(np.array(lengths), values_N.device)
-    mask_MT = torch.arange(padded_MT.shape[1], device=values_N.device)[None] < lengths_M[:, None]
-    return padded_MT, mask_MT
+@dataclass(frozen=True)
+class Padding:
+    """Where packed tokens stand in [M, T], and which places hold one: it comes from lengths, never from ids."""
+
+    place_N: Tensor
+    mask_MT: Tensor
+
+    @staticmethod
+    def of(lengths: Sequence[int], device: torch.device) -> Padding:
+        mask_MT = np.arange(max(lengths))[None] < np.array(lengths)[:, None]
+        return Padding(send(np.flatnonzero(mask_MT), device), send(mask_MT, device))
+
+    def __call__(self, values_N: Tensor) -> Tensor:
+        """[N] to [M, T], zeros elsewhere. One copy each way: ``pad_sequence`` goes back message by message."""
+        empty = values_N.new_zeros(self.mask_MT.numel())
+        return empty.index_copy(0, self.place_N, values_N).view(self.mask_MT.shape)
 
 
 def forget_gradients(policy: Policy) -> None:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from teamtr.answers import Decoding, Ended, Sample, Wanted
 from teamtr.ports import Environment, unheard
-from teamtr.randomness import seed_of, uniforms_of_row
+from teamtr.randomness import RowNoise, seed_of
 from teamtr.rollout.calling import Said, calls_in_message, calls_so_far, results_of
 from teamtr.rollout.context import Ledger, RolloutContext, check_author
 from teamtr.rollout.episode import EpisodeState
@@ -110,6 +110,8 @@ class _Conversations:
     _told: dict[int, list[str]] = field(default_factory=dict)
     """Episodes of which ``ended`` was told, with what was said in them."""
     _since: float = 0.0
+    _noise: dict[tuple[int, str], RowNoise] = field(default_factory=dict)
+    """By the place of a turn in its episode, and who speaks."""
 
     def __post_init__(self) -> None:
         self._ready = set(range(len(self.states)))
@@ -260,11 +262,15 @@ class _Conversations:
     def _wanted(self, message: _Message) -> Wanted:
         self._open[self._rows] = message
         self._rows += 1
-        place, name = len(self.states[message.episode].turns), message.agent.name
+        place, agent, begun = len(self.states[message.episode].turns), message.agent, message.begun.token_ids
+        noise = self._noise.get((place, agent.name))
+        if noise is None:
+            noise = RowNoise(seed_of(self.seed, "turn", place, agent.name), agent.max_tokens)
+            self._noise[place, agent.name] = noise
         return Wanted(
-            name,
-            np.concatenate([message.prompt, message.begun.token_ids]),
-            uniforms_of_row(seed_of(self.seed, "turn", place, name), message.episode, message.agent.max_tokens),
+            agent.name,
+            np.concatenate([message.prompt, begun]) if len(begun) else message.prompt,
+            noise[message.episode],
             Decoding(self.temperature),
         )
 
@@ -288,9 +294,12 @@ class _Beginning:
         )
 
 
+_NOTHING = _Beginning(np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.float32))
+
+
 def _begun(drafted: tuple[Turn, int, int] | None, agent: Agent, ends: frozenset[int]) -> _Beginning:
     if drafted is None:
-        return _Beginning(np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.float32))
+        return _NOTHING
     turn, kept, following = drafted
     if kept < 0 or kept == len(turn.token_ids):
         return _Beginning(turn.token_ids, turn.sampler_logprobs, turn.finish)

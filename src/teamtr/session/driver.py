@@ -58,7 +58,7 @@ from teamtr.team import Team
 from teamtr.theory.intervals import measured_gain
 from teamtr.training.algorithm import Slot, Step, run_stage, schedule
 from teamtr.training.batch import TrainingBatch
-from teamtr.training.health import health_of
+from teamtr.training.health import LastHealth
 from teamtr.training.radii import shared_radii
 from teamtr.training.rewards import rewards_of
 from teamtr.training.stage import stage_report
@@ -105,6 +105,7 @@ class Driver:
         self.fingerprints: dict[str, str] = {}
         self.exact: float | None = None
         self.history = History()
+        self.health = LastHealth()
         self.measured: MeasuredGain | None = None
         self.gathered: Gathered | None = None
         self.probed: Record | None = None
@@ -325,7 +326,7 @@ class Driver:
             grader_failures=dict(self.session.task.failures),
             protocol_breaches=self.session.breaches(),
             success=float(np.mean([e.verdict.right for e in step.batch.present])),
-            health=health_of(step.batch, self.team.limits, step.report),
+            health=self.health.after(step.batch, self.team.limits, step.report),
             rewards=rewards_of(step.batch, self.session.task.printed.take()),
             exact_success=None if self.exact is None else (exact_before, self.exact),
             measured_before=self.measured,

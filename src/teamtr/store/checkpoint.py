@@ -83,6 +83,8 @@ class Checkpoints:
         self._guard = guard
         # Manifest hash of the agent folders that this process wrote or verified: gigabytes are hashed once.
         self._whole: dict[Path, str] = {}
+        # Agent folders that the commits of these numbers name, of those that this process wrote.
+        self._named: dict[int, set[Path]] = {}
         self._hold: FileLock | None = None
         self.kept: int | None = None
         """A commit that stays however old it is, until another takes its place."""
@@ -119,6 +121,7 @@ class Checkpoints:
             body = encode(whole, f"commit {number}", sort_keys=True)
             _commit(self._commit_folder(number), lambda folder: (folder / TEAM).write_bytes(body))
             stored = self._read(number)
+        self._named[number] = {self.folder_of(stored, name) for name in stored.agents}
         self._prune()
         return stored
 
@@ -264,11 +267,15 @@ class Checkpoints:
                 staying.append(number)
         needed: set[Path] = set()
         for number in staying:
+            if number in self._named:
+                needed |= self._named[number]
+                continue
             try:
                 commit = self._read(number)
             except StoreError:  # damaged beyond naming its agents: it cannot be resumed from in any case
                 continue
             needed |= {self.folder_of(commit, name) for name in commit.agents}
+        self._named = {number: folders for number, folders in self._named.items() if number in staying}
         for folder in (self.folder / "agents").glob("*/*"):
             if folder not in needed and folder.is_dir() and _VERSION.fullmatch(folder.name):
                 self._discard_agent(folder)

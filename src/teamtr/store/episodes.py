@@ -250,16 +250,15 @@ def _one_of(options: tuple[Any, ...], value: Any) -> Any:
     return value
 
 
-def _array(values: Any, dtype: DTypeLike) -> NDArray[Any]:
+def _array(values: Any, dtype: type[np.int32] | type[np.float32]) -> NDArray[Any]:
     """A list of numbers and of nothing else: numpy would make numbers of text, too."""
     found = np.array(values) if isinstance(values, list) else None
     if found is None or found.ndim != 1 or (found.size and found.dtype.kind not in "iuf"):
         raise TypeError("something else in the place of a list of numbers")
-    if np.issubdtype(dtype, np.integer) and found.size:
-        bounds = np.iinfo(np.dtype(dtype))
-        if found.dtype.kind == "f" or found.min() < bounds.min or found.max() > bounds.max:
-            raise TypeError("something else in the place of a list of whole numbers")
-    return found.astype(dtype)
+    stored: NDArray[Any] = found.astype(dtype)
+    if dtype is np.int32 and found.size and (found.dtype.kind == "f" or not (stored == found).all()):
+        raise TypeError("something else in the place of a list of whole numbers")
+    return stored
 
 
 def _checked(array: NDArray[Any], dtype: DTypeLike, where: str) -> NDArray[Any]:

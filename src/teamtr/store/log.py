@@ -263,6 +263,10 @@ class _Unfit(Exception):
         return self
 
 
+_USUAL: Mapping[type, Callable[[Any], bool]] = {str: str.isascii, float: math.isfinite}
+"""What is written as it is, where this holds of it; asked in C."""
+
+
 def _to_json(value: Any, depth: int = 1) -> Any:
     """The usual types come first, by themselves: a batch of episodes has a hundred thousand values."""
     if depth >= DEEPEST:
@@ -276,10 +280,16 @@ def _to_json(value: Any, depth: int = 1) -> Any:
         return value
     if kind is int and -(2**63) <= value < 2**64:
         return value
+    if kind is np.ndarray:  # before it is asked whether it is a mapping, which takes longer than the rest
+        return _unusual_to_json(value, depth)
     if kind is dict or isinstance(value, Mapping):
         made = {}
         for key, item in value.items():
-            name = key if type(key) is str and key.isascii() and not key.startswith("$") else _to_key(key)
+            name = key if type(key) is str and key.isascii() and key[:1] != "$" else _to_key(key)
+            usual = _USUAL.get(type(item))
+            if usual is not None and depth < DEEPEST - 1 and usual(item):  # without a call of our own: most are
+                made[name] = item
+                continue
             try:
                 made[name] = _to_json(item, depth + 1)
             except _Unfit as unfit:
@@ -288,6 +298,10 @@ def _to_json(value: Any, depth: int = 1) -> Any:
     if kind is list or isinstance(value, list | tuple):
         items = []
         for item in value:
+            usual = _USUAL.get(type(item))
+            if usual is not None and depth < DEEPEST - 1 and usual(item):
+                items.append(item)
+                continue
             try:
                 items.append(_to_json(item, depth + 1))
             except _Unfit as unfit:
@@ -297,6 +311,11 @@ def _to_json(value: Any, depth: int = 1) -> Any:
 
 
 def _unusual_to_json(value: Any, depth: int) -> Any:
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+        if value.dtype.kind != "f":
+            return value.tolist()
+        items = value.astype(np.float64).tolist()
+        return items if np.isfinite(value).all() else _to_json(items, depth)
     if isinstance(value, np.bool_):
         return bool(value)
     if isinstance(value, str):
@@ -307,9 +326,6 @@ def _unusual_to_json(value: Any, depth: int) -> Any:
         return int(value) if -(2**63) <= value < 2**64 else {"$int": hex(value)}
     if isinstance(value, float | np.floating):
         return float(value) if math.isfinite(value) else {"$float": str(float(value))}
-    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
-        items = value.astype(np.float64).tolist() if value.dtype.kind == "f" else value.tolist()
-        return items if np.isfinite(value).all() else _to_json(items, depth)
     raise _Unfit(f" is a {type(value).__name__}, which JSON cannot hold: store numbers, text, lists, mappings or None")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from teamtr.team.visibility import EVERYTHING, Visibility
 from teamtr.types import Turn
@@ -56,7 +57,7 @@ class Team:
                 return agent
         raise KeyError(f"no agent {name!r} in the team; it has {', '.join(self.names)}")
 
-    @property
+    @cached_property
     def names(self) -> tuple[str, ...]:
         return tuple(a.name for a in self.agents)
 

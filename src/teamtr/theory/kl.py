@@ -51,9 +51,11 @@ class _KlCurToNew(torch.autograd.Function):
         has_mass = p_cur != 0
         d = torch.where(has_mass, logp_new - logp_cur, 0.0)  # -inf - -inf is nan
         near = has_mass & (d.abs() < 1.0)
+        terms = p_cur * (torch.expm1(d) - d)
         # Far from 0, expm1(d) may overflow while p exp(d) = q cannot; tokens without mass in cur count with q alone.
-        far_term = logp_new.exp() - p_cur * (1.0 + d)
-        kl = torch.where(near, p_cur * (torch.expm1(d) - d), far_term).sum(dim=-1)
+        if d.device.type != "cpu" or not near.all():  # a card would have to be waited for
+            terms = torch.where(near, terms, logp_new.exp() - p_cur * (1.0 + d))
+        kl = terms.sum(dim=-1)
         # Rounding of expm1(d) - d can fall below 0 by one unit in the last place of d.
         kl = kl.clamp(min=0.0)
         ctx.save_for_backward(logits_cur, logits_new, kl)

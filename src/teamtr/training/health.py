@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -32,6 +33,20 @@ def health_of(batch: RolloutBatch, limits: Mapping[str, int], report: UpdateRepo
         reward_deviation=float(np.std(rewards)) if len(rewards) else None,
         kl_share=None if report is None else _kl_share(report),
     )
+
+
+class LastHealth:
+    """``health_of`` of one update after the other: those that learn from the same episodes count them once."""
+
+    def __init__(self) -> None:
+        self._batch: RolloutBatch | None = None
+        self._found: Health | None = None
+
+    def after(self, batch: RolloutBatch, limits: Mapping[str, int], report: UpdateReport) -> Health:
+        known = self._batch
+        if known is None or known.episodes is not batch.episodes or known.past != batch.past or self._found is None:
+            self._batch, self._found = batch, health_of(batch, limits)
+        return replace(self._found, kl_share=_kl_share(report))
 
 
 def _messages(episodes: Sequence[Episode], names: Sequence[str], limits: Mapping[str, int]) -> MessageHealth | None:

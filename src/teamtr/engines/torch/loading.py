@@ -13,6 +13,7 @@ import torch
 
 from teamtr.engines.torch.model_files import ModelError
 from teamtr.engines.torch.policy_files import belongs_to
+from teamtr.engines.torch.products import are_small, without_onednn
 from teamtr.engines.torch.tokenizer import character_tokenizer
 from teamtr.errors import first_line
 from teamtr.progress import Work, working
@@ -83,7 +84,7 @@ def teach_form(
     rng = np.random.default_rng(seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.0)
     model.train()
-    with working("teaching the tiny base", steps, "steps") as work:
+    with without_onednn(are_small(model)), working("teaching the tiny base", steps, "steps") as work:
         _teach(model, optimizer, examples, work, rng, learning_rate, batch)
     model.eval()
     for parameter in model.parameters():

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from teamtr.engines.transfer import send
-from teamtr.types import Ids, common_beginning
+from teamtr.types import Ids
 
 Places = NDArray[np.int64]
 
@@ -37,26 +37,30 @@ class Packing:
 def pack(rows: Sequence[Ids]) -> Packing:
     """Sorted, rows with a common beginning are neighbours; each takes over what it shares with the one before."""
     keys = [row.astype(">i4").tobytes() for row in rows]
-    order = sorted(range(len(rows)), key=keys.__getitem__)
-    places: list[Places] = [np.zeros(0, dtype=np.int64)] * len(rows)
-    ids, positions, leaves = [], [], []
-    before, kept = -1, 0
-    for b in order:
-        if before >= 0 and keys[before] == keys[b]:  # many rows of a group of short messages are the same
-            places[b], before = places[before], b
-            continue
-        shared = common_beginning(rows[before], rows[b]) if before >= 0 else 0
-        if before >= 0 and shared < len(rows[before]):
-            leaves.append(before)
-        own = np.arange(shared, len(rows[b]))
-        head = places[before][:shared] if before >= 0 else places[b]
-        places[b] = np.concatenate([head, kept + own - shared])
-        ids.append(rows[b][shared:])
-        positions.append(own)
-        before, kept = b, kept + len(own)
-    leaves.append(before)
+    last = {keys[b]: b for b in sorted(range(len(rows)), key=keys.__getitem__)}  # many rows of a group are the same
+    distinct = [rows[b] for b in last.values()]
+    length_U = np.array([len(row) for row in distinct])
+    column_L = np.arange(length_U.max())
+    there_UL = column_L < length_U[:, None]
+    ids_UL = np.zeros(there_UL.shape, dtype=distinct[0].dtype)
+    ids_UL[there_UL] = np.concatenate(distinct)
+    apart_UL = np.ones_like(there_UL)  # from the row before, here or further left
+    apart_UL[1:] = (ids_UL[1:] != ids_UL[:-1]) | ~(there_UL[1:] & there_UL[:-1])
+    own_UL = np.logical_or.accumulate(apart_UL, axis=1) & there_UL
+    kept = int(own_UL.sum())
+    place_UL = np.full(own_UL.shape, -1)
+    place_UL[own_UL] = np.arange(kept)
+    # Later rows have higher places: the highest so far in a column is the one of the last row that has its own.
+    np.maximum.accumulate(place_UL, axis=0, out=place_UL)
+    place_of = {key: place_UL[u, : length_U[u]] for u, key in enumerate(last)}
+    own_U = own_UL.sum(1)
+    ends_U = np.append(length_U[1:] - own_U[1:] < length_U[:-1], True)
+    leaves = sorted(b for b, ends in zip(last.values(), ends_U, strict=True) if ends)
     return Packing(
-        np.concatenate(ids), np.concatenate(positions), tuple(places), tuple(places[b] for b in sorted(leaves))
+        ids_UL[own_UL],
+        np.nonzero(own_UL)[1],
+        tuple(place_of[key] for key in keys),
+        tuple(place_of[keys[b]] for b in leaves),
     )
 
 

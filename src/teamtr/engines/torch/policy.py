@@ -41,6 +41,7 @@ from teamtr.engines.torch.head import linear_head
 from teamtr.engines.torch.packing import Spread, pack
 from teamtr.engines.torch.plain_sampling import PlainSampler, pad_batch
 from teamtr.engines.torch.policy_files import PolicyFiles, belongs_to
+from teamtr.engines.torch.products import are_small, without_onednn
 from teamtr.engines.transfer import send
 from teamtr.errors import UserError, first_line
 from teamtr.ports import Follow, Heard, unfollowed, unheard
@@ -83,6 +84,7 @@ class TransformerPolicy(Policy):
         self.serving = serving
         self._fused = fused
         self._layouts: ExitStack | None = None
+        self._small = are_small(self.causal_lm)
         self.recomputes = False
         self.packs = True
         self._pads = True
@@ -169,7 +171,7 @@ class TransformerPolicy(Policy):
         torch.backends.cuda.matmul.allow_tf32 = self.precision != "fp32"
         outer = self._layouts
         try:
-            with ExitStack() as self._layouts:
+            with without_onednn(self._small and self.precision == "fp32"), ExitStack() as self._layouts:
                 yield
         finally:
             self._layouts = outer
@@ -212,7 +214,8 @@ class TransformerPolicy(Policy):
         return True
 
     def features(self, prompts: Sequence[Ids], messages: Sequence[Ids]) -> Tensor:
-        self.causal_lm.train(self.recomputes and torch.is_grad_enabled())
+        if self.causal_lm.training != (self.recomputes and torch.is_grad_enabled()):  # asking is cheap, telling is not
+            self.causal_lm.train(not self.causal_lm.training)
         if not all(map(len, prompts)):
             raise UserError(
                 "an empty prompt: there is no token before the message that its first one could follow from"
@@ -483,7 +486,8 @@ class TransformerPolicy(Policy):
         plain = PlainSampler(
             self.causal_lm, self.device, self._body, self.head, self.temperature, self.end_ids, self._pads, keep
         )
-        return plain.sample(prompts, uniform, drawing, heard, follow)
+        with without_onednn(self._small and self.precision == "fp32"):  # for the head as well
+            return plain.sample(prompts, uniform, drawing, heard, follow)
 
 
 def end_ids_of(model: Any, tokenizer: Any) -> frozenset[int]:
