@@ -21,7 +21,7 @@ from teamtr.engines.paged import kernels, layout, reference, sampler, work_split
 from teamtr.engines.paged.weights import SamplingCopy
 from teamtr.engines.sampling import TokenSampler, draw
 from teamtr.engines.scoring import score_tokens
-from teamtr.engines.torch import fused_layers, narrow_products
+from teamtr.engines.torch import fused_layers, fused_lora, narrow_products
 from teamtr.engines.torch.fused_lora import FusedLora, fuse_lora
 from teamtr.engines.torch.loading import TinyShape, share_base, tiny_model
 from teamtr.engines.torch.policy import TransformerPolicy
@@ -339,6 +339,18 @@ def narrow_factors() -> None:
             torch.testing.assert_close(2 * sums, across, rtol=1e-4, atol=1e-4)
             torch.testing.assert_close(found, (0.5 * along).half(), rtol=2e-3, atol=2e-3)
             assert torch.equal(narrow_products.across(wide, narrow), 2 * sums)
+    turned = torch.randn(96, 40).half().T  # columns side by side
+    factor, narrow = torch.randn(8, 96).half(), torch.randn(40, 8).half()
+    along = (turned.float() @ factor.float().T).half()
+    torch.testing.assert_close(narrow_products.narrow(turned, factor), along, rtol=2e-3, atol=2e-3)
+    sums, found = narrow_products.across_and_along(turned, narrow, factor.T)
+    torch.testing.assert_close(found, along, rtol=2e-3, atol=2e-3)
+    torch.testing.assert_close(sums, turned.float().T @ narrow.float(), rtol=1e-4, atol=1e-4)
+    nobody, none = turned[:0], narrow[:0]  # an expert that no token was sent to
+    assert narrow_products.narrow(nobody, factor).shape == (0, 8)
+    sums, found = narrow_products.across_and_along(nobody, none, factor.T)
+    assert found.shape == (0, 8)
+    assert torch.equal(sums, torch.zeros(96, 8))
 
 
 def fused_learner() -> None:
@@ -357,15 +369,19 @@ def fused_learner() -> None:
     calls: Counter[str] = Counter()
     for name in ("norm", "gated", "turned"):
         setattr(fused_layers, name, _counting(name, getattr(fused_layers, name), calls))
+    for name in ("narrow", "across", "across_and_along"):
+        setattr(narrow_products, name, _counting(name, getattr(narrow_products, name), calls))
     found = []
     for fuses in (False, True):
         FusedLora.fuses = lambda *_, fuses=fuses: fuses
+        fused_lora._on_card = lambda *_, fuses=fuses: fuses
         features = policy.features(rows, messages)
         (features * torch.linspace(-1, 1, features.numel()).view_as(features)).sum().backward()
         found.append([features.detach(), *(p.grad.clone() for p in policy.parameters().values())])
         for parameter in policy.parameters().values():
             parameter.grad = None
-        assert calls == (Counter(norm=4, gated=2, turned=4) if fuses else Counter())
+        products = {"narrow": 8, "across": 8, "across_and_along": 14}
+        assert calls == (Counter(norm=4, gated=2, turned=4, **products) if fuses else Counter())
     for plain, ours in zip(*found, strict=True):
         torch.testing.assert_close(ours, plain, atol=2e-5, rtol=2e-4)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,9 @@ from test_lean_learner import assert_close, gradients
 from conftest import make_learner
 from teamtr.batches import AgentBatch
 from teamtr.engines.passes import Padding, _filled
+from teamtr.engines.shards import Shards
+from teamtr.engines.torch import attention
+from teamtr.engines.torch.attention import Packed
 from teamtr.engines.torch.packing import Spread, pack
 from teamtr.engines.torch.policy import TransformerPolicy
 from teamtr.engines.torch.products import WIDEST, are_small, without_onednn
@@ -187,6 +192,7 @@ def test_the_heaviest_micro_batch_comes_first_and_a_problem_stays_together():
     assert {*batch.problem_M[parts[0]]} == {2}
 
 
+@pytest.mark.long
 def test_rows_that_stand_end_to_end_are_taken_together_by_their_tokens(monkeypatch):
     """With the gradient that they have in parts of so many messages, and no part larger than so many of the longest."""
     batch, found, sizes = family(np.random.default_rng(0)), {}, {}
@@ -206,6 +212,87 @@ def test_rows_that_stand_end_to_end_are_taken_together_by_their_tokens(monkeypat
     assert max(sizes[True]) <= 2 * size_M.max()
     assert sizes[True] == sorted(sizes[True], reverse=True)
     assert_close(found[True], found[False])
+
+
+def one_long_prompt() -> AgentBatch:
+    """Messages of four tokens, twelve after prompts of two and one after a prompt of 60."""
+    rng, count = np.random.default_rng(0), 13
+    prompts = [rng.integers(3, 20, size=60 if k == 0 else 2).astype(np.int32) for k in range(count)]
+    return AgentBatch(
+        agent="one", prompts=tuple(prompts),
+        messages=tuple(rng.integers(3, 20, size=4).astype(np.int32) for _ in range(count)),
+        sampler_logprobs=(np.zeros(4, dtype=np.float32),) * count,
+        episode_M=np.arange(count), problem_M=np.arange(count), turn_M=np.zeros(count, dtype=np.int64),
+    )  # fmt: skip
+
+
+@pytest.mark.long
+def test_short_prompts_bring_no_more_logits_into_a_pass_than_are_planned(monkeypatch):
+    """Ten short rows have room beside a long one, where two long ones would; the plan counts the logits of two
+    messages."""
+    batch, passed, held, found = one_long_prompt(), [], [], {}
+    features, head, frozen_head = TransformerPolicy.features, TransformerPolicy.head, TransformerPolicy.frozen_head
+
+    def look(self, prompts, messages):
+        passed.append(len(messages))
+        return features(self, prompts, messages)
+
+    def counting(of):
+        def counted(self):
+            inner = of(self)
+            return lambda hidden_NH: held.append(len(hidden_NH)) or inner(hidden_NH)
+
+        return counted
+
+    monkeypatch.setattr(TransformerPolicy, "features", look)
+    monkeypatch.setattr(TransformerPolicy, "head", counting(head))
+    monkeypatch.setattr(TransformerPolicy, "frozen_head", counting(frozen_head))
+    for end_to_end in (False, True):
+        monkeypatch.setattr(TransformerPolicy, "end_to_end", property(lambda _, it=end_to_end: it))
+        learner = make_learner("lora", micro_batch=2)
+        passed.clear()
+        held.clear()
+        learner.begin(batch)
+        kl_M = learner.measure().full_M
+        learner.token_shift()
+        found[end_to_end] = gradients(learner, batch, np.linspace(-1, 1, len(batch)))
+        assert max(passed) == (11 if end_to_end else 2)
+        assert max(held) == 2 * 4
+        np.testing.assert_allclose(kl_M, 0.0, atol=1e-6)
+    assert_close(found[True], found[False])
+
+
+def test_all_processes_cut_a_shard_alike(monkeypatch):
+    """The room of a shard goes by its own longest row, so that who else computes what changes no cut."""
+    monkeypatch.setattr(TransformerPolicy, "end_to_end", property(lambda _: True))
+    batch, rows = one_long_prompt(), np.arange(13)
+    learner = make_learner("lora", micro_batch=2)
+    passes = learner.passes
+    passes.shards = Shards(3)
+    own = {shard: [part.tolist() for part in parts] for shard, parts in passes.own_shards(batch, rows)}
+    assert passes.counts(batch, rows) == {shard: len(parts) for shard, parts in own.items()} == {0: 1, 1: 2, 2: 2}
+    monkeypatch.setattr(Shards, "own", property(lambda _: [1]))
+    assert [(shard, [part.tolist() for part in parts]) for shard, parts in passes.own_shards(batch, rows)] == [
+        (1, own[1])
+    ]
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_rows_that_share_nothing_stand_as_they_are_packed(shared, monkeypatch):
+    """Whatever order they came in; rows that share something are spread, each token to where its row reads it."""
+    monkeypatch.setattr(attention, "goes_end_to_end", lambda *_: True)
+    rows = [ids(9, 1, 2), ids(4), ids(7, 7), *([ids(9, 1, 5, 6)] if shared else [])]
+    packing = pack(rows)
+    layout = Packed.of(packing, torch.device("cpu"), torch.float16)
+    assert (layout.spread is None) != shared
+    said = torch.from_numpy(packing.ids_N.astype(np.int64))
+    places = torch.from_numpy(packing.position_N)
+    taken = [x if layout.spread is None else x[layout.spread.taken] for x in (said, places)]
+    starts = layout.starts.tolist()
+    spans = [slice(*span) for span in pairwise(starts)]
+    assert sorted(taken[0][span].tolist() for span in spans) == sorted(row.tolist() for row in rows)
+    assert all(taken[1][span].tolist() == list(range(span.stop - span.start)) for span in spans)
+    assert list(layout.lengths) == [span.stop - span.start for span in spans]
 
 
 def test_a_part_is_filled_before_the_next_is_begun():

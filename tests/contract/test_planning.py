@@ -322,6 +322,22 @@ def test_tokens_of_a_step_share_the_prompts_that_are_drawn_together():
     assert rows.problems == pytest.approx(64 * (1 - 0.75**8)), "of eight episodes, one at least is in a given quarter"
 
 
+def test_passes_are_counted_by_tokens_where_they_are_filled_by_tokens():
+    """Two turns of 256 and 768 tokens: in half precision, two thirds of the passes that all messages would take."""
+    one = setup()
+    turns = (PlannedTurn("a", 128, 128, 128), PlannedTurn("a", 640, 128, 128))
+    twice = replace(one, turns=(*turns, *one.turns[1:]))
+
+    def passes(precision: str) -> float:
+        chosen = replace(twice, learning=replace(twice.learning, precision=precision))
+        return step_rows(LearnerCost(chosen, chosen.members[0]), Load.learned(chosen)).micro_batches
+
+    assert passes("fp32") == 128 * 2 / 16
+    assert passes("fp16") == passes("bf16") == -(-128 * 2 * 512 / 768 // 16)
+    alike = replace(twice, turns=(turns[1], turns[1], *one.turns[1:]))
+    assert step_rows(LearnerCost(alike, alike.members[0]), Load.learned(alike)).micro_batches == passes("fp32")
+
+
 def test_two_gradients_pass_through_a_worker_in_every_step():
     """Four steps; seven eighths of a gradient away, as much of the sum back, and a gradient's worth of additions."""
     eight = setup(**workers(8))

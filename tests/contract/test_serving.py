@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 import warnings
@@ -548,11 +549,17 @@ def test_books_never_hand_out_a_page_twice(steps):
 # -- kernels --------------------------------------------------------------------------------------------------
 
 
-KERNELS = "decode, prefill, draw, score"
+KERNELS = "decode, prefill, draw, score, narrow"
 OTHERS = (
     "together, long together, rotate, learner, rotated, half, half together, forbidden, between, "
     "other shapes together, groups"
 )
+INTERPRETED = Path(__file__).with_name("kernels_in_the_interpreter.py")
+
+
+def test_every_check_of_a_kernel_is_run():
+    (table,) = re.findall(r"^CHECKS = \{\n(.*?)^\}", INTERPRETED.read_text(), re.MULTILINE | re.DOTALL)
+    assert sorted(re.findall(r'^    "([^"]+)": ', table, re.MULTILINE)) == sorted(f"{KERNELS}, {OTHERS}".split(", "))
 
 
 @pytest.mark.long
@@ -560,9 +567,9 @@ OTHERS = (
 @pytest.mark.parametrize("checks", [KERNELS, pytest.param(OTHERS, marks=pytest.mark.slow)])
 def test_kernels_compute_what_the_reference_computes(checks):
     """In triton's interpreter, in a process of its own: the switch must be set before triton is imported."""
-    script, names = Path(__file__).with_name("kernels_in_the_interpreter.py"), checks.split(", ")
+    names = checks.split(", ")
     done = subprocess.run(
-        [sys.executable, str(script), *names], capture_output=True, text=True, timeout=300,
+        [sys.executable, str(INTERPRETED), *names], capture_output=True, text=True, timeout=300,
         env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]

@@ -196,6 +196,50 @@ def test_a_run_that_fails_is_no_measurement(bench, tmp_path, monkeypatch):
     assert (tmp_path / "auto.txt").read_text() == "no such model\n"
 
 
+def test_a_method_is_run_cold_and_warm_to_its_first_update_and_then_until_it_is_better(bench, tmp_path, monkeypatch):
+    asked = []
+
+    def watch(command, folder, limit, environment, enough):
+        asked.append(SimpleNamespace(command=command, name=folder.name, environment=environment, enough=enough))
+        return BEGAN, run() if folder.name == "auto" else [start(), update(1, 12.0, 5)]
+
+    monkeypatch.setattr(bench, "watch", watch)
+    options = {
+        "team": "team.yaml",
+        "settings": ["plan.stages=3"],
+        "problems": 4,
+        "samples": 8,
+        "every": 2,
+        "points": 10.0,
+    }
+    a = SimpleNamespace(**options, limit=30.0, cold=True, out=tmp_path, trl_micro_batch=8)
+    found, records = bench.measure("auto", "auto", a)
+    assert (found.first.seconds, found.cold.seconds, records) == (12.0, 12.0, run())
+    assert [each.name for each in asked] == ["auto-cold", "auto-first", "auto"]
+    for each, every in zip(asked, (0, 0, 2), strict=True):
+        settings = ["plan.stages=3", f"eval.every={every}", "eval.problems=4", "eval.samples=8", "eval.patience=null"]
+        assert each.command[3:] == [
+            "train",
+            "team.yaml",
+            *settings,
+            "plan.preset=auto",
+            "--out",
+            str(tmp_path / each.name),
+        ]
+        assert {str(tmp_path / "auto-caches" / name.lower()) for name in bench.CACHES} <= {*each.environment.values()}
+    first, until_better = asked[1].enough, asked[2].enough
+    assert not first([start()], BEGAN)
+    assert first([start(), update(1, 12.0, 5)], BEGAN)
+    assert not until_better(run()[:6], BEGAN)
+    assert until_better(run()[:7], BEGAN), "22 s of training are within the limit, 32 are not"
+
+    asked.clear()
+    late, records = bench.measure("auto", "auto", SimpleNamespace(**{**vars(a), "limit": 11.0, "cold": False}))
+    assert [each.name for each in asked] == ["auto-first"]
+    assert (late.first.seconds, late.cold, late.before, records) == (12.0, None, None, [])
+    assert not {*bench.CACHES} & {name for name, value in asked[0].environment.items() if str(tmp_path) in value}
+
+
 # -- one model alone ----------------------------------------------------------------------------------------------
 
 

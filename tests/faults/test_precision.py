@@ -87,6 +87,25 @@ def test_each_precision_scores_once_and_sees_what_it_sees_alone(monkeypatch):
     assert floor.noise_floor == max(within)
 
 
+def test_a_perturbation_that_is_read_as_no_number_is_not_passed_over(monkeypatch):
+    """The negligible one is read well here, a larger one is not."""
+    session = build(loads(TEAM, "team"))
+    learner, trial = session.engine.learner("right"), try_out(session)
+    measure, seen = type(learner).measure, []
+
+    def overflowing(self, rows=None):
+        found = measure(self, rows)
+        if self is not learner or session.engine.info("right").precision == "fp32":
+            return found
+        seen.append(found)
+        return found if len(seen) == 1 else replace(found, full_M=np.full_like(found.full_M, np.nan))
+
+    monkeypatch.setattr(type(learner), "measure", overflowing)
+    [floor] = [floor for floor in checks.measure_floors(session, trial) if floor.agent == "right"]
+    assert len(seen) > 1
+    assert not floor.visible
+
+
 def test_a_dead_zone_is_not_a_perfect_instrument(monkeypatch):
     """Scoring so coarse that a negligible change vanishes reads a floor of 0 and is refused all the same."""
     features = TransformerPolicy.features

@@ -66,8 +66,8 @@ class LearnerConfig(Section):
     minibatches: Positive = key(4, "Optimizer steps in one pass.")
     micro_batch: Positive = key(
         64,
-        "Messages per forward pass; on a GPU in half precision, as many tokens as so many of the longest have. Changes "
-        "memory, not results.",
+        "Messages per forward pass. On a GPU in half precision a pass is filled by tokens instead, up to as many as so "
+        "many of the longest messages and their prompts have. Changes memory, not results.",
     )
     recompute: Literal["auto", "always", "never"] = key(
         "auto",

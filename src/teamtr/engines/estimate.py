@@ -130,7 +130,8 @@ def cast_bytes(layer: int, head: int, precision: str, *, kept: str) -> int:
 
 @dataclass(frozen=True)
 class Rows:
-    """Most messages that are computed at once."""
+    """Most messages as long as can be that are computed at once. Of shorter ones it may be more, where passes are
+    filled by tokens (``Passes.micro_batches``): their tokens are no more, nor are the logits that are held."""
 
     scored: int
     trained: int

@@ -109,14 +109,14 @@ def _chances(
         new_NH, head = passes.features(part), passes.policy.head()
         cur_NH = packed(reference.features, rows)
         ids_N = packed_ids(part, new_NH.device)
-        logp_N = torch.cat([token_logp(head(h), t) for h, t in passes.chunks(head, new_NH, ids_N)])
+        logp_N = torch.cat([token_logp(head(h), t) for h, t in passes.chunks(reference.batch, head, new_NH, ids_N)])
         ratio_N = (logp_N - packed(reference.logp, rows)).double().cpu().numpy()
         chances = [chance_so_far(ratio) for ratio in np.split(ratio_N, cuts)]
         chance_N = send(np.concatenate([chance[:-1] for chance in chances]), new_NH.device)
         draw_N = send(np.repeat(noise_M[rows], lengths), new_NH.device)
         pieces = [
             _rest(head(new), reference.head(cur), chance, draw)
-            for new, cur, chance, draw in passes.chunks(head, new_NH, cur_NH, chance_N, draw_N)
+            for new, cur, chance, draw in passes.chunks(reference.batch, head, new_NH, cur_NH, chance_N, draw_N)
         ]
     rest_N, token_N = (torch.cat(x).cpu().numpy() for x in zip(*pieces, strict=True))
     return zip(rows.tolist(), chances, np.split(rest_N.astype(np.float64), cuts), np.split(token_N, cuts), strict=True)
@@ -150,7 +150,8 @@ def _shift(passes: Passes, reference: Reference, part: Rows) -> Tensor:
         new_NH = passes.features(reference.batch.rows(part))
         cur_NH = packed(reference.features, part)
         head = passes.policy.head()
-        pieces = [_shift_sums(reference.head(cur), head(new)) for new, cur in passes.chunks(head, new_NH, cur_NH)]
+        chunks = passes.chunks(reference.batch, head, new_NH, cur_NH)
+        pieces = [_shift_sums(reference.head(cur), head(new)) for new, cur in chunks]
     return torch.stack(pieces).sum(0)
 
 

@@ -108,7 +108,7 @@ class Passes:
 
         def score(rows: Rows, part: AgentBatch, hidden_NH: Tensor) -> None:
             ids_N = packed_ids(part, hidden_NH.device)
-            logp_N = torch.cat([token_logp(head(h), t) for h, t in self.chunks(head, hidden_NH, ids_N)])
+            logp_N = torch.cat([token_logp(head(h), t) for h, t in self.chunks(batch, head, hidden_NH, ids_N)])
             lengths = part.lengths_M.tolist()
             for row, own, own_logp in zip(rows, hidden_NH.split(lengths), logp_N.split(lengths), strict=True):
                 features[row], logp[row] = found.get(int(row), own), own_logp
@@ -140,7 +140,7 @@ class Passes:
             return score_tokens(head(new), logits_cur, ids)
 
         pieces = []
-        for new, cur, ids in self.chunks(head, hidden_NH, cur_NH, ids_N):
+        for new, cur, ids in self.chunks(reference.batch, head, hidden_NH, cur_NH, ids_N):
             if torch.is_grad_enabled() and len(new) < len(hidden_NH):
                 # more than one chunk: recompute its logits in the backward pass instead of keeping them all
                 pieces.append(checkpoint(score, new, cur, ids, use_reentrant=False))
@@ -154,11 +154,14 @@ class Passes:
         self.tokens[kind] += int(part.sizes_M.sum())
         return self.policy.features(part.prompts, part.messages)
 
-    def chunks(self, head: Head, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-        """Of positions, so few that the logits of one chunk fit."""
+    def chunks(self, batch: AgentBatch, head: Head, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+        """Of positions, so few that the logits of one chunk fit: never more than ``micro_batch`` of the batch's longest
+        messages have, because the memory plan counts so many. Where passes are filled by tokens, short prompts leave
+        room for more."""
         with torch.no_grad():
             vocabulary = head(tensors[0][:1]).shape[-1]
-        size = head_chunk(self.policy.device, vocabulary)
+        planned = self.micro_batch * int(batch.lengths_M.max())
+        size = max(1, min(head_chunk(self.policy.device, vocabulary), planned))
         return zip(*(t.split(size) for t in tensors), strict=True)
 
     def own_shards(self, batch: AgentBatch, rows: Rows) -> list[tuple[int, list[Rows]]]:
@@ -200,8 +203,8 @@ class Passes:
 
     def micro_batches(self, batch: AgentBatch, rows: Rows) -> list[Rows]:
         """The rows of one problem side by side, because what they begin with in common is computed once; the
-        micro-batches by falling size. Where memory goes by tokens, each holds as many as ``micro_batch`` of the longest
-        rows have: short ones come in larger numbers, and no pass is too small for a card."""
+        micro-batches by falling size. Where memory goes by tokens, each holds up to as many as ``micro_batch`` of the
+        longest rows have, so that a pass over short rows is not too small for a card."""
         size_M = batch.sizes_M
         longest = np.zeros(int(batch.problem_M.max()) + 1, dtype=np.int64)
         np.maximum.at(longest, batch.problem_M[rows], size_M[rows])
@@ -227,8 +230,8 @@ class Passes:
                 forget_gradients(self.policy)
                 if self.shards.lockstep:
                     raise UserError(
-                        f"agent {self.agent!r}: {self.micro_batch} messages at once do not fit beside a worker's part "
-                        "of the model: lower learner.micro_batch, or shorten max_tokens"
+                        f"agent {self.agent!r}: {self.micro_batch} of its longest messages at once do not fit beside a "
+                        "worker's part of the model: lower learner.micro_batch, or shorten max_tokens"
                     ) from error
                 if self.micro_batch == 1 and not (self.may_recompute and self.policy.recompute_activations()):
                     spare = "set learner.recompute to auto, " if self.recompute == "never" else ""
@@ -243,7 +246,7 @@ class Passes:
 
 
 def _filled(rows: Rows, sizes: NDArray[np.int64], room: int) -> list[Rows]:
-    """Rows in this order, cut wherever the next one would not find room any more."""
+    """Rows in this order, cut wherever the next one has no room left. None is larger than the room."""
     cuts, taken = [], 0
     for place, size in enumerate(sizes.tolist()):
         if taken + size > room:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from teamtr.engines.estimate import HALVES
 from teamtr.planning import rates
 from teamtr.planning.cards import Card
 from teamtr.planning.seconds import Load, Spent, distinct
@@ -149,4 +150,9 @@ def some_rows(learner: LearnerCost, load: Load, messages: int) -> Selection:
 
 
 def _micro_batches(learner: LearnerCost, messages: float) -> float:
-    return max(1.0, -(-messages // learner.setup.learning.micro_batch))
+    """Passes over so many messages. On a card in half precision they are filled by tokens, as many as the micro-batch's
+    messages have in the longest turn: those of shorter turns take less."""
+    setup, sizes = learner.setup, [turn.whole for turn in learner.setup.turns_of(learner.member.name)]
+    if not learner.card.is_cpu and setup.precision(learner.member) in HALVES:
+        messages *= sum(sizes) / (len(sizes) * max(sizes))
+    return max(1.0, -(-messages // setup.learning.micro_batch))

@@ -318,10 +318,10 @@ def _floor(engine: Engine, agent: str, data: TrainingBatch, radii: Radii, *, see
     truth = [] if own in EXACT else true_kls()
     try:
         learner.begin(data.messages)  # once in each precision: scoring takes as long as a measurement
-        floor = noise_floor(learner, data, before, radii, seed=seed)
-        return max(
-            [floor, *(abs(perturbed(relative) - kl) for relative, kl in zip(PERTURBATIONS, truth, strict=False))]
-        )
+        floors = [noise_floor(learner, data, before, radii, seed=seed)]
+        for relative, kl in zip(PERTURBATIONS, truth, strict=False):  # as many as stay within the radius
+            floors.append(abs(perturbed(relative) - kl))
+        return float(np.max(floors))  # what is not a number is no floor: Python's max would pass over it
     finally:
         learner.restore(before)
         learner.end()

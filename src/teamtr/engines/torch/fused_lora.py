@@ -24,8 +24,9 @@ from teamtr.engines.torch.anatomy import PRODUCTS, Anatomy, epsilon_of, inspect_
 from teamtr.engines.torch.attention import Unsupported, packed_now, require_plain
 from teamtr.engines.torch.spread_linears import HalfLinear
 
-MOST_RANKS = 128
-"""Columns of a narrow factor for which a tile's sums fit into the registers of a card."""
+MOST_RANKS = 48
+"""Of the kernels in ``narrow_products``: with more, writing and adding the parts of their sums takes longer than
+reading activations twice. Query, key and value of rank 16 have so many together."""
 
 
 class Factors(NamedTuple):

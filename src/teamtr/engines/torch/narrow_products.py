@@ -80,22 +80,24 @@ def _add_kernel(
     if ALONG and place >= programs:
         i = (place - programs).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
         total = tl.zeros([BLOCK], dtype=tl.float32)
-        for part in range(blocks):
-            total += tl.load(along + part * of_found + i, mask=i < of_found, other=0.0)
+        for _ in range(blocks):
+            total += tl.load(along + i, mask=i < of_found, other=0.0)
+            along += of_found
         tl.store(found + i, total.to(found.dtype.element_ty), mask=i < of_found)
     else:
         i = place.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
         total = tl.zeros([BLOCK], dtype=tl.float32)
-        for part in range(shares):
-            total += tl.load(across + part * of_sums + i, mask=i < of_sums, other=0.0)
+        for _ in range(shares):
+            total += tl.load(across + i, mask=i < of_sums, other=0.0)
+            across += of_sums
         tl.store(sums + i, total, mask=i < of_sums)
 
 
 def narrow(wide_NW: Tensor, factor_RW: Tensor) -> Tensor:
     """wide @ factor', rounded to the dtype of both."""
+    wide_NW = _by_row(wide_NW)
     tokens, width = wide_NW.shape
     rank = len(factor_RW)
-    assert wide_NW.stride(1) == 1
     out_NR = torch.empty(tokens, rank, dtype=wide_NW.dtype, device=wide_NW.device)
     _narrow_kernel[(triton.cdiv(tokens, TOKENS),)](
         wide_NW, factor_RW.contiguous(), out_NR, tokens, wide_NW.stride(0), WIDTH=width, RANK=rank,
@@ -119,13 +121,13 @@ def across_and_along(
 
 
 def _across(wide_NW: Tensor, narrow_NR: Tensor, factor_WR: Tensor | None, scale: float) -> tuple[Tensor, Tensor | None]:
+    wide_NW = _by_row(wide_NW)
     tokens, width = wide_NW.shape
     rank = narrow_NR.shape[1]
-    assert wide_NW.stride(1) == 1
     columns = _columns(width, rank)
     blocks = triton.cdiv(width, columns)
-    each = TOKENS * triton.cdiv(tokens, TOKENS * max(1, PROGRAMS // blocks))
-    shares = triton.cdiv(tokens, each)
+    each = TOKENS * max(1, triton.cdiv(tokens, TOKENS * max(1, PROGRAMS // blocks)))
+    shares = max(1, triton.cdiv(tokens, each))  # of no tokens at all, sums are zero
     in_parts = partial(torch.empty, dtype=torch.float32, device=wide_NW.device)
     across_SWR = in_parts(shares, width, rank)
     along_BNR = across_SWR if factor_WR is None else in_parts(blocks, tokens, rank)
@@ -142,6 +144,11 @@ def _across(wide_NW: Tensor, narrow_NR: Tensor, factor_WR: Tensor | None, scale:
         width * rank, tokens * rank, of_sums, BLOCK=ADDED, ALONG=found_NR is not None, num_warps=4,
     )  # fmt: skip
     return sums_WR, found_NR
+
+
+def _by_row(wide_NW: Tensor) -> Tensor:
+    """Numbers of a row side by side; rows may lie apart."""
+    return wide_NW if wide_NW.stride(1) == 1 else wide_NW.contiguous()
 
 
 def _columns(width: int, rank: int) -> int:
