@@ -139,10 +139,10 @@ def test_auto_takes_the_cheapest_arithmetic_that_sees_the_radius(monkeypatch, co
     for learner in session.engine.learners.values():
         learner.policy.precision = "fp16"  # where auto begins on a GPU
 
-    def floor(engine, agent, data, radii, *, seed):
-        return 1.0 if engine.info(agent).precision in coarse else 1e-6
+    def floor(rounding):
+        return 1.0 if rounding.engine.info(rounding.agent).precision in coarse else 1e-6
 
-    monkeypatch.setattr(checks, "_floor", floor)
+    monkeypatch.setattr(checks._Rounding, "floor", floor)
     floors = checks.measure_floors(session)
     assert {f.precision for f in floors} == {settled}
     assert {learner.policy.precision for learner in session.engine.learners.values()} == {settled}
@@ -150,7 +150,7 @@ def test_auto_takes_the_cheapest_arithmetic_that_sees_the_radius(monkeypatch, co
 
 def test_a_named_precision_is_never_exchanged_for_another(monkeypatch):
     session = build(loads(TEAM, "team", ["learner.precision=fp16"]))
-    monkeypatch.setattr(checks, "_floor", lambda *_, **__: 1.0)
+    monkeypatch.setattr(checks._Rounding, "floor", lambda _: 1.0)
     assert {f.precision for f in checks.measure_floors(session)} == {"fp16"}
 
 
@@ -167,6 +167,25 @@ def coarsely(monkeypatch) -> None:
         return hidden + 1e-3 * torch.randn(hidden.shape, generator=rng)
 
     monkeypatch.setattr(TransformerPolicy, "features", off)
+
+
+def test_float32_is_asked_once_for_all_that_are_compared_with_it(monkeypatch):
+    """On a card it takes ten times as long as the others. The last time it is a candidate itself."""
+    coarsely(monkeypatch)
+    session, begun = build(loads(TEAM, "team", ["learner.precision=auto", "plan.radius_nats_per_message=1e-8"])), []
+    learner = session.engine.learner("right")
+    learner.policy.precision = "fp16"  # where auto begins on a GPU
+    begin = type(learner).begin
+
+    def counted(self, batch, **options):
+        if self is learner:
+            begun.append(self.policy.precision)
+        return begin(self, batch, **options)
+
+    monkeypatch.setattr(type(learner), "begin", counted)
+    [floor] = [floor for floor in checks.measure_floors(session) if floor.agent == "right"]
+    assert floor.precision == "fp32"
+    assert begun == ["fp32", "fp16", "tf32", "fp32"]
 
 
 def test_a_radius_per_token_is_seen_from_where_the_refusal_says_and_gates_long_messages(monkeypatch):

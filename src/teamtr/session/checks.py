@@ -4,9 +4,10 @@ wrong?"""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from itertools import takewhile
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 
 from teamtr.calls import name_of
 from teamtr.errors import Refused, UserError
-from teamtr.ports import Engine
+from teamtr.ports import Engine, Learner, Snapshot
 from teamtr.presets import Radii
 from teamtr.progress import working
 from teamtr.randomness import generator, seed_of
@@ -263,10 +264,11 @@ def measure_floors(session: Session, trial: Trial | None = None) -> list[Floor]:
         data = TrainingBatch(batch.of(name), found.advantages, found.returns_PG)
         if len(data.messages) == 0:
             continue
+        rounding = _Rounding(session.engine, name, data, session.plan.radii, seed_of(seed, "preflight", name))
         for precision in _finer(session, name):
             session.engine.set_precision(name, precision)
             with working(f"noise floor of {name} in {precision}"):
-                measured = _floor(session.engine, name, data, session.plan.radii, seed=seed_of(seed, "preflight", name))
+                measured = rounding.floor()
             floor = Floor(
                 agent=name,
                 precision=precision,
@@ -288,43 +290,64 @@ def _finer(session: Session, agent: str) -> tuple[str, ...]:
     return info.precisions if session.team_file.learner.precision == "auto" else (info.precision,)
 
 
-def _floor(engine: Engine, agent: str, data: TrainingBatch, radii: Radii, *, seed: int) -> float:
-    """The KL that rounding produces: after a negligible perturbation, and beyond it wherever float32 differs.
+@dataclass
+class _Rounding:
+    """What rounding makes of one agent's KL. Every precision scores the messages once, since that takes as long as a
+    measurement, and float32 once for all that are compared with it: on a card it takes ten times as long."""
 
-    In low precision a negligible change can vanish altogether (an adapter's, beside a frozen base), which reads as a
-    floor of 0, while a step of the size of real ones is read wrongly. So perturbations of growing size are measured
-    in this precision and in float32, as long as their true KL is within the radius; the largest difference counts.
-    """
-    learner, own = engine.learner(agent), engine.info(agent).precision
-    before = learner.snapshot()
+    engine: Engine
+    agent: str
+    data: TrainingBatch
+    radii: Radii
+    seed: int
 
-    def perturbed(relative: float) -> float:
-        learner.perturb(relative, seed)
-        kl = float(data.kl_in_radius_units(learner.measure().full_M, radii).mean())
-        learner.restore(before)
-        return kl
+    def floor(self) -> float:
+        """The KL that rounding produces in the present precision: after a negligible perturbation, and beyond it
+        wherever float32 differs.
 
-    def true_kls() -> list[float]:
-        """In float32, of perturbations that stay within the radius."""
-        engine.set_precision(agent, "fp32")
-        try:
-            learner.begin(data.messages)
-            return list(takewhile(lambda kl: kl <= radii.nats, map(perturbed, PERTURBATIONS)))
-        finally:
-            learner.restore(before)
-            learner.end()
-            engine.set_precision(agent, own)
-
-    truth = [] if own in EXACT else true_kls()
-    try:
-        learner.begin(data.messages)  # once in each precision: scoring takes as long as a measurement
-        floors = [noise_floor(learner, data, before, radii, seed=seed)]
-        for relative, kl in zip(PERTURBATIONS, truth, strict=False):  # as many as stay within the radius
-            floors.append(abs(perturbed(relative) - kl))
+        In low precision a negligible change can vanish altogether (an adapter's, beside a frozen base), which reads as
+        a floor of 0, while a step of the size of real ones is read wrongly. So perturbations of growing size are
+        measured in this precision and in float32, as long as their true KL is within the radius; the largest
+        difference counts.
+        """
+        truth = [] if self.engine.info(self.agent).precision in EXACT else self._true_kls
+        with self._scored() as before:
+            floors = [noise_floor(self._learner, self.data, before, self.radii, seed=self.seed)]
+            for relative, kl in zip(PERTURBATIONS, truth, strict=False):  # as many as stay within the radius
+                floors.append(abs(self._perturbed(relative, before) - kl))
         return float(np.max(floors))  # what is not a number is no floor: Python's max would pass over it
-    finally:
-        learner.restore(before)
-        learner.end()
+
+    @cached_property
+    def _true_kls(self) -> list[float]:
+        """In float32, of perturbations that stay within the radius."""
+        own = self.engine.info(self.agent).precision
+        self.engine.set_precision(self.agent, "fp32")
+        try:
+            with self._scored() as before:
+                kls = (self._perturbed(relative, before) for relative in PERTURBATIONS)
+                return list(takewhile(lambda kl: kl <= self.radii.nats, kls))
+        finally:
+            self.engine.set_precision(self.agent, own)
+
+    @property
+    def _learner(self) -> Learner:
+        return self.engine.learner(self.agent)
+
+    @contextmanager
+    def _scored(self) -> Iterator[Snapshot]:
+        before = self._learner.snapshot()
+        try:
+            self._learner.begin(self.data.messages)
+            yield before
+        finally:
+            self._learner.restore(before)
+            self._learner.end()
+
+    def _perturbed(self, relative: float, before: Snapshot) -> float:
+        self._learner.perturb(relative, self.seed)
+        kl = float(self.data.kl_in_radius_units(self._learner.measure().full_M, self.radii).mean())
+        self._learner.restore(before)
+        return kl
 
 
 def require_visible(session: Session, floors: list[Floor]) -> None:
