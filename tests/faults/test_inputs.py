@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from teamtr.config import load_team_file
 from teamtr.engines.torch.loading import TinyShape, tiny_model
+from teamtr.presets import PRESETS
 from teamtr.session.environment import git_revision
 from teamtr.session.export import export
 from teamtr.session.inputs import Inputs, OtherInputs, changes
@@ -144,6 +146,24 @@ def test_what_changes_what_is_learnt_is_refused(here: Path, case: str) -> None:
         proceed(here)
     assert "--accept-changes" in str(refused.value)
     assert (sorted((here / "run").rglob("*")), (here / "run" / "log.jsonl").read_bytes()) == before
+
+
+@pytest.mark.long
+def test_a_preset_that_another_version_changed_is_refused(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The team file of the run names it, and says nothing of its values."""
+    preset = PRESETS["teamtr"]
+    changed = replace(preset, region=replace(preset.region, beta=7.0))
+    monkeypatch.setitem(PRESETS, "teamtr", changed)
+    with pytest.raises(OtherInputs, match=r"plan\.beta: its preset says 7\.0 in this version, and said 0\.1"):
+        proceed(here)
+    assert proceed(here, updates=1, accept_changes=True)[0]["changes"] == [
+        "plan.beta: its preset says 7.0 in this version, and said 0.1"
+    ]
+
+
+def test_a_run_that_was_begun_before_plans_were_kept_goes_on() -> None:
+    old = {name: value for name, value in Inputs().as_record().items() if name != "plan"}
+    assert changes(Inputs.of_record(old), Inputs(plan={"beta": 0.1})) == []
 
 
 @pytest.mark.long

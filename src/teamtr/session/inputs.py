@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from teamtr.chat import ChatCodec
-from teamtr.config import TeamFile
+from teamtr.config import TeamFile, plan_keys
 from teamtr.errors import Refused, UserError
 from teamtr.own_code import PREFIX
 from teamtr.session.build import Session
@@ -30,6 +30,10 @@ from teamtr.types import PLAYER, Problem
 
 OF_PROBLEMS = ("task.path", "task.train", "task.test", "task.against")
 """Settings that name files of problems: what is used of those is compared problem by problem."""
+
+
+OF_THE_TEAM_FILE = ("preset", "stages", "problems", "group_size", "radius_nats_per_message", "radius_nats_per_token")
+"""Keys of a plan that are written into the team file of a run, and compared there."""
 
 
 class OtherInputs(Refused):
@@ -67,6 +71,8 @@ class Inputs:
         files: other files, by the setting that names them; ``rows`` says what is used of them.
         models: by agent.
         environment: versions of libraries, revision of the project, threads.
+        plan: what the preset and the team file say together, by key. A team file names a preset, whose values may
+            change with a version of the library; None in runs that were begun before this was kept.
     """
 
     rows: Mapping[str, RowsId] = field(default_factory=dict)
@@ -74,6 +80,7 @@ class Inputs:
     files: Mapping[str, str] = field(default_factory=dict)
     models: Mapping[str, ModelId] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
+    plan: Mapping[str, Any] | None = None
 
     def as_record(self) -> dict[str, Any]:
         return asdict(self)
@@ -85,12 +92,13 @@ class Inputs:
             rows = {split: RowsId(**found) for split, found in record["rows"].items()}
             models = {name: ModelId(**found) for name, found in record["models"].items()}
             code, files, libraries = (dict(record[name]) for name in ("code", "files", "environment"))
+            plan = dict(record["plan"]) if record.get("plan") is not None else None
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise StoreError(
                 f"the newest commit does not say what the run learns from ({error!r:.200}): restore its folder from a "
                 "copy, or remove it"
             ) from error
-        return cls(rows, code, files, models, libraries)
+        return cls(rows, code, files, models, libraries, plan)
 
 
 @dataclass(frozen=True)
@@ -109,6 +117,7 @@ def inputs_of(session: Session) -> Inputs:
         files={key: file_digest(file) for key, file in _files(session.team_file)},
         models=models_of(session),
         environment=environment(),
+        plan={key: value for key, value in plan_keys(session.plan).items() if key not in OF_THE_TEAM_FILE},
     )
 
 
@@ -120,7 +129,7 @@ def models_of(session: Session) -> dict[str, ModelId]:
 def changes(then: Inputs, now: Inputs) -> list[Change]:
     """What is other now, with what a run learns from first."""
     rows = list(_rows_changed(then, now))
-    found = [*rows, *_code_changed(then, now), *_models_changed(then.models, now.models)]
+    found = [*rows, *_code_changed(then, now), *_models_changed(then.models, now.models), *_plan_changed(then, now)]
     if not rows:  # else it is told what has changed in them
         found += [_file_changed(key) for key in _other(then.files, now.files)]
     for name in _other(then.environment, now.environment):
@@ -260,6 +269,14 @@ def _file_changed(key: str) -> Change:
 def _code_changed(then: Inputs, now: Inputs) -> Iterator[Change]:
     for key in _other(then.code, now.code):
         yield Change(f"{key}: the code has changed", learns=True)
+
+
+def _plan_changed(then: Inputs, now: Inputs) -> Iterator[Change]:
+    """The team file is the same: what differs is what its preset says in this version."""
+    if then.plan is not None and now.plan is not None:
+        for key in _other(then.plan, now.plan):
+            before, after = then.plan.get(key, "none"), now.plan.get(key, "none")
+            yield Change(f"plan.{key}: its preset says {after} in this version, and said {before}", learns=True)
 
 
 def _models_changed(then: Mapping[str, ModelId], now: Mapping[str, ModelId]) -> Iterator[Change]:
