@@ -400,9 +400,12 @@ def main() -> None:
         parser.error(f"--out {a.out} is there already: runs would go on in it instead of beginning")
     if wrong := [each for each in a.settings if each.partition("=")[0] in OURS]:
         parser.error(f"{wrong[0]}: this benchmark evaluates by its own options, --every, --problems and --samples")
+    methods = [*((plan, plan) for plan in a.plans.split(",") if plan), *([(TRL, "trl")] if a.trl else [])]
+    if not methods:
+        parser.error("nothing to measure: name a plan with --plans, or add --trl")
     a.out.mkdir(parents=True)
     found, logs = {}, {}
-    for method, name in [*((plan, plan) for plan in a.plans.split(",") if plan), *([(TRL, "trl")] if a.trl else [])]:
+    for method, name in methods:
         found[method], logs[method] = measure(method, name, a)
         so_far(method, as_row(method, found[method])[1:])
         require_same_problems(logs)
