@@ -184,7 +184,19 @@ def test_tokens_are_told_as_they_come_and_make_the_whole(served: ServedTeam):
         found = answer(served, asked(question, stream=True, show="discussion"), seed, heard)
         assert "".join(heard.answers[0]) == found.text
         assert len(heard.answers[0]) > 3, "piece by piece"
-        assert heard.messages() == [(m.agent, m.text) for m in found.spoken if not m.answers and m.text]
+        assert heard.messages() == [(m.agent, m.text) for m in found.spoken if not m.answers]
+
+
+@pytest.mark.long
+def test_who_says_nothing_has_had_its_turn(session: Session, served: ServedTeam, monkeypatch: pytest.MonkeyPatch):
+    """A stream tells of everybody, as a whole reply does."""
+    policy: Any = session.engine.learner("left").policy
+    monkeypatch.setattr(policy, "end_ids", frozenset(range(1000)))  # every token ends its message
+    heard = Heard()
+    found = answer(served, asked(stream=True, show="discussion"), 1, heard)
+    assert [message.agent for message in found.spoken] == ["left", "right", "speaker"]
+    assert found.spoken[0].text == ""
+    assert heard.messages() == [(message.agent, message.text) for message in found.spoken[:2]]
 
 
 @pytest.mark.long

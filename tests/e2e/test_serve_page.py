@@ -72,7 +72,11 @@ def said(session: Session, question: str, seed: int) -> list[str]:
     return [turn.text for turn in episode.turns]
 
 
-def test_a_person_asks_and_sees_who_said_what(page: Page, server: TeamServer, session: Session):
+def test_a_person_asks_and_sees_who_said_what(
+    page: Page, server: TeamServer, session: Session, monkeypatch: pytest.MonkeyPatch
+):
+    """With a seed with which one of them says nothing."""
+    monkeypatch.setattr("teamtr.serving.desk.secrets.randbits", lambda bits: 79)
     page.open(server.link)
     assert texts(page, "#title") == ["trio"]
     assert texts(page, "#model option") == ["trio", "trio/left", "trio/right", "trio/speaker"]
@@ -83,6 +87,7 @@ def test_a_person_asks_and_sees_who_said_what(page: Page, server: TeamServer, se
     assert texts(page, ".turn .name") == ["left", "right"]
     assert texts(page, ".answer > .name") == ["speaker answers"]
     assert texts(page, ".turn .text, .answer > .text") == said(session, "What is 2+3?", seed)
+    assert seed == 79
     origin = f"http://127.0.0.1:{server.server_port}"
     assert page.requests == [server.link.partition("#")[0], f"{origin}/v1/models", f"{origin}/v1/chat/completions"]
     assert not any(KEY in request for request in page.requests)

@@ -12,12 +12,13 @@ Told = Callable[[str], None]
 
 class Outgoing:
     """One message on its way out. ``tell`` gets its text in pieces, none of which is taken back: whatever may be the
-    beginning of a stop string waits until it is known."""
+    beginning of a stop string waits until it is known. With ``even_empty``, a message without text is told too."""
 
-    def __init__(self, stream: TextStream, stops: Sequence[str], tell: Told) -> None:
+    def __init__(self, stream: TextStream, stops: Sequence[str], tell: Told, *, even_empty: bool = False) -> None:
         self._stream = stream
         self._stops = tuple(stops)
         self._tell = tell
+        self._untold = even_empty
         self._held = ""
         self.is_cut = False
 
@@ -31,9 +32,13 @@ class Outgoing:
         """The message is over, and this is its text."""
         if not self.is_cut:
             self._pass_on(self._stream.end(whole))
-        if not self.is_cut and self._held:
-            self._tell(self._held)
+        if not self.is_cut and (self._held or self._untold):
+            self._say(self._held)
             self._held = ""
+
+    def _say(self, text: str) -> None:
+        self._untold = False
+        self._tell(text)
 
     def _pass_on(self, text: str) -> None:
         text = self._held + text
@@ -45,7 +50,7 @@ class Outgoing:
             kept = _may_begin_a_stop(text, self._stops)
             certain, self._held = text[: len(text) - kept], text[len(text) - kept :]
         if certain:
-            self._tell(certain)
+            self._say(certain)
 
 
 def first_stop(text: str, stops: Sequence[str]) -> int | None:

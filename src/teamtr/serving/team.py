@@ -397,7 +397,7 @@ class _Voice(InTurns):
             teller.discussion(choice, agent, text, begins=first[0])
             first[0] = False
 
-        return Outgoing(codec.stream(), (), tell)
+        return Outgoing(codec.stream(), (), tell, even_empty=True)  # who said nothing has had its turn
 
     def _answers(self, agent: str) -> bool:
         """Whether the turn that is asked for is certainly the answer."""

@@ -90,6 +90,7 @@ class Answer {
   }
 
   spent(chunk) {
+    if (!this.shown) this.content("");
     const each = Object.entries(chunk.teamtr.usage).map(([agent, used]) => agent + " " + used.completion_tokens);
     add(this.box, "p", "spent", "tokens written: " + each.join(", ") + " \u00b7 seed " + chunk.teamtr.seed);
   }
