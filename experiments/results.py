@@ -169,6 +169,7 @@ COLUMNS: dict[str, tuple[Column, ...]] = {
     "main-results": (
         BEFORE,
         ("tokens per answer", lambda row: _text(row.mean("tokens_per_answer"), ",.0f")),
+        ("seconds per answer", lambda row: _text(row.mean("seconds_per_answer"), ".3f")),
         SAMPLED,
         ("seconds to train", lambda row: _text(row.mean("seconds_to_train"), ",.0f")),
     ),

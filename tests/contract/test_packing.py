@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from itertools import pairwise
 
 import numpy as np
@@ -297,7 +298,18 @@ def test_rows_that_share_nothing_stand_as_they_are_packed(shared, monkeypatch):
 
 def test_a_part_is_filled_before_the_next_is_begun():
     rows, sizes = np.array([7, 3, 0, 1, 2, 4, 5]), np.array([40, 39, 4, 4, 4, 30, 41])
-    assert [part.tolist() for part in _filled(rows, sizes, 2 * 41)] == [[7, 3], [0, 1, 2, 4], [5]]
-    assert [part.tolist() for part in _filled(rows, sizes, 41)] == [[7], [3], [0, 1, 2], [4], [5]]
-    assert [part.tolist() for part in _filled(rows, sizes, 1000)] == [rows.tolist()]
-    assert _filled(rows[:0], sizes[:0], 0) == []
+    assert [part.tolist() for part in _filled(rows, sizes, 2 * 41, 9)] == [[7, 3], [0, 1, 2, 4], [5]]
+    assert [part.tolist() for part in _filled(rows, sizes, 41, 9)] == [[7], [3], [0, 1, 2], [4], [5]]
+    assert [part.tolist() for part in _filled(rows, sizes, 1000, 9)] == [rows.tolist()]
+    assert [part.tolist() for part in _filled(rows, sizes, 1000, 3)] == [[7, 3, 0], [1, 2, 4], [5]]
+    assert _filled(rows[:0], sizes[:0], 0, 9) == []
+
+
+def test_one_long_row_beside_many_short_ones_takes_as_much_memory_as_they_have_tokens():
+    rng = np.random.default_rng(0)
+    rows = [rng.integers(0, 9, size=length).astype(np.int32) for length in [8000, *[12] * 1000]]
+    tracemalloc.start()
+    pack(rows)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 100 * sum(map(len, rows)), "bytes"

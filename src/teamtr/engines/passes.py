@@ -34,6 +34,10 @@ ANYTHING = np.zeros(1, dtype=np.int32)
 NO_ROOM = ("_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_NOT_INITIALIZED", "CUDA error: out of memory")
 """What a card's libraries say when it is full."""
 
+MOST_TIMES = 8
+"""So many times ``micro_batch`` rows are passed together at most, however short they are: the numbers of their tokens
+are padded to the longest message beside them."""
+
 HEAD_CHUNK_ELEMENTS = 16_000_000
 """Logits held at once on a CPU: chunk of positions x vocabulary."""
 HEAD_CHUNK_SHARE = 0.03
@@ -211,7 +215,8 @@ class Passes:
         problem_M = batch.problem_M
         ordered = rows[np.lexsort((rows, -size_M[rows], problem_M[rows], -longest[problem_M[rows]]))]
         if self.policy.end_to_end:
-            parts = _filled(ordered, size_M[ordered], self.micro_batch * int(size_M[rows].max(initial=0)))
+            room, most = self.micro_batch * int(size_M[rows].max(initial=0)), MOST_TIMES * self.micro_batch
+            parts = _filled(ordered, size_M[ordered], room, most)
         else:
             parts = [ordered[start : start + self.micro_batch] for start in range(0, len(ordered), self.micro_batch)]
         return sorted(parts, key=lambda part: -int(size_M[part].sum()))
@@ -245,13 +250,14 @@ class Passes:
                 torch.cuda.empty_cache()
 
 
-def _filled(rows: Rows, sizes: NDArray[np.int64], room: int) -> list[Rows]:
-    """Rows in this order, cut wherever the next one has no room left. None is larger than the room."""
-    cuts, taken = [], 0
+def _filled(rows: Rows, sizes: NDArray[np.int64], room: int, most: int) -> list[Rows]:
+    """Rows in this order, cut wherever the next one has no room left, or there are so many. None is larger than the
+    room."""
+    cuts, taken, begun = [], 0, 0
     for place, size in enumerate(sizes.tolist()):
-        if taken + size > room:
+        if taken + size > room or place - begun == most:
             cuts.append(place)
-            taken = 0
+            taken, begun = 0, place
         taken += size
     return np.split(rows, cuts) if len(rows) else []
 

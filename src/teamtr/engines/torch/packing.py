@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -39,29 +40,36 @@ def pack(rows: Sequence[Ids]) -> Packing:
     keys = [row.astype(">i4").tobytes() for row in rows]
     last = {keys[b]: b for b in sorted(range(len(rows)), key=keys.__getitem__)}  # many rows of a group are the same
     distinct = [rows[b] for b in last.values()]
-    length_U = np.array([len(row) for row in distinct])
-    column_L = np.arange(length_U.max())
-    there_UL = column_L < length_U[:, None]
-    ids_UL = np.zeros(there_UL.shape, dtype=distinct[0].dtype)
-    ids_UL[there_UL] = np.concatenate(distinct)
-    apart_UL = np.ones_like(there_UL)  # from the row before, here or further left
-    apart_UL[1:] = (ids_UL[1:] != ids_UL[:-1]) | ~(there_UL[1:] & there_UL[:-1])
-    own_UL = np.logical_or.accumulate(apart_UL, axis=1) & there_UL
-    kept = int(own_UL.sum())
-    place_UL = np.full(own_UL.shape, -1)
-    place_UL[own_UL] = np.arange(kept)
-    # Later rows have higher places: the highest so far in a column is the one of the last row that has its own.
-    np.maximum.accumulate(place_UL, axis=0, out=place_UL)
-    place_of = {key: place_UL[u, : length_U[u]] for u, key in enumerate(last)}
-    own_U = own_UL.sum(1)
-    ends_U = np.append(length_U[1:] - own_U[1:] < length_U[:-1], True)
-    leaves = sorted(b for b, ends in zip(last.values(), ends_U, strict=True) if ends)
+    shared = _shared(distinct)
+    places: list[Places] = []
+    kept = 0
+    for row, common in zip(distinct, shared, strict=True):
+        own = np.arange(kept, kept + len(row) - common)
+        places.append(np.concatenate([places[-1][:common], own]) if common else own)
+        kept += len(own)
+    place_of = dict(zip(last, places, strict=True))
+    ends = [common < len(row) for row, common in zip(distinct, [*shared[1:], 0], strict=True)]
+    leaves = sorted(b for b, is_leaf in zip(last.values(), ends, strict=True) if is_leaf)
     return Packing(
-        ids_UL[own_UL],
-        np.nonzero(own_UL)[1],
+        np.concatenate([row[common:] for row, common in zip(distinct, shared, strict=True)]),
+        np.concatenate([np.arange(common, len(row)) for row, common in zip(distinct, shared, strict=True)]),
         tuple(place_of[key] for key in keys),
         tuple(place_of[keys[b]] for b in leaves),
     )
+
+
+def _shared(rows: Sequence[Ids]) -> list[int]:
+    """How many tokens each has in common with the one before, from the beginning on. All in one comparison, and in as
+    much memory as the rows themselves take."""
+    pairs = [min(len(a), len(b)) for a, b in pairwise(rows)]
+    if not pairs:
+        return [0] * len(rows)
+    before = np.concatenate([row[:length] for row, length in zip(rows, pairs, strict=False)])
+    after = np.concatenate([row[:length] for row, length in zip(rows[1:], pairs, strict=True)])
+    ends = np.cumsum(pairs)
+    differs = np.append(np.flatnonzero(before != after), ends[-1])
+    first = differs[np.searchsorted(differs, ends - pairs)]  # at or behind the beginning of each pair
+    return [0, *(np.minimum(first, ends) - (ends - pairs)).tolist()]
 
 
 @dataclass(frozen=True)
