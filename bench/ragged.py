@@ -12,9 +12,9 @@ then played by as many agents. Weights are random: a message ends where its nois
 - ragged: episodes go on as their messages end;
 
 each with adapters merged, one agent at a time, and applied by row, so that rows of all agents are one batch. "rows" is
-how many rows a decode step has on average, "alike" the share of messages with the tokens of the first way: all of them
-in fp32, and in half precision those in which no rounding decided. Every way is timed ``--rounds`` times, one after the
-other, and the best counts.
+how many rows a decode step has on average, "prefilling" the seconds of so many "prefills", "alike" the share of
+messages with the tokens of the first way: all of them in fp32, and in half precision those in which no rounding
+decided. Every way is timed ``--rounds`` times, one after the other, and the best counts.
 """
 
 from __future__ import annotations
@@ -124,25 +124,35 @@ class Episodes:
 
 @dataclass
 class Counted:
-    """Decode steps of a server, and the rows in them."""
+    """Decode steps of a server, and the rows in them; how often prompts were prefilled, and how long that took."""
 
     server: Server
     steps: int = 0
     rows: int = 0
+    prefills: int = 0
+    prefilling: float = 0.0
 
     def __post_init__(self) -> None:
-        replay = self.server._replay
+        replay, prefill = self.server._replay, self.server._prefill
 
         def counting(rows: int, *others: Any) -> None:
             self.steps += 1
             self.rows += rows
             replay(rows, *others)
 
+        def timing(*given: Any) -> Any:
+            found: list[Any] = []
+            self.prefills += 1
+            self.prefilling += seconds(lambda: found.append(prefill(*given)))
+            return found[0]
+
         self.server._replay = counting  # type: ignore[method-assign]
+        self.server._prefill = timing  # type: ignore[method-assign]
 
     def forget(self, prompts: Sequence[int], tokens: int) -> None:
         """Nobody finds pages that were computed before; room and captured graphs stay."""
-        self.steps = self.rows = 0
+        self.steps = self.rows = self.prefills = 0
+        self.prefilling = 0.0
         self.server.reserve(prompts, tokens)
         pool = self.server._require_pool()
         pool.books = Pages(pool.books.count, PAGE)
@@ -205,13 +215,15 @@ def main() -> None:
                 "tokens per s": tokens / took,
                 "steps": server.steps,
                 "rows": server.rows / max(1, server.steps),
+                "prefills": server.prefills,
+                "prefilling": server.prefilling,
                 "alike": alike(first, episodes),
             }
             so_far(f"round {turn}, {kind}, {adapters}", found)
             if turn and took < best.get(way, {"seconds": np.inf})["seconds"]:
                 best[way] = found
     base = best[WAYS[0]]["seconds"]
-    header = ["way", "adapters", "seconds", "tokens per s", "steps", "rows", "alike", "times lockstep"]
+    header = ["way", "adapters", *best[WAYS[0]], "times lockstep"]
     rows = [[*way, *found.values(), base / found["seconds"]] for way, found in best.items()]
     record = {
         "bench": "ragged",

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch.nn.functional import rms_norm, silu
 
-from teamtr.engines.paged import kernels, layout, reference, sampler, work_split
+from teamtr.engines.paged import adapter_kernel, kernels, layout, reference, sampler, work_split
 from teamtr.engines.paged.weights import SamplingCopy
 from teamtr.engines.sampling import TokenSampler, draw
 from teamtr.engines.scoring import score_tokens
@@ -325,6 +325,22 @@ def between_products() -> None:
     assert fused_layers.norm(x, weight, 1e-3, torch.float16).dtype == torch.float16
 
 
+def own_adapters() -> None:
+    """Of several agents beside each other, and of nobody; with numbers of others that must not be touched."""
+    for rows, outputs, rank, adapters, parts in ((40, 130, 3, 2, 1), (1, 48, 16, 3, 3), (65, 256, 8, 1, 2)):
+        columns = parts * adapters * rank
+        product, up = torch.randn(1, rows, outputs + columns).half(), torch.randn(outputs, columns).half()
+        index = torch.arange(rows) % (adapters + 1) - 1
+        own = index[:, None] == torch.arange(columns) % (adapters * rank) // rank
+        product[0, :, outputs:][~own] = torch.nan
+        narrow = torch.where(own, product[0, :, outputs:].float(), 0.0)
+        expected = product[0, :, :outputs].float() + narrow @ up.float().T
+        with full_of_nonsense():
+            found = adapter_kernel.with_own_adapter(product, up, index, rank, adapters)
+        torch.testing.assert_close(found[0], expected.half(), rtol=2e-3, atol=2e-3)
+        assert torch.equal(found[0, index < 0], product[0, index < 0, :outputs])
+
+
 def narrow_factors() -> None:
     """Tokens and columns that fill no tile, ranks that fill none, rows of a wider table; several shares of the tokens
     and one. Sums do not depend on how often they are made."""
@@ -421,6 +437,7 @@ CHECKS = {
     "forbidden": forbidden_blocks,
     "between": between_products,
     "narrow": narrow_factors,
+    "own": own_adapters,
     "learner": fused_learner,
 }
 

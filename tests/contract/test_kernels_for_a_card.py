@@ -111,6 +111,16 @@ def test_products_with_narrow_factors(compiled, width, rank, dtype):
     assert compiled == ["_narrow_kernel", "_across_kernel", "_add_kernel", "_across_kernel", "_add_kernel"]
 
 
+@pytest.mark.parametrize(("outputs", "columns", "rank", "adapters"), [(12288, 96, 16, 3), (576, 24, 4, 2)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_adapters_by_row(compiled, outputs, columns, rank, adapters, dtype):
+    from teamtr.engines.paged.adapter_kernel import with_own_adapter
+
+    product, up = torch.zeros(1, 256, outputs + columns, dtype=dtype), torch.zeros(outputs, columns, dtype=dtype)
+    assert with_own_adapter(product, up, torch.zeros(256, dtype=torch.int64), rank, adapters).shape == (1, 256, outputs)
+    assert compiled == ["_own_adapter_kernel"]
+
+
 def test_drawing(compiled):
     from teamtr.engines.paged import kernels
 

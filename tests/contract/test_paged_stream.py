@@ -268,9 +268,11 @@ def test_a_row_gets_what_its_own_adapter_adds_and_nobody_nothing():
             adapters = [
                 (module.lora_A[k].weight, module.lora_B[k].weight * module.scaling[k]) for k in ("agent", "other")
             ]
-            rows.index_N = index_N
             layer = server_of(engine).copy.model.get_submodule(name)
-            base = torch.nn.functional.linear(x_NI, layer.weight, layer.bias)
+            rows.index_N = torch.full((6,), NOBODY)
+            base = layer(x_NI)
+            torch.testing.assert_close(base, torch.nn.functional.linear(x_NI, layer.weight, layer.bias))
+            rows.index_N = index_N
             added = layer(x_NI) - base
             torch.testing.assert_close(added, grouped(x_NI, index_N, adapters), atol=1e-5, rtol=1e-4)
             assert added[2].abs().max() == 0 == added[5].abs().max()

@@ -65,8 +65,8 @@ class Siblings:
         self.weight = beside([layer.weight for layer in layers])
         self.bias = None if layers[0].bias is None else torch.cat([layer.bias for layer in layers])
         self.layers = layers
-        self.added: Callable[[Tensor], Tensor] | None = None
-        """What is added to the common product: adapters that are applied row by row."""
+        self.product: Callable[[Tensor], Tensor] = self._plain
+        """Of all layers, beside each other."""
         self._input: Tensor | None = None
         self._parts: dict[int, Tensor] = {}
         weights = self.weight.split(self.sizes)
@@ -78,10 +78,8 @@ class Siblings:
             plain.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
             plain.forward = self._eldest if k == 0 else self._younger(k, layer)
 
-    def product(self, x: Tensor) -> Tensor:
-        """Of all layers, beside each other."""
-        found = linear(x, self.weight, self.bias)
-        return found if self.added is None else found + self.added(x)
+    def _plain(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight, self.bias)
 
     def _eldest(self, x: Tensor) -> Tensor:
         parts = self.product(x).split(self.sizes, -1)
@@ -91,9 +89,9 @@ class Siblings:
     def _younger(self, k: int, layer: nn.Linear) -> Callable[[Tensor], Tensor]:
         def forward(x: Tensor) -> Tensor:
             if self._input is not x or k not in self._parts:
-                if self.added is not None:
-                    return self.product(x).split(self.sizes, -1)[k]
-                return linear(x, layer.weight, layer.bias)
+                if self.product == self._plain:
+                    return linear(x, layer.weight, layer.bias)
+                return self.product(x).split(self.sizes, -1)[k]
             part = self._parts.pop(k)
             if not self._parts:
                 self._input = None

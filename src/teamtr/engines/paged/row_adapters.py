@@ -1,16 +1,17 @@
 """Adapters applied row by row: rows of several agents in one step, over a base that nothing is merged into.
 
-The adapters of all agents of one base stand side by side: for every product, all A below each other and all B beside
-each other. A row's x goes through all A in one product; what is not its own agent's is set to zero; the rest goes
-through all B in a second one. Two products of fixed shapes, whoever speaks: a captured step needs only the number of
-each row's adapter, in a tensor. It computes as many ranks as all agents have together, which is little beside the base,
-and no row depends on who is beside it but by rounding.
+The adapters of all agents of one base stand side by side: for every product, all A below the base's weight, and all B
+beside each other. One product gives what the base says of a row's x, and x through all A; of these, what is not its own
+agent's is set to zero, and the rest goes through all B and is added. Both have fixed shapes, whoever speaks: a captured
+step needs only the number of each row's adapter, in a tensor. It computes as many ranks as all agents have together,
+which is little beside the base, and no row depends on who is beside it but by rounding.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -19,12 +20,13 @@ from torch.nn.functional import linear
 
 from teamtr.engines.paged.buffers import NOBODY
 from teamtr.engines.paged.fused_linears import Siblings, siblings_in
+from teamtr.engines.paged.one_copy import plain_name
 
 
 class RowAdapters:
     """The adapters of one base, beside each other in a sampling copy of it."""
 
-    def __init__(self, model: Any, causal_lm: Any, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, model: Any, causal_lm: Any, device: torch.device) -> None:
         self._causal_lm, self._adapted = causal_lm, adapted_linears(causal_lm)
         ranks = {name: down.weight.shape[0] for m in self._adapted.values() for name, down in m.lora_A.items()}
         self.number = {name: k for k, name in enumerate(sorted(ranks))}
@@ -32,16 +34,23 @@ class RowAdapters:
         """The adapter of every token of the present pass."""
         self._versions: dict[str, str] = {}
         self._places: dict[str, tuple[_Product, int]] = {}
-        made: dict[int, _Product] = {}
+        theirs = {plain_name(name): weight for name, weight in causal_lm.named_parameters()}
+        names = {layer: name for name, layer in model.named_modules()}
+        made: dict[nn.Module, _Product] = {}
         for name in self._adapted:
             layer = model.get_submodule(name)
-            siblings = getattr(layer, "siblings", None)
+            siblings: Siblings | None = getattr(layer, "siblings", None)
             layers = [layer] if siblings is None else siblings.layers
-            if id(layers[0]) not in made:
-                product = _Product(self, layers, len(ranks), max(ranks.values()), dtype, device)
-                made[id(layers[0])] = product
-                _add_to(layer, siblings, product)
-            self._places[name] = (made[id(layers[0])], layers.index(layer))
+            if layers[0] not in made:
+                learners = [theirs[f"{names[one]}.weight"] for one in layers]
+                made[layers[0]] = _Product(self, layers, learners, len(ranks), max(ranks.values()))
+                if siblings is not None:
+                    siblings.product = made[layers[0]]
+                else:
+                    layer.forward = made[layer]
+            self._places[name] = (made[layers[0]], layers.index(layer))
+        if device.type == "cuda":
+            torch.cuda.empty_cache()  # what weights were in before has no room for a weight with adapters below it
 
     def applies(self, causal_lm: Any, adapter: str | None) -> bool:
         """Whether this adapter, of this very model, is one of them."""
@@ -112,42 +121,61 @@ def why_not(causal_lm: Any) -> str | None:
 
 
 class _Product:
-    """What the adapters add to one product of the copy: to one layer, or to layers that are joined."""
+    """A product of the copy, of one layer or of layers that are joined, with the adapters of all agents.
+
+    The weights of the layers are moved to where A can stand below them; ``learners`` are the learner's own, which move
+    along where the copy reads them.
+    """
 
     def __init__(
-        self,
-        rows: RowAdapters,
-        layers: Sequence[nn.Linear],
-        adapters: int,
-        rank: int,
-        dtype: torch.dtype,
-        device: torch.device,
+        self, rows: RowAdapters, layers: Sequence[nn.Linear], learners: Sequence[Tensor], adapters: int, rank: int
     ) -> None:
         self.rows, self.rank, self.adapters = rows, rank, adapters
-        self.first = [0]
-        for layer in layers:
-            self.first.append(self.first[-1] + layer.out_features)
-        columns = len(layers) * adapters * rank
-        self.down = torch.zeros(columns, layers[0].in_features, dtype=dtype, device=device)
-        self.up = torch.zeros(self.first[-1], columns, dtype=dtype, device=device)
-        self.adapter_of_column = torch.arange(columns, device=device) % (adapters * rank) // rank
+        sizes = [layer.out_features for layer in layers]
+        self.outputs, columns = sum(sizes), len(layers) * adapters * rank
+        empty = layers[0].weight.detach().new_zeros
+        self.weight = empty(self.outputs + columns, layers[0].in_features)
+        self.bias = None if layers[0].bias is None else empty(self.outputs + columns)
+        self.down, self.up = self.weight[self.outputs :], empty(self.outputs, columns)
+        self.adapter_of_column = torch.arange(columns, device=self.up.device) % (adapters * rank) // rank
+        self.parts = [slice(end - size, end) for end, size in zip(accumulate(sizes), sizes, strict=True)]
+        for layer, theirs, part in zip(layers, learners, self.parts, strict=True):
+            one_copy = theirs.data_ptr() == layer.weight.data_ptr()
+            _move(layer.weight, self.weight[part])
+            if one_copy:
+                theirs.data = layer.weight.data
+            if self.bias is not None:
+                _move(layer.bias, self.bias[part])
 
     def put(self, part: int, adapter: int, down: Tensor, up: Tensor) -> None:
         start = (part * self.adapters + adapter) * self.rank
-        mine, outputs = slice(start, start + len(down)), slice(self.first[part], self.first[part + 1])
+        mine = slice(start, start + len(down))
         self.down[mine].copy_(down)
-        self.up[outputs, mine].copy_(up)
+        self.up[self.parts[part], mine].copy_(up)
 
     def __call__(self, x: Tensor) -> Tensor:
-        narrow = linear(x, self.down)
-        own = self.rows.index_N[:, None] == self.adapter_of_column
+        product = linear(x, self.weight, self.bias)
+        index_N = self.rows.index_N
+        if product.is_cuda and product.dtype != torch.float32:
+            return _with_own_adapter(product, self.up, index_N, self.rank, self.adapters)
+        found, narrow = product.split([self.outputs, self.up.shape[1]], -1)
         # Not by a product with zero: another agent's adapter may overflow on this row.
-        return linear(torch.where(own, narrow, 0.0), self.up)
+        return found + linear(torch.where(index_N[:, None] == self.adapter_of_column, narrow, 0.0), self.up)
 
 
-def _add_to(layer: nn.Linear, siblings: Siblings | None, added: _Product) -> None:
-    if siblings is not None:
-        siblings.added = added
-        return
-    plain: Any = layer
-    plain.forward = lambda x: linear(x, layer.weight, layer.bias) + added(x)
+def _move(weight: Tensor, place: Tensor) -> None:
+    place.copy_(weight.detach())
+    weight.data = place
+
+
+@torch.library.custom_op("teamtr::with_own_adapter", mutates_args=())
+def _with_own_adapter(product: Tensor, up: Tensor, index_N: Tensor, rank: int, adapters: int) -> Tensor:
+    """The same in one kernel, which the compiler leaves as it is."""
+    from teamtr.engines.paged.adapter_kernel import with_own_adapter
+
+    return with_own_adapter(product, up, index_N, rank, adapters)
+
+
+@_with_own_adapter.register_fake
+def _(product: Tensor, up: Tensor, index_N: Tensor, rank: int, adapters: int) -> Tensor:
+    return product.new_empty(*product.shape[:-1], len(up))

@@ -123,7 +123,7 @@ class SamplingCopy:
 
     def apply_by_row(self, causal_lm: Any) -> None:
         """Have room for all adapters of this model beside each other; before the copy computes anything."""
-        self.rows = RowAdapters(self.model, causal_lm, self.dtype, self.device)
+        self.rows = RowAdapters(self.model, causal_lm, self.device)
 
     def put(self, causal_lm: nn.Module, adapter: str, *, version: str, base: str) -> None:
         """Take over an agent's adapter to be applied by row, and the base below it."""
