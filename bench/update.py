@@ -15,7 +15,6 @@ steps beyond the token log-probabilities that any method needs.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -127,16 +126,16 @@ def ours(a: argparse.Namespace, batch: AgentBatch, advantages: np.ndarray, score
         rows = steps[0]
         step = partial(learner.step, rows, advantages[rows], plan.objective, beta=1.0, learning_rate=1e-5)
         so_far("kernels", kernels(step, 1))
-    exact, reference = passes.score_tokens, learner._reference
-    passes.score_tokens = lambda new, cur, ids: (token_logp(new, ids), torch.zeros(len(ids), device=new.device))
-    learner._reference = dataclasses.replace(
-        reference, head=lambda hidden: hidden[:, :1]
-    )  # nor the old policy's logits
+    exact = passes.score_features
+    passes.score_features = lambda head, _, new, __, ids, keep: (
+        token_logp(head(new), ids),
+        torch.zeros(len(ids), device=new.device),
+    )
     try:
         train()
         without_kl = seconds(train)
     finally:
-        passes.score_tokens, learner._reference = exact, reference
+        passes.score_features = exact
     whole = score + train_s + gate
     return {
         "score s": score, "train s": train_s, "gate s": gate, "update s": whole,

@@ -23,10 +23,11 @@ from teamtr.engines.sampling import TokenSampler, draw
 from teamtr.engines.scoring import score_tokens
 from teamtr.engines.torch import fused_layers, fused_lora, narrow_products
 from teamtr.engines.torch.fused_lora import FusedLora, fuse_lora
+from teamtr.engines.torch.head import OutputLayer
 from teamtr.engines.torch.loading import TinyShape, share_base, tiny_model
 from teamtr.engines.torch.policy import TransformerPolicy
 from teamtr.engines.torch.rotation import Rotation
-from teamtr.engines.torch.scoring import fused_score
+from teamtr.engines.torch.scoring import fused_features, fused_score
 from teamtr.randomness import uniforms
 
 PAGE = kernels.PAGE
@@ -268,6 +269,37 @@ def score() -> None:
             torch.testing.assert_close(a.grad, b.grad, atol=2e-6, rtol=1e-4)
 
 
+def score_features() -> None:
+    """The output layer and both kernels in one, each way, at any scale of the loss: against products in float32 of the
+    same float16 factors."""
+    weight, other = (torch.randn(300, 16).half() for _ in range(2))
+    ids, bias = torch.randint(0, 300, (6,)), torch.randn(300)
+    for temperature, added, scale, keep in (
+        (1.0, None, 1.0, True),
+        (0.7, bias, 2.0**16, False),
+        (1.0, None, 1e-9, False),
+    ):
+        head, frozen = (OutputLayer(w.float(), added, temperature, w) for w in (weight, other))
+        cur = torch.randn(6, 16).half().float()
+        a, b = (
+            torch.randn(6, 16, generator=torch.Generator().manual_seed(1)).half().float().requires_grad_() for _ in "ab"
+        )
+        ours = fused_features(head, frozen, a, cur, ids, keep=keep)
+        plain = score_tokens(head(b), frozen(cur).detach(), ids)
+        for one, two in zip(ours, plain, strict=True):
+            torch.testing.assert_close(one, two, atol=1e-5, rtol=1e-4)
+        g, h = scale * torch.randn(6), scale * torch.randn(6)
+        g[2] = h[2] = 0.0
+        (ours[0] @ g + ours[1] @ h).backward()
+        (plain[0] @ g + plain[1] @ h).backward()
+        torch.testing.assert_close(a.grad / scale, b.grad / scale, atol=5e-3, rtol=5e-3)
+        assert not a.grad[2].any()
+        g[1] = torch.nan
+        (found,) = torch.autograd.grad(fused_features(head, frozen, a, cur, ids, keep=keep)[0] @ g, a)
+        assert found[1].isnan().all()
+        assert found[0].isfinite().all()
+
+
 def kl_rounding(new: torch.Tensor, cur: torch.Tensor) -> torch.Tensor:
     """How far rounding to float32 can take the sum of p (exp(d) - 1 - d), d = log q - log p, from its value.
 
@@ -296,8 +328,13 @@ def gradients(work, *inputs: torch.Tensor) -> list[torch.Tensor]:
     return [out.detach(), *(x.grad for x in leaves)]
 
 
+def weighted(x: torch.Tensor, normed: torch.Tensor) -> torch.Tensor:
+    """Both count, and not alike."""
+    return x + 3 * normed.float()
+
+
 def between_products() -> None:
-    """Norm, gate and rotation with their gradients: in float32 as torch computes them, in half rounded once."""
+    """Sum, norm, gate and rotation with their gradients: in float32 as torch computes them, in half rounded once."""
     for dtype, error in ((torch.float32, 1e-5), (torch.float16, 2e-3)):
         for width, heads, dim in ((48, 3, 24), (64, 4, 16)):
             x, weight = torch.randn(2, 7, width), torch.rand(width) + 0.5
@@ -313,6 +350,20 @@ def between_products() -> None:
                     gradients(lambda g, u: silu(g) * u, gate.float(), up.float()),
                 ),
             ]
+            delta = torch.randn(2, 7, width).to(dtype)
+            pairs += [
+                (
+                    gradients(lambda x, w=weight: weighted(*fused_layers.branch(x, w, 1e-3, dtype)), x),  # noqa: B023
+                    gradients(lambda x, w=weight: weighted(x, rms_norm(x, w.shape, w, 1e-3)), x),
+                ),
+                (
+                    gradients(lambda *xs, w=weight: weighted(*fused_layers.add_norm(*xs, w, 1e-3, dtype)), x, delta),  # noqa: B023
+                    gradients(
+                        lambda x, d, w=weight: weighted(x + d, rms_norm(x + d, w.shape, w, 1e-3)), x, delta.float()
+                    ),
+                ),
+                (gradients(fused_layers.added, x, delta), gradients(torch.add, x, delta.float())),
+            ]
             for r in rotations(7, dim):
                 w = r.query_weight_D
                 pairs.append((
@@ -323,6 +374,9 @@ def between_products() -> None:
                 for a, b in zip(ours, theirs, strict=True):
                     assert float((a.float() - b).abs().max() / b.abs().max()) < error
     assert fused_layers.norm(x, weight, 1e-3, torch.float16).dtype == torch.float16
+    rows, origin = torch.randn(3, 2, 700), torch.tensor([2, -1, 0, 1, -1])
+    with full_of_nonsense():
+        assert torch.equal(fused_layers.placed(rows, origin), torch.cat([rows, torch.zeros(1, 2, 700)])[origin])
 
 
 def own_adapters() -> None:
@@ -383,7 +437,7 @@ def fused_learner() -> None:
     rows = [np.array(r, dtype=np.int32) for r in ([5, 6, 7, 8], [5, 6, 7, 8], [9, 4], [5, 6, 11])]
     messages = [np.array(r, dtype=np.int32) for r in ([4, 5], [7, 7, 3], [8], [6, 5])]
     calls: Counter[str] = Counter()
-    for name in ("norm", "gated", "turned"):
+    for name in ("branch", "add_norm", "added", "gated", "turned"):
         setattr(fused_layers, name, _counting(name, getattr(fused_layers, name), calls))
     for name in ("narrow", "across", "across_and_along"):
         setattr(narrow_products, name, _counting(name, getattr(narrow_products, name), calls))
@@ -397,7 +451,7 @@ def fused_learner() -> None:
         for parameter in policy.parameters().values():
             parameter.grad = None
         products = {"narrow": 8, "across": 8, "across_and_along": 14}
-        assert calls == (Counter(norm=4, gated=2, turned=4, **products) if fuses else Counter())
+        assert calls == (Counter(branch=2, add_norm=2, added=2, gated=2, turned=4, **products) if fuses else Counter())
     for plain, ours in zip(*found, strict=True):
         torch.testing.assert_close(ours, plain, atol=2e-5, rtol=2e-4)
 
@@ -434,6 +488,7 @@ CHECKS = {
     "draw": draw_tokens,
     "groups": whole_groups,
     "score": score,
+    "features": score_features,
     "forbidden": forbidden_blocks,
     "between": between_products,
     "narrow": narrow_factors,

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from teamtr.engines.paged.work_split import Together, most_members
+from teamtr.engines.torch.head import OutputLayer
 from teamtr.engines.torch.rotation import Rotation
-from teamtr.engines.torch.scoring import fused_score
+from teamtr.engines.torch.scoring import fused_features, fused_score
 
 pytestmark = pytest.mark.long
 
@@ -131,20 +132,27 @@ def test_drawing(compiled):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("width", "inner", "heads", "dim"), [(2048, 6144, 16, 128), (576, 1536, 9, 64)], ids=str)
 def test_what_lies_between_the_learners_products(compiled, width, inner, heads, dim, dtype):
-    from teamtr.engines.torch.fused_layers import gated, norm, turned
+    from teamtr.engines.torch.fused_layers import add_norm, added, branch, gated, norm, turned
 
-    residual = torch.zeros(8, width, requires_grad=True)
+    residual, delta = torch.zeros(8, width, requires_grad=True), torch.zeros(8, width, dtype=dtype, requires_grad=True)
     norm(residual, torch.ones(width), 1e-6, dtype).sum().backward()
+    branch(residual, torch.ones(width), 1e-6, dtype)[1].sum().backward()
+    add_norm(residual, delta, torch.ones(width), 1e-6, dtype)[1].sum().backward()
+    assert compiled == ["_norm_kernel", "_norm_gradient_kernel"] * 3
+    added(residual, delta).sum().backward()
     gate, up = (torch.zeros(8, inner, dtype=dtype, requires_grad=True) for _ in range(2))
     gated(gate, up).sum().backward()
     query, angles = torch.zeros(8, heads, dim, dtype=dtype, requires_grad=True), torch.zeros(8, dim, dtype=dtype)
     for weight in (torch.ones(dim), None):
         turned(query, angles, angles, weight, 1e-6).sum().backward()
-    assert compiled == ["_norm_kernel"] * 2 + ["_gate_kernel", "_gate_gradient_kernel"] + ["_turn_kernel"] * 4
+    assert compiled[6:] == ["_sum_kernel", "_gate_kernel", "_gate_gradient_kernel"] + ["_turn_kernel"] * 4
 
 
 def test_scoring_and_its_gradient(compiled):
     new, cur = torch.zeros(4, 151_936, requires_grad=True), torch.zeros(4, 151_936)
     logp, kl = fused_score(new, cur, torch.zeros(4, dtype=torch.int64))
     (logp.sum() + kl.sum()).backward()
-    assert len(compiled) == 2
+    half = OutputLayer(torch.zeros(1), None, 1.0, torch.zeros(151_936, 8).half())
+    features, ids = torch.zeros(4, 8, requires_grad=True), torch.zeros(4, dtype=torch.int64)
+    fused_features(half, half, features, torch.zeros(4, 8), ids, keep=True)[0].sum().backward()
+    assert compiled == ["_score_kernel", "_gradient_kernel"] * 2

@@ -20,7 +20,7 @@ from teamtr.engines.passes import forget_gradients
 from teamtr.engines.torch import fused_lora
 from teamtr.engines.torch.attention import Unsupported
 from teamtr.engines.torch.fused_lora import FusedLora, fuse_lora
-from teamtr.engines.torch.head import linear_head
+from teamtr.engines.torch.head import OutputLayer
 from teamtr.engines.torch.loading import TinyShape, share_base, tiny_model
 from teamtr.engines.torch.policy import TransformerPolicy
 from teamtr.errors import UserError
@@ -386,7 +386,7 @@ def test_a_head_of_half_precision_factors_adds_up_in_single_and_keeps_the_gradie
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(50, 16, generator=generator)
     hidden = torch.randn(7, 16, generator=generator, requires_grad=True)
-    whole, half = linear_head(weight, None, 1.0), linear_head(weight, None, 1.0, weight.half())
+    whole, half = OutputLayer(weight, None, 1.0), OutputLayer(weight, None, 1.0, weight.half())
     up = torch.randn(7, 50, generator=generator)
     (exact,) = torch.autograd.grad(whole(hidden), hidden, up)
     (rounded,) = torch.autograd.grad(half(hidden), hidden, up)

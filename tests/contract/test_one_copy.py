@@ -15,7 +15,7 @@ from teamtr.engines.paged.pool import SamplerPool
 from teamtr.engines.paged.row_adapters import adapter_numbers
 from teamtr.engines.sampling import TokenSampler
 from teamtr.engines.torch import head as heads
-from teamtr.engines.torch.head import linear_head
+from teamtr.engines.torch.head import OutputLayer
 from teamtr.engines.torch.policy import TransformerPolicy
 from teamtr.engines.torch.short_base import keep_short
 from teamtr.errors import UserError
@@ -86,11 +86,11 @@ def test_a_head_that_is_kept_short_is_cast_in_parts(bias: bool, monkeypatch):
     added = torch.randn(50, generator=generator) if bias else None
     hidden = torch.randn(7, 16, generator=generator, requires_grad=True)
     up = torch.randn(7, 50, generator=generator)
-    plain = linear_head(weight.float(), added, 2.0)
+    plain = OutputLayer(weight.float(), added, 2.0)
     monkeypatch.setattr(heads, "CAST_AT_ONCE", 16 * 12)  # 12 rows at once, and 2 are left at the end
     for short, expected in [
-        (linear_head(weight, added, 2.0), plain),
-        (linear_head(weight, added, 2.0, weight), linear_head(weight.float(), added, 2.0, weight.half())),
+        (OutputLayer(weight, added, 2.0), plain),
+        (OutputLayer(weight, added, 2.0, weight), OutputLayer(weight.float(), added, 2.0, weight.half())),
     ]:
         torch.testing.assert_close(short(hidden), expected(hidden))
         ours, theirs = (torch.autograd.grad(head(hidden), hidden, up) for head in (short, expected))
@@ -142,7 +142,9 @@ def test_the_sampler_reads_the_learners_weights_and_says_what_it_says_from_a_cop
     assert together == {copy.model.get_decoder().layers[0].self_attn.k_proj.weight.untyped_storage().data_ptr()}
     parts = [getattr(attention, name).base_layer.weight.nbytes for name in ("q_proj", "k_proj", "v_proj")]
     below = copy.rows._places["model.layers.0.self_attn.q_proj"][0].down.nbytes
-    assert attention.q_proj.base_layer.weight.untyped_storage().nbytes() == sum(parts) + below, "nothing else lies there"
+    assert attention.q_proj.base_layer.weight.untyped_storage().nbytes() == sum(parts) + below, (
+        "nothing else lies there"
+    )
 
 
 def test_weights_of_another_precision_are_copied_and_one_sibling_of_another_keeps_its_group_apart():

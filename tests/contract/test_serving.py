@@ -549,7 +549,7 @@ def test_books_never_hand_out_a_page_twice(steps):
 # -- kernels --------------------------------------------------------------------------------------------------
 
 
-KERNELS = "decode, prefill, draw, score, narrow, own"
+KERNELS = "decode, prefill, draw, score, features, narrow, own"
 OTHERS = (
     "together, long together, rotate, learner, rotated, half, half together, forbidden, between, "
     "other shapes together, groups"

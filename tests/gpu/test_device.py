@@ -26,8 +26,9 @@ from teamtr.engines.paged.pool import SamplerPool
 from teamtr.engines.paged.sampler import Server, _size
 from teamtr.engines.paged.weights import SamplingCopy
 from teamtr.engines.sampling import TokenSampler
-from teamtr.engines.scoring import score_tokens
+from teamtr.engines.scoring import score_features, score_tokens
 from teamtr.engines.torch.fused_lora import FusedLora, fuse_lora
+from teamtr.engines.torch.head import OutputLayer
 from teamtr.engines.torch.loading import TinyShape, share_base, tiny_model
 from teamtr.engines.torch.policy import TransformerPolicy
 from teamtr.randomness import uniforms
@@ -239,7 +240,10 @@ def test_features_kept_in_captured_steps_are_the_learners(policy, precision, mos
 @pytest.mark.parametrize(("width", "heads", "dim"), [(2048, 16, 128), (576, 9, 64)])
 def test_what_lies_between_products_agrees_with_float64(width, heads, dim, dtype, error):
     """Both ways, rounded once: the largest error is a rounding of the largest element."""
-    from teamtr.engines.torch.fused_layers import gated, norm, turned
+    from teamtr.engines.torch.fused_layers import add_norm, added, branch, gated, norm, turned
+
+    def weighted(x: torch.Tensor, normed: torch.Tensor) -> torch.Tensor:
+        return x + 3 * normed.to(x.dtype)
 
     def both_ways(work, *inputs: torch.Tensor) -> list[torch.Tensor]:
         leaves = [x.detach().requires_grad_() for x in inputs]
@@ -264,8 +268,18 @@ def test_what_lies_between_products_agrees_with_float64(width, heads, dim, dtype
     product, of_head = torch.randn(tokens, heads, dim, device=DEVICE).to(dtype), torch.rand(dim, device=DEVICE) + 0.5
     angles = 6 * torch.rand(tokens, dim, device=DEVICE)
     cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+    delta = torch.randn(tokens, width, device=DEVICE).to(dtype)
     pairs = [
         (both_ways(lambda x: norm(x, weight, 1e-6, dtype), x), both_ways(lambda x: exact_norm(x, weight), x.double())),
+        (
+            both_ways(lambda x: weighted(*branch(x, weight, 1e-6, dtype)), x),
+            both_ways(lambda x: weighted(x, exact_norm(x, weight)), x.double()),
+        ),
+        (
+            both_ways(lambda x, d: weighted(*add_norm(x, d, weight, 1e-6, dtype)), x, delta),
+            both_ways(lambda x, d: weighted(x + d, exact_norm(x + d, weight)), x.double(), delta.double()),
+        ),
+        (both_ways(added, x, delta), both_ways(torch.add, x.double(), delta.double())),
         (
             both_ways(gated, gate, up),
             both_ways(lambda g, u: torch.nn.functional.silu(g) * u, gate.double(), up.double()),
@@ -326,6 +340,47 @@ def test_the_fused_kernel_agrees_with_float64(step):
     (logp.sum() + 3 * kl.sum()).backward()
     (exact_logp.sum() + 3 * exact_kl.sum()).backward()
     torch.testing.assert_close(new.grad.double(), exact_in.grad, atol=1e-6, rtol=1e-3)
+
+
+@needs_card
+@pytest.mark.parametrize("keep", [True, False], ids=["kept", "again"])
+@pytest.mark.parametrize("scale", [1.0, 2.0**24])
+def test_output_layer_and_score_in_one_agree_with_float64(keep, scale):
+    torch.manual_seed(0)
+    weight = (0.05 * torch.randn(20_000, 256, device=DEVICE)).half()
+    head = OutputLayer(weight.float(), None, 0.8, weight)
+    cur = torch.randn(64, 256, device=DEVICE).half().float()
+    new = (cur + 0.1 * torch.randn_like(cur)).half().float().requires_grad_()
+    ids = torch.randint(0, 20_000, (64,), device=DEVICE)
+    logp, kl = score_features(head, head, new, cur, ids, keep=keep)
+    assert type(logp.grad_fn).__name__ == "_FusedFeaturesBackward"
+    exact_in = new.detach().double().requires_grad_()
+    logits, before = (x @ weight.double().T / 0.8 for x in (exact_in, cur.double()))
+    exact_logp, exact_kl = score_tokens(logits, before, ids)
+    torch.testing.assert_close(logp.double(), exact_logp, atol=1e-4, rtol=1e-5)
+    torch.testing.assert_close(kl.double(), exact_kl, atol=1e-8, rtol=1e-3)
+    (scale * (logp.sum() + 3 * kl.sum())).backward()
+    (scale * (exact_logp.sum() + 3 * exact_kl.sum())).backward()
+    assert float((new.grad.double() - exact_in.grad).norm() / exact_in.grad.norm()) < 1e-3
+
+
+@needs_card
+@pytest.mark.parametrize(("dtype", "error"), [(torch.float16, 2e-3), (torch.bfloat16, 1.6e-2)], ids=str)
+@pytest.mark.parametrize(("rows", "outputs", "rank", "adapters", "parts"), [(256, 12288, 16, 3, 2), (7, 576, 4, 2, 3)])
+def test_each_row_gets_what_its_own_adapter_adds(rows, outputs, rank, adapters, parts, dtype, error):
+    from teamtr.engines.paged.adapter_kernel import with_own_adapter
+
+    torch.manual_seed(0)
+    columns = parts * adapters * rank
+    product = torch.randn(1, rows, outputs + columns, device=DEVICE).to(dtype)
+    up = torch.randn(outputs, columns, device=DEVICE).to(dtype)
+    index = torch.arange(rows, device=DEVICE) % (adapters + 1) - 1
+    own = index[:, None] == torch.arange(columns, device=DEVICE) % (adapters * rank) // rank
+    exact = product[0, :, :outputs].double() + (product[0, :, outputs:].double() * own) @ up.double().T
+    product[0, :, outputs:][~own] = torch.inf
+    found = with_own_adapter(product, up, index, rank, adapters)[0]
+    assert float((found.double() - exact).abs().max() / exact.abs().max()) < error
+    assert torch.equal(found[index < 0], product[0, index < 0, :outputs])
 
 
 @pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "v_proj"]], ids=["all", "few"])

@@ -12,11 +12,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from teamtr.batches import AgentBatch
 from teamtr.engines.policy import Head, Policy, Recompute
-from teamtr.engines.scoring import score_tokens, token_logp
+from teamtr.engines.scoring import score_features, scores_in_half, token_logp
 from teamtr.engines.shards import Rows, Shards
 from teamtr.engines.slices import is_spread
 from teamtr.engines.transfer import send
@@ -42,6 +41,8 @@ HEAD_CHUNK_ELEMENTS = 16_000_000
 """Logits held at once on a CPU: chunk of positions x vocabulary."""
 HEAD_CHUNK_SHARE = 0.03
 """Share of a card's memory for the same. When there are several chunks, each is computed again for the gradient."""
+LEAN = 16 / 10
+"""So many times as many where scores are fused: plans count 16 bytes for each logit, of which 10 are held then."""
 
 
 @dataclass(frozen=True)
@@ -138,18 +139,10 @@ class Passes:
         cur_NH = packed(reference.features, rows)
         ids_N = packed_ids(part, hidden_NH.device)
 
-        def score(new: Tensor, cur: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-            with torch.no_grad():
-                logits_cur = reference.head(cur)
-            return score_tokens(head(new), logits_cur, ids)
-
         pieces = []
         for new, cur, ids in self.chunks(reference.batch, head, hidden_NH, cur_NH, ids_N):
-            if torch.is_grad_enabled() and len(new) < len(hidden_NH):
-                # more than one chunk: recompute its logits in the backward pass instead of keeping them all
-                pieces.append(checkpoint(score, new, cur, ids, use_reentrant=False))
-            else:
-                pieces.append(score(new, cur, ids))
+            keep = len(new) == len(hidden_NH)  # of several chunks, logits would be held all at once
+            pieces.append(score_features(head, reference.head, new, cur, ids, keep=keep))
         logp_N, kl_N = (torch.cat(x) for x in zip(*pieces, strict=True))
         return Scored(logp_N, kl_N, part.lengths_M.tolist())
 
@@ -166,6 +159,8 @@ class Passes:
             vocabulary = head(tensors[0][:1]).shape[-1]
         planned = self.micro_batch * int(batch.lengths_M.max())
         size = max(1, min(head_chunk(self.policy.device, vocabulary), planned))
+        if scores_in_half(head):
+            size = int(size * LEAN)
         return zip(*(t.split(size) for t in tensors), strict=True)
 
     def own_shards(self, batch: AgentBatch, rows: Rows) -> list[tuple[int, list[Rows]]]:

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeGuard
+
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from teamtr.theory.kl import kl_cur_to_new
+
+if TYPE_CHECKING:
+    from teamtr.engines.torch.head import OutputLayer
 
 
 def token_logp(logits_NV: Tensor, ids_N: Tensor) -> Tensor:
@@ -23,3 +30,35 @@ def score_tokens(logits_new_NV: Tensor, logits_cur_NV: Tensor, ids_N: Tensor) ->
 
         return fused_score(logits_new_NV, logits_cur_NV, ids_N)
     return token_logp(logits_new_NV, ids_N), kl_cur_to_new(logits_cur_NV, logits_new_NV)
+
+
+def score_features(
+    head: Callable[[Tensor], Tensor],
+    frozen: Callable[[Tensor], Tensor],
+    new_NH: Tensor,
+    cur_NH: Tensor,
+    ids_N: Tensor,
+    *,
+    keep: bool,
+) -> tuple[Tensor, Tensor]:
+    """``score_tokens`` of what two heads make of features; differentiable in the new ones. ``keep``: logits are kept
+    for the gradient, else they are computed again for it."""
+    if scores_in_half(head) and scores_in_half(frozen):
+        from teamtr.engines.torch.scoring import fused_features
+
+        return fused_features(head, frozen, new_NH, cur_NH, ids_N, keep=keep)
+
+    def score(new: Tensor, cur: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.no_grad():
+            logits_cur = frozen(cur)
+        return score_tokens(head(new), logits_cur, ids)
+
+    if keep or not torch.is_grad_enabled():
+        return score(new_NH, cur_NH, ids_N)
+    found: tuple[Tensor, Tensor] = checkpoint(score, new_NH, cur_NH, ids_N, use_reentrant=False)
+    return found
+
+
+def scores_in_half(head: Callable[[Tensor], Tensor]) -> TypeGuard[OutputLayer]:
+    """Whether its scores are fused, which takes less memory (``OutputLayer``)."""
+    return bool(getattr(head, "scores_in_half", False))

@@ -1,4 +1,4 @@
-"""What a half-precision layer does between its matrix products, one Triton kernel each way: norm, gate, rotation.
+"""What a half-precision layer does between its matrix products, one Triton kernel each way: sum, norm, gate, rotation.
 
 torch takes a kernel for every cast, square and product in between, each of which reads and writes all activations and
 keeps its share of them for the gradient. These read their inputs once, compute in float32, round once at the end, and
@@ -18,20 +18,50 @@ BLOCK = 1024
 
 
 @triton.jit
-def _norm_kernel(x, weight, grad, out, epsilon, WIDTH: tl.constexpr, BLOCK: tl.constexpr, BACK: tl.constexpr):
-    """One token: normed, or with ``BACK`` the gradient of that."""
+def _norm_kernel(
+    x, delta, weight, total, out, epsilon, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr
+):  # fmt: skip
+    """One token, normed; with ``ADD`` after something was added to it, which is stored as well."""
+    n, h = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
+    inside = h < WIDTH
+    wide = tl.load(x + n * WIDTH + h, mask=inside, other=0.0).to(tl.float32)
+    if ADD:
+        wide += tl.load(delta + n * WIDTH + h, mask=inside, other=0.0).to(tl.float32)
+        tl.store(total + n * WIDTH + h, wide.to(total.dtype.element_ty), mask=inside)
+    scale = tl.load(weight + h, mask=inside, other=0.0).to(tl.float32)
+    shrink = tl.rsqrt(tl.sum(wide * wide, 0) / WIDTH + epsilon)
+    tl.store(out + n * WIDTH + h, (wide * shrink * scale).to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _norm_gradient_kernel(
+    x, weight, grad, beside, out, rounded, epsilon, WIDTH: tl.constexpr, BLOCK: tl.constexpr, BESIDE: tl.constexpr,
+    ROUND: tl.constexpr,
+):  # fmt: skip
+    """The gradient of that; with ``BESIDE`` what comes back beside the norm is added, with ``ROUND`` the sum is stored
+    in half precision as well."""
     n, h = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     inside = h < WIDTH
     wide = tl.load(x + n * WIDTH + h, mask=inside, other=0.0).to(tl.float32)
     scale = tl.load(weight + h, mask=inside, other=0.0).to(tl.float32)
     shrink = tl.rsqrt(tl.sum(wide * wide, 0) / WIDTH + epsilon)
-    if BACK:
-        slope = tl.load(grad + n * WIDTH + h, mask=inside, other=0.0).to(tl.float32) * scale
-        along = tl.sum(slope * wide, 0) / WIDTH * shrink * shrink
-        result = shrink * (slope - along * wide)
-    else:
-        result = wide * shrink * scale
+    slope = tl.load(grad + n * WIDTH + h, mask=inside, other=0.0).to(tl.float32) * scale
+    along = tl.sum(slope * wide, 0) / WIDTH * shrink * shrink
+    result = shrink * (slope - along * wide)
+    if BESIDE:
+        result += tl.load(beside + n * WIDTH + h, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + n * WIDTH + h, result.to(out.dtype.element_ty), mask=inside)
+    if ROUND:
+        tl.store(rounded + n * WIDTH + h, result.to(rounded.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _sum_kernel(x, delta, out, count, BLOCK: tl.constexpr):
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = i < count
+    wide = tl.load(x + i, mask=inside, other=0.0).to(tl.float32)
+    wide += tl.load(delta + i, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + i, wide.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -53,6 +83,17 @@ def _gate_gradient_kernel(gate, up, grad, grad_gate, grad_up, count, BLOCK: tl.c
     s = 1.0 / (1.0 + tl.exp(-g))
     tl.store(grad_gate + i, (slope * u * s * (1.0 + g * (1.0 - s))).to(grad_gate.dtype.element_ty), mask=inside)
     tl.store(grad_up + i, (slope * g * s).to(grad_up.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _place_kernel(rows, origin, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """One row of what comes out: the row it is of, or nothing."""
+    n, source = tl.program_id(0).to(tl.int64), tl.load(origin + tl.program_id(0))
+    for start in tl.static_range(0, WIDTH, BLOCK):
+        c = start + tl.arange(0, BLOCK)
+        mask = c < WIDTH
+        row = tl.load(rows + source * WIDTH + c, mask=mask & (source >= 0), other=0.0)
+        tl.store(out + n * WIDTH + c, row, mask=mask)
 
 
 @triton.jit
@@ -103,27 +144,104 @@ class _Norm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float, dtype: torch.dtype) -> Tensor:
         x = x.contiguous()
-        out = torch.empty_like(x, dtype=dtype)
         ctx.save_for_backward(x, weight)
         ctx.epsilon = epsilon
-        _norm(x, weight, x, out, epsilon, back=False)
-        return out
+        return _normed(x, None, weight, epsilon, dtype)[0]
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         x, weight = ctx.saved_tensors
+        return _norm_gradient(x, weight, grad, None, ctx.epsilon)[0], None, None, None
+
+
+class _Branch(torch.autograd.Function):
+    """What is normed goes on beside it: both gradients are added where the norm's is computed."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        x = x.contiguous()
+        ctx.save_for_backward(x, weight)
+        ctx.epsilon = epsilon
+        return x.view_as(x), _normed(x, None, weight, epsilon, dtype)[0]
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, beside: Tensor, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        x, weight = ctx.saved_tensors
+        return _norm_gradient(x, weight, grad, beside, ctx.epsilon)[0], None, None, None
+
+
+class _AddNorm(torch.autograd.Function):
+    """The sum of two, and its norm."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, delta: Tensor, weight: Tensor, epsilon: float, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        normed, total = _normed(x.contiguous(), delta.contiguous(), weight, epsilon, dtype)
+        ctx.save_for_backward(total, weight)
+        ctx.epsilon, ctx.dtype = epsilon, delta.dtype
+        return total, normed
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, beside: Tensor, grad: Tensor) -> tuple[Tensor | None, ...]:
+        total, weight = ctx.saved_tensors
+        return *_norm_gradient(total, weight, grad, beside, ctx.epsilon, ctx.dtype), None, None, None
+
+
+class _Sum(torch.autograd.Function):
+    """Of two, in the dtype of the first."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, delta: Tensor) -> Tensor:
+        x, delta = x.contiguous(), delta.contiguous()
         out = torch.empty_like(x)
-        _norm(x, weight, grad.contiguous(), out, ctx.epsilon, back=True)
-        return out, None, None, None
+        ctx.dtype = delta.dtype
+        _sum_kernel[(triton.cdiv(x.numel(), BLOCK),)](x, delta, out, x.numel(), BLOCK=BLOCK, num_warps=4)
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        return grad, grad.to(ctx.dtype)
 
 
-def _norm(x: Tensor, weight: Tensor, grad: Tensor, out: Tensor, epsilon: float, *, back: bool) -> None:
+def _normed(
+    x: Tensor, delta: Tensor | None, weight: Tensor, epsilon: float, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """The norm of x, and x; or of its sum with delta, and the sum."""
     width = x.shape[-1]
+    out, total = torch.empty_like(x, dtype=dtype), x if delta is None else torch.empty_like(x)
     _norm_kernel[(x.numel() // width,)](
-        x, weight, grad, out, epsilon, WIDTH=width, BLOCK=triton.next_power_of_2(width), BACK=back,
-        num_warps=8 if width > BLOCK else 4,
+        x, x if delta is None else delta, weight, total, out, epsilon, WIDTH=width,
+        BLOCK=triton.next_power_of_2(width), ADD=delta is not None, num_warps=_warps(width),
     )  # fmt: skip
+    return out, total
+
+
+def _norm_gradient(
+    x: Tensor,
+    weight: Tensor,
+    grad: Tensor,
+    beside: Tensor | None,
+    epsilon: float,
+    rounded_to: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor]:
+    """In the dtype of x, and in ``rounded_to`` where that is asked for."""
+    width, out = x.shape[-1], torch.empty_like(x)
+    rounded = out if rounded_to is None else torch.empty_like(x, dtype=rounded_to)
+    _norm_gradient_kernel[(x.numel() // width,)](
+        x, weight, grad.contiguous(), x if beside is None else beside.contiguous(), out, rounded, epsilon,
+        WIDTH=width, BLOCK=triton.next_power_of_2(width), BESIDE=beside is not None, ROUND=rounded_to is not None,
+        num_warps=_warps(width),
+    )  # fmt: skip
+    return out, rounded
+
+
+def _warps(width: int) -> int:
+    return 8 if width > BLOCK else 4
 
 
 class _Gated(torch.autograd.Function):
@@ -183,6 +301,24 @@ def norm(x: Tensor, weight_H: Tensor, epsilon: float, dtype: torch.dtype) -> Ten
     return out
 
 
+def branch(x: Tensor, weight_H: Tensor, epsilon: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """x itself, and its norm in ``dtype``."""
+    found: tuple[Tensor, Tensor] = _Branch.apply(x, weight_H, epsilon, dtype)
+    return found
+
+
+def add_norm(x: Tensor, delta: Tensor, weight_H: Tensor, epsilon: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """x + delta in the dtype of x, and its norm in ``dtype``."""
+    found: tuple[Tensor, Tensor] = _AddNorm.apply(x, delta, weight_H, epsilon, dtype)
+    return found
+
+
+def added(x: Tensor, delta: Tensor) -> Tensor:
+    """x + delta, in the dtype of x."""
+    out: Tensor = _Sum.apply(x, delta)
+    return out
+
+
 def gated(gate: Tensor, up: Tensor) -> Tensor:
     """silu(gate) * up."""
     out: Tensor = _Gated.apply(gate, up)
@@ -194,4 +330,13 @@ def turned(x_NHD: Tensor, cos_ND: Tensor, sin_ND: Tensor, weight_D: Tensor | Non
     assert cos_ND.stride() == sin_ND.stride()
     assert cos_ND.stride(1) == 1
     out: Tensor = _Turned.apply(x_NHD, cos_ND, sin_ND, weight_D, epsilon)
+    return out
+
+
+def placed(rows: Tensor, origin_P: Tensor) -> Tensor:
+    """``rows[origin]``, and zeros where the origin is below zero."""
+    rows, width = rows.contiguous(), rows[0].numel()
+    out = torch.empty(len(origin_P), *rows.shape[1:], dtype=rows.dtype, device=rows.device)
+    block = min(BLOCK, triton.next_power_of_2(width))
+    _place_kernel[(len(origin_P),)](rows, origin_P, out, WIDTH=width, BLOCK=block, num_warps=4)
     return out

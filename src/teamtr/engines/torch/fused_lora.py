@@ -13,6 +13,7 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -235,8 +236,11 @@ def fuse_lora(shared: Any) -> FusedLora:
     gates = [module for module in causal_lm.modules() if _is_gated(module)]
     for known in attention.values():
         known.module.forward = _attention_forward(known, state)
+    layers = [] if state.spread else [module for module in getattr(decoder, "layers", ()) if _adds_twice(module)]
     for module in gates:
         module.forward = _gated_forward(module, state)
+    for module in layers:
+        module.forward = _layer_forward(module, state)
     if rotary is not None:
         rotary.forward = _rotary_forward(rotary.forward, state)
     unfused: dict[Tensor, None] = {}
@@ -369,6 +373,24 @@ def _attention_forward(anatomy: Anatomy, state: FusedLora) -> Any:
     return forward
 
 
+def _layer_forward(module: Any, state: FusedLora) -> Any:
+    original, norms = module.forward, (module.input_layernorm, module.post_attention_layernorm)
+    frozen = not any(norm.weight.requires_grad for norm in norms)
+    epsilons = [epsilon_of(norm) or 0.0 for norm in norms]
+
+    def forward(*args: Any, **named: Any) -> Any:
+        if packed_now() is None or not frozen or len(args) != 1 or not state.fuses(args[0]):
+            return original(*args, **named)
+        from teamtr.engines.torch.fused_layers import add_norm, added, branch
+
+        x, normed = branch(args[0], norms[0].weight, epsilons[0], state.dtype)
+        attended, _ = module.self_attn(hidden_states=normed, **named)
+        x, normed = add_norm(x, attended, norms[1].weight, epsilons[1], state.dtype)
+        return added(x, module.mlp(normed))
+
+    return forward
+
+
 def _rotary_forward(original: Any, state: FusedLora) -> Any:
     """Angles are computed as ever; in half precision they are applied in half, as in a model loaded that way. Where
     they are something else than a cosine and a sine (complex numbers), they stay what they are."""
@@ -394,6 +416,38 @@ def _is_gated(module: Any) -> bool:
     with gathered(module):
         theirs, ours = module(x), down(silu(gate(x)) * up(x))
     return isinstance(theirs, Tensor) and torch.allclose(theirs, ours, rtol=1e-4, atol=1e-5 * float(ours.abs().max()))
+
+
+@torch.no_grad()
+def _adds_twice(layer: Any) -> bool:
+    """Whether it is y + mlp(norm(y)) for y = x + attention(norm(x)), by what it computes with others in their places;
+    and the norms are plain ones."""
+    names = ("input_layernorm", "self_attn", "post_attention_layernorm", "mlp")
+    parts: list[Any] = [getattr(layer, name, None) for name in names]
+    if not all(isinstance(part, nn.Module) for part in parts) or not all(map(_is_rms_norm, parts[::2])):
+        return False
+    before = [part.__dict__.get("forward") for part in parts]
+    try:
+        for k, part in enumerate(parts):
+            part.forward = partial(_times, k + 2)
+        parts[1].forward = lambda *args, **named: (_times(3, *args, **named), None)
+        theirs = layer(torch.ones(1, 1, 1), attention_mask=None, position_embeddings=None)
+    except Exception:
+        return False  # it takes or gives something else
+    finally:
+        for part, forward in zip(parts, before, strict=True):
+            if forward is None:
+                del part.forward
+            else:
+                part.forward = forward
+    between = 1.0 + 3 * 2 * 1.0
+    return isinstance(theirs, Tensor) and theirs.flatten().tolist() == [between + 5 * 4 * between]
+
+
+def _times(factor: float, *args: Any, **named: Any) -> Tensor:
+    """Of what a layer hands on, first or by name."""
+    given: Tensor = args[0] if args else named["hidden_states"]
+    return factor * given
 
 
 @torch.no_grad()

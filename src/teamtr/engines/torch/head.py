@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
-
-from teamtr.engines.policy import Head
 
 CAST_AT_ONCE = 1 << 26
 """Numbers of a weight kept in half precision that are cast at once: a quarter of a gigabyte in float32."""
@@ -44,6 +43,13 @@ def _backward(grad_NV: Tensor, weight_VH: Tensor) -> Tensor:
     return found
 
 
+def half_product(left: Tensor, right: Tensor) -> Tensor:
+    """Of float16 factors, added up in float32."""
+    if left.device.type != "cuda":
+        return left.float() @ right.float()
+    return torch.mm(left, right, out_dtype=torch.float32)
+
+
 class _HalfProduct(torch.autograd.Function):
     """hidden @ weight' of float16 factors, added up in float32. float16 keeps as many digits as TF32 does, at half the
     time; the gradient, whose range it lacks, is computed with the whole weight."""
@@ -53,9 +59,7 @@ class _HalfProduct(torch.autograd.Function):
         ctx.save_for_backward(weight_VH)
 
         def product(half_NH: Tensor, part_VH: Tensor, _: slice) -> Tensor:
-            if half_NH.device.type != "cuda":
-                return half_NH.float() @ part_VH.float().T
-            return torch.mm(half_NH, part_VH.T, out_dtype=torch.float32)
+            return half_product(half_NH, part_VH.T)
 
         return _forward(hidden_NH.half(), half_VH, torch.float16, product)
 
@@ -85,16 +89,28 @@ class _PassingProduct(torch.autograd.Function):
         return _backward(grad_NV, weight_VH), None, None
 
 
-def linear_head(weight: Tensor, bias: Tensor | None, temperature: float, half: Tensor | None = None) -> Head:
-    def head(hidden_NH: Tensor) -> Tensor:
-        with torch.autocast(hidden_NH.device.type, enabled=False):
-            if half is not None:
-                logits_NV = _HalfProduct.apply(hidden_NH.float(), weight, half)
-                logits_NV = logits_NV if bias is None else logits_NV + bias.float()
-            elif weight.dtype != torch.float32 and not weight.requires_grad:
-                logits_NV = _PassingProduct.apply(hidden_NH.float(), weight, bias)
-            else:
-                logits_NV = linear(hidden_NH.float(), weight.float(), None if bias is None else bias.float())
-        return logits_NV if temperature == 1.0 else logits_NV / temperature
+@dataclass(frozen=True, eq=False)
+class OutputLayer:
+    """Logits of hidden states. ``half``: the weight in float16, where products are to be computed with it."""
 
-    return head
+    weight: Tensor
+    bias: Tensor | None
+    temperature: float
+    half: Tensor | None = None
+
+    def __call__(self, hidden_NH: Tensor) -> Tensor:
+        with torch.autocast(hidden_NH.device.type, enabled=False):
+            if self.half is not None:
+                logits_NV = _HalfProduct.apply(hidden_NH.float(), self.weight, self.half)
+                logits_NV = logits_NV if self.bias is None else logits_NV + self.bias.float()
+            elif self.weight.dtype != torch.float32 and not self.weight.requires_grad:
+                logits_NV = _PassingProduct.apply(hidden_NH.float(), self.weight, self.bias)
+            else:
+                bias = None if self.bias is None else self.bias.float()
+                logits_NV = linear(hidden_NH.float(), self.weight.float(), bias)
+        return logits_NV if self.temperature == 1.0 else logits_NV / self.temperature
+
+    @property
+    def scores_in_half(self) -> bool:
+        """Whether ``scoring.fused_features`` can compute with it."""
+        return self.half is not None and self.half.dtype == torch.float16 and self.half.is_cuda

@@ -77,11 +77,13 @@ class Spread:
     """``source[taken]`` whose gradient adds up copies in a fixed order, as one sum, without contention.
 
     ``own`` are the rows of the source that are taken at all (None: every one, in order), ``first`` is where each one's
-    first copy stands; ``several`` of them have further copies at ``further``, of which ``real`` exist.
+    first copy stands, and ``origin`` the other way round: which of them has its first copy at a place, -1 for none;
+    ``several`` of them have further copies at ``further``, of which ``real`` exist.
     """
 
     taken: Tensor
     first: Tensor
+    origin: Tensor
     own: Tensor | None
     several: Tensor
     further: Tensor
@@ -97,9 +99,13 @@ class Spread:
         which = np.arange(1, copies.max())[None] if len(several) else np.zeros((1, 0), dtype=np.int64)
         real = which < copies[several][:, None]
         further = by_source[np.where(real, starts[several][:, None] + which, 0)]
-        arrays = np.maximum(taken, 0), by_source[starts], several, further, real
+        first = by_source[starts]
+        origin = np.full(len(taken), -1)
+        origin[first] = np.arange(len(first))
+        arrays = np.maximum(taken, 0), first, origin, several, further, real
         on_device = [send(array, device) for array in arrays]
-        return Spread(on_device[0], on_device[1], None if len(own) == count else send(own, device), *on_device[2:])
+        kept = None if len(own) == count else send(own, device)
+        return Spread(on_device[0], on_device[1], on_device[2], kept, *on_device[3:])
 
     def first_only(self) -> Spread:
         """For what is read at first copies alone: the others' gradients are zero and not worth adding."""
@@ -111,7 +117,7 @@ class Spread:
 
     def gather(self, spread: Tensor) -> Tensor:
         """The first copy of every row of the source; all of them must be taken."""
-        gathered: Tensor = _Gather.apply(spread, self.first)
+        gathered: Tensor = _Gather.apply(spread, self.first, self.origin)
         return gathered
 
     def sum_of(self, grad: Tensor, count: int) -> Tensor:
@@ -141,11 +147,15 @@ class _Gather(torch.autograd.Function):
     at several times the cost of attention itself."""
 
     @staticmethod
-    def forward(ctx: Any, source: Tensor, places: Tensor) -> Tensor:
-        ctx.places, ctx.count = places, len(source)
+    def forward(ctx: Any, source: Tensor, places: Tensor, origin: Tensor) -> Tensor:
+        ctx.places, ctx.origin = places, origin
         return source[places]
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return grad.new_zeros(ctx.count, *grad.shape[1:]).index_copy_(0, ctx.places, grad), None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        if grad.is_cuda:
+            from teamtr.engines.torch.fused_layers import placed
+
+            return placed(grad, ctx.origin), None, None
+        return grad.new_zeros(len(ctx.origin), *grad.shape[1:]).index_copy_(0, ctx.places, grad), None, None

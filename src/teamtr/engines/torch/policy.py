@@ -37,7 +37,7 @@ from teamtr.engines.torch.attention import (
     text_config,
 )
 from teamtr.engines.torch.fused_lora import FusedLora
-from teamtr.engines.torch.head import linear_head
+from teamtr.engines.torch.head import OutputLayer
 from teamtr.engines.torch.packing import Spread, pack
 from teamtr.engines.torch.plain_sampling import PlainSampler, pad_batch
 from teamtr.engines.torch.policy_files import PolicyFiles, belongs_to
@@ -250,14 +250,14 @@ class TransformerPolicy(Policy):
 
     def head(self) -> Head:
         layer = self.causal_lm.get_output_embeddings()
-        return linear_head(layer.weight, layer.bias, self.temperature, self._half_of_head(layer.weight))
+        return OutputLayer(layer.weight, layer.bias, self.temperature, self._half_of_head(layer.weight))
 
     def frozen_head(self) -> Head:
         layer = self.causal_lm.get_output_embeddings()
         trained = self.adapter is None
         weight = layer.weight.detach().clone() if trained else layer.weight
         bias = layer.bias.detach().clone() if trained and layer.bias is not None else layer.bias
-        return linear_head(weight, bias, self.temperature, self._half_of_head(weight))
+        return OutputLayer(weight, bias, self.temperature, self._half_of_head(weight))
 
     def value_head(self) -> ValueHead:
         return LinearHead(self.causal_lm.get_output_embeddings().weight.shape[1], self.device)

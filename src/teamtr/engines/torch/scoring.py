@@ -1,4 +1,5 @@
-"""``score_tokens`` as two Triton kernels: the sums of ``theory.kl`` without arrays of the vocabulary's size."""
+"""``score_tokens`` as two Triton kernels: the sums of ``theory.kl`` without arrays of the vocabulary's size; and both
+with the output layer around them."""
 
 from __future__ import annotations
 
@@ -8,6 +9,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from teamtr.engines.torch.head import OutputLayer, half_product
 
 BLOCK = 4096
 
@@ -68,18 +71,37 @@ def _gradient_kernel(
     p = tl.exp(tl.load(cur + n * cur_row + v, mask=inside, other=float("-inf")) - tl.load(norm_cur + n))
     chosen = tl.where(v == tl.load(ids + n), 1.0, 0.0)
     slope = tl.load(grad_logp + n) * (chosen - q) + tl.load(grad_kl + n) * (q - p)
-    tl.store(grad + n * vocabulary + v, slope, mask=inside)
+    tl.store(grad + n * vocabulary + v, slope.to(grad.dtype.element_ty), mask=inside)
+
+
+def _score(new: Tensor, cur: Tensor, ids: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Log-probabilities, KL, and the normalisers of both."""
+    rows, vocabulary = new.shape
+    logp, kl, norm_new, norm_cur = (torch.empty(rows, dtype=torch.float32, device=new.device) for _ in range(4))
+    _score_kernel[(rows,)](
+        new, cur, ids, logp, kl, norm_new, norm_cur, vocabulary, new.stride(0), cur.stride(0), BLOCK=BLOCK,
+        num_warps=8,
+    )  # fmt: skip
+    return logp, kl, norm_new, norm_cur
+
+
+def _gradient(
+    new: Tensor, cur: Tensor, ids: Tensor, norms: tuple[Tensor, Tensor], slopes: tuple[Tensor, Tensor], out: torch.dtype
+) -> Tensor:
+    """Of the logits, from the slopes of log-probabilities and KL."""
+    rows, vocabulary = new.shape
+    grad = torch.empty(rows, vocabulary, dtype=out, device=new.device)
+    _gradient_kernel[(rows, triton.cdiv(vocabulary, BLOCK))](
+        new, cur, ids, *norms, slopes[0].contiguous(), slopes[1].contiguous(), grad, vocabulary,
+        new.stride(0), cur.stride(0), BLOCK=BLOCK, num_warps=8,
+    )  # fmt: skip
+    return grad
 
 
 class _FusedScore(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, new: Tensor, cur: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-        rows, vocabulary = new.shape
-        logp, kl, norm_new, norm_cur = (torch.empty(rows, dtype=torch.float32, device=new.device) for _ in range(4))
-        _score_kernel[(rows,)](
-            new, cur, ids, logp, kl, norm_new, norm_cur, vocabulary, new.stride(0), cur.stride(0), BLOCK=BLOCK,
-            num_warps=8,
-        )  # fmt: skip
+        logp, kl, norm_new, norm_cur = _score(new, cur, ids)
         ctx.save_for_backward(new, cur, ids, norm_new, norm_cur)
         return logp, kl
 
@@ -87,13 +109,7 @@ class _FusedScore(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_logp: Tensor, grad_kl: Tensor) -> tuple[Tensor, None, None]:
         new, cur, ids, norm_new, norm_cur = ctx.saved_tensors
-        rows, vocabulary = new.shape
-        grad = torch.empty_like(new)
-        _gradient_kernel[(rows, triton.cdiv(vocabulary, BLOCK))](
-            new, cur, ids, norm_new, norm_cur, grad_logp.contiguous(), grad_kl.contiguous(), grad, vocabulary,
-            new.stride(0), cur.stride(0), BLOCK=BLOCK, num_warps=8,
-        )  # fmt: skip
-        return grad, None, None
+        return _gradient(new, cur, ids, (norm_new, norm_cur), (grad_logp, grad_kl), torch.float32), None, None
 
 
 def fused_score(logits_new_NV: Tensor, logits_cur_NV: Tensor, ids_N: Tensor) -> tuple[Tensor, Tensor]:
@@ -101,4 +117,55 @@ def fused_score(logits_new_NV: Tensor, logits_cur_NV: Tensor, ids_N: Tensor) -> 
     result: tuple[Tensor, Tensor] = _FusedScore.apply(
         logits_new_NV.contiguous(), logits_cur_NV.contiguous(), ids_N.contiguous()
     )
+    return result
+
+
+class _FusedFeatures(torch.autograd.Function):
+    """Logits of both policies, their score, and the way back, in float16 products that are added up in float32. Each
+    position's gradient of its logits is divided by its larger slope, so that float16 has room for it, however the loss
+    is scaled, and loses less than 1e-7 of it at the small end."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, new_NH: Tensor, cur_NH: Tensor, ids: Tensor, head: OutputLayer, frozen: OutputLayer, keep: bool
+    ) -> tuple[Tensor, Tensor]:
+        new, cur = _logits(head, new_NH), _logits(frozen, cur_NH)
+        logp, kl, *norms = _score(new, cur, ids)
+        kept = (new, cur) if keep else (new_NH.half(), cur_NH.half())
+        ctx.save_for_backward(*kept, ids, *norms)
+        ctx.heads, ctx.keep, ctx.dtype = (head, frozen), keep, new_NH.dtype
+        return logp, kl
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad_logp: Tensor, grad_kl: Tensor) -> tuple[Tensor | None, ...]:
+        *pair, ids, norm_new, norm_cur = ctx.saved_tensors
+        head, frozen = ctx.heads
+        new, cur = pair if ctx.keep else (_logits(head, pair[0]), _logits(frozen, pair[1]))
+        del pair
+        larger = torch.maximum(grad_logp.abs(), grad_kl.abs()).clamp_min(TINY)
+        slopes = grad_logp / larger, grad_kl / larger
+        grad_NV = _gradient(new, cur, ids, (norm_new, norm_cur), slopes, torch.float16)
+        grad_NH = half_product(grad_NV, head.half).mul_((larger / head.temperature)[:, None])
+        return grad_NH.to(ctx.dtype), None, None, None, None, None
+
+
+TINY = 1e-30
+"""A slope that no loss has, and not zero."""
+
+
+def _logits(head: OutputLayer, hidden_NH: Tensor) -> Tensor:
+    """Without a way back: ``head(hidden_NH)``, in place."""
+    assert head.half is not None
+    logits_NV = half_product(hidden_NH.half(), head.half.T)
+    if head.bias is not None:
+        logits_NV += head.bias.float()
+    return logits_NV if head.temperature == 1.0 else logits_NV.div_(head.temperature)
+
+
+def fused_features(
+    head: OutputLayer, frozen: OutputLayer, new_NH: Tensor, cur_NH: Tensor, ids_N: Tensor, *, keep: bool
+) -> tuple[Tensor, Tensor]:
+    """See ``engines.scoring.score_features``; for heads with a float16 weight."""
+    result: tuple[Tensor, Tensor] = _FusedFeatures.apply(new_NH, cur_NH, ids_N.contiguous(), head, frozen, keep)
     return result
