@@ -45,6 +45,7 @@ class RowAdapters:
                 learners = [theirs[f"{names[one]}.weight"] for one in layers]
                 made[layers[0]] = _Product(self, layers, learners, len(ranks), max(ranks.values()))
                 if siblings is not None:
+                    siblings.weight, siblings.bias = made[layers[0]].of_base
                     siblings.product = made[layers[0]]
                 else:
                     layer.forward = made[layer]
@@ -146,6 +147,11 @@ class _Product:
                 theirs.data = layer.weight.data
             if self.bias is not None:
                 _move(layer.bias, self.bias[part])
+
+    @property
+    def of_base(self) -> tuple[Tensor, Tensor | None]:
+        """Weight and bias without what stands below them."""
+        return self.weight[: self.outputs], None if self.bias is None else self.bias[: self.outputs]
 
     def put(self, part: int, adapter: int, down: Tensor, up: Tensor) -> None:
         start = (part * self.adapters + adapter) * self.rank

@@ -131,7 +131,7 @@ def _down_gradient(grad_narrow: Tensor, flat: Tensor) -> Tensor:
     if _reads_fast(flat, grad_narrow.shape[1]):
         from teamtr.engines.torch import narrow_products
 
-        return narrow_products.across(flat, grad_narrow).T
+        return narrow_products.across(flat, grad_narrow)
     return grad_narrow.T @ flat
 
 

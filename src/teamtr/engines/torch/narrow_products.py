@@ -15,14 +15,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-TOKENS = 32
-"""Of a tile of the wide factor."""
+ALONE, TWICE = 32, 64
+"""Tokens of a tile of the wide factor: that is read for one product, and for sums over tokens."""
 SUMS = 8192
 """Columns of a tile, times those of a narrow factor: what a program holds in registers."""
 ADDED = 1024
 """Numbers that a program adds parts of."""
-PROGRAMS = 132
-"""Of a pass over a gradient: one for each processor of a large card."""
+PROGRAMS = 264
+"""Of a pass over a gradient: two for each processor of a large card."""
 
 
 @triton.jit
@@ -46,7 +46,7 @@ def _narrow_kernel(
 
 @triton.jit
 def _across_kernel(
-    wide, narrow, factor, across, along, scale, tokens, row, each, WIDTH: tl.constexpr, RANK: tl.constexpr,
+    wide, narrow, factor, across, along, scale, tokens, row, narrow_row, each, WIDTH: tl.constexpr, RANK: tl.constexpr,
     TOKENS: tl.constexpr, COLUMNS: tl.constexpr, RANKS: tl.constexpr, ALONG: tl.constexpr,
 ):  # fmt: skip
     """Some columns of ``each`` tokens: their part of scale * wide' @ narrow, and with ``ALONG`` of scale * wide @
@@ -63,7 +63,7 @@ def _across_kernel(
         in_n = n < tokens
         of_tokens = in_n[:, None] & in_r[None, :]
         tile = tl.load(wide + n[:, None] * row + c[None, :], mask=in_n[:, None] & in_c[None, :], other=0.0)
-        rows = tl.load(narrow + n[:, None] * RANK + r[None, :], mask=of_tokens, other=0.0)
+        rows = tl.load(narrow + n[:, None] * narrow_row + r[None, :], mask=of_tokens, other=0.0)
         total = tl.dot(tl.trans(tile), rows, total)
         if ALONG:
             found = scale * tl.dot(tile, columns)
@@ -73,9 +73,11 @@ def _across_kernel(
 
 @triton.jit
 def _add_kernel(
-    across, along, sums, found, shares, blocks, of_sums, of_found, programs, BLOCK: tl.constexpr, ALONG: tl.constexpr
-):
-    """The parts of both, one after the other; what belongs to tokens is rounded at the end."""
+    across, along, sums, found, shares, blocks, of_sums, of_found, programs, WIDTH: tl.constexpr, RANK: tl.constexpr,
+    BLOCK: tl.constexpr, ALONG: tl.constexpr,
+):  # fmt: skip
+    """The parts of both, one after the other; what belongs to tokens is rounded at the end. Sums that are alone are
+    turned, to the shape of A."""
     place = tl.program_id(0)
     if ALONG and place >= programs:
         i = (place - programs).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -90,7 +92,8 @@ def _add_kernel(
         for _ in range(shares):
             total += tl.load(across + i, mask=i < of_sums, other=0.0)
             across += of_sums
-        tl.store(sums + i, total, mask=i < of_sums)
+        at = i if ALONG else i % RANK * WIDTH + i // RANK
+        tl.store(sums + at, total, mask=i < of_sums)
 
 
 def narrow(wide_NW: Tensor, factor_RW: Tensor) -> Tensor:
@@ -99,15 +102,15 @@ def narrow(wide_NW: Tensor, factor_RW: Tensor) -> Tensor:
     tokens, width = wide_NW.shape
     rank = len(factor_RW)
     out_NR = torch.empty(tokens, rank, dtype=wide_NW.dtype, device=wide_NW.device)
-    _narrow_kernel[(triton.cdiv(tokens, TOKENS),)](
+    _narrow_kernel[(triton.cdiv(tokens, ALONE),)](
         wide_NW, factor_RW.contiguous(), out_NR, tokens, wide_NW.stride(0), WIDTH=width, RANK=rank,
-        TOKENS=TOKENS, COLUMNS=_columns(width, rank) // 2, RANKS=_ranks(rank), num_warps=4, num_stages=4,
+        TOKENS=ALONE, COLUMNS=_columns(width, rank) // 2, RANKS=_ranks(rank), num_warps=4, num_stages=4,
     )  # fmt: skip
     return out_NR
 
 
 def across(wide_NW: Tensor, narrow_NR: Tensor) -> Tensor:
-    """wide' @ narrow, in float32."""
+    """narrow' @ wide, in float32."""
     return _across(wide_NW, narrow_NR, None, 1.0)[0]
 
 
@@ -121,29 +124,29 @@ def across_and_along(
 
 
 def _across(wide_NW: Tensor, narrow_NR: Tensor, factor_WR: Tensor | None, scale: float) -> tuple[Tensor, Tensor | None]:
-    wide_NW = _by_row(wide_NW)
+    wide_NW, narrow_NR = _by_row(wide_NW), _by_row(narrow_NR)
     tokens, width = wide_NW.shape
     rank = narrow_NR.shape[1]
     columns = _columns(width, rank)
     blocks = triton.cdiv(width, columns)
-    each = TOKENS * max(1, triton.cdiv(tokens, TOKENS * max(1, PROGRAMS // blocks)))
+    each = TWICE * max(1, triton.cdiv(tokens, TWICE * max(1, PROGRAMS // blocks)))
     shares = max(1, triton.cdiv(tokens, each))  # of no tokens at all, sums are zero
     in_parts = partial(torch.empty, dtype=torch.float32, device=wide_NW.device)
     across_SWR = in_parts(shares, width, rank)
     along_BNR = across_SWR if factor_WR is None else in_parts(blocks, tokens, rank)
     _across_kernel[(blocks, shares)](
-        wide_NW, narrow_NR.contiguous(), narrow_NR if factor_WR is None else factor_WR, across_SWR, along_BNR,
-        scale, tokens, wide_NW.stride(0), each, WIDTH=width, RANK=rank, TOKENS=TOKENS, COLUMNS=columns,
+        wide_NW, narrow_NR, narrow_NR if factor_WR is None else factor_WR, across_SWR, along_BNR, scale, tokens,
+        wide_NW.stride(0), narrow_NR.stride(0), each, WIDTH=width, RANK=rank, TOKENS=TWICE, COLUMNS=columns,
         RANKS=_ranks(rank), ALONG=factor_WR is not None, num_warps=8, num_stages=3,
     )  # fmt: skip
-    sums_WR = in_parts(width, rank)
+    sums = in_parts(rank, width) if factor_WR is None else in_parts(width, rank)
     found_NR = None if factor_WR is None else torch.empty(tokens, rank, dtype=wide_NW.dtype, device=wide_NW.device)
     of_sums, of_found = triton.cdiv(width * rank, ADDED), 0 if found_NR is None else triton.cdiv(tokens * rank, ADDED)
     _add_kernel[(of_sums + of_found,)](
-        across_SWR, along_BNR, sums_WR, sums_WR if found_NR is None else found_NR, shares, blocks,
-        width * rank, tokens * rank, of_sums, BLOCK=ADDED, ALONG=found_NR is not None, num_warps=4,
+        across_SWR, along_BNR, sums, sums if found_NR is None else found_NR, shares, blocks, width * rank,
+        tokens * rank, of_sums, WIDTH=width, RANK=rank, BLOCK=ADDED, ALONG=found_NR is not None, num_warps=4,
     )  # fmt: skip
-    return sums_WR, found_NR
+    return sums, found_NR
 
 
 def _by_row(wide_NW: Tensor) -> Tensor:
