@@ -63,7 +63,7 @@ class Siblings:
     def __init__(self, layers: list[nn.Linear]) -> None:
         self.sizes = [layer.out_features for layer in layers]
         self.weight = beside([layer.weight for layer in layers])
-        self.bias = None if layers[0].bias is None else torch.cat([layer.bias for layer in layers])
+        self.bias: Tensor | None = None if layers[0].bias is None else torch.cat([layer.bias for layer in layers])
         self.layers = layers
         self.product: Callable[[Tensor], Tensor] = self._plain
         """Of all layers, beside each other."""
