@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,17 +12,20 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from torch.nn.functional import rms_norm, silu
 
 from teamtr.engines.paged.fused_linears import join_attention, join_siblings
 from teamtr.engines.paged.pool import SamplerPool
 from teamtr.engines.paged.sampler import Server
 from teamtr.engines.paged.weights import SamplingCopy
 from teamtr.engines.sampling import TokenSampler
+from teamtr.engines.torch import fused_lora
 from teamtr.engines.torch.anatomy import inspect_attention
 from teamtr.engines.torch.attention import Unsupported
 from teamtr.engines.torch.fused_lora import fuse_lora
 from teamtr.engines.torch.loading import share_base
 from teamtr.engines.torch.policy import TransformerPolicy
+from teamtr.engines.torch.rotation import Rotation
 from teamtr.engines.torch.short_base import keep_short
 from teamtr.errors import UserError
 from teamtr.randomness import uniforms
@@ -276,6 +281,74 @@ def test_half_precision_has_the_gradient_of_float32_whatever_carries_the_adapter
     for exact, half in zip(*found, strict=True):
         assert 0 < float((half - exact).norm() / exact.norm()) < 0.01
     assert policy.frozen_half_bytes() > 0
+
+
+def between_products() -> SimpleNamespace:
+    """What kernels compute between products, by torch."""
+
+    def norm(x, weight, epsilon, dtype):
+        return rms_norm(x, (x.shape[-1],), weight, epsilon).to(dtype)
+
+    def add_norm(x, delta, weight, epsilon, dtype):
+        return x + delta, norm(x + delta, weight, epsilon, dtype)
+
+    return SimpleNamespace(
+        norm=norm,
+        branch=lambda x, *given: (x, norm(x, *given)),
+        add_norm=add_norm,
+        added=torch.add,
+        gated=lambda gate, up: silu(gate) * up,
+        turned=lambda x, cos, sin, weight, epsilon: Rotation(cos, sin, weight, None, epsilon).query(x),
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "adds_twice"),
+    [
+        ("Llama", {}, True),
+        ("Qwen3", {}, True),
+        ("Qwen2", {}, True),
+        ("Qwen3Moe", EXPERTS, True),
+        ("Gemma3", {}, False),  # norms what it adds
+        ("Olmo2", {}, False),
+        ("Granite", {"residual_multiplier": 0.3}, False),  # adds less
+        ("Cohere", {"logit_scale": 1.0}, False),  # attention and the rest side by side
+    ],
+)
+def test_what_a_card_computes_between_products_is_what_the_architecture_says(kind, changes, adds_twice, monkeypatch):
+    """The way of a card, with torch in the place of its kernels: features and gradients are the model's own."""
+    shared = share_base(
+        make_model(kind, **changes), {"agent": SimpleNamespace(rank=4, alpha=8.0, targets="all-linear")}, seed=0
+    )
+    layer = shared.get_base_model().get_decoder().layers[0]
+    parts = [name for name, _ in layer.named_children()]
+    before = {name: getattr(layer, name).forward for name in parts}
+    assert fused_lora._adds_twice(layer) == adds_twice
+    assert {name: getattr(layer, name).forward for name in parts} == before, "parts are put back as they were"
+    policy = make_policy(shared, adapter="agent", fused=fuse_lora(shared))
+    with torch.no_grad():
+        for key, parameter in policy.parameters().items():
+            parameter.normal_(std=0.1, generator=torch.Generator().manual_seed(len(key)))
+    prompts, messages = some_prompts(), [np.array([4, 5, 9], dtype=np.int32)] * len(some_prompts())
+    asked: list[str] = []
+    kernels = {name: partial(_asked, asked, name, work) for name, work in vars(between_products()).items()}
+    monkeypatch.setitem(sys.modules, "teamtr.engines.torch.fused_layers", SimpleNamespace(**kernels))
+    found = []
+    for fuses in (False, True):
+        monkeypatch.setattr(fused_lora.FusedLora, "fuses", lambda *_, it=fuses: it)
+        features = policy.features(prompts, messages)
+        (features * torch.linspace(-1, 1, features.numel()).view_as(features)).sum().backward()
+        found.append([features.detach(), *(p.grad for p in policy.parameters().values())])
+        for parameter in policy.parameters().values():
+            parameter.grad = None
+    assert asked.count("add_norm") == (LAYERS if adds_twice else 0)
+    for plain, ours in zip(*found, strict=True):
+        torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-4 * float(plain.abs().max()))
+
+
+def _asked(asked: list[str], name: str, work: Any, *given: Any) -> Any:
+    asked.append(name)
+    return work(*given)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
