@@ -15,8 +15,8 @@ from teamtr.reports import Certificate, Outcome, UpdateReport
 from teamtr.rollout import play
 from teamtr.theory.certificates import by_own_turn, surrogate_by_problem, turn_aware_certificate
 from teamtr.theory.intervals import bootstrap_upper
+from teamtr.training.certify import CertificateInputs, certify
 from teamtr.training.stage import stage_report
-from teamtr.training.update import CertificateInputs, certify
 
 pytestmark = pytest.mark.long
 

@@ -15,8 +15,8 @@ from teamtr.randomness import seed_of
 from teamtr.rollout import play
 from teamtr.theory.intervals import bootstrap_upper
 from teamtr.training.batch import Optimization
+from teamtr.training.certify import CertificateInputs, certify
 from teamtr.training.gate import FEWEST, FIRST_DOUBT, gate, subsamples_of
-from teamtr.training.update import CertificateInputs, certify
 
 GROUP = 64
 STAKES = CertificateInputs(turns=1, horizon=2, reward_range=1.0)
