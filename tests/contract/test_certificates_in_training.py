@@ -139,7 +139,7 @@ def test_a_certificate_takes_the_confidence_and_the_size_of_the_group(monkeypatc
         asked.append(confidence)
         return bootstrap_upper(values_M, *args, confidence=confidence, **named)
 
-    monkeypatch.setattr("teamtr.training.update.bootstrap_upper", watched)
+    monkeypatch.setattr("teamtr.training.certify.bootstrap_upper", watched)
     world = World()
     data = world.training_batch("x", play(world.context, world.team, SameLetter().problems("train")[:2], 4, seed=3))
     optimization = replace(world.optimization, confidence=0.8)

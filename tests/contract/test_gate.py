@@ -169,7 +169,7 @@ def test_a_certificate_from_some_episodes_is_right_on_average(monkeypatch):
     ratio_M = rng.normal(scale=0.2, size=len(data.messages))
     kl_M = np.abs(ratio_M) / 100
     monkeypatch.setattr(
-        "teamtr.training.update.bootstrap_upper", lambda kl_M, *_, **__: kl_M.mean()
+        "teamtr.training.certify.bootstrap_upper", lambda kl_M, *_, **__: kl_M.mean()
     )  # the same caution for all
 
     def terms(subsample=None):
