@@ -80,10 +80,11 @@ class LearnerConfig(Section):
         "auto",
         "Precision of training and scoring; auto: the cheapest whose measured noise is under a tenth of the radius.",
     )
-    base: Literal["fp32", "file", "fp16"] = key(
+    base: Literal["fp32", "file", "fp16", "int8"] = key(
         "fp32",
         "Frozen weights below adapters: fp32; file keeps the precision of their file, half the memory for bf16, and "
-        "changes no result; fp16 rounds them. Takes longer on a CPU. Where it is the sampler's precision, "
+        "changes no result; fp16 rounds them; int8 rounds linear layers to 8 bits with a scale for each output, and "
+        "the rest to fp16. Takes longer, most of all on a CPU. Where it is the sampler's precision, or int8, "
         "sampling.adapters: by_row samples with the same weights instead of a copy.",
     )
     score: Literal["own", "sampler"] = key(
@@ -276,12 +277,8 @@ class TeamFile(Section):
             yield Refusal(("learner", "recompute"), message, (("cluster", "shard_base"),))
         if self.learner.score == "sampler":
             yield from self._refusals_of_sampler_scores()
-        if self.learner.base != "fp32" and self.cluster.shard_base:
-            message = (
-                f"learner.base: {self.learner.base} is for a base that a process holds whole; cluster.shard_base "
-                "spreads it: set fp32"
-            )
-            yield Refusal(("learner", "base"), message, (("cluster", "shard_base"),))
+        if self.learner.base != "fp32":
+            yield from self._refusals_of_base()
         if self.warmup.tokens and self.plan.plan().objective.has_reference:
             message = (
                 "warmup and plan.reference_kl: the reference is the model as it was given, and would draw the team "
@@ -319,6 +316,30 @@ class TeamFile(Section):
             if agent.model == "tabular":
                 message = f'learner.score: sampler is for transformers, and agent "{agent.name}" is a table: set own'
                 yield Refusal(here, message, (("team", "agents", i, "model"),))
+
+    def _refusals_of_base(self) -> Iterator[Refusal]:
+        """Where a base cannot be kept shorter than float32, and where the rounded one would not be sampled from."""
+        here, base = ("learner", "base"), self.learner.base
+        if self.cluster.shard_base:
+            message = (
+                f"learner.base: {base} needs a base that is held whole, and cluster.shard_base spreads it: set fp32"
+            )
+            yield Refusal(here, message, (("cluster", "shard_base"),))
+        if base != "int8":
+            return
+        if self.sampling.engine == "vllm":
+            message = (
+                "learner.base: int8 rounds the base, and vLLM servers sample from the one in its file: set fp16, or "
+                "sampling.engine: paged"
+            )
+            yield Refusal(here, message, (("sampling", "engine"),))
+        for i, agent in enumerate(self.team.agents):
+            if agent.train == "full" and not agent.frozen:
+                message = (
+                    f'learner.base: int8 is for a frozen base below adapters, and agent "{agent.name}" trains all its '
+                    "weights: set train: lora, or learner.base: fp32"
+                )
+                yield Refusal(here, message, (("team", "agents", i, "train"),))
 
     def _refusals_of_vllm(self) -> Iterator[Refusal]:
         """Models that vLLM cannot hold, and weights that a server which runs cannot be given."""

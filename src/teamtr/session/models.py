@@ -39,7 +39,7 @@ from teamtr.engines.torch.loading import TinyShape, quieten, share_base, teach_f
 from teamtr.engines.torch.outline import NotInParts, Slot, Unread, slots_of
 from teamtr.engines.torch.policy import TransformerPolicy
 from teamtr.engines.torch.pretrained import Unloaded, load_outline, load_pretrained, require_finite
-from teamtr.engines.torch.short_base import keep_short
+from teamtr.engines.torch.short_base import ROUNDED, keep_short
 from teamtr.engines.torch.tokenizer import character_tokenizer
 from teamtr.errors import UserError
 from teamtr.ports import Distiller, Engine
@@ -383,8 +383,8 @@ def _transformer_models(
         fused = fuse_lora(shared)
         if base == "file":
             keep_short(model, fused, file_precision(model), rounded=False)
-        elif base == "fp16":
-            keep_short(model, fused, torch.float16, rounded=True)
+        elif base in ROUNDED:
+            keep_short(model, fused, ROUNDED[base], rounded=True)
         if base != "fp32":
             shared.to(device)
         for adapter, name in adapters.items():

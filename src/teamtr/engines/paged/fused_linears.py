@@ -16,6 +16,7 @@ from torch.nn.functional import linear
 
 from teamtr.engines.torch.anatomy import PRODUCTS, Anatomy
 from teamtr.engines.torch.attention import require_plain, rotated_attention
+from teamtr.engines.torch.row_scaled import FrozenWeight, RowScaled, kept_weight
 
 SIBLINGS = (PRODUCTS, ("gate_proj", "up_proj"))
 
@@ -53,6 +54,16 @@ def beside(tensors: Sequence[Tensor]) -> Tensor:
     return first.detach().as_strided((sum(map(len, tensors)), *first.shape[1:]), first.stride())
 
 
+def joined_weight(layers: Sequence[nn.Linear]) -> FrozenWeight:
+    """Of all these layers, below each other; all of them are kept in one way."""
+    kept = [kept_weight(layer) for layer in layers]
+    scaled = [weight for weight in kept if isinstance(weight, RowScaled)]
+    if not scaled:
+        return beside([layer.weight for layer in layers])
+    assert len(scaled) == len(kept), "some of the layers are kept in 8 bits, some are not"
+    return RowScaled(beside([weight.numbers for weight in scaled]), beside([weight.scales for weight in scaled]))
+
+
 class Siblings:
     """The eldest computes for all; each of the others takes its part when it is asked about the same input."""
 
@@ -62,14 +73,15 @@ class Siblings:
 
     def __init__(self, layers: list[nn.Linear]) -> None:
         self.sizes = [layer.out_features for layer in layers]
-        self.weight = beside([layer.weight for layer in layers])
+        self.weight = joined_weight(layers)
         self.bias: Tensor | None = None if layers[0].bias is None else torch.cat([layer.bias for layer in layers])
         self.layers = layers
         self.product: Callable[[Tensor], Tensor] = self._plain
         """Of all layers, beside each other."""
         self._input: Tensor | None = None
         self._parts: dict[int, Tensor] = {}
-        weights = self.weight.split(self.sizes)
+        numbers = self.weight if isinstance(self.weight, Tensor) else self.weight.numbers
+        weights = numbers.split(self.sizes)
         biases = [None] * len(layers) if self.bias is None else self.bias.split(self.sizes)
         for k, (layer, weight, bias) in enumerate(zip(layers, weights, biases, strict=True)):
             plain: Any = layer
@@ -79,7 +91,7 @@ class Siblings:
             plain.forward = self._eldest if k == 0 else self._younger(k, layer)
 
     def _plain(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight, self.bias)
+        return linear(x, self.weight.to(x.dtype), self.bias)
 
     def _eldest(self, x: Tensor) -> Tensor:
         parts = self.product(x).split(self.sizes, -1)
@@ -90,7 +102,7 @@ class Siblings:
         def forward(x: Tensor) -> Tensor:
             if self._input is not x or k not in self._parts:
                 if self.product == self._plain:
-                    return linear(x, layer.weight, layer.bias)
+                    return linear(x, kept_weight(layer).to(x.dtype), layer.bias)
                 return self.product(x).split(self.sizes, -1)[k]
             part = self._parts.pop(k)
             if not self._parts:

@@ -1,9 +1,9 @@
 """One copy of a frozen base: the paged sampler computes with the learner's own tensors.
 
 That is possible where adapters are applied row by row, so that nothing is merged into the base, and where the learner
-keeps weights in the sampler's precision. Layers that the sampler joins lie below each other in one tensor, whose parts
-are the learner's weights: both read the same bytes, and neither writes. Norms and biases are copied: they are few, and
-the learner has them in float32.
+keeps weights in the sampler's precision, or in 8 bits, which both cast in passing. Layers that the sampler joins lie
+below each other in one tensor, whose parts are the learner's weights: both read the same bytes, and neither writes.
+Norms and biases are copied: they are few, and the learner has them in float32.
 """
 
 from __future__ import annotations
@@ -18,6 +18,13 @@ from torch import Tensor, nn
 
 from teamtr.engines.paged.fused_linears import siblings_in
 from teamtr.engines.slices import is_spread
+from teamtr.engines.torch.row_scaled import (
+    RowScaled,
+    casting_in_passing,
+    keep_row_scaled,
+    kept_weight,
+    row_scaled_in,
+)
 
 SMALL = 0.02
 """The deviation of weights that nobody has trained."""
@@ -38,12 +45,12 @@ def shared_weights(causal_lm: nn.Module, dtype: torch.dtype, device: torch.devic
 
     def fits(weight: Tensor) -> bool:
         here = weight.device.type == device.type and not is_spread(weight)
-        return here and weight.dtype == dtype and not weight.requires_grad and weight.ndim == 2
+        return here and weight.dtype in (dtype, torch.int8) and not weight.requires_grad and weight.ndim == 2
 
     apart: set[Tensor] = set()
     for _, _, layers in siblings_in(causal_lm):
         weights = [layer.weight for layer in layers]
-        if not all(map(fits, weights)):
+        if not all(map(fits, weights)) or len({weight.dtype for weight in weights}) > 1:
             apart.update(weights)
     return {
         plain_name(name): weight
@@ -59,9 +66,12 @@ def lay_below_each_other(causal_lm: nn.Module, shared: Mapping[str, Tensor]) -> 
     among = set(shared.values())
     for _, _, layers in siblings_in(causal_lm):
         if layers[0].weight in among:
-            parts = torch.cat([layer.weight for layer in layers]).split([len(layer.weight) for layer in layers])
-            for layer, part in zip(layers, parts, strict=True):
+            sizes = [len(layer.weight) for layer in layers]
+            for layer, part in zip(layers, torch.cat([layer.weight for layer in layers]).split(sizes), strict=True):
                 layer.weight.data = part
+            scales = [found.scales for layer in layers if isinstance(found := kept_weight(layer), RowScaled)]
+            for layer, part in zip(layers, torch.cat(scales).split(sizes), strict=True) if scales else ():
+                keep_row_scaled(layer, RowScaled(layer.weight.data, part))
     if any(weight.is_cuda for weight in among):
         torch.cuda.empty_cache()
 
@@ -106,7 +116,12 @@ def _stand_in(shape: torch.Size, generator: torch.Generator) -> Tensor:
     return torch.randn(sum(shape) - 1, generator=generator).mul_(SMALL)
 
 
-def put_in_place(model: nn.Module, shared: Mapping[str, Tensor]) -> None:
-    own = dict(model.named_parameters())
+def put_in_place(model: nn.Module, causal_lm: nn.Module, shared: Mapping[str, Tensor]) -> None:
+    scaled = dict(row_scaled_in(causal_lm))
     for name, weight in shared.items():
-        own[name].data = weight.detach()
+        layer = model.get_submodule(name.removesuffix(".weight"))
+        if weight in scaled:
+            keep_row_scaled(layer, RowScaled(weight.detach(), scaled[weight].scales))
+            layer.forward = casting_in_passing(layer)
+        else:
+            model.get_parameter(name).data = weight.detach()

@@ -4,29 +4,32 @@ The adapters of all agents of one base stand side by side: for every product, al
 beside each other. One product gives what the base says of a row's x, and x through all A; of these, what is not its own
 agent's is set to zero, and the rest goes through all B and is added. Both have fixed shapes, whoever speaks: a captured
 step needs only the number of each row's adapter, in a tensor. It computes as many ranks as all agents have together,
-which is little beside the base, and no row depends on who is beside it but by rounding.
+which is little beside the base, and no row depends on who is beside it but by rounding. Below a weight in 8 bits, which
+is cast in passing, nothing can stand: there x through all A is a product of its own.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from functools import partial
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from teamtr.engines.paged.buffers import NOBODY
-from teamtr.engines.paged.fused_linears import Siblings, siblings_in
+from teamtr.engines.paged.fused_linears import Siblings, beside, joined_weight, siblings_in
 from teamtr.engines.paged.one_copy import plain_name
+from teamtr.engines.torch.row_scaled import FrozenWeight, RowScaled, kept_weight
 
 
 class RowAdapters:
     """The adapters of one base, beside each other in a sampling copy of it."""
 
-    def __init__(self, model: Any, causal_lm: Any, device: torch.device) -> None:
+    def __init__(self, model: Any, causal_lm: Any, device: torch.device, dtype: torch.dtype) -> None:
         self._causal_lm, self._adapted = causal_lm, adapted_linears(causal_lm)
         ranks = {name: down.weight.shape[0] for m in self._adapted.values() for name, down in m.lora_A.items()}
         self.number = {name: k for k, name in enumerate(sorted(ranks))}
@@ -43,7 +46,7 @@ class RowAdapters:
             layers = [layer] if siblings is None else siblings.layers
             if layers[0] not in made:
                 learners = [theirs[f"{names[one]}.weight"] for one in layers]
-                made[layers[0]] = _Product(self, layers, learners, len(ranks), max(ranks.values()))
+                made[layers[0]] = _Product(self, layers, learners, len(ranks), max(ranks.values()), dtype)
                 if siblings is not None:
                     siblings.weight, siblings.bias = made[layers[0]].of_base
                     siblings.product = made[layers[0]]
@@ -121,37 +124,61 @@ def why_not(causal_lm: Any) -> str | None:
     return None
 
 
+class _OfBase(NamedTuple):
+    """What the layers are without adapters."""
+
+    weight: FrozenWeight
+    bias: Tensor | None
+
+
+class _Together(NamedTuple):
+    """The same with A below it, and zeros below the bias."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+
 class _Product:
     """A product of the copy, of one layer or of layers that are joined, with the adapters of all agents.
 
-    The weights of the layers are moved to where A can stand below them; ``learners`` are the learner's own, which move
-    along where the copy reads them.
+    The weights of the layers are moved to where A can stand below them, ``together``; ``learners`` are the learner's
+    own, which move along where the copy reads them. Weights in 8 bits stay where they are.
     """
 
     def __init__(
-        self, rows: RowAdapters, layers: Sequence[nn.Linear], learners: Sequence[Tensor], adapters: int, rank: int
+        self,
+        rows: RowAdapters,
+        layers: Sequence[nn.Linear],
+        learners: Sequence[Tensor],
+        adapters: int,
+        rank: int,
+        dtype: torch.dtype,
     ) -> None:
         self.rows, self.rank, self.adapters = rows, rank, adapters
         sizes = [layer.out_features for layer in layers]
         self.outputs, columns = sum(sizes), len(layers) * adapters * rank
-        empty = layers[0].weight.detach().new_zeros
-        self.weight = empty(self.outputs + columns, layers[0].in_features)
-        self.bias = None if layers[0].bias is None else empty(self.outputs + columns)
-        self.down, self.up = self.weight[self.outputs :], empty(self.outputs, columns)
-        self.adapter_of_column = torch.arange(columns, device=self.up.device) % (adapters * rank) // rank
         self.parts = [slice(end - size, end) for end, size in zip(accumulate(sizes), sizes, strict=True)]
+        empty = partial(torch.zeros, dtype=dtype, device=layers[0].weight.device)
+        self.up = empty(self.outputs, columns)
+        self.adapter_of_column = torch.arange(columns, device=self.up.device) % (adapters * rank) // rank
+        self.together: _Together | None = None
+        if isinstance(kept_weight(layers[0]), RowScaled):
+            self.down = empty(columns, layers[0].in_features)
+            self.of_base = _OfBase(
+                joined_weight(layers), None if layers[0].bias is None else beside([layer.bias for layer in layers])
+            )
+            return
+        weight = empty(self.outputs + columns, layers[0].in_features)
+        bias = None if layers[0].bias is None else empty(self.outputs + columns)
+        self.together, self.down = _Together(weight, bias), weight[self.outputs :]
+        self.of_base = _OfBase(weight[: self.outputs], None if bias is None else bias[: self.outputs])
         for layer, theirs, part in zip(layers, learners, self.parts, strict=True):
             one_copy = theirs.data_ptr() == layer.weight.data_ptr()
-            _move(layer.weight, self.weight[part])
+            _move(layer.weight, weight[part])
             if one_copy:
                 theirs.data = layer.weight.data
-            if self.bias is not None:
-                _move(layer.bias, self.bias[part])
-
-    @property
-    def of_base(self) -> tuple[Tensor, Tensor | None]:
-        """Weight and bias without what stands below them."""
-        return self.weight[: self.outputs], None if self.bias is None else self.bias[: self.outputs]
+            if bias is not None:
+                _move(layer.bias, bias[part])
 
     def put(self, part: int, adapter: int, down: Tensor, up: Tensor) -> None:
         start = (part * self.adapters + adapter) * self.rank
@@ -160,13 +187,20 @@ class _Product:
         self.up[self.parts[part], mine].copy_(up)
 
     def __call__(self, x: Tensor) -> Tensor:
-        product = linear(x, self.weight, self.bias)
+        product = self._wide_and_narrow(x)
         index_N = self.rows.index_N
         if product.is_cuda and product.dtype != torch.float32:
             return _with_own_adapter(product, self.up, index_N, self.rank, self.adapters)
         found, narrow = product.split([self.outputs, self.up.shape[1]], -1)
         # Not by a product with zero: another agent's adapter may overflow on this row.
         return found + linear(torch.where(index_N[:, None] == self.adapter_of_column, narrow, 0.0), self.up)
+
+    def _wide_and_narrow(self, x: Tensor) -> Tensor:
+        """What the base says of x, and beside it x through all A."""
+        if self.together is not None:
+            return linear(x, self.together.weight, self.together.bias)
+        weight, bias = self.of_base
+        return torch.cat([linear(x, weight.to(x.dtype), bias), linear(x, self.down)], -1)
 
 
 def _move(weight: Tensor, place: Tensor) -> None:

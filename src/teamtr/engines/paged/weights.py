@@ -22,14 +22,15 @@ from teamtr.engines.paged.one_copy import lay_below_each_other, made_around, pla
 from teamtr.engines.paged.row_adapters import RowAdapters
 from teamtr.engines.slices import whole
 from teamtr.engines.torch.anatomy import inspect_attention
+from teamtr.engines.torch.row_scaled import FrozenWeight, row_scaled_in
 
 
 @dataclass(frozen=True)
 class Weight:
-    """One weight of an agent: a tensor, and what it is with an adapter, in float32."""
+    """One weight of an agent as it is kept, and what it is with an adapter, in float32."""
 
     name: str
-    base: Tensor
+    base: FrozenWeight
     merged: Callable[[], Tensor] | None = None
 
 
@@ -40,12 +41,13 @@ def weights_of(causal_lm: nn.Module, adapter: str | None) -> Iterator[Weight]:
         for module in causal_lm.modules()
         if adapter is not None and adapter in getattr(module, "lora_A", {})
     }
+    scaled = dict(row_scaled_in(causal_lm))
     for name, tensor in causal_lm.named_parameters():
         if ".lora_A." in name or ".lora_B." in name:
             continue
-        plain = plain_name(name)
-        module = adapted.get(tensor)
-        yield Weight(plain, tensor, None if module is None else partial(_merged, module, tensor, str(adapter)))
+        base, module = scaled.get(tensor, tensor), adapted.get(tensor)
+        merged = None if module is None else partial(_merged, module, base, str(adapter))
+        yield Weight(plain_name(name), base, merged)
 
 
 def _adapted_weight(module: Any) -> Tensor:
@@ -54,13 +56,17 @@ def _adapted_weight(module: Any) -> Tensor:
     return found
 
 
-def _merged(module: Any, base: Tensor, adapter: str) -> Tensor:
-    base = whole(base)
+def _merged(module: Any, base: FrozenWeight, adapter: str) -> Tensor:
+    wide = _cast(base, torch.float32)
     if not isinstance(module.base_layer, nn.Linear):  # transposed weights, experts
         added: Tensor = module.get_delta_weight(adapter)
-        return base.float() + added.float()
+        return wide + added.float()
     down, up = module.lora_A[adapter].weight, module.lora_B[adapter].weight
-    return torch.addmm(base.float(), up.float(), down.float(), alpha=module.scaling[adapter])
+    return torch.addmm(wide, up.float(), down.float(), alpha=module.scaling[adapter])
+
+
+def _cast(base: FrozenWeight, dtype: torch.dtype) -> Tensor:
+    return (whole(base) if isinstance(base, Tensor) else base).to(dtype)
 
 
 class SamplingCopy:
@@ -84,7 +90,7 @@ class SamplingCopy:
         known = inspect_attention(self.model)  # before it is filled: float16 has no room for large biases made larger
         if shared:
             lay_below_each_other(causal_lm, shared)
-            put_in_place(self.model, shared)
+            put_in_place(self.model, causal_lm, shared)
         join_attention(known, join_siblings(self.model))
         self.dtype = dtype
         self.device = device
@@ -117,13 +123,13 @@ class SamplingCopy:
                 own.copy_(weight.merged())
                 self._merged.add(weight.name)
             elif not same_base or weight.name in self._merged:  # an agent before had an adapter where this one has none
-                own.copy_(whole(weight.base))
+                own.copy_(_cast(weight.base, own.dtype))
                 self._merged.discard(weight.name)
         self.holds, self._base = version, base
 
     def apply_by_row(self, causal_lm: Any) -> None:
         """Have room for all adapters of this model beside each other; before the copy computes anything."""
-        self.rows = RowAdapters(self.model, causal_lm, self.device)
+        self.rows = RowAdapters(self.model, causal_lm, self.device, self.dtype)
 
     def put(self, causal_lm: nn.Module, adapter: str, *, version: str, base: str) -> None:
         """Take over an agent's adapter to be applied by row, and the base below it."""

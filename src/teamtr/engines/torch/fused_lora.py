@@ -23,6 +23,7 @@ from torch.nn.functional import linear, rms_norm, silu
 from teamtr.engines.slices import gathered, is_spread
 from teamtr.engines.torch.anatomy import PRODUCTS, Anatomy, epsilon_of, inspect_attention
 from teamtr.engines.torch.attention import Unsupported, packed_now, require_plain
+from teamtr.engines.torch.row_scaled import FrozenWeight, RowScaled, kept_weight
 from teamtr.engines.torch.spread_linears import HalfLinear
 
 MOST_RANKS = 48
@@ -52,7 +53,7 @@ class _Adapted(torch.autograd.Function):
         ctx: Any,
         x: Tensor,
         dtype: torch.dtype,
-        weights: list[Tensor],
+        weights: list[FrozenWeight],
         biases: list[Tensor | None],
         scales: list[float],
         rounded: Factors | None,
@@ -71,7 +72,8 @@ class _Adapted(torch.autograd.Function):
                 outs.append(torch.addmm(start, part, own, beta=beta, alpha=scale).addmm_(flat, wide))
             else:
                 outs.append(torch.addmm(start, flat, wide, beta=beta).addmm_(part, own, alpha=scale))
-        ctx.save_for_backward(flat, down, narrow, *weights, *ups)
+        ctx.save_for_backward(flat, down, narrow, *ups)
+        ctx.weights = weights  # the model's own, and frozen: nothing about them has to be remembered
         ctx.scales, ctx.shape, ctx.x_dtype, ctx.dtypes = scales, x.shape, x.dtype, [one.dtype for one in adapters]
         return tuple(outs)
 
@@ -79,8 +81,7 @@ class _Adapted(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> Any:
         count = len(grads)
-        flat, down, narrow, *rest = ctx.saved_tensors
-        weights, ups = rest[:count], rest[count:]
+        flat, down, narrow, *ups = ctx.saved_tensors
         grads = tuple(grad.to(flat.dtype) for grad in grads)
         both = [
             _up_gradient(grad, part, up, scale)
@@ -90,11 +91,11 @@ class _Adapted(torch.autograd.Function):
         grad_narrow = narrows[0] if count == 1 else torch.cat(narrows, 1)
         grad_x = None
         if ctx.needs_input_grad[0]:
-            products = [*zip(grads, (weight.to(flat.dtype) for weight in weights), strict=True), (grad_narrow, down)]
+            products = [*zip(grads, ctx.weights, strict=True), (grad_narrow, down)]
             (first, factor), *others = reversed(products) if _on_card(flat) else products
-            grad_x = first @ factor
+            grad_x = first @ factor.to(flat.dtype)
             for grad, factor in others:
-                grad_x.addmm_(grad, factor)
+                grad_x.addmm_(grad, factor.to(flat.dtype))
             grad_x = grad_x.view(ctx.shape).to(ctx.x_dtype)
         adapters: list[Tensor | None] = [None] * (2 * count)
         if any(ctx.needs_input_grad[6:]):
@@ -150,7 +151,7 @@ class FusedLora:
     """What the fused layers of one shared base compute with now: which adapter, in which dtype.
 
     ``halves`` holds a float32 base's weights in half precision, made when first asked for and kept: they never change.
-    There are none of a base that is kept in half precision itself (``short_base``). ``unfused`` are weights of layers
+    There are none of a base that is kept shorter itself (``short_base``). ``unfused`` are weights of layers
     that we do not know, such as experts and other norms: with any of them, half precision needs autocast. ``spread``:
     processes hold parts of the base, so that no copy of it is kept.
     """
@@ -208,12 +209,18 @@ class FusedLora:
         torch does, and float32 stays the yardstick that it is."""
         return x.is_cuda and self.dtype in (torch.float16, torch.bfloat16)
 
-    def weight_of(self, layer: nn.Linear) -> Tensor:
+    def weight_of(self, layer: nn.Linear) -> FrozenWeight:
         """In the dtype that is computed in; of a spread base as it is, for whoever rounds it in passing. What is kept
-        in half precision becomes another dtype in passing too: a copy would take as much as was saved, or more."""
-        if self.spread or self.dtype == torch.float32 or layer.weight.dtype != torch.float32:
-            return layer.weight
-        return self.half_of(layer.weight, self.dtype)
+        in half precision or 8 bits is cast in passing too: a copy would take as much as was saved, or more."""
+        weight = kept_weight(layer)
+        if (
+            self.spread
+            or self.dtype == torch.float32
+            or not isinstance(weight, Tensor)
+            or weight.dtype != torch.float32
+        ):
+            return weight
+        return self.half_of(weight, self.dtype)
 
     def half_of(self, weight: Tensor, dtype: torch.dtype) -> Tensor:
         key = (id(weight), dtype)
@@ -292,7 +299,7 @@ def _frozen_forward(module: nn.Linear, state: FusedLora) -> Any:
 
 def _frozen(layer: nn.Linear, x: Tensor, state: FusedLora) -> Tensor:
     weight = state.weight_of(layer)
-    if weight.dtype != state.dtype:
+    if isinstance(weight, RowScaled) or weight.dtype != state.dtype:
         rounded: Tensor = HalfLinear.apply(x, weight, layer.bias, state.dtype)
         return rounded
     return linear(x.to(weight.dtype), weight, None if layer.bias is None else layer.bias.to(weight.dtype))

@@ -1,8 +1,9 @@
-"""A frozen base below adapters, kept in half precision: linear layers, the embedding and the output layer.
+"""A frozen base below adapters, kept in half precision or in 8 bits: linear layers, the embedding and the output layer.
 
 Whoever computes in another dtype casts a layer in passing, forward and back. A cast reads and writes as many bytes as
 the weight has, once for all rows of a pass; a kept copy would take as much memory as was saved. Norms and biases stay
-float32: they are few.
+float32: they are few. In 8 bits (``row_scaled``) are the linear layers alone; the embedding and the output layer, where
+rounding costs most, are float16 then.
 """
 
 from __future__ import annotations
@@ -12,27 +13,35 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import embedding, linear
+from torch.nn.functional import embedding
 
 from teamtr.engines.torch.fused_lora import FusedLora
+from teamtr.engines.torch.row_scaled import RowScaled, casting_in_passing, keep_row_scaled
 from teamtr.errors import UserError
+
+ROUNDED = {"fp16": torch.float16, "int8": torch.int8}
+"""Values of ``learner.base`` that round it."""
 
 
 @torch.no_grad()
 def keep_short(causal_lm: Any, fused: FusedLora, dtype: torch.dtype, *, rounded: bool) -> None:
     """Keep the frozen weights in this dtype. Without ``rounded``, only each that loses nothing by it: float32 of these
     numbers is what they were, and what is computed with them too. With it, all of them: the base is then the rounded
-    one, for scoring, training and sampling alike."""
+    one, for scoring, training and sampling alike. int8 is always ``rounded``."""
+    if dtype == torch.int8:
+        _require_linears_alone(causal_lm, fused)
+        _keep_in_8_bits(fused.linears)
+        dtype = torch.float16
     layers: list[Any] = list(fused.linears)
     head: Any = causal_lm.get_output_embeddings()
     words: Any = causal_lm.get_input_embeddings()
     if (type(words), type(head)) == (nn.Embedding, nn.Linear):  # some embeddings scale what they say
         layers += [words, head]
         words.forward = _looked_up(words)
-        head.forward = _in_the_dtype_of_its_input(head)
+        head.forward = casting_in_passing(head)
     for layer in layers:
         weight = layer.weight
-        if weight.dtype == dtype or weight.requires_grad:  # tied ones come twice
+        if weight.dtype in (dtype, torch.int8) or weight.requires_grad:  # tied ones come twice
             continue
         short = weight.to(dtype)
         if rounded and not bool(torch.isfinite(short).all()):
@@ -44,9 +53,30 @@ def keep_short(causal_lm: Any, fused: FusedLora, dtype: torch.dtype, *, rounded:
             weight.data = short
 
 
+def _keep_in_8_bits(layers: list[nn.Linear]) -> None:
+    done: dict[Tensor, RowScaled] = {}  # layers may have one weight together
+    for layer in layers:
+        weight = layer.weight
+        if not weight.requires_grad:
+            done[weight] = done.get(weight) or RowScaled.of(weight)
+            keep_row_scaled(layer, done[weight])
+
+
+def _require_linears_alone(causal_lm: nn.Module, fused: FusedLora) -> None:
+    """Matrices of other layers would stay float32, four times what int8 is chosen for."""
+    among = set(fused.unfused)
+    others = [
+        name.replace(".base_layer", "")
+        for name, weight in causal_lm.named_parameters()
+        if weight in among and weight.ndim > 1 and not weight.requires_grad
+    ]
+    if others:
+        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+        raise UserError(
+            f"learner.base: int8 is for linear layers, and {type(causal_lm).__name__} has frozen weights in others: "
+            f"{others[0]}{more}; set learner.base: file, fp16 or fp32"
+        )
+
+
 def _looked_up(words: nn.Embedding) -> Callable[[Tensor], Tensor]:
     return lambda ids: embedding(ids, words.weight, words.padding_idx).float()
-
-
-def _in_the_dtype_of_its_input(head: nn.Linear) -> Callable[[Tensor], Tensor]:
-    return lambda x: linear(x, head.weight.to(x.dtype), head.bias)

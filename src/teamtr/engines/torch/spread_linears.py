@@ -1,4 +1,4 @@
-"""Linear layers in half precision over weights that processes hold in parts.
+"""Linear layers over weights of another dtype: those that processes hold in parts, and those that are kept short.
 
 A half-precision copy that autograd keeps between forward and backward would be whole, layer after layer. So only the
 weight itself is kept, whose memory is given away and taken again as layers come and go, and it is rounded once more on
@@ -14,21 +14,24 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from teamtr.engines.torch.row_scaled import FrozenWeight
+
 
 class HalfLinear(torch.autograd.Function):
-    """x W' + b with both rounded to a dtype, as autocast computes it; gradients for all three."""
+    """x W' + b with both rounded to a dtype, as autocast computes it; gradients for all three, where W is a tensor."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: FrozenWeight, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
         rounded = x.to(dtype)
-        ctx.save_for_backward(rounded, weight)
+        ctx.save_for_backward(rounded)
+        ctx.weight = weight  # the model's own
         ctx.x_dtype, ctx.bias_dtype = x.dtype, None if bias is None else bias.dtype
         return linear(rounded, weight.to(dtype), None if bias is None else bias.to(dtype))
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Any:
-        rounded, weight = ctx.saved_tensors
+        (rounded,), weight = ctx.saved_tensors, ctx.weight
         flat = grad.reshape(-1, grad.shape[-1])
         grad_x = grad_weight = grad_bias = None
         if ctx.needs_input_grad[0]:
