@@ -402,10 +402,11 @@ def test_sampler_and_learner_agree_wherever_the_adapter_sits(make, targets, page
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["Qwen2", "Gemma3", "Phi3"])  # biases, a scaled embedding, products that are joined
-def test_a_base_that_is_held_once_is_joined_as_a_copy_is_and_sampled_as_it_is_scored(kind):
+@pytest.mark.parametrize("kept", [torch.float16, torch.int8])
+def test_a_base_that_is_held_once_is_joined_as_a_copy_is_and_sampled_as_it_is_scored(kind, kept):
     shared = share_base(make_model(kind), {"agent": SimpleNamespace(rank=4, alpha=8.0, targets="all-linear")}, seed=0)
     fused = fuse_lora(shared)
-    keep_short(shared.get_base_model(), fused, torch.float16, rounded=True)
+    keep_short(shared.get_base_model(), fused, kept, rounded=True)
     room = SamplerPool("fp16", CPU, memory_bytes=1 << 24, adapters="by_row")
     policy = make_policy(shared, adapter="agent", fused=fused, serving=room)
     prompts = some_prompts()

@@ -203,6 +203,13 @@ def test_bytes_of_an_8b_base_that_is_held_once_by_hand():
     assert one.served[0].row_bytes == 2 * 36 * (144 * 10_240 + 48 * 8_192 + 96 * 28_672 + 48 * 16_384)
     assert one.cast == 4 * 2**26, "16,384 rows of the head"
     assert planned("file", by_row=True, precision="bf16").served[0].shared_bytes == 2 * matrices
+    small, body, words = planned("int8", by_row=True), 6_945_767_424, 1_244_659_712
+    scales = 4 * 36 * (4_096 + 2 * 1_024 + 4_096 + 2 * 12_288 + 4_096)
+    assert (small.weights, small.halves) == (body + scales + 2 * words + 4 * norms, 0) == (9_441_923_072, 0)
+    assert (small.served[0].copy_bytes, small.served[0].shared_bytes) == (2 * norms, body + scales + 2 * words)
+    assert small.served[0].cast == 6 * 2 * 12_288 * 4_096, "gate and up, in float32 and in fp16"
+    assert small.cast == 6 * 12_288 * 4_096 > 4 * 2**26, "the largest layer, which takes more than a part of the head"
+    assert planned("int8").served[0].copy_bytes == 2 * (matrices + norms), "adapters are merged"
     assert planned("file", precision="bf16").served[0].shared_bytes == 0, "adapters are merged"
     apart = planned("file", by_row=True)
     assert (apart.weights, apart.halves) == (one.weights, 0), "bf16 becomes fp16 in passing"
@@ -435,6 +442,13 @@ def test_a_base_that_does_not_fit_three_times_is_told_to_be_held_once():
     spread = [change.settings for change in helpful(predict(short)) if "cluster.shard_base=true" in change.settings]
     assert spread
     assert all("cluster.shard_base=true learner.base=fp32" in settings for settings in spread)
+    assert not any("learner.base=int8" in settings for settings in told), "rounded no further than it must be"
+    small = replace(large, cluster=replace(large.cluster, card=CARDS["H100"]))
+    told = [change.settings for change in helpful(predict(small)) if "learner.base" in change.settings]
+    assert told
+    assert all(settings.startswith("learner.base=int8 sampling.adapters=by_row") for settings in told)
+    mixed = replace(small, members=(*small.members[:-1], replace(small.members[-1], rank=None)))
+    assert not any("learner.base=int8" in change.settings for change in helpful(predict(mixed)))
     whole = replace(setup(LARGE, rank=None), sampling=replace(large.sampling, by_row=True))
     assert not any("learner.base" in change.settings for change in helpful(predict(whole)))
 

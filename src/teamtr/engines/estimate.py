@@ -28,6 +28,7 @@ class Served:
     computes with, which has pages of ``budget`` bytes at most; None and 0 on the plain path. ``shared_bytes``: weights
     that it reads where the learner has them, which are in no copy. ``row_bytes``: adapters that it applies row by row.
     ``feature_bytes``: what it keeps of a token for the update, while its message is sampled; 0 where it keeps nothing.
+    ``cast``: what its largest product takes that is cast in passing (``cast_bytes``).
     """
 
     agents: tuple[str, ...]
@@ -38,6 +39,7 @@ class Served:
     shared_bytes: int = 0
     row_bytes: int = 0
     feature_bytes: int = 0
+    cast: int = 0
 
     def page_bytes(self) -> int:
         return PAGE * self.cache_bytes
@@ -110,7 +112,7 @@ class Held:
     passing: int = 0
     """What the largest spread layer takes while it is passed through (``passing_bytes``)."""
     cast: int = 0
-    """What the largest part of a base in half precision takes that is cast in passing (``cast_bytes``)."""
+    """What the largest part of a base that is kept short takes while the learner casts it (``cast_bytes``)."""
 
 
 def passing_bytes(layer: int, *, trained: bool, half: bool) -> int:
@@ -120,11 +122,14 @@ def passing_bytes(layer: int, *, trained: bool, half: bool) -> int:
 
 
 def cast_bytes(layer: int, head: int, precision: str, *, kept: str) -> int:
-    """Of a base kept in half precision, by the numbers of its largest layer and of what of the head is cast at once:
-    a layer in the precision that is computed in, the head in float32 for its gradient."""
+    """Of a base kept in half precision or int8, by the numbers of its largest layer and of what of the head is cast at
+    once: a layer in the precision that is computed in, with int8 in float32 before; the head in float32 for its
+    gradient."""
     if kept == "fp32":
         return 0
     body = 0 if precision == kept else layer * (2 if precision in HALVES else 4)
+    if kept == "int8" and precision in HALVES:
+        body += 4 * layer
     return max(body, 4 * head)
 
 
@@ -204,7 +209,7 @@ def _items(held: Held, demand: Demand) -> Iterator[MemoryItem]:
     if held.passing:
         yield MemoryItem("a spread layer", held.passing, "whole while it is passed through")
     if held.cast:
-        yield MemoryItem("a layer, cast", held.cast, "of a base in half precision, while it is passed through")
+        yield MemoryItem("a layer, cast", held.cast, "of a base that is kept short, while it is passed through")
     for served in held.served:
         yield from _served(served, demand)
     if held.trained:
@@ -229,6 +234,8 @@ def _served(served: Served, demand: Demand) -> Iterator[MemoryItem]:
         return
     shared = f", {served.shared_bytes / GB:.3g} GB are the learner's own" if served.shared_bytes else ""
     yield MemoryItem("sampling copy", served.copy_bytes, f"{served.precision}{shared}")
+    if served.cast:
+        yield MemoryItem("a layer, cast to sample", served.cast, "of a base in int8, layers that are joined together")
     if served.row_bytes:
         yield MemoryItem("adapters by row", served.row_bytes, "those of all agents, beside each other")
     yield from _open_features(served, roomy(min(demand.episodes, SIZES[-1])) + 1, demand)

@@ -16,6 +16,7 @@ from teamtr.batches import AgentBatch
 from teamtr.engines import card, estimate
 from teamtr.engines.estimate import Held, Rows, Served, Trained
 from teamtr.engines.learner import PolicyLearner
+from teamtr.engines.paged.one_copy import largest_cast
 from teamtr.engines.paged.pool import architecture
 from teamtr.engines.paged.row_adapters import adapter_numbers
 from teamtr.engines.passes import head_chunk
@@ -23,6 +24,7 @@ from teamtr.engines.slices import is_spread, own
 from teamtr.engines.torch.attention import AttentionShape, Unsupported, text_config
 from teamtr.engines.torch.head import cast_rows
 from teamtr.engines.torch.policy import TransformerPolicy
+from teamtr.engines.torch.row_scaled import row_scaled_in
 from teamtr.errors import UserError
 from teamtr.ports import GB, Demand, Lengths, MemoryPlan, Rehearsal
 from teamtr.types import Ids
@@ -75,8 +77,8 @@ def _passing(policy: TransformerPolicy) -> int:
 
 
 def _cast(policy: TransformerPolicy) -> int:
-    """What a base that is kept in half precision takes while a layer of it is cast; 0 where it is float32."""
-    names = {torch.float16: "fp16", torch.bfloat16: "bf16"}
+    """What a base that is kept short takes while a layer of it is cast; 0 where it is float32."""
+    names = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.int8: "int8"}
     head = policy.causal_lm.get_output_embeddings().weight
     short = [p for p in policy.causal_lm.parameters() if p.ndim == 2 and p.dtype in names and p is not head]
     at_once = min(len(head), cast_rows(head.shape[1])) * head.shape[1] if head.dtype in names else 0
@@ -89,14 +91,16 @@ def _cast(policy: TransformerPolicy) -> int:
 
 
 def _counted(learners: Mapping[str, PolicyLearner]) -> tuple[int, int]:
-    """Bytes of bases and of adapters: every tensor once, however many agents share it."""
+    """Bytes of bases, with scales of int8 weights, and of adapters: every tensor once, however many agents share it."""
     seen: dict[int, int] = {}
     adapters = 0
     for learner in learners.values():
-        for name, parameter in _policy(learner).causal_lm.named_parameters():
+        model = _policy(learner).causal_lm
+        for name, parameter in model.named_parameters():
             if id(parameter) not in seen:
                 seen[id(parameter)] = own(parameter).numel() * parameter.element_size()
                 adapters += seen[id(parameter)] if "lora_" in name else 0
+        seen |= {id(found.scales): found.scales.nbytes for _, found in row_scaled_in(model)}
     return sum(seen.values()) - adapters, adapters
 
 
@@ -115,16 +119,19 @@ def _served(learners: Mapping[str, PolicyLearner]) -> Iterator[Served]:
             yield Served(tuple(names), keys * torch.float32.itemsize, feature_bytes=features if keeps else 0)
             continue
         size, model = pool.dtype.itemsize, policy.causal_lm
-        shared = sum(weight.numel() for weight in pool.shared_of(model).values()) * size
+        shared, scaled = pool.shared_of(model), dict(row_scaled_in(model))
+        scales = sum(scaled[weight].scales.nbytes for weight in shared.values() if weight in scaled)
+        numbers = sum(p.numel() for n, p in model.named_parameters() if "lora_" not in n)
         yield Served(
             tuple(names),
             keys * size,
             pool.precision,
-            sum(p.numel() for n, p in model.named_parameters() if "lora_" not in n) * size - shared,
+            (numbers - sum(weight.numel() for weight in shared.values())) * size,
             pool.page_budget(model),
-            shared,
+            sum(weight.nbytes for weight in shared.values()) + scales,
             adapter_numbers(model) * size if pool.applies_by_row(model) else 0,
             text_config(model).hidden_size * size if pool.keeps else 0,
+            estimate.cast_bytes(largest_cast(model, shared), 0, pool.precision, kept="int8"),
         )
 
 

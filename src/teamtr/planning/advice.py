@@ -45,22 +45,27 @@ def _that_fit(setup: Setup) -> Iterator[tuple[str, Setup]]:
     yield made_to_fit("", setup)
     if setup.learning.recompute == "never":
         yield made_to_fit("learner.recompute=auto", replace(setup, learning=replace(setup.learning, recompute="auto")))
-    if once := _held_once(setup):
-        yield made_to_fit(*once)
+    for base in ("fp16", "int8"):
+        if once := _held_once(setup, base):
+            settings, other = made_to_fit(*once)
+            yield settings, other
+            if all(memory_of(one).fits for one in other.by_group):
+                break  # 8 bits cost the model itself something, and are told where nothing else fits
     for settings, other in _of_cluster(setup):
         yield made_to_fit(settings, other)
     if not setup.cluster.shard_base and (spread := _in_parts(setup)):
         yield made_to_fit(*spread)
 
 
-def _held_once(setup: Setup) -> tuple[str, Setup] | None:
+def _held_once(setup: Setup, base: str) -> tuple[str, Setup] | None:
     """With one copy of the base below adapters; None where there is one, and where nothing can be shared."""
     sampling = setup.sampling
-    other = replace(setup, learning=replace(setup.learning, base="fp16"), sampling=replace(sampling, by_row=True))
+    other = replace(setup, learning=replace(setup.learning, base=base), sampling=replace(sampling, by_row=True))
     may = sampling.paged and sampling.servers is None and not setup.cluster.shard_base
+    may = may and (base != "int8" or all(member.adapted for member in setup.members))
     if other == setup or not may or not any(one.shared_bytes for group in other.by_group for one in held(group).served):
         return None
-    return "learner.base=fp16 sampling.adapters=by_row", other
+    return f"learner.base={base} sampling.adapters=by_row", other
 
 
 def _in_parts(setup: Setup) -> tuple[str, Setup] | None:

@@ -88,10 +88,10 @@ def held(setup: Setup) -> Held:
         shape, adapted = own[0].shape, [member for member in own if member.adapted]
         weights += 4 * held_parameters(shape, setup.cluster) * (len(own) - len(adapted))
         if adapted:
-            short = kept_as(setup, shape) in HALVES
-            weights += 4 * held_parameters(shape, setup.cluster) - (2 * shape.matrices if short else 0)
+            kept = kept_as(setup, shape)
+            weights += 4 * held_parameters(shape, setup.cluster) - _spared(shape, kept)
             adapters += 4 * sum(member.trained for member in adapted)
-            if not short:
+            if kept == "fp32":
                 halves += max(_half_bytes(shape, setup.precision(member), setup.cluster) for member in adapted)
     trained = [setup.member(name) for name in setup.demand.messages]
     return Held(
@@ -108,11 +108,20 @@ def held(setup: Setup) -> Held:
 
 
 def kept_as(setup: Setup, shape: ModelShape) -> str:
-    """The precision that the matrices of a base below adapters are kept in; float32 where workers hold parts of it."""
+    """The precision that the matrices of a base below adapters are kept in (int8: those of linear layers); float32
+    where workers hold parts of it."""
     if setup.cluster.shard_base:
         return "fp32"
     base = shape.stored if setup.learning.base == "file" else setup.learning.base
-    return base if base in HALVES else "fp32"
+    return base if base in (*HALVES, "int8") else "fp32"
+
+
+def _spared(shape: ModelShape, kept: str) -> int:
+    """Bytes that a base takes less than in float32: two a number of its matrices in half precision; with int8 three a
+    number of its linear layers, but for four a row."""
+    if kept == "fp32":
+        return 0
+    return 2 * shape.matrices + (shape.body - 4 * shape.outputs if kept == "int8" else 0)
 
 
 def _cast(setup: Setup, member: Member) -> int:
@@ -151,7 +160,7 @@ def _served(setup: Setup, held_already: int) -> list[Served]:
     size = 2 if sampling.precision in HALVES else 4
     groups: dict[tuple[ModelShape, str], list[Member]] = {}
     for member in setup.members:
-        groups.setdefault((member.shape, member.source if _is_shared(setup, member) else ""), []).append(member)
+        groups.setdefault((member.shape, member.source if is_shared(setup, member) else ""), []).append(member)
     found = []
     for (shape, shared_source), members in groups.items():
         names = tuple(member.name for member in members)
@@ -159,23 +168,53 @@ def _served(setup: Setup, held_already: int) -> list[Served]:
         if not sampling.paged:
             found.append(Served(names, shape.cache_bytes(4), feature_bytes=features * 4 // size))
             continue
-        shared = shape.matrices * size if shared_source else 0
-        copied, by_row = shape.parameters * size - shared, _row_numbers(members) * size if sampling.by_row else 0
+        shared = _shared(setup, shape) if shared_source else _Shared(0, 0)
+        copied = (shape.parameters - shared.numbers) * size
+        by_row = _row_numbers(members) * size if sampling.by_row else 0
         held_already += copied + by_row
         budget = sampling.memory
         if budget is None:
             budget = PAGES_ON_A_CPU if free is None else int(SHARE_OF_FREE_MEMORY * max(0, free - held_already))
             held_already += budget
         found.append(
-            Served(names, shape.cache_bytes(size), sampling.precision, copied, budget, shared, by_row, features)
+            Served(
+                names,
+                shape.cache_bytes(size),
+                sampling.precision,
+                copied,
+                budget,
+                shared.bytes,
+                by_row,
+                features,
+                shared.cast,
+            )
         )
     return found
 
 
-def _is_shared(setup: Setup, member: Member) -> bool:
-    """Whether its sampler reads the matrices of its base where they are."""
+def is_shared(setup: Setup, member: Member) -> bool:
+    """Whether its sampler reads the matrices of its base where they are; of a base in int8 those of linear layers."""
     by_row = setup.sampling.paged and setup.sampling.by_row and member.adapted and not setup.cluster.shard_base
-    return by_row and kept_as(setup, member.shape) == setup.sampling.precision
+    return by_row and kept_as(setup, member.shape) in (setup.sampling.precision, "int8")
+
+
+@dataclass(frozen=True)
+class _Shared:
+    """What a sampler reads where the learner has it, and what its largest joined product takes while it is cast."""
+
+    numbers: int
+    bytes: int
+    cast: int = 0
+
+
+def _shared(setup: Setup, shape: ModelShape) -> _Shared:
+    precision = setup.sampling.precision
+    if kept_as(setup, shape) != "int8":
+        return _Shared(shape.matrices, shape.matrices * (2 if precision in HALVES else 4))
+    words = shape.matrices - shape.body if precision == "fp16" else 0  # embedding and head, which are kept so
+    largest = max(sum(a * b for a, b in (shape.products[name] for name in names)) for names in JOINED)
+    cast = cast_bytes(largest, 0, precision, kept="int8")
+    return _Shared(shape.body + words, shape.body + 4 * shape.outputs + 2 * words, cast)
 
 
 def _row_numbers(members: Sequence[Member]) -> int:

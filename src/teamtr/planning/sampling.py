@@ -12,6 +12,7 @@ from teamtr.engines.paged.sampler import PAGE, SIZES
 from teamtr.engines.paged.work_split import most_members, worth_sparing
 from teamtr.planning import rates
 from teamtr.planning.cards import Card
+from teamtr.planning.memory import is_shared, kept_as
 from teamtr.planning.seconds import Load, Spent
 from teamtr.planning.setup import PlannedTurn, Setup
 from teamtr.planning.shape import ModelShape
@@ -20,7 +21,7 @@ from teamtr.planning.shape import ModelShape
 @dataclass(frozen=True)
 class Decoder:
     """One model that samples on one card. ``pages``: bytes of keys and values that it may hold; None on the plain path,
-    where a step is launched from Python and nothing is paged."""
+    where a step is launched from Python and nothing is paged. ``casts``: its linear layers are in int8."""
 
     shape: ModelShape
     card: Card
@@ -28,6 +29,7 @@ class Decoder:
     pages: int | None = None
     compiled: bool = True
     itemsize: int = 2
+    casts: bool = False
 
     @property
     def paged(self) -> bool:
@@ -53,20 +55,26 @@ class Decoder:
         head = self._roofline(shape.head, shape.head_flops(size), share if card.is_cpu else rates.DECODE_HEAD)
         tokens = rows * (context - alike) + alike * rows / self._together(rows, alike, group)
         cached = Spent.on(bandwidth=tokens * shape.cache_bytes(self.itemsize) / (rates.READ * card.bandwidth))
-        return products + head + cached + Spent.on(launches=shape.layers * self._block_s() + rates.DRAW_S)
+        launches = Spent.on(launches=shape.layers * self._block_s() + rates.DRAW_S)
+        return products + head + cached + self._cast() + launches
 
     def prefill(self, tokens: float, context: float, prompts: float) -> Spent:
         """So many tokens that no page holds, of this many prompts."""
         shape, share = self.shape, rates.CPU_SHARE if self.card.is_cpu else rates.PREFILL
         flops = shape.forward_flops(tokens) + shape.attention_flops(tokens, context / 2) + shape.head_flops(prompts)
-        return Spent.on(compute=flops / (share * self.card.flops[self.precision])) + Spent.on(
-            launches=shape.layers * self._block_s()
-        )
+        compute = Spent.on(compute=flops / (share * self.card.flops[self.precision]))
+        return compute + self._cast() + Spent.on(launches=shape.layers * self._block_s())
 
     def _roofline(self, weights: int, flops: float, share: float) -> Spent:
         compute = flops / (share * self.card.flops[self.precision])
         read = weights * self.itemsize / (rates.READ * self.card.bandwidth)
         return Spent.on(compute=compute) if compute >= read else Spent.on(bandwidth=read)
+
+    def _cast(self) -> Spent:
+        """Of all layers, once in a pass."""
+        size = rates.CAST_COMPILED_BYTES if self.compiled and self.paged else rates.CAST_BYTES
+        moved = size * self.shape.body if self.casts else 0
+        return Spent.on(bandwidth=moved / (rates.READ * self.card.bandwidth))
 
     def _together(self, rows: int, alike: float, group: int) -> int:
         """How many rows of a group read their common pages at once."""
@@ -88,13 +96,15 @@ class Decoder:
 
 def decoder_of(setup: Setup, agent: str, pages: int | None) -> Decoder:
     """How this agent is sampled."""
-    shape, sampling = setup.member(agent).shape, setup.sampling
+    member, sampling = setup.member(agent), setup.sampling
+    shape, small = member.shape, member.adapted and kept_as(setup, member.shape) == "int8"
     if pages is None:
-        return Decoder(shape, setup.cluster.card, setup.precision(setup.member(agent)), itemsize=4)
+        return Decoder(shape, setup.cluster.card, setup.precision(member), itemsize=4, casts=small)
     large = shape.parameters >= COMPILE_FROM_PARAMETERS
     compiled = large if sampling.compiled is None else sampling.compiled
     size = 4 if sampling.precision == "fp32" else 2
-    return Decoder(shape, setup.cluster.card, sampling.precision, pages, compiled, size)
+    casts = small and is_shared(setup, member)
+    return Decoder(shape, setup.cluster.card, sampling.precision, pages, compiled, size, casts)
 
 
 def sample_seconds(setup: Setup, pages: Mapping[str, int | None], episodes: int) -> Spent:

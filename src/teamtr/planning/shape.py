@@ -106,6 +106,11 @@ class ModelShape:
         return self.layers * sum(a * b for a, b in self.products.values())
 
     @property
+    def outputs(self) -> int:
+        """Rows of the same: outputs of all linear layers of all blocks."""
+        return self.layers * sum(a for a, _ in self.products.values())
+
+    @property
     def head(self) -> int:
         """Weights of the output layer."""
         return self.vocabulary * self.width

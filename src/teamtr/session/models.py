@@ -379,7 +379,9 @@ def _transformer_models(
             seed=seed_of(team_file.seed, "adapters", source),
         )
         _put(shared, slots, loaded, making.layers, first)
-        base_version = hash_tensors({name: slot.tensor for name, slot in slots.items() if slot.is_parameter})
+        # In 8 bits it is another model; half precision is fitted to a machine, and runs go on in another.
+        frozen = {name: slot.tensor for name, slot in slots.items() if slot.is_parameter}
+        base_version = hash_tensors(frozen, salt=base if base == "int8" else "")
         fused = fuse_lora(shared)
         if base == "file":
             keep_short(model, fused, file_precision(model), rounded=False)

@@ -191,6 +191,8 @@ def _path_in(named: str) -> Path:
 def differences(stored: TeamFile, team_file: TeamFile, free: Sequence[str]) -> list[str]:
     """Where the two differ, as dotted keys, but for the settings that are free."""
     changed = _differences(stored.model_dump(), team_file.model_dump())
+    if "int8" in (stored.learner.base, team_file.learner.base):  # rounded so far, a base is another model
+        free = [key for key in free if key != "learner.base"]
     return [key for key in changed if not any(f"{key}.".startswith(f"{other}.") for other in free)]
 
 

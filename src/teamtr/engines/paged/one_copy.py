@@ -59,6 +59,15 @@ def shared_weights(causal_lm: nn.Module, dtype: torch.dtype, device: torch.devic
     }
 
 
+def largest_cast(causal_lm: nn.Module, shared: Mapping[str, Tensor]) -> int:
+    """Numbers of the largest product that the sampler casts in passing: of a layer in 8 bits, or of those that are
+    joined; 0 where it casts none."""
+    small = {weight for weight in shared.values() if weight.dtype == torch.int8}
+    joined = [{layer.weight for layer in layers} for _, _, layers in siblings_in(causal_lm)]
+    groups = [*({weight} for weight in small), *(group & small for group in joined)]
+    return max((sum(weight.numel() for weight in group) for group in groups), default=0)
+
+
 @torch.no_grad()
 def lay_below_each_other(causal_lm: nn.Module, shared: Mapping[str, Tensor]) -> None:
     """Let the layers that the sampler joins be parts of one tensor; one group after the other, so that little is held

@@ -67,11 +67,11 @@ class _Adapted(torch.autograd.Function):
         outs = []
         for weight, bias, scale, up, part in zip(weights, biases, scales, ups, narrow.split(ctx.ranks, 1), strict=True):
             start = flat.new_empty(1) if bias is None else bias.to(dtype)
-            wide, own, beta = weight.to(dtype).T, up.T, float(bias is not None)
+            own, beta = up.T, float(bias is not None)
             if _on_card(flat):
-                outs.append(torch.addmm(start, part, own, beta=beta, alpha=scale).addmm_(flat, wide))
+                outs.append(torch.addmm(start, part, own, beta=beta, alpha=scale).addmm_(flat, weight.to(dtype).T))
             else:
-                outs.append(torch.addmm(start, flat, wide, beta=beta).addmm_(part, own, alpha=scale))
+                outs.append(torch.addmm(start, flat, weight.to(dtype).T, beta=beta).addmm_(part, own, alpha=scale))
         ctx.save_for_backward(flat, down, narrow, *ups)
         ctx.weights = weights  # the model's own, and frozen: nothing about them has to be remembered
         ctx.scales, ctx.shape, ctx.x_dtype, ctx.dtypes = scales, x.shape, x.dtype, [one.dtype for one in adapters]
