@@ -28,6 +28,7 @@ BASES = {
     "`fp32`, merged": ("fp32", False),
     "`file`, by row": ("file", True),
     "`fp16`, by row": ("fp16", True),
+    "`int8`, by row": ("int8", True),
 }
 
 
@@ -47,7 +48,9 @@ class Target:
 TARGETS = (
     Target("60 GB of an H200", "8B", 32, 8, 256, 16, replace(card_named("H200"), memory=60 * 10**9)),
     Target("one H200", "32B", 32, 8, 256, 16, card_named("H200")),
+    Target("H100, 80 GB", "32B", 32, 8, 256, 16, card_named("H100")),
     Target("RTX4090, 24 GB", "8B", 8, 8, 128, 8, card_named("RTX4090")),
+    Target("RTX4090, 24 GB", "8B", 16, 8, 256, 16, card_named("RTX4090")),
 )
 
 
@@ -108,6 +111,7 @@ PARTS = {
     "base in half precision": "base",
     "sampling copy": "sampler",
     "adapters by row": "sampler",
+    "a layer, cast to sample": "sampler",
     "keys and values": "pages",
     "gradients, moments, snapshots": "update",
     "old policy": "update",

@@ -51,6 +51,14 @@ def test_rollout(bench):
     assert record["versions"]["torch"]
 
 
+@pytest.mark.long
+def test_rounding_costs_a_model_more_with_fewer_bits_and_fewer_scales(bench):
+    record, _ = bench("rounding", "tiny", "--tokens", "512")
+    exact, half, small, one_scale = record["rows"]
+    assert (exact["base"], exact["kl per token"], exact["tokens"]) == ("`fp32`", 0.0, 2 * 255)
+    assert 0 < half["kl per token"] < small["kl per token"] < one_scale["kl per token"] < 1e-4
+
+
 def test_the_first_token_part_by_part(monkeypatch, tmp_path):
     """Of one process; the command starts several, each of which imports everything anew."""
     monkeypatch.syspath_prepend(str(ROOT / "bench"))

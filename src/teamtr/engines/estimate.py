@@ -123,13 +123,10 @@ def passing_bytes(layer: int, *, trained: bool, half: bool) -> int:
 
 def cast_bytes(layer: int, head: int, precision: str, *, kept: str) -> int:
     """Of a base kept in half precision or int8, by the numbers of its largest layer and of what of the head is cast at
-    once: a layer in the precision that is computed in, with int8 in float32 before; the head in float32 for its
-    gradient."""
+    once: a layer in the precision that is computed in, the head in float32 for its gradient."""
     if kept == "fp32":
         return 0
     body = 0 if precision == kept else layer * (2 if precision in HALVES else 4)
-    if kept == "int8" and precision in HALVES:
-        body += 4 * layer
     return max(body, 4 * head)
 
 

@@ -23,11 +23,9 @@ BLOCK_CAPTURED_S = 68e-6
 """The same without the compiler: a step takes 1.38 ms more (41,800 tokens/s instead of 54,000)."""
 DRAW_S = 50e-6
 """Drawing a token, each step."""
-CAST_COMPILED_BYTES = 3
-"""Read and written for each weight in int8, once a step, before the product reads it in half precision: by count, if
-the compiler multiplies and rounds in one kernel. Not measured."""
-CAST_BYTES = 11
-"""The same without the compiler, with a product in float32 between: by count."""
+CAST_BYTES = 3
+"""Read and written for each weight in int8, once a step, before the product reads it in half precision: by count, not
+measured."""
 FILL_BYTES = 14
 """Read and written for each weight, when an adapter is merged into the sampling copy: by count, not measured."""
 

@@ -72,8 +72,7 @@ class Decoder:
 
     def _cast(self) -> Spent:
         """Of all layers, once in a pass."""
-        size = rates.CAST_COMPILED_BYTES if self.compiled and self.paged else rates.CAST_BYTES
-        moved = size * self.shape.body if self.casts else 0
+        moved = rates.CAST_BYTES * self.shape.body if self.casts else 0
         return Spent.on(bandwidth=moved / (rates.READ * self.card.bandwidth))
 
     def _together(self, rows: int, alike: float, group: int) -> int:
