@@ -57,7 +57,7 @@ FrozenWeight = Tensor | RowScaled
 
 def kept_weight(layer: nn.Module) -> FrozenWeight:
     """The weight of a linear layer as it is kept."""
-    weight, scales = layer.weight, getattr(layer, SCALES, None)
+    weight, scales = layer.weight, layer._buffers.get(SCALES)  # asking a module for what it lacks is slow
     assert isinstance(weight, Tensor)
     return weight if scales is None else RowScaled(weight, scales)
 
@@ -77,7 +77,7 @@ def casting_in_passing(layer: Any) -> Callable[[Tensor], Tensor]:
 def row_scaled_in(model: nn.Module) -> Iterator[tuple[Tensor, RowScaled]]:
     """The parameters of a model that are kept so, and what they are."""
     for module in model.modules():
-        if getattr(module, SCALES, None) is not None:
+        if module._buffers.get(SCALES) is not None:
             found = kept_weight(module)
             assert isinstance(found, RowScaled)
             yield found.numbers, found
