@@ -252,20 +252,15 @@ def test_frozen_weights_in_other_layers_are_refused_by_name():
     assert not list(row_scaled_in(policy.causal_lm)), "before anything is changed"
 
 
-def test_a_weight_that_two_layers_have_is_rounded_once():
-    first, second = nn.Linear(3, 2, bias=False), nn.Linear(3, 2, bias=False)
+def test_a_weight_that_two_layers_have_is_rounded_once_and_an_output_layer_among_them_is_not():
+    first, second, head = (nn.Linear(3, 2, bias=False).requires_grad_(False) for _ in range(3))
     second.weight = first.weight
-    first.weight.requires_grad_(False)
     expected: Tensor = RowScaled.of(first.weight).to(torch.float32)
-    keep_short(_model_of(first, second), SimpleNamespace(linears=[first, second], unfused=[]), torch.int8, rounded=True)
+    model = nn.Sequential(first, second, head)
+    model.get_input_embeddings, model.get_output_embeddings = lambda: None, lambda: head
+    keep_short(model, SimpleNamespace(linears=[first, second, head], unfused=[]), torch.int8, rounded=True)
+    assert (kept_weight(head).dtype, first.weight.dtype) == (torch.float16, torch.int8)
     for layer in (first, second):
         assert torch.equal(kept_weight(layer).to(torch.float32), expected)
     keep_row_scaled(first, RowScaled.of(torch.eye(2, 3)))
     assert torch.equal(kept_weight(first).to(torch.float32), torch.eye(2, 3))
-
-
-def _model_of(*layers: nn.Module) -> nn.Module:
-    """Its embedding and output layer are none that we know."""
-    model = nn.Sequential(*layers)
-    model.get_input_embeddings = model.get_output_embeddings = lambda: None
-    return model

@@ -28,12 +28,12 @@ def keep_short(causal_lm: Any, fused: FusedLora, dtype: torch.dtype, *, rounded:
     """Keep the frozen weights in this dtype. Without ``rounded``, only each that loses nothing by it: float32 of these
     numbers is what they were, and what is computed with them too. With it, all of them: the base is then the rounded
     one, for scoring, training and sampling alike. int8 is always ``rounded``."""
-    if dtype == torch.int8:
-        _require_linears_alone(causal_lm, fused)
-        _keep_in_8_bits(fused.linears)
-        dtype = torch.float16
     layers: list[Any] = list(fused.linears)
     head: Any = causal_lm.get_output_embeddings()
+    if dtype == torch.int8:
+        _require_linears_alone(causal_lm, fused)
+        _keep_in_8_bits([layer for layer in layers if layer is not head])  # of some models, it is one of them
+        dtype = torch.float16
     words: Any = causal_lm.get_input_embeddings()
     if (type(words), type(head)) == (nn.Embedding, nn.Linear):  # some embeddings scale what they say
         layers += [words, head]
