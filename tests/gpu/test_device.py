@@ -31,6 +31,7 @@ from teamtr.engines.torch.fused_lora import FusedLora, fuse_lora
 from teamtr.engines.torch.head import OutputLayer
 from teamtr.engines.torch.loading import TinyShape, share_base, tiny_model
 from teamtr.engines.torch.policy import TransformerPolicy
+from teamtr.engines.torch.row_scaled import RowScaled
 from teamtr.randomness import uniforms
 from teamtr.session import train as run
 from teamtr.session.build import build
@@ -230,6 +231,22 @@ def test_features_kept_in_captured_steps_are_the_learners(policy, precision, mos
     assert 0.0 <= apart.min() <= apart.max() < most
     for ours, sample in zip(learner.token_logprobs(), samples, strict=True):
         np.testing.assert_allclose(ours, sample.logprobs, atol=1e-4 if precision == "fp32" else 0.1)
+
+
+# -- a base in 8 bits ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_a_weight_in_8_bits_is_cast_to_the_same_bits_and_takes_no_more_memory_than_that(dtype):
+    weight = RowScaled.of(torch.randn(1024, 2048, generator=torch.Generator().manual_seed(0)))
+    there = RowScaled(*(part.to(DEVICE) for part in weight))
+    if DEVICE.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+    cast = there.to(dtype)
+    if DEVICE.type == "cuda":
+        assert torch.cuda.max_memory_allocated() - before == cast.nbytes
+    assert torch.equal(cast.cpu(), weight.to(dtype))
 
 
 # -- learning --------------------------------------------------------------------------------------------------

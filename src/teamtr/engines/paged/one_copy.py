@@ -79,8 +79,9 @@ def lay_below_each_other(causal_lm: nn.Module, shared: Mapping[str, Tensor]) -> 
             for layer, part in zip(layers, torch.cat([layer.weight for layer in layers]).split(sizes), strict=True):
                 layer.weight.data = part
             scales = [found.scales for layer in layers if isinstance(found := kept_weight(layer), RowScaled)]
-            for layer, part in zip(layers, torch.cat(scales).split(sizes), strict=True) if scales else ():
-                keep_row_scaled(layer, RowScaled(layer.weight.data, part))
+            if scales:
+                for layer, part in zip(layers, torch.cat(scales).split(sizes), strict=True):
+                    keep_row_scaled(layer, RowScaled(layer.weight.data, part))
     if any(weight.is_cuda for weight in among):
         torch.cuda.empty_cache()
 
@@ -128,8 +129,8 @@ def _stand_in(shape: torch.Size, generator: torch.Generator) -> Tensor:
 def put_in_place(model: nn.Module, causal_lm: nn.Module, shared: Mapping[str, Tensor]) -> None:
     scaled = dict(row_scaled_in(causal_lm))
     for name, weight in shared.items():
-        layer = model.get_submodule(name.removesuffix(".weight"))
         if weight in scaled:
+            layer = model.get_submodule(name.removesuffix(".weight"))
             keep_row_scaled(layer, RowScaled(weight.detach(), scaled[weight].scales))
             layer.forward = casting_in_passing(layer)
         else:
