@@ -32,6 +32,7 @@ from teamtr.engines.torch.head import OutputLayer
 from teamtr.engines.torch.loading import TinyShape, share_base, tiny_model
 from teamtr.engines.torch.policy import TransformerPolicy
 from teamtr.engines.torch.row_scaled import RowScaled
+from teamtr.engines.torch.short_base import keep_short
 from teamtr.randomness import uniforms
 from teamtr.session import train as run
 from teamtr.session.build import build
@@ -247,6 +248,24 @@ def test_a_weight_in_8_bits_is_cast_to_the_same_bits_and_takes_no_more_memory_th
     if DEVICE.type == "cuda":
         assert torch.cuda.max_memory_allocated() - before == cast.nbytes
     assert torch.equal(cast.cpu(), weight.to(dtype))
+
+
+@pytest.mark.parametrize(("precision", "most"), [("fp32", 1e-4), pytest.param("fp16", 0.1, marks=needs_card)])
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=needs_card)])
+def test_a_base_in_8_bits_is_sampled_where_it_is_and_as_it_is_scored(precision, most, compiled):
+    policy = make_policy("lora")
+    keep_short(policy.causal_lm, policy._fused, torch.int8, rounded=True)
+    policy.serving = SamplerPool(precision, DEVICE, memory_bytes=1 << 28, compiled=compiled, adapters="by_row")
+    prompts = some_prompts(10)
+    samples = policy.sample(prompts, uniforms(5, len(prompts), 24), version="v")
+    copied = policy.serving.server_of(policy.causal_lm).copy.model.get_decoder().layers[0].mlp.down_proj.weight
+    kept = policy.causal_lm.get_decoder().layers[0].mlp.down_proj.base_layer.weight
+    assert (copied.data_ptr(), copied.dtype) == (kept.data_ptr(), torch.int8)
+    ids = np.concatenate([sample.token_ids for sample in samples])
+    with torch.no_grad(), policy.computing():
+        logits = policy.head()(policy.features(prompts, [sample.token_ids for sample in samples]))
+    scored = torch.log_softmax(logits, -1).cpu().numpy()[np.arange(len(ids)), ids]
+    np.testing.assert_allclose(scored, np.concatenate([sample.logprobs for sample in samples]), atol=most)
 
 
 # -- learning --------------------------------------------------------------------------------------------------
