@@ -3,8 +3,8 @@ the products in few kernels.
 
 On a GPU the hosts of small kernels, not the kernels, decide how fast a small model trains: PEFT under autocast starts
 about a dozen for every adapted layer. In a larger one, what lies between products reads and writes as long as they
-compute. ``fuse_lora`` replaces the forward of a shared base's adapted layers, norms, gates and attention modules by
-functions of our own with the same result; storage, names and files stay PEFT's.
+compute. ``fuse_lora`` replaces the forward of a shared base's adapted layers, norms, gates, attention modules and
+decoder layers by functions of our own with the same result; storage, names and files stay PEFT's.
 """
 
 from __future__ import annotations
