@@ -334,16 +334,20 @@ def test_what_a_card_computes_between_products_is_what_the_architecture_says(kin
     kernels = {name: partial(_asked, asked, name, work) for name, work in vars(between_products()).items()}
     monkeypatch.setitem(sys.modules, "teamtr.engines.torch.fused_layers", SimpleNamespace(**kernels))
     found = []
-    for fuses in (False, True):
+    for fuses, recomputes in ((False, False), (True, False), (True, True)):
         monkeypatch.setattr(fused_lora.FusedLora, "fuses", lambda *_, it=fuses: it)
-        features = policy.features(prompts, messages)
-        (features * torch.linspace(-1, 1, features.numel()).view_as(features)).sum().backward()
+        if recomputes:
+            assert policy.recompute_activations()
+        with policy.computing():
+            features = policy.features(prompts, messages)
+            (features * torch.linspace(-1, 1, features.numel()).view_as(features)).sum().backward()
         found.append([features.detach(), *(p.grad for p in policy.parameters().values())])
         for parameter in policy.parameters().values():
             parameter.grad = None
-    assert asked.count("add_norm") == (LAYERS if adds_twice else 0)
-    for plain, ours in zip(*found, strict=True):
+    assert asked.count("add_norm") == (3 * LAYERS if adds_twice else 0), "once, and twice where it is computed again"
+    for plain, ours, again in zip(*found, strict=True):
         torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-4 * float(plain.abs().max()))
+        assert torch.equal(again, ours)
 
 
 def _asked(asked: list[str], name: str, work: Any, *given: Any) -> Any:
