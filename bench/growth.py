@@ -28,6 +28,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -189,11 +190,41 @@ class Heard:
     over: str | None = None
 
 
-def listen(command: Sequence[str], limits: Limits) -> Heard:
-    """Run it, and end it once it takes too long."""
+@dataclass(eq=False)
+class Child:
+    """A process that imports what it needs and then waits for a word."""
+
+    command: Sequence[str]
+
+    def __post_init__(self) -> None:
+        self.complaints = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed with the child)
+        self.process = subprocess.Popen(
+            self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.complaints, text=True
+        )
+
+    def go(self) -> None:
+        assert self.process.stdin is not None
+        with suppress(BrokenPipeError), self.process.stdin as word:
+            word.write("go\n")
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+        self.complaints.close()
+
+
+def command_of(point: Point, repeats: int) -> list[str]:
+    return [sys.executable, __file__, "--measure", json.dumps(asdict(point)), "--repeats", str(repeats)]
+
+
+def listen(command: Sequence[str], limits: Limits, started: Child | None = None) -> Heard:
+    """Run it, and end it once it takes too long. ``started``: it is there already, and waits."""
     heard = Heard()
-    with tempfile.TemporaryFile("w+") as complaints:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=complaints, text=True)
+    with started or Child(command) as child:
+        process = child.process
 
         def end(why: str) -> None:
             heard.over = why
@@ -204,6 +235,7 @@ def listen(command: Sequence[str], limits: Limits) -> Heard:
             made.start()
             return made
 
+        child.go()
         running = timer(limits.start_s, f"not warm after {limits.start_s:g} s")
         assert process.stdout is not None
         try:
@@ -223,8 +255,8 @@ def listen(command: Sequence[str], limits: Limits) -> Heard:
         if code == -9 and heard.over is None:
             heard.cut = "killed by the system: most likely out of memory"
         elif code != 0 and heard.over is None:
-            complaints.seek(0)
-            raise SystemExit(f"{' '.join(command)} failed:\n{complaints.read()[-3000:]}")
+            child.complaints.seek(0)
+            raise SystemExit(f"{' '.join(command)} failed:\n{child.complaints.read()[-3000:]}")
     return heard
 
 
@@ -236,9 +268,10 @@ def whole_rounds(point: Point, updates: Sequence[dict[str, Any]]) -> tuple[dict[
     return tuple({phase: times * sum(one["phases"][phase] for one in own) for phase in PHASES} for own in rounds)
 
 
-def run_point(point: Point, middle: Point, card: str, limits: Limits, repeats: int) -> Measured:
-    command = [sys.executable, __file__, "--measure", json.dumps(asdict(point)), "--repeats", str(repeats)]
-    heard = listen(command, limits)
+def run_point(
+    point: Point, middle: Point, card: str, limits: Limits, repeats: int, started: Child | None = None
+) -> Measured:
+    heard = listen(command_of(point, repeats), limits, started)
     rounds = whole_rounds(point, heard.updates)
     cores = [one["core"] for one in heard.updates if one["core"] is not None]
     return Measured(
@@ -260,16 +293,26 @@ def measure_all(grid: Grid, axes: Sequence[str], file: Path, card: str, limits: 
     known = read(file)
     if any(one.middle != grid.middle or one.card != card for one in known.values()):
         raise SystemExit(f"{file} holds another grid, or one of another card: give another --out")
+
+    def wanted(point: Point) -> bool:
+        have = known.get(point)
+        return have is None or (have.cut is not None and have.limit_s < limits.limit_s)
+
     for axis in axes:
-        for point in grid.points(axis):
-            have = known.get(point)
-            if have is None or (have.cut is not None and have.limit_s < limits.limit_s):
-                have = known[point] = run_point(point, grid.middle, card, limits, repeats)
-                with file.open("a") as out:
-                    out.write(have.as_line())
-                print(f"{axis} {point.at(axis):,.3g}: {_told(have)}", file=sys.stderr, flush=True)
-            if have.cut is not None:
-                break
+        points = grid.points(axis)
+        with ExitStack() as waiting:
+            ahead: dict[Point, Child] = {}
+            for k, point in enumerate(points):
+                if wanted(point):
+                    own, following = ahead.pop(point, None), next(filter(wanted, points[k + 1 :]), None)
+                    if following is not None and torch.cuda.is_available():  # its machine has cores for it
+                        ahead[following] = waiting.enter_context(Child(command_of(following, repeats)))
+                    known[point] = run_point(point, grid.middle, card, limits, repeats, own)
+                    with file.open("a") as out:
+                        out.write(known[point].as_line())
+                    print(f"{axis} {point.at(axis):,.3g}: {_told(known[point])}", file=sys.stderr, flush=True)
+                if known[point].cut is not None:
+                    break
 
 
 def _told(one: Measured) -> str:
@@ -331,6 +374,7 @@ def grid_of(a: argparse.Namespace) -> Grid:
 def main(arguments: Sequence[str] | None = None) -> None:
     a = parsed(arguments)
     if a.measure is not None:
+        sys.stdin.readline()  # until it is its turn
         for line in measure(a.measure, a.repeats):
             print(json.dumps(line), flush=True)
         return

@@ -2,6 +2,7 @@
 
     python bench/long.py --shape 1.7b --tokens 4096,8192,16384 --episodes 16 --json       # on a GPU
     python bench/long.py --shape 8b --tokens 8192 --episodes 8 --precision bf16 --json
+    python bench/long.py --shape 1.7b --tokens 16384 --words random --json                # training without sampling
     python bench/long.py --shape tiny --tokens 2048 --episodes 4                          # on a CPU
     python bench/long.py --planned --markdown                                             # nothing is run
 
@@ -160,6 +161,11 @@ def measured(a: argparse.Namespace, tokens: int) -> Iterator[dict[str, Any]]:
     problems = random_prompts(np.random.default_rng(0), setup.plan.problems, a.prompt, vocabulary)
     contexts = [problems[e // setup.plan.group_size] for e in range(a.episodes)]
 
+    def made_up() -> tuple[list[Any], list[Any]]:
+        rng = np.random.default_rng(1)
+        first, second = (random_prompts(rng, a.episodes, tokens, vocabulary) for _ in range(2))
+        return [np.concatenate(pair) for pair in zip(contexts, first, strict=True)], second
+
     def play() -> tuple[list[Any], list[Any]]:
         first = engine.sample("a0", contexts, uniforms(1, a.episodes, tokens))
         grown = [np.concatenate([c, s.token_ids]) for c, s in zip(contexts, first, strict=True)]
@@ -172,10 +178,13 @@ def measured(a: argparse.Namespace, tokens: int) -> Iterator[dict[str, Any]]:
             "messages at a time": micro_batch, "recomputed": recomputed,
         }  # fmt: skip
 
-    if torch.cuda.is_available():  # graphs are captured and kernels compiled before the clock starts
-        engine.sample("a0", contexts, uniforms(3, a.episodes, 8))
-    (grown, said), took, peak = timed(play)
-    yield row("sample", 2 * a.episodes * tokens, took, peak)
+    if a.words == "random":
+        grown, said = made_up()
+    else:
+        if torch.cuda.is_available():  # graphs are captured and kernels compiled before the clock starts
+            engine.sample("a0", contexts, uniforms(3, a.episodes, 8))
+        (grown, said), took, peak = timed(play)
+        yield row("sample", 2 * a.episodes * tokens, took, peak)
     learner, read = engine.learner("a1"), sum(map(len, grown)) + a.episodes * tokens
     batch = make_batch("a1", grown, said, setup.plan.group_size)
     before, some = learner.snapshot(), np.arange(max(1, a.episodes // STEPS))
@@ -202,6 +211,7 @@ def main() -> None:
     parser.add_argument("--precision", choices=["fp32", "tf32", "fp16", "bf16"], default="fp16" if gpu else "fp32")
     parser.add_argument("--sampler", choices=["fp32", "fp16", "bf16"], default="fp16" if gpu else "fp32")
     parser.add_argument("--recompute", choices=["auto", "always", "never"], default="auto")
+    parser.add_argument("--words", choices=["sampled", "random"], default="sampled", help="random: nothing is sampled")
     parser.add_argument("--planned", action="store_true", help="only what one H200 is predicted to take")
     parser.add_argument(
         "--markdown", action="store_true", help="with --planned: the table of docs/sizing.md, to stdout"

@@ -135,6 +135,7 @@ def ours(a: argparse.Namespace, score: str) -> dict[str, Any]:
         names = ("sampler_scored", "mismatch_kl", "noise_floor", "own_scores", "kl_upper", "outcome", "tokens")
         told[agent] = {name: getattr(done, name) for name in names}
         engine.publish(agent, done.version_after)
+        so_far(f"until {agent}", {**phases, "peak GB": peak_gb()})
     phases["micro-batch"] = min(engine.learner(agent).passes.micro_batch for agent in engine.learners)
     shares = {
         "sampled tokens/s": sampled / phases["sample"],

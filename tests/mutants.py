@@ -30,6 +30,7 @@ LOOP = {
     "algorithm": "teamtr.training.algorithm",
     "data": "teamtr.training.batch",
     "update": "teamtr.training.update",
+    "certify": "teamtr.training.certify",
     "gate": "teamtr.training.gate",
     "scoring": "teamtr.training.scoring",
     "play": "teamtr.rollout.play",

@@ -336,7 +336,8 @@ def test_what_a_card_computes_between_products_is_what_the_architecture_says(kin
     found = []
     for fuses, recomputes in ((False, False), (True, False), (True, True)):
         monkeypatch.setattr(fused_lora.FusedLora, "fuses", lambda *_, it=fuses: it)
-        assert policy.recomputes == recomputes or policy.recompute_activations()
+        if recomputes:
+            assert policy.recompute_activations()
         with policy.computing():
             features = policy.features(prompts, messages)
             (features * torch.linspace(-1, 1, features.numel()).view_as(features)).sum().backward()

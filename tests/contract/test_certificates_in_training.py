@@ -15,8 +15,8 @@ from teamtr.reports import Certificate, Outcome, UpdateReport
 from teamtr.rollout import play
 from teamtr.theory.certificates import by_own_turn, surrogate_by_problem, turn_aware_certificate
 from teamtr.theory.intervals import bootstrap_upper
+from teamtr.training.certify import CertificateInputs, certify
 from teamtr.training.stage import stage_report
-from teamtr.training.update import CertificateInputs, certify
 
 pytestmark = pytest.mark.long
 
@@ -139,7 +139,7 @@ def test_a_certificate_takes_the_confidence_and_the_size_of_the_group(monkeypatc
         asked.append(confidence)
         return bootstrap_upper(values_M, *args, confidence=confidence, **named)
 
-    monkeypatch.setattr("teamtr.training.update.bootstrap_upper", watched)
+    monkeypatch.setattr("teamtr.training.certify.bootstrap_upper", watched)
     world = World()
     data = world.training_batch("x", play(world.context, world.team, SameLetter().problems("train")[:2], 4, seed=3))
     optimization = replace(world.optimization, confidence=0.8)

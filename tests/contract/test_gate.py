@@ -15,8 +15,8 @@ from teamtr.randomness import seed_of
 from teamtr.rollout import play
 from teamtr.theory.intervals import bootstrap_upper
 from teamtr.training.batch import Optimization
+from teamtr.training.certify import CertificateInputs, certify
 from teamtr.training.gate import FEWEST, FIRST_DOUBT, gate, subsamples_of
-from teamtr.training.update import CertificateInputs, certify
 
 GROUP = 64
 STAKES = CertificateInputs(turns=1, horizon=2, reward_range=1.0)
@@ -169,7 +169,7 @@ def test_a_certificate_from_some_episodes_is_right_on_average(monkeypatch):
     ratio_M = rng.normal(scale=0.2, size=len(data.messages))
     kl_M = np.abs(ratio_M) / 100
     monkeypatch.setattr(
-        "teamtr.training.update.bootstrap_upper", lambda kl_M, *_, **__: kl_M.mean()
+        "teamtr.training.certify.bootstrap_upper", lambda kl_M, *_, **__: kl_M.mean()
     )  # the same caution for all
 
     def terms(subsample=None):

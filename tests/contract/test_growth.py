@@ -98,6 +98,33 @@ def test_a_point_that_takes_too_long_is_ended_and_what_it_told_is_kept(growth):
     assert (heard.updates, heard.over) == ([], "not warm after 0.05 s")
 
 
+def test_the_next_point_waits_for_its_turn_while_one_is_measured(growth, tmp_path, monkeypatch):
+    """Where cores are free for it. It is not begun before, and one that is not needed is ended."""
+    begun: list[growth.Child] = []
+    waits = "word = sys.stdin.readline()\nprint(1 if word == 'go\\n' else 2)"
+    monkeypatch.setattr(growth, "command_of", lambda point, _: [sys.executable, "-c", f"import sys\n{waits}"])
+
+    def run_point(point, middle, card, limits, repeats, started):
+        child = started or growth.Child(growth.command_of(point, repeats))
+        begun.append(child)
+        with child:
+            child.go()
+            assert child.process.stdout.readline() == "1\n"
+        cut = "over" if point.agents == 4 else None
+        return made(growth, point, dict.fromkeys(PHASES, 1.0), cut=cut)
+
+    children: list[growth.Child] = []
+    monkeypatch.setattr(
+        growth, "Child", lambda command, make=growth.Child: children.append(make(command)) or children[-1]
+    )
+    monkeypatch.setattr(growth, "run_point", run_point)
+    monkeypatch.setattr(growth.torch.cuda, "is_available", lambda: True)
+    growth.measure_all(growth.ON_A_CPU, ["agents"], tmp_path / "points.jsonl", "cpu", growth.Limits(1.0, 20.0), 1)
+    assert [children.index(child) for child in begun] == [1, 0, 2], "the second waited before the first began"
+    assert len(children) == 4, "one more waited behind the one that was cut off"
+    assert all(child.process.poll() is not None for child in children)
+
+
 def test_a_point_that_does_not_fit_is_told_apart_from_one_that_fails(growth):
     assert growth.listen(child('{"cut": "does not fit"}'), growth.Limits(600, 600)).cut == "does not fit"
     killed = child('{"warm": true}', then="import os, signal\nos.kill(os.getpid(), signal.SIGKILL)")
@@ -125,7 +152,7 @@ def test_a_point_s_process_tells_why_it_ends(growth, cpu, error, told, monkeypat
 def test_the_same_command_goes_on_where_it_stopped(growth, tmp_path, monkeypatch, capsys):
     asked: list[int] = []
 
-    def run_point(point, middle, card, limits, repeats):
+    def run_point(point, middle, card, limits, repeats, started):
         asked.append(point.agents)
         cut = "over" if point.agents > limits.limit_s / 10 else None
         return replace(made(growth, point, dict.fromkeys(PHASES, 1.0), cut=cut), limit_s=limits.limit_s)
@@ -276,7 +303,8 @@ def test_the_page_of_the_repository_has_what_is_drawn_from_its_lines(growth, pag
 def test_the_smallest_grid_is_measured_drawn_and_not_measured_again(growth, cpu, tmp_path, monkeypatch):
     asked = []
 
-    def listen(command, limits):
+    def listen(command, limits, started):
+        assert started is None
         asked.append(command)
         point, repeats = command[command.index("--measure") + 1], command[command.index("--repeats") + 1]
         warm, *updates = growth.measure(growth.Point(**json.loads(point)), int(repeats))

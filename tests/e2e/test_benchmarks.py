@@ -78,6 +78,13 @@ def test_long_messages_phase_by_phase(bench, recompute):
     assert 0 < record["results"][-1]["KL, nats per message"] < 1e-3, "a small step was taken"
 
 
+def test_long_messages_that_nobody_samples(bench):
+    record, _ = bench(
+        "long", "--shape", "tiny", "--tokens", "4", "--episodes", "2", "--prompt", "8", "--words", "random"
+    )
+    assert [row["phase"] for row in record["results"]] == ["score", "train", "gate"]
+
+
 @pytest.mark.parametrize(
     ("name", "arguments", "told"),
     [

@@ -18,7 +18,8 @@ from teamtr.session import checks
 from teamtr.session.build import build
 from teamtr.session.trial import try_out
 from teamtr.training.batch import TrainingBatch
-from teamtr.training.update import CertificateInputs, update_agent
+from teamtr.training.certify import CertificateInputs
+from teamtr.training.update import update_agent
 from teamtr.types import AgentState
 
 pytestmark = pytest.mark.long

@@ -14,8 +14,9 @@ from typing import Protocol
 import numpy as np
 
 from teamtr.answers import Decoding, Ended, Wanted
+from teamtr.engines.paged.jobs import Job
 from teamtr.engines.paged.place import Paged
-from teamtr.engines.paged.sampler import Job, Server
+from teamtr.engines.paged.sampler import Server
 from teamtr.engines.policy import Policy
 from teamtr.engines.sampling import TokenSampler
 from teamtr.engines.torch.attention import Unsupported

@@ -58,11 +58,12 @@ from teamtr.team import Team
 from teamtr.theory.intervals import measured_gain
 from teamtr.training.algorithm import Slot, Step, run_stage, schedule
 from teamtr.training.batch import TrainingBatch
+from teamtr.training.certify import CertificateInputs
 from teamtr.training.health import LastHealth
 from teamtr.training.radii import shared_radii
 from teamtr.training.rewards import rewards_of
 from teamtr.training.stage import stage_report
-from teamtr.training.update import CertificateInputs, Update, update_agent
+from teamtr.training.update import Update, update_agent
 
 Record = dict[str, Any]
 """A record as it is logged and yielded."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from teamtr.engines.paged.sampler import Server, Speaker
+from teamtr.engines.paged.jobs import Speaker
+from teamtr.engines.paged.sampler import Server
 from teamtr.engines.torch.attention import Unsupported
 
 

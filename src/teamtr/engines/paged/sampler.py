@@ -20,7 +20,6 @@ change nothing but rounding.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -29,8 +28,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from teamtr.answers import Ended, Sample
-from teamtr.engines.kept import Keep
-from teamtr.engines.paged.buffers import NOBODY, SIZES, DecodeBuffers, Seated
+from teamtr.engines.paged.buffers import SIZES, DecodeBuffers
+from teamtr.engines.paged.jobs import Job, MoreJobs, OpenRow, Speaker
 from teamtr.engines.paged.layout import Decoding, Prefilling, portions
 from teamtr.engines.paged.pages import Pool
 from teamtr.engines.paged.weights import SamplingCopy
@@ -40,72 +39,13 @@ from teamtr.engines.torch.attention import AttentionShape, Layout, attending, te
 from teamtr.errors import UserError
 from teamtr.ports import Follow, Heard, unfollowed, unheard
 from teamtr.progress import Work, working
-from teamtr.types import Finish, Floats, Ids
+from teamtr.types import Finish, Ids
 
 PAGE = 64
 PREFILL_TOKENS = 16_384
 """Most tokens of one prefill pass: what it takes does not grow with prompts, however long or many."""
 LOOK_EVERY = 16
 """Tokens between two looks at who has ended."""
-
-
-def _as_it_is() -> None:
-    """The copy holds the weights already."""
-
-
-@dataclass(frozen=True, eq=False)
-class Speaker:
-    """Whose rows they are: which weights write them, and how tokens are drawn and messages end.
-
-    Args:
-        version: names the weights; without a name nothing computed with them is found again.
-        lane: rows of equal lanes may decode together, and have the same ``drawing``.
-        adapter: the place of the agent's adapter where the copy applies adapters row by row.
-        take_up: have the weights where they are computed with.
-        keep: told of each message what its tokens were drawn from.
-    """
-
-    version: str
-    drawing: TokenSampler
-    end_ids: frozenset[int]
-    lane: Hashable = ""
-    adapter: int = NOBODY
-    take_up: Callable[[], None] = _as_it_is
-    keep: Keep | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class Job:
-    """A row that is asked for."""
-
-    speaker: Speaker
-    prompt: Ids
-    noise_T: Floats
-
-
-MoreJobs = Callable[[Sequence[Ended]], Sequence[Job]]
-"""As ``ports.More``."""
-
-
-@dataclass(eq=False)
-class _Sequence:
-    """One row being written: its number in the stream, its pages, and the slot of what it says."""
-
-    row: int
-    job: Job
-    version: str
-    pages: list[int]
-    slot: int
-    told: int = 0
-
-    @property
-    def prompt(self) -> Ids:
-        return self.job.prompt
-
-    @property
-    def seated(self) -> Seated:
-        speaker = self.job.speaker
-        return Seated(self.slot, self.prompt, self.pages, self.job.noise_T, speaker.end_ids, speaker.adapter)
 
 
 class Server:
@@ -183,14 +123,14 @@ class Server:
         """Messages until nobody wants more, as ``ports.Sampler.stream``."""
         with working("tokens", 0, "tokens") as work:
             self._calls += 1
-            running: list[_Sequence] = []
+            running: list[OpenRow] = []
             try:
                 self._decode(more, follow, running, work)
             except BaseException:
                 self._forget(running)
                 raise
 
-    def _forget(self, running: Sequence[_Sequence]) -> None:
+    def _forget(self, running: Sequence[OpenRow]) -> None:
         """Nobody will ask for what is still open."""
         if self._pool is not None and self._buffers is not None:
             for sequence in running:
@@ -198,7 +138,7 @@ class Server:
             self._buffers.clear(0)
             self._put_clusters([], 0)
 
-    def _decode(self, more: MoreJobs, follow: Follow, running: list[_Sequence], work: Work) -> None:
+    def _decode(self, more: MoreJobs, follow: Follow, running: list[OpenRow], work: Work) -> None:
         waiting: dict[Hashable, dict[int, Job]] = {}
         lane: Hashable = None
         present: set[Speaker] = set()  # whose weights are where they are computed with
@@ -238,7 +178,7 @@ class Server:
 
     # -- 1. and 2. --------------------------------------------------------------------------------------------
 
-    def _admit(self, waiting: dict[int, Job], running: Sequence[_Sequence], present: set[Speaker]) -> list[_Sequence]:
+    def _admit(self, waiting: dict[int, Job], running: Sequence[OpenRow], present: set[Speaker]) -> list[OpenRow]:
         """Seat as many waiting rows as pages and sizes allow, prefilled and with their first token drawn."""
         if not waiting:
             return []
@@ -255,7 +195,7 @@ class Server:
         taken = {sequence.slot for sequence in running}
         free = iter([slot for slot in range(SIZES[-1]) if slot not in taken])
         in_order = sorted(waiting, key=lambda r: (len(waiting[r].prompt), waiting[r].prompt.tobytes(), r))
-        sequences: list[_Sequence] = []
+        sequences: list[OpenRow] = []
         leader: dict[tuple[str, bytes], int] = {}  # weights and prompt -> its first sequence here
         leads: list[int] = []  # for each sequence, the sequence whose hidden state it uses
         known: list[int] = []  # tokens of each leader's prompt that pages already held
@@ -283,7 +223,7 @@ class Server:
             elif len(prompt) % PAGE:
                 copies.append((sequences[leader[key]].pages[full], own[full]))
             leads.append(leader[key])
-            sequences.append(_Sequence(row, job, version, own, next(free)))
+            sequences.append(OpenRow(row, job, version, own, next(free)))
             del waiting[row]
         if not sequences:
             return []
@@ -296,7 +236,7 @@ class Server:
         self._seat(sequences, len(running), hidden, leads, list(leader.values()))
         return sequences
 
-    def _prefill(self, sequences: Sequence[_Sequence], leaders: Sequence[int], known: Sequence[int]) -> Tensor:
+    def _prefill(self, sequences: Sequence[OpenRow], leaders: Sequence[int], known: Sequence[int]) -> Tensor:
         """Compute what no page holds, some tokens at a time; returns the last hidden state of each leader's prompt."""
         last: list[Tensor] = []
         leading = [sequences[leader] for leader in leaders]
@@ -331,7 +271,7 @@ class Server:
         return hidden[0]
 
     def _seat(
-        self, sequences: Sequence[_Sequence], first: int, hidden: Tensor, leads: Sequence[int], leaders: Sequence[int]
+        self, sequences: Sequence[OpenRow], first: int, hidden: Tensor, leads: Sequence[int], leaders: Sequence[int]
     ) -> None:
         buffers = self._require_buffers()
         here = buffers.seat([sequence.seated for sequence in sequences], first)
@@ -354,7 +294,7 @@ class Server:
             graphs[key] = self._capture(size, drawing)
         graphs[key].replay()
 
-    def _share(self, sequences: Sequence[_Sequence]) -> None:
+    def _share(self, sequences: Sequence[OpenRow]) -> None:
         """Look for rows that begin with the same pages: whenever rows have come. When some leave, the rest go on."""
         pages = [sequence.pages for sequence in sequences]
         self._put_clusters(clusters(pages, self._require_buffers().members), len(pages))
@@ -411,7 +351,7 @@ class Server:
 
     # -- 4. ---------------------------------------------------------------------------------------------------
 
-    def _tell(self, running: Sequence[_Sequence], alive: Sequence[bool], follow: Follow) -> list[bool]:
+    def _tell(self, running: Sequence[OpenRow], alive: Sequence[bool], follow: Follow) -> list[bool]:
         """Tell of the tokens since the last look; who goes on: a row that nobody wants leaves as if it had ended."""
         buffers = self._require_buffers()
         slots = torch.tensor([sequence.slot for sequence in running], device=buffers.device)
@@ -426,7 +366,7 @@ class Server:
             goes_on.append(stays and wanted)
         return goes_on
 
-    def _leave(self, running: Sequence[_Sequence], alive: Sequence[bool]) -> list[Ended]:
+    def _leave(self, running: Sequence[OpenRow], alive: Sequence[bool]) -> list[Ended]:
         """Those that ended give their pages back; what each row has said."""
         buffers, books = self._require_buffers(), self._require_pool().books
         gone = [i for i, stays in enumerate(alive) if not stays]
@@ -449,7 +389,7 @@ class Server:
         buffers.keep([i for i, stays in enumerate(alive) if stays])
         return ended
 
-    def _keep(self, sequence: _Sequence, sample: Sample) -> None:
+    def _keep(self, sequence: OpenRow, sample: Sample) -> None:
         speaker, kept = sequence.job.speaker, self._require_buffers().kept
         if speaker.keep is not None and speaker.version:
             assert kept is not None, "this server was made without keeps"

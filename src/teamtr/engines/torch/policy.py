@@ -19,10 +19,10 @@ from teamtr.engines.critic import LinearHead, ValueHead
 from teamtr.engines.hashing import hash_config
 from teamtr.engines.kept import Keep
 from teamtr.engines.paged.buffers import NOBODY
+from teamtr.engines.paged.jobs import Speaker
 from teamtr.engines.paged.place import Paged
 from teamtr.engines.paged.pool import SamplerPool
 from teamtr.engines.paged.row_adapters import why_not
-from teamtr.engines.paged.sampler import Speaker
 from teamtr.engines.policy import Head, Policy, Precision, WriteTo
 from teamtr.engines.sampling import PLAINLY, TokenSampler
 from teamtr.engines.slices import is_spread, summed

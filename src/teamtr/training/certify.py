@@ -1,0 +1,91 @@
+"""What a kept step is worth: lower bounds on the true gain, from measured divergences."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from teamtr.answers import Divergence
+from teamtr.randomness import generator
+from teamtr.reports import Certificate
+from teamtr.theory.certificates import (
+    by_own_turn,
+    single_step_certificate,
+    surrogate_by_problem,
+    turn_aware_certificate,
+)
+from teamtr.theory.gain import surrogate_gain
+from teamtr.theory.intervals import bootstrap_upper, mean_interval
+from teamtr.theory.kl import discounted_kl
+from teamtr.training.batch import TrainingBatch
+from teamtr.training.gate import Subsample
+
+
+@dataclass(frozen=True)
+class CertificateInputs:
+    """What a certificate must know of the game: how often the agent may speak in an episode, how many turns an
+    episode has in all, and the range of returns (None: not known, no certificate; ``ports.Task`` on discounts)."""
+
+    turns: int
+    horizon: int
+    reward_range: float | None
+
+
+def certify(
+    divergence: Divergence,
+    data: TrainingBatch,
+    inputs: CertificateInputs,
+    *,
+    gamma: float,
+    a_max: float,
+    zeta: float,
+    confidence: float = 0.95,
+    seed: int = 0,
+    subsample: Subsample | None = None,
+) -> tuple[Certificate, ...]:
+    """Lower bounds on the true gain of a kept step, from episodes of the team before it.
+
+    Ours takes the surrogate less the half-width of its 95 % interval, and KLs scaled to their upper bound. On problems
+    that the step was made from both surrogates are optimistic, on small batches badly so: a diagnostic, no guarantee.
+    Problems set aside give a fair one. ``divergence`` is of the messages that ``subsample`` names, or all.
+
+    The paper's bound takes D_tok of eq:kltokdef, (1 - gamma) times the discounted sum of a turn's KLs. Without a
+    discount it is taken as an episode of ``inputs.horizon`` turns, see ``single_step_certificate``. It needs a largest
+    advantage (``a_max``), which estimates of a critic do not have: there is only ours then.
+    """
+    returns_PG, batch = data.returns_PG, data.messages
+    if inputs.reward_range is None or len(returns_PG) < 2 or not np.isfinite(returns_PG).all():
+        return ()
+    rows = np.arange(len(batch)) if subsample is None else subsample.rows
+    episode_M, episodes = batch.episode_M[rows], returns_PG.size
+    each_stands_for = 1.0 if subsample is None else episodes / subsample.episodes
+    upper = bootstrap_upper(
+        divergence.full_M, batch.cluster_M[rows], confidence=confidence, rng=generator(seed, "bootstrap")
+    )
+    mean = float(divergence.full_M.mean())
+    caution = upper / mean if mean > 0.0 else 1.0
+    kl_M = caution * each_stands_for * divergence.full_M
+    kl_by_turn_K = by_own_turn(kl_M, episode_M, episodes, inputs.turns)
+    surrogate = mean_interval(each_stands_for * surrogate_by_problem(divergence.log_ratio_M, episode_M, returns_PG))
+    ours = turn_aware_certificate(
+        surrogate.estimate,
+        kl_by_turn_K,
+        inputs.reward_range,
+        sampling_error=surrogate.estimate - surrogate.lower,
+    )
+    if not math.isfinite(a_max):
+        return (ours,)
+    if gamma < 1.0:
+        d_tok = discounted_kl(kl_M, batch.turn_M[rows], episode_M, gamma, episodes)
+    else:
+        gamma, d_tok = 1.0 - 1.0 / inputs.horizon, float(kl_by_turn_K.sum()) / inputs.horizon
+    papers = single_step_certificate(
+        surrogate_gain(divergence.log_ratio_M, data.advantages_M[rows]) * len(batch) / episodes,
+        d_tok,
+        zeta,
+        gamma,
+        a_max,
+    )
+    return ours, papers
