@@ -350,6 +350,19 @@ def test_what_a_card_computes_between_products_is_what_the_architecture_says(kin
         assert torch.equal(again, ours)
 
 
+def test_norms_that_are_trained_get_their_gradient(monkeypatch):
+    """Kernels have none for them, and are not asked."""
+    shared = share_base(make_model("Llama"), {"agent": SimpleNamespace(rank=4, alpha=8.0, targets=FEW)}, seed=0)
+    norms = [parameter.requires_grad_() for name, parameter in shared.named_parameters() if "layernorm" in name]
+    policy = make_policy(shared, adapter="agent", fused=fuse_lora(shared))
+    others = SimpleNamespace(gated=between_products().gated, turned=between_products().turned)
+    monkeypatch.setitem(sys.modules, "teamtr.engines.torch.fused_layers", others)
+    monkeypatch.setattr(fused_lora.FusedLora, "fuses", lambda *_: True)
+    policy.features(some_prompts(), [np.array([4, 5, 9], dtype=np.int32)] * len(some_prompts())).sum().backward()
+    assert len(norms) == 2 * LAYERS
+    assert all(norm.grad is not None and norm.grad.any() for norm in norms)
+
+
 def _asked(asked: list[str], name: str, work: Any, *given: Any) -> Any:
     asked.append(name)
     return work(*given)
