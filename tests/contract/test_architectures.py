@@ -350,6 +350,16 @@ def test_what_a_card_computes_between_products_is_what_the_architecture_says(kin
         assert torch.equal(again, ours)
 
 
+def test_layers_that_processes_hold_in_parts_keep_their_forward(monkeypatch):
+    for in_parts in (False, True):
+        lora = {"agent": SimpleNamespace(rank=4, alpha=8.0, targets=FEW)}
+        shared = share_base(make_model("Llama"), lora, seed=0)
+        monkeypatch.setattr(fused_lora, "is_spread", lambda _, it=in_parts: it)
+        fuse_lora(shared)
+        layers = shared.get_base_model().get_decoder().layers
+        assert [("forward" in vars(layer)) for layer in layers] == [not in_parts] * LAYERS
+
+
 def test_norms_that_are_trained_get_their_gradient(monkeypatch):
     """Kernels have none for them, and are not asked."""
     shared = share_base(make_model("Llama"), {"agent": SimpleNamespace(rank=4, alpha=8.0, targets=FEW)}, seed=0)
