@@ -126,6 +126,7 @@ def ours(a: argparse.Namespace, batch: AgentBatch, advantages: np.ndarray, score
         rows = steps[0]
         step = partial(learner.step, rows, advantages[rows], plan.objective, beta=1.0, learning_rate=1e-5)
         so_far("kernels", kernels(step, 1))
+    peak = peak_gb()  # of ours: what follows keeps more of its logits
     exact = passes.score_features
     passes.score_features = lambda head, _, new, __, ids, keep: (
         token_logp(head(new), ids),
@@ -141,7 +142,7 @@ def ours(a: argparse.Namespace, batch: AgentBatch, advantages: np.ndarray, score
         "score s": score, "train s": train_s, "gate s": gate, "update s": whole,
         "one pass with KL s": with_kl, "one pass without KL s": without_kl,
         "first update s": first, "KL share": a.epochs * (with_kl - without_kl) / whole, "gate share": gate / whole,
-        "peak GB": peak_gb(),
+        "peak GB": peak,
         "measured messages": done.messages_measured, "outcome": done.outcome, "micro-batch": learner.passes.micro_batch,
         "sampler scored": done.sampler_scored, "mismatch KL": done.mismatch_kl, "noise floor": done.noise_floor,
         "own scores": done.own_scores, "KL upper": done.kl_upper, "scored tokens": done.tokens["scored"],

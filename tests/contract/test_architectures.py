@@ -334,21 +334,72 @@ def test_what_a_card_computes_between_products_is_what_the_architecture_says(kin
     kernels = {name: partial(_asked, asked, name, work) for name, work in vars(between_products()).items()}
     monkeypatch.setitem(sys.modules, "teamtr.engines.torch.fused_layers", SimpleNamespace(**kernels))
     found = []
-    for fuses in (False, True):
+    for fuses, recomputes in ((False, False), (True, False), (True, True)):
         monkeypatch.setattr(fused_lora.FusedLora, "fuses", lambda *_, it=fuses: it)
-        features = policy.features(prompts, messages)
-        (features * torch.linspace(-1, 1, features.numel()).view_as(features)).sum().backward()
+        if recomputes:
+            assert policy.recompute_activations()
+        with policy.computing():
+            features = policy.features(prompts, messages)
+            (features * torch.linspace(-1, 1, features.numel()).view_as(features)).sum().backward()
         found.append([features.detach(), *(p.grad for p in policy.parameters().values())])
         for parameter in policy.parameters().values():
             parameter.grad = None
-    assert asked.count("add_norm") == (LAYERS if adds_twice else 0)
-    for plain, ours in zip(*found, strict=True):
+    assert asked.count("add_norm") == (3 * LAYERS if adds_twice else 0), "once, and twice where it is computed again"
+    for plain, ours, again in zip(*found, strict=True):
         torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-4 * float(plain.abs().max()))
+        assert torch.equal(again, ours)
+
+
+def test_layers_that_processes_hold_in_parts_keep_their_forward(monkeypatch):
+    for in_parts in (False, True):
+        lora = {"agent": SimpleNamespace(rank=4, alpha=8.0, targets=FEW)}
+        shared = share_base(make_model("Llama"), lora, seed=0)
+        monkeypatch.setattr(fused_lora, "is_spread", lambda _, it=in_parts: it)
+        fuse_lora(shared)
+        layers = shared.get_base_model().get_decoder().layers
+        assert [("forward" in vars(layer)) for layer in layers] == [not in_parts] * LAYERS
+
+
+def test_norms_that_are_trained_get_their_gradient(monkeypatch):
+    """Kernels have none for them, and are not asked."""
+    shared = share_base(make_model("Llama"), {"agent": SimpleNamespace(rank=4, alpha=8.0, targets=FEW)}, seed=0)
+    norms = [parameter.requires_grad_() for name, parameter in shared.named_parameters() if "layernorm" in name]
+    policy = make_policy(shared, adapter="agent", fused=fuse_lora(shared))
+    others = SimpleNamespace(gated=between_products().gated, turned=between_products().turned)
+    monkeypatch.setitem(sys.modules, "teamtr.engines.torch.fused_layers", others)
+    monkeypatch.setattr(fused_lora.FusedLora, "fuses", lambda *_: True)
+    policy.features(some_prompts(), [np.array([4, 5, 9], dtype=np.int32)] * len(some_prompts())).sum().backward()
+    assert len(norms) == 2 * LAYERS
+    assert all(norm.grad is not None and norm.grad.any() for norm in norms)
 
 
 def _asked(asked: list[str], name: str, work: Any, *given: Any) -> Any:
     asked.append(name)
     return work(*given)
+
+
+@pytest.mark.parametrize(
+    ("attend", "transform", "as_we_do"),
+    [
+        (lambda a, x, angles: a(hidden_states=x, position_embeddings=angles, attention_mask=None), None, True),
+        (lambda a, x, angles: a(hidden_states=x, position_embeddings=None, attention_mask=None), None, False),
+        (lambda a, x, angles: a(x, position_embeddings=angles, attention_mask=None), None, False),
+        (None, lambda mlp, x: mlp(x, None), False),
+        (None, lambda mlp, x: mlp(x)[0], False),
+    ],
+    ids=["as we do", "other angles", "attention by place", "mlp reads more", "mlp says more"],
+)
+def test_a_layer_that_asks_its_parts_otherwise_than_we_do_keeps_its_forward(attend, transform, as_we_do, monkeypatch):
+    layer = make_model("Llama").get_decoder().layers[0]
+    attend = attend or (lambda a, x, angles: a(hidden_states=x, position_embeddings=angles, attention_mask=None))
+    transform = transform or (lambda mlp, x: mlp(x))
+
+    def forward(x, position_embeddings=None, **_):
+        x = x + attend(layer.self_attn, layer.input_layernorm(x), position_embeddings)[0]
+        return x + transform(layer.mlp, layer.post_attention_layernorm(x))
+
+    monkeypatch.setattr(layer, "forward", forward)
+    assert fused_lora._adds_twice(layer) == as_we_do
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])

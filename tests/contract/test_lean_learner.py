@@ -17,6 +17,7 @@ from teamtr.engines.hashing import hash_tensors
 from teamtr.engines.learner import PolicyLearner
 from teamtr.engines.optim import FIRST_LOSS_SCALE
 from teamtr.engines.passes import forget_gradients
+from teamtr.engines.scoring import scores_in_half
 from teamtr.engines.torch import fused_lora
 from teamtr.engines.torch.attention import Unsupported
 from teamtr.engines.torch.fused_lora import FusedLora, fuse_lora
@@ -394,3 +395,16 @@ def test_a_head_of_half_precision_factors_adds_up_in_single_and_keeps_the_gradie
     assert half(hidden).dtype == torch.float32
     torch.testing.assert_close(half(hidden), whole(hidden), rtol=0, atol=1e-2)
     assert not torch.equal(half(hidden), half(hidden).half().float())  # sums are not rounded to half
+
+
+@pytest.mark.parametrize(
+    ("dtype", "on_card", "in_one"),
+    [(torch.float16, True, True), (torch.float16, False, False), (torch.bfloat16, True, False)],
+    ids=["float16 on a card", "on a CPU", "kept as bfloat16, and cast in passing"],
+)
+def test_output_layer_and_score_are_one_where_a_card_has_the_weight_in_float16(dtype, on_card, in_one):
+    weight = torch.zeros(5, 4)
+    half = SimpleNamespace(dtype=dtype, is_cuda=on_card)  # there is no card here
+    assert scores_in_half(OutputLayer(weight, None, 1.0, half)) == in_one
+    assert not scores_in_half(OutputLayer(weight, None, 1.0))
+    assert not scores_in_half(lambda hidden: hidden @ weight.T), "of another engine"

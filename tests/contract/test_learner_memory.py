@@ -9,7 +9,9 @@ from test_lean_learner import OBJECTIVE, advantages_for, assert_close, gradients
 
 from conftest import make_batch, make_learner
 from teamtr.batches import AgentBatch
+from teamtr.engines import passes
 from teamtr.engines.learner import PolicyLearner
+from teamtr.engines.torch.head import OutputLayer
 from teamtr.errors import UserError
 
 
@@ -284,6 +286,31 @@ def test_the_head_in_chunks_gives_the_same_numbers_and_never_more_logits_than_a_
     made.clear()
     assert_close(whole[1], gradients(learner, batch, advantages))
     assert max(made) == chunk
+
+
+def test_chunks_are_larger_only_where_output_layer_and_score_are_one(monkeypatch):
+    """There 10 bytes of the 16 that are planned for a logit are held; elsewhere all of them are."""
+    learner = make_learner("lora")
+    batch = make_batch(learner)
+    vocabulary, in_one, elsewhere = vocabulary_of(learner, batch), [], []
+    monkeypatch.setattr(passes, "HEAD_CHUNK_ELEMENTS", 5 * vocabulary)
+    monkeypatch.setattr(passes, "scores_in_half", lambda head: True)
+    score, plain = passes.score_features, OutputLayer.__call__
+
+    def in_halves(*given, **named):
+        in_one.append(len(given[2]))
+        with monkeypatch.context() as unseen:
+            unseen.setattr(OutputLayer, "__call__", plain)
+            return score(*given, **named)
+
+    def seen(head, features):
+        elsewhere.append(len(features))
+        return plain(head, features)
+
+    monkeypatch.setattr(passes, "score_features", in_halves)
+    monkeypatch.setattr(OutputLayer, "__call__", seen)
+    all_numbers(learner, batch)
+    assert (max(in_one), max(elsewhere)) == (8, 5)
 
 
 @pytest.mark.parametrize("kind", ["full", "lora"])

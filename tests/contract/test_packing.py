@@ -136,6 +136,19 @@ def test_spreading_adds_up_the_gradients_of_all_copies_and_none_of_padding():
     assert torch.equal(spread[[0, 2, 5]], source[[2, 2, 2]])
 
 
+def test_gathering_gives_its_gradient_to_first_copies_alone_and_a_card_finds_them_by_their_origin():
+    taken = np.array([2, 0, 2, -1, 1, 2, 0])
+    spread = Spread.of(taken, 3, torch.device("cpu"))
+    placed = torch.randn(7, 2, requires_grad=True)
+    gathered = spread.gather(placed)
+    assert torch.equal(gathered, placed[[1, 4, 0]])
+    weights = torch.randn(3, 2)
+    (gathered * weights).sum().backward()
+    by_origin = torch.cat([weights, torch.zeros(1, 2)])[spread.origin]
+    assert torch.equal(placed.grad, by_origin)
+    assert spread.origin.tolist() == [2, 0, -1, -1, 1, -1, -1]
+
+
 def family(rng: np.random.Generator) -> AgentBatch:
     """Three problems of different length, four episodes each; some contexts go on differently, some messages begin
     alike, two are the same."""

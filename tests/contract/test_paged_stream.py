@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from peft import LoraConfig
 from torch import Tensor
 
 from conftest import make_policy
@@ -22,8 +24,10 @@ from teamtr.engines.paged.pages import Pool
 from teamtr.engines.paged.pool import SamplerPool
 from teamtr.engines.paged.row_adapters import RowAdapters, adapted_linears, adapter_numbers, why_not
 from teamtr.engines.paged.sampler import PAGE, Server
+from teamtr.engines.paged.weights import SamplingCopy
 from teamtr.engines.sampling import TokenSampler
 from teamtr.engines.torch.attention import AttentionShape, Unsupported, attending
+from teamtr.engines.torch.loading import TinyShape, share_base, tiny_model
 from teamtr.engines.torch.policy import TransformerPolicy
 from teamtr.errors import UserError
 from teamtr.ports import Demand, Lengths
@@ -281,6 +285,40 @@ def test_a_row_gets_what_its_own_adapter_adds_and_nobody_nothing():
             product.down[product.adapter_of_column == 1] = 3e38
             rows.index_N = torch.zeros(3, dtype=torch.int64)
             assert product(torch.ones(3, product.down.shape[1])).isfinite().all()
+
+
+@torch.no_grad()
+def test_adapters_by_row_may_differ_in_ranks_and_in_the_layers_that_they_sit_on():
+    """Also one adapter from layer to layer."""
+    model, _ = tiny_model(TinyShape(layers=1, width=16, heads=2), seed=0)
+    on = {"all": ("all-linear", 4), "few": (["q_proj", "down_proj"], 2)}
+    loras = {name: SimpleNamespace(rank=rank, alpha=8.0, targets=targets) for name, (targets, rank) in on.items()}
+    shared = share_base(model, loras, seed=0)
+    shared.add_adapter("uneven", LoraConfig(r=2, rank_pattern={"q_proj": 6}, target_modules=["q_proj", "up_proj"]))
+    causal_lm = shared.get_base_model()
+    copy = SamplingCopy(causal_lm, torch.float32, CPU)
+    copy.apply_by_row(causal_lm)
+    assert copy.rows is not None
+    torch.manual_seed(0)
+    for name, parameter in causal_lm.named_parameters():
+        if "lora_" in name:
+            parameter.normal_()
+    for name in copy.rows.number:
+        copy.put(causal_lm, name, version="", base="")
+    copy.rows.index_N = torch.tensor([2, 1, 0, NOBODY])
+    for name, module in adapted_linears(causal_lm).items():
+        x_NI = torch.randn(4, module.base_layer.in_features)
+        expected = module.base_layer(x_NI)
+        for row, adapter in enumerate(["uneven", "few", "all"]):
+            if adapter in module.lora_A:
+                expected[row] += module.scaling[adapter] * module.lora_B[adapter](module.lora_A[adapter](x_NI[row]))
+        layer = copy.model.get_submodule(name)
+        torch.testing.assert_close(layer(x_NI), expected)
+        if siblings := getattr(layer, "siblings", None):
+            held = [one.untyped_storage().data_ptr() for one in (siblings.weight, layer.weight)]
+            assert held[0] == held[1], "nobody holds the weight that they had before"
+    products = {id(product): product for product, _ in copy.rows._places.values()}.values()
+    assert sum(product.down.numel() + product.up.numel() for product in products) == adapter_numbers(causal_lm)
 
 
 @pytest.mark.long

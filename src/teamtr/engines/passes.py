@@ -42,7 +42,8 @@ HEAD_CHUNK_ELEMENTS = 16_000_000
 HEAD_CHUNK_SHARE = 0.03
 """Share of a card's memory for the same. When there are several chunks, each is computed again for the gradient."""
 LEAN = 16 / 10
-"""So many times as many where scores are fused: plans count 16 bytes for each logit, of which 10 are held then."""
+"""So many times as many where output layer and score are one: plans count 16 bytes for each logit, and 10 are held
+there (``scoring.fused_features``: the logits of both policies in float32, their gradient in float16)."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,8 @@ class Passes:
         ids_N = packed_ids(part, hidden_NH.device)
 
         pieces = []
-        for new, cur, ids in self.chunks(reference.batch, head, hidden_NH, cur_NH, ids_N):
+        lean = scores_in_half(head) and scores_in_half(reference.head)
+        for new, cur, ids in self.chunks(reference.batch, head, hidden_NH, cur_NH, ids_N, lean=lean):
             keep = len(new) == len(hidden_NH)  # of several chunks, logits would be held all at once
             pieces.append(score_features(head, reference.head, new, cur, ids, keep=keep))
         logp_N, kl_N = (torch.cat(x) for x in zip(*pieces, strict=True))
@@ -151,15 +153,18 @@ class Passes:
         self.tokens[kind] += int(part.sizes_M.sum())
         return self.policy.features(part.prompts, part.messages)
 
-    def chunks(self, batch: AgentBatch, head: Head, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    def chunks(
+        self, batch: AgentBatch, head: Head, *tensors: Tensor, lean: bool = False
+    ) -> Iterator[tuple[Tensor, ...]]:
         """Of positions, so few that the logits of one chunk fit: never more than ``micro_batch`` of the batch's longest
         messages have, because the memory plan counts so many. Where passes are filled by tokens, short prompts leave
-        room for more."""
+        room for more. ``lean``: only ``score_features`` reads them, with both heads in half precision, and ``LEAN``
+        times as many take the memory that is planned."""
         with torch.no_grad():
             vocabulary = head(tensors[0][:1]).shape[-1]
         planned = self.micro_batch * int(batch.lengths_M.max())
         size = max(1, min(head_chunk(self.policy.device, vocabulary), planned))
-        if scores_in_half(head):
+        if lean:
             size = int(size * LEAN)
         return zip(*(t.split(size) for t in tensors), strict=True)
 

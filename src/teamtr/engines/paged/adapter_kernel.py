@@ -10,10 +10,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-ROWS = 32
-OUTPUTS = 128
+ROWS, OUTPUTS = 32, 128
+"""Of the tile that a program computes."""
 COLUMNS = 64
-"""Of all A, looked at together."""
+"""Ranks, of all agents and joined layers, that are added at a time."""
 
 
 @triton.jit

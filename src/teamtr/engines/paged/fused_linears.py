@@ -77,7 +77,7 @@ class Siblings:
         self.bias: Tensor | None = None if layers[0].bias is None else torch.cat([layer.bias for layer in layers])
         self.layers = layers
         self.product: Callable[[Tensor], Tensor] = self._plain
-        """Of all layers, beside each other."""
+        """What all layers make of an input, side by side. ``row_adapters`` puts one here that adds adapters."""
         self._input: Tensor | None = None
         self._parts: dict[int, Tensor] = {}
         numbers = self.weight if isinstance(self.weight, Tensor) else self.weight.numbers

@@ -2,8 +2,9 @@
 
 That is possible where adapters are applied row by row, so that nothing is merged into the base, and where the learner
 keeps weights in the sampler's precision, or in 8 bits, which both cast in passing. Layers that the sampler joins lie
-below each other in one tensor, whose parts are the learner's weights: both read the same bytes, and neither writes.
-Norms and biases are copied: they are few, and the learner has them in float32.
+below each other in one tensor, whose parts are the learner's weights: both read the same bytes, and neither writes to
+them. The sampler's copy of the adapters stands in the same tensor, below them, but for weights in 8 bits
+(``row_adapters``). Norms and biases are copied: they are few, and the learner has them in float32.
 """
 
 from __future__ import annotations

@@ -31,22 +31,22 @@ class RowAdapters:
 
     def __init__(self, model: Any, causal_lm: Any, device: torch.device, dtype: torch.dtype) -> None:
         self._causal_lm, self._adapted = causal_lm, adapted_linears(causal_lm)
-        ranks = {name: down.weight.shape[0] for m in self._adapted.values() for name, down in m.lora_A.items()}
-        self.number = {name: k for k, name in enumerate(sorted(ranks))}
+        names, rank = adapters_in(self._adapted.values())
+        self.number = {name: k for k, name in enumerate(names)}
         self.index_N = torch.full((1,), NOBODY, device=device)
         """The adapter of every token of the present pass."""
         self._versions: dict[str, str] = {}
         self._places: dict[str, tuple[_Product, int]] = {}
         theirs = {plain_name(name): weight for name, weight in causal_lm.named_parameters()}
-        names = {layer: name for name, layer in model.named_modules()}
+        name_of = {layer: name for name, layer in model.named_modules()}
         made: dict[nn.Module, _Product] = {}
         for name in self._adapted:
             layer = model.get_submodule(name)
             siblings: Siblings | None = getattr(layer, "siblings", None)
             layers = [layer] if siblings is None else siblings.layers
             if layers[0] not in made:
-                learners = [theirs[f"{names[one]}.weight"] for one in layers]
-                made[layers[0]] = _Product(self, layers, learners, len(ranks), max(ranks.values()), dtype)
+                learners = [theirs[f"{name_of[one]}.weight"] for one in layers]
+                made[layers[0]] = _Product(self, layers, learners, len(names), rank, dtype)
                 if siblings is not None:
                     siblings.weight, siblings.bias = made[layers[0]].of_base
                     siblings.product = made[layers[0]]
@@ -86,6 +86,12 @@ def adapted_linears(causal_lm: Any) -> dict[str, Any]:
     }
 
 
+def adapters_in(adapted: Iterable[Any]) -> tuple[list[str], int]:
+    """The adapters of these layers, in order, and the largest rank that any of them has in any layer."""
+    factors = [(name, len(down.weight)) for module in adapted for name, down in module.lora_A.items()]
+    return sorted({name for name, _ in factors}), max((rank for _, rank in factors), default=0)
+
+
 def numbers_of(products: Iterable[Sequence[tuple[int, int]]], adapters: int, rank: int) -> int:
     """How many numbers so many adapters take beside each other, for products of layers that are joined; of each layer
     (outputs, inputs)."""
@@ -98,14 +104,13 @@ def numbers_of(products: Iterable[Sequence[tuple[int, int]]], adapters: int, ran
 
 def adapter_numbers(causal_lm: Any) -> int:
     """The same for the adapters of a loaded model."""
-    adapted = {module.base_layer for module in adapted_linears(causal_lm).values()}
-    ranks = [len(down.weight) for m in adapted_linears(causal_lm).values() for down in m.lora_A.values()]
-    names = {name for module in adapted_linears(causal_lm).values() for name in module.lora_A}
+    modules = adapted_linears(causal_lm).values()
+    adapted, (names, rank) = {module.base_layer for module in modules}, adapters_in(modules)
     joined = [layers for _, _, layers in siblings_in(causal_lm)]
     alone = adapted - {layer for layers in joined for layer in layers}
     groups = [*(layers for layers in joined if adapted & set(layers)), *([layer] for layer in alone)]
     sizes = [[(layer.out_features, layer.in_features) for layer in layers] for layers in groups]
-    return numbers_of(sizes, len(names), max(ranks, default=0))
+    return numbers_of(sizes, len(names), rank)
 
 
 def why_not(causal_lm: Any) -> str | None:

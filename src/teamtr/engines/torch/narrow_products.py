@@ -15,8 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-ALONE, TWICE = 32, 64
-"""Tokens of a tile of the wide factor: that is read for one product, and for sums over tokens."""
+NARROW_TOKENS, ACROSS_TOKENS = 32, 64
+"""Tokens of a tile of the wide factor: in ``narrow``, and in ``across``, which adds up over tokens."""
 SUMS = 8192
 """Columns of a tile, times those of a narrow factor: what a program holds in registers."""
 ADDED = 1024
@@ -102,9 +102,9 @@ def narrow(wide_NW: Tensor, factor_RW: Tensor) -> Tensor:
     tokens, width = wide_NW.shape
     rank = len(factor_RW)
     out_NR = torch.empty(tokens, rank, dtype=wide_NW.dtype, device=wide_NW.device)
-    _narrow_kernel[(triton.cdiv(tokens, ALONE),)](
+    _narrow_kernel[(triton.cdiv(tokens, NARROW_TOKENS),)](
         wide_NW, factor_RW.contiguous(), out_NR, tokens, wide_NW.stride(0), WIDTH=width, RANK=rank,
-        TOKENS=ALONE, COLUMNS=_columns(width, rank) // 2, RANKS=_ranks(rank), num_warps=4, num_stages=4,
+        TOKENS=NARROW_TOKENS, COLUMNS=_columns(width, rank) // 2, RANKS=_ranks(rank), num_warps=4, num_stages=4,
     )  # fmt: skip
     return out_NR
 
@@ -129,14 +129,14 @@ def _across(wide_NW: Tensor, narrow_NR: Tensor, factor_WR: Tensor | None, scale:
     rank = narrow_NR.shape[1]
     columns = _columns(width, rank)
     blocks = triton.cdiv(width, columns)
-    each = TWICE * max(1, triton.cdiv(tokens, TWICE * max(1, PROGRAMS // blocks)))
+    each = ACROSS_TOKENS * max(1, triton.cdiv(tokens, ACROSS_TOKENS * max(1, PROGRAMS // blocks)))
     shares = max(1, triton.cdiv(tokens, each))  # of no tokens at all, sums are zero
     in_parts = partial(torch.empty, dtype=torch.float32, device=wide_NW.device)
     across_SWR = in_parts(shares, width, rank)
     along_BNR = across_SWR if factor_WR is None else in_parts(blocks, tokens, rank)
     _across_kernel[(blocks, shares)](
         wide_NW, narrow_NR, narrow_NR if factor_WR is None else factor_WR, across_SWR, along_BNR, scale, tokens,
-        wide_NW.stride(0), narrow_NR.stride(0), each, WIDTH=width, RANK=rank, TOKENS=TWICE, COLUMNS=columns,
+        wide_NW.stride(0), narrow_NR.stride(0), each, WIDTH=width, RANK=rank, TOKENS=ACROSS_TOKENS, COLUMNS=columns,
         RANKS=_ranks(rank), ALONG=factor_WR is not None, num_warps=8, num_stages=3,
     )  # fmt: skip
     sums = in_parts(rank, width) if factor_WR is None else in_parts(width, rank)

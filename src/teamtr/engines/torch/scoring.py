@@ -1,5 +1,5 @@
-"""``score_tokens`` as two Triton kernels: the sums of ``theory.kl`` without arrays of the vocabulary's size; and both
-with the output layer around them."""
+"""``score_tokens`` as two Triton kernels: the sums of ``theory.kl`` without arrays of the vocabulary's size; and
+``score_features``, from hidden states through the output layer to the score and back, with the same kernels."""
 
 from __future__ import annotations
 
@@ -122,8 +122,9 @@ def fused_score(logits_new_NV: Tensor, logits_cur_NV: Tensor, ids_N: Tensor) -> 
 
 class _FusedFeatures(torch.autograd.Function):
     """Logits of both policies, their score, and the way back, in float16 products that are added up in float32. Each
-    position's gradient of its logits is divided by its larger slope, so that float16 has room for it, however the loss
-    is scaled, and loses less than 1e-7 of it at the small end."""
+    position's gradient of its logits is brought to the size that float16 has most room for, however the loss is scaled:
+    beside its larger slope, what is above 2e-12 is not lost. That matters where a vocabulary is likely as a whole and
+    the KL small: there all of its gradient is in numbers below 1e-7."""
 
     @staticmethod
     def forward(
@@ -144,14 +145,16 @@ class _FusedFeatures(torch.autograd.Function):
         new, cur = pair if ctx.keep else (_logits(head, pair[0]), _logits(frozen, pair[1]))
         del pair
         larger = torch.maximum(grad_logp.abs(), grad_kl.abs()).clamp_min(TINY)
-        slopes = grad_logp / larger, grad_kl / larger
+        slopes = grad_logp / larger * ROOM, grad_kl / larger * ROOM
         grad_NV = _gradient(new, cur, ids, (norm_new, norm_cur), slopes, torch.float16)
-        grad_NH = half_product(grad_NV, head.half).mul_((larger / head.temperature)[:, None])
+        grad_NH = half_product(grad_NV, head.half).mul_((larger / ROOM / head.temperature)[:, None])
         return grad_NH.to(ctx.dtype), None, None, None, None, None
 
 
 TINY = 1e-30
 """A slope that no loss has, and not zero."""
+ROOM = 2.0**14
+"""The larger slope of a position in float16: a gradient of its logits is at most twice as large, and 65,504 is not."""
 
 
 def _logits(head: OutputLayer, hidden_NH: Tensor) -> Tensor:
