@@ -23,6 +23,7 @@ from teamtr.engines.torch import fused_lora
 from teamtr.engines.torch.anatomy import inspect_attention
 from teamtr.engines.torch.attention import Unsupported
 from teamtr.engines.torch.fused_lora import fuse_lora
+from teamtr.engines.torch.known_layers import adds_twice as adds_twice_in
 from teamtr.engines.torch.loading import share_base
 from teamtr.engines.torch.policy import TransformerPolicy
 from teamtr.engines.torch.rotation import Rotation
@@ -323,7 +324,7 @@ def test_what_a_card_computes_between_products_is_what_the_architecture_says(kin
     layer = shared.get_base_model().get_decoder().layers[0]
     parts = [name for name, _ in layer.named_children()]
     before = {name: getattr(layer, name).forward for name in parts}
-    assert fused_lora._adds_twice(layer) == adds_twice
+    assert adds_twice_in(layer) == adds_twice
     assert {name: getattr(layer, name).forward for name in parts} == before, "parts are put back as they were"
     policy = make_policy(shared, adapter="agent", fused=fuse_lora(shared))
     with torch.no_grad():
@@ -399,7 +400,7 @@ def test_a_layer_that_asks_its_parts_otherwise_than_we_do_keeps_its_forward(atte
         return x + transform(layer.mlp, layer.post_attention_layernorm(x))
 
     monkeypatch.setattr(layer, "forward", forward)
-    assert fused_lora._adds_twice(layer) == as_we_do
+    assert adds_twice_in(layer) == as_we_do
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])

@@ -9,21 +9,19 @@ decoder layers by functions of our own with the same result; storage, names and 
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
-from operator import mul
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear, rms_norm, silu
+from torch.nn.functional import linear, rms_norm
 
-from teamtr.engines.slices import gathered, is_spread
+from teamtr.engines.slices import is_spread
 from teamtr.engines.torch.anatomy import PRODUCTS, Anatomy, epsilon_of, inspect_attention
 from teamtr.engines.torch.attention import Unsupported, packed_now, require_plain
+from teamtr.engines.torch.known_layers import adds_twice, is_gated, is_plain_adapted, is_rms_norm
 from teamtr.engines.torch.row_scaled import FrozenWeight, RowScaled, kept_weight
 from teamtr.engines.torch.spread_linears import HalfLinear
 
@@ -241,10 +239,10 @@ def fuse_lora(shared: Any) -> FusedLora:
         attention = inspect_attention(causal_lm)
     except Unsupported:
         attention = {}
-    gates = [module for module in causal_lm.modules() if _is_gated(module)]
+    gates = [module for module in causal_lm.modules() if is_gated(module)]
     for known in attention.values():
         known.module.forward = _attention_forward(known, state)
-    layers = [] if state.spread else [module for module in getattr(decoder, "layers", ()) if _adds_twice(module)]
+    layers = [] if state.spread else [module for module in getattr(decoder, "layers", ()) if adds_twice(module)]
     for module in gates:
         module.forward = _gated_forward(module, state)
     for module in layers:
@@ -254,7 +252,7 @@ def fuse_lora(shared: Any) -> FusedLora:
     unfused: dict[Tensor, None] = {}
     within = {part for module in decoder.modules() if hasattr(module, "lora_A") for part in module.modules()}
     for module in decoder.modules():
-        if _is_plain_adapted(module):
+        if is_plain_adapted(module):
             state.linears.append(module.base_layer)
             module.forward = _adapted_forward(module, state)
         elif hasattr(module, "lora_A"):
@@ -265,21 +263,13 @@ def fuse_lora(shared: Any) -> FusedLora:
             plain: Any = module
             state.linears.append(plain)
             plain.forward = _frozen_forward(plain, state)
-        elif _is_rms_norm(module):
+        elif is_rms_norm(module):
             if module is not last_norm:
                 module.forward = _norm_forward(module, state)
         elif not type(module).__name__.endswith("RMSNorm"):  # those compute in float32 and know what they are given
             unfused |= dict.fromkeys(module.parameters(recurse=False))
     state.unfused = list(unfused)
     return state
-
-
-def _is_plain_adapted(module: Any) -> bool:
-    base = getattr(module, "base_layer", None)
-    if not hasattr(module, "lora_A") or getattr(type(base), "forward", None) is not nn.Linear.forward:
-        return False  # some routers are linear layers that say more
-    plain_dropout = all(isinstance(d, nn.Identity) for d in module.lora_dropout.values())
-    return plain_dropout and not any(getattr(module, "use_dora", {}).values())
 
 
 def _adapted_forward(module: Any, state: FusedLora) -> Any:
@@ -308,7 +298,7 @@ def _frozen(layer: nn.Linear, x: Tensor, state: FusedLora) -> Tensor:
 
 def _reading(layers: list[Any], state: FusedLora) -> Callable[[Tensor], tuple[Tensor, ...]]:
     """What layers that read the same input make of it; together where all are plain and carry the adapter."""
-    plain = all(_is_plain_adapted(layer) for layer in layers)
+    plain = all(is_plain_adapted(layer) for layer in layers)
 
     def read(x: Tensor) -> tuple[Tensor, ...]:
         if not plain or not state.carried_by(layers):
@@ -408,67 +398,3 @@ def _rotary_forward(original: Any, state: FusedLora) -> Any:
         return tuple(part.to(state.dtype) for part in angles) if isinstance(angles, tuple) else angles
 
     return forward
-
-
-@torch.no_grad()
-def _is_gated(module: Any) -> bool:
-    """Whether it is down(silu(gate(x)) * up(x)), by what it computes."""
-    gate, up, down = (getattr(module, name, None) for name in ("gate_proj", "up_proj", "down_proj"))
-    width = getattr(gate, "in_features", None)
-    if not (callable(gate) and callable(up) and callable(down) and isinstance(width, int)):
-        return False
-    if len(inspect.signature(type(module).forward).parameters) != 2:  # itself and what it reads
-        return False
-    weight = next(module.parameters())
-    x = torch.linspace(-30.0, 50.0, 2 * width, device=weight.device, dtype=weight.dtype).view(2, width)
-    with gathered(module):
-        theirs, ours = module(x), down(silu(gate(x)) * up(x))
-    return isinstance(theirs, Tensor) and torch.allclose(theirs, ours, rtol=1e-4, atol=1e-5 * float(ours.abs().max()))
-
-
-@torch.no_grad()
-def _adds_twice(layer: Any) -> bool:
-    """Whether it is y + mlp(norm(y)) for y = x + attention(norm(x)), by what it computes with others in their places;
-    and the norms are plain ones. Its parts must be asked as ``_layer_forward`` asks them: norms and mlp with one
-    argument, attention by name, with the angles that the layer was given."""
-    names = ("input_layernorm", "self_attn", "post_attention_layernorm", "mlp")
-    parts: list[Any] = [getattr(layer, name, None) for name in names]
-    if not all(isinstance(part, nn.Module) for part in parts) or not all(map(_is_rms_norm, parts[::2])):
-        return False
-    x, angles = torch.arange(1.0, 7.0).view(3, 2, 1), object()  # no two rows alike, and too many for a pair
-
-    def attend(*, hidden_states: Tensor, position_embeddings: Any, attention_mask: None, **_: Any) -> Any:
-        return (3 * hidden_states if position_embeddings is angles and attention_mask is None else None), None
-
-    before = [part.__dict__.get("forward") for part in parts]
-    try:
-        for part, stand_in in zip(parts, (partial(mul, 2), attend, partial(mul, 4), partial(mul, 5)), strict=True):
-            part.forward = stand_in
-        theirs = layer(x, attention_mask=None, position_embeddings=angles)
-    except Exception:
-        return False  # it takes or gives something else
-    finally:
-        for part, forward in zip(parts, before, strict=True):
-            if forward is None:
-                del part.forward
-            else:
-                part.forward = forward
-    between = x + 3 * 2 * x
-    return isinstance(theirs, Tensor) and torch.equal(theirs, between + 5 * 4 * between)
-
-
-@torch.no_grad()
-def _is_rms_norm(module: Any) -> bool:
-    """By what it computes: some norms of that name add one to their weight."""
-    weight = getattr(module, "weight", None)
-    if (
-        not type(module).__name__.endswith("RMSNorm")
-        or weight is None
-        or weight.ndim != 1
-        or epsilon_of(module) is None
-    ):
-        return False
-    x = torch.linspace(-3.0, 5.0, len(weight), device=weight.device).expand(2, -1)
-    with gathered(module):
-        theirs, ours = module(x), rms_norm(x, (len(weight),), module.weight.float(), epsilon_of(module))
-    return torch.allclose(theirs.float(), ours, rtol=1e-5, atol=1e-6)

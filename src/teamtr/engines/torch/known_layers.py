@@ -1,0 +1,87 @@
+"""Which layers of a model are of a kind that can be computed otherwise: told by what they compute, not by their names."""
+
+from __future__ import annotations
+
+import inspect
+from functools import partial
+from operator import mul
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import rms_norm, silu
+
+from teamtr.engines.slices import gathered
+from teamtr.engines.torch.anatomy import epsilon_of
+
+
+def is_plain_adapted(module: Any) -> bool:
+    base = getattr(module, "base_layer", None)
+    if not hasattr(module, "lora_A") or getattr(type(base), "forward", None) is not nn.Linear.forward:
+        return False  # some routers are linear layers that say more
+    plain_dropout = all(isinstance(d, nn.Identity) for d in module.lora_dropout.values())
+    return plain_dropout and not any(getattr(module, "use_dora", {}).values())
+
+
+@torch.no_grad()
+def is_gated(module: Any) -> bool:
+    """Whether it is down(silu(gate(x)) * up(x)), by what it computes."""
+    gate, up, down = (getattr(module, name, None) for name in ("gate_proj", "up_proj", "down_proj"))
+    width = getattr(gate, "in_features", None)
+    if not (callable(gate) and callable(up) and callable(down) and isinstance(width, int)):
+        return False
+    if len(inspect.signature(type(module).forward).parameters) != 2:  # itself and what it reads
+        return False
+    weight = next(module.parameters())
+    x = torch.linspace(-30.0, 50.0, 2 * width, device=weight.device, dtype=weight.dtype).view(2, width)
+    with gathered(module):
+        theirs, ours = module(x), down(silu(gate(x)) * up(x))
+    return isinstance(theirs, Tensor) and torch.allclose(theirs, ours, rtol=1e-4, atol=1e-5 * float(ours.abs().max()))
+
+
+@torch.no_grad()
+def adds_twice(layer: Any) -> bool:
+    """Whether it is y + mlp(norm(y)) for y = x + attention(norm(x)), by what it computes with others in their places;
+    and the norms are plain ones. Its parts must be asked as ``fused_lora`` asks them: norms and mlp with one
+    argument, attention by name, with the angles that the layer was given."""
+    names = ("input_layernorm", "self_attn", "post_attention_layernorm", "mlp")
+    parts: list[Any] = [getattr(layer, name, None) for name in names]
+    if not all(isinstance(part, nn.Module) for part in parts) or not all(map(is_rms_norm, parts[::2])):
+        return False
+    x, angles = torch.arange(1.0, 7.0).view(3, 2, 1), object()  # no two rows alike, and too many for a pair
+
+    def attend(*, hidden_states: Tensor, position_embeddings: Any, attention_mask: None, **_: Any) -> Any:
+        return (3 * hidden_states if position_embeddings is angles and attention_mask is None else None), None
+
+    before = [part.__dict__.get("forward") for part in parts]
+    try:
+        for part, stand_in in zip(parts, (partial(mul, 2), attend, partial(mul, 4), partial(mul, 5)), strict=True):
+            part.forward = stand_in
+        theirs = layer(x, attention_mask=None, position_embeddings=angles)
+    except Exception:
+        return False  # it takes or gives something else
+    finally:
+        for part, forward in zip(parts, before, strict=True):
+            if forward is None:
+                del part.forward
+            else:
+                part.forward = forward
+    between = x + 3 * 2 * x
+    return isinstance(theirs, Tensor) and torch.equal(theirs, between + 5 * 4 * between)
+
+
+@torch.no_grad()
+def is_rms_norm(module: Any) -> bool:
+    """By what it computes: some norms of that name add one to their weight."""
+    weight = getattr(module, "weight", None)
+    if (
+        not type(module).__name__.endswith("RMSNorm")
+        or weight is None
+        or weight.ndim != 1
+        or epsilon_of(module) is None
+    ):
+        return False
+    x = torch.linspace(-3.0, 5.0, len(weight), device=weight.device).expand(2, -1)
+    with gathered(module):
+        theirs, ours = module(x), rms_norm(x, (len(weight),), module.weight.float(), epsilon_of(module))
+    return torch.allclose(theirs.float(), ours, rtol=1e-5, atol=1e-6)
