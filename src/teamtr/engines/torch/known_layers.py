@@ -1,4 +1,4 @@
-"""Which layers of a model are of a kind that can be computed otherwise: told by what they compute, not by their names."""
+"""Which layers of a model can be computed in another way: told by what they compute, not by their names."""
 
 from __future__ import annotations
 
