@@ -23,15 +23,17 @@ class HalfLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: FrozenWeight, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
         rounded = x.to(dtype)
-        ctx.save_for_backward(rounded)
-        ctx.weight = weight  # the model's own
+        is_tensor = isinstance(weight, Tensor)
+        ctx.save_for_backward(rounded, *((weight,) if is_tensor else ()))
+        ctx.short = None if is_tensor else weight
         ctx.x_dtype, ctx.bias_dtype = x.dtype, None if bias is None else bias.dtype
         return linear(rounded, weight.to(dtype), None if bias is None else bias.to(dtype))
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Any:
-        (rounded,), weight = ctx.saved_tensors, ctx.weight
+        rounded, *saved = ctx.saved_tensors
+        weight: FrozenWeight = ctx.short if ctx.short is not None else saved[0]
         flat = grad.reshape(-1, grad.shape[-1])
         grad_x = grad_weight = grad_bias = None
         if ctx.needs_input_grad[0]:
