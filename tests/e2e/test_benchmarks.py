@@ -86,6 +86,14 @@ def test_long_messages_phase_by_phase(bench, recompute):
     assert 0 < record["results"][-1]["KL, nats per message"] < 1e-3, "a small step was taken"
 
 
+def test_a_step_of_a_stage_by_kernel(bench):
+    record, told = bench("step", "--shape", "tiny", "--problems", "2", "--group", "2", "--tokens", "4")
+    assert [row["speaks"] for row in record["results"]] == ["first", "third"]
+    assert [row["tokens"] for row in record["results"]] == [4 * 8, 4 * 16], "two more messages are read"
+    assert all(min(row["begin, s"], row["step, s"], row["measure, s"]) > 0 for row in record["results"])
+    assert "third, kernels a step:" in told
+
+
 def test_long_messages_that_nobody_samples(bench):
     record, _ = bench(
         "long", "--shape", "tiny", "--tokens", "4", "--episodes", "2", "--prompt", "8", "--words", "random"

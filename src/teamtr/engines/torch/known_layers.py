@@ -58,8 +58,8 @@ def adds_twice(layer: Any) -> bool:
         for part, stand_in in zip(parts, (partial(mul, 2), attend, partial(mul, 4), partial(mul, 5)), strict=True):
             part.forward = stand_in
         theirs = layer(x, attention_mask=None, position_embeddings=angles)
-    except Exception:
-        return False  # it takes or gives something else
+    except Exception:  # whatever its own code makes of our stand-ins: it takes or gives something else
+        return False
     finally:
         for part, forward in zip(parts, before, strict=True):
             if forward is None:
