@@ -8,9 +8,10 @@ its own and one that does not fit disturbs no other. A line is written after eac
 where it stopped; with a larger limit it tries again what was cut off. Once a point is cut off, larger ones of its axis
 are left out. With ``--out`` and ``--page`` or ``--figure`` it measures and then draws.
 
-The stage is that of bench/stage.py: everybody speaks in turn, all turns are played anew before every update. Of more
-than four agents, four are updated, spread evenly over the order in which they speak, and their seconds are multiplied:
-contexts grow from one speaker to the next. No message ends before its last token.
+The stage is that of bench/stage.py: everybody speaks in turn, all turns are played anew before every update. One play
+takes what the next one takes: a round plays once, and its seconds count before every update. Of more than four agents,
+four are updated, spread evenly over the order in which they speak, and their seconds are multiplied: contexts grow from
+one speaker to the next. No message ends before its last token.
 
 On a CPU there is one thread, and sampling is plain, as in training on a CPU. Seconds are the processor's there, so that
 other work on the machine counts little: those of sampling as the system tells them, those of an update's phases by the
@@ -38,7 +39,7 @@ import torch
 
 import stage
 from common import NEVER, SHAPES, adapted_team, make_model, peak_gb, seconds, versions, whole_number, whole_numbers
-from growth_page import AXES, PHASES, Measured, Point, draw, on_axis, read
+from growth_page import AXES, PHASES, Measured, Point, draw, on_axis, read, setup_of
 from memory import peak_mib
 from teamtr.errors import UserError, first_line
 from teamtr.planning.cards import CARDS, card_named
@@ -71,12 +72,12 @@ ON_A_CPU = Grid(
         "model": ("tiny", "1m", "6m", "25m"),
     },
 )
-ON_A_CARD = Grid(
-    Point("1.7b", agents=2, episodes=64, tokens=256, group=8, prompt=256, micro_batch=16),
+ON_A_CARD = Grid(  # as many episodes as have room with messages of 16k
+    Point("1.7b", agents=2, episodes=16, tokens=256, group=8, prompt=256, micro_batch=16),
     {
         "agents": (1, 2, 4, 8, 16),
-        "episodes": (64, 128, 256, 512, 1024, 2048),
-        "length": (128, 256, 512, 1024, 2048, 4096, 8192, 16384),
+        "episodes": (16, 64, 256, 1024, 2048),
+        "length": (128, 256, 1024, 4096, 16384),
         "model": ("small", "0.6b", "1.7b", "4b", "8b"),
     },
 )
@@ -114,8 +115,7 @@ class Timed:
 
 
 def measure(point: Point, repeats: int) -> Iterator[dict[str, Any]]:
-    """A line when it is warm, then one for every update with the batch that is played before it; one if it does not
-    fit."""
+    """A line when it is warm, then one for every update with what playing its batch takes; one if it does not fit."""
     gpu = torch.cuda.is_available()
     if not gpu:
         torch.set_num_threads(1)
@@ -132,14 +132,17 @@ def measure(point: Point, repeats: int) -> Iterator[dict[str, Any]]:
             make_model(point.shape, eos_token_id=NEVER, max_position_embeddings=max(8192, point.longest)), point.agents,
             a.precision, micro_batch=point.micro_batch, sampler="bf16" if gpu else None,
         )  # fmt: skip
-        longest_context = point.longest - point.tokens
-        engine.learner("a0").policy.reserve(point.episodes, longest_context, point.tokens)  # for all who share its base
+        if gpu:  # as a run does: settles the micro-batch, and whether activations are recomputed
+            engine.rehearse(setup_of(point, "H200").demand)
+        else:
+            longest_context = point.longest - point.tokens
+            engine.learner("a0").policy.reserve(point.episodes, longest_context, point.tokens)  # for all on its base
         stage.warm(engine, stage.play(engine, short, 0, Counter(), point.agents), short)
         yield {"warm": True}
         names = list(engine.learners)
         for seed in range(1, repeats + 1):
+            played = Timed.of(partial(_play, engine, a, seed))
             for agent in (names[k] for k in updated(point.agents)):
-                played = Timed.of(partial(_play, engine, a, seed))
                 learned = Timed.of(partial(stage.update, engine, a, agent, played.found, seed))
                 share = 1.0 if gpu else learned.core
                 phases = {phase: share * learned.found.seconds[phase] for phase in PHASES if phase != "sample"}

@@ -63,6 +63,12 @@ from trl_step import as_stage, grpo_step
 PARTS = ("ours", "rivals", "plans", "memory")
 PLANS = ("teamtr", "naive_sequential", "reweighted", "auto", "partial")
 OURS = {"own": "ours", "sampler": "ours, scores of the sampler"}
+RIVALS = {
+    "generate-static": "generate, static cache + padded",
+    "trl-static": "TRL, static cache",
+    "generate": "generate + padded",
+    "trl": "TRL",
+}
 RADIUS = 0.05
 MEMORY_TURNS, MEMORY_PAGES_GB = 8, 12.0
 
@@ -71,7 +77,8 @@ Said = dict[str, tuple[list[Any], list[Any], list[Any]]]
 
 
 def team_of(a: argparse.Namespace, agents: int, **sampling: Any) -> Any:
-    settings = {"sampler": a.sampler, "pages_gb": a.pages_gb, "one_copy": a.one_copy, **sampling}
+    compiled = None if a.compiled == "auto" else a.compiled == "yes"
+    settings = {"sampler": a.sampler, "pages_gb": a.pages_gb, "one_copy": a.one_copy, "compiled": compiled, **sampling}
     return adapted_team(_model(a), agents, a.precision, micro_batch=a.micro_batch, **settings)
 
 
@@ -281,6 +288,12 @@ def trl(a: argparse.Namespace, kind: str | None) -> dict[str, Any]:
     return as_stage(step, agents=a.agents, epochs=a.epochs)
 
 
+def beside(a: argparse.Namespace, name: str, training: Callable[[], dict[str, float]]) -> dict[str, Any]:
+    """The rival of this name."""
+    library, _, kind = name.partition("-")
+    return trl(a, kind or None) if library == "trl" else rival(a, training, kind or None)
+
+
 def memory(a: argparse.Namespace, agents: int) -> dict[str, Any]:
     """Peak of a small stage with this many agents, which share the same number of turns: contexts are as long, messages
     as many, only the agents differ. Everybody is updated on the same conversations. Micro-batches are small and pages
@@ -313,7 +326,11 @@ def main() -> None:
     parser.add_argument("--micro-batch", type=int, default=32)
     parser.add_argument("--one-copy", action="store_true", help="the base once, in fp16, for learner and sampler")
     parser.add_argument("--pages-gb", type=float, help="memory for keys and values (default: a share of what is free)")
+    parser.add_argument(
+        "--compiled", choices=("auto", "yes", "no"), default="auto", help="our sampling (auto: by size)"
+    )
     parser.add_argument("--rival-micro-batch", type=int, default=8)
+    parser.add_argument("--rivals", default=",".join(RIVALS), help="which of them (default: %(default)s)")
     parser.add_argument("--parts", default=",".join(PARTS), help="which of them to run (default: %(default)s)")
     parser.add_argument("--plans", default=",".join(PLANS), help="which plans to compare (default: %(default)s)")
     parser.add_argument("--json", action="store_true")
@@ -327,14 +344,14 @@ def main() -> None:
     scores = a.score.split(",")
     if unknown := set(scores) - set(SCORES):
         parser.error(f"--score: {', '.join(sorted(unknown))}; there are {', '.join(SCORES)}")
+    rivals = a.rivals.split(",")
+    if unknown := set(rivals) - set(RIVALS):
+        parser.error(f"--rivals: {', '.join(sorted(unknown))}; there are {', '.join(RIVALS)}")
     results: dict[str, dict[str, Any]] = {}
     training = cache(partial(padded_training, a))
     for name, part, run in (
         *((OURS[score], "ours", partial(ours, a, score)) for score in scores),
-        ("generate, static cache + padded", "rivals", partial(rival, a, training, "static")),
-        ("TRL, static cache", "rivals", partial(trl, a, "static")),
-        ("generate + padded", "rivals", partial(rival, a, training, None)),
-        ("TRL", "rivals", partial(trl, a, None)),
+        *((RIVALS[name], "rivals", partial(beside, a, name, training)) for name in rivals),
         *((f"plan {name}", "plans", partial(by_plan, a, name)) for name in plans),
     ):
         if part not in parts:
@@ -362,8 +379,8 @@ def main() -> None:
     title = f"{a.shape}: {a.agents} agents, {a.problems} problems x {a.group}, turns of {a.tokens} tokens; seconds"
     record = {"benchmark": "stage", **vars(a), "results": results, "memory by agents": peaks}
     if {"ours", "rivals"} <= set(parts):
-        rivals = {name: r["whole"] for name, r in results.items() if not name.startswith(("ours", "plan "))}
-        record["times faster"] = min(rivals.values()) / results[OURS[scores[0]]]["whole"]
+        theirs = {name: r["whole"] for name, r in results.items() if not name.startswith(("ours", "plan "))}
+        record["times faster"] = min(theirs.values()) / results[OURS[scores[0]]]["whole"]
         title += f"; {record['times faster']:.1f} times faster than the fastest rival"
     report(title, ("", *keys), rows, record, a.json)
     most = {agents: found["peak GB"] for agents, found in peaks.items()}

@@ -90,6 +90,24 @@ def child(*lines: str, then: str = "") -> list[str]:
             f"sys.stdout.flush()\n{then}"]  # fmt: skip
 
 
+@pytest.mark.long
+def test_a_round_plays_once_and_that_counts_before_every_update(growth, cpu, monkeypatch):
+    played, play = [], growth._play
+
+    def counted(engine, a, seed):
+        played.append(seed)
+        return play(engine, a, seed)
+
+    monkeypatch.setattr(growth, "_play", counted)
+    point = replace(growth.ON_A_CPU.middle, agents=3, episodes=4, group=2, prompt=3, tokens=4)
+    _, *updates = growth.measure(point, 2)
+    assert played == [1, 2]
+    sampled = [one["phases"]["sample"] for one in updates]
+    assert sampled == [sampled[0]] * 3 + [sampled[3]] * 3
+    first, second = growth.whole_rounds(point, updates)
+    assert (first["sample"], second["sample"]) == pytest.approx((3 * sampled[0], 3 * sampled[3]))
+
+
 def test_a_point_that_takes_too_long_is_ended_and_what_it_told_is_kept(growth):
     told = json.dumps({"phases": {}, "core": 1.0})
     heard = growth.listen(child('{"warm": true}', told, then="time.sleep(600)"), growth.Limits(600.0, 0.05))

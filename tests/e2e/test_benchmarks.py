@@ -195,6 +195,11 @@ def test_stage_by_phase_beside_rivals_of_which_one_breaks(bench, monkeypatch):
     assert ours["gate share of the stage"] < ours["gate share without sampling"]
     assert {"ours", "generate + padded", "generate, static cache + padded"} == set(record["results"])
     assert "TRL: not measured: PicklingError: a library that is not ours" in said
+    record, said = bench("stage", "--parts", "rivals", "--rivals", "generate", *small)
+    assert set(record["results"]) == {"generate + padded"}
+    assert "TRL" not in said
+    with pytest.raises(SystemExit):
+        bench("stage", "--parts", "rivals", "--rivals", "generate,nobody", *small)
 
 
 def test_stage_by_plans_that_decide_as_in_training(bench, monkeypatch):
