@@ -1,11 +1,11 @@
 """How long from the command to the first sampled token, in a first process and in a second that finds its kernels?
 
-    python bench/first_token.py --shape 1.7b --json             # on a GPU: compiled and captured, as a run samples
-    python bench/first_token.py                                 # on a CPU: the tiny shape, nothing compiled
-    python bench/first_token.py --compiled yes                  # on a CPU with a C++ compiler: compiled
+    python bench/first_token.py --shape 1.7b --json             # on a GPU: captured, as a run samples
+    python bench/first_token.py --compiled yes --json           # compiled by torch; on a CPU with a C++ compiler
+    python bench/first_token.py                                 # on a CPU: the tiny shape
 
 Every process reads a model of random weights from a file, samples one token for every row, then ``--new`` tokens (the
-first step of decoding is compiled and captured there), then as many once more. The first process begins with an empty
+first step of decoding is captured there), then as many once more. The first process begins with an empty
 cache of kernels, the others with what it left (``teamtr.store.cache.keep_kernels``).
 
 "imports" begins with the command: Python itself counts. "compile" is what torch's compiler counts of itself; a hit is a
@@ -78,7 +78,7 @@ def one_process(a: argparse.Namespace) -> dict[str, Any]:
     def load() -> None:
         nonlocal server
         model = AutoModelForCausalLM.from_pretrained(a.model, dtype=DTYPES[a.precision]).to(device()).eval()
-        copy = SamplingCopy(model, DTYPES[a.precision], device())
+        copy = SamplingCopy(model, DTYPES[a.precision], device(), joins_layers=a.compiled == "no")
         copy.fill(model, None, version="bench", base="")
         server = TimedServer(
             copy, pool_bytes=(40 << 30) if gpu else (1 << 28), graphs=gpu, compiled=a.compiled == "yes"
@@ -130,7 +130,7 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=256 if gpu else 16)
     parser.add_argument("--new", type=int, default=32 if gpu else 8)
     parser.add_argument("--precision", choices=DTYPES, default="fp16" if gpu else "fp32")
-    parser.add_argument("--compiled", choices=("yes", "no"), default="yes" if gpu else "no")
+    parser.add_argument("--compiled", choices=("yes", "no"), default="no", help="by torch (default: as a run samples)")
     parser.add_argument("--warm", type=int, default=2, help="processes that find what the first one left")
     parser.add_argument("--model", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--began", type=float, help=argparse.SUPPRESS)

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch.nn.functional import rms_norm, silu
 
-from teamtr.engines.paged import adapter_kernel, kernels, layout, reference, sampler, work_split
+from teamtr.engines.paged import adapter_kernel, joined_layers, kernels, layout, reference, sampler, work_split
 from teamtr.engines.paged.weights import SamplingCopy
 from teamtr.engines.sampling import TokenSampler, draw
 from teamtr.engines.scoring import score_tokens
@@ -242,9 +242,14 @@ def whole_groups() -> None:
     copy.fill(model, None, version="v", base="b")
     server = sampler.Server(copy, pool_bytes=1 << 26, graphs=False)
     work_split.SPLIT_TARGET, work_split.WORTH_SPARING, sampler.LOOK_EVERY, plain = 1, 0, 3, layout._computing
-    layout._computing = lambda _: kernels
+    layout._computing, joined_layers.has_kernels = lambda _: kernels, lambda _: True
+    calls: Counter[str] = Counter()
+    for name in ("norm", "add_norm", "gated"):
+        setattr(fused_layers, name, _counting(name, getattr(fused_layers, name), calls))
     ours = server.sample("v", prompts, uniforms(5, 7, 6), drawing=TokenSampler(), end_ids=policy.end_ids)
     layout._computing = plain
+    assert calls["add_norm"] == 4 * calls["norm"], "of two layers: all sums but the first, which nothing is added to"
+    assert calls["gated"] == 2 * calls["norm"] > 0
     for a, b in zip(ours, policy.sample(prompts, uniforms(5, len(prompts), 6)), strict=True):
         assert a.token_ids.tolist() == b.token_ids.tolist()
         np.testing.assert_allclose(a.logprobs, b.logprobs, atol=2e-5)
@@ -349,6 +354,7 @@ def between_products() -> None:
             x, weight = torch.randn(2, 7, width), torch.rand(width) + 0.5
             product = torch.randn(7, heads, dim).to(dtype)
             gate, up = (4 * torch.randn(2, 7, width)).to(dtype), torch.randn(2, 7, width).to(dtype)
+            both = torch.cat([gate, up], -1)
             pairs = [
                 (
                     gradients(lambda x, w=weight: fused_layers.norm(x, w, 1e-3, dtype), x),  # noqa: B023
@@ -357,6 +363,10 @@ def between_products() -> None:
                 (
                     gradients(fused_layers.gated, gate, up),
                     gradients(lambda g, u: silu(g) * u, gate.float(), up.float()),
+                ),
+                (
+                    gradients(lambda both: fused_layers.gated(*both.chunk(2, -1)), both),
+                    gradients(lambda both: silu(both.chunk(2, -1)[0]) * both.chunk(2, -1)[1], both.float()),
                 ),
             ]
             delta = torch.randn(2, 7, width).to(dtype)

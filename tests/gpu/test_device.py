@@ -206,7 +206,7 @@ def test_compiled_decoding_says_the_same(policy):
     prompts, drawing = some_prompts(24), TokenSampler(1.0)
     found = []
     for compiled in (False, True):
-        copy = SamplingCopy(policy.causal_lm, torch.float32, DEVICE)
+        copy = SamplingCopy(policy.causal_lm, torch.float32, DEVICE, joins_layers=not compiled)
         copy.fill(policy.causal_lm, policy.adapter, version="v", base="b")
         server = Server(copy, pool_bytes=1 << 26, graphs=True, compiled=compiled)
         found.append(server.sample("v", prompts, uniforms(3, 24, 24), drawing=drawing, end_ids=policy.end_ids))

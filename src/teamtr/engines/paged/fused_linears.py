@@ -24,12 +24,10 @@ SIBLINGS = (PRODUCTS, ("gate_proj", "up_proj"))
 def join_siblings(model: nn.Module) -> dict[nn.Module, Siblings]:
     """Give query, key and value one weight, gate and up another: a decode step of few rows reads weights at the speed
     of the memory only when a product is large. Each layer keeps its name, its weight is a part of the common one.
-    Returns the joined products of attention, by module."""
-    found = {}
-    for module, names, layers in list(siblings_in(model)):
-        joined = Siblings(layers)
-        if names is PRODUCTS:
-            found[module] = joined
+    Returns the joined products by the module that has them."""
+    found: dict[nn.Module, Siblings] = {}
+    for module, _, layers in list(siblings_in(model)):
+        found.setdefault(module, Siblings(layers))  # attention's come first
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.util import find_spec
 from typing import Any, Literal
 
@@ -20,7 +21,8 @@ from teamtr.engines.paged.weights import SamplingCopy
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 COMPILE_FROM_PARAMETERS = 400_000_000
-"""Below this a step is short of work either way, and a run too short to repay the compiler."""
+"""Of a model whose layers we do not know. Below this a step is short of work either way, and a run too short to repay
+the compiler."""
 SHARE_OF_FREE_MEMORY = 0.4
 
 
@@ -31,7 +33,7 @@ class SamplerPool:
     Args:
         precision: of the sampling copy.
         memory_bytes: most memory for pages of keys and values; None takes a share of what is free at first use.
-        compiled: whether decoding is compiled; None decides by the model's size.
+        compiled: whether torch compiles decoding; None: a large model, unless we know its layers and join them.
         adapters: merged into the copy when their agent speaks, or applied by row, so that rows of several agents decode
             together.
         fallback: the precision to go on in once logits were not finite; None where there is no other.
@@ -76,21 +78,22 @@ class SamplerPool:
                 copy,
                 pool_bytes=self.page_budget(causal_lm),
                 graphs=on_gpu,
-                compiled=on_gpu and (large if self.compiled is None else self.compiled),
+                compiled=on_gpu and (large and not copy.joined if self.compiled is None else self.compiled),
                 keeps=self.keeps,
             )
         return self._servers[key]
 
     def _copy_of(self, causal_lm: Any) -> SamplingCopy:
+        made = partial(SamplingCopy, causal_lm, self.dtype, self.device, joins_layers=not self.compiled)
         try:
-            return SamplingCopy(causal_lm, self.dtype, self.device, self.shared_of(causal_lm))
+            return made(self.shared_of(causal_lm))
         except NotShared as reason:
             warnings.warn(
                 f"{type(causal_lm).__name__} is sampled from a copy of its weights, which memory plans do not count: "
                 f"{reason}",
                 stacklevel=2,
             )
-            return SamplingCopy(causal_lm, self.dtype, self.device)
+            return made()
 
     def _apply_by_row(self, copy: SamplingCopy, causal_lm: Any) -> None:
         if (reason := why_not(causal_lm)) is None:

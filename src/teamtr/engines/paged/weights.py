@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from teamtr.engines.paged.fused_linears import join_attention, join_siblings
+from teamtr.engines.paged.joined_layers import Stack, join_layers
 from teamtr.engines.paged.one_copy import lay_below_each_other, made_around, plain_name, put_in_place
 from teamtr.engines.paged.row_adapters import RowAdapters
 from teamtr.engines.slices import whole
@@ -70,8 +71,13 @@ def _cast(base: FrozenWeight, dtype: torch.dtype) -> Tensor:
 
 
 class SamplingCopy:
-    """The model that samples. ``holds`` names the weights it was last filled with. ``shared``: weights of this very
-    model, which are read where they are (``one_copy``); nothing is merged then."""
+    """The model that samples. ``holds`` names the weights it was last filled with.
+
+    Args:
+        shared: weights of this very model, which are read where they are (``one_copy``); nothing is merged then.
+        joins_layers: what lies between products is computed by kernels of our own (``joined_layers``), where the
+            layers are known; not for a model that is compiled. ``joined``: whether they are.
+    """
 
     def __init__(
         self,
@@ -79,6 +85,8 @@ class SamplingCopy:
         dtype: torch.dtype,
         device: torch.device,
         shared: Mapping[str, Tensor] = MappingProxyType({}),
+        *,
+        joins_layers: bool = True,
     ) -> None:
         if shared:
             self.model = made_around(causal_lm, dtype, device, shared)
@@ -88,10 +96,15 @@ class SamplingCopy:
         self.shared = frozenset(shared)
         self.model.eval().requires_grad_(False)
         known = inspect_attention(self.model)  # before it is filled: float16 has no room for large biases made larger
+        stack = Stack.of(self.model) if joins_layers else None
         if shared:
             lay_below_each_other(causal_lm, shared)
             put_in_place(self.model, causal_lm, shared)
-        join_attention(known, join_siblings(self.model))
+        products = join_siblings(self.model)
+        join_attention(known, products)
+        if stack is not None:
+            join_layers(stack, products)
+        self.joined = stack is not None
         self.dtype = dtype
         self.device = device
         self.holds = ""

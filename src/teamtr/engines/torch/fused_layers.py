@@ -65,12 +65,13 @@ def _sum_kernel(x, delta, out, count, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _gate_kernel(gate, up, out, count, BLOCK: tl.constexpr):
-    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = i < count
-    g = tl.load(gate + i, mask=inside, other=0.0).to(tl.float32)
-    u = tl.load(up + i, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + i, (g / (1.0 + tl.exp(-g)) * u).to(out.dtype.element_ty), mask=inside)
+def _gate_kernel(gate, up, out, gate_row, up_row, width, BLOCK: tl.constexpr):
+    """A part of one token; both may be parts of wider rows."""
+    n, c = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = c < width
+    g = tl.load(gate + n * gate_row + c, mask=inside, other=0.0).to(tl.float32)
+    u = tl.load(up + n * up_row + c, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + n * width + c, (g / (1.0 + tl.exp(-g)) * u).to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -247,21 +248,30 @@ def _warps(width: int) -> int:
 class _Gated(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
-        gate, up = gate.contiguous(), up.contiguous()
-        out = torch.empty_like(gate)
+        width = gate.shape[-1]
         ctx.save_for_backward(gate, up)
-        _gate_kernel[(triton.cdiv(gate.numel(), BLOCK),)](gate, up, out, gate.numel(), BLOCK=BLOCK, num_warps=4)
+        out = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
+        gates, ups = _as_rows(gate), _as_rows(up)
+        _gate_kernel[(len(gates), triton.cdiv(width, BLOCK))](
+            gates, ups, out, gates.stride(0), ups.stride(0), width, BLOCK=BLOCK, num_warps=4
+        )
         return out
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-        gate, up = ctx.saved_tensors
+        gate, up = (part.contiguous() for part in ctx.saved_tensors)
         grad_gate, grad_up = torch.empty_like(gate), torch.empty_like(up)
         _gate_gradient_kernel[(triton.cdiv(gate.numel(), BLOCK),)](
             gate, up, grad.contiguous(), grad_gate, grad_up, gate.numel(), BLOCK=BLOCK, num_warps=4
         )
         return grad_gate, grad_up
+
+
+def _as_rows(x: Tensor) -> Tensor:
+    """Where it lies, unless its rows are not whole."""
+    rows = x.reshape(-1, x.shape[-1])
+    return rows if rows.stride(1) == 1 else rows.contiguous()
 
 
 class _Turned(torch.autograd.Function):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from functools import partial
+from itertools import pairwise
 from operator import mul
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch.nn.functional import rms_norm, silu
 
 from teamtr.engines.slices import gathered
 from teamtr.engines.torch.anatomy import epsilon_of
+from teamtr.engines.torch.attention import listen
 
 
 def is_plain_adapted(module: Any) -> bool:
@@ -68,6 +70,28 @@ def adds_twice(layer: Any) -> bool:
                 part.forward = forward
     between = x + 3 * 2 * x
     return isinstance(theirs, Tensor) and torch.equal(theirs, between + 5 * 4 * between)
+
+
+def hands_on(model: Any) -> bool:
+    """Whether every decoder layer is given the very tensor that the one before returned, and the last norm that of the
+    last one: nothing looks at what a layer says but the next."""
+    decoder = model.get_decoder()
+    chain = [*getattr(decoder, "layers", ()), getattr(decoder, "norm", None)]
+    if not all(isinstance(part, nn.Module) for part in chain):
+        return False
+    given: dict[nn.Module, Any] = {}
+    said: dict[nn.Module, Any] = {}
+
+    def see(part: nn.Module, args: tuple[Any, ...], returned: Any) -> None:
+        given[part], said[part] = args[0] if len(args) == 1 else None, returned
+
+    hooks = [part.register_forward_hook(see) for part in chain]
+    try:
+        listen(model)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return all(given.get(after) is said.get(before, model) for before, after in pairwise(chain))
 
 
 @torch.no_grad()

@@ -1,0 +1,119 @@
+"""What lies between the products of the sampling copy, in few kernels: sum and norm in one, the gate in another.
+
+A layer does not add what its last product says: the next one does, where it norms the sum. That needs a decoder whose
+layers hand on what they say to the next one and to nobody else. ``Stack`` finds out whether it is one. Others keep
+their own forward, and torch's compiler joins much the same, which takes it half a minute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from teamtr.engines.paged.fused_linears import Siblings
+from teamtr.engines.torch.anatomy import epsilon_of
+from teamtr.engines.torch.known_layers import adds_twice, hands_on, is_gated, is_rms_norm
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Decoder layers that hand on, those of their parts that are gates, and the norm after the last one."""
+
+    layers: list[Any]
+    gates: list[Any]
+    norm: Any
+
+    @staticmethod
+    def of(model: Any) -> Stack | None:
+        """Before the model is filled: what is tried must not overflow."""
+        decoder = model.get_decoder()
+        layers, norm = list(getattr(decoder, "layers", ())), getattr(decoder, "norm", None)
+        if not layers or not all(map(adds_twice, layers)) or not is_rms_norm(norm) or not hands_on(model):
+            return None
+        return Stack(layers, [layer.mlp for layer in layers if is_gated(layer.mlp)], norm)
+
+
+@dataclass
+class _Carried:
+    """What the layer before said and did not add."""
+
+    delta: Tensor | None = None
+
+
+def join_layers(stack: Stack, products: Mapping[nn.Module, Siblings]) -> None:
+    """Let these layers leave their last sum to the next one. ``products``: of layers that read the same input."""
+    carried = _Carried()
+    for k, layer in enumerate(stack.layers):
+        layer.forward = _layer_forward(layer, carried, first=k == 0)
+    for gate in stack.gates:
+        gate.forward = _gated_forward(gate, products.get(gate))
+    stack.norm.forward = _last_norm_forward(stack.norm, carried)
+
+
+def _layer_forward(layer: Any, carried: _Carried, *, first: bool) -> Callable[..., Tensor]:
+    before, between = _Norm(layer.input_layernorm), _Norm(layer.post_attention_layernorm)
+
+    def forward(hidden_states: Tensor, **named: Any) -> Tensor:
+        if first:
+            carried.delta = None  # a pass that broke off may have left something
+        x, normed = before(hidden_states, carried.delta)
+        attended, _ = layer.self_attn(hidden_states=normed, **named)
+        x, normed = between(x, attended)
+        carried.delta = layer.mlp(normed)
+        return x
+
+    return forward
+
+
+def _last_norm_forward(module: Any, carried: _Carried) -> Callable[[Tensor], Tensor]:
+    last = _Norm(module)
+
+    def forward(x: Tensor) -> Tensor:
+        delta, carried.delta = carried.delta, None
+        return last(x, delta)[1]
+
+    return forward
+
+
+class _Norm:
+    """A sum, and its norm."""
+
+    def __init__(self, module: Any) -> None:
+        self.module, self.plain, self.epsilon = module, module.forward, epsilon_of(module) or 0.0
+
+    def __call__(self, x: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:
+        if not has_kernels(x):
+            x = x if delta is None else x + delta
+            return x, self.plain(x)
+        from teamtr.engines.torch.fused_layers import add_norm, norm
+
+        if delta is None:
+            return x, norm(x, self.module.weight, self.epsilon, x.dtype)
+        return add_norm(x, delta, self.module.weight, self.epsilon, x.dtype)
+
+
+def _gated_forward(module: Any, product: Siblings | None) -> Callable[[Tensor], Tensor]:
+    plain = module.forward
+
+    def forward(x: Tensor) -> Tensor:
+        if not has_kernels(x):
+            said: Tensor = plain(x)
+            return said
+        from teamtr.engines.torch.fused_layers import gated
+
+        both = (
+            (module.gate_proj(x), module.up_proj(x)) if product is None else product.product(x).split(product.sizes, -1)
+        )
+        down: Tensor = module.down_proj(gated(*both))
+        return down
+
+    return forward
+
+
+def has_kernels(x: Tensor) -> bool:
+    """In half precision on a card. Elsewhere torch computes, as it does for the model itself."""
+    return x.is_cuda and x.dtype in (torch.float16, torch.bfloat16)
