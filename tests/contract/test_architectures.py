@@ -14,6 +14,7 @@ import torch
 import transformers
 from torch.nn.functional import rms_norm, silu
 
+from teamtr.engines.paged import joined_layers, pool
 from teamtr.engines.paged.fused_linears import join_attention, join_siblings
 from teamtr.engines.paged.pool import SamplerPool
 from teamtr.engines.paged.sampler import Server
@@ -24,6 +25,7 @@ from teamtr.engines.torch.anatomy import inspect_attention
 from teamtr.engines.torch.attention import Unsupported
 from teamtr.engines.torch.fused_lora import fuse_lora
 from teamtr.engines.torch.known_layers import adds_twice as adds_twice_in
+from teamtr.engines.torch.known_layers import hands_on
 from teamtr.engines.torch.loading import share_base
 from teamtr.engines.torch.policy import TransformerPolicy
 from teamtr.engines.torch.rotation import Rotation
@@ -349,6 +351,101 @@ def test_what_a_card_computes_between_products_is_what_the_architecture_says(kin
     for plain, ours, again in zip(*found, strict=True):
         torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-4 * float(plain.abs().max()))
         assert torch.equal(again, ours)
+
+
+# -- the sampling copy --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "joined", "gates"),
+    [
+        ("Llama", {}, True, True),
+        ("Qwen3", {}, True, True),
+        ("Qwen2", {}, True, True),
+        ("Qwen3Moe", EXPERTS, True, False),
+        ("Gemma3", {}, False, False),
+        ("Granite", {"residual_multiplier": 0.3}, False, False),
+        ("Granite", {"residual_multiplier": 1.0, "embedding_multiplier": 3.0}, True, True),
+        ("Cohere", {"logit_scale": 1.0}, False, False),
+    ],
+)
+def test_layers_of_the_sampling_copy_leave_their_last_sum_to_the_next_one(kind, changes, joined, gates, monkeypatch):
+    """On a CPU to the bit; by the way of a card, with torch in the place of its kernels, but for rounding."""
+    model, said, asked = make_model(kind, **changes), [], []
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "norm" in name:
+                weight.copy_(torch.rand(weight.shape, generator=torch.Generator().manual_seed(len(name))) + 0.5)
+    kernels = {name: partial(_asked, asked, name, work) for name, work in vars(between_products()).items()}
+    monkeypatch.setitem(sys.modules, "teamtr.engines.torch.fused_layers", SimpleNamespace(**kernels))
+    for joins, on_card in ((False, False), (True, False), (True, True)):
+        monkeypatch.setattr(joined_layers, "has_kernels", lambda _, it=on_card: it)
+        copy = SamplingCopy(model, torch.float32, CPU, joins_layers=joins)
+        assert copy.joined == (joined and joins)
+        copy.fill(model, None, version="v", base="")
+        server, asked[:] = Server(copy, pool_bytes=1 << 24, graphs=False), []
+        drawn = server.sample("v", some_prompts(), uniforms(1, 4, 6), drawing=TokenSampler(), end_ids=frozenset())
+        said.append([(one.token_ids.tolist(), one.logprobs) for one in drawn])
+    assert bool(asked) == joined
+    assert asked.count("add_norm") == 2 * LAYERS * asked.count("norm"), "every sum but the first, the last norm's too"
+    assert asked.count("gated") == (LAYERS * asked.count("norm") if gates else 0)
+    for plain, carried, by_kernels in zip(*said, strict=True):
+        assert plain[0] == carried[0] == by_kernels[0]
+        assert np.array_equal(plain[1], carried[1])
+        np.testing.assert_allclose(plain[1], by_kernels[1], atol=1e-5)
+
+
+def test_a_pass_that_broke_off_leaves_nothing_to_the_next(monkeypatch):
+    model = make_model("Llama")
+    server = served(model)
+    decoder, ask = server.copy.model.get_decoder(), {"drawing": TokenSampler(), "end_ids": frozenset()}
+    before = server.sample("v", some_prompts(), uniforms(1, 4, 6), **ask)
+    attend = decoder.layers[2].self_attn.forward
+
+    def breaks(**_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    decoder.layers[2].self_attn.forward = breaks
+    with pytest.raises(KeyboardInterrupt):
+        server.sample("w", some_prompts(), uniforms(1, 4, 6), **ask)
+    decoder.layers[2].self_attn.forward = attend
+    after = server.sample("x", some_prompts(), uniforms(1, 4, 6), **ask)
+    for a, b in zip(before, after, strict=True):
+        assert a.token_ids.tolist() == b.token_ids.tolist()
+        assert np.array_equal(a.logprobs, b.logprobs)
+
+
+@pytest.mark.parametrize("between", ["layers", "the last layer and the norm"])
+def test_a_decoder_that_does_something_to_what_a_layer_said_is_not_joined(between):
+    model = make_model("Llama")
+    assert hands_on(model)
+    decoder = model.get_decoder()
+    after = decoder.layers[2] if between == "layers" else decoder.norm
+    after.register_forward_pre_hook(lambda _, args: (args[0] * 1.5, *args[1:]))
+    assert not hands_on(model)
+
+
+def test_torch_compiles_large_models_whose_layers_are_not_known_and_those_it_is_asked_to(monkeypatch):
+    """On a card, of which there is none here: what a server is made with is looked at."""
+    made: list[tuple[bool, bool]] = []
+
+    def server(copy: SamplingCopy, *, compiled: bool, **_: Any) -> Any:
+        made.append((copy.joined, compiled))
+        return SimpleNamespace(pool_bytes=0)
+
+    monkeypatch.setattr(pool, "Server", server)
+    monkeypatch.setattr(
+        pool, "SamplingCopy", lambda model, dtype, _, *given, **asked: SamplingCopy(model, dtype, CPU, *given, **asked)
+    )
+    for least in (10**9, 1):
+        monkeypatch.setattr(pool, "COMPILE_FROM_PARAMETERS", least)
+        for kind in ("Llama", "Gemma3"):
+            for compiled in (None, True, False):
+                room = SamplerPool("fp32", torch.device("cuda"), memory_bytes=1 << 20, compiled=compiled)
+                room.server_of(make_model(kind))
+    small = [(True, False), (False, True), (True, False), (False, False), (False, True), (False, False)]
+    large = [*small[:3], (False, True), *small[4:]]
+    assert made == [*small, *large]
 
 
 def test_layers_that_processes_hold_in_parts_keep_their_forward(monkeypatch):

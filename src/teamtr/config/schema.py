@@ -133,7 +133,8 @@ class SamplingConfig(Section):
         "CPU.",
     )
     compiled: Flag | None = unset(
-        "Compile decoding (takes a minute at the start); default: for models with at least 0.4 billion parameters."
+        "Let torch compile decoding, which takes up to a minute at the start; default: models of at least 0.4 billion "
+        "parameters whose layers TeamTR has no kernels for."
     )
     adapters: Literal["merged", "by_row"] = key(
         "merged",
