@@ -47,6 +47,8 @@ CACHES = ("TEAMTR_CACHE", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 OURS = ("eval.every", "eval.problems", "eval.samples", "eval.patience")
 """Settings that the benchmark makes itself."""
 LOOK_EVERY_S = 0.2
+ANSWERED_AT_ONCE = 512
+"""Rows of TRL's model in an evaluation: off the clock, but somebody waits for it."""
 Record = Mapping[str, Any]
 
 
@@ -335,7 +337,8 @@ def train_with_trl(a: argparse.Namespace) -> None:
             trainer.model.eval()
             with torch.random.fork_rng():
                 torch.manual_seed(seed_of(team_file.seed, "eval", "test", updates))
-                found = alone.evaluated(trainer.model, held_out, evaluation.samples, rows, config)
+                at_once = max(rows, ANSWERED_AT_ONCE)
+                found = alone.evaluated(trainer.model, held_out, evaluation.samples, at_once, config)
             trainer.model.train()
             log.append({**found, "updates": updates, "seconds": time.perf_counter() - started})
 
