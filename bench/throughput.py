@@ -111,28 +111,21 @@ def figures() -> list[Figure]:
 
 def sampling() -> Iterator[Figure]:
     """bench/rollout.py: 256 rows of 256 + 128 tokens, different prompts, or 32 of them for 8 rows each."""
-    compiled = Decoder(QWEN_1_7B, H200, "bf16", pages=40 << 30)
-    captured = replace(compiled, compiled=False)
+    decoder = Decoder(QWEN_1_7B, H200, "bf16", pages=40 << 30)
 
-    def decode(decoder: Decoder, prompt: int = 256, group: int = 1) -> float:
-        return 256 / decoder.step(256, prompt + 64, prompt if group > 1 else 0, group).seconds
+    def decode(group: int = 1) -> float:
+        return 256 / decoder.step(256, 256 + 64, 256 if group > 1 else 0, group).seconds
 
-    def whole(decoder: Decoder, prompt: int = 256, group: int = 1, known: int = 0) -> float:
-        turn = PlannedTurn("a", prompt, 128, prompt if group > 1 else 0, known)
+    def whole(group: int = 1, known: int = 0) -> float:
+        turn = PlannedTurn("a", 256, 128, 256 if group > 1 else 0, known)
         return 256 * 128 / call_seconds(decoder, turn, Load(256 // group, 256, 1, 1.0), group).seconds
 
     rate = "tokens/s"
-    yield Figure("decode, compiled, different prompts", rate, (52_500, 54_000), decode(compiled), fitted=True)
-    yield Figure("decode, captured", rate, (41_200, 41_800), decode(captured), fitted=True)
-    yield Figure("whole call, compiled", rate, (32_600, 33_900), whole(compiled), fitted=True)
-    yield Figure("whole call, captured", rate, (25_800, 26_100), whole(captured))
-    yield Figure("whole call, compiled, prompts cached", rate, (45_100, 46_100), whole(compiled, known=192))
-    yield Figure("decode, compiled, groups of 8", rate, (69_800, 70_700), decode(compiled, group=8))
-    yield Figure("whole call, compiled, groups of 8", rate, (61_000, 63_600), whole(compiled, group=8))
-    yield Figure("decode, captured, groups of 8", rate, (50_400, 50_400), decode(captured, group=8))
-    yield Figure("whole call, captured, groups of 8", rate, (42_400, 46_200), whole(captured, group=8))
-    yield Figure("decode, captured, groups of 8, prompts of 1,024", rate, (44_000, 44_000), decode(captured, 1024, 8))
-    yield Figure("whole call, the same", rate, (33_100, 33_100), whole(captured, 1024, 8))
+    yield Figure("decode, different prompts", rate, (52_500, 54_000), decode(), fitted=True)
+    yield Figure("whole call", rate, (32_600, 34_100), whole(), fitted=True)
+    yield Figure("whole call, prompts cached", rate, (45_100, 46_800), whole(known=192))
+    yield Figure("decode, groups of 8", rate, (69_800, 70_700), decode(8))
+    yield Figure("whole call, groups of 8", rate, (61_000, 64_000), whole(8))
 
 
 def long_messages() -> Iterator[Figure]:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import torch
 
-from teamtr.engines.paged.pool import COMPILE_FROM_PARAMETERS
 from teamtr.engines.paged.sampler import PAGE, SIZES
 from teamtr.engines.paged.work_split import most_members, worth_sparing
 from teamtr.planning import rates
@@ -27,7 +26,6 @@ class Decoder:
     card: Card
     precision: str = "fp16"
     pages: int | None = None
-    compiled: bool = True
     itemsize: int = 2
     casts: bool = False
 
@@ -90,7 +88,7 @@ class Decoder:
             return rates.CPU_BLOCK_S
         if not self.paged:
             return rates.HOST_BLOCK_S
-        return rates.BLOCK_COMPILED_S if self.compiled else rates.BLOCK_CAPTURED_S
+        return rates.BLOCK_S
 
 
 def decoder_of(setup: Setup, agent: str, pages: int | None) -> Decoder:
@@ -99,11 +97,9 @@ def decoder_of(setup: Setup, agent: str, pages: int | None) -> Decoder:
     shape, small = member.shape, member.adapted and kept_as(setup, member.shape) == "int8"
     if pages is None:
         return Decoder(shape, setup.cluster.card, setup.precision(member), itemsize=4, casts=small)
-    large = shape.parameters >= COMPILE_FROM_PARAMETERS
-    compiled = large if sampling.compiled is None else sampling.compiled
     size = 4 if sampling.precision == "fp32" else 2
     casts = small and is_shared(setup, member)
-    return Decoder(shape, setup.cluster.card, sampling.precision, pages, compiled, size, casts)
+    return Decoder(shape, setup.cluster.card, sampling.precision, pages, size, casts)
 
 
 def sample_seconds(setup: Setup, pages: Mapping[str, int | None], episodes: int) -> Spent:

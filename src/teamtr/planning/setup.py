@@ -79,7 +79,6 @@ class Sampling:
     paged: bool = True
     precision: str = "fp16"
     memory: int | None = None
-    compiled: bool | None = None
     servers: Servers | None = None
     by_row: bool = False
 

@@ -110,7 +110,7 @@ def _sampling(team_file: TeamFile, card: Card) -> Sampling:
     by_device = "fp16" if on_card else "fp32"
     precision = by_device if settings.precision == "auto" else settings.precision
     memory = None if settings.memory_gb is None else int(settings.memory_gb * GB)
-    return Sampling(paged, precision, memory, settings.compiled, by_row=settings.adapters == "by_row")
+    return Sampling(paged, precision, memory, by_row=settings.adapters == "by_row")
 
 
 def _members(team_file: TeamFile) -> tuple[Member, ...]:
