@@ -152,10 +152,10 @@ def measured(a: argparse.Namespace, tokens: int) -> Iterator[dict[str, Any]]:
     )
     for learner in engine.learners.values():
         learner.policy.end_ids = frozenset()
-    plan = engine.memory_plan(setup.demand)
+    rehearsal = engine.rehearse(setup.demand)
+    plan = engine.memory_plan(setup.demand)  # with what the rehearsal settled
     if not plan.fits:
         so_far("does not fit by plan", {"tokens": tokens, "GB": plan.total / GB})
-    rehearsal = engine.rehearse(setup.demand)
     micro_batch, recomputed = rehearsal.micro_batch["a1"], "a1" in rehearsal.recomputed
     expected = predicted(setup, micro_batch, recomputed)
     problems = random_prompts(np.random.default_rng(0), setup.plan.problems, a.prompt, vocabulary)
