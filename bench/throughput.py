@@ -160,6 +160,14 @@ def stages() -> Iterator[Figure]:
     found = predict(team(QWEN_8B, 3, 32, 8, 256, 256, micro_batch=16))
     yield from _of_stage("8B", found, (46, 46), (22, 22), (55, 55), (4.5, 4.5), (128, 128))
     yield Figure("8B stage: memory", "GB", (121, 121), found.memory.plan.total / GB)
+    found = predict(one_copy(team(shape_of("32b"), 3, 8, 8, 256, 64, micro_batch=2, pages=8 << 30)))
+    yield Figure("32B stage, one copy of the base: memory", "GB", (90.4, 90.4), found.memory.plan.total / GB)
+
+
+def one_copy(setup: Setup) -> Setup:
+    """With ``learner.base: fp16`` and ``sampling.adapters: by_row``."""
+    learning = replace(setup.learning, precision="fp16", base="fp16")
+    return replace(setup, learning=learning, sampling=replace(setup.sampling, precision="fp16", by_row=True))
 
 
 def _of_stage(name: str, found: Prediction, *measured: tuple[float, float]) -> Iterator[Figure]:
