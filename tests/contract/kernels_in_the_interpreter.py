@@ -393,6 +393,20 @@ def between_products() -> None:
                 for a, b in zip(ours, theirs, strict=True):
                     assert float((a.float() - b).abs().max() / b.abs().max()) < error
     assert fused_layers.norm(x, weight, 1e-3, torch.float16).dtype == torch.float16
+    long = torch.randn(2, 3, 2 * 1100)  # more than a block, wherever the parts lie
+    for gate, up in (
+        (long[..., :1100], long[..., 1100:].contiguous()),
+        (long[..., :1100].contiguous(), long[..., 1100:]),
+        (long[..., ::2], long[..., 1::2]),
+        (long[:1, :1, :1100], long[:1, :1, 1100:]),
+    ):
+        torch.testing.assert_close(fused_layers.gated(gate, up), silu(gate) * up)
+    half, delta = x.to(torch.bfloat16), torch.randn_like(x).to(torch.bfloat16)  # as the sampler adds
+    total, normed = fused_layers.add_norm(half, delta, weight, 1e-3, torch.bfloat16)
+    torch.testing.assert_close(total, half + delta)
+    torch.testing.assert_close(
+        normed, rms_norm(half.float() + delta.float(), weight.shape, weight, 1e-3).to(torch.bfloat16)
+    )
     rows, origin = torch.randn(4, 2, 700)[1:], torch.tensor([2, -1, 0, 1, -1])  # what lies before is not read
     with full_of_nonsense():
         assert torch.equal(fused_layers.placed(rows, origin), torch.cat([rows, torch.zeros(1, 2, 700)])[origin])

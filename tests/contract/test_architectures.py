@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+import weakref
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +26,6 @@ from teamtr.engines.torch.anatomy import inspect_attention
 from teamtr.engines.torch.attention import Unsupported
 from teamtr.engines.torch.fused_lora import fuse_lora
 from teamtr.engines.torch.known_layers import adds_twice as adds_twice_in
-from teamtr.engines.torch.known_layers import hands_on
 from teamtr.engines.torch.loading import share_base
 from teamtr.engines.torch.policy import TransformerPolicy
 from teamtr.engines.torch.rotation import Rotation
@@ -395,34 +395,144 @@ def test_layers_of_the_sampling_copy_leave_their_last_sum_to_the_next_one(kind, 
         np.testing.assert_allclose(plain[1], by_kernels[1], atol=1e-5)
 
 
-def test_a_pass_that_broke_off_leaves_nothing_to_the_next(monkeypatch):
+def test_a_pass_that_broke_off_leaves_nothing_to_the_next():
     model = make_model("Llama")
     server = served(model)
     decoder, ask = server.copy.model.get_decoder(), {"drawing": TokenSampler(), "end_ids": frozenset()}
     before = server.sample("v", some_prompts(), uniforms(1, 4, 6), **ask)
-    attend = decoder.layers[2].self_attn.forward
 
-    def breaks(**_: Any) -> Any:
+    def breaks(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    decoder.layers[2].self_attn.forward = breaks
+    breaking = decoder.layers[2].register_forward_pre_hook(breaks)  # after the second layer, before anybody added
     with pytest.raises(KeyboardInterrupt):
         server.sample("w", some_prompts(), uniforms(1, 4, 6), **ask)
-    decoder.layers[2].self_attn.forward = attend
+    breaking.remove()
     after = server.sample("x", some_prompts(), uniforms(1, 4, 6), **ask)
     for a, b in zip(before, after, strict=True):
         assert a.token_ids.tolist() == b.token_ids.tolist()
         assert np.array_equal(a.logprobs, b.logprobs)
 
 
-@pytest.mark.parametrize("between", ["layers", "the last layer and the norm"])
-def test_a_decoder_that_does_something_to_what_a_layer_said_is_not_joined(between):
+def _larger_in_place(_: Any, args: tuple[Any, ...]) -> None:
+    if args[0].ndim == 3:  # the decoder's own
+        args[0].mul_(1.5)
+
+
+def _by_place(_: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    return (*args, named.pop("attention_mask")), named
+
+
+def _says_more(_: Any, __: Any, said: Any) -> None:
+    said.last_hidden_state = said.last_hidden_state + 1.0
+
+
+def _norms_again(decoder: Any, _: Any, said: Any) -> None:
+    decoder.norm(said.last_hidden_state)
+
+
+@pytest.mark.parametrize(
+    "does",
+    [
+        lambda it: it.layers[2].register_forward_pre_hook(lambda _, args: (args[0] * 1.5, *args[1:])),
+        lambda it: it.layers[2].register_forward_pre_hook(_larger_in_place),
+        lambda it: it.norm.register_forward_pre_hook(lambda _, args: (args[0] * 1.5, *args[1:])),
+        lambda it: it.norm.register_forward_pre_hook(_larger_in_place),
+        lambda it: it.layers[0].register_forward_pre_hook(_by_place, with_kwargs=True),
+        lambda it: setattr(it, "norm", torch.nn.LayerNorm(64)),
+        lambda it: it.register_forward_hook(_says_more),
+        lambda it: it.register_forward_hook(_norms_again),
+    ],
+    ids=[
+        "between layers",
+        "into a layer's",
+        "before the norm",
+        "into the last layer's",
+        "by place",
+        "another norm",
+        "after",
+        "a norm again",
+    ],
+)
+def test_a_decoder_that_does_something_to_what_a_layer_said_is_not_joined(does):
     model = make_model("Llama")
-    assert hands_on(model)
-    decoder = model.get_decoder()
-    after = decoder.layers[2] if between == "layers" else decoder.norm
-    after.register_forward_pre_hook(lambda _, args: (args[0] * 1.5, *args[1:]))
-    assert not hands_on(model)
+    assert joined_layers.Stack.of(model) is not None
+    assert not any(module._forward_hooks for module in model.modules())
+    does(model.get_decoder())
+    assert joined_layers.Stack.of(model) is None
+
+
+@pytest.mark.parametrize("on_card", [True, False])
+def test_kernels_are_for_half_precision_on_a_card(on_card):
+    found = {
+        dtype for dtype in (torch.float32, torch.float16, torch.bfloat16)
+        if joined_layers.has_kernels(SimpleNamespace(is_cuda=on_card, dtype=dtype))
+    }  # fmt: skip
+    assert found == ({torch.float16, torch.bfloat16} if on_card else set())
+
+
+@pytest.mark.parametrize(
+    ("whose", "joined", "gates"),
+    [
+        (lambda layer: layer, False, 0),
+        (lambda layer: layer.input_layernorm, False, 0),
+        (lambda layer: layer.mlp, True, LAYERS - 1),
+        (lambda layer: layer.self_attn, True, LAYERS),  # which computes by itself
+    ],
+    ids=["of a layer", "of a norm", "of a gate", "of attention"],
+)
+def test_what_is_learned_and_does_not_show_in_a_new_model_is_not_left_out(whose, joined, gates):
+    """A scale of one, or a bias of zero: recognition looks at a copy before it is filled."""
+    model = make_model("Llama")
+    whose(model.get_decoder().layers[1]).register_parameter("scale", torch.nn.Parameter(torch.ones(1)))
+    found = joined_layers.Stack.of(model)
+    assert (found is not None) == joined
+    assert len(found.gates if found else ()) == gates
+
+
+@torch.no_grad()
+def test_joined_layers_keep_nothing_longer_than_the_layers_they_stand_for(monkeypatch):
+    """A prefill of many tokens is where memory is tightest: what was added is gone before the next large product."""
+    model, kept, looks = make_model("Llama").get_decoder(), [], []
+
+    def heard(_: Any, __: Any, said: Any) -> None:
+        kept.append(weakref.ref(said[0] if isinstance(said, tuple) else said))
+
+    def look(*_: Any) -> None:
+        looks.append(sum(tensor() is not None for tensor in kept))
+
+    monkeypatch.setitem(sys.modules, "teamtr.engines.torch.fused_layers", between_products())
+    monkeypatch.setattr(joined_layers, "has_kernels", lambda _: True)
+    joined_layers.join_layers(joined_layers.Stack.of(model), {})
+    for layer in model.layers:
+        for part in (layer.self_attn, layer.mlp):
+            part.register_forward_hook(heard)
+            part.register_forward_pre_hook(look)
+        for part in (layer.mlp.gate_proj, layer.mlp.up_proj):
+            part.register_forward_hook(heard)
+        layer.mlp.down_proj.register_forward_pre_hook(look)
+    model(input_ids=torch.arange(5)[None], use_cache=False)
+    look()
+    assert looks == [0] * (3 * LAYERS + 1)
+
+
+@torch.no_grad()
+def test_attention_may_say_more_than_its_layer_reads():
+    model = make_model("Llama").get_decoder()
+    for layer in model.layers:
+        attend = layer.self_attn.forward
+        layer.self_attn.forward = lambda attend=attend, **named: (*attend(**named), None)
+        norms = layer.input_layernorm, layer.post_attention_layernorm
+
+        def forward(x, layer=layer, norms=norms, **named):
+            x = x + layer.self_attn(hidden_states=norms[0](x), **named)[0]
+            return x + layer.mlp(norms[1](x))
+
+        layer.forward = forward
+    ids = torch.arange(5)[None]
+    expected = model(input_ids=ids, use_cache=False).last_hidden_state
+    joined_layers.join_layers(joined_layers.Stack.of(model), {})
+    assert torch.equal(model(input_ids=ids, use_cache=False).last_hidden_state, expected)
 
 
 def test_torch_compiles_large_models_whose_layers_are_not_known_and_those_it_is_asked_to(monkeypatch):
@@ -437,15 +547,30 @@ def test_torch_compiles_large_models_whose_layers_are_not_known_and_those_it_is_
     monkeypatch.setattr(
         pool, "SamplingCopy", lambda model, dtype, _, *given, **asked: SamplingCopy(model, dtype, CPU, *given, **asked)
     )
+    kinds = {
+        "known": make_model("Llama"),
+        "unknown": make_model("Gemma3"),
+        "other gates": make_model("Qwen3Moe", **EXPERTS),
+        "other rotation": make_model("Helium"),
+    }
+
+    def asked(precision: str, compiled: bool | None) -> dict[str, tuple[bool, bool]]:
+        made.clear()
+        for model in kinds.values():
+            room = SamplerPool(precision, torch.device("cuda"), memory_bytes=1 << 20, compiled=compiled)
+            room.server_of(model)
+        return dict(zip(kinds, made, strict=True))
+
+    joined, by_torch, neither = (True, False), (False, True), (False, False)
     for least in (10**9, 1):
         monkeypatch.setattr(pool, "COMPILE_FROM_PARAMETERS", least)
-        for kind in ("Llama", "Gemma3"):
-            for compiled in (None, True, False):
-                room = SamplerPool("fp32", torch.device("cuda"), memory_bytes=1 << 20, compiled=compiled)
-                room.server_of(make_model(kind))
-    small = [(True, False), (False, True), (True, False), (False, False), (False, True), (False, False)]
-    large = [*small[:3], (False, True), *small[4:]]
-    assert made == [*small, *large]
+        for precision in ("fp16", "fp32"):  # in float32 there are no kernels
+            known = joined if precision == "fp16" else neither
+            assert set(asked(precision, True).values()) == {by_torch}
+            plain = {"known": known, "unknown": neither, "other gates": known, "other rotation": known}
+            assert asked(precision, False) == plain
+            large = dict.fromkeys(kinds, by_torch) | ({"known": joined} if precision == "fp16" else {})
+            assert asked(precision, None) == (large if least == 1 else plain)
 
 
 def test_layers_that_processes_hold_in_parts_keep_their_forward(monkeypatch):
@@ -552,16 +677,25 @@ def test_sampler_and_learner_agree_wherever_the_adapter_sits(make, targets, page
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["Qwen2", "Gemma3", "Phi3"])  # biases, a scaled embedding, products that are joined
 @pytest.mark.parametrize("kept", [torch.float16, torch.int8])
-def test_a_base_that_is_held_once_is_joined_as_a_copy_is_and_sampled_as_it_is_scored(kind, kept):
+def test_a_base_that_is_held_once_is_joined_as_a_copy_is_and_sampled_as_it_is_scored(kind, kept, monkeypatch):
     shared = share_base(make_model(kind), {"agent": SimpleNamespace(rank=4, alpha=8.0, targets="all-linear")}, seed=0)
     fused = fuse_lora(shared)
     keep_short(shared.get_base_model(), fused, kept, rounded=True)
     room = SamplerPool("fp16", CPU, memory_bytes=1 << 24, adapters="by_row")
     policy = make_policy(shared, adapter="agent", fused=fused, serving=room)
     prompts = some_prompts()
-    drawn = policy.sample(prompts, uniforms(1, len(prompts), 6))
-    said = np.concatenate([sample.logprobs for sample in drawn])
-    np.testing.assert_allclose(scored(policy, prompts, drawn), said, atol=1e-2)
+    with torch.no_grad():
+        for parameter in policy.parameters().values():
+            parameter.normal_(std=0.1, generator=torch.Generator().manual_seed(parameter.numel()))
+    asked: list[str] = []
+    kernels = {name: partial(_asked, asked, name, work) for name, work in vars(between_products()).items()}
+    monkeypatch.setitem(sys.modules, "teamtr.engines.torch.fused_layers", SimpleNamespace(**kernels))
+    for on_card in (False, True):
+        monkeypatch.setattr(joined_layers, "has_kernels", lambda _, it=on_card: it)
+        drawn = policy.sample(prompts, uniforms(1, len(prompts), 6))
+        assert ("gated" in asked) == (on_card and kind == "Qwen2"), "adapters and small weights below our gates"
+        said = np.concatenate([sample.logprobs for sample in drawn])
+        np.testing.assert_allclose(scored(policy, prompts, drawn), said, atol=1e-2)
     ours, copied = room.server_of(policy.causal_lm).copy, SamplingCopy(policy.causal_lm, torch.float16, CPU)
     assert ours.shared
 

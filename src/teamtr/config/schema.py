@@ -134,7 +134,8 @@ class SamplingConfig(Section):
     )
     compiled: Flag | None = unset(
         "Let torch compile decoding, which takes up to a minute at the start; default: models of at least 0.4 billion "
-        "parameters whose layers TeamTR has no kernels for."
+        "parameters unless TeamTR has kernels for all of their layers, as for Llama, Qwen and Mistral in half "
+        "precision."
     )
     adapters: Literal["merged", "by_row"] = key(
         "merged",

@@ -2,12 +2,13 @@
 
 A layer does not add what its last product says: the next one does, where it norms the sum. That needs a decoder whose
 layers hand on what they say to the next one and to nobody else. ``Stack`` finds out whether it is one. Others keep
-their own forward, and torch's compiler joins much the same, which takes it half a minute.
+their own forward, and torch's compiler joins much the same, which takes it half a minute. So does a large model on a
+card of which only a part is known, such as one with experts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,12 +37,21 @@ class Stack:
             return None
         return Stack(layers, [layer.mlp for layer in layers if is_gated(layer.mlp)], norm)
 
+    def is_whole(self, attention: Container[nn.Module]) -> bool:
+        """Whether kernels of our own compute all that lies between products. ``attention``: the modules we know."""
+        return len(self.gates) == len(self.layers) and all(layer.self_attn in attention for layer in self.layers)
+
 
 @dataclass
 class _Carried:
     """What the layer before said and did not add."""
 
     delta: Tensor | None = None
+
+    def take(self) -> Tensor | None:
+        """It is kept no longer than it is needed: a pass over many tokens has large ones."""
+        delta, self.delta = self.delta, None
+        return delta
 
 
 def join_layers(stack: Stack, products: Mapping[nn.Module, Siblings]) -> None:
@@ -59,10 +69,9 @@ def _layer_forward(layer: Any, carried: _Carried, *, first: bool) -> Callable[..
 
     def forward(hidden_states: Tensor, **named: Any) -> Tensor:
         if first:
-            carried.delta = None  # a pass that broke off may have left something
-        x, normed = before(hidden_states, carried.delta)
-        attended, _ = layer.self_attn(hidden_states=normed, **named)
-        x, normed = between(x, attended)
+            carried.take()  # a pass that broke off may have left something
+        x, normed = before(hidden_states, carried.take())
+        x, normed = between(x, layer.self_attn(hidden_states=normed, **named)[0])
         carried.delta = layer.mlp(normed)
         return x
 
@@ -73,8 +82,7 @@ def _last_norm_forward(module: Any, carried: _Carried) -> Callable[[Tensor], Ten
     last = _Norm(module)
 
     def forward(x: Tensor) -> Tensor:
-        delta, carried.delta = carried.delta, None
-        return last(x, delta)[1]
+        return last(x, carried.take())[1]
 
     return forward
 
@@ -105,11 +113,13 @@ def _gated_forward(module: Any, product: Siblings | None) -> Callable[[Tensor], 
             return said
         from teamtr.engines.torch.fused_layers import gated
 
-        both = (
-            (module.gate_proj(x), module.up_proj(x)) if product is None else product.product(x).split(product.sizes, -1)
-        )
-        down: Tensor = module.down_proj(gated(*both))
+        down: Tensor = module.down_proj(gated(*read(x)))
         return down
+
+    def read(x: Tensor) -> tuple[Tensor, ...]:
+        if product is None:
+            return module.gate_proj(x), module.up_proj(x)
+        return product.product(x).split(product.sizes, -1)
 
     return forward
 

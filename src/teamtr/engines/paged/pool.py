@@ -21,8 +21,8 @@ from teamtr.engines.paged.weights import SamplingCopy
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 COMPILE_FROM_PARAMETERS = 400_000_000
-"""Of a model whose layers we do not know. Below this a step is short of work either way, and a run too short to repay
-the compiler."""
+"""Of a model whose layers we do not know in all their parts. Below this a step is short of work either way, and a run
+too short to repay the compiler."""
 SHARE_OF_FREE_MEMORY = 0.4
 
 
@@ -33,7 +33,8 @@ class SamplerPool:
     Args:
         precision: of the sampling copy.
         memory_bytes: most memory for pages of keys and values; None takes a share of what is free at first use.
-        compiled: whether torch compiles decoding; None: a large model, unless we know its layers and join them.
+        compiled: whether torch compiles decoding; None: a large model, unless kernels of our own compute all that lies
+            between its products. They are for half precision.
         adapters: merged into the copy when their agent speaks, or applied by row, so that rows of several agents decode
             together.
         fallback: the precision to go on in once logits were not finite; None where there is no other.
@@ -72,19 +73,30 @@ class SamplerPool:
             copy = self._copy_of(causal_lm)
             if self.adapters == "by_row":
                 self._apply_by_row(copy, causal_lm)
-            on_gpu = self.device.type == "cuda"
-            large = sum(p.numel() for p in copy.model.parameters()) >= COMPILE_FROM_PARAMETERS
             self._servers[key] = Server(
                 copy,
                 pool_bytes=self.page_budget(causal_lm),
-                graphs=on_gpu,
-                compiled=on_gpu and (large and not copy.joined if self.compiled is None else self.compiled),
+                graphs=self.device.type == "cuda",
+                compiled=self._may_compile(causal_lm) and not copy.joined,
                 keeps=self.keeps,
             )
         return self._servers[key]
 
+    def _may_compile(self, causal_lm: Any) -> bool:
+        """Unless our kernels do as much."""
+        if self.device.type != "cuda":
+            return False
+        if self.compiled is not None:
+            return self.compiled
+        parameters = sum(p.numel() for name, p in causal_lm.named_parameters() if ".lora_" not in name)
+        return parameters >= COMPILE_FROM_PARAMETERS
+
     def _copy_of(self, causal_lm: Any) -> SamplingCopy:
-        made = partial(SamplingCopy, causal_lm, self.dtype, self.device, joins_layers=not self.compiled)
+        made = partial(
+            SamplingCopy, causal_lm, self.dtype, self.device,
+            joins_layers=not self.compiled and (self.device.type != "cuda" or self.dtype != torch.float32),
+            in_part=not self._may_compile(causal_lm),
+        )  # fmt: skip
         try:
             return made(self.shared_of(causal_lm))
         except NotShared as reason:

@@ -77,6 +77,7 @@ class SamplingCopy:
         shared: weights of this very model, which are read where they are (``one_copy``); nothing is merged then.
         joins_layers: what lies between products is computed by kernels of our own (``joined_layers``), where the
             layers are known; not for a model that is compiled. ``joined``: whether they are.
+        in_part: also where some of it stays with torch, such as a gate or a rotation that is not known.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class SamplingCopy:
         shared: Mapping[str, Tensor] = MappingProxyType({}),
         *,
         joins_layers: bool = True,
+        in_part: bool = True,
     ) -> None:
         if shared:
             self.model = made_around(causal_lm, dtype, device, shared)
@@ -97,6 +99,8 @@ class SamplingCopy:
         self.model.eval().requires_grad_(False)
         known = inspect_attention(self.model)  # before it is filled: float16 has no room for large biases made larger
         stack = Stack.of(self.model) if joins_layers else None
+        if stack is not None and not in_part and not stack.is_whole(known):
+            stack = None
         if shared:
             lay_below_each_other(causal_lm, shared)
             put_in_place(self.model, causal_lm, shared)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
 from operator import mul
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -28,9 +29,12 @@ def is_plain_adapted(module: Any) -> bool:
 @torch.no_grad()
 def is_gated(module: Any) -> bool:
     """Whether it is down(silu(gate(x)) * up(x)), by what it computes."""
-    gate, up, down = (getattr(module, name, None) for name in ("gate_proj", "up_proj", "down_proj"))
+    parts: list[Any] = [getattr(module, name, None) for name in ("gate_proj", "up_proj", "down_proj")]
+    gate, up, down = parts
     width = getattr(gate, "in_features", None)
-    if not (callable(gate) and callable(up) and callable(down) and isinstance(width, int)):
+    if not all(isinstance(part, nn.Module) for part in parts) or not isinstance(width, int):
+        return False
+    if not _is_made_of(module, parts):
         return False
     if len(inspect.signature(type(module).forward).parameters) != 2:  # itself and what it reads
         return False
@@ -49,6 +53,8 @@ def adds_twice(layer: Any) -> bool:
     names = ("input_layernorm", "self_attn", "post_attention_layernorm", "mlp")
     parts: list[Any] = [getattr(layer, name, None) for name in names]
     if not all(isinstance(part, nn.Module) for part in parts) or not all(map(is_rms_norm, parts[::2])):
+        return False
+    if not _is_made_of(layer, parts):
         return False
     x, angles = torch.arange(1.0, 7.0).view(3, 2, 1), object()  # no two rows alike, and too many for a pair
 
@@ -72,26 +78,48 @@ def adds_twice(layer: Any) -> bool:
     return isinstance(theirs, Tensor) and torch.equal(theirs, between + 5 * 4 * between)
 
 
+def _is_made_of(module: nn.Module, parts: Sequence[nn.Module]) -> bool:
+    """Whether it has no tensors but those of its parts. In a new model, a scale that is learned does not show in what
+    is computed: it is one."""
+    known = {id(tensor) for part in parts for tensor in (*part.parameters(), *part.buffers())}
+    return all(id(tensor) in known for tensor in (*module.parameters(), *module.buffers()))
+
+
 def hands_on(model: Any) -> bool:
-    """Whether every decoder layer is given the very tensor that the one before returned, and the last norm that of the
-    last one: nothing looks at what a layer says but the next."""
+    """Whether every decoder layer is given the very tensor that the one before returned, with nothing written into it,
+    the last norm that of the last one, and the decoder says what that norm says: nothing looks at what a layer says but
+    the next."""
     decoder = model.get_decoder()
     chain = [*getattr(decoder, "layers", ()), getattr(decoder, "norm", None)]
     if not all(isinstance(part, nn.Module) for part in chain):
         return False
-    given: dict[nn.Module, Any] = {}
-    said: dict[nn.Module, Any] = {}
+    calls: list[_Call] = []
 
     def see(part: nn.Module, args: tuple[Any, ...], returned: Any) -> None:
-        given[part], said[part] = args[0] if len(args) == 1 else None, returned
+        if len(args) == 1 and isinstance(args[0], Tensor) and isinstance(returned, Tensor):
+            calls.append(_Call(part, args[0], args[0]._version, returned, returned._version))
 
     hooks = [part.register_forward_hook(see) for part in chain]
     try:
-        listen(model)
+        _, hidden = listen(model)
     finally:
         for hook in hooks:
             hook.remove()
-    return all(given.get(after) is said.get(before, model) for before, after in pairwise(chain))
+    if [call.part for call in calls] != chain or not torch.equal(calls[-1].said[0].float(), hidden):
+        return False
+    return all(
+        after.given is before.said and after.given_writes == before.said_writes for before, after in pairwise(calls)
+    )
+
+
+class _Call(NamedTuple):
+    """What a part was given and what it said, and how often each had been written to."""
+
+    part: nn.Module
+    given: Tensor
+    given_writes: int
+    said: Tensor
+    said_writes: int
 
 
 @torch.no_grad()
@@ -103,6 +131,7 @@ def is_rms_norm(module: Any) -> bool:
         or weight is None
         or weight.ndim != 1
         or epsilon_of(module) is None
+        or len(list(module.parameters())) != 1
     ):
         return False
     x = torch.linspace(-3.0, 5.0, len(weight), device=weight.device).expand(2, -1)
