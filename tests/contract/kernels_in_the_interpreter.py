@@ -21,7 +21,7 @@ from teamtr.engines.paged import adapter_kernel, joined_layers, kernels, layout,
 from teamtr.engines.paged.weights import SamplingCopy
 from teamtr.engines.sampling import TokenSampler, draw
 from teamtr.engines.scoring import score_tokens
-from teamtr.engines.torch import fused_layers, fused_lora, narrow_products
+from teamtr.engines.torch import fused_layers, fused_lora, fused_rotation, narrow_products
 from teamtr.engines.torch.fused_lora import FusedLora, fuse_lora
 from teamtr.engines.torch.head import OutputLayer
 from teamtr.engines.torch.loading import TinyShape, share_base, tiny_model
@@ -342,9 +342,41 @@ def gradients(work, *inputs: torch.Tensor) -> list[torch.Tensor]:
     return [out.detach(), *(x.grad for x in leaves)]
 
 
+def gradients_where_they_lie(work, *inputs: torch.Tensor) -> list[torch.Tensor]:
+    """The same of inputs that are not copied first."""
+    leaves = [x.detach().requires_grad_() for x in inputs]
+    out = work(*leaves)
+    out.backward(torch.linspace(-1, 1, out.numel()).view_as(out))
+    return [out.detach(), *(x.grad for x in leaves)]
+
+
 def weighted(x: torch.Tensor, normed: torch.Tensor) -> torch.Tensor:
     """Both count, and not alike."""
     return x + 3 * normed.float()
+
+
+def rows_turned(r: Rotation, heads: int, rows: torch.Tensor) -> torch.Tensor:
+    """Queries, keys and values (two heads each) end to end. Gradients of queries and keys come as parts of wider rows,
+    those of values head by head."""
+    weights = r.query_weight_D, r.key_weight_D
+    query, key, value = fused_rotation.turned_rows(rows, r.cos_ND, r.sin_ND, *weights, r.epsilon, heads, 2)
+    return torch.cat([query, key, value.transpose(0, 1).contiguous().transpose(0, 1)], 1)
+
+
+def side_by_side(heads: int, rows: torch.Tensor, both: torch.Tensor) -> list[tuple[list[torch.Tensor], ...]]:
+    """Rows of query, key and value, and of gate and up: what kernels make of them, and torch of the parts."""
+    pairs = []
+    with full_of_nonsense():
+        for r in rotations(len(rows), rows.shape[1] // (heads + 4)):
+            apart = gradients(partial(parts_turned, r, heads), rows.float())
+            pairs.append((gradients(partial(rows_turned, r, heads), rows), apart))
+        ours = gradients(fused_layers.gated_rows, both)
+    return [*pairs, (ours, gradients(lambda x: silu(x.chunk(2, 1)[0]) * x.chunk(2, 1)[1], both.float()))]
+
+
+def parts_turned(r: Rotation, heads: int, rows: torch.Tensor) -> torch.Tensor:
+    query, key, value = rows.unflatten(-1, (heads + 4, -1)).split([heads, 2, 2], 1)
+    return torch.cat([r.query(query), r.key(key), value], 1)
 
 
 def between_products() -> None:
@@ -386,9 +418,10 @@ def between_products() -> None:
             for r in rotations(7, dim):
                 w = r.query_weight_D
                 pairs.append((
-                    gradients(lambda x, r=r, w=w: fused_layers.turned(x, r.cos_ND, r.sin_ND, w, r.epsilon), product),
+                    gradients(lambda x, r=r, w=w: fused_rotation.turned(x, r.cos_ND, r.sin_ND, w, r.epsilon), product),
                     gradients(r.query, product.float()),
                 ))  # fmt: skip
+            pairs += side_by_side(heads, torch.randn(7, (heads + 4) * dim).to(dtype), both.flatten(0, 1))
             for ours, theirs in pairs:
                 for a, b in zip(ours, theirs, strict=True):
                     assert float((a.float() - b).abs().max() / b.abs().max()) < error
@@ -400,7 +433,18 @@ def between_products() -> None:
         (long[..., ::2], long[..., 1::2]),
         (long[:1, :1, :1100], long[:1, :1, 1100:]),
     ):
-        torch.testing.assert_close(fused_layers.gated(gate, up), silu(gate) * up)
+        for ours, theirs in zip(
+            gradients_where_they_lie(fused_layers.gated, gate, up),
+            gradients_where_they_lie(lambda g, u: silu(g) * u, gate, up),
+            strict=True,
+        ):
+            torch.testing.assert_close(ours, theirs)
+    for ours, theirs in zip(
+        gradients(fused_layers.gated_rows, long[0]),
+        gradients(lambda both: silu(both[:, :1100]) * both[:, 1100:], long[0]),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, theirs)
     half, delta = x.to(torch.bfloat16), torch.randn_like(x).to(torch.bfloat16)  # as the sampler adds
     total, normed = fused_layers.add_norm(half, delta, weight, 1e-3, torch.bfloat16)
     torch.testing.assert_close(total, half + delta)
@@ -444,6 +488,7 @@ def narrow_factors() -> None:
         for narrow_products.PROGRAMS in (1, 264):
             with full_of_nonsense():
                 sums, found = narrow_products.across_and_along(wide, narrow, factor.T, 0.5)
+                several_layers(wide, rank)
             torch.testing.assert_close(2 * sums, across, rtol=1e-4, atol=1e-4)
             torch.testing.assert_close(found, (0.5 * along).half(), rtol=2e-3, atol=2e-3)
             assert torch.equal(narrow_products.across(wide, narrow).T, 2 * sums)
@@ -461,6 +506,25 @@ def narrow_factors() -> None:
     assert torch.equal(sums, torch.zeros(96, 8))
 
 
+def several_layers(wide: torch.Tensor, rank: int) -> None:
+    """Side by side, of widths that fill no block: each as if it were alone."""
+    tokens, width = wide.shape
+    for sizes in ((width // 2 + 3, width - width // 2 - 3), (width - 40, 7, 33)):
+        factor, narrow = torch.randn(width, rank).half(), torch.randn(tokens, len(sizes) * rank + 3).half()
+        narrow = narrow[:, : len(sizes) * rank]
+        sums, found = narrow_products.across_and_along(wide, narrow, factor, 0.5, sizes)
+        parts = (
+            wide.split(sizes, 1),
+            narrow.split(rank, 1),
+            factor.split(sizes),
+            sums.split(sizes),
+            found.split(rank, 1),
+        )
+        for part, own, up, of_up, along in zip(*parts, strict=True):
+            torch.testing.assert_close(of_up, 0.5 * part.float().T @ own.float(), rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(along, (0.5 * part.float() @ up.float()).half(), rtol=2e-3, atol=2e-3)
+
+
 def fused_learner() -> None:
     """A fused model over packed rows, some of which begin alike: the same features and gradients through kernels."""
     model, tokenizer = tiny_model(TinyShape(layers=2, width=32, heads=4), seed=0)
@@ -475,8 +539,9 @@ def fused_learner() -> None:
     rows = [np.array(r, dtype=np.int32) for r in ([5, 6, 7, 8], [5, 6, 7, 8], [9, 4], [5, 6, 11])]
     messages = [np.array(r, dtype=np.int32) for r in ([4, 5], [7, 7, 3], [8], [6, 5])]
     calls: Counter[str] = Counter()
-    for name in ("branch", "add_norm", "added", "gated", "turned"):
-        setattr(fused_layers, name, _counting(name, getattr(fused_layers, name), calls))
+    for module, names in ((fused_layers, ("branch", "add_norm", "added", "gated")), (fused_rotation, ("turned",))):
+        for name in names:
+            setattr(module, name, _counting(name, getattr(module, name), calls))
     for name in ("narrow", "across", "across_and_along"):
         setattr(narrow_products, name, _counting(name, getattr(narrow_products, name), calls))
     found = []

@@ -109,7 +109,9 @@ def test_products_with_narrow_factors(compiled, width, rank, dtype):
     narrow = narrow_products.narrow(wide, factor)
     narrow_products.across(wide, narrow)
     narrow_products.across_and_along(wide, narrow, factor.T)
-    assert compiled == ["_narrow_kernel", "_across_kernel", "_add_kernel", "_across_kernel", "_add_kernel"]
+    joined = torch.zeros(600, 3 * rank, dtype=dtype)
+    narrow_products.across_and_along(wide, joined, factor.T, 0.5, (width // 2, width // 4, width // 4))
+    assert compiled == ["_narrow_kernel", *["_across_kernel", "_add_kernel"] * 3]
 
 
 @pytest.mark.parametrize(("outputs", "columns", "rank", "adapters"), [(12288, 96, 16, 3), (576, 24, 4, 2)], ids=str)
@@ -130,9 +132,12 @@ def test_drawing(compiled):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(("width", "inner", "heads", "dim"), [(2048, 6144, 16, 128), (576, 1536, 9, 64)], ids=str)
-def test_what_lies_between_the_learners_products(compiled, width, inner, heads, dim, dtype):
-    from teamtr.engines.torch.fused_layers import add_norm, added, branch, gated, norm, turned
+@pytest.mark.parametrize(
+    ("width", "inner", "heads", "kv_heads", "dim"), [(2048, 6144, 16, 8, 128), (576, 1536, 9, 3, 64)], ids=str
+)
+def test_what_lies_between_the_learners_products(compiled, width, inner, heads, kv_heads, dim, dtype):
+    from teamtr.engines.torch.fused_layers import add_norm, added, branch, gated, gated_rows, norm
+    from teamtr.engines.torch.fused_rotation import turned, turned_rows
 
     residual, delta = torch.zeros(8, width, requires_grad=True), torch.zeros(8, width, dtype=dtype, requires_grad=True)
     norm(residual, torch.ones(width), 1e-6, dtype).sum().backward()
@@ -142,10 +147,15 @@ def test_what_lies_between_the_learners_products(compiled, width, inner, heads, 
     added(residual, delta).sum().backward()
     gate, up = (torch.zeros(8, inner, dtype=dtype, requires_grad=True) for _ in range(2))
     gated(gate, up).sum().backward()
+    gated_rows(torch.zeros(8, 2 * inner, dtype=dtype, requires_grad=True)).sum().backward()
     query, angles = torch.zeros(8, heads, dim, dtype=dtype, requires_grad=True), torch.zeros(8, dim, dtype=dtype)
     for weight in (torch.ones(dim), None):
         turned(query, angles, angles, weight, 1e-6).sum().backward()
-    assert compiled[6:] == ["_sum_kernel", "_gate_kernel", "_gate_gradient_kernel"] + ["_turn_kernel"] * 4
+        rows = torch.zeros(8, (heads + 2 * kv_heads) * dim, dtype=dtype, requires_grad=True)
+        parts = turned_rows(rows, angles, angles, weight, weight, 1e-6, heads, kv_heads)
+        torch.cat(parts, 1).sum().backward()
+    gates, turns = ["_gate_kernel", "_gate_gradient_kernel"], ["_turn_kernel"] * 2 + ["_turn_rows_kernel"] * 2
+    assert compiled[6:] == ["_sum_kernel", *gates * 2, *turns * 2]
 
 
 def test_scoring_and_its_gradient(compiled):

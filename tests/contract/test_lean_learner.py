@@ -3,6 +3,7 @@ recomputed activations, loss scaling, hashes on the device."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from types import SimpleNamespace
 
 import numpy as np
@@ -22,6 +23,7 @@ from teamtr.engines.torch import fused_lora
 from teamtr.engines.torch.attention import Unsupported
 from teamtr.engines.torch.fused_lora import FusedLora, fuse_lora
 from teamtr.engines.torch.head import OutputLayer
+from teamtr.engines.torch.joined_products import Factors, Group
 from teamtr.engines.torch.loading import TinyShape, share_base, tiny_model
 from teamtr.engines.torch.policy import TransformerPolicy
 from teamtr.errors import UserError
@@ -127,8 +129,8 @@ def test_factors_that_are_rounded_at_once_are_those_that_each_layer_rounds(monke
     each = FusedLora._rounded
 
     def passed(policy: TransformerPolicy, alone: bool) -> dict[str, torch.Tensor]:
-        def rounded(self: FusedLora) -> dict[int, fused_lora.Factors]:
-            at_once.append(len(found := {} if alone else each(self)))
+        def rounded(self: FusedLora, groups: Iterable[Group]) -> dict[Group, Factors]:
+            at_once.append(len(found := {} if alone else each(self, groups)))
             return found
 
         monkeypatch.setattr(FusedLora, "_rounded", rounded)

@@ -276,7 +276,8 @@ def test_a_base_in_8_bits_is_sampled_where_it_is_and_as_it_is_scored(precision, 
 @pytest.mark.parametrize(("width", "heads", "dim"), [(2048, 16, 128), (576, 9, 64)])
 def test_what_lies_between_products_agrees_with_float64(width, heads, dim, dtype, error):
     """Both ways, rounded once: the largest error is a rounding of the largest element."""
-    from teamtr.engines.torch.fused_layers import add_norm, added, branch, gated, norm, turned
+    from teamtr.engines.torch.fused_layers import add_norm, added, branch, gated, gated_rows, norm
+    from teamtr.engines.torch.fused_rotation import turned, turned_rows
 
     def weighted(x: torch.Tensor, normed: torch.Tensor) -> torch.Tensor:
         return x + 3 * normed.to(x.dtype)
@@ -325,6 +326,25 @@ def test_what_lies_between_products_agrees_with_float64(width, heads, dim, dtype
             both_ways(exact_turn, product.double()),
         ),
     ]
+    rows = torch.randn(tokens, 3 * heads * dim, device=DEVICE).to(dtype)
+
+    def turned_apart(x: torch.Tensor) -> torch.Tensor:
+        query, key, value = x.unflatten(1, (3 * heads, dim)).chunk(3, 1)
+        return torch.cat([exact_turn(query), exact_turn(key), value], 1)
+
+    def turned_together(x: torch.Tensor) -> torch.Tensor:
+        return torch.cat(turned_rows(x, cos, sin, of_head, of_head, 1e-6, heads, heads), 1)
+
+    pairs += [
+        (both_ways(turned_together, rows), both_ways(turned_apart, rows.double())),
+        (
+            both_ways(gated_rows, torch.cat([gate, up], 1)),
+            both_ways(
+                lambda both: torch.nn.functional.silu(both.chunk(2, 1)[0]) * both.chunk(2, 1)[1],
+                torch.cat([gate, up], 1).double(),
+            ),
+        ),
+    ]
     for ours, exact in pairs:
         for a, b in zip(ours, exact, strict=True):
             assert float((a.double() - b).abs().max() / b.abs().max()) < error
@@ -349,6 +369,14 @@ def test_products_with_narrow_factors_agree_with_float64(tokens, width, rank, dt
     ):  # fmt: skip
         assert float((ours.double() - exact).abs().max() / exact.abs().max()) < within
     assert torch.equal(narrow_products.across(wide, narrow).T, sums), "the same numbers have the same bits"
+    sizes = (width // 2 + 8, width - width // 2 - 8)
+    both = torch.cat([narrow, 2 * narrow], 1)
+    joined, along = narrow_products.across_and_along(wide, both, factor.T, 1.0, sizes)
+    parts = joined.split(sizes), wide.double().split(sizes, 1), (narrow, 2 * narrow), factor.T.split(sizes)
+    for of_up, part, own, up, found in zip(*parts, along.split(rank, 1), strict=True):
+        exact = part.T @ own.double()
+        assert float((of_up.double() - exact).abs().max() / exact.abs().max()) < 1e-5
+        assert float((found.double() - part @ up.double()).abs().max() / (part @ up.double()).abs().max()) < error
 
 
 @needs_card

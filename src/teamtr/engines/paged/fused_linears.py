@@ -16,6 +16,7 @@ from torch.nn.functional import linear
 
 from teamtr.engines.torch.anatomy import PRODUCTS, Anatomy
 from teamtr.engines.torch.attention import require_plain, rotated_attention
+from teamtr.engines.torch.joined_products import below_each_other
 from teamtr.engines.torch.row_scaled import FrozenWeight, RowScaled, kept_weight
 
 SIBLINGS = (PRODUCTS, ("gate_proj", "up_proj"))
@@ -43,13 +44,8 @@ def siblings_in(model: nn.Module) -> Iterator[tuple[nn.Module, tuple[str, ...], 
 
 def beside(tensors: Sequence[Tensor]) -> Tensor:
     """These tensors below each other: the very memory where they lie so already, a copy elsewhere."""
-    first, end = tensors[0], tensors[0].data_ptr()
-    for tensor in tensors:
-        alike = tensor.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
-        if not alike or not tensor.is_contiguous() or tensor.data_ptr() != end:
-            return torch.cat(list(tensors))
-        end += tensor.numel() * tensor.element_size()
-    return first.detach().as_strided((sum(map(len, tensors)), *first.shape[1:]), first.stride())
+    lying = below_each_other(tensors)
+    return torch.cat(list(tensors)) if lying is None else lying
 
 
 def joined_weight(layers: Sequence[nn.Linear]) -> FrozenWeight:

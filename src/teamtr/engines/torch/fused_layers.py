@@ -1,4 +1,4 @@
-"""What a half-precision layer does between its matrix products, one Triton kernel each way: sum, norm, gate, rotation.
+"""What a half-precision layer does between its matrix products, one Triton kernel each way: sum, norm and gate.
 
 torch takes a kernel for every cast, square and product in between, each of which reads and writes all activations and
 keeps its share of them for the gradient. These read their inputs once, compute in float32, round once at the end, and
@@ -7,6 +7,7 @@ keep nothing but their inputs, or the sum of two. Weights are those of a frozen 
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -15,6 +16,8 @@ import triton.language as tl
 from torch import Tensor
 
 BLOCK = 1024
+power_of_2 = cache(triton.next_power_of_2)
+"""That a number fits in; remembered, since triton takes microseconds to say it."""
 
 
 @triton.jit
@@ -75,15 +78,19 @@ def _gate_kernel(gate, up, out, gate_row, up_row, width, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _gate_gradient_kernel(gate, up, grad, grad_gate, grad_up, count, BLOCK: tl.constexpr):
-    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = i < count
-    g = tl.load(gate + i, mask=inside, other=0.0).to(tl.float32)
-    u = tl.load(up + i, mask=inside, other=0.0).to(tl.float32)
-    slope = tl.load(grad + i, mask=inside, other=0.0).to(tl.float32)
+def _gate_gradient_kernel(
+    gate, up, grad, grad_gate, grad_up, gate_row, up_row, out_row, width, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Of that; both gradients may be parts of wider rows as well."""
+    n, c = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = c < width
+    g = tl.load(gate + n * gate_row + c, mask=inside, other=0.0).to(tl.float32)
+    u = tl.load(up + n * up_row + c, mask=inside, other=0.0).to(tl.float32)
+    slope = tl.load(grad + n * width + c, mask=inside, other=0.0).to(tl.float32)
     s = 1.0 / (1.0 + tl.exp(-g))
-    tl.store(grad_gate + i, (slope * u * s * (1.0 + g * (1.0 - s))).to(grad_gate.dtype.element_ty), mask=inside)
-    tl.store(grad_up + i, (slope * g * s).to(grad_up.dtype.element_ty), mask=inside)
+    of_gate, of_up = slope * u * s * (1.0 + g * (1.0 - s)), slope * g * s
+    tl.store(grad_gate + n * out_row + c, of_gate.to(grad_gate.dtype.element_ty), mask=inside)
+    tl.store(grad_up + n * out_row + c, of_up.to(grad_up.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -95,50 +102,6 @@ def _place_kernel(rows, origin, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
         mask = c < WIDTH
         row = tl.load(rows + source * WIDTH + c, mask=mask & (source >= 0), other=0.0)
         tl.store(out + n * WIDTH + c, row, mask=mask)
-
-
-@triton.jit
-def _turn_kernel(
-    x, cos, sin, weight, grad, out, epsilon, angle_row,
-    HEADS: tl.constexpr, HALF: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr,
-    NORM: tl.constexpr, BACK: tl.constexpr,
-):  # fmt: skip
-    """All heads of one token, in two halves that turn into each other; with ``BACK`` the gradient of that."""
-    n, h, d = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK_H), tl.arange(0, BLOCK_D)
-    in_d = d < HALF
-    mask = (h < HEADS)[:, None] & in_d[None, :]
-    first = n * HEADS * 2 * HALF + h[:, None] * 2 * HALF + d[None, :]
-    second = first + HALF
-    angle = n * angle_row + d
-    cos_1 = tl.load(cos + angle, mask=in_d, other=0.0).to(tl.float32)[None, :]
-    cos_2 = tl.load(cos + angle + HALF, mask=in_d, other=0.0).to(tl.float32)[None, :]
-    sin_1 = tl.load(sin + angle, mask=in_d, other=0.0).to(tl.float32)[None, :]
-    sin_2 = tl.load(sin + angle + HALF, mask=in_d, other=0.0).to(tl.float32)[None, :]
-    if NORM:
-        x_1 = tl.load(x + first, mask=mask, other=0.0).to(tl.float32)
-        x_2 = tl.load(x + second, mask=mask, other=0.0).to(tl.float32)
-        weight_1 = tl.load(weight + d, mask=in_d, other=0.0).to(tl.float32)[None, :]
-        weight_2 = tl.load(weight + d + HALF, mask=in_d, other=0.0).to(tl.float32)[None, :]
-        shrink = tl.rsqrt(tl.sum(x_1 * x_1 + x_2 * x_2, 1) / (2 * HALF) + epsilon)[:, None]
-    if BACK:
-        grad_1 = tl.load(grad + first, mask=mask, other=0.0).to(tl.float32)
-        grad_2 = tl.load(grad + second, mask=mask, other=0.0).to(tl.float32)
-        out_1 = grad_1 * cos_1 + grad_2 * sin_2
-        out_2 = grad_2 * cos_2 - grad_1 * sin_1
-        if NORM:
-            out_1, out_2 = out_1 * weight_1, out_2 * weight_2
-            along = (tl.sum(out_1 * x_1 + out_2 * x_2, 1) / (2 * HALF))[:, None] * shrink * shrink
-            out_1, out_2 = shrink * (out_1 - along * x_1), shrink * (out_2 - along * x_2)
-    else:
-        if NORM:
-            x_1, x_2 = x_1 * shrink * weight_1, x_2 * shrink * weight_2
-        else:
-            x_1 = tl.load(x + first, mask=mask, other=0.0).to(tl.float32)
-            x_2 = tl.load(x + second, mask=mask, other=0.0).to(tl.float32)
-        out_1 = x_1 * cos_1 - x_2 * sin_1
-        out_2 = x_2 * cos_2 + x_1 * sin_2
-    tl.store(out + first, out_1.to(out.dtype.element_ty), mask=mask)
-    tl.store(out + second, out_2.to(out.dtype.element_ty), mask=mask)
 
 
 class _Norm(torch.autograd.Function):
@@ -200,7 +163,7 @@ class _Sum(torch.autograd.Function):
         x, delta = x.contiguous(), delta.contiguous()
         out = torch.empty_like(x)
         ctx.dtype = delta.dtype
-        _sum_kernel[(triton.cdiv(x.numel(), BLOCK),)](x, delta, out, x.numel(), BLOCK=BLOCK, num_warps=4)
+        _sum_kernel[(-(-x.numel() // BLOCK),)](x, delta, out, x.numel(), BLOCK=BLOCK, num_warps=4)
         return out
 
     @staticmethod
@@ -217,7 +180,7 @@ def _normed(
     out, total = torch.empty_like(x, dtype=dtype), x if delta is None else torch.empty_like(x)
     _norm_kernel[(x.numel() // width,)](
         x, x if delta is None else delta, weight, total, out, epsilon, WIDTH=width,
-        BLOCK=triton.next_power_of_2(width), ADD=delta is not None, num_warps=_warps(width),
+        BLOCK=power_of_2(width), ADD=delta is not None, num_warps=_warps(width),
     )  # fmt: skip
     return out, total
 
@@ -235,7 +198,7 @@ def _norm_gradient(
     rounded = out if rounded_to is None else torch.empty_like(x, dtype=rounded_to)
     _norm_gradient_kernel[(x.numel() // width,)](
         x, weight, grad.contiguous(), x if beside is None else beside.contiguous(), out, rounded, epsilon,
-        WIDTH=width, BLOCK=triton.next_power_of_2(width), BESIDE=beside is not None, ROUND=rounded_to is not None,
+        WIDTH=width, BLOCK=power_of_2(width), BESIDE=beside is not None, ROUND=rounded_to is not None,
         num_warps=_warps(width),
     )  # fmt: skip
     return out, rounded
@@ -248,61 +211,57 @@ def _warps(width: int) -> int:
 class _Gated(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
-        width = gate.shape[-1]
         ctx.save_for_backward(gate, up)
-        out = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
-        gates, ups = _as_rows(gate), _as_rows(up)
-        _gate_kernel[(len(gates), triton.cdiv(width, BLOCK))](
-            gates, ups, out, gates.stride(0), ups.stride(0), width, BLOCK=BLOCK, num_warps=4
-        )
-        return out
+        return _gate(_as_rows(gate), _as_rows(up)).view(gate.shape)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-        gate, up = (part.contiguous() for part in ctx.saved_tensors)
-        grad_gate, grad_up = torch.empty_like(gate), torch.empty_like(up)
-        _gate_gradient_kernel[(triton.cdiv(gate.numel(), BLOCK),)](
-            gate, up, grad.contiguous(), grad_gate, grad_up, gate.numel(), BLOCK=BLOCK, num_warps=4
-        )
+        gate, up = ctx.saved_tensors
+        grad_gate, grad_up = (torch.empty(gate.shape, dtype=gate.dtype, device=gate.device) for _ in range(2))
+        _gate_gradient(_as_rows(gate), _as_rows(up), grad, _as_rows(grad_gate), _as_rows(grad_up))
         return grad_gate, grad_up
+
+
+class _GatedRows(torch.autograd.Function):
+    """Of gate and up side by side; so are their gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, both_NW: Tensor) -> Tensor:
+        ctx.save_for_backward(both_NW)
+        return _gate(*both_NW.chunk(2, 1))
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (both_NW,) = ctx.saved_tensors
+        out_NW = torch.empty(*both_NW.shape, dtype=both_NW.dtype, device=both_NW.device)
+        (gate, up), (of_gate, of_up) = both_NW.chunk(2, 1), out_NW.chunk(2, 1)
+        _gate_gradient(gate, up, grad, of_gate, of_up)
+        return out_NW
+
+
+def _gate(gate_NC: Tensor, up_NC: Tensor) -> Tensor:
+    tokens, width = gate_NC.shape
+    out = torch.empty(tokens, width, dtype=gate_NC.dtype, device=gate_NC.device)
+    _gate_kernel[(tokens, -(-width // BLOCK))](
+        gate_NC, up_NC, out, gate_NC.stride(0), up_NC.stride(0), width, BLOCK=BLOCK, num_warps=4
+    )
+    return out
+
+
+def _gate_gradient(gate_NC: Tensor, up_NC: Tensor, grad: Tensor, of_gate_NC: Tensor, of_up_NC: Tensor) -> None:
+    tokens, width = gate_NC.shape
+    _gate_gradient_kernel[(tokens, -(-width // BLOCK))](
+        gate_NC, up_NC, grad.contiguous(), of_gate_NC, of_up_NC, gate_NC.stride(0), up_NC.stride(0),
+        of_gate_NC.stride(0), width, BLOCK=BLOCK, num_warps=4,
+    )  # fmt: skip
 
 
 def _as_rows(x: Tensor) -> Tensor:
     """Where it lies, unless its rows are not whole."""
     rows = x.reshape(-1, x.shape[-1])
     return rows if rows.stride(1) == 1 else rows.contiguous()
-
-
-class _Turned(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, weight: Tensor | None, epsilon: float) -> Tensor:
-        x = x.contiguous()
-        out = torch.empty_like(x)
-        ctx.save_for_backward(x if weight is not None else x.new_empty(0), cos, sin, weight)
-        ctx.epsilon = epsilon
-        _turn(x, cos, sin, weight, x, out, epsilon, back=False)
-        return out
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
-        x, cos, sin, weight = ctx.saved_tensors
-        grad = grad.contiguous()
-        out = torch.empty_like(grad)
-        _turn(x, cos, sin, weight, grad, out, ctx.epsilon, back=True)
-        return out, None, None, None, None
-
-
-def _turn(
-    x: Tensor, cos: Tensor, sin: Tensor, weight: Tensor | None, grad: Tensor, out: Tensor, epsilon: float, *, back: bool
-) -> None:
-    tokens, heads, dim = out.shape
-    _turn_kernel[(tokens,)](
-        x, cos, sin, x if weight is None else weight, grad, out, epsilon, cos.stride(0),
-        HEADS=heads, HALF=dim // 2, BLOCK_H=triton.next_power_of_2(heads), BLOCK_D=triton.next_power_of_2(dim // 2),
-        NORM=weight is not None, BACK=back, num_warps=4,
-    )  # fmt: skip
 
 
 def norm(x: Tensor, weight_H: Tensor, epsilon: float, dtype: torch.dtype) -> Tensor:
@@ -335,11 +294,9 @@ def gated(gate: Tensor, up: Tensor) -> Tensor:
     return out
 
 
-def turned(x_NHD: Tensor, cos_ND: Tensor, sin_ND: Tensor, weight_D: Tensor | None, epsilon: float) -> Tensor:
-    """Queries or keys normed over a head and rotated, as ``Rotation`` says; angles get no gradient."""
-    assert cos_ND.stride() == sin_ND.stride()
-    assert cos_ND.stride(1) == 1
-    out: Tensor = _Turned.apply(x_NHD, cos_ND, sin_ND, weight_D, epsilon)
+def gated_rows(both_NW: Tensor) -> Tensor:
+    """silu(gate) * up, of rows in which they stand side by side."""
+    out: Tensor = _GatedRows.apply(both_NW)
     return out
 
 
@@ -347,6 +304,6 @@ def placed(rows: Tensor, origin_P: Tensor) -> Tensor:
     """``rows[origin]``, and zeros where the origin is below zero."""
     rows, width = rows.contiguous(), rows[0].numel()
     out = torch.empty(len(origin_P), *rows.shape[1:], dtype=rows.dtype, device=rows.device)
-    block = min(BLOCK, triton.next_power_of_2(width))
+    block = min(BLOCK, power_of_2(width))
     _place_kernel[(len(origin_P),)](rows, origin_P, out, WIDTH=width, BLOCK=block, num_warps=4)
     return out

@@ -9,10 +9,10 @@ decoder layers by functions of our own with the same result; storage, names and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from torch.nn.functional import linear, rms_norm
 from teamtr.engines.slices import is_spread
 from teamtr.engines.torch.anatomy import PRODUCTS, Anatomy, epsilon_of, inspect_attention
 from teamtr.engines.torch.attention import Unsupported, packed_now, require_plain
+from teamtr.engines.torch.joined_products import Factors, Group, Whole, product, round_factors
 from teamtr.engines.torch.known_layers import adds_twice, is_gated, is_plain_adapted, is_rms_norm
 from teamtr.engines.torch.row_scaled import FrozenWeight, RowScaled, kept_weight
 from teamtr.engines.torch.spread_linears import HalfLinear
@@ -28,14 +29,6 @@ from teamtr.engines.torch.spread_linears import HalfLinear
 MOST_RANKS = 48
 """Of the kernels in ``narrow_products``: with more, writing and adding the parts of their sums takes longer than
 reading activations twice. Query, key and value of rank 16 have so many together."""
-
-
-class Factors(NamedTuple):
-    """An adapter's factors for layers that read the same x, in the dtype that is computed in: A of all of them, one
-    below the other, and B of each."""
-
-    down: Tensor
-    ups: list[Tensor]
 
 
 class _Adapted(torch.autograd.Function):
@@ -60,7 +53,7 @@ class _Adapted(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         count = len(weights)
         flat = x.reshape(-1, x.shape[-1]).to(dtype)
-        down, ups = rounded or _factors(adapters[:count], adapters[count:], dtype)
+        down, ups, *_ = rounded or _factors(adapters[:count], adapters[count:], dtype)
         narrow = _narrow(flat, down)
         ctx.ranks = [len(one) for one in adapters[:count]]
         outs = []
@@ -161,47 +154,46 @@ class FusedLora:
     unfused: list[Tensor] = field(default_factory=list)
     halves: dict[tuple[int, torch.dtype], Tensor] = field(default_factory=dict)
     spread: bool = False
-    groups: dict[int, list[Any]] = field(default_factory=dict)
+    siblings: dict[int, list[Tensor]] = field(default_factory=dict)
+    """Weights of layers that read the same input, by the id of each: their halves lie below each other."""
+    groups: dict[Group, None] = field(default_factory=dict)
     """Layers that were read together so far."""
-    rounded: dict[int, Factors] = field(default_factory=dict)
+    rounded: dict[Group, Factors] = field(default_factory=dict)
     """Of these, within a pass."""
 
     @contextmanager
     def passing(self) -> Iterator[None]:
         """Within, one pass forward. In half precision the adapter's factors are rounded at its beginning, for all
-        layers at once: hundreds of small kernels would take a card's host longer than a small pass takes the card."""
-        self.rounded = {} if self.spread or self.dtype == torch.float32 else self._rounded()
+        layers at once."""
+        self.rounded = {} if self.spread or self.dtype == torch.float32 else self._rounded(self.groups)
         try:
             yield
         finally:
             self.rounded = {}
 
-    @torch.no_grad()
-    def _rounded(self) -> dict[int, Factors]:
-        """In memory of their own, since what a pass computed with is needed on the way back."""
-        groups = {key: layers for key, layers in self.groups.items() if self.carried_by(layers)}
-        weights = [weight for layers in groups.values() for weight in (*self.downs(layers), *self.ups(layers))]
-        if not weights:
-            return {}
-        flat = torch.empty(sum(w.numel() for w in weights), dtype=self.dtype, device=weights[0].device)
-        parts = [part.view_as(w) for part, w in zip(flat.split([w.numel() for w in weights]), weights, strict=True)]
-        torch._foreach_copy_(parts, weights)
-        found, left, at = {}, iter(parts), 0
-        for key, layers in groups.items():
-            downs, ups = ([next(left) for _ in layers] for _ in range(2))
-            size = sum(part.numel() for part in downs)
-            found[key] = Factors(flat[at : at + size].view(-1, downs[0].shape[1]), ups)
-            at += size + sum(part.numel() for part in ups)
-        return found
+    def _rounded(self, groups: Iterable[Group]) -> dict[Group, Factors]:
+        carried = [(group, found) for group in groups if (found := group.adapters(self.adapter)) is not None]
+        return round_factors(carried, self.dtype, self._whole)
 
-    def carried_by(self, layers: Sequence[Any]) -> bool:
-        return all(self.adapter in layer.lora_A for layer in layers)
+    def _whole(self, group: Group) -> Whole | None:
+        """The layers of a group as one: in half precision on a card, where nothing forbids it."""
+        adapters = group.adapters(self.adapter)
+        if adapters is None or self.spread or self.dtype == torch.float32 or not self.fuses(adapters.downs[0]):
+            return None
+        if sum(map(len, adapters.downs)) > MOST_RANKS:
+            return None
+        return group.whole(self.adapter, self.dtype, self.weight_of)
 
-    def downs(self, layers: Sequence[Any]) -> list[Tensor]:
-        return [layer.lora_A[self.adapter].weight for layer in layers]
-
-    def ups(self, layers: Sequence[Any]) -> list[Tensor]:
-        return [layer.lora_B[self.adapter].weight for layer in layers]
+    def rows(self, group: Group, x: Tensor) -> Tensor | None:
+        """What the layers of a group say of x, side by side: [N, W]. None where each has a product of its own."""
+        factors = self.rounded.get(group)
+        if factors is None:  # read for the first time, or computed again on the way back
+            self.groups[group] = None
+            if self._whole(group) is None:
+                return None
+            factors = self._rounded([group])[group]
+        adapters = group.adapters(self.adapter)
+        return None if factors.whole is None or adapters is None else product(x, factors, adapters)
 
     def fuses(self, x: Tensor) -> bool:
         """Whether kernels of our own compute what lies between the products: in half precision on a card. Elsewhere
@@ -224,8 +216,21 @@ class FusedLora:
     def half_of(self, weight: Tensor, dtype: torch.dtype) -> Tensor:
         key = (id(weight), dtype)
         if key not in self.halves:
-            self.halves[key] = weight.detach().to(dtype)
+            together = self.siblings.get(id(weight), [weight])
+            if any(one.dtype != weight.dtype for one in together):
+                together = [weight]
+            whole = weight.new_empty(sum(map(len, together)), *weight.shape[1:], dtype=dtype)
+            for one, part in zip(together, whole.split([len(one) for one in together]), strict=True):
+                self.halves[id(one), dtype] = part.copy_(one.detach())
         return self.halves[key]
+
+    def reads_together(self, layers: Sequence[Any]) -> Group:
+        """Layers that read the same input."""
+        group = Group(layers, spread=self.spread)
+        weights = [layer.base_layer.weight for layer in layers] if group.plain and not self.spread else []
+        if len({id(one) for one in weights} - self.siblings.keys()) == len(layers) > 1:
+            self.siblings |= dict.fromkeys(map(id, weights), weights)
+        return group
 
 
 def fuse_lora(shared: Any) -> FusedLora:
@@ -273,10 +278,11 @@ def fuse_lora(shared: Any) -> FusedLora:
 
 
 def _adapted_forward(module: Any, state: FusedLora) -> Any:
-    read = _reading([module], state)
+    group = state.reads_together([module])
 
     def forward(x: Tensor, *_: Any, **__: Any) -> Tensor:
-        return read(x)[0]
+        rows = state.rows(group, x) if state.fuses(x) else None
+        return _read(group, x, state)[0] if rows is None else rows.view(*x.shape[:-1], rows.shape[1])
 
     return forward
 
@@ -296,29 +302,25 @@ def _frozen(layer: nn.Linear, x: Tensor, state: FusedLora) -> Tensor:
     return linear(x.to(weight.dtype), weight, None if layer.bias is None else layer.bias.to(weight.dtype))
 
 
-def _reading(layers: list[Any], state: FusedLora) -> Callable[[Tensor], tuple[Tensor, ...]]:
+def _read(group: Group, x: Tensor, state: FusedLora) -> tuple[Tensor, ...]:
     """What layers that read the same input make of it; together where all are plain and carry the adapter."""
-    plain = all(is_plain_adapted(layer) for layer in layers)
-
-    def read(x: Tensor) -> tuple[Tensor, ...]:
-        if not plain or not state.carried_by(layers):
-            if len(layers) > 1:
-                return tuple(layer(x) for layer in layers)
-            return (_frozen(layers[0].base_layer, x, state),)  # another agent's adapter sits here
-        state.groups[id(layers)] = layers
-        outs = _Adapted.apply(
-            x,
-            state.dtype,
-            [state.weight_of(layer.base_layer) for layer in layers],
-            [layer.base_layer.bias for layer in layers],
-            [layer.scaling[state.adapter] for layer in layers],
-            state.rounded.get(id(layers)),
-            *state.downs(layers),
-            *state.ups(layers),
-        )
-        return tuple(out.view(*x.shape[:-1], out.shape[-1]) for out in outs)
-
-    return read
+    layers, adapters = group.layers, group.adapters(state.adapter)
+    if adapters is None:
+        if len(layers) > 1:
+            return tuple(layer(x) for layer in layers)
+        return (_frozen(layers[0].base_layer, x, state),)  # another agent's adapter sits here
+    state.groups[group] = None
+    outs = _Adapted.apply(
+        x,
+        state.dtype,
+        [state.weight_of(layer.base_layer) for layer in layers],
+        [layer.base_layer.bias for layer in layers],
+        [layer.scaling[state.adapter] for layer in layers],
+        state.rounded.get(group),
+        *adapters.downs,
+        *adapters.ups,
+    )
+    return tuple(out.view(*x.shape[:-1], out.shape[-1]) for out in outs)
 
 
 def _norm_forward(module: Any, state: FusedLora) -> Any:
@@ -335,38 +337,51 @@ def _norm_forward(module: Any, state: FusedLora) -> Any:
 
 
 def _gated_forward(module: Any, state: FusedLora) -> Any:
-    original, read = module.forward, _reading([module.gate_proj, module.up_proj], state)
+    original, group = module.forward, state.reads_together([module.gate_proj, module.up_proj])
 
     def forward(*args: Any, **named: Any) -> Any:
         if named or not state.fuses(args[0]):
             return original(*args, **named)
         (x,) = args
-        from teamtr.engines.torch.fused_layers import gated
+        return module.down_proj(inner(x))
 
-        return module.down_proj(gated(*read(x)))
+    def inner(x: Tensor) -> Tensor:
+        """Gate and up are gone when it is there, but for the way back."""
+        from teamtr.engines.torch.fused_layers import gated, gated_rows
+
+        both = state.rows(group, x)
+        if both is None:
+            return gated(*_read(group, x, state))
+        return gated_rows(both).view(*x.shape[:-1], both.shape[1] // 2)
 
     return forward
 
 
 def _attention_forward(anatomy: Anatomy, state: FusedLora) -> Any:
     module, original = anatomy.module, anatomy.module.forward
-    read = _reading([getattr(module, name) for name in PRODUCTS], state)
+    group = state.reads_together([getattr(module, name) for name in PRODUCTS])
     frozen = not any(norm.weight.requires_grad for norm in anatomy.norms)
+    epsilon, dim, kinds = anatomy.epsilon, anatomy.dim, (anatomy.heads, anatomy.kv_heads)
 
     def forward(*args: Any, **named: Any) -> Any:
         layout = packed_now()
         if layout is None or not frozen or args or not state.fuses(named["hidden_states"]):
             return original(*args, **named)
-        from teamtr.engines.torch.fused_layers import turned
-
         require_plain(named.get("attention_mask"), 0.0, {"sliding_window": anatomy.window})
-        query, key, value = (out[0].unflatten(-1, (-1, anatomy.dim)) for out in read(named["hidden_states"]))
         cos, sin = (part[0] for part in named["position_embeddings"])
-        of_query, of_key = anatomy.weights
-        query = turned(query, cos, sin, of_query, anatomy.epsilon)
-        key = turned(key, cos, sin, of_key, anatomy.epsilon)
-        attended = layout.use_probes(query, key, value, anatomy.layer, anatomy.scale)
+        parts = queries_and_others(named["hidden_states"], cos, sin)
+        attended = layout.use_probes(*parts, anatomy.layer, anatomy.scale)
         return module.o_proj(attended.flatten(1)[None]), None
+
+    def queries_and_others(x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """[N, H, D], and keys and values [N, K, D]."""
+        from teamtr.engines.torch.fused_rotation import turned, turned_rows
+
+        rows, (of_query, of_key) = state.rows(group, x), anatomy.weights
+        if rows is not None:
+            return turned_rows(rows, cos, sin, of_query, of_key, epsilon, *kinds)
+        query, key, value = (out.view(out.shape[1], -1, dim) for out in _read(group, x, state))
+        return turned(query, cos, sin, of_query, epsilon), turned(key, cos, sin, of_key, epsilon), value
 
     return forward
 

@@ -2,13 +2,15 @@
 
 Such a product computes next to nothing and reads everything: what it takes is how fast, and how often, activations are
 read. Libraries are made for wide factors; with narrow ones they read slowly, and once for each product. Here one pass
-over the gradient of a layer's output serves both that need it. Sums over many tokens or columns are made in parts, and
-these are added in a fixed order, so that the same numbers have the same bits.
+over the gradient of a layer's output serves both that need it, also where layers that read the same x say it side by
+side: each has narrow factors of its own. Sums over many tokens or columns are made in parts, and these are added in a
+fixed order, so that the same numbers have the same bits.
 """
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, lru_cache, partial
+from typing import NamedTuple
 
 import torch
 import triton
@@ -46,15 +48,17 @@ def _narrow_kernel(
 
 @triton.jit
 def _across_kernel(
-    wide, narrow, factor, across, along, scale, tokens, row, narrow_row, each, WIDTH: tl.constexpr, RANK: tl.constexpr,
-    TOKENS: tl.constexpr, COLUMNS: tl.constexpr, RANKS: tl.constexpr, ALONG: tl.constexpr,
+    wide, narrow, factor, across, along, places, scale, tokens, row, narrow_row, each, WIDTH: tl.constexpr,
+    RANK: tl.constexpr, TOKENS: tl.constexpr, COLUMNS: tl.constexpr, RANKS: tl.constexpr, ALONG: tl.constexpr,
 ):  # fmt: skip
-    """Some columns of ``each`` tokens: their part of scale * wide' @ narrow, and with ``ALONG`` of scale * wide @
-    factor."""
+    """Some columns of ``each`` tokens, all of one layer: their part of scale * wide' @ narrow, and with ``ALONG`` of
+    scale * wide @ factor."""
     block, share = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
-    c, r = block * COLUMNS + tl.arange(0, COLUMNS), tl.arange(0, RANKS)
-    in_c, in_r = c < WIDTH, r < RANK
+    start, end, layer = tl.load(places + 3 * block), tl.load(places + 3 * block + 1), tl.load(places + 3 * block + 2)
+    c, r = start.to(tl.int64) + tl.arange(0, COLUMNS), tl.arange(0, RANKS)
+    in_c, in_r = c < end, r < RANK
     of_columns = in_c[:, None] & in_r[None, :]
+    narrow += layer * RANK
     if ALONG:
         columns = tl.load(factor + c[:, None] * RANK + r[None, :], mask=of_columns, other=0.0)
     total = tl.zeros([COLUMNS, RANKS], dtype=tl.float32)
@@ -73,19 +77,23 @@ def _across_kernel(
 
 @triton.jit
 def _add_kernel(
-    across, along, sums, found, shares, blocks, of_sums, of_found, programs, WIDTH: tl.constexpr, RANK: tl.constexpr,
-    BLOCK: tl.constexpr, ALONG: tl.constexpr,
+    across, along, sums, found, firsts, shares, of_sums, of_found, programs, each, WIDTH: tl.constexpr,
+    RANK: tl.constexpr, LAYERS: tl.constexpr, BLOCK: tl.constexpr, ALONG: tl.constexpr,
 ):  # fmt: skip
-    """The parts of both, one after the other; what belongs to tokens is rounded at the end. Sums that are alone are
-    turned, to the shape of A."""
+    """The parts of both, one after the other; what belongs to tokens is rounded at the end: ``each`` programs for every
+    layer. Sums that are alone are turned, to the shape of A."""
     place = tl.program_id(0)
     if ALONG and place >= programs:
-        i = (place - programs).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        layer = (place - programs) // each
+        i = ((place - programs) % each).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
         total = tl.zeros([BLOCK], dtype=tl.float32)
-        for _ in range(blocks):
+        first, last = tl.load(firsts + layer), tl.load(firsts + layer + 1)
+        along += first.to(tl.int64) * of_found
+        for _ in range(first, last):
             total += tl.load(along + i, mask=i < of_found, other=0.0)
             along += of_found
-        tl.store(found + i, total.to(found.dtype.element_ty), mask=i < of_found)
+        at = (i // RANK * LAYERS + layer) * RANK + i % RANK
+        tl.store(found + at, total.to(found.dtype.element_ty), mask=i < of_found)
     else:
         i = place.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
         total = tl.zeros([BLOCK], dtype=tl.float32)
@@ -99,10 +107,9 @@ def _add_kernel(
 def narrow(wide_NW: Tensor, factor_RW: Tensor) -> Tensor:
     """wide @ factor', rounded to the dtype of both."""
     wide_NW = _by_row(wide_NW)
-    tokens, width = wide_NW.shape
-    rank = len(factor_RW)
+    (tokens, width), rank = wide_NW.shape, factor_RW.shape[0]
     out_NR = torch.empty(tokens, rank, dtype=wide_NW.dtype, device=wide_NW.device)
-    _narrow_kernel[(triton.cdiv(tokens, NARROW_TOKENS),)](
+    _narrow_kernel[(_parts(tokens, NARROW_TOKENS),)](
         wide_NW, factor_RW.contiguous(), out_NR, tokens, wide_NW.stride(0), WIDTH=width, RANK=rank,
         TOKENS=NARROW_TOKENS, COLUMNS=_columns(width, rank) // 2, RANKS=_ranks(rank), num_warps=4, num_stages=4,
     )  # fmt: skip
@@ -111,42 +118,87 @@ def narrow(wide_NW: Tensor, factor_RW: Tensor) -> Tensor:
 
 def across(wide_NW: Tensor, narrow_NR: Tensor) -> Tensor:
     """narrow' @ wide, in float32."""
-    return _across(wide_NW, narrow_NR, None, 1.0)[0]
+    return _across(wide_NW, narrow_NR, None, 1.0, (wide_NW.shape[1],))[0]
 
 
 def across_and_along(
-    wide_NW: Tensor, narrow_NR: Tensor, factor_WR: Tensor, scale: float = 1.0
+    wide_NW: Tensor, narrow_NR: Tensor, factor_WR: Tensor, scale: float = 1.0, sizes: tuple[int, ...] = ()
 ) -> tuple[Tensor, Tensor]:
-    """wide' @ narrow in float32 and wide @ factor, rounded, both scaled, with one look at the wide one."""
-    sums_WR, found_NR = _across(wide_NW, narrow_NR, factor_WR.contiguous(), scale)
+    """wide' @ narrow in float32 and wide @ factor, rounded, both scaled, with one look at the wide one.
+
+    ``sizes``: columns of several layers that stand side by side. Each has its own part of ``narrow``, side by side as
+    well, and its rows of ``factor``; what comes out is as they are.
+    """
+    sums_WR, found_NR = _across(wide_NW, narrow_NR, factor_WR.contiguous(), scale, sizes or (wide_NW.shape[1],))
     assert found_NR is not None
     return sums_WR, found_NR
 
 
-def _across(wide_NW: Tensor, narrow_NR: Tensor, factor_WR: Tensor | None, scale: float) -> tuple[Tensor, Tensor | None]:
+def _across(
+    wide_NW: Tensor, narrow_NR: Tensor, factor_WR: Tensor | None, scale: float, sizes: tuple[int, ...]
+) -> tuple[Tensor, Tensor | None]:
     wide_NW, narrow_NR = _by_row(wide_NW), _by_row(narrow_NR)
     tokens, width = wide_NW.shape
-    rank = narrow_NR.shape[1]
-    columns = _columns(width, rank)
-    blocks = triton.cdiv(width, columns)
-    each = ACROSS_TOKENS * max(1, triton.cdiv(tokens, ACROSS_TOKENS * max(1, PROGRAMS // blocks)))
-    shares = max(1, triton.cdiv(tokens, each))  # of no tokens at all, sums are zero
-    in_parts = partial(torch.empty, dtype=torch.float32, device=wide_NW.device)
-    across_SWR = in_parts(shares, width, rank)
-    along_BNR = across_SWR if factor_WR is None else in_parts(blocks, tokens, rank)
-    _across_kernel[(blocks, shares)](
-        wide_NW, narrow_NR, narrow_NR if factor_WR is None else factor_WR, across_SWR, along_BNR, scale, tokens,
-        wide_NW.stride(0), narrow_NR.stride(0), each, WIDTH=width, RANK=rank, TOKENS=ACROSS_TOKENS, COLUMNS=columns,
-        RANKS=_ranks(rank), ALONG=factor_WR is not None, num_warps=8, num_stages=3,
+    layers, ranks, device = len(sizes), narrow_NR.shape[1], wide_NW.device
+    rank = ranks // layers
+    work = _Work.of(tokens, sizes, rank, PROGRAMS)
+    places, firsts = _tables(sizes, work.columns, device)
+    in_parts = partial(torch.empty, dtype=torch.float32, device=device)
+    across_SWR = in_parts(work.shares, width, rank)
+    along_BNR = across_SWR if factor_WR is None else in_parts(work.blocks, tokens, rank)
+    _across_kernel[(work.blocks, work.shares)](
+        wide_NW, narrow_NR, narrow_NR if factor_WR is None else factor_WR, across_SWR, along_BNR, places, scale, tokens,
+        wide_NW.stride(0), narrow_NR.stride(0), work.each, WIDTH=width, RANK=rank, TOKENS=ACROSS_TOKENS,
+        COLUMNS=work.columns, RANKS=work.ranks, ALONG=factor_WR is not None, num_warps=8, num_stages=3,
     )  # fmt: skip
     sums = in_parts(rank, width) if factor_WR is None else in_parts(width, rank)
-    found_NR = None if factor_WR is None else torch.empty(tokens, rank, dtype=wide_NW.dtype, device=wide_NW.device)
-    of_sums, of_found = triton.cdiv(width * rank, ADDED), 0 if found_NR is None else triton.cdiv(tokens * rank, ADDED)
-    _add_kernel[(of_sums + of_found,)](
-        across_SWR, along_BNR, sums, sums if found_NR is None else found_NR, shares, blocks, width * rank,
-        tokens * rank, of_sums, WIDTH=width, RANK=rank, BLOCK=ADDED, ALONG=found_NR is not None, num_warps=4,
+    found_NR = None if factor_WR is None else torch.empty(tokens, ranks, dtype=wide_NW.dtype, device=device)
+    of_found = 0 if found_NR is None else layers * work.adding
+    _add_kernel[(work.summing + of_found,)](
+        across_SWR, along_BNR, sums, sums if found_NR is None else found_NR, firsts, work.shares, width * rank,
+        tokens * rank, work.summing, work.adding, WIDTH=width, RANK=rank, LAYERS=layers, BLOCK=ADDED,
+        ALONG=found_NR is not None, num_warps=4,
     )  # fmt: skip
     return sums, found_NR
+
+
+class _Work(NamedTuple):
+    """How a look at a wide factor is divided: blocks of columns, no two layers in one, and shares of the tokens."""
+
+    columns: int
+    ranks: int
+    blocks: int
+    shares: int
+    each: int
+    """Tokens of a share."""
+    summing: int
+    """Programs that add up sums over tokens."""
+    adding: int
+    """And those over the columns of one layer."""
+
+    @staticmethod
+    @lru_cache(maxsize=256)  # the layers of a model ask the same
+    def of(tokens: int, sizes: tuple[int, ...], rank: int, programs: int) -> _Work:
+        columns = _columns(max(sizes), rank)
+        blocks = sum(_parts(size, columns) for size in sizes)
+        each = ACROSS_TOKENS * max(1, _parts(tokens, ACROSS_TOKENS * max(1, programs // blocks)))
+        shares = max(1, _parts(tokens, each))  # of no tokens at all, sums are zero
+        return _Work(
+            columns, _ranks(rank), blocks, shares, each, _parts(sum(sizes) * rank, ADDED), _parts(tokens * rank, ADDED)
+        )
+
+
+@cache
+def _tables(sizes: tuple[int, ...], columns: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Of each block: its first column, the end of its layer's, and which layer that is. And the first block of each
+    layer, with the number of all at the end."""
+    places, firsts, end = [], [0], 0
+    for layer, size in enumerate(sizes):
+        start, end = end, end + size
+        places += [(column, end, layer) for column in range(start, end, columns)]
+        firsts.append(len(places))
+    on_device = partial(torch.tensor, dtype=torch.int32, device=device)
+    return on_device(places), on_device(firsts)
 
 
 def _by_row(wide_NW: Tensor) -> Tensor:
@@ -154,9 +206,16 @@ def _by_row(wide_NW: Tensor) -> Tensor:
     return wide_NW if wide_NW.stride(1) == 1 else wide_NW.contiguous()
 
 
+@cache
 def _columns(width: int, rank: int) -> int:
     return max(32, min(SUMS // _ranks(rank), triton.next_power_of_2(width)))
 
 
+@cache
 def _ranks(rank: int) -> int:
     return max(16, triton.next_power_of_2(rank))
+
+
+def _parts(whole: int, each: int) -> int:
+    """How many of at most so many each."""
+    return -(-whole // each)
