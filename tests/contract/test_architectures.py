@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 import weakref
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from torch.nn.functional import rms_norm, silu
 
+from on_a_card import instead_of_kernels
 from teamtr.engines.paged import joined_layers, pool
 from teamtr.engines.paged.fused_linears import join_attention, join_siblings
 from teamtr.engines.paged.pool import SamplerPool
@@ -28,7 +26,6 @@ from teamtr.engines.torch.fused_lora import fuse_lora
 from teamtr.engines.torch.known_layers import adds_twice as adds_twice_in
 from teamtr.engines.torch.loading import share_base
 from teamtr.engines.torch.policy import TransformerPolicy
-from teamtr.engines.torch.rotation import Rotation
 from teamtr.engines.torch.short_base import keep_short
 from teamtr.errors import UserError
 from teamtr.randomness import uniforms
@@ -286,25 +283,6 @@ def test_half_precision_has_the_gradient_of_float32_whatever_carries_the_adapter
     assert policy.frozen_half_bytes() > 0
 
 
-def between_products() -> SimpleNamespace:
-    """What kernels compute between products, by torch."""
-
-    def norm(x, weight, epsilon, dtype):
-        return rms_norm(x, (x.shape[-1],), weight, epsilon).to(dtype)
-
-    def add_norm(x, delta, weight, epsilon, dtype):
-        return x + delta, norm(x + delta, weight, epsilon, dtype)
-
-    return SimpleNamespace(
-        norm=norm,
-        branch=lambda x, *given: (x, norm(x, *given)),
-        add_norm=add_norm,
-        added=torch.add,
-        gated=lambda gate, up: silu(gate) * up,
-        turned=lambda x, cos, sin, weight, epsilon: Rotation(cos, sin, weight, None, epsilon).query(x),
-    )
-
-
 @pytest.mark.parametrize(
     ("kind", "changes", "adds_twice"),
     [
@@ -333,9 +311,7 @@ def test_what_a_card_computes_between_products_is_what_the_architecture_says(kin
         for key, parameter in policy.parameters().items():
             parameter.normal_(std=0.1, generator=torch.Generator().manual_seed(len(key)))
     prompts, messages = some_prompts(), [np.array([4, 5, 9], dtype=np.int32)] * len(some_prompts())
-    asked: list[str] = []
-    kernels = {name: partial(_asked, asked, name, work) for name, work in vars(between_products()).items()}
-    monkeypatch.setitem(sys.modules, "teamtr.engines.torch.fused_layers", SimpleNamespace(**kernels))
+    asked = instead_of_kernels(monkeypatch)
     found = []
     for fuses, recomputes in ((False, False), (True, False), (True, True)):
         monkeypatch.setattr(fused_lora.FusedLora, "fuses", lambda *_, it=fuses: it)
@@ -371,13 +347,11 @@ def test_what_a_card_computes_between_products_is_what_the_architecture_says(kin
 )
 def test_layers_of_the_sampling_copy_leave_their_last_sum_to_the_next_one(kind, changes, joined, gates, monkeypatch):
     """On a CPU to the bit; by the way of a card, with torch in the place of its kernels, but for rounding."""
-    model, said, asked = make_model(kind, **changes), [], []
+    model, said, asked = make_model(kind, **changes), [], instead_of_kernels(monkeypatch)
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if "norm" in name:
                 weight.copy_(torch.rand(weight.shape, generator=torch.Generator().manual_seed(len(name))) + 0.5)
-    kernels = {name: partial(_asked, asked, name, work) for name, work in vars(between_products()).items()}
-    monkeypatch.setitem(sys.modules, "teamtr.engines.torch.fused_layers", SimpleNamespace(**kernels))
     for joins, on_card in ((False, False), (True, False), (True, True)):
         monkeypatch.setattr(joined_layers, "has_kernels", lambda _, it=on_card: it)
         copy = SamplingCopy(model, torch.float32, CPU, joins_layers=joins)
@@ -501,7 +475,7 @@ def test_joined_layers_keep_nothing_longer_than_the_layers_they_stand_for(monkey
     def look(*_: Any) -> None:
         looks.append(sum(tensor() is not None for tensor in kept))
 
-    monkeypatch.setitem(sys.modules, "teamtr.engines.torch.fused_layers", between_products())
+    instead_of_kernels(monkeypatch)
     monkeypatch.setattr(joined_layers, "has_kernels", lambda _: True)
     joined_layers.join_layers(joined_layers.Stack.of(model), {})
     for layer in model.layers:
@@ -588,17 +562,12 @@ def test_norms_that_are_trained_get_their_gradient(monkeypatch):
     shared = share_base(make_model("Llama"), {"agent": SimpleNamespace(rank=4, alpha=8.0, targets=FEW)}, seed=0)
     norms = [parameter.requires_grad_() for name, parameter in shared.named_parameters() if "layernorm" in name]
     policy = make_policy(shared, adapter="agent", fused=fuse_lora(shared))
-    others = SimpleNamespace(gated=between_products().gated, turned=between_products().turned)
-    monkeypatch.setitem(sys.modules, "teamtr.engines.torch.fused_layers", others)
+    asked = instead_of_kernels(monkeypatch)
     monkeypatch.setattr(fused_lora.FusedLora, "fuses", lambda *_: True)
     policy.features(some_prompts(), [np.array([4, 5, 9], dtype=np.int32)] * len(some_prompts())).sum().backward()
+    assert {"gated", "turned"} == set(asked)
     assert len(norms) == 2 * LAYERS
     assert all(norm.grad is not None and norm.grad.any() for norm in norms)
-
-
-def _asked(asked: list[str], name: str, work: Any, *given: Any) -> Any:
-    asked.append(name)
-    return work(*given)
 
 
 @pytest.mark.parametrize(
@@ -687,9 +656,7 @@ def test_a_base_that_is_held_once_is_joined_as_a_copy_is_and_sampled_as_it_is_sc
     with torch.no_grad():
         for parameter in policy.parameters().values():
             parameter.normal_(std=0.1, generator=torch.Generator().manual_seed(parameter.numel()))
-    asked: list[str] = []
-    kernels = {name: partial(_asked, asked, name, work) for name, work in vars(between_products()).items()}
-    monkeypatch.setitem(sys.modules, "teamtr.engines.torch.fused_layers", SimpleNamespace(**kernels))
+    asked = instead_of_kernels(monkeypatch)
     for on_card in (False, True):
         monkeypatch.setattr(joined_layers, "has_kernels", lambda _, it=on_card: it)
         drawn = policy.sample(prompts, uniforms(1, len(prompts), 6))

@@ -104,27 +104,27 @@ def _factors(downs: Sequence[Tensor], ups: Sequence[Tensor], dtype: torch.dtype)
 def _narrow(flat: Tensor, down: Tensor) -> Tensor:
     """x A'."""
     if _reads_fast(flat, len(down)):
-        from teamtr.engines.torch import narrow_products
+        from teamtr.engines.torch.narrow_products import narrow
 
-        return narrow_products.narrow(flat, down)
+        return narrow(flat, down)
     return flat @ down.T
 
 
 def _up_gradient(grad: Tensor, narrow: Tensor, up: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     """Of what comes out with regard to B, and to x A'."""
     if _reads_fast(grad, up.shape[1]):
-        from teamtr.engines.torch import narrow_products
+        from teamtr.engines.torch.narrow_products import across_and_along
 
-        return narrow_products.across_and_along(grad, narrow, up, scale)
+        return across_and_along(grad, narrow, up, scale)
     return (grad.T @ narrow).mul_(scale), (grad @ up).mul_(scale)
 
 
 def _down_gradient(grad_narrow: Tensor, flat: Tensor) -> Tensor:
     """With regard to A."""
     if _reads_fast(flat, grad_narrow.shape[1]):
-        from teamtr.engines.torch import narrow_products
+        from teamtr.engines.torch.narrow_products import across
 
-        return narrow_products.across(flat, grad_narrow)
+        return across(flat, grad_narrow)
     return grad_narrow.T @ flat
 
 
