@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -90,6 +91,10 @@ def _exact(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.float()
 
 
-LAYERS = (norm, branch, add_norm, added, gated, gated_rows)
+def summed(rows: Tensor, places: Tensor, starts: Tensor) -> Tensor:
+    return torch.stack([rows[places[a:b]].sum(0) for a, b in pairwise(starts.tolist())])
+
+
+LAYERS = (norm, branch, add_norm, added, gated, gated_rows, summed)
 ROTATION = (turned, turned_rows)
 NARROW = (narrow, across, across_and_along)

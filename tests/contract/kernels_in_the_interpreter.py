@@ -21,7 +21,7 @@ from teamtr.engines.paged import adapter_kernel, joined_layers, kernels, layout,
 from teamtr.engines.paged.weights import SamplingCopy
 from teamtr.engines.sampling import TokenSampler, draw
 from teamtr.engines.scoring import score_tokens
-from teamtr.engines.torch import fused_layers, fused_lora, fused_rotation, narrow_products
+from teamtr.engines.torch import fused_layers, fused_lora, fused_rotation, narrow_products, packing
 from teamtr.engines.torch.fused_lora import FusedLora, fuse_lora
 from teamtr.engines.torch.head import OutputLayer
 from teamtr.engines.torch.loading import TinyShape, share_base, tiny_model
@@ -456,6 +456,20 @@ def between_products() -> None:
         assert torch.equal(fused_layers.placed(rows, origin), torch.cat([rows, torch.zeros(1, 2, 700)])[origin])
 
 
+def copies_of_rows() -> None:
+    """More columns than a block and fewer, rows of a wider table and tokens by head; a row without places is zero."""
+    table = torch.randn(6, 3, 500)
+    for rows in (table, table[:, :, :20], table[:, :, ::2], table.transpose(0, 1)[:, :, :40].transpose(0, 1)):
+        places, starts = torch.tensor([5, 0, 2, 2, 1]), torch.tensor([0, 1, 4, 4, 5])
+        for dtype, error in ((torch.float32, 1e-6), (torch.float16, 2e-3)):
+            given = rows.to(dtype)
+            with full_of_nonsense():
+                found = fused_layers.summed(given, places, starts)
+            wide = given.float()
+            expected = torch.stack([wide[5], wide[0] + 2 * wide[2], torch.zeros_like(wide[0]), wide[1]])
+            torch.testing.assert_close(found, expected.to(dtype), atol=error, rtol=error)
+
+
 def own_adapters() -> None:
     """Of several agents beside each other, and of nobody; with numbers of others that must not be touched."""
     for rows, outputs, rank, adapters, parts in (
@@ -527,9 +541,38 @@ def several_layers(wide: torch.Tensor, rank: int) -> None:
 
 def fused_learner() -> None:
     """A fused model over packed rows, some of which begin alike: the same features and gradients through kernels."""
+    _, passed = learning("fp32")
+    products, between = {"narrow": 8, "across": 8, "across_and_along": 14}, {"branch": 2, "add_norm": 2, "added": 2}
+    plain, calls = passed(fuses=False)
+    assert not calls
+    ours, calls = passed(fuses=True)
+    assert calls == Counter(gated=2, turned=4, **products, **between)
+    for one, other in zip(ours, plain, strict=True):
+        torch.testing.assert_close(one, other, atol=2e-5, rtol=2e-4)
+
+
+def joined_learner() -> None:
+    """In half precision layers are one; as far from float32 as torch is in half precision, or nearer."""
+    policy, passed = learning("fp32")
+    exact, _ = passed(fuses=False)
+    policy.precision = "fp16"
+    plain, _ = passed(fuses=False)
+    products, between = {"narrow": 8, "across": 8, "across_and_along": 8}, {"branch": 2, "add_norm": 2, "added": 2}
+    for _ in range(2):  # factors are rounded where they are read, then all at once
+        ours, calls = passed(fuses=True)
+        assert calls == Counter(gated_rows=2, turned_rows=2, summed=5, **products, **between), "keys, values, features"
+        errors = [
+            float(torch.cat([(a.float() - b).flatten() for a, b in zip(found, exact, strict=True)]).norm())
+            for found in (ours, plain)
+        ]
+        assert 0 < errors[0] < 1.5 * errors[1]
+
+
+def learning(precision: str):
+    """A policy, and what passes with kernels or without give: features and gradients, and the kernels asked for."""
     model, tokenizer = tiny_model(TinyShape(layers=2, width=32, heads=4), seed=0)
     shared = share_base(model, {"agent": SimpleNamespace(rank=4, alpha=8.0, targets="all-linear")}, seed=0)
-    policy = TransformerPolicy(shared, tokenizer, adapter="agent", fused=fuse_lora(shared))
+    policy = TransformerPolicy(shared, tokenizer, adapter="agent", precision=precision, fused=fuse_lora(shared))
     with torch.no_grad():
         for parameter in policy.parameters().values():
             parameter.add_(0.2 * torch.randn(parameter.shape))
@@ -539,24 +582,30 @@ def fused_learner() -> None:
     rows = [np.array(r, dtype=np.int32) for r in ([5, 6, 7, 8], [5, 6, 7, 8], [9, 4], [5, 6, 11])]
     messages = [np.array(r, dtype=np.int32) for r in ([4, 5], [7, 7, 3], [8], [6, 5])]
     calls: Counter[str] = Counter()
-    for module, names in ((fused_layers, ("branch", "add_norm", "added", "gated")), (fused_rotation, ("turned",))):
+    kernels = {
+        fused_layers: ("branch", "add_norm", "added", "gated", "gated_rows", "summed"),
+        fused_rotation: ("turned", "turned_rows"),
+        narrow_products: ("narrow", "across", "across_and_along"),
+    }
+    for module, names in kernels.items():
         for name in names:
             setattr(module, name, _counting(name, getattr(module, name), calls))
-    for name in ("narrow", "across", "across_and_along"):
-        setattr(narrow_products, name, _counting(name, getattr(narrow_products, name), calls))
-    found = []
-    for fuses in (False, True):
-        FusedLora.fuses = lambda *_, fuses=fuses: fuses
-        fused_lora._on_card = lambda *_, fuses=fuses: fuses
+    spread = packing.Spread.of
+
+    def passed(*, fuses: bool) -> tuple[list[torch.Tensor], Counter[str]]:
+        calls.clear()
+        FusedLora.fuses = lambda *_: fuses
+        fused_lora._on_card = lambda *_: fuses
+        in_runs = fuses and policy.precision != "fp32"
+        packing.Spread.of = lambda *given, **_: spread(*given, in_runs=in_runs)
         features = policy.features(rows, messages)
         (features * torch.linspace(-1, 1, features.numel()).view_as(features)).sum().backward()
-        found.append([features.detach(), *(p.grad.clone() for p in policy.parameters().values())])
+        found = [features.detach(), *(p.grad.clone() for p in policy.parameters().values())]
         for parameter in policy.parameters().values():
             parameter.grad = None
-        products = {"narrow": 8, "across": 8, "across_and_along": 14}
-        assert calls == (Counter(branch=2, add_norm=2, added=2, gated=2, turned=4, **products) if fuses else Counter())
-    for plain, ours in zip(*found, strict=True):
-        torch.testing.assert_close(ours, plain, atol=2e-5, rtol=2e-4)
+        return found, Counter(calls)
+
+    return policy, passed
 
 
 def _counting(name: str, work, calls: Counter[str]):
@@ -596,7 +645,9 @@ CHECKS = {
     "between": between_products,
     "narrow": narrow_factors,
     "own": own_adapters,
+    "copies": copies_of_rows,
     "learner": fused_learner,
+    "joined learner": joined_learner,
 }
 
 

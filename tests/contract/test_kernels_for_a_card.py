@@ -136,7 +136,7 @@ def test_drawing(compiled):
     ("width", "inner", "heads", "kv_heads", "dim"), [(2048, 6144, 16, 8, 128), (576, 1536, 9, 3, 64)], ids=str
 )
 def test_what_lies_between_the_learners_products(compiled, width, inner, heads, kv_heads, dim, dtype):
-    from teamtr.engines.torch.fused_layers import add_norm, added, branch, gated, gated_rows, norm
+    from teamtr.engines.torch.fused_layers import add_norm, added, branch, gated, gated_rows, norm, summed
     from teamtr.engines.torch.fused_rotation import turned, turned_rows
 
     residual, delta = torch.zeros(8, width, requires_grad=True), torch.zeros(8, width, dtype=dtype, requires_grad=True)
@@ -155,7 +155,8 @@ def test_what_lies_between_the_learners_products(compiled, width, inner, heads, 
         parts = turned_rows(rows, angles, angles, weight, weight, 1e-6, heads, kv_heads)
         torch.cat(parts, 1).sum().backward()
     gates, turns = ["_gate_kernel", "_gate_gradient_kernel"], ["_turn_kernel"] * 2 + ["_turn_rows_kernel"] * 2
-    assert compiled[6:] == ["_sum_kernel", *gates * 2, *turns * 2]
+    summed(torch.zeros(9, kv_heads, dim, dtype=dtype), torch.arange(9), torch.arange(5))
+    assert compiled[6:] == ["_sum_kernel", *gates * 2, *turns * 2, "_sum_rows_kernel"]
 
 
 def test_scoring_and_its_gradient(compiled):

@@ -11,12 +11,13 @@ import torch
 from test_lean_learner import assert_close, gradients
 
 from conftest import make_learner
+from on_a_card import instead_of_kernels
 from teamtr.batches import AgentBatch
 from teamtr.engines.passes import Padding, _filled
 from teamtr.engines.shards import Shards
 from teamtr.engines.torch import attention
 from teamtr.engines.torch.attention import Packed
-from teamtr.engines.torch.packing import Spread, pack
+from teamtr.engines.torch.packing import Further, Runs, Spread, pack
 from teamtr.engines.torch.policy import TransformerPolicy
 from teamtr.engines.torch.products import WIDEST, are_small, without_onednn
 
@@ -122,10 +123,12 @@ def test_a_tiny_policy_computes_without_onednn_in_float32_alone(one_thread):
     torch.testing.assert_close(without, policy.features(prompts, messages))
 
 
-def test_spreading_adds_up_the_gradients_of_all_copies_and_none_of_padding():
+@pytest.mark.parametrize("in_runs", [False, True])
+def test_spreading_adds_up_the_gradients_of_all_copies_and_none_of_padding(in_runs, monkeypatch):
+    asked = instead_of_kernels(monkeypatch)
     taken = np.array([2, 0, 2, -1, 1, 2, 0])
     source = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
-    spread = Spread.of(taken, 4, source.device)(source)
+    spread = Spread.of(taken, 4, source.device, in_runs=in_runs)(source)
     weights = torch.randn(7, 3, dtype=torch.float64)
     weights[3] = 0.0
     (spread * weights).sum().backward()
@@ -134,6 +137,24 @@ def test_spreading_adds_up_the_gradients_of_all_copies_and_none_of_padding():
         plain[row] += weights[place] if row >= 0 else 0.0
     torch.testing.assert_close(source.grad, plain)
     assert torch.equal(spread[[0, 2, 5]], source[[2, 2, 2]])
+    assert asked == ["summed"] * in_runs
+    source.grad = None
+    firsts = Spread.of(taken, 4, source.device, in_runs=in_runs).first_only()(source)
+    (firsts * weights).sum().backward()
+    assert torch.equal(source.grad, torch.stack([weights[1], weights[4], weights[0], torch.zeros_like(weights[0])]))
+    assert asked == ["summed"] * in_runs, "there is nothing to add"
+
+
+@pytest.mark.parametrize("end_to_end", [False, True])
+def test_a_kernel_adds_up_copies_where_rows_go_end_to_end(end_to_end, monkeypatch):
+    """In half precision on a card; elsewhere torch does, to the bits that it always had."""
+    monkeypatch.setattr(attention, "goes_end_to_end", lambda *_: end_to_end)
+    for rows, shares in (([ids(3, 4, 5), ids(3, 4, 6)], True), ([ids(3, 4), ids(5, 4)], False)):
+        spread = attention.Packed.of(pack(rows), torch.device("cpu"), torch.float16).spread
+        if shares:
+            assert isinstance(spread.copies, Runs if end_to_end else Further)
+        else:
+            assert spread is None or spread.copies is None
 
 
 def test_gathering_gives_its_gradient_to_first_copies_alone_and_a_card_finds_them_by_their_origin():

@@ -549,9 +549,9 @@ def test_books_never_hand_out_a_page_twice(steps):
 # -- kernels --------------------------------------------------------------------------------------------------
 
 
-KERNELS = "decode, prefill, draw, score, features, narrow, own"
+KERNELS = "decode, prefill, draw, score, features, narrow, own, copies"
 OTHERS = (
-    "together, long together, rotate, learner, rotated, half, half together, forbidden, between, "
+    "together, long together, rotate, learner, joined learner, rotated, half, half together, forbidden, between, "
     "other shapes together, groups"
 )
 INTERPRETED = Path(__file__).with_name("kernels_in_the_interpreter.py")

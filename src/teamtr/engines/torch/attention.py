@@ -301,7 +301,8 @@ class Packed:
             places = padded.reshape(-1)
         count = len(packing.ids_N)
         in_order = len(places) == count and (places == np.arange(count)).all()
-        return Packed(lengths, starts, None if in_order else Spread.of(places, count, device), end_to_end)
+        spread = None if in_order else Spread.of(places, count, device, in_runs=end_to_end)
+        return Packed(lengths, starts, spread, end_to_end)
 
     def use_probes(self, query: Tensor, key: Tensor, value: Tensor, layer: int, scale: float) -> Tensor:
         # Positions are rotated in float32; values have the dtype that the layers compute in.

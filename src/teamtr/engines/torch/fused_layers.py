@@ -104,6 +104,17 @@ def _place_kernel(rows, origin, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
         tl.store(out + n * WIDTH + c, row, mask=mask)
 
 
+@triton.jit
+def _sum_rows_kernel(rows, places, starts, out, row, width, BLOCK: tl.constexpr):
+    """A part of one row of what comes out: the rows at its places, added in their order."""
+    n, c = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = c < width
+    total = tl.zeros([BLOCK], dtype=tl.float32)
+    for k in range(tl.load(starts + n), tl.load(starts + n + 1)):
+        total += tl.load(rows + tl.load(places + k) * row + c, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + n * width + c, total.to(out.dtype.element_ty), mask=inside)
+
+
 class _Norm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float, dtype: torch.dtype) -> Tensor:
@@ -306,4 +317,16 @@ def placed(rows: Tensor, origin_P: Tensor) -> Tensor:
     out = torch.empty(len(origin_P), *rows.shape[1:], dtype=rows.dtype, device=rows.device)
     block = min(BLOCK, power_of_2(width))
     _place_kernel[(len(origin_P),)](rows, origin_P, out, WIDTH=width, BLOCK=block, num_warps=4)
+    return out
+
+
+def summed(rows: Tensor, places_P: Tensor, starts_N: Tensor) -> Tensor:
+    """Sums of rows, rounded once: the first is of those at ``places[starts[0] : starts[1]]``, and so on."""
+    wide, count = _as_rows(rows.reshape(len(rows), -1)), len(starts_N) - 1
+    width = wide.shape[1]
+    out = torch.empty(count, *rows.shape[1:], dtype=rows.dtype, device=rows.device)
+    block = min(BLOCK, power_of_2(width))
+    _sum_rows_kernel[(count, -(-width // block))](
+        wide, places_P, starts_N, out, wide.stride(0), width, BLOCK=block, num_warps=4
+    )
     return out

@@ -157,15 +157,16 @@ class FusedLora:
     siblings: dict[int, list[Tensor]] = field(default_factory=dict)
     """Weights of layers that read the same input, by the id of each: their halves lie below each other."""
     groups: dict[Group, None] = field(default_factory=dict)
-    """Layers that were read together so far."""
+    """Layers that were read together in the pass before, or are in this one."""
     rounded: dict[Group, Factors] = field(default_factory=dict)
-    """Of these, within a pass."""
+    """Of the former, within a pass."""
 
     @contextmanager
     def passing(self) -> Iterator[None]:
         """Within, one pass forward. In half precision the adapter's factors are rounded at its beginning, for all
         layers at once."""
-        self.rounded = {} if self.spread or self.dtype == torch.float32 else self._rounded(self.groups)
+        before, self.groups = self.groups, {}
+        self.rounded = {} if self.spread or self.dtype == torch.float32 else self._rounded(before)
         try:
             yield
         finally:
@@ -186,9 +187,9 @@ class FusedLora:
 
     def rows(self, group: Group, x: Tensor) -> Tensor | None:
         """What the layers of a group say of x, side by side: [N, W]. None where each has a product of its own."""
+        self.groups[group] = None
         factors = self.rounded.get(group)
         if factors is None:  # read for the first time, or computed again on the way back
-            self.groups[group] = None
             if self._whole(group) is None:
                 return None
             factors = self._rounded([group])[group]

@@ -33,6 +33,7 @@ class Group:
         self.layers = layers
         self.spread = spread
         self.plain = all(map(is_plain_adapted, layers))
+        self.bases = [layer.base_layer for layer in layers] if self.plain else []
         self._adapters: dict[str, Adapters] = {}
         self._wholes: dict[tuple[Any, ...], Whole | None] = {}
 
@@ -48,16 +49,16 @@ class Group:
 
     def whole(self, adapter: str, dtype: torch.dtype, weight_of: Callable[[Any], FrozenWeight]) -> Whole | None:
         """These layers as one, where they are. Looked for again when their weights come to lie elsewhere."""
-        bases = [layer.base_layer for layer in self.layers]
-        key = (adapter, dtype, *((base.weight.data_ptr(), base.weight.dtype) for base in bases))
+        weights = [base.weight for base in self.bases]
+        key = (adapter, dtype, *[(weight.data_ptr(), weight.dtype) for weight in weights])
         if key not in self._wholes:
             self._wholes = {held: whole for held, whole in self._wholes.items() if held[2:] == key[2:]}
-            self._wholes[key] = self._joined(adapter, dtype, [weight_of(base) for base in bases])
+            self._wholes[key] = self._joined(adapter, dtype, [weight_of(base) for base in self.bases])
         return self._wholes[key]
 
     def _joined(self, adapter: str, dtype: torch.dtype, weights: Sequence[FrozenWeight]) -> Whole | None:
         tensors = [weight for weight in weights if isinstance(weight, Tensor) and weight.dtype == dtype]
-        biases = [layer.base_layer.bias for layer in self.layers]
+        biases = [base.bias for base in self.bases]
         scales = {layer.scaling[adapter] for layer in self.layers}
         ranks = {len(layer.lora_A[adapter].weight) for layer in self.layers}
         with_bias = {bias is not None for bias in biases}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -72,44 +72,61 @@ def _shared(rows: Sequence[Ids]) -> list[int]:
     return [0, *(np.minimum(first, ends) - (ends - pairs)).tolist()]
 
 
+class Further(NamedTuple):
+    """The ``several`` rows of a source that have copies beyond the first, at ``further``, of which ``real`` exist."""
+
+    several: Tensor
+    further: Tensor
+    real: Tensor
+
+
+class Runs(NamedTuple):
+    """Where copies stand, source by source, and where each one's begin among these, with the number of all at the
+    end."""
+
+    places: Tensor
+    starts: Tensor
+
+
 @dataclass(frozen=True)
 class Spread:
     """``source[taken]`` whose gradient adds up copies in a fixed order, as one sum, without contention.
 
     ``own`` are the rows of the source that are taken at all (None: every one, in order), ``first`` is where each one's
-    first copy stands, and ``origin`` the other way round: which of them has its first copy at a place, -1 for none;
-    ``several`` of them have further copies at ``further``, of which ``real`` exist.
+    first copy stands, and ``origin`` the other way round: which of them has its first copy at a place, -1 for none.
     """
 
     taken: Tensor
     first: Tensor
     origin: Tensor
     own: Tensor | None
-    several: Tensor
-    further: Tensor
-    real: Tensor
+    copies: Further | Runs | None
+    """None: no more than the first one counts."""
 
     @staticmethod
-    def of(taken: Places, count: int, device: torch.device) -> Spread:
-        """``count`` rows in the source; a place below zero is padding: whatever stands there has no gradient."""
+    def of(taken: Places, count: int, device: torch.device, *, in_runs: bool = False) -> Spread:
+        """``count`` rows in the source; a place below zero is padding: whatever stands there has no gradient.
+        ``in_runs``: a kernel adds up copies."""
         real_places = np.flatnonzero(taken >= 0)
         by_source = real_places[np.argsort(taken[real_places], kind="stable")]
         own, starts, copies = np.unique(taken[by_source], return_index=True, return_counts=True)
-        several = np.flatnonzero(copies > 1)
-        which = np.arange(1, copies.max())[None] if len(several) else np.zeros((1, 0), dtype=np.int64)
-        real = which < copies[several][:, None]
-        further = by_source[np.where(real, starts[several][:, None] + which, 0)]
         first = by_source[starts]
         origin = np.full(len(taken), -1)
         origin[first] = np.arange(len(first))
-        arrays = np.maximum(taken, 0), first, origin, several, further, real
-        on_device = [send(array, device) for array in arrays]
+        found: Further | Runs | None = None
+        if in_runs and (copies > 1).any():
+            found = Runs(send(by_source, device), send(np.append(starts, len(by_source)), device))
+        elif (copies > 1).any():
+            several, which = np.flatnonzero(copies > 1), np.arange(1, copies.max())[None]
+            real = which < copies[several][:, None]
+            further = by_source[np.where(real, starts[several][:, None] + which, 0)]
+            found = Further(send(several, device), send(further, device), send(real, device))
         kept = None if len(own) == count else send(own, device)
-        return Spread(on_device[0], on_device[1], on_device[2], kept, *on_device[3:])
+        return Spread(send(np.maximum(taken, 0), device), send(first, device), send(origin, device), kept, found)
 
     def first_only(self) -> Spread:
         """For what is read at first copies alone: the others' gradients are zero and not worth adding."""
-        return replace(self, several=self.several[:0])
+        return replace(self, copies=None)
 
     def __call__(self, source: Tensor) -> Tensor:
         spread: Tensor = _Spread.apply(source, self)
@@ -121,10 +138,16 @@ class Spread:
         return gathered
 
     def sum_of(self, grad: Tensor, count: int) -> Tensor:
-        total = grad[self.first]
-        if len(self.several):
-            weights = self.real.to(grad.dtype).reshape(*self.real.shape, *(1,) * (grad.ndim - 1))
-            total[self.several] += (grad[self.further] * weights).sum(1)
+        if isinstance(self.copies, Runs):
+            from teamtr.engines.torch.fused_layers import summed
+
+            total = summed(grad, *self.copies)
+        else:
+            total = grad[self.first]
+            if self.copies is not None:
+                several, further, real = self.copies
+                weights = real.to(grad.dtype).reshape(*real.shape, *(1,) * (grad.ndim - 1))
+                total[several] += (grad[further] * weights).sum(1)
         if self.own is None:
             return total
         return grad.new_zeros(count, *grad.shape[1:]).index_copy_(0, self.own, total)
