@@ -30,7 +30,7 @@ from teamtr.engines.torch.rotation import Rotation
 from teamtr.engines.torch.scoring import fused_features, fused_score
 from teamtr.randomness import uniforms
 
-PAGE = kernels.PAGE
+PAGE, SPREAD = kernels.PAGE, packing.Spread.of
 SHAPES = ((4, 2, 16, [0, 1, 63, 64, 65, 130]), (9, 3, 64, [5, 200]), (6, 6, 24, [70, 3]))
 
 work_split.MOST_SPLITS = 4  # enough to join, and the interpreter is slow
@@ -590,14 +590,13 @@ def learning(precision: str):
     for module, names in kernels.items():
         for name in names:
             setattr(module, name, _counting(name, getattr(module, name), calls))
-    spread = packing.Spread.of
 
     def passed(*, fuses: bool) -> tuple[list[torch.Tensor], Counter[str]]:
         calls.clear()
         FusedLora.fuses = lambda *_: fuses
         fused_lora._on_card = lambda *_: fuses
         in_runs = fuses and policy.precision != "fp32"
-        packing.Spread.of = lambda *given, **_: spread(*given, in_runs=in_runs)
+        packing.Spread.of = lambda *given, **_: SPREAD(*given, in_runs=in_runs)
         features = policy.features(rows, messages)
         (features * torch.linspace(-1, 1, features.numel()).view_as(features)).sum().backward()
         found = [features.detach(), *(p.grad.clone() for p in policy.parameters().values())]
