@@ -131,16 +131,16 @@ def test_layers_as_one_compute_what_each_computes(sizes, bias, monkeypatch):
     layers, rank, width = len(sizes), 3, sum(sizes)
     weight, start = drawn(width, 5), drawn(width)
     x, direction = drawn(2, 4, 5).requires_grad_(), drawn(8, width)
-    adapters = Adapters(
+    adapters = Adapters.of(
         tuple(drawn(rank, 5).requires_grad_() for _ in sizes),
         tuple(drawn(size, rank).requires_grad_() for size in sizes),
     )
     group: Any = object()
-    whole = Whole(weight, start if bias else weight.new_empty(1), float(bias), 0.7, sizes)
+    whole = Whole(weight, weight.T, start if bias else weight.new_empty(1), float(bias), 0.7)
     factors = round_factors([(group, adapters)], torch.float64, lambda _: whole)[group]
     leaves = [x, *adapters.downs, *adapters.ups]
     ours = product(x, factors, adapters)
-    parts = zip(weight.split(sizes), start.split(sizes), *adapters, strict=True)
+    parts = zip(weight.split(sizes), start.split(sizes), adapters.downs, adapters.ups, strict=True)
     each = [x @ w.T + (b if bias else 0.0) + 0.7 * (x @ a.T) @ up.T for w, b, a, up in parts]
     apart = torch.cat(each, -1).view(8, width)
     torch.testing.assert_close(ours, apart)
@@ -149,7 +149,7 @@ def test_layers_as_one_compute_what_each_computes(sizes, bias, monkeypatch):
         torch.testing.assert_close(one, other)
     assert len(found) == 1 + 2 * layers
     nobody = [one.detach() for one in leaves[1:]]
-    still = product(x, factors, Adapters(tuple(nobody[:layers]), tuple(nobody[layers:])))
+    still = product(x, factors, Adapters.of(nobody[:layers], nobody[layers:]))
     (of_x,) = torch.autograd.grad(still, [x], direction)
     assert torch.equal(of_x, found[0]), "also where only x learns"
 
@@ -206,28 +206,27 @@ def test_what_each_layer_rounds_is_rounded_at_once_and_its_blocks_are_zero_elsew
     generator = torch.Generator().manual_seed(0)
     shapes = {"one": (5,), "two": (4, 6), "three": (6, 3, 3), "two again": (4, 6), "one again": (5,)}
     groups: Any = {
-        name: Adapters(
+        name: Adapters.of(
             tuple(torch.randn(2, 8, generator=generator) for _ in sizes),
             tuple(torch.randn(size, 2, generator=generator) for size in sizes),
         )
         for name, sizes in shapes.items()
     }
-    whole = Whole(torch.zeros(1), torch.zeros(1), 0.0, 1.0, ())
+    whole = Whole(torch.zeros(1), torch.zeros(1), torch.zeros(1), 0.0, 1.0)
     found: Any = round_factors(groups.items(), torch.float16, lambda name: whole if name != "one" else None)  # type: ignore[comparison-overlap]
     assert found.keys() == groups.keys()
-    for name, (downs, ups) in groups.items():
+    for name, (downs, ups, *_) in groups.items():
         ours: Factors = found[name]
         assert torch.equal(ours.down_RH, torch.cat(downs).half())
         assert all(torch.equal(a, b.half()) for a, b in zip(ours.ups, ups, strict=True))
         assert ours.up_Wr is not None
-        assert ours.block_WR is not None
+        assert ours.block_RW is not None
         assert torch.equal(ours.up_Wr, torch.cat(ups).half())
-        assert torch.equal(ours.block_WR, torch.block_diag(*(up.half() for up in ups)))
+        assert torch.equal(ours.block_RW, torch.block_diag(*(up.half().T for up in ups)))
         assert (ours.whole is None) == (name == "one")
-    uneven: Any = {"uneven": Adapters((torch.ones(2, 8), torch.ones(3, 8)), (torch.ones(4, 2), torch.ones(5, 3)))}
-    (factors,) = round_factors(uneven.items(), torch.float16, lambda _: None).values()
-    assert [up.shape for up in factors.ups] == [(4, 2), (5, 3)]
-    assert factors.block_WR is None
+    uneven = Adapters.of([torch.ones(2, 8), torch.ones(3, 8)], [torch.ones(4, 2), torch.ones(5, 3)])
+    nobody: Any = [("uneven", uneven)]
+    assert not round_factors(nobody, torch.float16, lambda _: None), "each layer rounds its own"
 
 
 # -- where weights lie ----------------------------------------------------------------------------------------------

@@ -139,7 +139,7 @@ def test_spreading_adds_up_the_gradients_of_all_copies_and_none_of_padding(in_ru
     assert torch.equal(spread[[0, 2, 5]], source[[2, 2, 2]])
     assert asked == ["summed"] * in_runs
     source.grad = None
-    firsts = Spread.of(taken, 4, source.device, in_runs=in_runs).first_only()(source)
+    firsts = Spread.of(taken, 4, source.device, in_runs=in_runs).first_only(source)
     (firsts * weights).sum().backward()
     assert torch.equal(source.grad, torch.stack([weights[1], weights[4], weights[0], torch.zeros_like(weights[0])]))
     assert asked == ["summed"] * in_runs, "there is nothing to add"

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -283,7 +283,7 @@ class Packed:
     """Rows follow each other without padding; else each is padded to the longest, on the right, where causality alone
     hides it."""
 
-    @property
+    @cached_property
     def longest(self) -> int:
         return max(self.lengths)
 
@@ -311,7 +311,7 @@ class Packed:
             dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
         if self.spread is not None:
-            query = self.spread.first_only()(query)
+            query = self.spread.first_only(query)
             key, value = self.spread(key), self.spread(value)
         grouped = key.shape[1] != query.shape[1]
         if self.end_to_end:

@@ -181,7 +181,7 @@ class FusedLora:
         adapters = group.adapters(self.adapter)
         if adapters is None or self.spread or self.dtype == torch.float32 or not self.fuses(adapters.downs[0]):
             return None
-        if sum(map(len, adapters.downs)) > MOST_RANKS:
+        if not 0 < len(adapters.downs) * adapters.rank <= MOST_RANKS:
             return None
         return group.whole(self.adapter, self.dtype, self.weight_of)
 

@@ -7,8 +7,8 @@ way back. What they say stands side by side, and ``fused_layers`` reads it there
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from itertools import accumulate, pairwise
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate, chain, pairwise, repeat
 from typing import Any, NamedTuple
 
 import torch
@@ -23,6 +23,15 @@ class Adapters(NamedTuple):
 
     downs: tuple[Tensor, ...]
     ups: tuple[Tensor, ...]
+    sizes: tuple[int, ...]
+    """Outputs of each."""
+    rank: int
+    """Of each; 0 where they differ."""
+
+    @staticmethod
+    def of(downs: Sequence[Tensor], ups: Sequence[Tensor]) -> Adapters:
+        ranks = {len(down) for down in downs}
+        return Adapters(tuple(downs), tuple(ups), tuple(map(len, ups)), ranks.pop() if len(ranks) == 1 else 0)
 
 
 class Group:
@@ -42,7 +51,7 @@ class Group:
         found = self._adapters.get(name)
         if found is None and self.plain and all(name in layer.lora_A for layer in self.layers):
             downs, ups = ([getattr(layer, kind)[name].weight for layer in self.layers] for kind in ("lora_A", "lora_B"))
-            found = Adapters(tuple(downs), tuple(ups))
+            found = Adapters.of(downs, ups)
             if not self.spread:
                 self._adapters[name] = found
         return found
@@ -59,26 +68,24 @@ class Group:
     def _joined(self, adapter: str, dtype: torch.dtype, weights: Sequence[FrozenWeight]) -> Whole | None:
         tensors = [weight for weight in weights if isinstance(weight, Tensor) and weight.dtype == dtype]
         biases = [base.bias for base in self.bases]
-        scales = {layer.scaling[adapter] for layer in self.layers}
-        ranks = {len(layer.lora_A[adapter].weight) for layer in self.layers}
-        with_bias = {bias is not None for bias in biases}
-        if len(tensors) < len(weights) or any(len(found) > 1 for found in (scales, ranks, with_bias)):
+        scales, with_bias = {layer.scaling[adapter] for layer in self.layers}, {bias is not None for bias in biases}
+        if len(tensors) < len(weights) or len(scales) > 1 or len(with_bias) > 1:
             return None
         weight_WH = below_each_other(tensors)
         if weight_WH is None:
             return None
         start = torch.cat(biases).detach().to(dtype) if all(with_bias) else weight_WH.new_empty(1)
-        return Whole(weight_WH, start, float(all(with_bias)), scales.pop(), tuple(map(len, tensors)))
+        return Whole(weight_WH, weight_WH.t(), start, float(all(with_bias)), scales.pop())
 
 
 class Whole(NamedTuple):
     """Layers as one: their weights below each other. ``start`` times ``beta`` is their bias."""
 
     weight_WH: Tensor
+    weight_HW: Tensor
     start: Tensor
     beta: float
     scale: float
-    sizes: tuple[int, ...]
 
 
 class Factors(NamedTuple):
@@ -87,9 +94,9 @@ class Factors(NamedTuple):
     down_RH: Tensor
     ups: Sequence[Tensor]
     up_Wr: Tensor | None = None
-    """B of all, one below the other, where all are of one rank."""
-    block_WR: Tensor | None = None
-    """The same where each layer's has columns of its own: x A' times its transpose is what all adapters add."""
+    """B of all, one below the other."""
+    block_RW: Tensor | None = None
+    """B' of each in rows of its own, side by side: x A' times this is what all adapters add."""
     whole: Whole | None = None
     """The layers as one, where they are."""
 
@@ -98,36 +105,75 @@ class Factors(NamedTuple):
 def round_factors(
     groups: Iterable[tuple[Group, Adapters]], dtype: torch.dtype, whole_of: Callable[[Group], Whole | None]
 ) -> dict[Group, Factors]:
-    """Of all groups at once: hundreds of small kernels would take a card's host longer than a small pass takes the
-    card. In memory of their own, since what a pass computed with is needed on the way back."""
-    alike: dict[tuple[Any, ...], list[tuple[Group, Adapters]]] = {}
+    """Of all groups at once whose layers have one rank: hundreds of small kernels would take a card's host longer than
+    a small pass takes the card. In memory of their own, since what a pass computed with is needed on the way back."""
+    alike: dict[tuple[Any, ...], _Alike] = {}
     for group, adapters in groups:
-        shape = (*(down.shape for down in adapters.downs), *(up.shape for up in adapters.ups))
-        alike.setdefault(shape, []).append((group, adapters))
-    weights = [w for same in alike.values() for kind in (0, 1) for _, adapters in same for w in adapters[kind]]
-    if not weights:
+        if adapters.rank:
+            shape = (adapters.sizes, adapters.rank, adapters.downs[0].shape[1])
+            alike.setdefault(shape, _Alike(*shape, [], [])).add(group, adapters)
+    if not alike:
         return {}
-    numbers = [weight.numel() for weight in weights]
-    flat = torch.empty(sum(numbers), dtype=dtype, device=weights[0].device)
-    parts = [part.view_as(weight) for part, weight in zip(flat.split(numbers), weights, strict=True)]
-    torch._foreach_copy_(parts, weights)
-    found: dict[Group, Factors] = {}
-    at = first = 0
-    for same in alike.values():
-        downs, ups = same[0][1]
-        layers, count = len(downs), len(same)
-        of_downs, of_ups = (count * sum(one.numel() for one in ones) for ones in (downs, ups))
-        downs_GRH = flat[at : at + of_downs].view(count, -1, downs[0].shape[1]).unbind()
-        of_each = parts[first + count * layers : first + 2 * count * layers]
-        wholes = [whole_of(group) for group, _ in same]
-        joined: list[tuple[Tensor | None, Tensor | None]] = [(None, None)] * count
+    numbers = [same.numbers for same in alike.values()]
+    flat = torch.empty(sum(numbers), dtype=dtype, device=adapters.downs[0].device)
+    parts = [same.parts(own) for same, own in zip(alike.values(), flat.split(numbers), strict=True)]
+    torch._foreach_copy_(
+        [part for one in parts for part in one.single], [weight for same in alike.values() for weight in same.weights]
+    )
+    return {
+        group: factors
+        for same, one in zip(alike.values(), parts, strict=True)
+        for group, factors in zip(same.groups, same.factors(one, list(map(whole_of, same.groups))), strict=True)
+    }
+
+
+class _Parts(NamedTuple):
+    """Memory of groups that are alike: A of all, B of all, and each factor by itself."""
+
+    downs_GRH: Tensor
+    ups_GWr: Tensor
+    each: list[tuple[Tensor, ...]]
+    """B, layer by layer."""
+    single: list[Tensor]
+
+
+class _Alike(NamedTuple):
+    """Groups whose layers have the same shapes."""
+
+    sizes: tuple[int, ...]
+    rank: int
+    width: int
+    groups: list[Group]
+    adapters: list[Adapters]
+
+    def add(self, group: Group, adapters: Adapters) -> None:
+        self.groups.append(group)
+        self.adapters.append(adapters)
+
+    @property
+    def numbers(self) -> int:
+        return len(self.groups) * self.rank * (len(self.sizes) * self.width + sum(self.sizes))
+
+    @property
+    def weights(self) -> list[Tensor]:
+        downs = [down for one in self.adapters for down in one.downs]
+        return downs + [one.ups[layer] for layer in range(len(self.sizes)) for one in self.adapters]
+
+    def parts(self, flat: Tensor) -> _Parts:
+        count, layers = len(self.groups), len(self.sizes)
+        downs, ups = flat.split([count * layers * self.rank * self.width, count * sum(self.sizes) * self.rank])
+        ups_GWr = ups.view(count, -1, self.rank)
+        each = [of_layer.unbind() for of_layer in ups_GWr.split(self.sizes, 1)]
+        single = [*downs.view(count * layers, self.rank, self.width).unbind(), *chain(*each)]
+        return _Parts(downs.view(count, layers * self.rank, self.width), ups_GWr, each, single)
+
+    def factors(self, parts: _Parts, wholes: Sequence[Whole | None]) -> Iterator[Factors]:
+        """When they are rounded."""
+        blocks: Iterable[Tensor | None] = repeat(None)
         if any(wholes):
-            ups_GWr = flat[at + of_downs : at + of_downs + of_ups].view(count, -1, ups[0].shape[1])
-            joined = list(zip(ups_GWr.unbind(), _blocks(ups_GWr, [len(up) for up in ups]).unbind(), strict=True))
-        for k, (group, _) in enumerate(same):
-            found[group] = Factors(downs_GRH[k], of_each[k * layers : (k + 1) * layers], *joined[k], wholes[k])
-        at, first = at + of_downs + of_ups, first + 2 * count * layers
-    return found
+            blocks = _blocks(parts.ups_GWr, self.sizes).mT.unbind()
+        views = zip(parts.downs_GRH.unbind(), zip(*parts.each, strict=True), parts.ups_GWr.unbind(), blocks, wholes)  # noqa: B905
+        return (Factors(*view) for view in views)
 
 
 def _blocks(ups_GWr: Tensor, sizes: Sequence[int]) -> Tensor:
@@ -143,7 +189,7 @@ def _blocks(ups_GWr: Tensor, sizes: Sequence[int]) -> Tensor:
 
 def product(x: Tensor, factors: Factors, adapters: Adapters) -> Tensor:
     """x W' + bias + scale * (x A') B' of layers as one, side by side: [N, W], of x [..., H]."""
-    out: Tensor = _Product.apply(x, factors, *adapters.downs, *adapters.ups)
+    out: Tensor = _Product.apply(x, factors, adapters.sizes, *adapters.downs, *adapters.ups)
     return out
 
 
@@ -152,19 +198,19 @@ class _Product(torch.autograd.Function):
     rounded: a product that only adds an adapter's part would read and write all that the layers say once more."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, factors: Factors, *adapters: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, factors: Factors, sizes: tuple[int, ...], *adapters: Tensor) -> Tensor:
         from teamtr.engines.torch.narrow_products import narrow
 
-        down_RH, _, up_Wr, block_WR, whole = factors
+        down_RH, _, up_Wr, block_RW, whole = factors
         assert whole is not None
         assert up_Wr is not None
-        assert block_WR is not None
-        weight_WH, start, beta, scale, _ = whole
-        flat_NH = x.reshape(-1, x.shape[-1]).to(weight_WH.dtype)
+        assert block_RW is not None
+        flat_NH = x.reshape(-1, x.shape[-1]).to(down_RH.dtype)
         narrow_NR = narrow(flat_NH, down_RH)
         ctx.save_for_backward(flat_NH, down_RH, narrow_NR, up_Wr)
-        ctx.whole, ctx.shape, ctx.x_dtype, ctx.dtype = whole, x.shape, x.dtype, adapters[0].dtype
-        return torch.addmm(start, narrow_NR, block_WR.t(), beta=beta, alpha=scale).addmm_(flat_NH, weight_WH.t())
+        ctx.whole, ctx.sizes, ctx.shape, ctx.x_dtype, ctx.dtype = whole, sizes, x.shape, x.dtype, adapters[0].dtype
+        out_NW = torch.addmm(whole.start, narrow_NR, block_RW, beta=whole.beta, alpha=whole.scale)
+        return out_NW.addmm_(flat_NH, whole.weight_HW)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -172,16 +218,15 @@ class _Product(torch.autograd.Function):
         from teamtr.engines.torch.narrow_products import across, across_and_along
 
         flat_NH, down_RH, narrow_NR, up_Wr = ctx.saved_tensors
-        weight_WH, _, _, scale, sizes = ctx.whole
         grad_NW = grad_NW.to(flat_NH.dtype)
-        of_up_Wr, grad_NR = across_and_along(grad_NW, narrow_NR, up_Wr, scale, sizes)
+        of_up_Wr, grad_NR = across_and_along(grad_NW, narrow_NR, up_Wr, ctx.whole.scale, ctx.sizes)
         grad_x = None
         if ctx.needs_input_grad[0]:
-            grad_x = (grad_NR @ down_RH).addmm_(grad_NW, weight_WH).view(ctx.shape).to(ctx.x_dtype)
-        if not any(ctx.needs_input_grad[2:]):
-            return grad_x, None, *[None] * (2 * len(sizes))
+            grad_x = (grad_NR @ down_RH).addmm_(grad_NW, ctx.whole.weight_WH).view(ctx.shape).to(ctx.x_dtype)
+        if not any(ctx.needs_input_grad[3:]):
+            return grad_x, None, None, *[None] * (2 * len(ctx.sizes))
         of_down_RH = across(flat_NH, grad_NR).to(ctx.dtype)
-        return grad_x, None, *of_down_RH.split(up_Wr.shape[1]), *of_up_Wr.to(ctx.dtype).split(sizes)
+        return grad_x, None, None, *of_down_RH.split(up_Wr.shape[1]), *of_up_Wr.to(ctx.dtype).split(ctx.sizes)
 
 
 def below_each_other(tensors: Sequence[Tensor]) -> Tensor | None:

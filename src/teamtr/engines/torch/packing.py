@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -124,6 +125,7 @@ class Spread:
         kept = None if len(own) == count else send(own, device)
         return Spread(send(np.maximum(taken, 0), device), send(first, device), send(origin, device), kept, found)
 
+    @cached_property
     def first_only(self) -> Spread:
         """For what is read at first copies alone: the others' gradients are zero and not worth adding."""
         return replace(self, copies=None)
