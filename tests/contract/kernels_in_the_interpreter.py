@@ -360,7 +360,8 @@ def rows_turned(r: Rotation, heads: int, rows: torch.Tensor) -> torch.Tensor:
     those of values head by head."""
     weights = r.query_weight_D, r.key_weight_D
     query, key, value = fused_rotation.turned_rows(rows, r.cos_ND, r.sin_ND, *weights, r.epsilon, heads, 2)
-    return torch.cat([query, key, value.transpose(0, 1).contiguous().transpose(0, 1)], 1)
+    value.register_hook(lambda grad: grad.transpose(0, 1).contiguous().transpose(0, 1))
+    return torch.cat([query, key, value], 1)
 
 
 def side_by_side(heads: int, rows: torch.Tensor, both: torch.Tensor) -> list[tuple[list[torch.Tensor], ...]]:
@@ -459,7 +460,13 @@ def between_products() -> None:
 def copies_of_rows() -> None:
     """More columns than a block and fewer, rows of a wider table and tokens by head; a row without places is zero."""
     table = torch.randn(6, 3, 500)
-    for rows in (table, table[:, :, :20], table[:, :, ::2], table.transpose(0, 1)[:, :, :40].transpose(0, 1)):
+    for rows in (
+        table,
+        table[:, :2],
+        table[:, :, :20],
+        table[:, :, ::2],
+        table.transpose(0, 1)[:, :, :40].transpose(0, 1),
+    ):
         places, starts = torch.tensor([5, 0, 2, 2, 1]), torch.tensor([0, 1, 4, 4, 5])
         for dtype, error in ((torch.float32, 1e-6), (torch.float16, 2e-3)):
             given = rows.to(dtype)

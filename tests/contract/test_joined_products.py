@@ -269,19 +269,22 @@ def test_a_base_that_is_kept_short_is_one_where_the_sampler_has_laid_it_so(preci
     assert "gated" in on_card
     assert "gated_rows" not in on_card
     weights = shared_weights(policy.causal_lm, dtype, CPU)
-    before = [weight.data for weight in weights.values()]
-    lay_below_each_other(policy.causal_lm, weights)
-    on_card.clear()
-    ours = passed(policy)
-    assert together(on_card)
-    assert not policy._fused.halves
-    wholes = [whole for group in policy._fused.groups for whole in group._wholes.values() if whole is not None]
-    assert len(wholes) == 4 * LAYERS
-    lie = {weight.untyped_storage().data_ptr() for weight in weights.values()}
-    assert {whole.weight_WH.untyped_storage().data_ptr() for whole in wholes} < lie
-    left = {weight.untyped_storage().data_ptr() for weight in before} - lie
-    assert left
-    assert not left & {whole.weight_WH.untyped_storage().data_ptr() for whole in wholes}
+    for _ in range(2):  # wherever they come to lie
+        before = [weight.data for weight in weights.values()]
+        lay_below_each_other(policy.causal_lm, weights)
+        on_card.clear()
+        ours = passed(policy)
+        assert together(on_card)
+        assert not policy._fused.halves
+        wholes = [whole for group in policy._fused.groups for whole in group._wholes.values() if whole is not None]
+        assert len(wholes) == 4 * LAYERS
+        held, lie, lay = (
+            {tensor.untyped_storage().data_ptr() for tensor in tensors}
+            for tensors in ([whole.weight_WH for whole in wholes], weights.values(), before)
+        )
+        assert held < lie
+        assert lay - lie
+        assert not held & (lay - lie)
     for name, found in ours.items():
         torch.testing.assert_close(found, apart[name], rtol=0.05, atol=0.02 * float(apart[name].abs().max()))
 
@@ -365,16 +368,39 @@ def test_what_cannot_be_one_is_computed_as_ever(settings, change, apart, on_card
         torch.testing.assert_close(found, as_ever[name], rtol=0.05, atol=0.02 * float(as_ever[name].abs().max()))
 
 
-def test_on_a_cpu_and_in_parts_nothing_is_one(monkeypatch):
+def test_on_a_cpu_nothing_is_one(monkeypatch):
     policy = make_policy()
     asked = instead_of_kernels(monkeypatch)
-    passed(policy)
+    for _ in range(2):
+        passed(policy)
     assert not asked
+    assert policy._fused.groups
     assert not any(group._wholes for group in policy._fused.groups)
-    monkeypatch.setattr(FusedLora, "fuses", lambda *_: True)
-    policy._fused.spread = True
-    with policy.computing():
-        assert all(policy._fused._whole(group) is None for group in policy._fused.groups)
+
+
+def test_a_base_that_processes_hold_in_parts_is_not_one(on_card):
+    """Not even of the dtype that is computed in: its memory comes and goes."""
+    policy = make_policy(kept=torch.float16)
+    passed(policy)
+    state = policy._fused
+    assert any(state._whole(group) is not None for group in state.groups)
+    state.spread = True
+    assert all(state._whole(group) is None for group in state.groups)
+
+
+def test_of_layers_that_are_kept_differently_only_those_in_float32_have_halves(on_card):
+    policy = make_policy()
+    attention = first_attention(policy)
+    short = attention.k_proj.base_layer.weight
+    short.data = short.data.half()
+    passed(policy)
+    assert on_card.count("turned") == 2
+    halves = policy._fused.halves
+    assert (id(short), torch.float16) not in halves
+    assert (id(attention.q_proj.base_layer.weight), torch.float16) in halves
+    assert bytes_of(halves.values()) == 2 * sum(
+        layer.weight.numel() for layer in policy._fused.linears if layer.weight is not short
+    )
 
 
 def test_agents_of_one_base_are_one_with_their_own_factors(on_card, monkeypatch):
