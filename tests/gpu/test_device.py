@@ -30,6 +30,7 @@ from teamtr.engines.scoring import score_features, score_tokens
 from teamtr.engines.torch.fused_lora import FusedLora, fuse_lora
 from teamtr.engines.torch.head import OutputLayer
 from teamtr.engines.torch.loading import TinyShape, share_base, tiny_model
+from teamtr.engines.torch.packing import Spread
 from teamtr.engines.torch.policy import TransformerPolicy
 from teamtr.engines.torch.row_scaled import RowScaled
 from teamtr.engines.torch.short_base import keep_short
@@ -387,6 +388,31 @@ def test_fused_layers_have_the_gradient_of_torch(precision, monkeypatch):
     monkeypatch.setattr(FusedLora, "fuses", lambda *_: False)
     plain = gradient_of(make_learner(make_policy("lora", precision)), batch)
     assert 0 < float((fused - plain).norm() / plain.norm()) < (0.01 if precision == "fp16" else 0.08)
+
+
+@needs_card
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_layers_that_are_one_have_the_gradient_of_each(precision, monkeypatch):
+    batch = make_batch()
+    one = gradient_of(make_learner(make_policy("lora", precision)), batch)
+    monkeypatch.setattr(FusedLora, "_whole", lambda *_: None)
+    each = gradient_of(make_learner(make_policy("lora", precision)), batch)
+    assert 0 < float((one - each).norm() / each.norm()) < (0.01 if precision == "fp16" else 0.08)
+
+
+@needs_card
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_copies_of_rows_are_added_up_as_in_float64(dtype):
+    from teamtr.engines.torch.fused_layers import summed
+
+    taken = np.random.default_rng(0).integers(0, 200, size=5000)
+    torch.manual_seed(0)
+    grad = torch.randn(5000, 8, 128, device=DEVICE).to(dtype)
+    runs = Spread.of(taken, 200, grad.device, in_runs=True).copies
+    exact = torch.zeros(200, 8, 128, dtype=torch.float64, device=DEVICE)
+    exact.index_add_(0, torch.from_numpy(taken).to(DEVICE), grad.double())
+    error = float((summed(grad, *runs).double() - exact).abs().max() / exact.abs().max())
+    assert error < torch.finfo(dtype).eps
 
 
 @needs_card

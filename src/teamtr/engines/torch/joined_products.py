@@ -8,7 +8,7 @@ way back. What they say stands side by side, and ``fused_layers`` reads it there
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import accumulate, chain, pairwise, repeat
+from itertools import accumulate, chain, pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -115,7 +115,8 @@ def round_factors(
     if not alike:
         return {}
     numbers = [same.numbers for same in alike.values()]
-    flat = torch.empty(sum(numbers), dtype=dtype, device=adapters.downs[0].device)
+    device = next(iter(alike.values())).adapters[0].downs[0].device
+    flat = torch.empty(sum(numbers), dtype=dtype, device=device)
     parts = [same.parts(own) for same, own in zip(alike.values(), flat.split(numbers), strict=True)]
     torch._foreach_copy_(
         [part for one in parts for part in one.single], [weight for same in alike.values() for weight in same.weights]
@@ -169,10 +170,11 @@ class _Alike(NamedTuple):
 
     def factors(self, parts: _Parts, wholes: Sequence[Whole | None]) -> Iterator[Factors]:
         """When they are rounded."""
-        blocks: Iterable[Tensor | None] = repeat(None)
+        blocks: Iterable[Tensor | None] = [None] * len(wholes)
         if any(wholes):
             blocks = _blocks(parts.ups_GWr, self.sizes).mT.unbind()
-        views = zip(parts.downs_GRH.unbind(), zip(*parts.each, strict=True), parts.ups_GWr.unbind(), blocks, wholes)  # noqa: B905
+        ups = zip(*parts.each, strict=True)
+        views = zip(parts.downs_GRH.unbind(), ups, parts.ups_GWr.unbind(), blocks, wholes, strict=True)
         return (Factors(*view) for view in views)
 
 
