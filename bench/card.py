@@ -2,7 +2,7 @@
 
     python bench/card.py --out OUT --model QWEN             # on a GPU; QWEN: a folder with Qwen2.5-Coder-1.5B-Instruct
     python bench/card.py --out OUT --jobs stage8,step       # some of them, in this order
-    python bench/card.py --out OUT --rehearse               # on a CPU: all of them at a tiny scale, in minutes
+    python bench/card.py --out OUT --rehearse               # on a CPU: all of them tiny, in minutes, in OUT/rehearsal
 
 What a job prints goes to OUT/NAME.txt and OUT/NAME.err as it comes. A job that ends well is written down in
 OUT/NAME.done and not run again unless its command is another one. A job that takes longer than its limit is ended with
@@ -45,23 +45,19 @@ class Job:
     name: str
     limit_s: float
     command: str
-    tiny: str = ""
-    """Words that make it small enough for a CPU."""
-    fresh: bool = False
-    """In a process of its own: it starts others anyway, or measures how long that takes."""
-    needs: tuple[tuple[str, Path | None], ...] = ()
-    """What must be there, in words and as a path."""
-    begin: Callable[[], None] | None = None
-    """Makes what it begins with."""
+    tiny: str = ""  # words that make it small enough for a CPU
+    fresh: bool = False  # a process of its own: it starts others anyway, or measures how long that takes
+    needs: tuple[tuple[str, Path | None], ...] = ()  # what must be there, in words and as a path
+    begin: Callable[[], None] | None = None  # makes what it begins with
 
 
 def jobs_of(out: Path, model: Path | None, rehearse: bool) -> tuple[Job, ...]:
+    """In this order. A point of growth.py is ended by its own limits, which write it down, before its job is."""
     data = Path(os.environ.get("TEAMTR_DATA", ROOT.parent / "shared" / "data")).resolve() / "gsm8k"
     team, runs, points = out / "team.yaml", out / "time_to", out / "growth.jsonl"
-    measured = ROOT / "docs" / ("growth-cpu.jsonl" if rehearse else "growth-card.jsonl")
-    small_stage = "--shape tiny --problems 2 --group 2 --prompt 16 --tokens 8 --micro-batch 4"
+    goes_on = partial(go_on, ROOT / "docs" / f"growth-{'cpu' if rehearse else 'card'}.jsonl", points)
     grow = f"bench/growth.py --shape 1.7b --repeats 1 --out {shlex.quote(str(points))}"
-    goes_on = partial(go_on, measured, points)
+    small_stage = "--shape tiny --problems 2 --group 2 --prompt 16 --tokens 8 --micro-batch 4"
     return (
         Job("stage8", 300, "bench/stage.py --shape 8b --parts ours --problems 32 --sampler fp16 --one-copy "
             "--pages-gb 8 --micro-batch 4 --json", f"{small_stage} --pages-gb 0.1"),
@@ -92,9 +88,6 @@ def jobs_of(out: Path, model: Path | None, rehearse: bool) -> tuple[Job, ...]:
             "--shape tiny --tokens 64 --episodes 4"),
         Job("tests", 240, "-m pytest -q tests/gpu -x -p no:xdist", "-k 'overflow or resumes'"),
     )  # fmt: skip
-
-
-# -- what jobs begin with --------------------------------------------------------------------------------------------
 
 
 def go_on(measured: Path, points: Path) -> None:
@@ -128,17 +121,15 @@ def small_model(folder: Path) -> Path:
     return folder
 
 
-# -- one process after the other -------------------------------------------------------------------------------------
-
-
 def preload() -> None:
-    """Import what jobs import. NVML answers whoever asks for a card meanwhile: after CUDA has, no fork may use it."""
-    asks, before = "PYTORCH_NVML_BASED_CUDA_CHECK", dict(os.environ)
-    os.environ[asks] = "1"
+    """Import what jobs import. Whoever asks for a card meanwhile is answered by NVML: once CUDA has answered, no fork
+    can use it. What importing leaves in the environment is not for jobs that are not forked."""
+    before = dict(os.environ)
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     for name in PRELOADED:
         importlib.import_module(name)
-    if asks not in before:
-        del os.environ[asks]
+    os.environ.clear()
+    os.environ.update(before)
 
 
 def start(words: Sequence[str], stdout: int, stderr: int, fresh: bool) -> int:
@@ -233,7 +224,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--fresh", action="store_true", help="every job in a process that imports all anew")
     parser.add_argument("--rehearse", action="store_true", help="a tiny scale, on the CPU")
     a = parser.parse_args(arguments)
-    out, model = a.out.resolve(), a.model and a.model.resolve()
+    out = (a.out / "rehearsal" if a.rehearse else a.out).resolve()
+    model = a.model and a.model.resolve()
     out.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before transformers is imported, as in bench/common.py
     if a.rehearse:
