@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
 import shlex
 import signal
 import subprocess
@@ -85,7 +86,8 @@ class Here:
 
     def started(self, *jobs: dict[str, Any], more: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
         command = self.command(*jobs, more=more)
-        return subprocess.run(command, cwd=self.folder, capture_output=True, text=True, timeout=LONG_S)
+        here = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+        return subprocess.run(command, cwd=self.folder, env=here, capture_output=True, text=True, timeout=LONG_S)
 
     def run(self, *jobs: dict[str, Any], more: tuple[str, ...] = ()) -> tuple[int, list[list[str]]]:
         """The exit status, and the rows of the last table: name and how it ended."""
