@@ -1,4 +1,4 @@
-"""The benchmarks of docs/performance.md, docs/growth.md and docs/sizing.md that need a card, one after the other.
+"""Benchmarks of docs/performance.md, docs/growth.md and docs/sizing.md that need a card, one after the other.
 
     python bench/card.py --out OUT --model QWEN             # on a GPU; QWEN: a folder with Qwen2.5-Coder-1.5B-Instruct
     python bench/card.py --out OUT --jobs stage8,step       # some of them, in this order
