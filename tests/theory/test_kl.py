@@ -44,6 +44,23 @@ def test_a_position_has_the_same_bits_beside_one_that_is_far() -> None:
     torch.testing.assert_close(beside[3:], textbook_kl(far, -far).float())
 
 
+def test_known_log_probabilities_change_no_bit_and_take_no_gradient() -> None:
+    cur, new = torch.randn(2, 4, 7, generator=torch.Generator().manual_seed(1))
+    alone, beside = new.clone().requires_grad_(), new.clone().requires_grad_()
+    known = beside.log_softmax(-1)
+    expected, found = kl_cur_to_new(cur, alone), kl_cur_to_new(cur, beside, known)
+    expected.sum().backward()
+    found.sum().backward()
+    assert torch.equal(expected, found)
+    assert alone.grad is not None
+    assert beside.grad is not None
+    assert torch.equal(alone.grad, beside.grad)
+
+
+def test_kl_of_no_position_is_empty() -> None:
+    assert kl_cur_to_new(torch.zeros(0, 7), torch.zeros(0, 7)).shape == (0,)
+
+
 def test_kl_by_hand_and_in_the_order_of_its_name() -> None:
     # p = (1/2, 1/2), q = (1/4, 3/4): KL(p || q) = 1/2 log 2 + 1/2 log(2/3) = 1/2 log(4/3) = 0.14384
     # the other way round: 1/4 log(1/2) + 3/4 log(3/2) = 0.13081
