@@ -202,8 +202,10 @@ def bootstrap_upper(
     mean = float(values.mean()) if weights_M is None else float(np.average(values, weights=weights))
     if problems == 1:
         return max(mean, float(values.max()))  # the mean of equal numbers can round to above them
-    shared = isinstance(rng, SharedDraws)
-    times_drawn_DP = rng.times_drawn_DP(problems, draws) if shared else times_drawn(problems, draws, rng)
+    if isinstance(rng, SharedDraws):
+        times_drawn_DP = rng.times_drawn_DP(problems, draws)
+    else:
+        times_drawn_DP = times_drawn(problems, draws, rng)
     with np.errstate(invalid="ignore"):  # a draw of problems whose weights are all 0 says nothing
         means_D = (times_drawn_DP @ sums_P) / (times_drawn_DP @ counts_P)
     means_D = np.where(np.isfinite(means_D), means_D, np.inf)

@@ -84,22 +84,40 @@ def _shared(ids: Ids, lengths: Places, ends: Places) -> Places:
     return np.append(0, np.minimum(first, before_ends) - (before_ends - pairs))
 
 
+WIDTHS = (4, 16, 64, 256, 1024)
+"""Further copies that are added up together on a CPU, at most. Multiples of four: torch adds up a column in four parts,
+so that zeros at its end change no bit."""
+FEW = 1024
+"""Copies, padding included, up to which one sum is faster than several."""
+
+
+@dataclass(frozen=True)
+class Copies:
+    """Rows ``several`` of the source that have further copies: at ``further``, of which ``real`` exist."""
+
+    several: Tensor
+    further: Tensor
+    real: Tensor
+
+    def sum_of(self, grad: Tensor) -> Tensor:
+        weights = self.real.to(grad.dtype).reshape(*self.real.shape, *(1,) * (grad.ndim - 1))
+        return (grad[self.further] * weights).sum(1)
+
+
 @dataclass(frozen=True)
 class Spread:
     """``source[taken]`` whose gradient adds up copies in a fixed order, as one sum, without contention.
 
     ``own`` are the rows of the source that are taken at all (None: every one, in order), ``first`` is where each one's
     first copy stands, and ``origin`` the other way round: which of them has its first copy at a place, -1 for none;
-    ``several`` of them have further copies at ``further``, of which ``real`` exist.
+    ``copies`` are those of them with further ones.
     """
 
     taken: Tensor
     first: Tensor
     origin: Tensor
     own: Tensor | None
-    several: Tensor
-    further: Tensor
-    real: Tensor
+    copies: tuple[Copies, ...]
 
     @staticmethod
     def of(taken: Places, count: int, device: torch.device) -> Spread:
@@ -107,21 +125,21 @@ class Spread:
         real_places = np.flatnonzero(taken >= 0)
         by_source = real_places[np.argsort(taken[real_places], kind="stable")]
         own, starts, copies = np.unique(taken[by_source], return_index=True, return_counts=True)
-        several = np.flatnonzero(copies > 1)
-        which = np.arange(1, copies.max())[None] if len(several) else np.zeros((1, 0), dtype=np.int64)
-        real = which < copies[several][:, None]
-        further = by_source[np.where(real, starts[several][:, None] + which, 0)]
         first = by_source[starts]
         origin = np.full(len(taken), -1)
         origin[first] = np.arange(len(first))
-        arrays = np.maximum(taken, 0), first, origin, several, further, real
-        on_device = [send(array, device) for array in arrays]
-        kept = None if len(own) == count else send(own, device)
-        return Spread(on_device[0], on_device[1], on_device[2], kept, *on_device[3:])
+        found = []
+        for several, width in _by_width(copies - 1, device):
+            which = np.arange(1, width + 1)[None]
+            real = which < copies[several][:, None]
+            further = by_source[np.where(real, starts[several][:, None] + which, 0)]
+            found.append(Copies(send(several, device), send(further, device), send(real, device)))
+        on_device = [send(array, device) for array in (np.maximum(taken, 0), first, origin)]
+        return Spread(*on_device, None if len(own) == count else send(own, device), tuple(found))
 
     def first_only(self) -> Spread:
         """For what is read at first copies alone: the others' gradients are zero and not worth adding."""
-        return replace(self, several=self.several[:0])
+        return replace(self, copies=())
 
     def __call__(self, source: Tensor) -> Tensor:
         spread: Tensor = _Spread.apply(source, self)
@@ -134,12 +152,25 @@ class Spread:
 
     def sum_of(self, grad: Tensor, count: int) -> Tensor:
         total = grad[self.first]
-        if len(self.several):
-            weights = self.real.to(grad.dtype).reshape(*self.real.shape, *(1,) * (grad.ndim - 1))
-            total[self.several] += (grad[self.further] * weights).sum(1)
+        for copies in self.copies:
+            total[copies.several] += copies.sum_of(grad)
         if self.own is None:
             return total
         return grad.new_zeros(count, *grad.shape[1:]).index_copy_(0, self.own, total)
+
+
+def _by_width(further: Places, device: torch.device) -> list[tuple[Places, int]]:
+    """The rows that have so many further copies, in groups of similar numbers, and the most of each group. What rows
+    begin with has a hundred copies and what follows has five: padded to one width, most of a sum would be zeros. On a
+    card all are one group, since it waits for launches and not for zeros."""
+    several = np.flatnonzero(further)
+    if not len(several):
+        return []
+    most = int(further.max())
+    widths = WIDTHS if device.type == "cpu" and len(several) * most > FEW else ()
+    limits = [*(width for width in widths if width < most), most]
+    group = np.searchsorted(limits, further[several])
+    return [(several[group == k], limits[k]) for k in np.unique(group).tolist()]
 
 
 class _Spread(torch.autograd.Function):
