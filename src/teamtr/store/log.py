@@ -324,8 +324,7 @@ def _unusual_to_json(value: Any, depth: int) -> Any:
         if value.dtype.kind != "f":
             return value.tolist()
         items = value.astype(np.float64).tolist()
-        # A sum in C: most arrays are messages of a few tokens. What is not finite shows in it, and what else does is fit.
-        plain = value.ndim == 1 and math.isfinite(sum(items))
+        plain = value.ndim == 1 and math.isfinite(sum(items))  # most have a few tokens: asked in C, it is faster
         return items if plain or np.isfinite(value).all() else _to_json(items, depth)
     if isinstance(value, np.bool_):
         return bool(value)

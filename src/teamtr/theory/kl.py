@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from teamtr.types import Floats
@@ -120,6 +120,16 @@ def per_message_sum(values_N: ArrayLike, lengths_M: ArrayLike) -> Floats:
         )
     message_N = np.repeat(np.arange(len(lengths)), lengths)
     return np.bincount(message_N, weights=values, minlength=len(lengths)).astype(np.float64)
+
+
+def sum_by_message(values_N: Floats, lengths_M: NDArray[np.int64]) -> Floats:
+    """The same with the bits of ``values.sum()`` of each message by itself, which adds long ones pairwise: messages of
+    one length are added up at once."""
+    starts_M, total_M = np.cumsum(lengths_M) - lengths_M, np.zeros(len(lengths_M))
+    for length in np.unique(lengths_M):
+        own = np.flatnonzero(lengths_M == length)
+        total_M[own] = values_N[starts_M[own][:, None] + np.arange(length)].sum(axis=1)
+    return total_M
 
 
 def discounted_kl(kl_M: ArrayLike, turn_M: ArrayLike, episode_M: ArrayLike, gamma: float, episodes: int) -> float:

@@ -84,40 +84,24 @@ def _shared(ids: Ids, lengths: Places, ends: Places) -> Places:
     return np.append(0, np.minimum(first, before_ends) - (before_ends - pairs))
 
 
-WIDTHS = (4, 16, 64, 256, 1024)
-"""Further copies that are added up together on a CPU, at most. Multiples of four: torch adds up a column in four parts,
-so that zeros at its end change no bit."""
-FEW = 1024
-"""Copies, padding included, up to which one sum is faster than several."""
-
-
-@dataclass(frozen=True)
-class Copies:
-    """Rows ``several`` of the source that have further copies: at ``further``, of which ``real`` exist."""
-
-    several: Tensor
-    further: Tensor
-    real: Tensor
-
-    def sum_of(self, grad: Tensor) -> Tensor:
-        weights = self.real.to(grad.dtype).reshape(*self.real.shape, *(1,) * (grad.ndim - 1))
-        return (grad[self.further] * weights).sum(1)
-
-
 @dataclass(frozen=True)
 class Spread:
     """``source[taken]`` whose gradient adds up copies in a fixed order, as one sum, without contention.
 
     ``own`` are the rows of the source that are taken at all (None: every one, in order), ``first`` is where each one's
     first copy stands, and ``origin`` the other way round: which of them has its first copy at a place, -1 for none;
-    ``copies`` are those of them with further ones.
+    ``several`` of them have further copies at ``further``. To be added up, each of those is put at its ``slot`` among
+    ``most`` for each of the several; the others stay zeros.
     """
 
     taken: Tensor
     first: Tensor
     origin: Tensor
     own: Tensor | None
-    copies: tuple[Copies, ...]
+    several: Tensor
+    further: Tensor
+    slot: Tensor
+    most: int
 
     @staticmethod
     def of(taken: Places, count: int, device: torch.device) -> Spread:
@@ -128,18 +112,26 @@ class Spread:
         first = by_source[starts]
         origin = np.full(len(taken), -1)
         origin[first] = np.arange(len(first))
-        found = []
-        for several, width in _by_width(copies - 1, device):
-            which = np.arange(1, width + 1)[None]
-            real = which < copies[several][:, None]
-            further = by_source[np.where(real, starts[several][:, None] + which, 0)]
-            found.append(Copies(send(several, device), send(further, device), send(real, device)))
-        on_device = [send(array, device) for array in (np.maximum(taken, 0), first, origin)]
-        return Spread(*on_device, None if len(own) == count else send(own, device), tuple(found))
+        several = np.flatnonzero(copies > 1)
+        more = copies[several] - 1
+        most = int(more.max(initial=0))
+        which = np.arange(more.sum()) - np.repeat(np.cumsum(more) - more, more)
+        further = by_source[np.repeat(starts[several], more) + 1 + which]
+        slot = np.repeat(np.arange(len(several)) * most, more) + which
+        return Spread(
+            taken=send(np.maximum(taken, 0), device),
+            first=send(first, device),
+            origin=send(origin, device),
+            own=None if len(own) == count else send(own, device),
+            several=send(several, device),
+            further=send(further, device),
+            slot=send(slot, device),
+            most=most,
+        )
 
     def first_only(self) -> Spread:
         """For what is read at first copies alone: the others' gradients are zero and not worth adding."""
-        return replace(self, copies=())
+        return replace(self, several=self.several[:0])
 
     def __call__(self, source: Tensor) -> Tensor:
         spread: Tensor = _Spread.apply(source, self)
@@ -151,26 +143,14 @@ class Spread:
         return gathered
 
     def sum_of(self, grad: Tensor, count: int) -> Tensor:
-        total = grad[self.first]
-        for copies in self.copies:
-            total[copies.several] += copies.sum_of(grad)
+        total, shape = grad[self.first], grad.shape[1:]
+        if len(self.several):
+            slots = grad.new_zeros(len(self.several) * self.most, *shape)
+            slots.index_copy_(0, self.slot, grad[self.further])
+            total[self.several] += slots.view(-1, self.most, *shape).sum(1)
         if self.own is None:
             return total
-        return grad.new_zeros(count, *grad.shape[1:]).index_copy_(0, self.own, total)
-
-
-def _by_width(further: Places, device: torch.device) -> list[tuple[Places, int]]:
-    """The rows that have so many further copies, in groups of similar numbers, and the most of each group. What rows
-    begin with has a hundred copies and what follows has five: padded to one width, most of a sum would be zeros. On a
-    card all are one group, since it waits for launches and not for zeros."""
-    several = np.flatnonzero(further)
-    if not len(several):
-        return []
-    most = int(further.max())
-    widths = WIDTHS if device.type == "cpu" and len(several) * most > FEW else ()
-    limits = [*(width for width in widths if width < most), most]
-    group = np.searchsorted(limits, further[several])
-    return [(several[group == k], limits[k]) for k in np.unique(group).tolist()]
+        return grad.new_zeros(count, *shape).index_copy_(0, self.own, total)
 
 
 class _Spread(torch.autograd.Function):
