@@ -145,7 +145,7 @@ class Passes:
         for new, cur, ids in self.chunks(reference.batch, head, hidden_NH, cur_NH, ids_N, lean=lean):
             keep = len(new) == len(hidden_NH)  # of several chunks, logits would be held all at once
             pieces.append(score_features(head, reference.head, new, cur, ids, keep=keep))
-        logp_N, kl_N = (torch.cat(x) for x in zip(*pieces, strict=True))
+        logp_N, kl_N = pieces[0] if len(pieces) == 1 else (torch.cat(x) for x in zip(*pieces, strict=True))
         return Scored(logp_N, kl_N, part.lengths_M.tolist())
 
     def features(self, part: AgentBatch) -> Tensor:
@@ -166,6 +166,8 @@ class Passes:
         size = max(1, min(head_chunk(self.policy.device, vocabulary), planned))
         if lean:
             size = int(size * LEAN)
+        if len(tensors[0]) <= size:
+            return iter([tensors])  # as they are: a gradient need not go through a cut that cuts nothing
         return zip(*(t.split(size) for t in tensors), strict=True)
 
     def own_shards(self, batch: AgentBatch, rows: Rows) -> list[tuple[int, list[Rows]]]:
