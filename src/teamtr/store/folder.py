@@ -80,7 +80,7 @@ class RunFolder:
             for part in PARTS:
                 remove_leftovers(path / part, recursive=True)
             yield run
-            if lock.descriptor is not None:
+            if lock.descriptor is not None:  # a forked child has no such thread, and would wait for ever
                 removals.finish()
         finally:
             if lock.descriptor is not None:  # not in a forked child that leaves the block: the lock is its parent's

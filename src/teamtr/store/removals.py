@@ -1,4 +1,4 @@
-"""Folders that nobody finds any more are removed in a thread of its own: a file system may take longer to free a few
+"""Folders that nobody finds any more are removed in a thread of their own: a file system may take longer to free a few
 files than to write them, and nothing waits for it.
 
 A folder is out of the way before it comes here (``atomic.set_aside``): a process that dies meanwhile leaves a leftover.
