@@ -27,7 +27,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, Qwen3ForCausalLM  # noqa: F401 (its imports are no part of loading)
 
 from common import SHAPES, device, make_model, random_prompts, report, seconds, so_far
 from teamtr.engines.paged.sampler import Server
@@ -71,8 +70,10 @@ def graphs() -> dict[str, int]:
 
 def one_process(a: argparse.Namespace) -> dict[str, Any]:
     """From the command to a warm sampler: seconds of each part."""
+    keep_kernels()  # before transformers is imported, as a run does: torch's compiler then chooses a place of its own
+    from transformers import AutoModelForCausalLM, Qwen3ForCausalLM  # noqa: F401 (its imports are no part of loading)
+
     imports = time.time() - a.began
-    keep_kernels()
     gpu, server = device().type == "cuda", None
 
     def load() -> None:

@@ -144,11 +144,11 @@ def main() -> None:
         "generate, static cache": lambda: generate(model, prompts, a.new, cache_implementation="static"),
         "continuous batching": lambda: continuous(model, prompts, a.new),
     }
+    if unknown := set(a.skip) - set(contestants):
+        parser.error(f"--skip: {', '.join(sorted(unknown))}; there are {'; '.join(contestants)}")
     if not gpu:
         rivals = ("generate", "generate, static cache")
         contestants = {name: contestants[name] for name in ("ours", *rivals)}
-    if unknown := set(a.skip) - set(contestants):
-        parser.error(f"--skip: {', '.join(sorted(unknown))}; there are {'; '.join(contestants)}")
     results: dict[str, dict[str, Any]] = {}
     for name, run in contestants.items():
         if name in a.skip:

@@ -5,8 +5,9 @@
     python bench/stage.py --shape 8b --parts ours --problems 32 --sampler fp16 --one-copy --pages-gb 8 --micro-batch 4
     python bench/stage.py --shape tiny --problems 2 --group 2 --tokens 8 --prompt 16        # on a CPU
 
-Ours plays all turns anew before every update and takes the whole update: scores, steps, the exact gate. The rivals are
-measured on one turn of middle length and one update (the padded one on a quarter of an update's messages), and
+Ours plays all turns anew before every update and takes the whole update: scores, steps, the exact gate. Before the
+clock starts it rehearses the longest steps, as a run does, which lowers an agent's micro-batch to what fits. The rivals
+are measured on one turn of middle length and one update (the padded one on a quarter of an update's messages), and
 multiplied: ``generate`` + padded training, and TRL's GRPO step where trl is installed, each with the cache that is the
 default and with a static one, which transformers compiles and captures. All are warm when the clock starts. Then the
 same stage by plans that reuse rollouts (``--parts plans``), which decide as in training, and the memory of teams of 1
@@ -58,6 +59,7 @@ from teamtr.training.algorithm import run_stage, schedule
 from teamtr.training.batch import Optimization, TrainingBatch
 from teamtr.training.update import update_agent
 from teamtr.types import AgentState, Problem, Verdict
+from throughput import shape_of, team
 from trl_step import as_stage, grpo_step
 
 PARTS = ("ours", "rivals", "plans", "memory")
@@ -126,6 +128,8 @@ def update(engine: Any, a: argparse.Namespace, agent: str, said: Said, seed: int
 def ours(a: argparse.Namespace, score: str) -> dict[str, Any]:
     keeps = score == "sampler"
     engine, phases = team_of(a, a.agents, keeps=keeps), Counter()
+    rehearsed = engine.rehearse(team(shape_of(a.shape), *sizes(a), micro_batch=a.micro_batch).demand)
+    so_far("rehearsed", {"micro-batch": rehearsed.micro_batch, "recomputed": rehearsed.recomputed})
     warm(engine, play(engine, a, 0, Counter(), a.agents), a)
     sampled, told = 0, {}
     for k, agent in enumerate(engine.learners):
@@ -143,8 +147,8 @@ def ours(a: argparse.Namespace, score: str) -> dict[str, Any]:
         told[agent] = {name: getattr(done, name) for name in names}
         engine.publish(agent, done.version_after)
         so_far(f"until {agent}", {**phases, "peak GB": peak_gb()})
-    phases["micro-batch"] = min(engine.learner(agent).passes.micro_batch for agent in engine.learners)
     shares = {
+        "micro-batch": {agent: engine.learner(agent).passes.micro_batch for agent in engine.learners},
         "sampled tokens/s": sampled / phases["sample"],
         "gate share of the stage": phases["gate"] / phases["whole"],
         "gate share without sampling": phases["gate"] / (phases["whole"] - phases["sample"]),
@@ -227,6 +231,10 @@ def by_plan(a: argparse.Namespace, name: str, stages: int = 2) -> dict[str, Any]
     kl = float(np.mean([step.report.kl_full for step in steps]))
     worth = min(shares, default=None)
     return {**found, "actions": actions, "least share": worth, "KL": kl, "sampling cost": cost, "peak GB": peak_gb()}
+
+
+def sizes(a: argparse.Namespace) -> tuple[int, ...]:
+    return a.agents, a.problems, a.group, a.prompt, a.tokens
 
 
 def warm(engine: Any, said: dict[str, Any], a: argparse.Namespace) -> None:
@@ -323,7 +331,7 @@ def main() -> None:
     parser.add_argument("--precision", default="fp16" if gpu else "fp32")
     parser.add_argument("--sampler", default="bf16" if gpu else "fp32", help="precision of sampling")
     parser.add_argument("--score", default="own", help="who scores the old policy: own, sampler, or both, with a comma")
-    parser.add_argument("--micro-batch", type=int, default=32)
+    parser.add_argument("--micro-batch", type=int, default=64, help="of ours, lowered to what fits (default: 64)")
     parser.add_argument("--one-copy", action="store_true", help="the base once, in fp16, for learner and sampler")
     parser.add_argument("--pages-gb", type=float, help="memory for keys and values (default: a share of what is free)")
     parser.add_argument(

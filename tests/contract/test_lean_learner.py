@@ -13,6 +13,7 @@ from torch import nn
 
 from conftest import LORA, make_batch, make_learner, make_policy
 from teamtr.batches import AgentBatch
+from teamtr.engines import hashing
 from teamtr.engines.gradients import _Scaled
 from teamtr.engines.hashing import hash_tensors
 from teamtr.engines.learner import PolicyLearner
@@ -383,6 +384,13 @@ def test_a_hash_sees_every_bit_name_and_place():
     assert len(set(hashes)) == len(hashes)
     assert hash_tensors({"w": base.clone()}) == hashes[0]
     assert hash_tensors({"w": base.half()}) != hash_tensors({"w": base.bfloat16()})
+
+
+def test_factors_that_are_kept_hash_as_those_that_are_computed(monkeypatch):
+    tensors = {"a": torch.arange(12.0), "b": torch.arange(12.0) + 1, "c": torch.arange(5)}
+    kept = [hash_tensors(tensors) for _ in range(2)]
+    monkeypatch.setattr(hashing, "KEPT_LENGTH", 0)
+    assert [*kept, hash_tensors(tensors)] == 3 * [kept[0]]
 
 
 def test_a_head_of_half_precision_factors_adds_up_in_single_and_keeps_the_gradient():

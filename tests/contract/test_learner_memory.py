@@ -86,10 +86,18 @@ def test_running_out_of_memory_in_the_middle_of_a_step_leaves_nothing_of_what_wa
     batch = make_batch(learner)
     advantages = advantages_for(batch)
     expected = gradients(expected_learner, batch, advantages)
-    # the second of two parts, then the third of four; eight go through
+    # the second of two parts, then the third of three; four go through
     passes = out_of_memory_at(learner, monkeypatch, place, {2, 5})
     assert_close(expected, gradients(learner, batch, advantages))
-    assert passes == [4, 4, 2, 2, 2, *[1] * 8]
+    assert passes == [4, 4, 3, 3, 3, *[2] * 4]
+
+
+def test_a_micro_batch_is_lowered_by_a_quarter_down_to_one_message():
+    tried = [32]
+    while tried[-1] > 1:
+        tried.append(passes.lowered(tried[-1]))
+    assert tried == [32, 24, 18, 13, 9, 6, 4, 3, 2, 1]
+    assert passes.lowered(1) == 1
 
 
 @pytest.mark.parametrize("kind", ["tabular", "full"])

@@ -228,7 +228,7 @@ def test_a_step_is_recomputed_where_a_single_message_does_not_fit_otherwise(monk
     assert set(found["recomputed"]) == set(planned.recomputed)
     assert found["micro_batch"]["speaker"] == 2, "the largest half of 8 that fits"
     room = 1
-    assert rehearse(built)["micro_batch"]["speaker"] == 2, "settled once: from here on, running out of memory halves it"
+    assert rehearse(built)["micro_batch"]["speaker"] == 2, "settled once: from here on, running out of memory lowers it"
 
 
 @pytest.mark.long
@@ -360,7 +360,7 @@ def test_a_rehearsal_changes_nothing_and_finds_the_micro_batch_that_fits(monkeyp
 
     monkeypatch.setattr(policy, "features", limited)
     found = rehearse(built)
-    assert found["micro_batch"] == {"left": 8, "right": 8, "speaker": 2}
+    assert found["micro_batch"] == {"left": 8, "right": 8, "speaker": 3}
     assert {name: learner.fingerprint() for name, learner in built.engine.learners.items()} == before
 
 

@@ -157,6 +157,16 @@ def test_a_kernel_adds_up_copies_where_rows_go_end_to_end(end_to_end, monkeypatc
             assert spread is None or spread.copies is None
 
 
+def test_many_copies_and_few_are_added_up_beside_each_other():
+    """Whole numbers, whose sums are exact in any order."""
+    rng = np.random.default_rng(0)
+    copies = np.array([1, 2, 1, 40, 5, 97])
+    taken = rng.permutation(np.repeat(np.arange(len(copies)), copies))
+    grad = torch.from_numpy(rng.integers(-9, 9, size=(len(taken), 2, 3)).astype(np.float32))
+    plain = torch.zeros(len(copies), 2, 3).index_add_(0, torch.from_numpy(taken), grad)
+    assert torch.equal(Spread.of(taken, len(copies), grad.device).sum_of(grad, len(copies)), plain)
+
+
 def test_gathering_gives_its_gradient_to_first_copies_alone_and_a_card_finds_them_by_their_origin():
     taken = np.array([2, 0, 2, -1, 1, 2, 0])
     spread = Spread.of(taken, 3, torch.device("cpu"))

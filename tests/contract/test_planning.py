@@ -20,7 +20,7 @@ from teamtr.planning.advice import helpful, placement, smallest_sharing
 from teamtr.planning.cards import CARDS, card_named
 from teamtr.planning.configs import shape_of_source, tiny_shape
 from teamtr.planning.exchange import exchange_seconds, gather_seconds
-from teamtr.planning.learning import LearnerCost, PassCount, step_rows
+from teamtr.planning.learning import LearnerCost, PassCount, Selection, step_rows
 from teamtr.planning.memory import held, held_parameters, kept_bytes_per_token, memory_of
 from teamtr.planning.sampling import Decoder
 from teamtr.planning.seconds import Load, Spent, distinct
@@ -343,6 +343,34 @@ def test_passes_are_counted_by_tokens_where_they_are_filled_by_tokens():
     assert passes("fp16") == passes("bf16") == -(-128 * 2 * 512 / 768 // 16)
     alike = replace(twice, turns=(turns[1], turns[1], *one.turns[1:]))
     assert step_rows(LearnerCost(alike, alike.members[0]), Load.learned(alike)).micro_batches == passes("fp32")
+
+
+@pytest.mark.parametrize(
+    ("base", "precision", "moved"),
+    [
+        ("fp32", "fp16", 0),  # computed with halves that are kept
+        ("fp16", "fp16", 0),
+        ("file", "fp16", 4),  # bf16 is read, fp16 written
+        ("int8", "fp16", 3),
+        ("int8", "fp32", 5),
+    ],
+)
+def test_casting_a_base_counts_once_forward_once_back_and_once_more_where_it_is_recomputed(base, precision, moved):
+    """1,409,286,144 weights in the layers, at 0.735 of 4.8 TB/s; of weights that are trained none is cast."""
+    plain = setup(replace(SHAPE, stored="bf16"))
+    chosen = replace(plain, learning=replace(plain.learning, base=base, precision=precision))
+    cast = moved * 1_409_286_144 / (0.735 * 4.8e12)
+    rows = Selection(problems=64, episodes=512, micro_batches=8)
+
+    def bandwidth(cost: Spent) -> float:
+        return cost.by["bandwidth"]
+
+    for recomputes, times in ((False, 2), (True, 3)):
+        learner = LearnerCost(chosen, chosen.members[0], recomputes)
+        assert bandwidth(learner.forward(rows, 1)) == pytest.approx(8 * cast)
+        assert bandwidth(learner.step(rows)) == pytest.approx(8 * times * cast)
+    trained = replace(chosen, members=tuple(replace(member, rank=None) for member in chosen.members))
+    assert bandwidth(LearnerCost(trained, trained.members[0]).step(rows)) == 0.0
 
 
 def test_two_gradients_pass_through_a_worker_in_every_step():

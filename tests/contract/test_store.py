@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import errno
 import gzip
 import hashlib
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -468,6 +471,54 @@ def test_pruning_keeps_the_last_commits_and_what_they_need(tmp_path: Path) -> No
     latest = checkpoints.latest()
     assert latest is not None
     assert latest.number == 5
+
+
+def test_a_commit_does_not_wait_for_what_it_prunes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is pruned is out of the way when the commit returns, and gone when the block ends."""
+    remove, may_go, asked = shutil.rmtree, threading.Event(), []
+
+    def slowly(folder: Path) -> None:
+        asked.append(folder)
+        assert may_go.wait(60)
+        remove(folder)
+
+    with RunFolder.open(tmp_path, keep_commits=1) as run:
+        save = Saver()
+        run.checkpoints.commit(0, {"left": "a0"}, save, {})
+        monkeypatch.setattr(shutil, "rmtree", slowly)
+        run.checkpoints.commit(1, {"left": "a1"}, save, {})  # returns, though nothing was removed yet
+        assert run.checkpoints.numbers() == [1]
+        assert [name for name in stored(run.checkpoints)["left"] if not name.startswith(".tmp-")] == ["a1"]
+        assert len(list(tmp_path.rglob(".tmp-*"))) == 2  # a commit and an agent
+        may_go.set()
+        run.checkpoints.commit(2, {"left": "a2"}, save, {})
+        assert len(asked) >= 2  # the removals of a commit are over before the next one is written
+    assert not list(tmp_path.rglob(".tmp-*"))
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("removing")]
+
+
+@pytest.mark.parametrize("when", ["the next commit", "the end of the block"])
+def test_what_cannot_be_removed_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
+    def refused(folder: Path) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    def commit_until_told() -> None:
+        with RunFolder.open(tmp_path, keep_commits=1) as run:
+            run.checkpoints.commit(0, {"left": "a0"}, save, {})
+            monkeypatch.setattr(shutil, "rmtree", refused)
+            run.checkpoints.commit(1, {"left": "a1"}, save, {})
+            if when == "the next commit":
+                with pytest.raises(StoreError, match="Read-only"):
+                    run.checkpoints.commit(2, {"left": "a2"}, save, {})
+                raise ZeroDivisionError
+
+    save = Saver()
+    with pytest.raises(ZeroDivisionError if when == "the next commit" else StoreError):
+        commit_until_told()
+    monkeypatch.undo()
+    with RunFolder.open(tmp_path, keep_commits=1) as run:
+        assert run.checkpoints.numbers() == [1]
+        assert not list(tmp_path.rglob(".tmp-*"))  # leftovers are gone
 
 
 def test_keep_0_keeps_all_and_foreign_files_are_left_alone(tmp_path: Path) -> None:

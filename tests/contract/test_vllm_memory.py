@@ -137,7 +137,7 @@ def test_what_does_not_fit_says_who_takes_what_and_what_to_do(model):
     for words in ("servers take 8.94 GB", "leave 13.4 GB", f"needs {plan.total / GB:.3g} GB", "sampling.vllm.cards"):
         assert words in told
     assert crowded(planned(model)) is None
-    assert crowded(planned(model, "sampling.engine=plain", card="RTX4090")) is None, "as ever: out of memory halves it"
+    assert crowded(planned(model, "sampling.engine=plain", card="RTX4090")) is None, "as ever: out of memory lowers it"
 
 
 def test_beside_servers_a_micro_batch_is_not_halved_in_silence(model):

@@ -403,6 +403,8 @@ def test_the_file_that_the_next_test_damages_is_whole(tmp_path: Path) -> None:
     "changes",
     [
         {"context_ids": [2**40]},
+        {"context_ids": [2**31]},
+        {"context_ids": [True, 1]},
         {"context_ids": ["7"]},
         {"context_ids": [1.5]},
         {"context_ids": "DEEP"},

@@ -173,4 +173,4 @@ def test_readers_beside_a_writer_that_prunes_all_but_one_commit(tmp_path: Path) 
         number = latest(run.checkpoints).number
         commit(run.checkpoints, number + 1)
         assert run.checkpoints.numbers() == [number + 1], "nothing is held any more"
-        assert len(list((run.checkpoints.folder / "agents").glob("*/*"))) == 2
+    assert len(list((run.checkpoints.folder / "agents").glob("*/*"))) == 2

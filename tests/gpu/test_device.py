@@ -541,7 +541,7 @@ def test_a_process_of_four_knows_of_a_quarter_of_the_card():
 
 
 @needs_card
-def test_memory_that_runs_out_halves_the_micro_batch_and_gives_the_same_gradient():
+def test_memory_that_runs_out_lowers_the_micro_batch_and_gives_the_same_gradient():
     batch = make_batch(count=256, tokens=400, lengths=(300, 700, 500))
     exact = gradient_of(make_learner(make_policy("lora", "fp16"), micro_batch=8), batch)
     learner = make_learner(make_policy("lora", "fp16"), micro_batch=256)

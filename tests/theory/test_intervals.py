@@ -10,7 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from teamtr.theory.intervals import bootstrap_upper, corrected_level, mean_interval, measured_gain, student_quantile
+from teamtr.theory.intervals import (
+    SharedDraws,
+    bootstrap_upper,
+    corrected_level,
+    mean_interval,
+    measured_gain,
+    student_quantile,
+)
 
 
 def rng(seed: int = 0) -> np.random.Generator:
@@ -86,6 +93,25 @@ def test_bootstrap_by_hand_two_problems() -> None:
     assert bootstrap_upper(kl_M, problem_M, confidence=0.6, rng=rng()) == 0.25
     # the 10 % quantile is 0, below the mean: the mean is returned
     assert bootstrap_upper(kl_M, problem_M, confidence=0.1, rng=rng()) == 0.25
+
+
+def test_bounds_that_share_their_draws_are_those_of_one_generator() -> None:
+    """Each bound draws as if it were alone, and equally many problems are drawn once."""
+    made: list[np.random.Generator] = []
+
+    def begin() -> np.random.Generator:
+        made.append(rng(2))
+        return made[-1]
+
+    value_M, problem_M = rng(1).random((2, 24)), np.arange(24) // 3
+    draws = SharedDraws(begin)
+    for values in value_M:
+        assert bootstrap_upper(values, problem_M, rng=draws) == bootstrap_upper(values, problem_M, rng=rng(2))
+    assert len(made) == 1
+    fewer = slice(0, 12)
+    alone = bootstrap_upper(value_M[0][fewer], problem_M[fewer], rng=rng(2))
+    assert bootstrap_upper(value_M[0][fewer], problem_M[fewer], rng=draws) == alone
+    assert len(made) == 2
 
 
 def test_bootstrap_edge_cases() -> None:

@@ -19,6 +19,7 @@ from teamtr.theory.kl import (
     per_message_sum,
     per_token,
     radius_per_message,
+    sum_by_message,
 )
 
 
@@ -42,6 +43,23 @@ def test_a_position_has_the_same_bits_beside_one_that_is_far() -> None:
     beside = kl_cur_to_new(torch.cat([cur, far]), torch.cat([new, -far]))
     assert torch.equal(kl_cur_to_new(cur, new), beside[:3])
     torch.testing.assert_close(beside[3:], textbook_kl(far, -far).float())
+
+
+def test_known_log_probabilities_change_no_bit_and_take_no_gradient() -> None:
+    cur, new = torch.randn(2, 4, 7, generator=torch.Generator().manual_seed(1))
+    alone, beside = new.clone().requires_grad_(), new.clone().requires_grad_()
+    known = beside.log_softmax(-1)
+    expected, found = kl_cur_to_new(cur, alone), kl_cur_to_new(cur, beside, known)
+    expected.sum().backward()
+    found.sum().backward()
+    assert torch.equal(expected, found)
+    assert alone.grad is not None
+    assert beside.grad is not None
+    assert torch.equal(alone.grad, beside.grad)
+
+
+def test_kl_of_no_position_is_empty() -> None:
+    assert kl_cur_to_new(torch.zeros(0, 7), torch.zeros(0, 7)).shape == (0,)
 
 
 def test_kl_by_hand_and_in_the_order_of_its_name() -> None:
@@ -198,6 +216,14 @@ def test_per_message_sum_by_hand() -> None:
         per_message_sum([1.0, 2.0], [1])
     with pytest.raises(ValueError, match="at least 0"):
         per_message_sum([1.0], [2, -1])
+
+
+def test_sum_by_message_has_the_bits_of_each_message_by_itself() -> None:
+    rng = np.random.default_rng(0)
+    lengths_M = rng.permutation([0, 1, 2, 3, 3, 7, 8, 9, 9, 127, 128, 129, 1000, 1000])
+    values = [rng.normal(size=length) for length in lengths_M]
+    assert sum_by_message(np.concatenate(values), lengths_M).tolist() == [float(x.sum()) for x in values]
+    assert sum_by_message(np.zeros(0), np.zeros(0, dtype=np.int64)).shape == (0,)
 
 
 def test_discounted_kl_by_hand() -> None:

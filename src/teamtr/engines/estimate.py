@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
 from teamtr.engines.paged.sampler import PAGE, SIZES, roomy
+from teamtr.engines.passes import lowered
 from teamtr.engines.policy import Recompute
 from teamtr.ports import GB, Demand, Lengths, MemoryItem
 from teamtr.types import PLAYER
@@ -184,11 +185,11 @@ def recomputed(held: Held) -> tuple[str, ...]:
     return tuple(one.agent for one in held.trained if one.recomputes)
 
 
-def halved_to_fit(held: Held, one: Trained, demand: Demand, available: int) -> int:
-    """The agent's micro-batch, halved until it fits by this estimate; 1 where none does."""
+def lowered_to_fit(held: Held, one: Trained, demand: Demand, available: int) -> int:
+    """The agent's micro-batch, lowered until it fits by this estimate; 1 where none does."""
     size = one.micro_batch
     while size > 1 and _total(held, replace(one, micro_batch=size), demand) > available:
-        size //= 2
+        size = lowered(size)
     return size
 
 
@@ -280,5 +281,5 @@ def _worst_step(trained: Trained, demand: Demand) -> MemoryItem:
     alike = f", {lengths.shared} of them common" if lengths.shared else ""
     what = f"{rows.trained} messages" if with_gradient >= without else f"{rows.scored} messages, scored,"
     again = ", activations recomputed" if trained.recomputes else ""
-    why = f"{what} of {lengths.whole} tokens{alike}{again} ({trained.agent}); out of memory halves it"
+    why = f"{what} of {lengths.whole} tokens{alike}{again} ({trained.agent}); out of memory lowers it"
     return MemoryItem("worst step", int(max(with_gradient, without)) + logits, why)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -15,6 +16,9 @@ from teamtr.engines.slices import first_element, is_spread, own, summed
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 NOT_COMPUTED_WITH = {"_name_or_path", "transformers_version", "dtype", "torch_dtype", "architectures", "auto_map"}
 _FACTORS = (-7046029254386353131, -4417276706812531889)
+KEPT_LENGTH = 1 << 14
+"""Up to so many words, the factors of a place are kept: a tiny model is hashed several times in every update, and they
+would take half of it."""
 
 
 def hash_tensors(tensors: Mapping[str, Tensor], salt: str = "", like: Mapping[str, Tensor] | None = None) -> str:
@@ -53,14 +57,23 @@ def _folds(tensors: Sequence[Tensor], first_place: int = 0, chunk: int = 1 << 22
     length, at_once = len(words[0]), max(1, chunk // max(1, len(words[0])))
     sums = torch.zeros(len(words), 2, dtype=torch.int64, device=words[0].device)
     for start in range(0, length, chunk):
-        place = first_place + torch.arange(start, min(start + chunk, length), device=words[0].device)
-        factors = []
-        for k in range(2):
-            factor = (place + 1) * _FACTORS[k]
-            factor = (factor ^ (factor >> 29)) * _FACTORS[1 - k]
-            factors.append(factor ^ (factor >> 32) | 1)
+        factors_of = _kept_factors if length <= KEPT_LENGTH else _factors
+        factors = factors_of(first_place + start, min(chunk, length - start), words[0].device)
         for first in range(0, len(words), at_once):
             some = torch.stack([w[start : start + chunk] for w in words[first : first + at_once]]).long()
             for k in range(2):
                 sums[first : first + at_once, k] += ((some + k + 1) * factors[k]).sum(1)
     return sums
+
+
+def _factors(first: int, count: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Two odd factors for each of so many places from the first on."""
+    place, factors = first + torch.arange(count, device=device), []
+    for k in range(2):
+        factor = (place + 1) * _FACTORS[k]
+        factor = (factor ^ (factor >> 29)) * _FACTORS[1 - k]
+        factors.append(factor ^ (factor >> 32) | 1)
+    return factors[0], factors[1]
+
+
+_kept_factors = lru_cache(maxsize=32)(_factors)

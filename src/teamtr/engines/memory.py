@@ -214,7 +214,7 @@ def rehearse(learners: Mapping[str, PolicyLearner], demand: Demand) -> Rehearsal
     trainable agent, and undo it: every process that shares the learner the same. The peak is counted anew afterwards.
 
     Where the estimate says that a single message does not fit otherwise, activations are recomputed from here on.
-    Running out of memory halves the micro-batch here and not in the middle of a run.
+    Running out of memory lowers the micro-batch here and not in the middle of a run.
     """
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
@@ -254,7 +254,7 @@ def _settle(learners: Mapping[str, PolicyLearner], demand: Demand) -> None:
     for one in found.trained:
         passes = learners[one.agent].passes
         if one.recomputes and passes.policy.recompute_activations():
-            passes.micro_batch = estimate.halved_to_fit(found, one, demand, available)
+            passes.micro_batch = estimate.lowered_to_fit(found, one, demand, available)
 
 
 @contextmanager

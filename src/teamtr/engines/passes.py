@@ -145,7 +145,7 @@ class Passes:
         for new, cur, ids in self.chunks(reference.batch, head, hidden_NH, cur_NH, ids_N, lean=lean):
             keep = len(new) == len(hidden_NH)  # of several chunks, logits would be held all at once
             pieces.append(score_features(head, reference.head, new, cur, ids, keep=keep))
-        logp_N, kl_N = (torch.cat(x) for x in zip(*pieces, strict=True))
+        logp_N, kl_N = pieces[0] if len(pieces) == 1 else (torch.cat(x) for x in zip(*pieces, strict=True))
         return Scored(logp_N, kl_N, part.lengths_M.tolist())
 
     def features(self, part: AgentBatch) -> Tensor:
@@ -166,6 +166,8 @@ class Passes:
         size = max(1, min(head_chunk(self.policy.device, vocabulary), planned))
         if lean:
             size = int(size * LEAN)
+        if len(tensors[0]) <= size:
+            return iter([tensors])  # as they are: a gradient need not go through a cut that cuts nothing
         return zip(*(t.split(size) for t in tensors), strict=True)
 
     def own_shards(self, batch: AgentBatch, rows: Rows) -> list[tuple[int, list[Rows]]]:
@@ -222,7 +224,7 @@ class Passes:
         return sorted(parts, key=lambda part: -int(size_M[part].sum()))
 
     def fitting(self, compute: Callable[[], Result]) -> Result:
-        """Compute; when memory runs out, halve the micro-batch, then recompute activations, and start over.
+        """Compute; when memory runs out, lower the micro-batch, then recompute activations, and start over.
 
         Micro-batches are weighted exactly, so what comes out is the same but for rounding.
         """
@@ -244,10 +246,16 @@ class Passes:
                         f"agent {self.agent!r}: a single message does not fit into the memory of "
                         f"{self.policy.device}; {spare}shorten max_tokens or the contexts, or use a smaller model"
                     ) from error
-                self.micro_batch = max(1, self.micro_batch // 2)
+                self.micro_batch = lowered(self.micro_batch)
             # Outside of the handler, so that the failed pass is really gone.
             if self.policy.device.type == "cuda":
                 torch.cuda.empty_cache()
+
+
+def lowered(micro_batch: int) -> int:
+    """The next one to try where so many messages at a time do not fit: by a quarter, since a card often waits for the
+    host with fewer."""
+    return max(1, 3 * micro_batch // 4)
 
 
 def _filled(rows: Rows, sizes: NDArray[np.int64], room: int, most: int) -> list[Rows]:
@@ -274,11 +282,15 @@ def packed(tensors: Sequence[Tensor], rows: NDArray[np.int64]) -> Tensor:
     return torch.cat([tensors[i] for i in rows])
 
 
+def end_to_end(tensors: Sequence[Tensor]) -> Floats:
+    """Packed, and taken off the device in one transfer."""
+    packed_N: Floats = torch.cat(list(tensors) or [torch.zeros(0)]).double().cpu().numpy()
+    return packed_N
+
+
 def by_message(tensors: Sequence[Tensor], batch: AgentBatch) -> list[Floats]:
-    """Packed, taken off the device in one transfer, and split again."""
-    if not tensors:
-        return []
-    return np.split(torch.cat(list(tensors)).double().cpu().numpy(), np.cumsum(batch.lengths_M)[:-1])
+    """The same, and split again."""
+    return np.split(end_to_end(tensors), np.cumsum(batch.lengths_M)[:-1]) if len(batch) else []
 
 
 def packed_ids(batch: AgentBatch, device: torch.device) -> Tensor:

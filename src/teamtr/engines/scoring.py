@@ -16,7 +16,11 @@ if TYPE_CHECKING:
 
 
 def token_logp(logits_NV: Tensor, ids_N: Tensor) -> Tensor:
-    return torch.log_softmax(logits_NV, dim=-1).gather(-1, ids_N[:, None]).squeeze(-1)
+    return _of_tokens(torch.log_softmax(logits_NV, dim=-1), ids_N)
+
+
+def _of_tokens(logp_NV: Tensor, ids_N: Tensor) -> Tensor:
+    return logp_NV.gather(-1, ids_N[:, None]).squeeze(-1)
 
 
 def score_tokens(logits_new_NV: Tensor, logits_cur_NV: Tensor, ids_N: Tensor) -> tuple[Tensor, Tensor]:
@@ -29,7 +33,8 @@ def score_tokens(logits_new_NV: Tensor, logits_cur_NV: Tensor, ids_N: Tensor) ->
         from teamtr.engines.torch.scoring import fused_score
 
         return fused_score(logits_new_NV, logits_cur_NV, ids_N)
-    return token_logp(logits_new_NV, ids_N), kl_cur_to_new(logits_cur_NV, logits_new_NV)
+    logp_new_NV = torch.log_softmax(logits_new_NV, dim=-1)
+    return _of_tokens(logp_new_NV, ids_N), kl_cur_to_new(logits_cur_NV, logits_new_NV, logp_new_NV)
 
 
 def score_features(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from teamtr.engines.estimate import HALVES
 from teamtr.planning import rates
 from teamtr.planning.cards import Card
+from teamtr.planning.memory import moved_by_cast
 from teamtr.planning.seconds import Load, Spent, distinct
 from teamtr.planning.setup import Member, Setup
 from teamtr.training.gate import FEWEST
@@ -54,7 +55,7 @@ class LearnerCost:
     def forward(self, rows: Selection, heads: int) -> Spent:
         """A pass without a gradient, and the output layer so many times: the new policy's, the old one's."""
         flops = self._body(rows, 2.0) + heads * self.member.shape.head_flops(self._said(rows))
-        return self._bound(flops, rates.SCORE, rows.micro_batches)
+        return self._bound(flops, rates.SCORE, rows.micro_batches, rows.micro_batches)
 
     def step(self, rows: Selection) -> Spent:
         """Forward and backward: another product for every one of the forward pass, and one more for weights that are
@@ -63,7 +64,7 @@ class LearnerCost:
         head = self.member.shape.head_flops(self._said(rows)) * (factor / 2.0 + 1.0)
         adapters = 6.0 * self.member.trained * self._tokens(rows) if self.member.adapted else 0.0
         flops = self._body(rows, factor + 2.0 * again) + head + adapters
-        return self._bound(flops, rates.TRAIN, (3.0 + again) * rows.micro_batches)
+        return self._bound(flops, rates.TRAIN, (3.0 + again) * rows.micro_batches, (2.0 + again) * rows.micro_batches)
 
     def _tokens(self, rows: Selection) -> float:
         return sum(distinct(turn, rows.problems, rows.episodes) for turn in self.setup.turns_of(self.member.name))
@@ -80,15 +81,18 @@ class LearnerCost:
         )
         return factor * shape.body * self._tokens(rows) + factor / 2.0 * attention
 
-    def _bound(self, flops: float, shares: dict[str, float], passes: float) -> Spent:
-        """Products and launches go on beside each other on a card: the longer counts. On a CPU both do."""
+    def _bound(self, flops: float, shares: dict[str, float], passes: float, casts: float) -> Spent:
+        """Products and launches go on beside each other on a card: the longer counts. On a CPU both do. ``casts``: how
+        often all weights are cast, where they are kept otherwise than they are computed with."""
         precision, layers, beside = self.setup.precision(self.member), self.member.shape.layers, self.setup.cluster
         share = rates.CPU_SHARE if self.card.is_cpu else shares[precision]
         compute = flops / (share * self.card.flops[precision]) * beside.busy_on_a_card
+        moved = casts * moved_by_cast(self.setup, self.member, precision) * self.member.shape.body
+        work = Spent.on(compute=compute, bandwidth=moved / (rates.READ * self.card.bandwidth) * beside.busy_on_a_card)
         if self.card.is_cpu:
-            return Spent.on(compute=compute, launches=layers * rates.CPU_BLOCK_S * passes * beside.busy_on_a_card)
+            return work + Spent.on(launches=layers * rates.CPU_BLOCK_S * passes * beside.busy_on_a_card)
         launches = layers * rates.HOST_BLOCK_S * passes
-        return Spent.on(compute=compute) if compute >= launches else Spent.on(launches=launches)
+        return work if work.seconds >= launches else Spent.on(launches=launches)
 
 
 def score_seconds(learner: LearnerCost) -> tuple[Spent, PassCount]:

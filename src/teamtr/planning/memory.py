@@ -116,6 +116,15 @@ def kept_as(setup: Setup, shape: ModelShape) -> str:
     return base if base in (*HALVES, "int8") else "fp32"
 
 
+def moved_by_cast(setup: Setup, member: Member, precision: str) -> int:
+    """Bytes read and written for each weight of a linear layer before a product, where it is kept otherwise than it is
+    computed with: by count, not measured. Nothing is cast of a float32 base, nor of weights that are trained."""
+    kept = kept_as(setup, member.shape) if member.adapted else "fp32"
+    if kept in ("fp32", precision):
+        return 0
+    return (1 if kept == "int8" else 2) + (2 if precision in HALVES else 4)
+
+
 def _spared(shape: ModelShape, kept: str) -> int:
     """Bytes that a base takes less than in float32: two a number of its matrices in half precision; with int8 three a
     number of its linear layers, but for four a row."""

@@ -23,9 +23,6 @@ torch's compiler. A model that neither joins takes 68e-6 (41,800 tokens/s instea
 tells."""
 DRAW_S = 50e-6
 """Drawing a token, each step."""
-CAST_BYTES = 3
-"""Read and written for each weight in int8, once a step, before the product reads it in half precision: by count, not
-measured."""
 FILL_BYTES = 14
 """Read and written for each weight, when an adapter is merged into the sampling copy: by count, not measured."""
 

@@ -11,7 +11,7 @@ from teamtr.engines.paged.sampler import PAGE, SIZES
 from teamtr.engines.paged.work_split import most_members, worth_sparing
 from teamtr.planning import rates
 from teamtr.planning.cards import Card
-from teamtr.planning.memory import is_shared, kept_as
+from teamtr.planning.memory import is_shared, moved_by_cast
 from teamtr.planning.seconds import Load, Spent
 from teamtr.planning.setup import PlannedTurn, Setup
 from teamtr.planning.shape import ModelShape
@@ -20,14 +20,15 @@ from teamtr.planning.shape import ModelShape
 @dataclass(frozen=True)
 class Decoder:
     """One model that samples on one card. ``pages``: bytes of keys and values that it may hold; None on the plain path,
-    where a step is launched from Python and nothing is paged. ``casts``: its linear layers are in int8."""
+    where a step is launched from Python and nothing is paged. ``moved``: bytes of each weight
+    that a cast reads and writes before a product."""
 
     shape: ModelShape
     card: Card
     precision: str = "fp16"
     pages: int | None = None
     itemsize: int = 2
-    casts: bool = False
+    moved: int = 0
 
     @property
     def paged(self) -> bool:
@@ -70,8 +71,7 @@ class Decoder:
 
     def _cast(self) -> Spent:
         """Of all layers, once in a pass."""
-        moved = rates.CAST_BYTES * self.shape.body if self.casts else 0
-        return Spent.on(bandwidth=moved / (rates.READ * self.card.bandwidth))
+        return Spent.on(bandwidth=self.moved * self.shape.body / (rates.READ * self.card.bandwidth))
 
     def _together(self, rows: int, alike: float, group: int) -> int:
         """How many rows of a group read their common pages at once."""
@@ -94,12 +94,11 @@ class Decoder:
 def decoder_of(setup: Setup, agent: str, pages: int | None) -> Decoder:
     """How this agent is sampled."""
     member, sampling = setup.member(agent), setup.sampling
-    shape, small = member.shape, member.adapted and kept_as(setup, member.shape) == "int8"
+    shape, card, own = member.shape, setup.cluster.card, setup.precision(member)
     if pages is None:
-        return Decoder(shape, setup.cluster.card, setup.precision(member), itemsize=4, casts=small)
-    size = 4 if sampling.precision == "fp32" else 2
-    casts = small and is_shared(setup, member)
-    return Decoder(shape, setup.cluster.card, sampling.precision, pages, size, casts)
+        return Decoder(shape, card, own, itemsize=4, moved=moved_by_cast(setup, member, own))
+    moved = moved_by_cast(setup, member, sampling.precision) if is_shared(setup, member) else 0
+    return Decoder(shape, card, sampling.precision, pages, 4 if sampling.precision == "fp32" else 2, moved)
 
 
 def sample_seconds(setup: Setup, pages: Mapping[str, int | None], episodes: int) -> Spent:

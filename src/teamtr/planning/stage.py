@@ -8,6 +8,7 @@ from functools import reduce
 from operator import add
 from typing import Any
 
+from teamtr.engines.passes import lowered
 from teamtr.planning.exchange import (
     call_seconds,
     checkpoint_seconds,
@@ -112,13 +113,13 @@ def _of_one_group(setup: Setup, local: bool) -> Prediction:
 
 
 def fitting(setup: Setup) -> tuple[Setup, WorkerMemory]:
-    """With a micro-batch that fits, halved as a learner halves it; as it is asked for where none does, and where it is
-    never halved: by workers in lockstep, and beside servers, with which a run is refused instead."""
+    """With a micro-batch that fits, lowered as a learner lowers it; as it is asked for where none does, and where it is
+    never lowered: by workers in lockstep, and beside servers, with which a run is refused instead."""
     asked = memory_of(setup)
     smaller, found = setup, asked
-    halves = not setup.cluster.shard_base and not asked.plan.taken
-    while halves and not found.fits and smaller.learning.micro_batch > 1:
-        learning = replace(smaller.learning, micro_batch=smaller.learning.micro_batch // 2)
+    lowers = not setup.cluster.shard_base and not asked.plan.taken
+    while lowers and not found.fits and smaller.learning.micro_batch > 1:
+        learning = replace(smaller.learning, micro_batch=lowered(smaller.learning.micro_batch))
         smaller = replace(smaller, learning=learning)
         found = memory_of(smaller)
     return (smaller, found) if found.fits else (setup, asked)

@@ -287,11 +287,11 @@ class _Beginning:
         """With what was sampled after it, as far as the agent may speak."""
         room = agent.max_tokens - len(self.token_ids)
         cut = len(sample.token_ids) > room
-        return _Beginning(
-            np.concatenate([self.token_ids, sample.token_ids[:room]]),
-            np.concatenate([self.logprobs, sample.logprobs[:room]]),
-            "length" if cut else sample.finish,
-        )
+        token_ids, logprobs = sample.token_ids[:room], sample.logprobs[:room]
+        if len(self.token_ids):
+            token_ids = np.concatenate([self.token_ids, token_ids])
+            logprobs = np.concatenate([self.logprobs, logprobs])
+        return _Beginning(token_ids, logprobs, "length" if cut else sample.finish)
 
 
 _NOTHING = _Beginning(np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.float32))

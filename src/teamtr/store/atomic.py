@@ -168,11 +168,18 @@ def verify_folder(folder: Path) -> str:
 
 def discard_folder(folder: Path) -> None:
     """Remove a committed folder so that a crash half-way leaves a leftover, not a damaged folder."""
+    aside = set_aside(folder)
+    with explained(folder):
+        shutil.rmtree(aside)
+
+
+def set_aside(folder: Path) -> Path:
+    """Give a committed folder a temporary name, under which nobody looks for it; returns it."""
     with explained(folder):
         aside = temporary_beside(folder)
         os.rename(folder, aside)
         sync_folder(folder.parent)
-        shutil.rmtree(aside)
+    return aside
 
 
 def remove_leftovers(folder: Path, *, recursive: bool) -> None:

@@ -28,11 +28,13 @@ from teamtr.store.atomic import (
     explained,
     make_folder,
     read_whole,
+    set_aside,
     temporary_beside,
     verify_folder,
 )
 from teamtr.store.locks import FileLock
 from teamtr.store.log import decode, encode
+from teamtr.store.removals import Removals
 
 TEAM = "team.json"
 FORMAT = 1
@@ -69,11 +71,18 @@ class Checkpoints:
     """The checkpoints of one run. Writing is for the process that holds the run folder's lock."""
 
     def __init__(
-        self, folder: Path, keep: int = 2, *, writable: bool = True, guard: Callable[[], None] = lambda: None
+        self,
+        folder: Path,
+        keep: int = 2,
+        *,
+        writable: bool = True,
+        guard: Callable[[], None] = lambda: None,
+        removals: Removals | None = None,
     ) -> None:
         """``keep``: how many commits stay; older ones go after each commit. 0 keeps all.
 
-        ``guard`` is called before anything is written, and raises where nothing may be.
+        ``guard`` is called before anything is written, and raises where nothing may be. ``removals``: what is pruned
+        is removed beside what comes after the commit; a commit raises what the removals of the one before it ran into.
         """
         if keep < 0:
             raise ValueError(f"keep must be 0 (all) or the number of commits to keep, got {keep}")
@@ -81,6 +90,7 @@ class Checkpoints:
         self.keep = keep
         self._writable = writable
         self._guard = guard
+        self._removals = removals
         # Manifest hash of the agent folders that this process wrote or verified: gigabytes are hashed once.
         self._whole: dict[Path, str] = {}
         # Agent folders that the commits of these numbers name, of those that this process wrote.
@@ -108,6 +118,8 @@ class Checkpoints:
         if not self._writable:
             raise StoreError(f"{self.folder} was opened for reading; open the run folder with RunFolder.open to write")
         self._guard()
+        if self._removals is not None:
+            self._removals.finish()
         if number < 0:
             raise StoreError(f"a commit's number counts updates, got {number}")
         for name, version in agents.items():
@@ -286,14 +298,20 @@ class Checkpoints:
         lock = FileLock.take(folder / TEAM)
         if lock is None and (folder / TEAM).exists():
             return False
-        discard_folder(folder)
+        self._discard(folder)
         if lock is not None:
             lock.release()
         return True
 
     def _discard_agent(self, folder: Path) -> None:
         self._whole.pop(folder, None)
-        discard_folder(folder)
+        self._discard(folder)
+
+    def _discard(self, folder: Path) -> None:
+        if self._removals is None:
+            discard_folder(folder)
+        else:
+            self._removals.begin(set_aside(folder))
 
     def _agent_folder(self, name: str, version: str) -> Path:
         return self.folder / "agents" / name / version

@@ -31,6 +31,7 @@ LONGEST_LINE = 256 << 20
 MOST_TIMES = 300
 """Its size when unpacked over its size on disk. The level that batches are written with reaches 229, of zeros alone; a
 file made to fill the memory, four times as much."""
+_FINISHES, _VERDICT_KINDS = get_args(Finish), get_args(VerdictKind)
 
 
 def batch_name(stage: int, step: int) -> str:
@@ -165,7 +166,7 @@ def _verdict_to_json(verdict: Verdict) -> dict[str, Any]:
 def _verdict_from_json(body: dict[str, Any]) -> Verdict:
     made = body.get("breakdown")  # older files have none
     return Verdict(
-        kind=_one_of(get_args(VerdictKind), body["kind"]),
+        kind=_one_of(_VERDICT_KINDS, body["kind"]),
         reward=_number(body["reward"]),
         extracted=None if body["extracted"] is None else _text(body["extracted"]),
         breakdown=None if made is None else _breakdown_from_json(made),
@@ -219,7 +220,7 @@ def _turn_from_json(body: dict[str, Any]) -> Turn:
         token_ids=_array(body["token_ids"], np.int32),
         # Written with the digits of a float64, so that the way back through one rounds nothing.
         sampler_logprobs=_array(body["sampler_logprobs"], np.float32),
-        finish=_one_of(get_args(Finish), body["finish"]),
+        finish=_one_of(_FINISHES, body["finish"]),
         agent_version=_text(body["agent_version"]),
         text=_text(body["text"]),
         results=tuple(map(_message_from_json, body.get("results", ()))),  # older files have none
@@ -245,20 +246,26 @@ def _number(value: Any) -> float:
 
 
 def _one_of(options: tuple[Any, ...], value: Any) -> Any:
-    if not any(value is option or (isinstance(value, str) and value == option) for option in options):
+    if type(value) is str and value in options:
+        return value
+    if not any(value is option for option in options):
         raise ValueError(f"{value!r:.80} in the place of one of {options}")
     return value
 
 
 def _array(values: Any, dtype: type[np.int32] | type[np.float32]) -> NDArray[Any]:
-    """A list of numbers and of nothing else: numpy would make numbers of text, too."""
-    found = np.array(values) if isinstance(values, list) else None
-    if found is None or found.ndim != 1 or (found.size and found.dtype.kind not in "iuf"):
-        raise TypeError("something else in the place of a list of numbers")
-    stored: NDArray[Any] = found.astype(dtype)
-    if dtype is np.int32 and found.size and (found.dtype.kind == "f" or not (stored == found).all()):
-        raise TypeError("something else in the place of a list of whole numbers")
-    return stored
+    """A list of numbers and of nothing else: numpy would make numbers of text and of bools, too."""
+    kinds = _WHOLE if dtype is np.int32 else _NUMBERS
+    if not isinstance(values, list) or not kinds.issuperset(map(type, values)):
+        raise TypeError(f"something else in the place of a list of {'whole ' if dtype is np.int32 else ''}numbers")
+    if dtype is np.int32 and values and not (min(values) >= _LEAST and max(values) <= _MOST):
+        raise TypeError(f"a number beyond {_MOST} in the place of a token's")  # which some versions of numpy wrap
+    return np.array(values, dtype=dtype)
+
+
+_WHOLE = frozenset({int})
+_NUMBERS = frozenset({int, float})
+_LEAST, _MOST = np.iinfo(np.int32).min, np.iinfo(np.int32).max
 
 
 def _checked(array: NDArray[Any], dtype: DTypeLike, where: str) -> NDArray[Any]:

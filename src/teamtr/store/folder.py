@@ -20,6 +20,7 @@ from teamtr.store.episodes import write_episodes
 from teamtr.store.lease import Lease, held_elsewhere, holder_of, seems_held
 from teamtr.store.locks import FileLock
 from teamtr.store.log import RunLog
+from teamtr.store.removals import Removals
 
 LOCK = ".lock"
 
@@ -50,6 +51,8 @@ class RunFolder:
     keep_commits: int = 2
     lock: FileLock | None = None
     """Held by the one that writes."""
+    removals: Removals | None = None
+    """Of what that one prunes."""
 
     @classmethod
     @contextmanager
@@ -68,16 +71,20 @@ class RunFolder:
         lock = _lock(path / LOCK, path)
         with explained(path / LOCK):
             lease = Lease(lock.opened)
+        removals = Removals()
         try:
-            run = cls(path, keep_commits, lock)
+            run = cls(path, keep_commits, lock, removals)
             make_folder(run.checkpoints.folder)
             make_folder(run.episodes)
             remove_leftovers(path, recursive=False)
             for part in PARTS:
                 remove_leftovers(path / part, recursive=True)
             yield run
+            if lock.descriptor is not None:  # a forked child has no such thread, and would wait for ever
+                removals.finish()
         finally:
             if lock.descriptor is not None:  # not in a forked child that leaves the block: the lock is its parent's
+                removals.end()
                 lease.end()
                 lock.release()
 
@@ -116,7 +123,13 @@ class RunFolder:
     @cached_property
     def checkpoints(self) -> Checkpoints:
         folder = self.path / "checkpoints"
-        return Checkpoints(folder, keep=self.keep_commits, writable=self.writable, guard=self.require_in_place)
+        return Checkpoints(
+            folder,
+            keep=self.keep_commits,
+            writable=self.writable,
+            guard=self.require_in_place,
+            removals=self.removals,
+        )
 
     @property
     def writable(self) -> bool:

@@ -23,6 +23,7 @@ import re
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from operator import not_
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -263,7 +264,15 @@ class _Unfit(Exception):
         return self
 
 
-_USUAL: Mapping[type, Callable[[Any], bool]] = {str: str.isascii, float: math.isfinite}
+_USUAL: Mapping[type, Callable[[Any], bool]] = {
+    str: str.isascii,
+    float: math.isfinite,
+    int: range(-(2**63), 2**64).__contains__,
+    bool: {True, False}.__contains__,
+    type(None): {None}.__contains__,
+    list: not_,  # an empty one
+    dict: not_,
+}
 """What is written as it is, where this holds of it; asked in C."""
 
 
@@ -315,7 +324,8 @@ def _unusual_to_json(value: Any, depth: int) -> Any:
         if value.dtype.kind != "f":
             return value.tolist()
         items = value.astype(np.float64).tolist()
-        return items if np.isfinite(value).all() else _to_json(items, depth)
+        plain = value.ndim == 1 and math.isfinite(sum(items))  # most have a few tokens: asked in C, it is faster
+        return items if plain or np.isfinite(value).all() else _to_json(items, depth)
     if isinstance(value, np.bool_):
         return bool(value)
     if isinstance(value, str):

@@ -6,7 +6,8 @@ Messages and episodes of one problem resemble each other, so problems are what c
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import cache
 from statistics import NormalDist
 from typing import Literal
@@ -134,6 +135,26 @@ def student_quantile(probability: float, degrees: int) -> float:
 # -- the gate's bound ----------------------------------------------------------------------------------------
 
 
+def times_drawn(problems: int, draws: int, rng: np.random.Generator) -> Floats:
+    """How often each problem is drawn when as many as there are are drawn with replacement: [draws, problems]."""
+    return rng.multinomial(problems, np.full(problems, 1.0 / problems), size=draws).astype(np.float64)
+
+
+@dataclass(frozen=True)
+class SharedDraws:
+    """Draws of problems for bounds that are to differ by their values and not by luck: equally many problems are always
+    drawn alike, and only once. ``begin`` makes the generator that each of them begins with."""
+
+    begin: Callable[[], np.random.Generator]
+    _known: dict[tuple[int, int], Floats] = field(default_factory=dict, init=False)
+
+    def times_drawn_DP(self, problems: int, draws: int) -> Floats:
+        found = self._known.get((problems, draws))
+        if found is None:
+            found = self._known[problems, draws] = times_drawn(problems, draws, self.begin())
+        return found
+
+
 def bootstrap_upper(
     value_M: ArrayLike,
     problem_M: ArrayLike,
@@ -141,12 +162,12 @@ def bootstrap_upper(
     weights_M: ArrayLike | None = None,
     confidence: float = 0.95,
     draws: int = 1000,
-    rng: np.random.Generator,
+    rng: np.random.Generator | SharedDraws,
 ) -> float:
     """Upper bound of the mean value per message; the value is a KL, or a gain with its sign turned.
 
     ``weights_M``: importance weights, for messages that another team wrote; the mean is then sum(w v) / sum(w), and the
-    bound that of the effective number of problems.
+    bound that of the effective number of problems. ``rng``: fresh draws, or those that several bounds share.
 
     Messages of one problem resemble each other, so whole problems are drawn with replacement, and each draw's mean
     is the ratio of its sums (problems may hold different numbers of messages). The bound is a quantile of the draws
@@ -181,7 +202,10 @@ def bootstrap_upper(
     mean = float(values.mean()) if weights_M is None else float(np.average(values, weights=weights))
     if problems == 1:
         return max(mean, float(values.max()))  # the mean of equal numbers can round to above them
-    times_drawn_DP = rng.multinomial(problems, np.full(problems, 1.0 / problems), size=draws)
+    if isinstance(rng, SharedDraws):
+        times_drawn_DP = rng.times_drawn_DP(problems, draws)
+    else:
+        times_drawn_DP = times_drawn(problems, draws, rng)
     with np.errstate(invalid="ignore"):  # a draw of problems whose weights are all 0 says nothing
         means_D = (times_drawn_DP @ sums_P) / (times_drawn_DP @ counts_P)
     means_D = np.where(np.isfinite(means_D), means_D, np.inf)

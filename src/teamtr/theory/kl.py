@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from teamtr.types import Floats
@@ -19,10 +19,11 @@ from teamtr.types import Floats
 Array = TypeVar("Array", Floats, Tensor)
 
 
-def kl_cur_to_new(logits_cur_NV: Tensor, logits_new_NV: Tensor) -> Tensor:
+def kl_cur_to_new(logits_cur_NV: Tensor, logits_new_NV: Tensor, logp_new_NV: Tensor | None = None) -> Tensor:
     """Full-vocabulary KL(cur || new) at each position, exact given the prefixes (eq:token_chain_rule, app:impl).
 
-    Computed and returned in the dtype given; differentiable once, and only its two inputs are kept for that.
+    Computed and returned in the dtype given; differentiable once, and only two arrays of its inputs' size are kept for
+    that. ``logp_new_NV``: ``log_softmax`` of the new logits, where the caller has it; no gradient goes that way.
     Exactly 0, with an exactly zero gradient, for equal logits. A logit may be -inf (a forbidden token): forbidden
     in both it contributes nothing, forbidden in new alone the KL is inf, as it should be.
 
@@ -37,7 +38,8 @@ def kl_cur_to_new(logits_cur_NV: Tensor, logits_new_NV: Tensor) -> Tensor:
             f"kl_cur_to_new: logits of one shape are needed, got {tuple(logits_cur_NV.shape)} for cur "
             f"and {tuple(logits_new_NV.shape)} for new"
         )
-    result: Tensor = _KlCurToNew.apply(logits_cur_NV, logits_new_NV)
+    known = None if logp_new_NV is None else logp_new_NV.detach()
+    result: Tensor = _KlCurToNew.apply(logits_cur_NV, logits_new_NV, known)
     return result
 
 
@@ -45,27 +47,23 @@ class _KlCurToNew(torch.autograd.Function):
     """With a gradient by hand: q - p for the new logits. Autograd would keep eight vocabulary-sized arrays."""
 
     @staticmethod
-    def forward(ctx: Any, logits_cur: Tensor, logits_new: Tensor) -> Tensor:
-        logp_cur, logp_new = logits_cur.log_softmax(dim=-1), logits_new.log_softmax(dim=-1)
+    def forward(ctx: Any, logits_cur: Tensor, logits_new: Tensor, logp_new: Tensor | None) -> Tensor:
+        logp_cur = logits_cur.log_softmax(dim=-1)
+        if logp_new is None:
+            logp_new = logits_new.log_softmax(dim=-1)
         p_cur = logp_cur.exp()
-        has_mass = p_cur != 0
-        d = torch.where(has_mass, logp_new - logp_cur, 0.0)  # -inf - -inf is nan
-        near = has_mass & (d.abs() < 1.0)
-        terms = p_cur * (torch.expm1(d) - d)
-        # Far from 0, expm1(d) may overflow while p exp(d) = q cannot; tokens without mass in cur count with q alone.
-        if d.device.type != "cpu" or not near.all():  # a card would have to be waited for
-            terms = torch.where(near, terms, logp_new.exp() - p_cur * (1.0 + d))
+        d = logp_new - logp_cur
+        terms = p_cur * (torch.expm1(d) - d) if _all_near(p_cur, d) else _terms_anywhere(logp_new, p_cur, d)
         kl = terms.sum(dim=-1)
         # Rounding of expm1(d) - d can fall below 0 by one unit in the last place of d.
         kl = kl.clamp(min=0.0)
-        ctx.save_for_backward(logits_cur, logits_new, kl)
+        ctx.save_for_backward(logp_cur, logp_new, kl)
         return kl
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        logits_cur, logits_new, kl = ctx.saved_tensors
-        logp_cur, logp_new = logits_cur.log_softmax(dim=-1), logits_new.log_softmax(dim=-1)
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        logp_cur, logp_new, kl = ctx.saved_tensors
         p_cur = logp_cur.exp()
         grad_cur = grad_new = None
         if ctx.needs_input_grad[0]:
@@ -73,7 +71,23 @@ class _KlCurToNew(torch.autograd.Function):
             grad_cur = grad[..., None] * p_cur * (log_ratio - kl[..., None])
         if ctx.needs_input_grad[1]:
             grad_new = grad[..., None] * (logp_new.exp() - p_cur)
-        return grad_cur, grad_new
+        return grad_cur, grad_new, None
+
+
+def _all_near(p_cur: Tensor, d: Tensor) -> bool:
+    """Whether every token has mass in cur and d is small for all of them, as in nearly every step. Never on a card,
+    which would have to be waited for."""
+    if d.device.type != "cpu" or d.numel() == 0:
+        return False
+    return bool(p_cur.amin() > 0.0) and bool(d.abs().amax() < 1.0)  # false where one is not a number
+
+
+def _terms_anywhere(logp_new: Tensor, p_cur: Tensor, d: Tensor) -> Tensor:
+    """Far from 0, expm1(d) may overflow while p exp(d) = q cannot; tokens without mass in cur count with q alone."""
+    has_mass = p_cur != 0
+    d = torch.where(has_mass, d, 0.0)  # -inf - -inf is nan
+    near = has_mass & (d.abs() < 1.0)
+    return torch.where(near, p_cur * (torch.expm1(d) - d), logp_new.exp() - p_cur * (1.0 + d))
 
 
 def kl_k1(logp_cur: Array, logp_new: Array) -> Array:
@@ -106,6 +120,16 @@ def per_message_sum(values_N: ArrayLike, lengths_M: ArrayLike) -> Floats:
         )
     message_N = np.repeat(np.arange(len(lengths)), lengths)
     return np.bincount(message_N, weights=values, minlength=len(lengths)).astype(np.float64)
+
+
+def sum_by_message(values_N: Floats, lengths_M: NDArray[np.int64]) -> Floats:
+    """The same with the bits of ``values.sum()`` of each message by itself, which adds long ones pairwise: messages of
+    one length are added up at once."""
+    starts_M, total_M = np.cumsum(lengths_M) - lengths_M, np.zeros(len(lengths_M))
+    for length in np.unique(lengths_M):
+        own = np.flatnonzero(lengths_M == length)
+        total_M[own] = values_N[starts_M[own][:, None] + np.arange(length)].sum(axis=1)
+    return total_M
 
 
 def discounted_kl(kl_M: ArrayLike, turn_M: ArrayLike, episode_M: ArrayLike, gamma: float, episodes: int) -> float:

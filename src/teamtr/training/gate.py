@@ -18,7 +18,7 @@ from teamtr.presets import Plan, Radii
 from teamtr.randomness import generator
 from teamtr.theory.control import backoff_fraction
 from teamtr.theory.gain import gain_by_message
-from teamtr.theory.intervals import bootstrap_upper
+from teamtr.theory.intervals import SharedDraws, bootstrap_upper
 from teamtr.training.batch import Optimization, TrainingBatch
 from teamtr.types import Floats
 
@@ -121,11 +121,12 @@ def gate(
     if not moved:
         return _undone(learner, data, start, subsamples[-1], "the steps changed nothing", 0, 0.0)
     doubts = (1.0,) if len(subsamples) == 1 else (FIRST_DOUBT, 1.0 - FIRST_DOUBT)
+    draws = SharedDraws(lambda: generator(seed, "bootstrap"))
     fraction, reached, reason = 1.0, 0.0, ""
     for attempt in range(optimization.max_backtracks + 1):
         for subsample, doubt in zip(subsamples, doubts, strict=True):
             confidence = 1.0 - doubt * (1.0 - optimization.confidence)
-            checked = check_gate(learner, data, start, judge_M, subsample, plan.radii, confidence, seed)
+            checked = check_gate(learner, data, start, judge_M, subsample, plan.radii, confidence, draws)
             inside = checked.inside(radius, last=subsample is subsamples[-1])
             if inside or not plan.region.gate or not checked.divergence.finite():
                 break
@@ -172,7 +173,7 @@ def check_gate(
     subsample: Subsample,
     radii: Radii,
     confidence: float,
-    seed: int,
+    draws: SharedDraws,
 ) -> GateCheck:
     divergence = learner.measure(subsample.rows)
     if not divergence.finite():
@@ -183,7 +184,7 @@ def check_gate(
         data.messages.cluster_M[subsample.rows],
         weights_M=None if data.contexts_M is None else data.contexts_M[subsample.rows],
         confidence=confidence,
-        rng=generator(seed, "bootstrap"),
+        rng=draws,
     )
     judges = judge_M[subsample.rows]
     gain_M = gain_by_message(divergence.log_ratio_M, data.advantages_M[subsample.rows]) - start.gain_M[subsample.rows]
@@ -191,7 +192,7 @@ def check_gate(
         -gain_M[judges],
         data.messages.cluster_M[subsample.rows][judges],
         confidence=confidence,
-        rng=generator(seed, "bootstrap"),
+        rng=draws,
     )
     used = data.mean(kl_in_radius_units, subsample.rows)
     return GateCheck(subsample, divergence, upper, used, float(gain_M[judges].mean()), gain_lower)

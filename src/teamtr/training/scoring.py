@@ -24,7 +24,7 @@ from teamtr.ports import Learner, Snapshot
 from teamtr.presets import Radii
 from teamtr.randomness import generator, seed_of
 from teamtr.reports import NOTHING_KEPT
-from teamtr.theory.kl import kl_k3, per_message_sum
+from teamtr.theory.kl import kl_k3, per_message_sum, sum_by_message
 from teamtr.training.batch import TrainingBatch
 from teamtr.types import Floats
 
@@ -126,12 +126,11 @@ def _astray(learner: Learner, data: TrainingBatch, radii: Radii) -> float:
 
 def mismatch(learner: Learner, data: TrainingBatch) -> dict[str, Any]:
     """How far the log-probabilities of the sampler and of the frozen policy are apart: a diagnostic, never a step."""
-    said = data.messages.sampler_logprobs
-    gaps = [a - b for a, b in zip(learner.token_logprobs(), said, strict=True)]
-    tokens_N = np.abs(np.concatenate(gaps))
+    gap_N = np.concatenate(learner.token_logprobs()) - np.concatenate(data.messages.sampler_logprobs)
+    tokens_N = np.abs(gap_N)
     return {
         "mismatch_sampler": float(tokens_N.mean()),
         "mismatch_median": float(np.median(tokens_N)),
         "mismatch_largest": float(tokens_N.max()),
-        "mismatch_per_message": float(np.median([abs(gap.sum()) for gap in gaps])),
+        "mismatch_per_message": float(np.median(np.abs(sum_by_message(gap_N, data.messages.lengths_M)))),
     }

@@ -38,47 +38,61 @@ class Packing:
 
 def pack(rows: Sequence[Ids]) -> Packing:
     """Sorted, rows with a common beginning are neighbours; each takes over what it shares with the one before."""
-    keys = [row.astype(">i4").tobytes() for row in rows]
-    last = {keys[b]: b for b in sorted(range(len(rows)), key=keys.__getitem__)}  # many rows of a group are the same
-    distinct = [rows[b] for b in last.values()]
-    shared = _shared(distinct)
+    keys = _keys(rows)
+    last = {key: b for b, key in enumerate(keys)}  # many rows of a group are the same
+    ordered = sorted(last)
+    distinct = [rows[last[key]] for key in ordered]
+    lengths = np.array([len(row) for row in distinct], dtype=np.int64)
+    ids, ends = np.concatenate(distinct), np.cumsum(lengths)
+    position = np.arange(len(ids)) - np.repeat(ends - lengths, lengths)
+    shared = _shared(ids, lengths, ends)
+    kept = np.flatnonzero(position >= np.repeat(shared, lengths))
+    place = np.empty(len(ids), dtype=np.int64)
+    place[kept] = np.arange(len(kept))
     places: list[Places] = []
-    kept = 0
-    for row, common in zip(distinct, shared, strict=True):
-        own = np.arange(kept, kept + len(row) - common)
-        places.append(np.concatenate([places[-1][:common], own]) if common else own)
-        kept += len(own)
-    place_of = dict(zip(last, places, strict=True))
-    ends = [common < len(row) for row, common in zip(distinct, [*shared[1:], 0], strict=True)]
-    leaves = sorted(b for b, is_leaf in zip(last.values(), ends, strict=True) if is_leaf)
+    for end, length, common in zip(ends.tolist(), lengths.tolist(), shared.tolist(), strict=True):
+        own = place[end - length : end]
+        if common:
+            own[:common] = places[-1][:common]
+        places.append(own)
+    place_of = dict(zip(ordered, places, strict=True))
+    ends_here = np.append(shared[1:], 0) < lengths
+    leaves = sorted(last[key] for key, is_leaf in zip(ordered, ends_here.tolist(), strict=True) if is_leaf)
     return Packing(
-        np.concatenate([row[common:] for row, common in zip(distinct, shared, strict=True)]),
-        np.concatenate([np.arange(common, len(row)) for row, common in zip(distinct, shared, strict=True)]),
-        tuple(place_of[key] for key in keys),
-        tuple(place_of[keys[b]] for b in leaves),
+        ids[kept], position[kept], tuple(place_of[key] for key in keys), tuple(place_of[keys[b]] for b in leaves)
     )
 
 
-def _shared(rows: Sequence[Ids]) -> list[int]:
-    """How many tokens each has in common with the one before, from the beginning on. All in one comparison, and in as
-    much memory as the rows themselves take."""
-    pairs = [min(len(a), len(b)) for a, b in pairwise(rows)]
-    if not pairs:
-        return [0] * len(rows)
-    before = np.concatenate([row[:length] for row, length in zip(rows, pairs, strict=False)])
-    after = np.concatenate([row[:length] for row, length in zip(rows[1:], pairs, strict=True)])
-    ends = np.cumsum(pairs)
-    differs = np.append(np.flatnonzero(before != after), ends[-1])
-    first = differs[np.searchsorted(differs, ends - pairs)]  # at or behind the beginning of each pair
-    return [0, *(np.minimum(first, ends) - (ends - pairs)).tolist()]
+def _keys(rows: Sequence[Ids]) -> list[bytes]:
+    """What rows are sorted by: the bytes of their ids, highest first, so that they sort as the ids do."""
+    ids = np.concatenate(rows).astype(">i4").tobytes()
+    ends = np.cumsum([4 * len(row) for row in rows]).tolist()
+    return [ids[start:end] for start, end in pairwise([0, *ends])]
+
+
+def _shared(ids: Ids, lengths: Places, ends: Places) -> Places:
+    """How many tokens each of the rows has in common with the one before, from the beginning on, when they stand end to
+    end. All in one comparison, and in as much memory as the rows themselves take."""
+    if len(lengths) == 1:
+        return np.zeros(1, dtype=np.int64)
+    pairs = np.minimum(lengths[:-1], lengths[1:])
+    before_ends = np.cumsum(pairs)
+    within = np.arange(before_ends[-1]) - np.repeat(before_ends - pairs, pairs)
+    starts = ends - lengths
+    differs = ids[within + np.repeat(starts[:-1], pairs)] != ids[within + np.repeat(starts[1:], pairs)]
+    places = np.append(np.flatnonzero(differs), before_ends[-1])
+    first = places[np.searchsorted(places, before_ends - pairs)]  # at or behind the beginning of each pair
+    return np.append(0, np.minimum(first, before_ends) - (before_ends - pairs))
 
 
 class Further(NamedTuple):
-    """The ``several`` rows of a source that have copies beyond the first, at ``further``, of which ``real`` exist."""
+    """The ``several`` rows of a source that have copies beyond the first, at ``further``. To be added up, each of those
+    is put at its ``slot`` among ``most`` for each of the several; the others stay zeros."""
 
     several: Tensor
     further: Tensor
-    real: Tensor
+    slot: Tensor
+    most: int
 
 
 class Runs(NamedTuple):
@@ -114,16 +128,24 @@ class Spread:
         first = by_source[starts]
         origin = np.full(len(taken), -1)
         origin[first] = np.arange(len(first))
+        several = np.flatnonzero(copies > 1)
         found: Further | Runs | None = None
-        if in_runs and (copies > 1).any():
+        if in_runs and len(several):
             found = Runs(send(by_source, device), send(np.append(starts, len(by_source)), device))
-        elif (copies > 1).any():
-            several, which = np.flatnonzero(copies > 1), np.arange(1, copies.max())[None]
-            real = which < copies[several][:, None]
-            further = by_source[np.where(real, starts[several][:, None] + which, 0)]
-            found = Further(send(several, device), send(further, device), send(real, device))
-        kept = None if len(own) == count else send(own, device)
-        return Spread(send(np.maximum(taken, 0), device), send(first, device), send(origin, device), kept, found)
+        elif len(several):
+            more = copies[several] - 1
+            most = int(more.max())
+            which = np.arange(more.sum()) - np.repeat(np.cumsum(more) - more, more)
+            further = by_source[np.repeat(starts[several], more) + 1 + which]
+            slot = np.repeat(np.arange(len(several)) * most, more) + which
+            found = Further(send(several, device), send(further, device), send(slot, device), most)
+        return Spread(
+            taken=send(np.maximum(taken, 0), device),
+            first=send(first, device),
+            origin=send(origin, device),
+            own=None if len(own) == count else send(own, device),
+            copies=found,
+        )
 
     @cached_property
     def first_only(self) -> Spread:
@@ -140,6 +162,7 @@ class Spread:
         return gathered
 
     def sum_of(self, grad: Tensor, count: int) -> Tensor:
+        shape = grad.shape[1:]
         if isinstance(self.copies, Runs):
             from teamtr.engines.torch.fused_layers import summed
 
@@ -147,12 +170,12 @@ class Spread:
         else:
             total = grad[self.first]
             if self.copies is not None:
-                several, further, real = self.copies
-                weights = real.to(grad.dtype).reshape(*real.shape, *(1,) * (grad.ndim - 1))
-                total[several] += (grad[further] * weights).sum(1)
+                several, further, slot, most = self.copies
+                slots = grad.new_zeros(len(several) * most, *shape).index_copy_(0, slot, grad[further])
+                total[several] += slots.view(-1, most, *shape).sum(1)
         if self.own is None:
             return total
-        return grad.new_zeros(count, *grad.shape[1:]).index_copy_(0, self.own, total)
+        return grad.new_zeros(count, *shape).index_copy_(0, self.own, total)
 
 
 class _Spread(torch.autograd.Function):

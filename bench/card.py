@@ -1,0 +1,248 @@
+"""Benchmarks of docs/performance.md, docs/growth.md and docs/sizing.md that need a card, one after the other.
+
+    python bench/card.py --out OUT --model QWEN             # on a GPU; QWEN: a folder with Qwen2.5-Coder-1.5B-Instruct
+    python bench/card.py --out OUT --jobs stage8,step       # some of them, in this order
+    python bench/card.py --out OUT --rehearse               # on a CPU: all of them tiny, in minutes, in OUT/rehearsal
+
+What a job prints goes to OUT/NAME.txt and OUT/NAME.err as it comes. A job that ends well is written down in
+OUT/NAME.done and not run again unless its command is another one. A job that takes longer than its limit is ended with
+its children, and the next begins; what it printed stays. The exit status is 0 if all of them are done.
+
+Jobs are forked from a process that has imported torch and transformers once, and has not touched CUDA; those that start
+processes of their own are not (``--fresh``: none are). GSM8K is looked for in the folder TEAMTR_DATA (../shared/data).
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import runpy
+import shlex
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PRELOADED = ("common", "peft", "transformers.models.qwen3.modeling_qwen3", "teamtr.session.train")
+LOOK_EVERY_S = 0.1
+GONE_S = 10.0
+"""Most seconds until processes that were killed are gone, and their memory on the card with them."""
+DONE = "done"
+
+
+@dataclass(frozen=True)
+class Job:
+    """A command: the words after ``python``, in the folder of the project."""
+
+    name: str
+    limit_s: float
+    command: str
+    tiny: str = ""  # words that make it small enough for a CPU
+    fresh: bool = False  # a process of its own: it starts others anyway, or measures how long that takes
+    needs: tuple[tuple[str, Path | None], ...] = ()  # what must be there, in words and as a path
+    begin: Callable[[], None] | None = None  # makes what it begins with
+
+
+def jobs_of(out: Path, model: Path | None, rehearse: bool) -> tuple[Job, ...]:
+    """In this order. A point of growth.py is ended by its own limits, which write it down, before its job is."""
+    data = Path(os.environ.get("TEAMTR_DATA", ROOT.parent / "shared" / "data")).resolve() / "gsm8k"
+    team, runs, points = out / "team.yaml", out / "time_to", out / "growth.jsonl"
+    goes_on = partial(go_on, ROOT / "docs" / f"growth-{'cpu' if rehearse else 'card'}.jsonl", points)
+    grow = f"bench/growth.py --shape 1.7b --repeats 1 --out {shlex.quote(str(points))}"
+    small_stage = "--shape tiny --problems 2 --group 2 --prompt 16 --tokens 8 --micro-batch 4"
+    return (
+        Job("stage8", 300, "bench/stage.py --shape 8b --parts ours --problems 32 --sampler fp16 --one-copy "
+            "--pages-gb 8 --micro-batch 4 --json", f"{small_stage} --pages-gb 0.1"),
+        Job("first_token", 120, "bench/first_token.py --shape 1.7b --warm 1 --json", "--shape tiny", fresh=True),
+        Job("time_to", 900, f"bench/time_to.py {shlex.quote(str(team))} --plans teamtr,auto --points 10 --limit 260 "
+            f"--trl --trl-micro-batch 16 --json --out {shlex.quote(str(runs))}",
+            "--plans teamtr --problems 2 --samples 1 --limit 120 --trl-micro-batch 2", fresh=True,
+            needs=(("--model FOLDER", model), ("GSM8K in TEAMTR_DATA", data)),
+            begin=partial(begin_time_to, team, runs, model, data, rehearse)),
+        Job("ragged", 130, f"bench/ragged.py --shape 1.7b --messages {shlex.quote(str(runs / 'teamtr'))} --json",
+            "--shape tiny --episodes 4 --group 2 --prompt 8 --most 8 --rounds 1",
+            needs=(("a run of time_to", runs / "teamtr" / "episodes"),)),
+        Job("growth", 420, f"{grow} --axis episodes --start-s 140 --limit-s 250",
+            "--shape tiny --episodes 8", fresh=True, begin=goes_on),
+        Job("growth_length", 900, f"{grow} --axis length --start-s 180 --limit-s 690",
+            "--shape tiny --length 4", fresh=True, begin=goes_on),
+        Job("step", 60, "bench/step.py --shape 1.7b --json", "--shape tiny --problems 2 --group 2 --tokens 8"),
+        Job("update", 120, "bench/update.py --shape 1.7b --profile --json",
+            "--shape tiny --messages 16 --context 32 --tokens 16"),
+        Job("stage", 360, "bench/stage.py --shape 1.7b --parts ours,rivals --sampler fp16 --score sampler "
+            "--rivals generate-static,trl --rival-micro-batch 16 --json",
+            f"{small_stage} --sampler fp32 --rival-micro-batch 4"),
+        Job("plans", 300, "bench/stage.py --shape 1.7b --parts plans --plans auto,teamtr --json", small_stage),
+        Job("rollout", 240, "bench/rollout.py --shape 1.7b --profile --skip 'continuous batching' --json",
+            "--shape tiny --rows 4 --prompt 16 --new 4"),
+        Job("precision", 300, "bench/precision.py --shape 1.7b --lengths 1024,4096,16384 --floors --words random "
+            "--messages 4 --json", "--shape tiny --lengths 4,16"),
+        Job("long", 200, "bench/long.py --shape 1.7b --tokens 16384 --episodes 16 --words random --json",
+            "--shape tiny --tokens 64 --episodes 4"),
+        Job("tests", 240, "-m pytest -q tests/gpu -x -p no:xdist", "-k 'overflow or resumes'"),
+    )  # fmt: skip
+
+
+def go_on(measured: Path, points: Path) -> None:
+    """Points that were measured before are not measured again."""
+    if not points.exists():
+        shutil.copyfile(measured, points)
+
+
+def begin_time_to(team: Path, runs: Path, model: Path, data: Path, rehearse: bool) -> None:
+    """The team of docs/results.md; and no runs, which would go on."""
+    from teamtr.config import dump
+    from teamtr.reproduce import Setting, find
+
+    recipe = find("main-results")
+    (variant,) = [each for each in recipe.variants if each.name == "teamtr"]
+    files = (f"task.train={data / 'train.jsonl'}", f"task.test={data / 'test.jsonl'}")
+    changes = (*files, "plan.problems=16", "diagnostics.every=0")
+    few = ("plan.problems=2", "plan.group_size=2", "plan.stages=1", "team.max_tokens=4") if rehearse else ()
+    setting = Setting("small", str(model), changes=(*changes, *few))
+    team.write_text(dump(setting.team_file(recipe, variant, seed=0)))
+    shutil.rmtree(runs, ignore_errors=True)
+
+
+def small_model(folder: Path) -> Path:
+    """One that knows letters, to rehearse with."""
+    from teamtr.engines.torch.loading import TinyShape, tiny_model
+
+    if not (folder / "tokenizer.json").exists():
+        for part in tiny_model(TinyShape(layers=1, width=16, heads=2), seed=0):
+            part.save_pretrained(folder)
+    return folder
+
+
+def preload() -> None:
+    """Import what jobs import. Whoever asks for a card meanwhile is answered by NVML: once CUDA has answered, no fork
+    can use it. What importing leaves in the environment is not for jobs that are not forked."""
+    before = dict(os.environ)
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+    for name in PRELOADED:
+        importlib.import_module(name)
+    os.environ.clear()
+    os.environ.update(before)
+
+
+def start(words: Sequence[str], stdout: int, stderr: int, fresh: bool) -> int:
+    """The process of ``python WORDS``, which leads a group of its own. In that process, a fork never returns."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    process = os.fork()
+    if process:
+        with suppress(PermissionError, ProcessLookupError):  # it has done so itself
+            os.setpgid(process, process)
+        return process
+    os.setpgid(0, 0)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.chdir(ROOT)
+    for given, number in ((os.open(os.devnull, os.O_RDONLY), 0), (stdout, 1), (stderr, 2)):
+        os.dup2(given, number)
+    os.environ["PYTHONUNBUFFERED"] = "1"
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda._is_in_bad_fork():
+        os.write(2, b"CUDA was in use before this process was forked: it is started anew\n")
+        fresh = True
+    if fresh:
+        os.execv(sys.executable, [sys.executable, *words])
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    if words[0] == "-m":
+        sys.path[0], sys.argv = str(ROOT), list(words[1:])
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.path[0], sys.argv = str(Path(words[0]).parent), list(words)
+        runpy.run_path(words[0], run_name="__main__")
+    sys.exit()  # through all that stands below, as any process ends
+
+
+def watch(process: int, limit_s: float) -> int | None:
+    """Its exit status; None if it took longer. Its group is gone then."""
+    until = time.monotonic() + limit_s
+    try:
+        while time.monotonic() < until:
+            ended, status = os.waitpid(process, os.WNOHANG)
+            if ended:
+                return os.waitstatus_to_exitcode(status)
+            time.sleep(LOOK_EVERY_S)
+        return None
+    finally:
+        until = time.monotonic() + GONE_S
+        with suppress(ProcessLookupError):
+            while time.monotonic() < until:
+                os.killpg(process, signal.SIGKILL)
+                with suppress(ChildProcessError):
+                    os.waitpid(process, os.WNOHANG)
+                time.sleep(LOOK_EVERY_S)
+
+
+def run(job: Job, out: Path, fresh: bool, rehearse: bool) -> tuple[float, str]:
+    """Seconds, and how it ended."""
+    words = shlex.split(f"{job.command} {job.tiny}" if rehearse else job.command)
+    done, error = out / f"{job.name}.done", out / f"{job.name}.err"
+    if done.exists() and (before := json.loads(done.read_text()))["command"] == words:
+        return before["seconds"], DONE
+    done.unlink(missing_ok=True)
+    if lacking := [what for what, path in job.needs if path is None or not path.exists()]:
+        return 0.0, f"left out: needs {', '.join(lacking)}"
+    if job.begin is not None:
+        job.begin()
+    if not (fresh or job.fresh):
+        preload()
+    script = words if words[0] == "-m" else [str(ROOT / words[0]), *words[1:]]
+    began = time.monotonic()
+    with open(out / f"{job.name}.txt", "wb") as told, open(error, "wb") as complained:
+        process = start(script, told.fileno(), complained.fileno(), fresh or job.fresh)
+        code = watch(process, job.limit_s)
+    seconds = time.monotonic() - began
+    if code is None:
+        return seconds, f"cut off after {job.limit_s:g} s"
+    if code:
+        last = error.read_text(errors="replace").rstrip().rpartition("\n")[2]
+        return seconds, f"failed: {last or f'exit status {code}'}"
+    done.write_text(json.dumps({"command": words, "seconds": seconds}))
+    return seconds, DONE
+
+
+def table(results: dict[str, tuple[float, str]]) -> str:
+    width = max(map(len, results))
+    return "".join(f"{name:{width}}  {seconds:6.1f} s  {how}\n" for name, (seconds, how) in results.items())
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", required=True, type=Path, help="a folder for what they print")
+    parser.add_argument("--jobs", help="which of them, by comma, in this order (default: all)")
+    parser.add_argument("--model", type=Path, help="a folder with the model of time_to")
+    parser.add_argument("--fresh", action="store_true", help="every job in a process that imports all anew")
+    parser.add_argument("--rehearse", action="store_true", help="a tiny scale, on the CPU")
+    a = parser.parse_args(arguments)
+    out = (a.out / "rehearsal" if a.rehearse else a.out).resolve()
+    model = a.model and a.model.resolve()
+    out.mkdir(parents=True, exist_ok=True)
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before transformers is imported, as in bench/common.py
+    if a.rehearse:
+        os.environ |= {"CUDA_VISIBLE_DEVICES": "", "TEAMTR_TEST_DEVICE": "cpu"}
+        model = model or small_model(out / "model")
+    known = {job.name: job for job in jobs_of(out, model, a.rehearse)}
+    wanted = a.jobs.split(",") if a.jobs else list(known)
+    if unknown := [name for name in wanted if name not in known]:
+        parser.error(f"--jobs: {', '.join(unknown)}; there are {', '.join(known)}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # the job that is running ends with us
+    results: dict[str, tuple[float, str]] = {}
+    for name in wanted:
+        results[name] = run(known[name], out, a.fresh, a.rehearse)
+        print(table(results), flush=True)
+    sys.exit(any(how != DONE for _, how in results.values()))
+
+
+if __name__ == "__main__":
+    main()
