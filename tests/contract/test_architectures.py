@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
-import weakref
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,10 +10,9 @@ import torch
 import transformers
 
 from on_a_card import instead_of_kernels
-from teamtr.engines.paged import joined_layers, pool
+from teamtr.engines.paged import joined_layers
 from teamtr.engines.paged.fused_linears import join_attention, join_siblings
 from teamtr.engines.paged.pool import SamplerPool
-from teamtr.engines.paged.sampler import Server
 from teamtr.engines.paged.weights import SamplingCopy
 from teamtr.engines.sampling import TokenSampler
 from teamtr.engines.torch import fused_lora
@@ -29,114 +25,24 @@ from teamtr.engines.torch.policy import TransformerPolicy
 from teamtr.engines.torch.short_base import keep_short
 from teamtr.errors import UserError
 from teamtr.randomness import uniforms
+from tiny_architectures import (
+    CONFIGS,
+    CPU,
+    EXPERTS,
+    LAYERS,
+    PACKED,
+    SHAPE,
+    alone,
+    make_gpt2,
+    make_model,
+    make_model_with_eyes,
+    make_policy,
+    scored,
+    served,
+    some_prompts,
+)
 
 pytestmark = pytest.mark.long
-
-CPU = torch.device("cpu")
-COMMON = {"vocab_size": 100, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-LAYERS = 4
-SHAPE = {
-    **COMMON, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": LAYERS, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 16,
-}  # fmt: skip
-LINEAR = {
-    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
-    "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32,
-}  # fmt: skip
-STATE_SPACE = {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_chunk_size": 16}
-LATENT = {  # values of another width than queries
-    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
-    "num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16,
-    "v_head_dim": 16, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_group": 1,
-    "topk_group": 1, "first_k_dense_replace": 1, "n_shared_experts": 1,
-}  # fmt: skip
-CONFIGS: dict[str, dict[str, Any]] = {
-    "Llama": SHAPE,
-    "Gemma3": SHAPE,
-    "Gemma2": {**SHAPE, "final_logit_softcapping": None},  # caps its attention
-    "DeepseekV3": {**COMMON, **LATENT},
-    "Falcon": {**COMMON, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4},  # knows two attentions
-    "Bloom": {**COMMON, "hidden_size": 64, "n_layer": 3, "n_head": 4},  # attention of its own, no positions
-    "GPTJ": {"n_embd": 64, "n_layer": 3, "n_head": 4, "rotary_dim": 8, **COMMON},
-    "DiffLlama": SHAPE,  # asks attention twice in a layer
-    "FalconH1": {**SHAPE, **STATE_SPACE},  # a state space beside attention, in every layer
-    "Qwen3Next": {**SHAPE, **LINEAR},  # linear attention in most layers
-    "Qwen3_5": {**SHAPE, **LINEAR},
-}
-OTHERS: dict[str, dict[str, Any]] = {
-    "DeepseekV2": {**COMMON, **LATENT},
-    "Mamba": {**COMMON, "hidden_size": 64, "num_hidden_layers": 3},
-}
-PACKED = {"Llama", "Gemma3"}
-
-
-def make_model(kind: str, **changes: Any) -> Any:
-    names = {"Gemma3": "Gemma3TextConfig", "Qwen3_5": "Qwen3_5TextConfig"}
-    config_class = getattr(transformers, names.get(kind, f"{kind}Config"), None)
-    if config_class is None:
-        pytest.skip(f"this transformers has no {kind}")
-    torch.manual_seed(0)
-    config = config_class(**{**CONFIGS, **OTHERS}.get(kind, SHAPE), **changes)
-    model = getattr(transformers, f"{kind}ForCausalLM")(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.05 * torch.randn_like(parameter))
-    return model.float().eval()
-
-
-def make_model_with_eyes() -> Any:
-    """A model that sees images as well: its text has a config of its own."""
-    eyes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = transformers.Gemma3Config(
-        text_config=dict(SHAPE), vision_config={**eyes, "image_size": 28, "patch_size": 14}
-    )
-    torch.manual_seed(0)
-    return transformers.AutoModelForCausalLM.from_config(config).float().eval()
-
-
-def make_gpt2() -> Any:
-    torch.manual_seed(0)
-    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**COMMON, n_embd=64, n_layer=2, n_head=4)).eval()
-
-
-@torch.no_grad()
-def scored(policy: TransformerPolicy, prompts: Any, drawn: Any) -> Any:
-    """The learner's log-probability of every token that was drawn."""
-    messages = [sample.token_ids for sample in drawn]
-    ids = np.concatenate(messages)
-    logp = policy.head()(policy.features(prompts, messages)).log_softmax(-1).numpy()
-    return logp[np.arange(len(ids)), ids]
-
-
-def make_policy(model: Any, **options: Any) -> TransformerPolicy:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        policy = TransformerPolicy(model, SimpleNamespace(eos_token_id=2), **options)
-    policy.end_ids = frozenset()
-    return policy
-
-
-def served(model: Any) -> Server:
-    copy = SamplingCopy(model, torch.float32, CPU)
-    copy.fill(model, None, version="v", base="")
-    return Server(copy, pool_bytes=1 << 24, graphs=False)
-
-
-def some_prompts() -> list[np.ndarray]:
-    """Of several lengths; one twice, two that begin alike."""
-    rng = np.random.default_rng(0)
-    prompts = [rng.integers(3, 100, size=length).astype(np.int32) for length in (5, 9, 5, 12)]
-    prompts[2] = prompts[0].copy()
-    prompts[3][:4] = prompts[1][:4]
-    return prompts
-
-
-@torch.no_grad()
-def alone(model: Any, prompt: np.ndarray, message: np.ndarray) -> np.ndarray:
-    """Log-probabilities by the model's own forward, one row at a time."""
-    ids = torch.tensor([[*prompt.tolist(), *message.tolist()]])
-    logp = model(input_ids=ids).logits[0, len(prompt) - 1 : -1].float().log_softmax(-1)
-    return logp.gather(1, torch.tensor(message, dtype=torch.int64)[:, None])[:, 0].numpy()
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
@@ -237,7 +143,6 @@ def test_queries_that_grow_with_their_position_stay_with_their_own_forward():
 
 # -- adapters in half precision ------------------------------------------------------------------------------------
 
-EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 FEW = ["q_proj", "v_proj"]
 
 
@@ -330,221 +235,6 @@ def test_what_a_card_computes_between_products_is_what_the_architecture_says(kin
 
 
 # -- the sampling copy --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("kind", "changes", "joined", "gates"),
-    [
-        ("Llama", {}, True, True),
-        ("Qwen3", {}, True, True),
-        ("Qwen2", {}, True, True),
-        ("Qwen3Moe", EXPERTS, True, False),
-        ("Gemma3", {}, False, False),
-        ("Granite", {"residual_multiplier": 0.3}, False, False),
-        ("Granite", {"residual_multiplier": 1.0, "embedding_multiplier": 3.0}, True, True),
-        ("Cohere", {"logit_scale": 1.0}, False, False),
-    ],
-)
-def test_layers_of_the_sampling_copy_leave_their_last_sum_to_the_next_one(kind, changes, joined, gates, monkeypatch):
-    """On a CPU to the bit; by the way of a card, with torch in the place of its kernels, but for rounding."""
-    model, said, asked = make_model(kind, **changes), [], instead_of_kernels(monkeypatch)
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if "norm" in name:
-                weight.copy_(torch.rand(weight.shape, generator=torch.Generator().manual_seed(len(name))) + 0.5)
-    for joins, on_card in ((False, False), (True, False), (True, True)):
-        monkeypatch.setattr(joined_layers, "has_kernels", lambda _, it=on_card: it)
-        copy = SamplingCopy(model, torch.float32, CPU, joins_layers=joins)
-        assert copy.joined == (joined and joins)
-        copy.fill(model, None, version="v", base="")
-        server, asked[:] = Server(copy, pool_bytes=1 << 24, graphs=False), []
-        drawn = server.sample("v", some_prompts(), uniforms(1, 4, 6), drawing=TokenSampler(), end_ids=frozenset())
-        said.append([(one.token_ids.tolist(), one.logprobs) for one in drawn])
-    assert bool(asked) == joined
-    assert asked.count("add_norm") == 2 * LAYERS * asked.count("norm"), "every sum but the first, the last norm's too"
-    assert asked.count("gated") == (LAYERS * asked.count("norm") if gates else 0)
-    for plain, carried, by_kernels in zip(*said, strict=True):
-        assert plain[0] == carried[0] == by_kernels[0]
-        assert np.array_equal(plain[1], carried[1])
-        np.testing.assert_allclose(plain[1], by_kernels[1], atol=1e-5)
-
-
-def test_a_pass_that_broke_off_leaves_nothing_to_the_next():
-    model = make_model("Llama")
-    server = served(model)
-    decoder, ask = server.copy.model.get_decoder(), {"drawing": TokenSampler(), "end_ids": frozenset()}
-    before = server.sample("v", some_prompts(), uniforms(1, 4, 6), **ask)
-
-    def breaks(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    breaking = decoder.layers[2].register_forward_pre_hook(breaks)  # after the second layer, before anybody added
-    with pytest.raises(KeyboardInterrupt):
-        server.sample("w", some_prompts(), uniforms(1, 4, 6), **ask)
-    breaking.remove()
-    after = server.sample("x", some_prompts(), uniforms(1, 4, 6), **ask)
-    for a, b in zip(before, after, strict=True):
-        assert a.token_ids.tolist() == b.token_ids.tolist()
-        assert np.array_equal(a.logprobs, b.logprobs)
-
-
-def _larger_in_place(_: Any, args: tuple[Any, ...]) -> None:
-    if args[0].ndim == 3:  # the decoder's own
-        args[0].mul_(1.5)
-
-
-def _by_place(_: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
-    return (*args, named.pop("attention_mask")), named
-
-
-def _says_more(_: Any, __: Any, said: Any) -> None:
-    said.last_hidden_state = said.last_hidden_state + 1.0
-
-
-def _norms_again(decoder: Any, _: Any, said: Any) -> None:
-    decoder.norm(said.last_hidden_state)
-
-
-@pytest.mark.parametrize(
-    "does",
-    [
-        lambda it: it.layers[2].register_forward_pre_hook(lambda _, args: (args[0] * 1.5, *args[1:])),
-        lambda it: it.layers[2].register_forward_pre_hook(_larger_in_place),
-        lambda it: it.norm.register_forward_pre_hook(lambda _, args: (args[0] * 1.5, *args[1:])),
-        lambda it: it.norm.register_forward_pre_hook(_larger_in_place),
-        lambda it: it.layers[0].register_forward_pre_hook(_by_place, with_kwargs=True),
-        lambda it: setattr(it, "norm", torch.nn.LayerNorm(64)),
-        lambda it: it.register_forward_hook(_says_more),
-        lambda it: it.register_forward_hook(_norms_again),
-    ],
-    ids=[
-        "between layers",
-        "into a layer's",
-        "before the norm",
-        "into the last layer's",
-        "by place",
-        "another norm",
-        "after",
-        "a norm again",
-    ],
-)
-def test_a_decoder_that_does_something_to_what_a_layer_said_is_not_joined(does):
-    model = make_model("Llama")
-    assert joined_layers.Stack.of(model) is not None
-    assert not any(module._forward_hooks for module in model.modules())
-    does(model.get_decoder())
-    assert joined_layers.Stack.of(model) is None
-
-
-@pytest.mark.parametrize("on_card", [True, False])
-def test_kernels_are_for_half_precision_on_a_card(on_card):
-    found = {
-        dtype for dtype in (torch.float32, torch.float16, torch.bfloat16)
-        if joined_layers.has_kernels(SimpleNamespace(is_cuda=on_card, dtype=dtype))
-    }  # fmt: skip
-    assert found == ({torch.float16, torch.bfloat16} if on_card else set())
-
-
-@pytest.mark.parametrize(
-    ("whose", "joined", "gates"),
-    [
-        (lambda layer: layer, False, 0),
-        (lambda layer: layer.input_layernorm, False, 0),
-        (lambda layer: layer.mlp, True, LAYERS - 1),
-        (lambda layer: layer.self_attn, True, LAYERS),  # which computes by itself
-    ],
-    ids=["of a layer", "of a norm", "of a gate", "of attention"],
-)
-def test_what_is_learned_and_does_not_show_in_a_new_model_is_not_left_out(whose, joined, gates):
-    """A scale of one, or a bias of zero: recognition looks at a copy before it is filled."""
-    model = make_model("Llama")
-    whose(model.get_decoder().layers[1]).register_parameter("scale", torch.nn.Parameter(torch.ones(1)))
-    found = joined_layers.Stack.of(model)
-    assert (found is not None) == joined
-    assert len(found.gates if found else ()) == gates
-
-
-@torch.no_grad()
-def test_joined_layers_keep_nothing_longer_than_the_layers_they_stand_for(monkeypatch):
-    """A prefill of many tokens is where memory is tightest: what was added is gone before the next large product."""
-    model, kept, looks = make_model("Llama").get_decoder(), [], []
-
-    def heard(_: Any, __: Any, said: Any) -> None:
-        kept.append(weakref.ref(said[0] if isinstance(said, tuple) else said))
-
-    def look(*_: Any) -> None:
-        looks.append(sum(tensor() is not None for tensor in kept))
-
-    instead_of_kernels(monkeypatch)
-    monkeypatch.setattr(joined_layers, "has_kernels", lambda _: True)
-    joined_layers.join_layers(joined_layers.Stack.of(model), {})
-    for layer in model.layers:
-        for part in (layer.self_attn, layer.mlp):
-            part.register_forward_hook(heard)
-            part.register_forward_pre_hook(look)
-        for part in (layer.mlp.gate_proj, layer.mlp.up_proj):
-            part.register_forward_hook(heard)
-        layer.mlp.down_proj.register_forward_pre_hook(look)
-    model(input_ids=torch.arange(5)[None], use_cache=False)
-    look()
-    assert looks == [0] * (3 * LAYERS + 1)
-
-
-@torch.no_grad()
-def test_attention_may_say_more_than_its_layer_reads():
-    model = make_model("Llama").get_decoder()
-    for layer in model.layers:
-        attend = layer.self_attn.forward
-        layer.self_attn.forward = lambda attend=attend, **named: (*attend(**named), None)
-        norms = layer.input_layernorm, layer.post_attention_layernorm
-
-        def forward(x, layer=layer, norms=norms, **named):
-            x = x + layer.self_attn(hidden_states=norms[0](x), **named)[0]
-            return x + layer.mlp(norms[1](x))
-
-        layer.forward = forward
-    ids = torch.arange(5)[None]
-    expected = model(input_ids=ids, use_cache=False).last_hidden_state
-    joined_layers.join_layers(joined_layers.Stack.of(model), {})
-    assert torch.equal(model(input_ids=ids, use_cache=False).last_hidden_state, expected)
-
-
-def test_torch_compiles_large_models_whose_layers_are_not_known_and_those_it_is_asked_to(monkeypatch):
-    """On a card, of which there is none here: what a server is made with is looked at."""
-    made: list[tuple[bool, bool]] = []
-
-    def server(copy: SamplingCopy, *, compiled: bool, **_: Any) -> Any:
-        made.append((copy.joined, compiled))
-        return SimpleNamespace(pool_bytes=0)
-
-    monkeypatch.setattr(pool, "Server", server)
-    monkeypatch.setattr(
-        pool, "SamplingCopy", lambda model, dtype, _, *given, **asked: SamplingCopy(model, dtype, CPU, *given, **asked)
-    )
-    kinds = {
-        "known": make_model("Llama"),
-        "unknown": make_model("Gemma3"),
-        "other gates": make_model("Qwen3Moe", **EXPERTS),
-        "other rotation": make_model("Helium"),
-    }
-
-    def asked(precision: str, compiled: bool | None) -> dict[str, tuple[bool, bool]]:
-        made.clear()
-        for model in kinds.values():
-            room = SamplerPool(precision, torch.device("cuda"), memory_bytes=1 << 20, compiled=compiled)
-            room.server_of(model)
-        return dict(zip(kinds, made, strict=True))
-
-    joined, by_torch, neither = (True, False), (False, True), (False, False)
-    for least in (10**9, 1):
-        monkeypatch.setattr(pool, "COMPILE_FROM_PARAMETERS", least)
-        for precision in ("fp16", "fp32"):  # in float32 there are no kernels
-            known = joined if precision == "fp16" else neither
-            assert set(asked(precision, True).values()) == {by_torch}
-            plain = {"known": known, "unknown": neither, "other gates": known, "other rotation": known}
-            assert asked(precision, False) == plain
-            large = dict.fromkeys(kinds, by_torch) | ({"known": joined} if precision == "fp16" else {})
-            assert asked(precision, None) == (large if least == 1 else plain)
 
 
 def test_layers_that_processes_hold_in_parts_keep_their_forward(monkeypatch):
