@@ -235,7 +235,8 @@ def _agreement(history: int, turns: int) -> tuple:
 def _played(rng: np.random.Generator, law: Floats, problems: int) -> Floats:
     """Shares of contexts in a batch, drawn from the exact law, which has as many problems of each letter; these are
     told apart, ``problems`` of them, or with 1 they are not."""
-    by_letter = law.reshape(3, -1) * 3
+    by_letter = law.reshape(3, -1)
+    by_letter = by_letter / by_letter.sum(1, keepdims=True)  # times three, a sure one could be above 1 by rounding
     drawn = [rng.multinomial(EPISODES // 3 // problems, by_letter[x], size=problems).ravel() for x in range(3)]
     return np.concatenate(drawn) / EPISODES
 
