@@ -18,7 +18,7 @@ NOT_COMPUTED_WITH = {"_name_or_path", "transformers_version", "dtype", "torch_dt
 _FACTORS = (-7046029254386353131, -4417276706812531889)
 KEPT_LENGTH = 1 << 14
 """Up to so many words, the factors of a place are kept: a tiny model is hashed several times in every update, and they
-would take half of it."""
+would take half of it. They take 8 MB at most."""
 
 
 def hash_tensors(tensors: Mapping[str, Tensor], salt: str = "", like: Mapping[str, Tensor] | None = None) -> str:
