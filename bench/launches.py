@@ -75,7 +75,7 @@ def by_the_way_of_a_card(started: Counter[str], *, together: bool) -> Iterator[N
         patch.object(JITFunction, "run", start),
         patch.object(FusedLora, "fuses", lambda *_: True),
         patch.object(FusedLora, "_whole", whole if together else lambda *_: None),
-        patch.object(fused_lora, "_on_card", lambda _: True),
+        patch.object(fused_lora, "computed_by_kernels", lambda _: True),
         patch.object(packing.Spread, "of", lambda *given, **_: spread(*given, in_runs=True)),
     ):
         yield

@@ -242,7 +242,7 @@ def whole_groups() -> None:
     copy.fill(model, None, version="v", base="b")
     server = sampler.Server(copy, pool_bytes=1 << 26, graphs=False)
     work_split.SPLIT_TARGET, work_split.WORTH_SPARING, sampler.LOOK_EVERY, plain = 1, 0, 3, layout._computing
-    layout._computing, joined_layers.has_kernels = lambda _: kernels, lambda _: True
+    layout._computing, joined_layers.computed_by_kernels = lambda _: kernels, lambda _: True
     calls: Counter[str] = Counter()
     for name in ("norm", "add_norm", "gated"):
         setattr(fused_layers, name, _counting(name, getattr(fused_layers, name), calls))
@@ -601,7 +601,7 @@ def learning(precision: str):
     def passed(*, fuses: bool) -> tuple[list[torch.Tensor], Counter[str]]:
         calls.clear()
         FusedLora.fuses = lambda *_: fuses
-        fused_lora._on_card = lambda *_: fuses
+        fused_lora.computed_by_kernels = lambda *_: fuses
         in_runs = fuses and policy.precision != "fp32"
         packing.Spread.of = lambda *given, **_: SPREAD(*given, in_runs=in_runs)
         features = policy.features(rows, messages)

@@ -348,7 +348,7 @@ def test_a_base_that_is_held_once_is_joined_as_a_copy_is_and_sampled_as_it_is_sc
             parameter.normal_(std=0.1, generator=torch.Generator().manual_seed(parameter.numel()))
     asked = instead_of_kernels(monkeypatch)
     for on_card in (False, True):
-        monkeypatch.setattr(joined_layers, "has_kernels", lambda _, it=on_card: it)
+        monkeypatch.setattr(joined_layers, "computed_by_kernels", lambda _, it=on_card: it)
         drawn = policy.sample(prompts, uniforms(1, len(prompts), 6))
         assert ("gated" in asked) == (on_card and kind == "Qwen2"), "adapters and small weights below our gates"
         said = np.concatenate([sample.logprobs for sample in drawn])

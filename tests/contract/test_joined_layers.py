@@ -43,7 +43,7 @@ def test_layers_of_the_sampling_copy_leave_their_last_sum_to_the_next_one(kind, 
             if "norm" in name:
                 weight.copy_(torch.rand(weight.shape, generator=torch.Generator().manual_seed(len(name))) + 0.5)
     for joins, on_card in ((False, False), (True, False), (True, True)):
-        monkeypatch.setattr(joined_layers, "has_kernels", lambda _, it=on_card: it)
+        monkeypatch.setattr(joined_layers, "computed_by_kernels", lambda _, it=on_card: it)
         copy = SamplingCopy(model, torch.float32, CPU, joins_layers=joins)
         assert copy.joined == (joined and joins)
         copy.fill(model, None, version="v", base="")
@@ -130,7 +130,7 @@ def test_a_decoder_that_does_something_to_what_a_layer_said_is_not_joined(does):
 def test_kernels_are_for_half_precision_on_a_card(on_card):
     found = {
         dtype for dtype in (torch.float32, torch.float16, torch.bfloat16)
-        if joined_layers.has_kernels(SimpleNamespace(is_cuda=on_card, dtype=dtype))
+        if joined_layers.computed_by_kernels(SimpleNamespace(is_cuda=on_card, dtype=dtype))
     }  # fmt: skip
     assert found == ({torch.float16, torch.bfloat16} if on_card else set())
 
@@ -166,7 +166,7 @@ def test_joined_layers_keep_nothing_longer_than_the_layers_they_stand_for(monkey
         looks.append(sum(tensor() is not None for tensor in kept))
 
     instead_of_kernels(monkeypatch)
-    monkeypatch.setattr(joined_layers, "has_kernels", lambda _: True)
+    monkeypatch.setattr(joined_layers, "computed_by_kernels", lambda _: True)
     joined_layers.join_layers(joined_layers.Stack.of(model), {})
     for layer in model.layers:
         for part in (layer.self_attn, layer.mlp):

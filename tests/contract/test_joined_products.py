@@ -69,7 +69,7 @@ def make_policy(
     adapter = f"agent{len(ranks) - 1}"
     with torch.no_grad(), pytest.MonkeyPatch.context() as patch:  # it is looked at as on a CPU
         patch.setattr(FusedLora, "fuses", lambda *_: False)
-        patch.setattr(fused_lora, "_on_card", lambda _: False)
+        patch.setattr(fused_lora, "computed_by_kernels", lambda _: False)
         policy = TransformerPolicy(shared, SimpleNamespace(eos_token_id=2), adapter=adapter, fused=fused)
     fused.groups.clear()
     policy.precision = precision
@@ -97,7 +97,7 @@ def passed(policy: TransformerPolicy) -> dict[str, Tensor]:
 def on_card(monkeypatch) -> list[str]:
     """The way of a card; the kernels that were asked for."""
     monkeypatch.setattr(FusedLora, "fuses", lambda *_: True)
-    monkeypatch.setattr(fused_lora, "_on_card", lambda _: True)
+    monkeypatch.setattr(fused_lora, "computed_by_kernels", lambda _: True)
     return instead_of_kernels(monkeypatch)
 
 
@@ -163,7 +163,7 @@ def test_a_model_whose_layers_are_one_has_the_features_and_gradients_of_its_laye
     policy = make_policy(kind, "fp32")
     with monkeypatch.context() as context:
         context.setattr(FusedLora, "fuses", lambda *_: False)
-        context.setattr(fused_lora, "_on_card", lambda _: False)
+        context.setattr(fused_lora, "computed_by_kernels", lambda _: False)
         exact = passed(policy)
     policy.precision = precision
     with each_alone(monkeypatch):

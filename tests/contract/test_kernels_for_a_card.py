@@ -15,6 +15,7 @@ from teamtr.engines.torch.rotation import Rotation
 from teamtr.engines.torch.scoring import fused_features, fused_score
 
 pytestmark = pytest.mark.long
+HALVES = [torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.slow)]
 
 triton = pytest.importorskip("triton", reason="triton is not installed (Linux only)")
 
@@ -115,7 +116,7 @@ def test_products_with_narrow_factors(compiled, width, rank, dtype):
 
 
 @pytest.mark.parametrize(("outputs", "columns", "rank", "adapters"), [(12288, 96, 16, 3), (576, 24, 4, 2)], ids=str)
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
 def test_adapters_by_row(compiled, outputs, columns, rank, adapters, dtype):
     from teamtr.engines.paged.adapter_kernel import with_own_adapter
 
@@ -131,7 +132,7 @@ def test_drawing(compiled):
     assert compiled == ["_mass_kernel", "_pick_kernel"]
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize(
     ("width", "inner", "heads", "kv_heads", "dim"), [(2048, 6144, 16, 8, 128), (576, 1536, 9, 3, 64)], ids=str
 )

@@ -99,7 +99,7 @@ def test_layers_whose_adapter_comes_first_compute_the_same(monkeypatch):
     """The order of a card, which adds the wide product to the adapter's part: both ways, with a bias and without."""
     features = []
     for order in (False, True):
-        monkeypatch.setattr(fused_lora, "_on_card", lambda _, it=order: it)
+        monkeypatch.setattr(fused_lora, "computed_by_kernels", lambda _, it=order: it)
         monkeypatch.setattr(fused_lora, "MOST_RANKS", 0)  # without the kernels
         _, fused = adapted_models()
         for layer in fused.get_base_model().model.layers:

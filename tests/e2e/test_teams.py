@@ -323,6 +323,7 @@ eval: {every: 0}
 """
 
 
+@pytest.mark.slow
 def test_joint_is_naive_sequential_to_the_bit_in_a_run(tmp_path):
     """At the default share of episodes that the gate looks at first, which fresh rollouts use."""
     versions = {}

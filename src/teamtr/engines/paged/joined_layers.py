@@ -12,12 +12,11 @@ from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from teamtr.engines.paged.fused_linears import Siblings
 from teamtr.engines.torch.anatomy import epsilon_of
-from teamtr.engines.torch.known_layers import adds_twice, hands_on, is_gated, is_rms_norm
+from teamtr.engines.torch.known_layers import adds_twice, computed_by_kernels, hands_on, is_gated, is_rms_norm
 
 
 @dataclass(frozen=True)
@@ -94,7 +93,7 @@ class _Norm:
         self.module, self.plain, self.epsilon = module, module.forward, epsilon_of(module) or 0.0
 
     def __call__(self, x: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:
-        if not has_kernels(x):
+        if not computed_by_kernels(x):
             x = x if delta is None else x + delta
             return x, self.plain(x)
         from teamtr.engines.torch.fused_layers import add_norm, norm
@@ -108,7 +107,7 @@ def _gated_forward(module: Any, product: Siblings | None) -> Callable[[Tensor], 
     plain = module.forward
 
     def forward(x: Tensor) -> Tensor:
-        if not has_kernels(x):
+        if not computed_by_kernels(x):
             said: Tensor = plain(x)
             return said
         from teamtr.engines.torch.fused_layers import gated
@@ -122,8 +121,3 @@ def _gated_forward(module: Any, product: Siblings | None) -> Callable[[Tensor], 
         return product.product(x).split(product.sizes, -1)
 
     return forward
-
-
-def has_kernels(x: Tensor) -> bool:
-    """In half precision on a card. Elsewhere torch computes, as it does for the model itself."""
-    return x.is_cuda and x.dtype in (torch.float16, torch.bfloat16)

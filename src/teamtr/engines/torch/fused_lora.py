@@ -22,7 +22,7 @@ from teamtr.engines.slices import is_spread
 from teamtr.engines.torch.anatomy import PRODUCTS, Anatomy, epsilon_of, inspect_attention
 from teamtr.engines.torch.attention import Unsupported, packed_now, require_plain
 from teamtr.engines.torch.joined_products import Factors, Group, Whole, product, round_factors
-from teamtr.engines.torch.known_layers import adds_twice, is_gated, is_plain_adapted, is_rms_norm
+from teamtr.engines.torch.known_layers import adds_twice, computed_by_kernels, is_gated, is_plain_adapted, is_rms_norm
 from teamtr.engines.torch.row_scaled import FrozenWeight, RowScaled, kept_weight
 from teamtr.engines.torch.spread_linears import HalfLinear
 
@@ -60,7 +60,7 @@ class _Adapted(torch.autograd.Function):
         for weight, bias, scale, up, part in zip(weights, biases, scales, ups, narrow.split(ctx.ranks, 1), strict=True):
             start = flat.new_empty(1) if bias is None else bias.to(dtype)
             own, beta = up.T, float(bias is not None)
-            if _on_card(flat):
+            if computed_by_kernels(flat):
                 outs.append(torch.addmm(start, part, own, beta=beta, alpha=scale).addmm_(flat, weight.to(dtype).T))
             else:
                 outs.append(torch.addmm(start, flat, weight.to(dtype).T, beta=beta).addmm_(part, own, alpha=scale))
@@ -84,7 +84,7 @@ class _Adapted(torch.autograd.Function):
         grad_x = None
         if ctx.needs_input_grad[0]:
             products = [*zip(grads, ctx.weights, strict=True), (grad_narrow, down)]
-            (first, factor), *others = reversed(products) if _on_card(flat) else products
+            (first, factor), *others = reversed(products) if computed_by_kernels(flat) else products
             grad_x = first @ factor.to(flat.dtype)
             for grad, factor in others:
                 grad_x.addmm_(grad, factor.to(flat.dtype))
@@ -128,14 +128,9 @@ def _down_gradient(grad_narrow: Tensor, flat: Tensor) -> Tensor:
     return grad_narrow.T @ flat
 
 
-def _on_card(wide: Tensor) -> bool:
-    """In half precision; elsewhere torch's own products, one after the other, are the yardstick."""
-    return wide.is_cuda and wide.dtype in (torch.float16, torch.bfloat16)
-
-
 def _reads_fast(wide: Tensor, rank: int) -> bool:
     """Whether kernels of our own read it (``narrow_products``)."""
-    return _on_card(wide) and rank <= MOST_RANKS
+    return computed_by_kernels(wide) and rank <= MOST_RANKS
 
 
 @dataclass

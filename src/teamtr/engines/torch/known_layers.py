@@ -18,6 +18,11 @@ from teamtr.engines.torch.anatomy import epsilon_of
 from teamtr.engines.torch.attention import listen
 
 
+def computed_by_kernels(x: Tensor) -> bool:
+    """By those of our own: in half precision on a card. Elsewhere torch computes, as it does for the model itself."""
+    return x.is_cuda and x.dtype in (torch.float16, torch.bfloat16)
+
+
 def is_plain_adapted(module: Any) -> bool:
     base = getattr(module, "base_layer", None)
     if not hasattr(module, "lora_A") or getattr(type(base), "forward", None) is not nn.Linear.forward:
