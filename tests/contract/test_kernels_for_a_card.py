@@ -100,7 +100,11 @@ def test_attention(compiled, heads, kv_heads, dim, dtype):
 
 @pytest.mark.parametrize(
     ("width", "rank", "dtype"),
-    [(6144, 16, torch.float16), (576, 8, torch.bfloat16), (2048, 48, torch.float16)],
+    [
+        (6144, 16, torch.float16),
+        (576, 8, torch.bfloat16),
+        pytest.param(2048, 48, torch.float16, marks=pytest.mark.slow),
+    ],
     ids=str,
 )
 def test_products_with_narrow_factors(compiled, width, rank, dtype):
@@ -134,7 +138,9 @@ def test_drawing(compiled):
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize(
-    ("width", "inner", "heads", "kv_heads", "dim"), [(2048, 6144, 16, 8, 128), (576, 1536, 9, 3, 64)], ids=str
+    ("width", "inner", "heads", "kv_heads", "dim"),
+    [(2048, 6144, 16, 8, 128), pytest.param(576, 1536, 9, 3, 64, marks=pytest.mark.slow)],
+    ids=str,
 )
 def test_what_lies_between_the_learners_products(compiled, width, inner, heads, kv_heads, dim, dtype):
     from teamtr.engines.torch.fused_layers import add_norm, added, branch, gated, gated_rows, norm, summed

@@ -117,8 +117,15 @@ def assert_as_alone(engine: LocalEngine, wanted: Sequence[Wanted], found: dict[i
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("pages", [None, 9])
-@pytest.mark.parametrize("kind", ["full", "lora", "lora by_row"])
+@pytest.mark.parametrize(
+    ("kind", "pages"),
+    [
+        ("lora", None),
+        ("lora by_row", 9),
+        *[pytest.param(*slow, marks=pytest.mark.slow) for slow in [("full", None), ("full", 9), ("lora", 9)]],
+        pytest.param("lora by_row", None, marks=pytest.mark.slow),
+    ],
+)
 def test_rows_join_a_running_batch_and_say_what_they_say_alone(kind: str, pages: int | None, monkeypatch):
     """Also where they wait for pages, and where those that join need larger buffers. Rows of several agents are in one
     batch where adapters are applied by row, and never where weights are merged."""

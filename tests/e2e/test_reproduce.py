@@ -39,7 +39,9 @@ def test_all_recipes_are_listed_in_one_line_of_json():
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", RECIPES)
-@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize(
+    "scale", [pytest.param(scale, marks=[pytest.mark.slow] * (scale == "small")) for scale in SCALES]
+)
 def test_every_recipe_can_be_planned(name, scale):
     """Its team files are read, and nothing is trained."""
     recipe = find(name)

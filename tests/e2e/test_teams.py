@@ -179,6 +179,7 @@ team:
     assert len(records) == 4
 
 
+@pytest.mark.slow
 def test_own_python_reward(tmp_path):
     """A reward that likes digits teaches an untrained model to write digits; it sees prompts and columns."""
     (tmp_path / "reward.py").write_text(

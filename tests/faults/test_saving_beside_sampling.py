@@ -325,7 +325,9 @@ def test_a_disk_that_is_full_beside_the_sampling_is_told_as_ever(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("error", "yielded"), [(RuntimeError, [1]), (KeyboardInterrupt, [])])
+@pytest.mark.parametrize(
+    ("error", "yielded"), [(RuntimeError, [1]), pytest.param(KeyboardInterrupt, [], marks=pytest.mark.slow)]
+)
 def test_sampling_that_fails_takes_no_update_with_it(
     error: type[BaseException],
     yielded: list[int],
@@ -371,7 +373,7 @@ def test_where_both_fail_the_writing_is_told(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("when", ["update", "sampling"])
+@pytest.mark.parametrize("when", ["update", pytest.param("sampling", marks=pytest.mark.slow)])
 def test_who_asks_to_stop_gets_the_update_and_no_other(
     when: str, undisturbed: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

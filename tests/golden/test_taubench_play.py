@@ -125,7 +125,7 @@ def recorded(messages: list[dict[str, Any]]) -> Recorded:
 
 
 @needs_data
-@pytest.mark.long
+@pytest.mark.slow
 def test_every_labeled_dialogue_comes_out_as_recorded_when_it_is_played() -> None:
     """The agent and the user say what they said: every result, every reward, and the same end."""
     rows = json.loads((DATA / "airline" / "golden_trajectories_gpt-4o.json").read_text(encoding="utf-8"))
@@ -153,7 +153,7 @@ def test_every_labeled_dialogue_comes_out_as_recorded_when_it_is_played() -> Non
 
 @needs_data
 @pytest.mark.long
-@pytest.mark.parametrize("domain", [Airline, Retail])
+@pytest.mark.parametrize("domain", [Airline, pytest.param(Retail, marks=pytest.mark.slow)])
 def test_the_own_actions_of_every_task_earn_the_reward_when_they_are_played(domain: type[TauBench]) -> None:
     """And nothing but talk earns it only where the actions change nothing."""
     task = domain.from_data(domain.name, DATA / domain.name.removeprefix("taubench:"))

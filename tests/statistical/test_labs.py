@@ -229,7 +229,7 @@ def test_fresh_teams_divide_their_roles_and_stale_ones_fail_more_the_more_they_a
     assert min(roles_report.stale_lowered) > 0.1
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_known_table_of_stale_success_is_what_eight_teams_give() -> None:
     """The known means are of eight teams (docs/log.md, "What was fitted in the lab"). Success is two-peaked, so a
     deviation will not do: means of eight are redrawn from 160 teams, and each known one must lie between their 0.5 and

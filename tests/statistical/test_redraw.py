@@ -75,7 +75,12 @@ def p_value(one: RolloutBatch, other: RolloutBatch, turns: slice = slice(None), 
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("sees", "rounds"), [("everything", 1), ("blind", 1), pytest.param("everything", 2, marks=pytest.mark.slow)]
+    ("sees", "rounds"),
+    [
+        ("everything", 1),
+        pytest.param("blind", 1, marks=pytest.mark.slow),
+        pytest.param("everything", 2, marks=pytest.mark.slow),
+    ],
 )
 def test_redrawn_episodes_have_the_present_team_s_law(sees, rounds):
     world = short_world(sees, rounds)
@@ -166,7 +171,7 @@ def flattery(own: bool, repeats: int = 4000) -> tuple[float, float]:
     return float(np.mean(apart)), float(np.std(apart) / np.sqrt(repeats))
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_drafts_that_the_update_climbed_on_flatter_the_team_and_others_do_not():
     """The bias that the guarantees speak of is there (about two points here), and there alone."""
     bias, error = flattery(own=True)

@@ -44,6 +44,7 @@ _CORE_SCHEMA: dict[str, tuple[str, Callable[[str], Any]]] = {
     ),
     "str": (r"(?s:.*)", str),
 }
+_TAGS = {name: Tag(suffix=_TAG_PREFIX + name) for name in _CORE_SCHEMA}
 
 
 class _CoreResolver(VersionedResolver):  # type: ignore[misc, unused-ignore]
@@ -53,7 +54,7 @@ class _CoreResolver(VersionedResolver):  # type: ignore[misc, unused-ignore]
         if kind is not ScalarNode:
             return super().resolve(kind, value, implicit)
         kinds = (name for name, (form, _) in _CORE_SCHEMA.items() if re.fullmatch(form, value))
-        return Tag(suffix=_TAG_PREFIX + (next(kinds) if implicit[0] else "str"))
+        return _TAGS[next(kinds) if implicit[0] else "str"]
 
 
 _TOO_DEEP = f"lists and mappings stand more than {DEEPEST} deep inside each other"
