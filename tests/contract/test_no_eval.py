@@ -38,6 +38,7 @@ MODULES = {
 }
 CALLS = {
     "torch.load": "unpickles",
+    "torch.save": "pickles",
     "torch.hub.load": "runs code",
     "torch.package.PackageImporter": "runs code",
     "yaml.load": "may build any object",
@@ -49,6 +50,8 @@ CALLS = {
     "numpy.fromregex": "may unpickle",
 }
 BY_NAME = {"getattr", "import_module", "find_spec", "attrgetter", "__getattribute__"}
+WATCHED = (ast.Import, ast.ImportFrom, ast.Name, ast.Attribute, ast.Call)
+"""What ``complaints`` looks at."""
 KEYWORDS = {("allow_pickle", True), ("weights_only", False), ("trust_remote_code", True), ("typ", "unsafe")}
 
 
@@ -59,7 +62,7 @@ def violations(source: str, allowed: frozenset[str] | set[str] = frozenset()) ->
     found = [
         (node.lineno, complaint)
         for node in ast.walk(tree)
-        if isinstance(node, ast.expr | ast.stmt)
+        if isinstance(node, WATCHED)
         for complaint in complaints(node, names)
         if complaint not in allowed
     ]
@@ -155,6 +158,7 @@ def test_the_exception_is_needed_and_exact() -> None:
         ("import torch\ntorch.load(path)", "torch.load"),
         ("import torch as t\nt.load(path)", "torch.load"),
         ("from torch import load", "torch.load"),
+        ("import torch\ntorch.save(state, path)", "torch.save"),
         ("import torch\nread = torch.load", "torch.load"),
         ("import yaml\nyaml.load(text)", "yaml.load"),
         ("from yaml import unsafe_load", "yaml.unsafe_load"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import errno
 import gzip
@@ -26,7 +25,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import teamtr
 from teamtr.batches import RolloutBatch
 from teamtr.bounded_json import DEEPEST
 from teamtr.store import (
@@ -45,8 +43,6 @@ from teamtr.store import (
 )
 from teamtr.store.log import decode, encode
 from teamtr.types import Episode, Problem, Turn, Verdict
-
-SOURCES = Path(teamtr.__path__[0])
 
 # --- equality to the last bit, nan included -------------------------------------------------------------------------
 
@@ -703,34 +699,7 @@ def test_a_forked_child_that_leaves_the_block_touches_neither_the_lock_nor_its_o
         pass
 
 
-# --- nothing executes on reading ------------------------------------------------------------------------------------
-
-EXECUTING_MODULES = {"pickle", "cPickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}
-
-
-def executing_loads(source: str) -> list[str]:
-    """Imports and calls in ``source`` that write or read pickles."""
-    found = []
-    for node in ast.walk(ast.parse(source)):
-        match node:
-            case ast.Import(names=names):
-                found += [n.name for n in names if n.name.split(".")[0] in EXECUTING_MODULES]
-            case ast.ImportFrom(module=str(module)) if module.split(".")[0] in EXECUTING_MODULES:
-                found.append(module)
-            case ast.Attribute(value=ast.Name(id="torch"), attr="load" | "save" as attribute):
-                found.append(f"torch.{attribute}")
-            case ast.keyword(arg="allow_pickle", value=ast.Constant(value=True)):
-                found.append("allow_pickle=True")
-    return found
-
-
-@pytest.mark.long
-def test_no_source_reads_or_writes_pickles() -> None:
-    planted = "import pickle\nfrom dill import load\ntorch.load(f)\nnumpy.load(f, allow_pickle=True)\ntorch.zeros(1)"
-    assert sorted(executing_loads(planted)) == ["allow_pickle=True", "dill", "pickle", "torch.load"]
-    sources = list(SOURCES.rglob("*.py"))
-    assert SOURCES / "store" / "checkpoint.py" in sources
-    assert {str(path): found for path in sources if (found := executing_loads(path.read_text()))} == {}
+# --- what is imported -----------------------------------------------------------------------------------------------
 
 
 def test_the_store_imports_no_torch() -> None:
