@@ -28,6 +28,7 @@ class Work:
     total: int | None = None
     unit: str = ""
     done: int = 0
+    broken_off: bool = False
 
     def advance(self, count: int = 1) -> None:
         self.done += count
@@ -75,5 +76,8 @@ def working(what: str, total: int | None = None, unit: str = "") -> Iterator[Wor
     listener.begin(work)
     try:
         yield work
+    except BaseException:
+        work.broken_off = True
+        raise
     finally:
         listener.end(work)

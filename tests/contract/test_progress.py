@@ -94,6 +94,23 @@ def test_work_that_counts_nothing_shows_too(told):
     assert told == ["compiling: 1:01 so far", "compiling: done in 1:01"]
 
 
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_work_that_is_broken_off_is_not_said_to_be_done(told, error):
+    clock = Clock()
+    works = Works(now=clock, tell=told.append)
+
+    def break_off() -> None:
+        with listening(works), working("loading"):
+            clock.now += 3
+            works.tick()
+            raise error
+
+    with pytest.raises(error):
+        break_off()
+    assert told == ["loading: 0:03 so far"]
+    assert works.line() is None
+
+
 def test_the_innermost_long_work_is_shown_with_what_it_is_part_of(told):
     clock = Clock()
     works = Works(now=clock, tell=told.append)

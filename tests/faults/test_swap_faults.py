@@ -74,7 +74,9 @@ def watch(out: Path, see: Callable[[str], None]) -> None:
     def named(write: Any) -> Any:
         def wrapped(source: Any, final: Any, **options: Any) -> None:
             goes = Path(final).name.startswith(atomic.TEMPORARY)
-            see(f"{'-' if goes else ''}{os.path.relpath(source if goes else final, out)}")
+            where = os.path.relpath(source if goes else final, out)
+            if not where.startswith(os.pardir):  # as that of a base that is taught once, for all runs
+                see(f"{'-' if goes else ''}{where}")
             write(source, final, **options)
 
         return wrapped

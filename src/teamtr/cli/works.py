@@ -54,14 +54,14 @@ class Works:
             self._begun.append(_Begun(work, self._now()))
 
     def end(self, work: Work) -> None:
-        """What a plain line was said of is said to be done."""
+        """What a plain line was said of is said to be done, if it is."""
         with self._lock:
             place = next((k for k, begun in enumerate(self._begun) if begun.work is work), None)
             if place is None:
                 return  # what it was part of ended before it: an abandoned generator
             chain, begun = self._chain(place), self._begun[place]
             del self._begun[place:]
-        if begun.told:
+        if begun.told and not work.broken_off:
             self._tell(f"{chain}: done in {clock(self._now() - begun.at)}")
 
     # -- on the screen ----------------------------------------------------------------------------------------
