@@ -65,6 +65,9 @@ class Group:
             self._wholes[key] = self._joined(adapter, dtype, [weight_of(base) for base in self.bases])
         return self._wholes[key]
 
+    def let_go(self) -> None:
+        self._wholes.clear()
+
     def _joined(self, adapter: str, dtype: torch.dtype, weights: Sequence[FrozenWeight]) -> Whole | None:
         tensors = [weight for weight in weights if isinstance(weight, Tensor) and weight.dtype == dtype]
         biases = [base.bias for base in self.bases]
