@@ -87,7 +87,7 @@ class SamplerPool:
         return self._servers[key]
 
     def _may_compile(self, causal_lm: Any) -> bool:
-        """Unless our kernels do as much."""
+        """Whether torch compiles decoding where kernels of our own do not do as much."""
         if self.device.type != "cuda":
             return False
         if self.compiled is not None:

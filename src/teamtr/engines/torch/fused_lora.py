@@ -238,7 +238,7 @@ class FusedLora:
 
 
 def fuse_lora(shared: Any) -> FusedLora:
-    """FusedLora a PEFT model with LoRA adapters; what is not plain enough keeps its own forward."""
+    """Let a PEFT model with LoRA adapters compute so; what is not plain enough keeps its own forward."""
     causal_lm = shared.get_base_model()
     decoder = causal_lm.get_decoder()
     state = FusedLora(spread=any(map(is_spread, decoder.parameters())))
