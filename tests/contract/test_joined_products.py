@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -16,6 +18,7 @@ from torch import Tensor, nn
 
 from on_a_card import instead_of_kernels
 from teamtr.engines.paged.one_copy import lay_below_each_other, shared_weights
+from teamtr.engines.paged.pool import SamplerPool
 from teamtr.engines.torch import fused_lora
 from teamtr.engines.torch.fused_lora import FusedLora, fuse_lora
 from teamtr.engines.torch.joined_products import (
@@ -287,6 +290,25 @@ def test_a_base_that_is_kept_short_is_one_where_the_sampler_has_laid_it_so(preci
         assert not held & (lay - lie)
     for name, found in ours.items():
         torch.testing.assert_close(found, apart[name], rtol=0.05, atol=0.02 * float(apart[name].abs().max()))
+
+
+def test_where_weights_lay_is_given_back_as_soon_as_a_server_has_moved_them(on_card, monkeypatch):
+    """A run that goes on passes over its models, to count what they take, before it samples anything."""
+    policy = make_policy("Qwen2", kept=torch.float16)
+    for policy.packs in (False, True):  # each layer by itself, too
+        passed(policy)
+    layers = [layer for layer in policy._fused.linears if layer is not policy.causal_lm.get_output_embeddings()]
+    lay = [weakref.ref(layer.weight.untyped_storage()) for layer in layers]
+    policy.serving = SamplerPool("fp16", CPU, memory_bytes=1 << 20, adapters="by_row")
+    with monkeypatch.context() as context, torch.no_grad():
+        context.setattr(FusedLora, "fuses", lambda *_: False)  # the copy is looked at as on a CPU
+        policy.reserve(1, 4, 4)
+    gc.collect()
+    assert len(lay) == 7 * LAYERS
+    assert not [place for place, storage in enumerate(lay) if storage() is not None]
+    on_card.clear()
+    passed(policy)
+    assert together(on_card)
 
 
 def test_only_what_lies_in_one_piece_is_below_each_other():

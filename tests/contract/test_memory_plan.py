@@ -388,7 +388,7 @@ def test_a_rehearsal_of_an_architecture_without_pages_falls_back_and_says_so(mon
     built = session("lora", engine="paged")
     policies = [learner.policy for learner in built.engine.learners.values()]
 
-    def unsupported(self, causal_lm):
+    def unsupported(*_):
         raise Unsupported("attention with softcap")
 
     monkeypatch.setattr(SamplerPool, "server_of", unsupported)

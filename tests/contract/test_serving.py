@@ -455,7 +455,7 @@ def test_an_unsupported_architecture_falls_back_and_says_so_once(policy, monkeyp
     class NoRoom:
         precision = "fp32"
 
-        def server_of(self, causal_lm):
+        def server_of(self, *_):
             raise Unsupported("attention with softcap")
 
     monkeypatch.setattr(policy, "serving", NoRoom())

@@ -42,6 +42,7 @@ from teamtr.store import (
     write_episodes,
 )
 from teamtr.store.log import decode, encode
+from teamtr.store.removals import Removals
 from teamtr.types import Episode, Problem, Turn, Verdict
 
 # --- equality to the last bit, nan included -------------------------------------------------------------------------
@@ -515,6 +516,21 @@ def test_what_cannot_be_removed_is_told(tmp_path: Path, monkeypatch: pytest.Monk
     with RunFolder.open(tmp_path, keep_commits=1) as run:
         assert run.checkpoints.numbers() == [1]
         assert not list(tmp_path.rglob(".tmp-*"))  # leftovers are gone
+
+
+def test_a_folder_is_given_back_by_who_does_not_wait_for_its_removals(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(removals: Removals) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as context:
+        context.setattr(Removals, "end", interrupted)
+        with pytest.raises(KeyboardInterrupt), RunFolder.open(tmp_path):
+            pass
+    assert not [thread for thread in threading.enumerate() if thread.name == "lease"]
+    with RunFolder.open(tmp_path):
+        pass
 
 
 def test_keep_0_keeps_all_and_foreign_files_are_left_alone(tmp_path: Path) -> None:

@@ -16,10 +16,10 @@ from teamtr.theory.kl import (
     kl_cur_to_new,
     kl_k1,
     kl_k3,
+    pairwise_sum_per_message,
     per_message_sum,
     per_token,
     radius_per_message,
-    sum_by_message,
 )
 
 
@@ -218,12 +218,12 @@ def test_per_message_sum_by_hand() -> None:
         per_message_sum([1.0], [2, -1])
 
 
-def test_sum_by_message_has_the_bits_of_each_message_by_itself() -> None:
+def test_pairwise_sum_per_message_has_the_bits_of_each_message_by_itself() -> None:
     rng = np.random.default_rng(0)
     lengths_M = rng.permutation([0, 1, 2, 3, 3, 7, 8, 9, 9, 127, 128, 129, 1000, 1000])
     values = [rng.normal(size=length) for length in lengths_M]
-    assert sum_by_message(np.concatenate(values), lengths_M).tolist() == [float(x.sum()) for x in values]
-    assert sum_by_message(np.zeros(0), np.zeros(0, dtype=np.int64)).shape == (0,)
+    assert pairwise_sum_per_message(np.concatenate(values), lengths_M).tolist() == [float(x.sum()) for x in values]
+    assert pairwise_sum_per_message(np.zeros(0), np.zeros(0, dtype=np.int64)).shape == (0,)
 
 
 def test_discounted_kl_by_hand() -> None:

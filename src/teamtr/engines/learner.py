@@ -25,7 +25,7 @@ from teamtr.engines.gradients import Gathered, LossPart, added, gather_in_lockst
 from teamtr.engines.hashing import hash_tensors
 from teamtr.engines.kept import KeptFeatures
 from teamtr.engines.optim import MOMENTS, Adam, weight_of
-from teamtr.engines.passes import WHOLE, Padding, Passes, Reference, by_message, end_to_end, forget_gradients, packed
+from teamtr.engines.passes import WHOLE, Padding, Passes, Reference, by_message, forget_gradients, off_device, packed
 from teamtr.engines.policy import Policy, Recompute
 from teamtr.engines.saving import CRITIC_FILE, OPTIMIZER_FILE, LearnerFiles, fingerprint_of
 from teamtr.engines.shards import Rows, Shards
@@ -33,7 +33,7 @@ from teamtr.engines.slices import cut, joined, own, whole
 from teamtr.engines.stored import load_parts
 from teamtr.engines.transfer import off_the_card, send
 from teamtr.ports import Snapshot
-from teamtr.theory.kl import sum_by_message
+from teamtr.theory.kl import pairwise_sum_per_message
 from teamtr.theory.objective import Objective
 from teamtr.theory.surrogate import clipped_surrogate, reference_kl, surrogate_denominator
 from teamtr.theory.value_loss import clipped_value_loss
@@ -125,7 +125,7 @@ class PolicyLearner:
         self.sampler_scored = len(found)
         frozen = replace(self.passes.freeze(batch, found), initial=initial)
         self.follow(frozen if self.critic is None else replace(frozen, values=self._values(self.critic, frozen)))
-        return sum_by_message(end_to_end(frozen.logp), batch.lengths_M)
+        return pairwise_sum_per_message(off_device(frozen.logp), batch.lengths_M)
 
     def _found(self, batch: AgentBatch) -> dict[int, Tensor]:
         """What sampling with the present weights computed of the rows of this process."""

@@ -282,15 +282,15 @@ def packed(tensors: Sequence[Tensor], rows: NDArray[np.int64]) -> Tensor:
     return torch.cat([tensors[i] for i in rows])
 
 
-def end_to_end(tensors: Sequence[Tensor]) -> Floats:
-    """Packed, and taken off the device in one transfer."""
+def off_device(tensors: Sequence[Tensor]) -> Floats:
+    """Packed, in one transfer."""
     packed_N: Floats = torch.cat(list(tensors) or [torch.zeros(0)]).double().cpu().numpy()
     return packed_N
 
 
 def by_message(tensors: Sequence[Tensor], batch: AgentBatch) -> list[Floats]:
     """The same, and split again."""
-    return np.split(end_to_end(tensors), np.cumsum(batch.lengths_M)[:-1]) if len(batch) else []
+    return np.split(off_device(tensors), np.cumsum(batch.lengths_M)[:-1]) if len(batch) else []
 
 
 def packed_ids(batch: AgentBatch, device: torch.device) -> Tensor:

@@ -117,8 +117,9 @@ def kept_as(setup: Setup, shape: ModelShape) -> str:
 
 
 def moved_by_cast(setup: Setup, member: Member, precision: str) -> int:
-    """Bytes read and written for each weight of a linear layer before a product, where it is kept otherwise than it is
-    computed with: by count, not measured. Nothing is cast of a float32 base, nor of weights that are trained."""
+    """Bytes read and written for each weight of a linear layer before a product, of a base that is kept short and
+    computed with otherwise: by count, not measured. A float32 base has halves. One in parts has none, nor have weights
+    that are trained: what rounding these takes is not counted."""
     kept = kept_as(setup, member.shape) if member.adapted else "fp32"
     if kept in ("fp32", precision):
         return 0

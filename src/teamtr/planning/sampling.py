@@ -20,8 +20,8 @@ from teamtr.planning.shape import ModelShape
 @dataclass(frozen=True)
 class Decoder:
     """One model that samples on one card. ``pages``: bytes of keys and values that it may hold; None on the plain path,
-    where a step is launched from Python and nothing is paged. ``moved``: bytes of each weight
-    that a cast reads and writes before a product."""
+    where a step is launched from Python and nothing is paged. ``moved``: bytes of each weight that a cast reads and
+    writes before a product."""
 
     shape: ModelShape
     card: Card

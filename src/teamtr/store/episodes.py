@@ -32,6 +32,8 @@ MOST_TIMES = 300
 """Its size when unpacked over its size on disk. The level that batches are written with reaches 229, of zeros alone; a
 file made to fill the memory, four times as much."""
 _FINISHES, _VERDICT_KINDS = get_args(Finish), get_args(VerdictKind)
+_WHOLE_NUMBERS, _NUMBERS = frozenset({int}), frozenset({int, float})
+_LEAST_ID, _MOST_ID = np.iinfo(np.int32).min, np.iinfo(np.int32).max
 
 
 def batch_name(stage: int, step: int) -> str:
@@ -255,17 +257,12 @@ def _one_of(options: tuple[Any, ...], value: Any) -> Any:
 
 def _array(values: Any, dtype: type[np.int32] | type[np.float32]) -> NDArray[Any]:
     """A list of numbers and of nothing else: numpy would make numbers of text and of bools, too."""
-    kinds = _WHOLE if dtype is np.int32 else _NUMBERS
+    kinds = _WHOLE_NUMBERS if dtype is np.int32 else _NUMBERS
     if not isinstance(values, list) or not kinds.issuperset(map(type, values)):
         raise TypeError(f"something else in the place of a list of {'whole ' if dtype is np.int32 else ''}numbers")
-    if dtype is np.int32 and values and not (min(values) >= _LEAST and max(values) <= _MOST):
-        raise TypeError(f"a number beyond {_MOST} in the place of a token's")  # which some versions of numpy wrap
+    if dtype is np.int32 and values and not (min(values) >= _LEAST_ID and max(values) <= _MOST_ID):
+        raise TypeError(f"a number beyond {_MOST_ID} in the place of a token's")  # which some versions of numpy wrap
     return np.array(values, dtype=dtype)
-
-
-_WHOLE = frozenset({int})
-_NUMBERS = frozenset({int, float})
-_LEAST, _MOST = np.iinfo(np.int32).min, np.iinfo(np.int32).max
 
 
 def _checked(array: NDArray[Any], dtype: DTypeLike, where: str) -> NDArray[Any]:

@@ -84,9 +84,11 @@ class RunFolder:
                 removals.finish()
         finally:
             if lock.descriptor is not None:  # not in a forked child that leaves the block: the lock is its parent's
-                removals.end()
-                lease.end()
-                lock.release()
+                try:
+                    removals.end()
+                finally:  # also where somebody is tired of waiting
+                    lease.end()
+                    lock.release()
 
     @classmethod
     def read(cls, path: Path | str) -> RunFolder:

@@ -281,13 +281,8 @@ def _to_json(value: Any, depth: int = 1) -> Any:
     if depth >= DEEPEST:
         raise _Unfit(f" is nested deeper than {DEEPEST - 1}: store less deeply nested values")
     kind = type(value)
-    if kind is str and value.isascii():
-        return value
-    if value is None or kind is bool:
-        return value
-    if kind is float and math.isfinite(value):
-        return value
-    if kind is int and -(2**63) <= value < 2**64:
+    usual = _USUAL.get(kind)
+    if usual is not None and usual(value):
         return value
     if kind is np.ndarray:  # before it is asked whether it is a mapping, which takes longer than the rest
         return _unusual_to_json(value, depth)

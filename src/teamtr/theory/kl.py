@@ -122,9 +122,9 @@ def per_message_sum(values_N: ArrayLike, lengths_M: ArrayLike) -> Floats:
     return np.bincount(message_N, weights=values, minlength=len(lengths)).astype(np.float64)
 
 
-def sum_by_message(values_N: Floats, lengths_M: NDArray[np.int64]) -> Floats:
-    """The same with the bits of ``values.sum()`` of each message by itself, which adds long ones pairwise: messages of
-    one length are added up at once."""
+def pairwise_sum_per_message(values_N: Floats, lengths_M: NDArray[np.int64]) -> Floats:
+    """The same, added up as numpy adds up each message by itself: the bits of its ``values.sum()``. Messages of one
+    length are added up at once."""
     starts_M, total_M = np.cumsum(lengths_M) - lengths_M, np.zeros(len(lengths_M))
     for length in np.unique(lengths_M):
         own = np.flatnonzero(lengths_M == length)

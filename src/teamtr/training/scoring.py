@@ -24,7 +24,7 @@ from teamtr.ports import Learner, Snapshot
 from teamtr.presets import Radii
 from teamtr.randomness import generator, seed_of
 from teamtr.reports import NOTHING_KEPT
-from teamtr.theory.kl import kl_k3, per_message_sum, sum_by_message
+from teamtr.theory.kl import kl_k3, pairwise_sum_per_message, per_message_sum
 from teamtr.training.batch import TrainingBatch
 from teamtr.types import Floats
 
@@ -132,5 +132,5 @@ def mismatch(learner: Learner, data: TrainingBatch) -> dict[str, Any]:
         "mismatch_sampler": float(tokens_N.mean()),
         "mismatch_median": float(np.median(tokens_N)),
         "mismatch_largest": float(tokens_N.max()),
-        "mismatch_per_message": float(np.median(np.abs(sum_by_message(gap_N, data.messages.lengths_M)))),
+        "mismatch_per_message": float(np.median(np.abs(pairwise_sum_per_message(gap_N, data.messages.lengths_M)))),
     }

@@ -42,8 +42,8 @@ def siblings_in(model: nn.Module) -> Iterator[tuple[nn.Module, tuple[str, ...], 
                 yield module, names, plain
 
 
-def beside(tensors: Sequence[Tensor]) -> Tensor:
-    """These tensors below each other: the very memory where they lie so already, a copy elsewhere."""
+def as_one(tensors: Sequence[Tensor]) -> Tensor:
+    """These tensors below each other: the very memory where they lie so already, else a copy."""
     lying = below_each_other(tensors)
     return torch.cat(list(tensors)) if lying is None else lying
 
@@ -53,9 +53,9 @@ def joined_weight(layers: Sequence[nn.Linear]) -> FrozenWeight:
     kept = [kept_weight(layer) for layer in layers]
     scaled = [weight for weight in kept if isinstance(weight, RowScaled)]
     if not scaled:
-        return beside([layer.weight for layer in layers])
+        return as_one([layer.weight for layer in layers])
     assert len(scaled) == len(kept), "some of the layers are kept in 8 bits, some are not"
-    return RowScaled(beside([weight.numbers for weight in scaled]), beside([weight.scales for weight in scaled]))
+    return RowScaled(as_one([weight.numbers for weight in scaled]), as_one([weight.scales for weight in scaled]))
 
 
 class Siblings:

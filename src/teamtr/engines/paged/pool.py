@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
@@ -67,9 +68,12 @@ class SamplerPool:
         found = architecture(causal_lm)
         return f"{found} {id(causal_lm)}" if self.shared_of(causal_lm) else found
 
-    def server_of(self, causal_lm: Any) -> Server:
+    def server_of(self, causal_lm: Any, let_go: Callable[[], None] = lambda: None) -> Server:
+        """``let_go`` is called before one is made, which may lay weights of the model elsewhere: views of them would
+        keep where they lay."""
         key = self.key_of(causal_lm)
         if key not in self._servers:
+            let_go()
             copy = self._copy_of(causal_lm)
             if self.adapters == "by_row":
                 self._apply_by_row(copy, causal_lm)
@@ -83,7 +87,7 @@ class SamplerPool:
         return self._servers[key]
 
     def _may_compile(self, causal_lm: Any) -> bool:
-        """Unless our kernels do as much."""
+        """Whether torch compiles decoding where kernels of our own do not do as much."""
         if self.device.type != "cuda":
             return False
         if self.compiled is not None:

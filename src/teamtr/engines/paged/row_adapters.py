@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from teamtr.engines.paged.buffers import NOBODY
-from teamtr.engines.paged.fused_linears import Siblings, beside, joined_weight, siblings_in
+from teamtr.engines.paged.fused_linears import Siblings, as_one, joined_weight, siblings_in
 from teamtr.engines.paged.one_copy import plain_name
 from teamtr.engines.torch.row_scaled import FrozenWeight, RowScaled, kept_weight
 
@@ -170,7 +170,7 @@ class _Product:
         if isinstance(kept_weight(layers[0]), RowScaled):
             self.down = empty(columns, layers[0].in_features)
             self.of_base = _OfBase(
-                joined_weight(layers), None if layers[0].bias is None else beside([layer.bias for layer in layers])
+                joined_weight(layers), None if layers[0].bias is None else as_one([layer.bias for layer in layers])
             )
             return
         weight = empty(self.outputs + columns, layers[0].in_features)

@@ -2,7 +2,8 @@
 
 torch takes a kernel for every cast, square and product in between, each of which reads and writes all activations and
 keeps its share of them for the gradient. These read their inputs once, compute in float32, round once at the end, and
-keep nothing but their inputs, or the sum of two. Weights are those of a frozen base: they get no gradient.
+keep nothing but their inputs, or the sum of two. Weights are those of a frozen base: they get no gradient. Rows that
+are put in other places or added up, for ``packing``, stand at the end.
 """
 
 from __future__ import annotations

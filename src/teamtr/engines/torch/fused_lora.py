@@ -151,10 +151,12 @@ class FusedLora:
     spread: bool = False
     siblings: dict[int, list[Tensor]] = field(default_factory=dict)
     """Weights of layers that read the same input, by the id of each: their halves lie below each other."""
+    known: list[Group] = field(default_factory=list)
+    """All layers that are ever read together, and each by itself."""
     groups: dict[Group, None] = field(default_factory=dict)
-    """Layers that were read together in the pass before, or are in this one."""
+    """Those that were read in the pass before, or are in this one."""
     rounded: dict[Group, Factors] = field(default_factory=dict)
-    """Of the former, within a pass."""
+    """Of those of the pass before, within a pass."""
 
     @contextmanager
     def passing(self) -> Iterator[None]:
@@ -220,9 +222,15 @@ class FusedLora:
                 self.halves[id(one), dtype] = part.copy_(one.detach())
         return self.halves[key]
 
+    def let_go(self) -> None:
+        """Hold nothing of where the base's weights lie: they are about to be moved."""
+        for group in self.known:
+            group.let_go()
+
     def reads_together(self, layers: Sequence[Any]) -> Group:
         """Layers that read the same input."""
         group = Group(layers, spread=self.spread)
+        self.known.append(group)
         weights = [layer.base_layer.weight for layer in layers] if group.plain and not self.spread else []
         if len({id(one) for one in weights} - self.siblings.keys()) == len(layers) > 1:
             self.siblings |= dict.fromkeys(map(id, weights), weights)
@@ -230,7 +238,7 @@ class FusedLora:
 
 
 def fuse_lora(shared: Any) -> FusedLora:
-    """FusedLora a PEFT model with LoRA adapters; what is not plain enough keeps its own forward."""
+    """Let a PEFT model with LoRA adapters compute so; what is not plain enough keeps its own forward."""
     causal_lm = shared.get_base_model()
     decoder = causal_lm.get_decoder()
     state = FusedLora(spread=any(map(is_spread, decoder.parameters())))

@@ -44,7 +44,8 @@ class Group:
         self.plain = all(map(is_plain_adapted, layers))
         self.bases = [layer.base_layer for layer in layers] if self.plain else []
         self._adapters: dict[str, Adapters] = {}
-        self._wholes: dict[tuple[Any, ...], Whole | None] = {}
+        self._lie: list[tuple[int, torch.dtype]] = []
+        self._wholes: dict[tuple[str, torch.dtype], Whole | None] = {}
 
     def adapters(self, name: str) -> Adapters | None:
         """None where some layer has none of this name. Looked up once: asking modules for their parts is slow."""
@@ -59,11 +60,16 @@ class Group:
     def whole(self, adapter: str, dtype: torch.dtype, weight_of: Callable[[Any], FrozenWeight]) -> Whole | None:
         """These layers as one, where they are. Looked for again when their weights come to lie elsewhere."""
         weights = [base.weight for base in self.bases]
-        key = (adapter, dtype, *[(weight.data_ptr(), weight.dtype) for weight in weights])
+        lie, key = [(weight.data_ptr(), weight.dtype) for weight in weights], (adapter, dtype)
+        if lie != self._lie:
+            self.let_go()
+            self._lie = lie
         if key not in self._wholes:
-            self._wholes = {held: whole for held, whole in self._wholes.items() if held[2:] == key[2:]}
             self._wholes[key] = self._joined(adapter, dtype, [weight_of(base) for base in self.bases])
         return self._wholes[key]
+
+    def let_go(self) -> None:
+        self._wholes.clear()
 
     def _joined(self, adapter: str, dtype: torch.dtype, weights: Sequence[FrozenWeight]) -> Whole | None:
         tensors = [weight for weight in weights if isinstance(weight, Tensor) and weight.dtype == dtype]

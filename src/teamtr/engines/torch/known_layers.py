@@ -53,8 +53,8 @@ def is_gated(module: Any) -> bool:
 @torch.no_grad()
 def adds_twice(layer: Any) -> bool:
     """Whether it is y + mlp(norm(y)) for y = x + attention(norm(x)), by what it computes with others in their places;
-    and the norms are plain ones. Its parts must be asked as ``fused_lora`` asks them: norms and mlp with one
-    argument, attention by name, with the angles that the layer was given."""
+    and the norms are plain ones. Its parts must be asked as ``fused_lora`` and ``joined_layers`` ask them: norms and
+    mlp with one argument, attention by name, with the angles that the layer was given."""
     names = ("input_layernorm", "self_attn", "post_attention_layernorm", "mlp")
     parts: list[Any] = [getattr(layer, name, None) for name in names]
     if not all(isinstance(part, nn.Module) for part in parts) or not all(map(is_rms_norm, parts[::2])):

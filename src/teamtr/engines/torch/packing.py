@@ -94,6 +94,17 @@ class Further(NamedTuple):
     slot: Tensor
     most: int
 
+    @staticmethod
+    def of(by_source: Places, starts: Places, copies: Places, device: torch.device) -> Further:
+        """``by_source``: where copies stand, source by source; of each source where they begin there, and how many."""
+        several = np.flatnonzero(copies > 1)
+        more = copies[several] - 1
+        most = int(more.max())
+        which = np.arange(more.sum()) - np.repeat(np.cumsum(more) - more, more)
+        further = by_source[np.repeat(starts[several], more) + 1 + which]
+        slot = np.repeat(np.arange(len(several)) * most, more) + which
+        return Further(send(several, device), send(further, device), send(slot, device), most)
+
 
 class Runs(NamedTuple):
     """Where copies stand, source by source, and where each one's begin among these, with the number of all at the
@@ -101,6 +112,10 @@ class Runs(NamedTuple):
 
     places: Tensor
     starts: Tensor
+
+    @staticmethod
+    def of(by_source: Places, starts: Places, device: torch.device) -> Runs:
+        return Runs(send(by_source, device), send(np.append(starts, len(by_source)), device))
 
 
 @dataclass(frozen=True)
@@ -128,17 +143,9 @@ class Spread:
         first = by_source[starts]
         origin = np.full(len(taken), -1)
         origin[first] = np.arange(len(first))
-        several = np.flatnonzero(copies > 1)
         found: Further | Runs | None = None
-        if in_runs and len(several):
-            found = Runs(send(by_source, device), send(np.append(starts, len(by_source)), device))
-        elif len(several):
-            more = copies[several] - 1
-            most = int(more.max())
-            which = np.arange(more.sum()) - np.repeat(np.cumsum(more) - more, more)
-            further = by_source[np.repeat(starts[several], more) + 1 + which]
-            slot = np.repeat(np.arange(len(several)) * most, more) + which
-            found = Further(send(several, device), send(further, device), send(slot, device), most)
+        if copies.max(initial=0) > 1:
+            found = Runs.of(by_source, starts, device) if in_runs else Further.of(by_source, starts, copies, device)
         return Spread(
             taken=send(np.maximum(taken, 0), device),
             first=send(first, device),

@@ -23,6 +23,7 @@ from teamtr.engines.paged.jobs import Speaker
 from teamtr.engines.paged.place import Paged
 from teamtr.engines.paged.pool import SamplerPool
 from teamtr.engines.paged.row_adapters import why_not
+from teamtr.engines.paged.sampler import Server
 from teamtr.engines.policy import Head, Policy, Precision, WriteTo
 from teamtr.engines.sampling import PLAINLY, TokenSampler
 from teamtr.engines.slices import is_spread, summed
@@ -415,7 +416,7 @@ class TransformerPolicy(Policy):
         if self.serving is None:
             return None
         try:
-            server = self.serving.server_of(self.causal_lm)
+            server = self._server(self.serving)
         except Unsupported as reason:
             self._leave_serving(reason)
             return None
@@ -463,9 +464,13 @@ class TransformerPolicy(Policy):
         """Take the memory that sampling so many messages of at most these lengths will take."""
         if self.serving is not None:
             try:
-                self.serving.server_of(self.causal_lm).reserve([prompt] * rows, message)
+                self._server(self.serving).reserve([prompt] * rows, message)
             except Unsupported as reason:
                 self._leave_serving(reason)
+
+    def _server(self, pool: SamplerPool) -> Server:
+        holds = () if self._fused is None else (self._fused.let_go,)
+        return pool.server_of(self.causal_lm, *holds)
 
     def _leave_serving(self, reason: Unsupported) -> None:
         self.serving = None

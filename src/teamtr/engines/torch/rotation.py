@@ -1,7 +1,7 @@
 """Norm and rotation of queries and keys, as a value: what attention over pages does before it looks at them.
 
 A compiler makes six kernels of them in every layer, each reading and writing what fits in registers. The kernels of
-``kernels.py`` take them along; ``rotated`` is the same in plain torch.
+``kernels.py`` take them along; this is the same in plain torch.
 """
 
 from __future__ import annotations
