@@ -31,7 +31,7 @@ CPU = torch.device("cpu")
 def in_8_bits(**settings: object) -> TransformerPolicy:
     policy = make_policy("lora", **settings)
     policy.base_version = "base"
-    keep_short(policy.causal_lm, policy._fused, torch.int8, rounded=True)
+    keep_short(policy.causal_lm, policy.fused, torch.int8, rounded=True)
     return policy
 
 
@@ -40,7 +40,7 @@ def rounded(**settings: object) -> TransformerPolicy:
     policy = make_policy("lora", **settings)
     policy.base_version = "base"
     with torch.no_grad():
-        for layer in policy._fused.linears:
+        for layer in policy.fused.linears:
             layer.weight.copy_(RowScaled.of(layer.weight).to(torch.float32))
         head = policy.causal_lm.get_output_embeddings().weight
         head.copy_(head.half())
@@ -116,7 +116,7 @@ def test_features_and_gradients_are_those_of_a_float32_base_with_the_rounded_num
             gradients = torch.autograd.grad(logits.square().mean(), list(policy.parameters().values()))
         assert all(bool(gradient.abs().max() > 0) for gradient in gradients)
         found.append((logits.detach(), *gradients))
-        copies = policy._fused.halves
+        copies = policy.fused.halves
     assert bool(copies) == (precision in ("fp16", "bf16")), "of the float32 base, and of it alone"
     for ours, theirs in zip(*found, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6 * float(theirs.abs().max()))
@@ -246,9 +246,9 @@ def test_frozen_weights_in_other_layers_are_refused_by_name():
     policy = make_policy("lora")
     convolution = nn.Conv1d(4, 4, 3).requires_grad_(False)
     policy.causal_lm.get_decoder().layers[0].mixer = convolution
-    policy._fused.unfused += convolution.parameters()
+    policy.fused.unfused += convolution.parameters()
     with pytest.raises(UserError, match=r"frozen weights in others: model\.layers\.0\.mixer\.weight; set"):
-        keep_short(policy.causal_lm, policy._fused, torch.int8, rounded=True)
+        keep_short(policy.causal_lm, policy.fused, torch.int8, rounded=True)
     assert not list(row_scaled_in(policy.causal_lm)), "before anything is changed"
 
 

@@ -251,7 +251,7 @@ def test_there_is_no_second_copy_of_weights_that_are_one(packs, on_card):
         assert "turned_rows" not in on_card
     passed(policy)
     assert on_card.count("turned_rows") == on_card.count("gated_rows") - (0 if packs else LAYERS) == LAYERS
-    state = policy._fused
+    state = policy.fused
     wholes = [whole for group in state.groups for whole in group._wholes.values()]
     assert len(wholes) == 4 * LAYERS, "what the pass before read by itself is not rounded any more"
     copies = bytes_of([*state.halves.values(), *(whole.weight_WH for whole in wholes)])
@@ -278,8 +278,8 @@ def test_a_base_that_is_kept_short_is_one_where_the_sampler_has_laid_it_so(preci
         on_card.clear()
         ours = passed(policy)
         assert together(on_card)
-        assert not policy._fused.halves
-        wholes = [whole for group in policy._fused.groups for whole in group._wholes.values() if whole is not None]
+        assert not policy.fused.halves
+        wholes = [whole for group in policy.fused.groups for whole in group._wholes.values() if whole is not None]
         assert len(wholes) == 4 * LAYERS
         held, lie, lay = (
             {tensor.untyped_storage().data_ptr() for tensor in tensors}
@@ -297,7 +297,7 @@ def test_where_weights_lay_is_given_back_as_soon_as_a_server_has_moved_them(on_c
     policy = make_policy("Qwen2", kept=torch.float16)
     for policy.packs in (False, True):  # each layer by itself, too
         passed(policy)
-    layers = [layer for layer in policy._fused.linears if layer is not policy.causal_lm.get_output_embeddings()]
+    layers = [layer for layer in policy.fused.linears if layer is not policy.causal_lm.get_output_embeddings()]
     lay = [weakref.ref(layer.weight.untyped_storage()) for layer in layers]
     policy.serving = SamplerPool("fp16", CPU, memory_bytes=1 << 20, adapters="by_row")
     with monkeypatch.context() as context, torch.no_grad():
@@ -379,7 +379,7 @@ def test_what_cannot_be_one_is_computed_as_ever(settings, change, apart, on_card
         "one": (LAYERS, LAYERS - 1, 0, 2),
     }[apart]
     assert tuple(counted[name] for name in (*ROWS, *APART)) == expected
-    wholes = [whole for group in policy._fused.groups for whole in group._wholes.values() if whole is not None]
+    wholes = [whole for group in policy.fused.groups for whole in group._wholes.values() if whole is not None]
     assert (apart == "all") == (not wholes), "layers by themselves are one in any case but these"
     with each_alone(monkeypatch):
         as_ever = passed(policy)
@@ -396,15 +396,15 @@ def test_on_a_cpu_nothing_is_one(monkeypatch):
     for _ in range(2):
         passed(policy)
     assert not asked
-    assert policy._fused.groups
-    assert not any(group._wholes for group in policy._fused.groups)
+    assert policy.fused.groups
+    assert not any(group._wholes for group in policy.fused.groups)
 
 
 def test_a_base_that_processes_hold_in_parts_is_not_one(on_card):
     """Not even of the dtype that is computed in: its memory comes and goes."""
     policy = make_policy(kept=torch.float16)
     passed(policy)
-    state = policy._fused
+    state = policy.fused
     assert any(state._whole(group) is not None for group in state.groups)
     state.spread = True
     assert all(state._whole(group) is None for group in state.groups)
@@ -417,11 +417,11 @@ def test_of_layers_that_are_kept_differently_only_those_in_float32_have_halves(o
     short.data = short.data.half()
     passed(policy)
     assert on_card.count("turned") == 2
-    halves = policy._fused.halves
+    halves = policy.fused.halves
     assert (id(short), torch.float16) not in halves
     assert (id(attention.q_proj.base_layer.weight), torch.float16) in halves
     assert bytes_of(halves.values()) == 2 * sum(
-        layer.weight.numel() for layer in policy._fused.linears if layer.weight is not short
+        layer.weight.numel() for layer in policy.fused.linears if layer.weight is not short
     )
 
 
@@ -466,4 +466,4 @@ def test_int8_is_what_it_was(on_card):
     policy = make_policy(kept=torch.int8)
     assert dict(row_scaled_in(policy.causal_lm))
     passed(policy)
-    assert not policy._fused.halves
+    assert not policy.fused.halves

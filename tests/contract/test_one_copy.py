@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ import torch
 from conftest import make_batch, make_policy
 from teamtr.engines import memory as loaded
 from teamtr.engines.learner import PolicyLearner
+from teamtr.engines.local import LocalEngine
 from teamtr.engines.paged import pool as pools
 from teamtr.engines.paged.one_copy import NotShared, plain_name, shared_weights
 from teamtr.engines.paged.pool import SamplerPool
@@ -37,7 +40,7 @@ def adapted(*, rounded_to: torch.dtype | None = None, kept: torch.dtype | None =
             if rounded_to is not None and "lora_" not in name:
                 parameter.copy_(parameter.to(rounded_to))
     if kept is not None:
-        keep_short(policy.causal_lm, policy._fused, kept, rounded=False)
+        keep_short(policy.causal_lm, policy.fused, kept, rounded=False)
     return policy
 
 
@@ -57,6 +60,27 @@ def scores(policy: TransformerPolicy) -> torch.Tensor:
 # -- no copy to compute with ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("last", ["agent", "other"])
+def test_copies_in_a_precision_that_no_agent_computes_in_any_more_go(last: str):
+    """As where ``precision: auto`` goes on to a finer one. What one agent of a base needs is counted and stays."""
+    first = adapted()
+    second = TransformerPolicy(first.model, first.tokenizer, adapter="other", base_version="base", fused=first.fused)
+    policies = {"agent": first, "other": second}
+    engine = LocalEngine({name: PolicyLearner(name, policy, micro_batch=8) for name, policy in policies.items()})
+    assert first.fused is not None
+    for name, policy in policies.items():
+        engine.set_precision(name, "fp16")
+        scores(policy)
+    (other,) = {*policies} - {last}
+    engine.set_precision(other, "fp32")
+    assert first.fused.halves
+    assert loaded.held(engine.learners, engine.agents).halves == policies[last].frozen_half_bytes() > 0
+    copies = [weakref.ref(half) for half in first.fused.halves.values()]
+    engine.set_precision(last, "fp32")
+    assert not any(copy() is not None for copy in copies)
+    assert loaded.held(engine.learners, engine.agents).halves == 0
+
+
 @pytest.mark.parametrize(
     ("kept", "precision"), [("fp16", "fp16"), ("bf16", "bf16"), ("bf16", "fp16"), ("bf16", "fp32"), ("fp16", "tf32")]
 )
@@ -71,7 +95,7 @@ def test_a_base_that_is_kept_short_has_no_copies_and_computes_the_same_bits(kept
         with torch.enable_grad(), policy.computing():
             logits = policy.head()(policy.features(batch.prompts, batch.messages))
             gradients = torch.autograd.grad(logits.square().mean(), list(policy.parameters().values()))
-        copies = policy._fused.halves
+        copies = policy.fused.halves
         assert bool(copies) == (short is None and precision in HALF)
         assert (policy.frozen_half_bytes() > 0) == bool(copies)
         found.append((logits, *gradients))
@@ -99,7 +123,7 @@ def test_a_head_that_is_kept_short_is_cast_in_parts(bias: bool, monkeypatch):
 
 def test_a_base_that_is_rounded_is_what_it_is_everywhere_and_one_without_room_is_refused():
     policy, exact = adapted(), adapted()
-    keep_short(policy.causal_lm, policy._fused, torch.float16, rounded=True)
+    keep_short(policy.causal_lm, policy.fused, torch.float16, rounded=True)
     kept = dict(policy.causal_lm.named_parameters())
     for name, weight in exact.causal_lm.named_parameters():
         short = weight.ndim == 2 and "lora_" not in name
@@ -110,7 +134,7 @@ def test_a_base_that_is_rounded_is_what_it_is_everywhere_and_one_without_room_is
     with torch.no_grad():
         exact.causal_lm.get_decoder().layers[0].mlp.up_proj.base_layer.weight[0, 0] = 1e6
     with pytest.raises(UserError, match=r"as large as 1e\+06 and has no room in float16: set learner\.base: file"):
-        keep_short(exact.causal_lm, exact._fused, torch.float16, rounded=True)
+        keep_short(exact.causal_lm, exact.fused, torch.float16, rounded=True)
 
 
 # -- one copy with the sampler --------------------------------------------------------------------------------------

@@ -49,9 +49,7 @@ def two_agents(kind: str, pool: SamplerPool) -> LocalEngine:
         other = make_policy(kind, seed=1)
     else:
         first.base_version = "base"
-        other = TransformerPolicy(
-            first.model, first.tokenizer, adapter="other", base_version="base", fused=first._fused
-        )
+        other = TransformerPolicy(first.model, first.tokenizer, adapter="other", base_version="base", fused=first.fused)
         with torch.no_grad():
             for k, parameter in enumerate(other.parameters().values()):
                 parameter.add_(0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(k)))

@@ -180,7 +180,7 @@ def test_of_two_agents_in_one_batch_only_the_next_one_to_learn_is_kept():
     first = make_policy("lora")
     pool = SamplerPool("fp32", CPU, memory_bytes=1 << 26, adapters="by_row", keeps=True)
     first.base_version = "base"
-    other = type(first)(first.model, first.tokenizer, adapter="other", base_version="base", fused=first._fused)
+    other = type(first)(first.model, first.tokenizer, adapter="other", base_version="base", fused=first.fused)
     first.serving = other.serving = pool
     learners = {name: PolicyLearner(name, p, kept_bytes=1 << 20) for name, p in (("a", first), ("b", other))}
     engine, noise = LocalEngine(learners), uniforms(0, 6, 4)

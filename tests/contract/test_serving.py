@@ -209,9 +209,7 @@ def two_agents(kind: str) -> LocalEngine:
         policies = {"a": first, "b": make_policy(kind, seed=1)}
     else:
         first.base_version = "base"
-        other = TransformerPolicy(
-            first.model, first.tokenizer, adapter="other", base_version="base", fused=first._fused
-        )
+        other = TransformerPolicy(first.model, first.tokenizer, adapter="other", base_version="base", fused=first.fused)
         policies = {"a": first, "b": other}
     room = SamplerPool("fp32", CPU, memory_bytes=1 << 26)
     for policy in policies.values():

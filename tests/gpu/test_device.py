@@ -255,7 +255,7 @@ def test_a_weight_in_8_bits_is_cast_to_the_same_bits_and_takes_no_more_memory_th
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=needs_card)])
 def test_a_base_in_8_bits_is_sampled_where_it_is_and_as_it_is_scored(precision, most, compiled):
     policy = make_policy("lora")
-    keep_short(policy.causal_lm, policy._fused, torch.int8, rounded=True)
+    keep_short(policy.causal_lm, policy.fused, torch.int8, rounded=True)
     policy.serving = SamplerPool(precision, DEVICE, memory_bytes=1 << 28, compiled=compiled, adapters="by_row")
     prompts = some_prompts(10)
     samples = policy.sample(prompts, uniforms(5, len(prompts), 24), version="v")

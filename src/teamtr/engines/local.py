@@ -110,6 +110,7 @@ class LocalEngine:
 
     def set_precision(self, agent: str, precision: str) -> None:
         self.learners[agent].policy.precision = precision
+        memory.drop_halves(self.learners)
 
     def memory_plan(self, demand: Demand) -> MemoryPlan:
         return memory.plan(self.learners, demand.of_worker(self.shards, 1))

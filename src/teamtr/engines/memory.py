@@ -36,6 +36,13 @@ def transformers_of(learners: Mapping[str, PolicyLearner]) -> dict[str, PolicyLe
     return {name: learner for name, learner in learners.items() if isinstance(learner.policy, TransformerPolicy)}
 
 
+def drop_halves(learners: Mapping[str, PolicyLearner]) -> None:
+    """Of frozen bases, those in a precision that no agent computes in any more."""
+    policies = [_policy(learner) for learner in transformers_of(learners).values()]
+    for fused in {id(policy.fused): policy.fused for policy in policies if policy.fused is not None}.values():
+        fused.keep_halves({policy.dtype for policy in policies if policy.fused is fused})
+
+
 def plan(learners: Mapping[str, PolicyLearner], demand: Demand) -> MemoryPlan:
     """The plan of these models."""
     transformers = transformers_of(learners)
@@ -54,7 +61,9 @@ def held(learners: Mapping[str, PolicyLearner], trainable: Sequence[str]) -> Hel
     """What these models are, counted on themselves."""
     weights, adapters = _counted(learners)
     policies = [_policy(learner) for learner in learners.values()]
-    halves = {id(policy.model): policy.frozen_half_bytes() for policy in policies}
+    halves: dict[int, int] = {}
+    for policy in policies:  # agents of one base may compute in different precisions
+        halves[id(policy.model)] = max(halves.get(id(policy.model), 0), policy.frozen_half_bytes())
     return Held(
         who=estimate.in_words(learners),
         weights=weights,
@@ -186,7 +195,7 @@ def kept_for_backward(learner: PolicyLearner, prompts: Sequence[Ids], messages: 
     def see(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
         kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
+        return tensor.detach()  # the tensor itself would keep the graph, and itself, for ever
 
     policy = learner.policy
     before, policy.recomputes = policy.recomputes, False

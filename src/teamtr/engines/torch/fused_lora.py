@@ -9,7 +9,7 @@ decoder layers by functions of our own with the same result; storage, names and 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -137,7 +137,8 @@ def _reads_fast(wide: Tensor, rank: int) -> bool:
 class FusedLora:
     """What the fused layers of one shared base compute with now: which adapter, in which dtype.
 
-    ``halves`` holds a float32 base's weights in half precision, made when first asked for and kept: they never change.
+    ``halves`` holds a float32 base's weights in half precision, made when first asked for and kept as long as an agent
+    computes in it: they never change.
     There are none of a base that is kept shorter itself (``short_base``). ``unfused`` are weights of layers
     that we do not know, such as experts and other norms: with any of them, half precision needs autocast. ``spread``:
     processes hold parts of the base, so that no copy of it is kept.
@@ -221,6 +222,13 @@ class FusedLora:
             for one, part in zip(together, whole.split([len(one) for one in together]), strict=True):
                 self.halves[id(one), dtype] = part.copy_(one.detach())
         return self.halves[key]
+
+    def keep_halves(self, dtypes: Collection[torch.dtype]) -> None:
+        """Those of any other dtype go."""
+        kept = {key: half for key, half in self.halves.items() if key[1] in dtypes}
+        if len(kept) < len(self.halves):
+            self.let_go()  # which would hold them
+            self.halves = kept
 
     def let_go(self) -> None:
         """Hold nothing of where the base's weights lie: they are about to be moved."""

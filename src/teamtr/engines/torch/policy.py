@@ -83,7 +83,7 @@ class TransformerPolicy(Policy):
         self.end_ids = end_ids_of(self.causal_lm, tokenizer)
         self.config_version = hash_config(self.causal_lm.config, self.end_ids)
         self.serving = serving
-        self._fused = fused
+        self.fused = fused
         self._layouts: ExitStack | None = None
         self._small = are_small(self.causal_lm)
         self.recomputes = False
@@ -106,11 +106,11 @@ class TransformerPolicy(Policy):
 
     def frozen_half_bytes(self) -> int:
         """Memory of the base's weights kept in half precision beside the full ones, when training uses them."""
-        if self._fused is None or self.precision not in _HALF:
+        if self.fused is None or self.precision not in _HALF:
             return 0
         weights: list[Tensor] = []
-        if not self._fused.spread:
-            weights += [*(layer.weight for layer in self._fused.linears), *self._fused.unfused]
+        if not self.fused.spread:
+            weights += [*(layer.weight for layer in self.fused.linears), *self.fused.unfused]
         if self.precision == "fp16":
             weights.append(self.causal_lm.get_output_embeddings().weight)
         return sum(2 * weight.numel() for weight in weights if weight.dtype == torch.float32)
@@ -164,9 +164,9 @@ class TransformerPolicy(Policy):
         stays in place for layers that the backward pass computes again."""
         if self.adapter is not None and self.model.active_adapter != self.adapter:
             self.model.set_adapter(self.adapter)
-        if self._fused is not None:
-            self._fused.adapter = self.adapter or ""
-            self._fused.dtype = self._dtype
+        if self.fused is not None:
+            self.fused.adapter = self.adapter or ""
+            self.fused.dtype = self.dtype
         before = torch.backends.cuda.matmul.allow_tf32
         # float16 fits into TF32 without rounding, so a head over half-precision features loses nothing by it.
         torch.backends.cuda.matmul.allow_tf32 = self.precision != "fp32"
@@ -180,14 +180,14 @@ class TransformerPolicy(Policy):
 
     def _body(self, layout: Packed | None = None, **inputs: Any) -> Any:
         """The decoder's output; with a layout, for tokens packed end to end."""
-        dtype = _HALF.get(self.precision) if self._fused is None or self._fused.unfused else None
+        dtype = _HALF.get(self.precision) if self.fused is None or self.fused.unfused else None
         with ExitStack() as stack:
             if self._layouts is None:
                 stack.enter_context(self.computing())
             if dtype:
                 stack.enter_context(torch.autocast(self.device.type, dtype=dtype))
-            if self._fused is not None:
-                stack.enter_context(self._fused.passing())
+            if self.fused is not None:
+                stack.enter_context(self.fused.passing())
             if layout is None:
                 return self.causal_lm.get_decoder()(**inputs)
             assert self._layouts is not None
@@ -237,7 +237,7 @@ class TransformerPolicy(Policy):
     def _packed_features(self, rows: Sequence[Ids], prompts: Sequence[Ids]) -> Tensor:
         packing = pack(rows)
         hidden_NH = self._body(
-            Packed.of(packing, self.device, self._dtype),
+            Packed.of(packing, self.device, self.dtype),
             input_ids=send(packing.ids_N.astype(np.int64), self.device)[None],
             position_ids=send(packing.position_N, self.device)[None],
             use_cache=False,
@@ -266,17 +266,18 @@ class TransformerPolicy(Policy):
     def _half_of_head(self, weight: Tensor) -> Tensor | None:
         """The head's weight in float16 where training with adapters uses it: kept, since it never changes. One that is
         kept in half precision is cast in passing."""
-        if self._fused is None or self.precision != "fp16" or self.device.type != "cuda" or weight.requires_grad:
+        if self.fused is None or self.precision != "fp16" or self.device.type != "cuda" or weight.requires_grad:
             return None
-        return self._fused.half_of(weight, torch.float16) if weight.dtype == torch.float32 else weight
+        return self.fused.half_of(weight, torch.float16) if weight.dtype == torch.float32 else weight
 
     @property
-    def _dtype(self) -> torch.dtype:
+    def dtype(self) -> torch.dtype:
+        """What the body computes in."""
         return _HALF.get(self.precision, torch.float32)
 
     @property
     def end_to_end(self) -> bool:
-        return self.packs and goes_end_to_end(self.device, self._dtype)
+        return self.packs and goes_end_to_end(self.device, self.dtype)
 
     @property
     def positions(self) -> int | None:
@@ -469,7 +470,7 @@ class TransformerPolicy(Policy):
                 self._leave_serving(reason)
 
     def _server(self, pool: SamplerPool) -> Server:
-        holds = () if self._fused is None else (self._fused.let_go,)
+        holds = () if self.fused is None else (self.fused.let_go,)
         return pool.server_of(self.causal_lm, *holds)
 
     def _leave_serving(self, reason: Unsupported) -> None:
