@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -136,7 +135,6 @@ class Interrupting(io.StringIO):
         if text.startswith("  ") and self.at is None:
             self.at = text
             assert self.waits.wait(60)
-            time.sleep(0.2)  # for the few steps from there to where the person waits
             signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
             assert self.heard.wait(60)
         return super().write(text)
@@ -148,7 +146,13 @@ def test_ctrl_c_ends_the_message_and_nothing_else(desk: Desk, monkeypatch: pytes
 
     def taken(*asked: Any) -> Ticket:
         ticket = take(*asked)
-        waits.set()
+        result = ticket.choices[0].result
+
+        def waited_for() -> Choice:
+            waits.set()
+            return result()
+
+        monkeypatch.setattr(ticket.choices[0], "result", waited_for)
         return ticket
 
     def cancelled(ticket: Ticket) -> None:
