@@ -6,6 +6,7 @@ import json
 import math
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -21,6 +22,7 @@ from teamtr.config import loads
 from teamtr.errors import TeamTRError
 from teamtr.grading import GraderError, Result, WorkerPool
 from teamtr.grading.workers import pool as pools
+from teamtr.grading.workers.channel import Channel, LateError
 from teamtr.grading.workers.forkserver import Child
 from teamtr.grading.workers.pool import _Worker
 from teamtr.session import train as run
@@ -654,6 +656,19 @@ def test_large_items_and_odd_text_cross_the_channel() -> None:
     with WorkerPool(seconds_per_item=60.0) as pool:
         results = pool.submit("regex", [{"text": text} for text in texts], {"pattern": r"(?s)\A(.*)\Z"})
     assert [r.value for r in results] == texts
+
+
+def test_what_has_come_is_not_late_however_late_it_is_looked_for() -> None:
+    """The owner may be stopped, by a busy machine or by Ctrl-Z, while its worker answers in time."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        channel, over = Channel(ours, 1 << 20), time.monotonic() - 1.0
+        with pytest.raises(LateError):
+            channel.receive(over)
+        Channel(theirs, 1 << 20).send({"value": 1}, over)
+        assert channel.receive(over) == {"value": 1}
+        with pytest.raises(LateError):
+            channel.receive(over)
 
 
 def test_an_interrupt_leaves_no_reply_behind(pool: WorkerPool, rewards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
