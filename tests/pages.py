@@ -100,7 +100,7 @@ class Reader:
 
 
 def _python(words: list[str]) -> str:
-    result = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=120)
+    result = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=600)
     assert result.returncode == 0, result.stderr
     return result.stdout
 
@@ -125,4 +125,4 @@ def _in_the_background(words: list[str]) -> Iterator[None]:
         yield
     finally:
         running.terminate()
-        assert running.wait(60) == 0
+        assert running.wait(300) == 0

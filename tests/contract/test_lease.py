@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,9 +18,18 @@ from teamtr.store.folder import LOCK, RunLocked
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
-    monkeypatch.setattr(lease, "LEASE_S", 1.0)
+    """Touches and looks follow each other fast. A lease is longer than any machine stops a process."""
+    monkeypatch.setattr(lease, "LEASE_S", 600.0)
     monkeypatch.setattr(lease, "BEAT_S", 0.05)
     monkeypatch.setattr(lease, "LOOK_S", 0.02)
+
+
+@pytest.fixture
+def nobody_waits(monkeypatch):
+    def sleep(seconds: float) -> None:
+        raise AssertionError("it waits")
+
+    monkeypatch.setattr(lease, "time", SimpleNamespace(time=time.time, sleep=sleep))
 
 
 def say(folder, host: str) -> None:
@@ -56,33 +66,33 @@ def test_a_living_owner_on_another_machine_is_respected(tmp_path):
 
 
 @pytest.mark.long
-def test_a_dead_one_is_waited_out(tmp_path):
-    say(tmp_path / "run", "elsewhere")
+def test_a_dead_one_is_waited_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(lease, "LEASE_S", 1.0)
     began = time.monotonic()
+    say(tmp_path / "run", "elsewhere")
     with RunFolder.open(tmp_path / "run"):
         assert time.monotonic() - began > 0.5 * lease.LEASE_S, "it might have lived"
+
+
+def test_one_that_is_long_dead_is_not(tmp_path, nobody_waits):
     say(tmp_path / "run", "elsewhere")
     os.utime(tmp_path / "run" / LOCK, (0, 0))
-    began = time.monotonic()
     with RunFolder.open(tmp_path / "run"):
-        assert time.monotonic() - began < 0.5 * lease.LEASE_S, "long dead"
+        pass
 
 
-def test_on_this_machine_the_lock_alone_decides(tmp_path):
+def test_on_this_machine_the_lock_alone_decides(tmp_path, nobody_waits):
     """What a killed process wrote here costs nobody a wait."""
-    import socket
-
     say(tmp_path / "run", socket.gethostname())
-    began = time.monotonic()
     with RunFolder.open(tmp_path / "run"):
-        assert time.monotonic() - began < 0.5 * lease.LEASE_S
+        pass
 
 
 def test_an_owner_touches_the_file_until_it_ends(tmp_path):
     file = tmp_path / "run" / LOCK
 
     def touched() -> bool:
-        first, end = file.stat().st_mtime_ns, time.monotonic() + 5.0
+        first, end = file.stat().st_mtime_ns, time.monotonic() + 60.0
         while file.stat().st_mtime_ns == first:
             if time.monotonic() > end:
                 return False
@@ -97,12 +107,11 @@ def test_an_owner_touches_the_file_until_it_ends(tmp_path):
 
 
 @pytest.mark.parametrize("left", ["", "{", "[]", '{"pid": "x", "host": 1}', "null"])
-def test_a_lock_that_says_nothing_holds_nobody_up(left, tmp_path):
+def test_a_lock_that_says_nothing_holds_nobody_up(left, tmp_path, nobody_waits):
     say(tmp_path / "run", "elsewhere")
     (tmp_path / "run" / LOCK).write_text(left)
-    began = time.monotonic()
     with RunFolder.open(tmp_path / "run"):
-        assert time.monotonic() - began < 0.5 * lease.LEASE_S
+        pass
 
 
 # -- told to whoever only looks ---------------------------------------------------------------------------------
@@ -120,15 +129,14 @@ def test_a_looker_sees_a_holder_without_taking_its_lock(tmp_path):
     ("host", "pid", "age", "is_in_use"),
     [
         ("here", "this process", 0.0, True),
-        ("here", "this process", 60.0, False),  # a process with the number of one that is gone
+        ("here", "this process", 1200.0, False),  # a process with the number of one that is gone
         ("here", 2**22 + 1, 0.0, False),  # more than Linux gives out
         ("here", -1, 0.0, False),  # all processes, to kill
         ("elsewhere", 7, 0.0, True),
-        ("elsewhere", 7, 60.0, False),
+        ("elsewhere", 7, 1200.0, False),
     ],
 )
-def test_a_name_that_was_left_behind(tmp_path, monkeypatch, host, pid, age, is_in_use):
-    monkeypatch.setattr(lease, "LEASE_S", 30.0)
+def test_a_name_that_was_left_behind(tmp_path, host, pid, age, is_in_use):
     host = socket.gethostname() if host == "here" else host
     pid = os.getpid() if pid == "this process" else pid
     run = tmp_path / "run"

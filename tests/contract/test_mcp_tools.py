@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,18 @@ def results(tools: McpTools, *calls: tuple[str, dict[str, Any]]) -> tuple[str, .
     return texts
 
 
+def gone(pid: str) -> bool:
+    """Now, or as soon as a busy machine comes to it; what is never ended is still there after a minute."""
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        try:
+            os.kill(int(pid), 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.02)
+    return False
+
+
 def test_its_tools_have_the_servers_schemas(tools: McpTools):
     schemas = {name_of(schema): schema["function"] for schema in tools.schemas(PROBLEM)}
     assert set(schemas) == {"double", "refuse", "hang", "die", "garble", "who"}
@@ -62,8 +75,7 @@ def test_a_server_that_hangs_or_dies_is_an_error_and_is_started_anew(tools: McpT
     assert bad.startswith(told)
     assert before != after, "another process"
     assert good == "10"
-    with pytest.raises(ProcessLookupError):
-        os.kill(int(before), 0)
+    assert gone(before)
 
 
 def test_a_server_that_says_garbage_is_an_answer_or_an_error_and_never_more(tools: McpTools):
@@ -90,8 +102,7 @@ def test_a_server_that_does_not_start_is_a_mistake_that_names_it(server: Server)
 def test_it_ends_with_its_owner():
     with McpTools(SMALL, seconds=60.0) as made:
         (pid,) = results(made, ("who", {}))
-    with pytest.raises(ProcessLookupError):
-        os.kill(int(pid), 0)
+    assert gone(pid)
     with pytest.raises(RuntimeError, match="closed"):
         results(made, ("who", {}))
 

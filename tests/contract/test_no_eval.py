@@ -234,6 +234,6 @@ with Sandbox() as box:
 print("teamtr.cli" in sys.modules, sorted(name for name in sys.modules if name.startswith("teamtr.grading.sandbox.")))
 """
     started = [sys.executable, "-W", "ignore", "-c", program, *modules]
-    ran = subprocess.run(started, capture_output=True, text=True, timeout=120)
+    ran = subprocess.run(started, capture_output=True, text=True, timeout=600)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout == "True ['teamtr.grading.sandbox.client']\n"

@@ -174,10 +174,11 @@ def test_a_server_that_hangs_or_is_not_there_ends_in_an_error(endpoint: FakeEndp
     with pytest.raises(EndpointError, match="timed out"):
         impatient.answer(CHATS[:2], seed=0)  # an answer would come in a minute
     over.set()
-    nobody = FakeEndpoint()
-    nobody.server_close()
-    with pytest.raises(EndpointError, match=r"in 2 attempts.*refused"):
-        EndpointPlayer(nobody.url, "m", attempts=2, sleep=lambda _: None).answer(CHATS[:1], seed=0)
+    with socket.socket() as deaf:  # holds the port, so that nobody else listens there
+        deaf.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{deaf.getsockname()[1]}/v1"
+        with pytest.raises(EndpointError, match=r"in 2 attempts.*refused"):
+            EndpointPlayer(url, "m", attempts=2, sleep=lambda _: None).answer(CHATS[:1], seed=0)
 
 
 HEAD = b"HTTP/1.0 200 OK\r\n"
@@ -223,6 +224,7 @@ def test_an_answer_that_drips_ends_when_its_time_is_over(at_once: bytes, then: b
             assert time.monotonic() - started < 30
         finally:
             over.set()
+            socket.create_connection(server.getsockname()).close()  # for a player whose time was over before it called
             thread.join()
 
 

@@ -665,7 +665,7 @@ HOLDER = textwrap.dedent("""
             print(-1, flush=True)
         elif os.fork() == 0:
             print(os.getpid(), flush=True)  # by the worker, so that it has begun to live
-        time.sleep(60)
+        time.sleep(600)
 """)
 
 
@@ -681,7 +681,7 @@ def test_a_second_process_is_refused_and_a_killed_one_lets_go(tmp_path: Path, wo
             with pytest.raises(RunLocked, match=rf"in use by process {holder.pid} on .*: wait until it ends, stop it"):
                 RunFolder.open(tmp_path / "run").__enter__()
             holder.send_signal(signal.SIGKILL)
-            assert holder.wait(10) == -signal.SIGKILL
+            assert holder.wait(60) == -signal.SIGKILL
             if worker == "with-worker":
                 os.kill(child, 0)  # it lives
             with RunFolder.open(tmp_path / "run") as run:

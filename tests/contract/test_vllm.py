@@ -3,6 +3,7 @@ messages are written by the weights that the team names."""
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -193,10 +194,10 @@ def test_a_server_that_goes_in_the_middle_of_an_answer_is_lost():
 
 
 def test_a_server_that_nobody_runs_is_lost():
-    with Running(FakeVllm("m", letters)) as running:
-        url = running.url
-    with pytest.raises(EngineLost, match="cannot be reached"):
-        Client(url, patience_s=5.0).message(PROMPT, 4, 7, DRAWING)
+    with socket.socket() as deaf:  # holds the port, so that nobody else listens there
+        deaf.bind(("127.0.0.1", 0))
+        with pytest.raises(EngineLost, match="cannot be reached"):
+            Client(f"http://127.0.0.1:{deaf.getsockname()[1]}", patience_s=60.0).message(PROMPT, 4, 7, DRAWING)
 
 
 def test_a_server_that_says_nothing_is_lost():

@@ -589,7 +589,7 @@ def test_ctrl_c_once_saves_and_the_same_command_goes_on(team_file, tmp_path):
     process = run_cli("train", team_file, "plan.stages=400", *small)
     wait_for_updates(folder, 2)
     process.send_signal(signal.SIGINT)
-    stdout, stderr = process.communicate(timeout=120)
+    stdout, stderr = process.communicate(timeout=600)
     assert process.returncode == 130, stderr
     line = json.loads(stdout.strip().splitlines()[-1])
     assert line["status"] == "stopped"
@@ -612,7 +612,7 @@ def test_ctrl_c_while_the_tiny_base_is_taught_stops_at_once(team_file, tmp_path)
         said = iter(process.stderr.readline, "")
         next(line for line in said if line.startswith("teaching the tiny base"))  # on a busy machine not the first
         process.send_signal(signal.SIGINT)
-        stdout, stderr = process.communicate(timeout=120)
+        stdout, stderr = process.communicate(timeout=600)
     finally:
         process.kill()
     assert process.returncode == 130
@@ -631,7 +631,7 @@ def test_ctrl_c_twice_stops_at_once_and_stays_resumable(team_file, tmp_path):
     wait_for_updates(folder, 1)
     process.send_signal(signal.SIGINT)
     process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=120)
+    _, stderr = process.communicate(timeout=600)
     assert process.returncode == 130, stderr
     commit = RunFolder.read(folder).checkpoints.latest()
     assert commit.number >= 1

@@ -28,7 +28,7 @@ from made_run import (
     update_record,
     write_log,
 )
-from teamtr.analysis.report import build_report, compare_page, compare_runs, report_page
+from teamtr.analysis.report import build_report, compare_page, compare_runs, report_page, serve
 from teamtr.analysis.report.section import Section, register
 from teamtr.analysis.report.serve import Library, LiveServer
 from teamtr.analysis.report.words import num, percent, signed
@@ -39,6 +39,12 @@ pytestmark = [
     pytest.mark.long,
     pytest.mark.skipif(find_chromium() is None, reason="no Chromium here: install one to test the pages"),
 ]
+
+
+@pytest.fixture(autouse=True)
+def no_summary_rests(monkeypatch) -> None:
+    """However long one takes on a busy machine."""
+    monkeypatch.setattr(serve, "AT_ONCE", 60.0)
 
 
 @pytest.fixture(scope="module")

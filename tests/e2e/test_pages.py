@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -19,9 +20,12 @@ SHORT = ("plan.stages=1", "plan.problems=8", "plan.group_size=4", "eval.samples=
 
 
 def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    """Below those that a system gives to connections: none of another test gets it before the server has."""
+    for port in range(20_000 + os.getpid() % 10_000, 32_000):
+        with socket.socket() as found, contextlib.suppress(OSError):
+            found.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("no port is free")
 
 
 def shortened(step: Command) -> Command:

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -20,6 +21,9 @@ import pytest
 from teamtr.config import loads
 from teamtr.errors import TeamTRError
 from teamtr.grading import GraderError, Result, WorkerPool
+from teamtr.grading.workers import pool as pools
+from teamtr.grading.workers.channel import Channel, LateError
+from teamtr.grading.workers.forkserver import Child
 from teamtr.grading.workers.pool import _Worker
 from teamtr.session import train as run
 from teamtr.session.checks import self_test
@@ -27,7 +31,9 @@ from teamtr.tasks import DataTask
 from teamtr.team import Schedule
 from teamtr.types import Verdict
 
-ALLOWED_S = 0.3  # of processor time: load makes no honest grader late
+ALLOWED_S = 0.3
+"""Of processor time. By the clock it is an hour, unless a test is about the clock: a busy machine may stop an honest
+grader for seconds."""
 
 REWARDS = """
     import os, subprocess, sys, time
@@ -39,7 +45,9 @@ REWARDS = """
         return [obey(word) for word in completions]
 
     def obey(word):
-        if word == "loop":
+        if word.startswith("loop"):
+            if word != "loop":
+                open(word.removeprefix("loop and tell "), "w").close()
             while True:
                 pass
         if word == "sleep":
@@ -103,11 +111,12 @@ REWARDS = """
     armed = []
 
     def remembers(prompts, completions):
+        import threading
         if "arm" in completions:
-            import threading
-            armed.append(threading.Timer(0.2, os._exit, [9]))
-            armed[0].start()
+            armed.append(threading.Event())
+            threading.Thread(target=lambda: armed[0].wait() and os._exit(9)).start()
         if "wait" in completions and armed:
+            armed[0].set()
             time.sleep(50)
         return [1.0] * len(completions)
 """
@@ -166,6 +175,15 @@ MISDEEDS = """
         "prints a verdict": lambda: [os.write(fd, encode({"values": [1.0]})) for fd in (1, 2)],
     }
 """
+
+
+BY_THE_CLOCK = pools.PATIENCE
+"""Outside of tests."""
+
+
+@pytest.fixture(autouse=True)
+def hours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pools, "PATIENCE", 3600 / ALLOWED_S)
 
 
 @pytest.fixture
@@ -309,8 +327,10 @@ def test_a_wrong_number_of_rewards_that_no_item_explains_is_an_error(tmp_path: P
     ],
 )
 def test_a_grader_that_always_fails_is_found_before_training(
-    tmp_path: Path, rewards: Path, function: str, message: str
+    tmp_path: Path, rewards: Path, monkeypatch: pytest.MonkeyPatch, function: str, message: str
 ) -> None:
+    if function == "hangs":
+        monkeypatch.setattr(pools, "PATIENCE", BY_THE_CLOCK)
     task_of(tmp_path, rewards, "level").close()  # writes the data
     text = f"""
         name: small
@@ -418,10 +438,16 @@ def test_what_a_grader_does_to_the_channel_spoils_its_own_verdict_alone(misdeeds
 
 
 @pytest.mark.slow
-def test_the_beginning_of_a_frame_is_no_late_answer(misdeeds: dict[str, Any]) -> None:
-    items = [{"prompt": "", "completion": w, "columns": {}} for w in ("writes the beginning of a frame", "0.25")]
+def test_the_beginning_of_a_frame_is_no_late_answer(misdeeds: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    bad, good = (
+        [{"prompt": "", "completion": word, "columns": {}}] for word in ("writes the beginning of a frame", "0.25")
+    )
     with WorkerPool(seconds_per_item=ALLOWED_S) as pool:
-        spoilt, fine = pool.submit("reward", items, misdeeds)
+        pool.load("reward", misdeeds)
+        with monkeypatch.context() as patched:
+            patched.setattr(pools, "PATIENCE", BY_THE_CLOCK)
+            (spoilt,) = pool.submit("reward", bad, misdeeds)
+        (fine,) = pool.submit("reward", good, misdeeds)
     assert (spoilt.kind, fine) == ("crash", Result("ok", 0.25))
 
 
@@ -485,27 +511,32 @@ def test_only_processor_time_makes_a_grader_late_unless_it_waits_ten_times_as_lo
         """)
     )
     monkeypatch.syspath_prepend(str(tmp_path))
+    times = [(0.6, 0.0), (0.0, 60.0), (0.0, 0.01), (60.0, 0.0)]
+    items = [{"asleep": asleep, "at_work": at_work} for asleep, at_work in times]
     with WorkerPool(seconds_per_item=0.2) as pool:
-        times = [(0.6, 0.0), (0.0, 60.0), (60.0, 0.0), (0.0, 0.01)]
-        results = pool.submit("waits:seconds", [{"asleep": a, "at_work": w} for a, w in times])
+        results = pool.submit("waits:seconds", items[:3])
+        monkeypatch.setattr(pools, "PATIENCE", BY_THE_CLOCK)
+        results += pool.submit("waits:seconds", items[3:])
     assert [(r.kind, r.value or r.message) for r in results] == [
         ("ok", "done"),
         ("timeout", "no answer within 0.2 s of processor time"),
-        ("timeout", "no answer within 2 s"),
         ("ok", "done"),
+        ("timeout", "no answer within 2 s"),
     ]
 
 
 @pytest.mark.long
-def test_no_process_is_left(rewards: Path) -> None:
+def test_no_process_is_left(rewards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     setup = {"path": str(rewards), "function": "by_word", "columns": []}
     pool = WorkerPool(workers=2, seconds_per_item=ALLOWED_S)
     pool.submit("reward", [{"prompt": "", "completion": "1", "columns": {}}] * 2, setup)
     late = worker_pid(pool, 0)
     groups = {late, worker_pid(pool, 1)}
     assert len(live_members_of_groups(groups)) == 2, "the check sees what is there"
-    results = pool.submit("reward", [{"prompt": "", "completion": w, "columns": {}} for w in ("children", "1")], setup)
-    assert [r.kind for r in results] == ["timeout", "ok"]
+    with monkeypatch.context() as patched:
+        patched.setattr(pools, "PATIENCE", BY_THE_CLOCK)
+        (result,) = pool.submit("reward", [{"prompt": "", "completion": "children", "columns": {}}], setup)
+    assert result.kind == "timeout"
     assert gone(late), "the late worker took its child along"
     pool.submit("reward", [{"prompt": "", "completion": "1", "columns": {}}] * 2, setup)
     groups |= {worker_pid(pool, 0), worker_pid(pool, 1)}
@@ -553,14 +584,19 @@ def test_no_process_is_left_when_the_owner_exits_without_closing(rewards: Path, 
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("word", [None, "loop"])
-def test_no_process_is_left_when_the_owner_is_killed(rewards: Path, word: str | None) -> None:
+@pytest.mark.parametrize("busy", [False, True])
+def test_no_process_is_left_when_the_owner_is_killed(tmp_path: Path, rewards: Path, busy: bool) -> None:
     """Idle, the worker sees the channel close; busy in an endless loop, the kernel's alarm ends it."""
-    item: dict[str, Any] = {"prompt": "", "completion": word, "columns": {}}
-    then = "__import__('time').sleep(1000)" if word is None else f'pool.submit("reward", [{item!r}], setup)'
+    loops = tmp_path / "loops"
+    item: dict[str, Any] = {"prompt": "", "completion": f"loop and tell {loops}", "columns": {}}
+    then = f'pool.submit("reward", [{item!r}], setup)' if busy else "__import__('time').sleep(1000)"
     parent, group = start_parent(rewards, then, seconds=0.5)
-    time.sleep(0.2)
-    assert live_members_of_groups({group})
+    if busy:
+        while not loops.exists():
+            assert parent.poll() is None, "it never began"
+            time.sleep(0.01)
+    else:
+        assert live_members_of_groups({group})
     parent.send_signal(signal.SIGKILL)
     parent.communicate(timeout=60)
     assert gone(group)
@@ -584,14 +620,16 @@ def test_a_grader_that_does_not_load_is_an_error_and_no_verdict(tmp_path: Path) 
     broken.write_text("import teamtr_has_no_such_module\n")
     slow.write_text("import time\ntime.sleep(1000)\n")
     dying.write_text("import os\nos._exit(5)\n")
-    with WorkerPool(seconds_to_load=2.0) as pool:
-        for path, complaint in (
-            (broken, r"did not load: ModuleNotFoundError.*\(broken\.py:1\)"),
-            (slow, "did not load within 2 s"),
-            (dying, "exited with status 5 on loading"),
+    with WorkerPool() as pool:
+        for path, allowed_s, complaint in (
+            (broken, 60.0, r"did not load: ModuleNotFoundError.*\(broken\.py:1\)"),
+            (slow, 2.0, "did not load within 2 s"),
+            (dying, 60.0, "exited with status 5 on loading"),
         ):
+            pool._seconds_to_load = allowed_s
             with pytest.raises(GraderError, match=complaint):
                 pool.load("reward", {"path": str(path), "function": "f", "columns": []})
+        pool._seconds_to_load = 60.0
         with pytest.raises(GraderError, match=r"no grader 'nope': use one of \['regex', 'reward'\]"):
             pool.submit("nope", [{}])
         assert pool.submit("regex", [{"text": "x7"}], {"pattern": r"x(\d)"}) == [Result("ok", "7")]
@@ -613,13 +651,27 @@ def test_a_grader_from_any_module_sees_our_path(tmp_path: Path, monkeypatch: pyt
         assert pool.submit("mine:lengths", [], {"scale": 3}) == []
 
 
-def test_large_items_and_odd_text_cross_the_channel(pool: WorkerPool) -> None:
+def test_large_items_and_odd_text_cross_the_channel() -> None:
     texts = ["x" * 3_000_000 + "\ud800é", "\x00\u2028", ""]
-    results = pool.submit("regex", [{"text": text} for text in texts], {"pattern": r"(?s)\A(.*)\Z"})
+    with WorkerPool(seconds_per_item=60.0) as pool:
+        results = pool.submit("regex", [{"text": text} for text in texts], {"pattern": r"(?s)\A(.*)\Z"})
     assert [r.value for r in results] == texts
 
 
-def test_an_interrupt_leaves_no_reply_behind(pool: WorkerPool, rewards: Path) -> None:
+def test_what_has_come_is_not_late_however_late_it_is_looked_for() -> None:
+    """The owner may be stopped, by a busy machine or by Ctrl-Z, while its worker answers in time."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        channel, over = Channel(ours, 1 << 20), time.monotonic() - 1.0
+        with pytest.raises(LateError):
+            channel.receive(over)
+        Channel(theirs, 1 << 20).send({"value": 1}, over)
+        assert channel.receive(over) == {"value": 1}
+        with pytest.raises(LateError):
+            channel.receive(over)
+
+
+def test_an_interrupt_leaves_no_reply_behind(pool: WorkerPool, rewards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C in the middle of a call, then another call: it must not read the first one's answer."""
     setup = {"path": str(rewards), "function": "by_word", "columns": []}
     pool.load("reward", setup)
@@ -628,11 +680,18 @@ def test_an_interrupt_leaves_no_reply_behind(pool: WorkerPool, rewards: Path) ->
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
+    hear = Child.hear
+
+    def soon_interrupted(child: Child, deadline: float) -> dict[str, Any]:
+        signal.setitimer(signal.ITIMER_REAL, 0.1)  # only now: the answer is waited for
+        return hear(child, deadline)
+
     old = signal.signal(signal.SIGALRM, interrupt)
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.1)
-        with pytest.raises(KeyboardInterrupt):
-            pool.submit("reward", [{"prompt": "", "completion": "sleep", "columns": {}}], setup)
+        with monkeypatch.context() as patched:
+            patched.setattr(Child, "hear", soon_interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                pool.submit("reward", [{"prompt": "", "completion": "sleep", "columns": {}}], setup)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, old)

@@ -47,7 +47,7 @@ def in_a_child(program: str, *arguments: object, memory_mb: int | None = None) -
         [sys.executable, "-c", limit + textwrap.dedent(program), *map(str, arguments)],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=800,
         check=False,
     )
     assert ran.returncode == 0, ran.stderr[-2000:]

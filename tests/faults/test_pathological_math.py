@@ -20,6 +20,7 @@ from cost_growth import assert_linear
 from teamtr.grading import GraderError, Result, WorkerPool
 from teamtr.grading.math.rules import RULES, MathGrader
 from teamtr.grading.math.statement import stated_answer
+from teamtr.grading.workers import pool as pools
 
 pytestmark = pytest.mark.long
 
@@ -40,10 +41,12 @@ BENCH = load_bench()
 GRADERS = """
     import os, time
 
-    def sleepy():
+    def busy():
         def grade(items):
             for item in items:
-                time.sleep(item["seconds"])
+                until = time.process_time() + item["seconds"]
+                while time.process_time() < until:
+                    pass
                 yield item["seconds"]
         return grade
 
@@ -181,8 +184,9 @@ def test_each_kind_of_pathology_is_bounded(name: str, truth: str) -> None:
         assert grader.grade([(r"\boxed{x\cdot x}", "x^2")])[0].right, "it still works"
 
 
-def test_what_hangs_in_the_mirror_is_killed_and_counted() -> None:
+def test_what_hangs_in_the_mirror_is_killed_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """sympy takes for ever over this one, and nothing that can be seen beforehand says so."""
+    monkeypatch.setattr(pools, "PATIENCE", 10_000)  # not by the clock, however little of the machine there is for it
     endless = r"\boxed{(x+y)^9*(x+y+1)^9*(x+y+2)^9*(x-y+3)^9*(x-y)^9*(x+3y)^9*(2x+y)^9*(x+5y+1)^9}"
     replies = [r"\boxed{x\cdot x}", endless, r"\boxed{x^2}", r"\boxed{x}"]
     with MathGrader(RULES["deepscaler"], seconds_per_item=2, workers=1) as grader:
@@ -230,18 +234,21 @@ def test_an_answer_after_a_megabyte_of_text_is_found_in_linear_time() -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_worker_is_replaced_by_a_fork_that_has_everything_loaded(graders: str) -> None:
+def test_a_killed_worker_is_replaced_by_a_fork_that_has_everything_loaded(
+    graders: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pools, "PATIENCE", 10_000)
     with WorkerPool(seconds_per_item=0.1, preload=["sympy"]) as pool:
         fine, late = {"seconds": 0}, {"seconds": 60}
-        pool.submit(f"{graders}:sleepy", [fine])
+        pool.submit(f"{graders}:busy", [fine])
         forkserver = pool._forkserver.pid
-        results = pool.submit(f"{graders}:sleepy", [fine, late, fine] * 3)
+        results = pool.submit(f"{graders}:busy", [fine, late, fine] * 3)
         assert [r.kind for r in results] == ["ok", "timeout", "ok"] * 3
         for _ in range(2):
             (result,) = pool.submit(f"{graders}:born", [{"module": "sympy"}])
             at_birth, _, parent = result.value
             assert (at_birth, parent) == (True, forkserver), "sympy, which takes a second to import, came with the fork"
-            assert pool.submit(f"{graders}:sleepy", [late])[0].kind == "timeout"
+            assert pool.submit(f"{graders}:busy", [late])[0].kind == "timeout"
 
 
 def test_what_is_preloaded_is_there_from_birth(graders: str) -> None:

@@ -233,7 +233,7 @@ def plainly(code: str) -> str:
     ("name", "kind", "message"),
     [
         ("endless loop", "timeout", "no answer within 0.15 s of processor time"),
-        ("deaf to all signals", "timeout", "no answer within 1.5 s"),
+        ("deaf to all signals", "timeout", "no answer within "),  # the clock's limit or the kernel's, which comes later
         ("sleep", "timeout", "no answer within 1.5 s"),
         ("endless output", "timeout", "no answer within 0.15 s"),
         ("leave early", "crash", "left with status 0 and no answer"),
@@ -250,7 +250,11 @@ def plainly(code: str) -> str:
         ("no Python", "crash", "IndentationError"),
     ],
 )
-def test_what_became_of_a_program_is_told(sandbox: Sandbox, name: str, kind: str, message: str) -> None:
+def test_what_became_of_a_program_is_told(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, name: str, kind: str, message: str
+) -> None:
+    if "0.15 s" in message:
+        monkeypatch.setattr(sandbox_module, "PATIENCE", 10_000)  # not by the clock, on whatever machine
     code = hostile.source(hostile.HOSTILE[name], "/nowhere", 1, os.getpid())
     limits = HOSTILE_LIMITS if kind == "timeout" else replace(HOSTILE_LIMITS, seconds=10.0)
     [result] = sandbox.run([Program(code, "solve", [[1]])], limits)
@@ -585,17 +589,24 @@ def test_no_process_is_left_when_the_owner_is_killed(without: tuple[str, ...]) -
 
 
 @linux
-def test_an_interrupt_leaves_no_reply_behind(sandbox: Sandbox) -> None:
+def test_an_interrupt_leaves_no_reply_behind(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     sandbox.run([HONEST])
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
+    receive = sandbox_module.Channel.receive
+
+    def soon_interrupted(channel: sandbox_module.Channel, deadline: float) -> dict[str, Any]:
+        signal.setitimer(signal.ITIMER_REAL, 0.1)  # only now: the answer is waited for
+        return receive(channel, deadline)
+
     old = signal.signal(signal.SIGALRM, interrupt)
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.1)
-        with pytest.raises(KeyboardInterrupt):
-            sandbox.run([Program("import time\ndef f(): time.sleep(0.3)", "f", [[]])])
+        with monkeypatch.context() as patched:
+            patched.setattr(sandbox_module.Channel, "receive", soon_interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                sandbox.run([Program("import time\ndef f(): time.sleep(30)", "f", [[]])])
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, old)

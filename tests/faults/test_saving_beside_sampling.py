@@ -4,7 +4,9 @@ whenever the run is killed."""
 from __future__ import annotations
 
 import signal
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +19,7 @@ from safetensors import SafetensorError
 from forked import CONTEXT, LONG
 from teamtr.engines import saving
 from teamtr.engines.learner import PolicyLearner
+from teamtr.session import beside
 from teamtr.session.beside import work_beside
 from teamtr.session.driver import Driver
 from teamtr.session.rollouts import StageRollouts
@@ -151,19 +154,15 @@ def test_the_two_are_at_once_and_everything_else_is_in_its_old_order(
 ) -> None:
     """Sampling goes on only when the thread writes, and the thread only when something is sampled."""
     events: Events = []
-    writes, samples = threading.Event(), threading.Event()
+    at_once = threading.Barrier(2, timeout=PATIENCE_S)  # broken where one of them does not come
 
     def begin_commit(number: int, *_: Any) -> None:
         if in_thread():
-            writes.set()
-            assert samples.wait(PATIENCE_S), "nothing was sampled beside the writing"
-            writes.clear()
+            at_once.wait()
 
     def begin_sampling(team: Any, step: int, worn: Any) -> None:
         if step:
-            samples.set()
-            assert writes.wait(PATIENCE_S), "nothing was written beside the sampling"
-            samples.clear()
+            at_once.wait()
         events.append(("sample", step))
 
     around(monkeypatch, Checkpoints, "commit", begin_commit, lambda number, *_: events.append(("commit", number)))
@@ -421,12 +420,34 @@ def raising(error: BaseException) -> Callable[[], None]:
     return work
 
 
+def wait_until_main_waits() -> None:
+    main, until = threading.main_thread().ident or 0, time.monotonic() + PATIENCE_S
+    while sys._current_frames()[main].f_code is not threading.Condition.wait.__code__:
+        assert time.monotonic() < until, "nobody waits"
+        time.sleep(0.001)
+
+
+def test_a_thread_that_begins_late_does_the_work_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the main thread an interrupt would end it."""
+    run, meanwhile_over = beside._Job.run, threading.Event()
+
+    def late(job: Any) -> None:
+        if in_thread():
+            assert meanwhile_over.wait(PATIENCE_S)
+            job.over.wait(0.1)  # nobody else does it
+        run(job)
+
+    monkeypatch.setattr(beside._Job, "run", late)
+    assert work_beside(in_thread, meanwhile_over.set, "saving").found
+
+
 def test_ctrl_c_while_the_writing_is_waited_for_ends_neither_early() -> None:
-    """A real one, twice, from within the work."""
+    """A real one, twice, from within the work, and each time while it is waited for."""
     struck = threading.Event()
 
     def work() -> int:
         for _ in range(2):
+            wait_until_main_waits()
             struck.clear()
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
             assert struck.wait(PATIENCE_S)

@@ -110,6 +110,22 @@ def gate() -> Any:
             thread.join(5)
 
 
+@pytest.fixture
+def soon_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that hangs is waited for when the others are through, and then not for long."""
+    join = feeding.Feed.join
+
+    def others_first(feed: feeding.Feed, deadline: float) -> None:
+        if isinstance(feed._sink, Hanging):
+            for thread in threading.enumerate():
+                if thread.name.startswith("tracker ") and thread is not feed._thread:
+                    thread.join(60)
+        join(feed, deadline)
+
+    monkeypatch.setattr(feeding.Feed, "join", others_first)
+    monkeypatch.setattr(following, "CLOSE_SECONDS", 0.2)
+
+
 @pytest.fixture(autouse=True)
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feeding, "missing", lambda name: None)
@@ -255,10 +271,9 @@ def test_a_package_that_is_not_there_is_told_with_its_remedy(tmp_path: Path, mon
 @pytest.mark.long
 @pytest.mark.parametrize("where", ["send", *(pytest.param(w, marks=pytest.mark.slow) for w in ("open", "close"))])
 def test_one_that_hangs_neither_blocks_nor_keeps_the_run_from_ending(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gate: threading.Event, where: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gate: threading.Event, soon_left_alone: None, where: str
 ) -> None:
     """Not the other trackers either, which get all the time there is."""
-    monkeypatch.setattr(following, "CLOSE_SECONDS", 2.0)  # the other one closes in it, also on a busy machine
     monkeypatch.setattr(feeding, "MOST_WAITING", 10)
     hanging = use(monkeypatch, Hanging(where, gate))
     other = use(monkeypatch, Quiet(), "mlflow")
@@ -340,10 +355,9 @@ def test_a_damaged_state_is_a_fresh_one(tmp_path: Path, text: bytes) -> None:
 
 @pytest.mark.long
 def test_the_same_bits_with_trackers_good_and_bad_and_after_a_resume(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gate: threading.Event
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gate: threading.Event, request: pytest.FixtureRequest
 ) -> None:
     """Also: a resumed run may change its trackers, and one that went on has every update once."""
-    monkeypatch.setattr(following, "CLOSE_SECONDS", 2.0)
     for _ in run.train(loads(TEAM), tmp_path / "without"):
         pass
     good = use(monkeypatch, Quiet(), "tensorboard")
@@ -357,7 +371,8 @@ def test_the_same_bits_with_trackers_good_and_bad_and_after_a_resume(
 
     for record in run.train(stopped, tmp_path / "with", stop=stop):
         seen += record["kind"] == "update"
-    for _ in run.train(loads(TEAM, overrides=["trackers=[tensorboard, mlflow]"]), tmp_path / "with"):
+    request.getfixturevalue("soon_left_alone")
+    for _ in run.train(loads(TEAM, overrides=["trackers=[mlflow, tensorboard]"]), tmp_path / "with"):
         pass
     without, tracked = killing.result(tmp_path / "without"), killing.result(tmp_path / "with")
     for part in ("agents", "files", "records", "episodes", "tokens"):

@@ -30,19 +30,24 @@ def work_beside(work: Callable[[], Found], meanwhile: Callable[[], None], name: 
     job = _Job(work)
     thread = threading.Thread(target=job.run, name=name)
     raised: BaseException | None = None
+    started = False
     try:
         thread.start()
+        started = True
         meanwhile()
     except BaseException as error:
         raised = error
-    while not job.over.is_set() or thread.is_alive():
+    both_over = False
+    while not both_over:  # nothing is called outside of the block: an interrupt is heard where something is
         try:
             with working(name):
-                job.run()  # here, where an interrupt came before the thread could begin
+                if not started:
+                    job.run()  # here, where an interrupt would end it: one came before the thread could begin
                 while not job.over.wait(LOOK_S):
                     pass
                 if thread.is_alive():
                     thread.join()
+            both_over = True
         except KeyboardInterrupt as error:
             raised = error if raised is None else raised
     if job.error is not None:

@@ -227,7 +227,8 @@ def _or_none(value: dict[str, Any] | None) -> _Found:
 def _at_low_priority() -> None:
     """Answer when nobody else needs the processor: on a busy machine training comes first."""
     with suppress(OSError, AttributeError):  # where a thread has no priority of its own
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
+        own = threading.get_native_id()
+        os.setpriority(os.PRIO_PROCESS, own, max(10, os.getpriority(os.PRIO_PROCESS, own)))
 
 
 def _is_run(folder: Path) -> bool:

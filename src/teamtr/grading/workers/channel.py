@@ -103,6 +103,6 @@ class Channel:
     def _wait(self, event: int, deadline: float) -> None:
         poll = select.poll()  # unlike select.select, it takes descriptors above 1023
         poll.register(self._end.fileno(), event)
-        left_s = deadline - time.monotonic()
-        if left_s <= 0 or not poll.poll(left_s * 1000):
+        left_s = max(0.0, deadline - time.monotonic())  # what has come is not late, even if we were stopped meanwhile
+        if not poll.poll(left_s * 1000):
             raise LateError
