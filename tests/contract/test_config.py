@@ -716,7 +716,7 @@ _values = st.recursive(
 
 
 @pytest.mark.long
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     prompt=_texts,
     learning_rate=st.floats(min_value=0, allow_infinity=False),

@@ -118,7 +118,7 @@ def test_a_heading_is_a_marker_only_where_the_template_writes_it():
 
 
 @pytest.mark.long
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.sampled_from(all_markers()) | st.text(max_size=5), max_size=6).map("".join), st.sampled_from(NAMES))
 def test_disarming_adds_blanks_alone_and_is_done_once(text: str, name: str):
     disarm = target(name).codec._disarm_all
@@ -215,7 +215,7 @@ def read_back(content: str, labels: Sequence[str]) -> tuple[str, list[tuple[str,
 
 
 @pytest.mark.long
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(prompt=TEXTS, history=st.lists(st.tuples(st.sampled_from(SPEAKERS), TEXTS), max_size=5))
 def test_a_transcript_tells_who_said_what_to_the_character(prompt: str, history: list[tuple[str, str]]):
     messages = render(
@@ -226,7 +226,7 @@ def test_a_transcript_tells_who_said_what_to_the_character(prompt: str, history:
 
 
 @pytest.mark.long
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(prompt=TEXTS, history=st.lists(st.tuples(st.sampled_from(SPEAKERS), TEXTS), max_size=5))
 def test_so_does_a_chat(prompt: str, history: list[tuple[str, str]]):
     messages = render(

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from contract.test_config import check_marked
@@ -96,7 +96,6 @@ def test_a_schedule_without_speakers_is_refused():
 
 
 @given(order=st.lists(st.sampled_from("abc"), min_size=1, max_size=5), rounds=st.integers(1, 5))
-@settings(deadline=None)
 def test_order_and_rounds_mean_what_they_always_did(order: list[str], rounds: int):
     """Beside the formulas of the router that knew one order only."""
     router = Schedule.planned(("a", "b", "c"), order=order, rounds=rounds)
@@ -149,7 +148,6 @@ def test_naming_who_closes_ends_the_talk():
     then=st.sampled_from([(), ("j",), ("j", "a")]),
     words=st.lists(st.sampled_from(["", "@a", "@b", "@c", "@j"]), min_size=9, max_size=9),
 )
-@settings(deadline=None)
 def test_bounds_hold_whatever_is_said(order: tuple[str, ...], turns: int, then: tuple[str, ...], words: list[str]):
     router = Addressed.planned(("a", "b", "c", "j"), turns=turns, order=order, then=then)
     talk: list[Turn] = []

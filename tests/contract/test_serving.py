@@ -516,7 +516,7 @@ def test_a_rows_noise_does_not_depend_on_its_company():
 
 
 @pytest.mark.long
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(st.sampled_from("fts"), st.integers(0, 3), st.integers(1, 40)), max_size=40))
 def test_books_never_hand_out_a_page_twice(steps):
     books = Pages(count=12, size=4)

@@ -152,7 +152,7 @@ def a_batch(reward: float = 1.0, logprob: float = -0.1) -> RolloutBatch:
 
 
 @pytest.mark.long
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(batch=batches())
 def test_any_batch_comes_back_to_the_bit(tmp_path_factory: pytest.TempPathFactory, batch: RolloutBatch) -> None:
     path = tmp_path_factory.mktemp("episodes") / batch_name(3, 1)
@@ -217,7 +217,7 @@ def test_arrays_of_another_type_are_refused_where_they_are(tmp_path: Path) -> No
 
 
 @pytest.mark.long
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(records=st.lists(st.dictionaries(KEYS, JSON, max_size=3), max_size=4))
 def test_any_record_comes_back_to_the_bit(
     tmp_path_factory: pytest.TempPathFactory, records: list[dict[str, Any]]

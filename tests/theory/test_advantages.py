@@ -116,7 +116,7 @@ returns = arrays(np.float64, st.tuples(st.integers(1, 4), st.integers(1, 9)), el
 
 
 @pytest.mark.long
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100)
 @given(returns, st.floats(0.1, 5.0))
 def test_informative_groups_are_centred_standardised_and_bounded(returns_PG: np.ndarray, a_clip: float) -> None:
     got = group_advantages(returns_PG, a_clip=a_clip, eps_norm=1e-6)

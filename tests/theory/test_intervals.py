@@ -138,7 +138,7 @@ def test_bootstrap_is_reproducible_and_blind_to_order_and_names() -> None:
     assert bootstrap_upper(kl_M[order], 10 * problem_M[order] + 5, rng=rng(2)) == pytest.approx(upper, rel=1e-12)
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100)
 @given(
     st.lists(st.tuples(st.floats(0.0, 5.0), st.integers(0, 4)), min_size=1, max_size=20),
     st.floats(0.01, 0.99),

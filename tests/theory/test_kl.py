@@ -267,7 +267,7 @@ def test_per_token_by_hand() -> None:
 
 
 @pytest.mark.long
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100)
 @given(st.lists(st.lists(st.just(0.0) | st.floats(1e-9, 10.0), min_size=1, max_size=6), min_size=1, max_size=8))
 def test_token_average_and_token_sum_bound_each_other(token_kls: list[list[float]]) -> None:
     """lem:avgvssum: E[A] <= E[S] <= T_max E[A], and so a token radius implies a message radius."""
