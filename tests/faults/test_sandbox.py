@@ -649,3 +649,4 @@ def test_throughput_holds_beside_hostile_neighbours() -> None:
         results = box.run([HONEST, crash] * 20)
         assert box._servers[0]._process is first
     assert [r.kind for r in results] == ["ok", "crash"] * 20
+    assert "signal 11" in results[1].message
