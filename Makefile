@@ -27,7 +27,7 @@ setup: .venv/.ready
 	  { echo "teamtr needs Python 3.11 or newer; choose one with: make setup PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[dev]'
-	@$(BIN)/python -m compileall -qq -j 0 .venv/lib || true  # on all cores, where pip compiles on one
+	@$(BIN)/python -W ignore -m compileall -qq -j 0 .venv/lib || true  # on all cores, where pip compiles on one
 	@touch $@
 
 demo: setup
