@@ -72,8 +72,13 @@ def test_copies_in_a_precision_that_no_agent_computes_in_any_more_go(last: str):
         engine.set_precision(name, "fp16")
         scores(policy)
     (other,) = {*policies} - {last}
+    engine.set_precision(other, "bf16")
+    scores(policies[other])
+    assert {dtype for _, dtype in first.fused.halves} == {torch.float16, torch.bfloat16}
+    both = policies[last].frozen_half_bytes() + policies[other].frozen_half_bytes()
+    assert loaded.held(engine.learners, engine.agents).halves == both
     engine.set_precision(other, "fp32")
-    assert first.fused.halves
+    assert {dtype for _, dtype in first.fused.halves} == {torch.float16}
     assert loaded.held(engine.learners, engine.agents).halves == policies[last].frozen_half_bytes() > 0
     copies = [weakref.ref(half) for half in first.fused.halves.values()]
     engine.set_precision(last, "fp32")

@@ -61,9 +61,8 @@ def held(learners: Mapping[str, PolicyLearner], trainable: Sequence[str]) -> Hel
     """What these models are, counted on themselves."""
     weights, adapters = _counted(learners)
     policies = [_policy(learner) for learner in learners.values()]
-    halves: dict[int, int] = {}
-    for policy in policies:  # agents of one base may compute in different precisions
-        halves[id(policy.model)] = max(halves.get(id(policy.model), 0), policy.frozen_half_bytes())
+    # Agents of one base may compute in different precisions.
+    halves = {(id(policy.model), policy.dtype): policy.frozen_half_bytes() for policy in policies}
     return Held(
         who=estimate.in_words(learners),
         weights=weights,
