@@ -57,6 +57,6 @@ def main() -> None:
         app(prog_name="teamtr")
     except KeyboardInterrupt:  # before a command has begun
         sys.exit(130)
-    except Exception:
+    except Exception:  # nobody foresaw it
         write_traceback()
         sys.exit(1)

@@ -37,7 +37,7 @@ def transformers_of(learners: Mapping[str, PolicyLearner]) -> dict[str, PolicyLe
 
 
 def drop_halves(learners: Mapping[str, PolicyLearner]) -> None:
-    """Of frozen bases, those in a precision that no agent computes in any more."""
+    """Copies of frozen bases go in a precision that no agent computes in any more."""
     policies = [_policy(learner) for learner in transformers_of(learners).values()]
     for fused in {id(policy.fused): policy.fused for policy in policies if policy.fused is not None}.values():
         fused.keep_halves({policy.dtype for policy in policies if policy.fused is fused})
