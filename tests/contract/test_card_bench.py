@@ -272,7 +272,7 @@ def test_time_to_begins_with_the_team_of_the_results_and_without_runs(card: Modu
     assert {agent.model for agent in made.team.agents} == {str(tmp_path / "QWEN")}
     plan = made.plan
     assert (plan.preset, plan.problems, plan.group_size, plan.stages, plan.radius_nats_per_message) == (
-        "teamtr", 16, 8, 6, 0.1,
+        "teamtr", 16, 8, 10, 0.1,
     )  # fmt: skip
     assert made.diagnostics.every == 0
     assert str(data / "train.jsonl") in team.read_text()
