@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import weakref
 from collections import Counter
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,10 +17,12 @@ from planned import TEAM
 from teamtr.cli.progress import TrainingScreen
 from teamtr.config import loads
 from teamtr.engines.estimate import Rows
+from teamtr.engines.learner import PolicyLearner
 from teamtr.engines.local import LocalEngine
 from teamtr.engines.memory import (
     _longest_batch,
     _old_policy_of_the_rest,
+    _takes_no_more,
     activation_bytes_per_token,
     kept_for_backward,
     trained,
@@ -284,7 +287,7 @@ def test_no_run_computes_more_messages_at_once_than_are_planned(overrides, monke
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("problems", "group", "rows"), [(2, 2, Rows(32, 1)), (5, 3, Rows(32, 4)), (128, 2, Rows(64, 64))]
+    ("problems", "group", "rows"), [(2, 2, Rows(16, 1)), (5, 3, Rows(16, 4)), (128, 2, Rows(64, 64))]
 )
 def test_a_small_batch_plans_for_the_steps_that_it_has(problems, group, rows):
     """A fourth of its messages, however large a micro-batch may be; the check before the run scores 32 messages."""
@@ -381,6 +384,83 @@ def test_a_rehearsal_changes_nothing_and_finds_the_micro_batch_that_fits(monkeyp
     found = rehearse(built)
     assert found["micro_batch"] == {"left": 8, "right": 8, "speaker": 3}
     assert {name: learner.fingerprint() for name, learner in built.engine.learners.items()} == before
+
+
+def tried_in(built, monkeypatch) -> list[str]:
+    """Whom a rehearsal takes a step of, in this order."""
+    tried, begin = [], PolicyLearner.begin
+
+    def look(self, batch, **options):
+        tried.append(self.agent)
+        return begin(self, batch, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PolicyLearner, "begin", look)
+        assert set(rehearse(built)["micro_batch"]) == {"left", "right", "speaker"}
+    return tried
+
+
+@pytest.mark.long
+def test_who_takes_no_more_than_one_that_fits_is_not_rehearsed(monkeypatch):
+    """The speaker reads what both others said, and says as much."""
+    assert tried_in(session("lora"), monkeypatch) == ["speaker"]
+    assert tried_in(session("full"), monkeypatch) == ["speaker", "right", "left"], "models of their own"
+
+
+@pytest.mark.long
+def test_who_may_take_more_than_one_that_fits_is_rehearsed(monkeypatch):
+    def tried(change):
+        built = session("lora")
+        change(built.engine.learner("left"))
+        return tried_in(built, monkeypatch)
+
+    def lower(learner):
+        learner.passes.micro_batch = 4
+
+    def recompute(learner):
+        learner.policy.recomputes = True
+
+    def compute_finer(learner):
+        learner.policy.precision = "fp64"
+
+    def keep_features(learner):
+        learner.kept.budget = 1
+
+    for change in (lower, recompute, compute_finer, keep_features):
+        assert tried(change) == ["speaker", "left"], change.__name__
+    text = TEAM.format(train="lora", engine="plain")
+    wider = build(loads(text, "plan.yaml", ["team.agents.left.lora.rank=9"]))
+    assert tried_in(wider, monkeypatch) == ["speaker", "left"]
+    built = session("lora")
+    speaker = built.engine.learner("speaker").policy
+    enough = speaker.features
+
+    def limited(prompts, messages):
+        if len(messages) > 3:
+            raise torch.OutOfMemoryError("injected")
+        return enough(prompts, messages)
+
+    monkeypatch.setattr(speaker, "features", limited)
+    assert tried_in(built, monkeypatch) == ["speaker", "right"], "the speaker did not fit as it was asked for"
+
+
+def test_whose_messages_are_longer_or_more_takes_more():
+    built = session("lora")
+    learners, demand = built.engine.learners, demand_of(built)
+    assert _takes_no_more(learners, demand, "left", "speaker")
+    own = demand.lengths["left"]
+    for longer in (
+        replace(own, prompt=demand.lengths["speaker"].prompt + 1),
+        replace(own, message=demand.lengths["speaker"].message + 1),
+        replace(own, prompt=demand.lengths["speaker"].prompt, shared=0),
+    ):
+        assert not _takes_no_more(
+            learners, replace(demand, lengths={**demand.lengths, "left": longer}), "left", "speaker"
+        )
+    for name in ("messages", "checked"):
+        counts = getattr(demand, name)
+        more = replace(demand, **{name: {**counts, "left": counts["left"] + 1}})
+        assert not _takes_no_more(learners, more, "left", "speaker")
 
 
 @pytest.mark.long

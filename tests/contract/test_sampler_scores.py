@@ -30,8 +30,8 @@ from teamtr.session.build import build
 from teamtr.session.memory import plan_memory
 from teamtr.session.train import train
 from teamtr.store import RunFolder
+from teamtr.training import scoring
 from teamtr.training.batch import Optimization, TrainingBatch
-from teamtr.training.scoring import _floor_rows
 from teamtr.training.update import update_agent
 from teamtr.types import AgentState, Ids
 
@@ -89,9 +89,9 @@ def update(engine: LocalEngine, batch: AgentBatch, score: str, radius: float = R
     return update_agent(engine.learner("agent"), data, plan, optimization, state, seed=3).report
 
 
-def floor_rows(batch: AgentBatch) -> np.ndarray:
+def looked_at_rows(batch: AgentBatch) -> np.ndarray:
     """The messages that the noise floor of ``update`` is measured on."""
-    return _floor_rows(TrainingBatch(batch, None, None), 3)
+    return scoring.floor_rows(TrainingBatch(batch, None, None), 3)
 
 
 # -- what is kept ----------------------------------------------------------------------------------------------
@@ -240,7 +240,7 @@ def test_an_update_decides_alike_with_fewer_tokens(way):
         assert getattr(ours, name) == pytest.approx(getattr(own, name), rel=1e-5)
     assert own.kl_full > 1e-3
     spared = own.tokens["scored"] - ours.tokens["scored"]
-    assert spared == tokens_of(batch) - tokens_of(batch.rows(floor_rows(batch))), "all, but to measure the mismatch"
+    assert spared == tokens_of(batch) - tokens_of(batch.rows(looked_at_rows(batch))), "all, but to measure the mismatch"
     assert ours.tokens["trained"] == own.tokens["trained"]
 
 
@@ -309,7 +309,7 @@ def test_one_message_of_many_is_caught_by_what_the_sampler_said_of_it():
     engine = engine_of()
     batch = sampled(engine)
     whole = [p.tobytes() + m.tobytes() for p, m in zip(batch.prompts, batch.messages, strict=True)]
-    looked_at = {whole[row] for row in floor_rows(batch)}
+    looked_at = {whole[row] for row in looked_at_rows(batch)}
     row = next(row for row in range(len(batch)) if whole[row] not in looked_at)
     tampered(engine, batch, [row], 3.0)
     report = update(engine, batch, "sampler")

@@ -19,6 +19,7 @@ from teamtr.session.build import build
 from teamtr.session.trial import try_out
 from teamtr.training.batch import TrainingBatch
 from teamtr.training.certify import CertificateInputs
+from teamtr.training.scoring import FLOOR_MESSAGES, floor_rows
 from teamtr.training.update import update_agent
 from teamtr.types import AgentState
 
@@ -55,37 +56,43 @@ def test_bf16_is_measurably_worse_than_fp32():
     assert {c.precision for c in coarse} == {"bf16"}
 
 
-def test_each_precision_scores_once_and_sees_what_it_sees_alone(monkeypatch):
-    """Perturbations are measured against one scoring; the floor is that of a scoring for each."""
-    session, begun = build(loads(TEAM, "team")), []
+def test_each_precision_scores_a_few_messages_once_and_sees_what_it_sees_alone(monkeypatch):
+    """Perturbations are measured against one scoring; the floor is that of a scoring for each. float32 takes long on a
+    card: it scores no more messages than tell the floor."""
+    session, begun = build(loads(TEAM, "team", ["task.symbols=ABCD", "plan.radius_nats_per_message=0.005"])), []
     engine, trial = session.engine, try_out(session)
     learner = engine.learner("right")
     begin = type(learner).begin
 
     def counted(self, batch, **options):
         if self is learner:
-            begun.append(engine.info("right").precision)
+            begun.append((engine.info("right").precision, len(batch)))
         return begin(self, batch, **options)
 
     monkeypatch.setattr(type(learner), "begin", counted)
     [floor] = [floor for floor in checks.measure_floors(session, trial) if floor.agent == "right"]
-    assert begun == ["fp32", "bf16"]
+    assert begun == [("fp32", FLOOR_MESSAGES), ("bf16", FLOOR_MESSAGES)]
+    said = trial.batch.of("right")
+    assert floor.messages == FLOOR_MESSAGES < len(said)
 
-    before, messages = learner.snapshot(), trial.batch.of("right")
+    seed = seed_of(session.team_file.seed, "preflight", "right")
+    before, messages = learner.snapshot(), said.rows(floor_rows(TrainingBatch(said, None, None), seed))
 
     def alone(relative, precision):
         engine.set_precision("right", precision)
         learner.begin(messages)
-        learner.perturb(relative, seed_of(session.team_file.seed, "preflight", "right"))
+        learner.perturb(relative, seed)
         measured = float(learner.measure().full_M.mean())
         learner.restore(before)
         learner.end()
         return measured
 
     pairs = [(alone(size, "fp32"), alone(size, "bf16")) for size in checks.PERTURBATIONS]
-    within = [abs(seen - true) for true, seen in pairs if true <= session.plan.radii.nats]
-    assert 0 < len(within) < len(pairs)
-    assert floor.noise_floor == max(within)
+    radius = session.plan.radii.nats
+    within = [(true, seen) for true, seen in pairs if true <= radius]
+    told = [(true, seen) for true, seen in within if true > checks.NOTHING * radius]
+    assert 0 < len(told) < len(within) < len(pairs)
+    assert floor.noise_floor == max(abs(seen - (true if (true, seen) in told else 0.0)) for true, seen in within)
 
 
 def test_a_perturbation_that_is_read_as_no_number_is_not_passed_over(monkeypatch):

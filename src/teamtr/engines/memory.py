@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -222,7 +223,8 @@ def rehearse(learners: Mapping[str, PolicyLearner], demand: Demand) -> Rehearsal
     trainable agent, and undo it: every process that shares the learner the same. The peak is counted anew afterwards.
 
     Where the estimate says that a single message does not fit otherwise, activations are recomputed from here on.
-    Running out of memory lowers the micro-batch here and not in the middle of a run.
+    Running out of memory lowers the micro-batch here and not in the middle of a run. An agent is not tried whose update
+    takes no more than one that fitted as it was asked for.
     """
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
@@ -230,9 +232,12 @@ def rehearse(learners: Mapping[str, PolicyLearner], demand: Demand) -> Rehearsal
     for name, learner in transformers_of(learners).items():
         lengths = demand.lengths[name]
         _policy(learner).reserve(demand.episodes, lengths.prompt, lengths.message)
-    for name in demand.messages:
-        learner, rows = learners[name], Rows.of(name, learners[name].passes.micro_batch, demand)
-        processes = learner.passes.shards.processes
+    fitted: list[str] = []
+    for name in sorted(demand.messages, key=lambda name: demand.lengths[name].whole, reverse=True):
+        if any(_takes_no_more(learners, demand, name, other) for other in fitted):
+            continue
+        learner, asked = learners[name], learners[name].passes.micro_batch
+        rows, processes = Rows.of(name, asked, demand), learner.passes.shards.processes
         batch = _longest_batch(name, demand.lengths[name], rows.scored, processes)
         before = learner.snapshot()
         try:
@@ -244,11 +249,33 @@ def rehearse(learners: Mapping[str, PolicyLearner], demand: Demand) -> Rehearsal
         finally:
             learner.restore(before)
             learner.end()
+        if learner.passes.micro_batch == asked:
+            fitted.append(name)
     recomputed = tuple(name for name in demand.messages if learners[name].policy.recomputes)
     found = Rehearsal({name: learners[name].passes.micro_batch for name in demand.messages}, peak_bytes(), recomputed)
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
     return found
+
+
+def _takes_no_more(learners: Mapping[str, PolicyLearner], demand: Demand, name: str, other: str) -> bool:
+    """Whether an update of this agent takes at most the memory that one of the other takes: an adapter of the same size
+    on the same base, computed alike, with messages that are no longer and no more."""
+    one, two = learners[name], learners[other]
+    if not (isinstance(one.policy, TransformerPolicy) and isinstance(two.policy, TransformerPolicy)):
+        return False
+
+    def computed(learner: PolicyLearner, policy: TransformerPolicy) -> tuple[Any, ...]:
+        numbers = sum(own(parameter).numel() for parameter in policy.parameters().values())
+        return numbers, policy.precision, policy.recomputes, learner.passes.micro_batch, learner.kept.budget
+
+    def asked(agent: str) -> tuple[int, ...]:
+        lengths = demand.lengths[agent]
+        sizes = lengths.prompt, lengths.prompt - lengths.shared, lengths.message
+        return *sizes, demand.messages[agent], demand.checked[agent]
+
+    same = one.policy.causal_lm is two.policy.causal_lm and computed(one, one.policy) == computed(two, two.policy)
+    return same and all(a <= b for a, b in zip(asked(name), asked(other), strict=True))
 
 
 def _settle(learners: Mapping[str, PolicyLearner], demand: Demand) -> None:

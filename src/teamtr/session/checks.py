@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
-from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -27,7 +26,7 @@ from teamtr.team import team_answer
 from teamtr.team.router import closers_of, next_turn, speakers_of
 from teamtr.theory.overlong import cache_tokens
 from teamtr.training.batch import TrainingBatch
-from teamtr.training.scoring import VERIFIABLE_SHARE, noise_floor
+from teamtr.training.scoring import VERIFIABLE_SHARE, floor_rows, noise_floor
 from teamtr.types import Problem, Transcript, Turn
 
 KNOWN_PROBLEMS = 3
@@ -35,6 +34,8 @@ FEW = 10
 LOOKED_AT = 256
 EXACT = ("fp64", "fp32")
 PERTURBATIONS = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
+NOTHING = 1e-3
+"""The share of the radius below which a KL counts as 0: a hundredth of what a floor may have."""
 
 
 @dataclass(frozen=True)
@@ -252,8 +253,8 @@ def _too_short(session: Session, golds: list[list[Turn]]) -> list[str]:
 
 
 def measure_floors(session: Session, trial: Trial | None = None) -> list[Floor]:
-    """Measure every trainable agent's floor on its own messages in a few episodes of the team as it is, which are
-    sampled where they are not given. Changes no weight.
+    """Measure every trainable agent's floor on some of its own messages in a few episodes of the team as it is, which
+    are sampled where they are not given. Changes no weight.
 
     With ``precision: auto`` an agent whose radius cannot be seen goes on to the next finer arithmetic.
     """
@@ -264,7 +265,9 @@ def measure_floors(session: Session, trial: Trial | None = None) -> list[Floor]:
         data = TrainingBatch(batch.of(name), found.advantages, found.returns_PG)
         if len(data.messages) == 0:
             continue
-        rounding = _Rounding(session.engine, name, data, session.plan.radii, seed_of(seed, "preflight", name))
+        own_seed = seed_of(seed, "preflight", name)
+        data = replace(data, messages=data.messages.rows(floor_rows(data, own_seed)))
+        rounding = _Rounding(session.engine, name, data, session.plan.radii, own_seed)
         for precision in _finer(session, name):
             session.engine.set_precision(name, precision)
             with working(f"noise floor of {name} in {precision}"):
@@ -310,22 +313,29 @@ class _Rounding:
         measured in this precision and in float32, as long as their true KL is within the radius; the largest
         difference counts.
         """
-        truth = [] if self.engine.info(self.agent).precision in EXACT else self._true_kls
+        truth = {} if self.engine.info(self.agent).precision in EXACT else self._true_kls
         with self._scored() as before:
             floors = [noise_floor(self._learner, self.data, before, self.radii, seed=self.seed)]
-            for relative, kl in zip(PERTURBATIONS, truth, strict=False):  # as many as stay within the radius
+            for relative, kl in truth.items():
                 floors.append(abs(self._perturbed(relative, before) - kl))
         return float(np.max(floors))  # what is not a number is no floor: Python's max would pass over it
 
     @cached_property
-    def _true_kls(self) -> list[float]:
-        """In float32, of perturbations that stay within the radius."""
+    def _true_kls(self) -> dict[float, float]:
+        """In float32, of perturbations that stay within the radius. The largest are asked first; once one's KL is next
+        to nothing beside the radius, it is taken for 0, and so are those of all smaller ones, which are less."""
         own = self.engine.info(self.agent).precision
         self.engine.set_precision(self.agent, "fp32")
+        within: dict[float, float] = {}
         try:
             with self._scored() as before:
-                kls = (self._perturbed(relative, before) for relative in PERTURBATIONS)
-                return list(takewhile(lambda kl: kl <= self.radii.nats, kls))
+                for relative in reversed(PERTURBATIONS):
+                    if (kl := self._perturbed(relative, before)) <= NOTHING * self.radii.nats:
+                        smaller = [other for other in PERTURBATIONS if other <= relative]
+                        return within | dict.fromkeys(smaller, 0.0)
+                    if kl <= self.radii.nats:
+                        within[relative] = kl
+                return within
         finally:
             self.engine.set_precision(self.agent, own)
 

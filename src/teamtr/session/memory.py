@@ -21,6 +21,7 @@ from teamtr.tasks.benchmarks.arbench.endpoint import EndpointPlayer
 from teamtr.tasks.players import PolicyPlayer
 from teamtr.team import Agent
 from teamtr.team.router import most_before
+from teamtr.training.scoring import FLOOR_MESSAGES
 from teamtr.types import Ids, Message, Problem, Situation, common_beginning
 
 WORDS_OF_A_LINE = 8
@@ -93,13 +94,13 @@ def peak_gb(session: Session) -> float | None:
 def demand_of(session: Session) -> Demand:
     """The most that this session asks for at once."""
     router, plan = session.context.router, session.plan
-    episodes, checked = session.plan.problems * plan.group_size, _checked(session)
+    episodes, tried = session.plan.problems * plan.group_size, _tried(session)
     return Demand(
         lengths=longest(session),
         episodes=_rows_at_once(session),
         problems=plan.problems,
         messages={name: episodes * router.turns_of(name) for name in session.team.trainable},
-        checked={name: checked * router.turns_of(name) for name in session.team.trainable},
+        checked={name: min(FLOOR_MESSAGES, tried * router.turns_of(name)) for name in session.team.trainable},
         minibatches=session.team_file.learner.minibatches,
         objective=plan.objective,
     )
@@ -107,7 +108,7 @@ def demand_of(session: Session) -> Demand:
 
 def _rows_at_once(session: Session) -> int:
     """Most episodes that are played at once: a batch, the check before the run, or an evaluation during it."""
-    most = max(session.plan.problems * session.plan.group_size, _checked(session))
+    most = max(session.plan.problems * session.plan.group_size, _tried(session))
     settings = session.team_file.eval
     if not settings.every:
         return most
@@ -115,7 +116,7 @@ def _rows_at_once(session: Session) -> int:
     return max(most, problems * (settings.samples or SAMPLES_IN_A_RUN))
 
 
-def _checked(session: Session) -> int:
+def _tried(session: Session) -> int:
     """Episodes of the check before the run."""
     return trial.GROUP * min(trial.PROBLEMS, len(session.task.problems("train")))
 

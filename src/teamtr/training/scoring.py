@@ -70,7 +70,7 @@ def score_old(
     scores = OldScores(learner.begin(data.messages, reference=reference, from_sampler=from_sampler))
     found = learner.sampler_scored if from_sampler else 0
     if scores.finite:
-        apart = _apart(learner, data, radii, _floor_rows(data, seed)) if found else None
+        apart = _apart(learner, data, radii, floor_rows(data, seed)) if found else None
         scores = replace(scores, noise_floor=noise_floor(learner, data, before, radii, seed=seed), mismatch_kl=apart)
     if not found:
         return replace(scores, own_scores=NOTHING_KEPT if from_sampler else "")
@@ -101,7 +101,7 @@ def noise_floor(learner: Learner, data: TrainingBatch, before: Snapshot, radii: 
     weights as they were, bit for bit.
     """
     learner.perturb(FLOOR_PERTURBATION, seed_of(seed, "perturb"))
-    floor = _apart(learner, data, radii, _floor_rows(data, seed))
+    floor = _apart(learner, data, radii, floor_rows(data, seed))
     learner.restore(before)
     return floor
 
@@ -111,7 +111,8 @@ def _apart(learner: Learner, data: TrainingBatch, radii: Radii, rows: np.ndarray
     return float(data.kl_in_radius_units(learner.measure(rows).full_M, radii, rows).mean())
 
 
-def _floor_rows(data: TrainingBatch, seed: int) -> np.ndarray:
+def floor_rows(data: TrainingBatch, seed: int) -> np.ndarray:
+    """The messages that a floor is measured on."""
     return np.sort(generator(seed, "floor").permutation(len(data.messages))[:FLOOR_MESSAGES])
 
 
