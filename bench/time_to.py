@@ -25,6 +25,7 @@ from __future__ import annotations
 import argparse
 import copy
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -399,6 +400,7 @@ def main() -> None:
     if a.as_trl:
         train_with_trl(a)
         return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # the run that is watched ends with us
     if a.out.exists():
         parser.error(f"--out {a.out} is there already: runs would go on in it instead of beginning")
     if wrong := [each for each in a.settings if each.partition("=")[0] in OURS]:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
+import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -12,6 +15,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
@@ -186,6 +190,37 @@ def test_a_run_is_ended_when_there_is_enough_in_its_log_or_nothing_new_for_too_l
     over = tmp_path / "over"
     _, found = bench.watch(saying(over, '{"kind":"start"}', then="sys.exit(0)"), over, 600.0, {}, lambda *_: False)
     assert len(found) == 1
+
+
+ENDED = """
+import sys
+import time_to
+
+child = "import os, time; open({pid!r}, 'x').write(str(os.getpid()) + '.'); time.sleep(600)"
+command = [sys.executable, "-c", child]
+time_to.measure = lambda method, name, a: time_to.watch(command, a.out / name, 600, None, lambda *_: False)
+sys.argv = ["time_to.py", "team.yaml", "--plans", "teamtr", "--out", {out!r}]
+time_to.main()
+"""
+
+
+@pytest.mark.long
+def test_the_run_that_is_watched_ends_with_whoever_watches_it(tmp_path):
+    """Else it goes on using the card beside the next measurement."""
+    pid = tmp_path / "pid"
+    script = ENDED.format(pid=str(pid), out=str(tmp_path / "out"))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "bench"), os.environ.get("PYTHONPATH", "")])}
+    watching = subprocess.Popen([sys.executable, "-c", script], env=environment)
+    try:
+        while not (pid.exists() and pid.read_text().endswith(".")):
+            assert watching.poll() is None
+            time.sleep(0.05)
+        watched = psutil.Process(int(pid.read_text()[:-1]))
+        watching.terminate()
+        assert watching.wait() == 128 + signal.SIGTERM
+        assert not watched.is_running()
+    finally:
+        watching.kill()
 
 
 def test_a_run_that_fails_is_no_measurement(bench, tmp_path, monkeypatch):
