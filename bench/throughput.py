@@ -2,9 +2,9 @@
 
     python bench/throughput.py [--markdown] [--json]
 
-Nothing is run: measured figures are those of docs/performance.md and docs/cluster.md, where the commands stand (of 8B
-agents and of 4,096 tokens: docs/sizing.md says what is known). One that a constant of ``teamtr.planning.rates`` was
-taken from says so; all others are predictions.
+Nothing is run: measured figures are those of docs/performance.md, docs/growth.md and docs/cluster.md, where the
+commands stand (of 8B agents and of 4,096 tokens: docs/sizing.md says what is known). One that a constant of
+``teamtr.planning.rates`` was taken from says so; all others are predictions.
 """
 
 from __future__ import annotations
@@ -16,10 +16,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import cluster
-from common import SHAPES, report
+from common import KEPT_BYTES, SHAPES, report
 from teamtr.planning.cards import CARDS
 from teamtr.planning.configs import tiny_shape
-from teamtr.planning.learning import LearnerCost, Selection, gate_seconds, score_seconds, train_seconds
+from teamtr.planning.learning import (
+    LearnerCost,
+    Selection,
+    all_rows,
+    gate_seconds,
+    score_seconds,
+    step_rows,
+    train_seconds,
+)
 from teamtr.planning.memory import memory_of
 from teamtr.planning.sampling import Decoder, call_seconds, decoder_of, sample_seconds
 from teamtr.planning.seconds import Load
@@ -45,19 +53,24 @@ QWEN_8B = replace(QWEN_1_7B, layers=36, width=4096, inner=12288, heads=32)
 @dataclass(frozen=True)
 class Figure:
     """``measured``: from the least to the most, where it was measured more than once. ``fitted``: a constant of the
-    model was taken from it."""
+    model was taken from it. ``older``: by the learner before its products were joined, and not since."""
 
     what: str
     unit: str
     measured: tuple[float, float]
     predicted: float
     fitted: bool = False
+    older: bool = False
 
     @property
     def ratio(self) -> float:
         """Of the prediction to the measured figure nearest to it."""
         least, most = self.measured
         return self.predicted / min(max(self.predicted, least), most)
+
+    @property
+    def note(self) -> str:
+        return ", ".join(["fitted"] * self.fitted + ["older learner"] * self.older)
 
 
 def team(
@@ -100,6 +113,7 @@ def figures() -> list[Figure]:
     return [
         *sampling(),
         *long_messages(),
+        *steps(),
         *updates(),
         *stages(),
         *small_updates(),
@@ -135,33 +149,66 @@ def long_messages() -> Iterator[Figure]:
     yield Figure("sampling, messages of 4,096 tokens, 16 rows", "tokens/s", (4_200, 4_200), rate)
 
 
+def steps() -> Iterator[Figure]:
+    """bench/step.py: scores of 512 messages, a step on 128 of them and a measurement of as many, of the agent that
+    speaks first and of the one that speaks third."""
+    measured = {
+        (32, 0): (1.18, 0.873, 0.389),
+        (32, 2): (2.80, 1.775, 0.791),
+        (16, 0): (1.68, 1.563, 0.460),
+        (16, 2): (2.86, 1.831, 0.810),
+    }
+    fitted = {(32, 0): ("score", "step"), (32, 2): ("score", "step"), (16, 0): ("score", "step")}
+    for (micro_batch, before), seconds in measured.items():
+        setup = team(QWEN_1_7B, 3, 64, 8, 256, 256, micro_batch=micro_batch)
+        learner, load = LearnerCost(setup, setup.members[before]), Load.learned(setup)
+        quarter = step_rows(learner, load)
+        found = {
+            "score": learner.forward(all_rows(learner, load), 1),
+            "step": learner.step(quarter),
+            "measure": learner.forward(quarter, 2),
+        }
+        for (what, spent), known in zip(found.items(), seconds, strict=True):
+            name = f"{what}, {micro_batch} messages a pass, contexts of {setup.turns[before].context}"
+            yield Figure(name, "s", (known, known), spent.seconds, what in fitted.get((micro_batch, before), ()))
+
+
 def updates() -> Iterator[Figure]:
     """bench/update.py: 256 messages of 192 tokens behind contexts of 385, which share nothing, two epochs."""
     setup = team(QWEN_1_7B, 1, 32, 8, 385, 192, micro_batch=32, epochs=2)
     alone = tuple(replace(turn, alike=0) for turn in setup.turns)
     learner = LearnerCost(replace(setup, turns=alone), setup.members[0])
-    yield Figure("update: score", "s", (1.47, 1.47), score_seconds(learner)[0].seconds, fitted=True)
-    yield Figure("update: train", "s", (5.92, 5.92), train_seconds(learner)[0].seconds)
-    yield Figure("update: gate", "s", (0.31, 0.31), gate_seconds(learner)[0].seconds)
+    yield Figure("update: score", "s", (1.17, 1.17), score_seconds(learner)[0].seconds)
+    yield Figure("update: train", "s", (5.42, 5.42), train_seconds(learner)[0].seconds)
+    yield Figure("update: gate", "s", (0.29, 0.29), gate_seconds(learner)[0].seconds)
     one_pass = learner.step(Selection(32, 256, 8)).seconds
-    yield Figure("update: one pass without measurements", "s", (2.66, 2.66), one_pass)
+    yield Figure("update: one pass without measurements", "s", (2.45, 2.45), one_pass)
 
 
 def stages() -> Iterator[Figure]:
-    """bench/stage.py: three agents, fresh rollouts before every update."""
-    found = predict(team(QWEN_1_7B, 3, 64, 8, 256, 256, micro_batch=16))
-    yield from _of_stage("1.7B", found, (31.8, 32.6), (8.0, 10.3), (24.0, 25.2), (2.1, 2.4), (67.0, 70.2))
-    measured = zip(found.setup.turns, (5.7, 10.6, 15.5), strict=True)
+    """bench/stage.py: three agents, fresh rollouts before every update. That of 1.7B took the sampler's scores, which
+    the model does not know: without scoring the wholes compare. One stage of bench/growth.py."""
+    asked = team(QWEN_1_7B, 3, 64, 8, 256, 256, micro_batch=64)
+    sampling = replace(asked.sampling, precision="fp16")
+    found = predict(replace(asked, learning=replace(asked.learning, kept_features=KEPT_BYTES), sampling=sampling))
+    yield from _of_stage("1.7B stage", found, {"sample": 32.85, "train": 18.88, "gate": 1.91}, 54.03)
+    measured = zip(found.setup.turns, (5.79, 11.14, 15.90), strict=True)
     for k, (turn, seconds) in enumerate(measured, start=1):
         decoder = decoder_of(found.setup, turn.agent, found.memory.pages[turn.agent])
         own = 3 * call_seconds(decoder, turn, Load(64, 512, 1, 1.0), 8).seconds
         yield Figure(f"1.7B stage: turn {k}, three times", "s", (seconds, seconds), own)
-    yield Figure("1.7B stage: memory", "GB", (106, 106), found.memory.plan.total / GB)
+    yield _memory_of("1.7B stage", found, 115.6)
+    found = predict(team(QWEN_1_7B, 2, 256, 8, 256, 256, micro_batch=16))
+    grown = {"sample": 41.1, "score": 14.8, "train": 44.5, "gate": 4.80}
+    yield from _of_stage("stage of 2,048 episodes", found, grown, 105.2)
+    yield _memory_of("stage of 2,048 episodes", found, 99.1)
     found = predict(team(QWEN_8B, 3, 32, 8, 256, 256, micro_batch=16))
-    yield from _of_stage("8B", found, (46, 46), (22, 22), (55, 55), (4.5, 4.5), (128, 128))
-    yield Figure("8B stage: memory", "GB", (121, 121), found.memory.plan.total / GB)
-    found = predict(one_copy(team(shape_of("32b"), 3, 8, 8, 256, 64, micro_batch=2, pages=8 << 30)))
-    yield Figure("32B stage, one copy of the base: memory", "GB", (90.4, 90.4), found.memory.plan.total / GB)
+    before = {"sample": 46.0, "score": 22.0, "train": 55.0, "gate": 4.5}
+    yield from _of_stage("8B stage", found, before, 128.0, older=True)
+    yield _memory_of("8B stage", found, 121.0)
+    for name, problems, tokens, micro_batch, peak in (("8b", 32, 256, 4, 49.8), ("32b", 8, 64, 2, 90.4)):
+        setup = team(shape_of(name), 3, problems, 8, 256, tokens, micro_batch=micro_batch, pages=8 << 30)
+        yield _memory_of(f"{name.upper()} stage, one copy of the base", predict(one_copy(setup)), peak)
 
 
 def one_copy(setup: Setup) -> Setup:
@@ -170,16 +217,25 @@ def one_copy(setup: Setup) -> Setup:
     return replace(setup, learning=learning, sampling=replace(setup.sampling, precision="fp16", by_row=True))
 
 
-def _of_stage(name: str, found: Prediction, *measured: tuple[float, float]) -> Iterator[Figure]:
-    phases = {phase: found.phases[phase].seconds for phase in ("sample", "score", "train", "gate")}
-    phases["whole"] = sum(phases.values())  # the benchmark writes no checkpoint
-    for (phase, seconds), known in zip(phases.items(), measured, strict=True):
-        yield Figure(f"{name} stage: {phase}", "s", known, seconds, fitted=(name, phase) == ("1.7B", "train"))
+def _of_stage(
+    name: str, found: Prediction, measured: dict[str, float], whole: float, older: bool = False
+) -> Iterator[Figure]:
+    """The phases that were measured, and what they are together: the benchmark writes no checkpoint."""
+    phases = {phase: found.phases[phase].seconds for phase in measured}
+    for phase, seconds in measured.items():
+        learned = older and phase != "sample"
+        yield Figure(f"{name}: {phase}", "s", (seconds, seconds), phases[phase], older=learned)
+    told = "whole" if "score" in phases else "whole, without scoring"
+    yield Figure(f"{name}: {told}", "s", (whole, whole), sum(phases.values()), older=older)
+
+
+def _memory_of(name: str, found: Prediction, peak: float) -> Figure:
+    return Figure(f"{name}: memory", "GB", (peak, peak), found.memory.plan.total / GB)
 
 
 def small_updates() -> Iterator[Figure]:
     """bench/precision.py: scoring, four steps and a measurement of few messages behind prompts of 64 tokens, in
-    micro-batches of at most 16."""
+    micro-batches of at most 16. By the learner before its products were joined."""
     by_shape = {
         "1.7B": (QWEN_1_7B, 8, {16: (0.97, 0.96, 0.88), 256: (0.96, 0.78, 1.34), 1024: (0.92, 1.16, 3.78)}),
         "135M": (SMALL, 32, {16: (1.06, 1.04, 1.11), 256: (1.07, 1.06, 1.04), 1024: (0.79, 1.17, 0.97)}),
@@ -193,9 +249,9 @@ def small_updates() -> Iterator[Figure]:
                 learner = LearnerCost(setup, setup.members[0])
                 every, quarter = Selection(count, count, -(-count // 16)), Selection(count / 4, count / 4, 1)
                 spent = learner.forward(every, 1) + learner.step(quarter) * 4 + learner.forward(every, 2)
-                fitted = name == "1.7B" and (tokens, precision) in ((16, "fp16"), (1024, "fp32"))
+                fitted = (name, tokens, precision) == ("1.7B", 1024, "fp32")
                 what = f"update of {count} messages of {tokens}, {name}, {precision}"
-                yield Figure(what, "s", (seconds, seconds), spent.seconds, fitted)
+                yield Figure(what, "s", (seconds, seconds), spent.seconds, fitted, older=True)
 
 
 def memory() -> Iterator[Figure]:
@@ -259,7 +315,7 @@ def told_range(measured: tuple[float, float]) -> str:
 def as_markdown(figure: Figure) -> str:
     predicted = f"{figure.predicted:,.0f}" if figure.predicted >= 1000 else f"{figure.predicted:.3g}"
     cells = (f"{told_range(figure.measured)} {figure.unit}", predicted, f"{figure.ratio:.2f}")
-    return f"| {' | '.join((figure.what, *cells))} | {'fitted' if figure.fitted else ''} |"
+    return f"| {' | '.join((figure.what, *cells))} | {figure.note} |"
 
 
 def main() -> None:
@@ -271,7 +327,7 @@ def main() -> None:
     if options.markdown:
         print("\n".join(map(as_markdown, found)))
         return
-    rows = [(f.what, f.unit, told_range(f.measured), f.predicted, f.ratio, "fitted" if f.fitted else "") for f in found]
+    rows = [(f.what, f.unit, told_range(f.measured), f.predicted, f.ratio, f.note) for f in found]
     header = ("figure", "unit", "measured", "predicted", "ratio", "")
     record = {"figures": [{**vars(f), "ratio": f.ratio} for f in found]}
     report("predicted beside measured", header, rows, record, options.json)

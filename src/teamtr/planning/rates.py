@@ -28,15 +28,16 @@ FILL_BYTES = 14
 
 # -- scoring and training on a card ---------------------------------------------------------------------------
 
-SCORE = {"fp16": 0.33, "bf16": 0.33, "tf32": 0.33, "fp32": 0.55}
-"""Of the matrix rate, in passes without a gradient. Half precision: 147,787 tokens in 1.47 s with the floor; float32:
-an update of 8 messages of 1,024 tokens in 3.78 s; TF32: as half precision, assumed."""
-TRAIN = {"fp16": 0.31, "bf16": 0.31, "tf32": 0.31, "fp32": 0.55}
-"""The same forward and backward. Half precision: training in a stage of three agents, 24.0 and 25.2 s. In the update
-benchmark, where all micro-batches are full, it was 0.36."""
-HOST_BLOCK_S = 2.5e-3
-"""Python and launches of one block in one pass of the learner (a backward pass counts twice): an update of 8 messages
-of 16 tokens, where the card idles, takes 0.97 s (six forward and four backward passes through 28 blocks)."""
+SCORE = {"fp16": 0.44, "bf16": 0.44, "tf32": 0.33, "fp32": 0.55}
+"""Of the matrix rate, in passes without a gradient. Half precision: 512 messages of 256 tokens, 32 a pass, in 1.18 s
+behind contexts of 256 (0.43) and in 2.80 behind 768 (0.46). Float32: an update of 8 messages of 1,024 tokens in 3.78 s.
+TF32: what half precision had with an older learner, assumed."""
+TRAIN = {"fp16": 0.40, "bf16": 0.40, "tf32": 0.31, "fp32": 0.55}
+"""The same forward and backward. Half precision: a step on 128 of these messages in 0.873 s (0.39) and 1.775 (0.42)."""
+HOST_BLOCK_S = 2.1e-3
+"""Python and launches of one block in one pass of the learner (a backward pass counts twice). The same messages behind
+contexts of 256, 16 a pass, where the card waits for launches: 2.3 ms in a step (1.563 s, 8 passes through 28 blocks),
+1.9 in scoring (1.68 s, 32 passes)."""
 
 # -- a CPU ----------------------------------------------------------------------------------------------------
 
