@@ -65,8 +65,10 @@ class Reader:
 
     @torch.no_grad()
     def into(self, target: Tensor, stored: StoredTensor) -> None:
-        """Fill what this process holds of the target, in its dtype and on its device."""
-        own(target).copy_(self.part(stored, target))
+        """Fill what this process holds of the target, in its dtype and on its device: where it is cast, too, so that
+        half precision goes to a card as it is in the file."""
+        part = self.part(stored, target)
+        own(target).copy_(part.to(target.device))
 
     def _file(self, stored: StoredTensor) -> Any:
         if stored.file not in self._files:

@@ -27,6 +27,18 @@ class NotInParts(Exception):
     """The weights of this model cannot be read one by one; says why."""
 
 
+FLOATS = ("F64", "F32", "F16", "BF16")
+"""As safetensors names them: what the loader casts to the dtype that it is asked for."""
+
+
+@dataclass(frozen=True)
+class _Header:
+    """What a file says of one of its tensors."""
+
+    shape: list[int]
+    dtype: str
+
+
 @dataclass(frozen=True)
 class Slot:
     """Where a model holds one of its tensors. Wrapping modules in others does not move it."""
@@ -65,7 +77,8 @@ def outline(model_class: Any, config: Any, folder: Path, files: Mapping[str, str
     """``files``: which file of the folder holds each stored tensor."""
     if getattr(config, "quantization_config", None) is not None:
         raise NotInParts("its weights are quantized")
-    stand_ins = {key: _stand_in(shape) for key, shape in _shapes(folder, files).items()}
+    headers = _headers(folder, files)
+    stand_ins = {key: _stand_in(header.shape) for key, header in headers.items()}
     model, info = model_class.from_pretrained(
         None,
         config=config,
@@ -88,6 +101,8 @@ def outline(model_class: Any, config: Any, folder: Path, files: Mapping[str, str
     absent = {*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])}  # an error of the caller's
     if converted := [name for name in converted if name not in absent]:
         raise NotInParts(f"transformers converts its weights as it loads them ({named(converted)})")
+    if others := [at.key for at in stored.values() if headers[at.key].dtype not in FLOATS]:
+        raise NotInParts(f"it has weights that are no floating-point numbers ({named(others)})")
     names = [name for name, _ in model.get_decoder().layers.named_parameters(remove_duplicate=False)]
     if repeated := set(names) - {name for name, _ in model.get_decoder().layers.named_parameters()}:
         raise NotInParts(f"its layers share weights ({named(repeated)})")
@@ -126,12 +141,14 @@ class Unread:
             return reader.read_bytes
 
 
-def _shapes(folder: Path, files: Mapping[str, str]) -> dict[str, list[int]]:
-    shapes = {}
+def _headers(folder: Path, files: Mapping[str, str]) -> dict[str, _Header]:
+    found = {}
     for file in sorted(set(files.values())):
         with safe_open(folder / file, framework="pt") as opened:
-            shapes.update({key: list(opened.get_slice(key).get_shape()) for key in files if files[key] == file})
-    return shapes
+            for key in (key for key in files if files[key] == file):
+                part = opened.get_slice(key)
+                found[key] = _Header(list(part.get_shape()), part.get_dtype())
+    return found
 
 
 def _stand_in(shape: list[int]) -> Tensor:

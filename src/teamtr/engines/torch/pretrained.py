@@ -18,6 +18,7 @@ from teamtr.engines.slices import is_spread, own, summed
 from teamtr.engines.stored import StoredTensor
 from teamtr.engines.torch.file_precision import precision_in, remember
 from teamtr.engines.torch.model_files import (
+    ADAPTER,
     INDEX,
     WEIGHTS,
     ModelError,
@@ -29,7 +30,7 @@ from teamtr.engines.torch.model_files import (
     shape_of,
     where_tensors_are,
 )
-from teamtr.engines.torch.outline import NotInParts, outline
+from teamtr.engines.torch.outline import NotInParts, Unread, outline, slots_of
 from teamtr.errors import first_line
 from teamtr.progress import working
 
@@ -42,11 +43,30 @@ _MASKS = re.compile(r"\.(attn|attention)\.(bias|masked_bias)$")
 
 def load_pretrained(source: str, revision: str | None = None, device: torch.device | str = "cpu") -> tuple[Any, Any]:
     """(model, tokenizer) from a folder or a hub id, in float32 on the device: whole and finite, or a ModelError."""
+    place, device = _place(source, revision), torch.device(device)
+    tokenizer, config = _before_weights(place)
+    unloaded = None
+    if device.type != "cpu":
+        with suppress(NotInParts, ModelError):  # the loader can do it, or says what is wrong
+            unloaded = _outlined(place, tokenizer, config)
+    return (_by_the_loader(place, device) if unloaded is None else read_onto(device, unloaded)), tokenizer
+
+
+def read_onto(device: torch.device, unloaded: Unloaded) -> Any:
+    """The model with its weights, read from their files onto the device tensor by tensor: half precision goes there as
+    it is and becomes float32 there, and main memory never holds more than is on its way."""
+    with working(f"loading {unloaded.source}{_weight(unloaded.folder)}"):
+        Unread(slots_of(unloaded.model), unloaded.stored).read(device)
+        model = unloaded.model.to(device)  # what is computed and in no file
+    unloaded.require_finite(model.state_dict())
+    return model
+
+
+def _by_the_loader(place: _Place, device: torch.device) -> Any:
+    """The model as transformers loads it, which takes main memory for all of it in float32."""
     from transformers import AutoModelForCausalLM
 
-    place = _place(source, revision)
-    tokenizer, _ = _before_weights(place)
-    with _explained(place), _silent_report(), working(f"loading {source}{_weight(place)}"):
+    with _explained(place), _silent_report(), working(f"loading {place.source}{_weight(place.stored)}"):
         model, info = AutoModelForCausalLM.from_pretrained(
             place.where,
             dtype=torch.float32,
@@ -57,20 +77,22 @@ def load_pretrained(source: str, revision: str | None = None, device: torch.devi
             **place.options,
         )
     if getattr(model, "peft_config", None):
-        raise ModelError(f"model {source!r} is an adapter, not a whole model: merge it into its base and give that")
+        raise ModelError(
+            f"model {place.source!r} is an adapter, not a whole model: merge it into its base and give that"
+        )
     _require_whole(place, model, info)
     if place.stored is not None:
-        remember(model, precision_in(place.stored, where_tensors_are(source, place.stored).values()))
+        remember(model, precision_in(place.stored, where_tensors_are(place.source, place.stored).values()))
     model.to(device)  # where a billion numbers are looked at in no time
-    require_finite(model.state_dict(), f"model {source!r}", place.stored)
-    return model, tokenizer
+    require_finite(model.state_dict(), f"model {place.source!r}", place.stored)
+    return model
 
 
-def _weight(place: _Place) -> str:
+def _weight(folder: Path | None) -> str:
     """How much there is to read, where that is known before."""
-    if place.stored is None:
+    if folder is None:
         return ""
-    size = sum(file.stat().st_size for file in place.stored.glob("*.safetensors"))
+    size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     return f" ({size / 1e9:.2f} GB)"
 
 
@@ -92,11 +114,14 @@ class Unloaded:
 def load_outline(source: str, revision: str | None = None) -> Unloaded:
     """What ``load_pretrained`` gives, without its weights. Raises NotInParts where it takes the whole model to make
     them, and ModelError as that does, but for values, which nobody has looked at yet."""
+    place = _place(source, revision)
+    return _outlined(place, *_before_weights(place))
+
+
+def _outlined(place: _Place, tokenizer: Any, config: Any) -> Unloaded:
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, GenerationConfig
 
-    place = _place(source, revision)
-    tokenizer, config = _before_weights(place)
-    folder = _fetched(place)
+    source, folder = place.source, _fetched(place)
     with _explained(place), _silent_report():
         found = outline(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], config, folder, where_tensors_are(source, folder))
         model = found.model
@@ -143,6 +168,9 @@ def _fetched(place: _Place) -> Path:
     if json.loads(config.read_bytes()).get("transformers_weights") is not None:
         raise NotInParts("its config names a file of weights of its own")
     with suppress(EntryNotFoundError):
+        fetch(ADAPTER)
+        raise NotInParts("it is an adapter")  # which the loader puts onto its base, and we refuse
+    with suppress(EntryNotFoundError):
         fetch("generation_config.json")
     try:
         fetch(WEIGHTS)
@@ -177,10 +205,10 @@ def require_finite(tensors: Mapping[str, Tensor], told: str, stored: Path | None
     """Raises a ModelError that names the tensors with values that are no finite numbers, and the files they are in. Of
     what processes hold in parts, all of them say the same."""
     names = [name for name, tensor in tensors.items() if tensor.is_floating_point()]
-    counts = torch.tensor([int((~torch.isfinite(own(tensors[name]))).sum()) for name in names])
+    parts = torch.tensor([int(not _is_finite(own(tensors[name]))) for name in names])
     if any(is_spread(tensors[name]) for name in names):
-        counts = summed(counts)
-    broken = [name for name, count in zip(names, counts.tolist(), strict=True) if count]
+        parts = summed(parts)
+    broken = [name for name, count in zip(names, parts.tolist(), strict=True) if count]
     if not broken:
         return
     where = named(broken)
@@ -188,6 +216,14 @@ def require_finite(tensors: Mapping[str, Tensor], told: str, stored: Path | None
         in_files = non_finite_in(stored, where_tensors_are(told, stored).values())
         where = named(f"{tensor} in {file}" for tensor, file in in_files) or where
     raise ModelError(f"{told} has weights that are not finite numbers ({where}): take a model that is whole")
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    """By its least and greatest number, which are no numbers where one is none: read once, and nothing written."""
+    if tensor.numel() == 0:
+        return True
+    ends = torch.aminmax(tensor.detach().float() if tensor.element_size() == 1 else tensor.detach())
+    return bool(torch.isfinite(torch.stack(ends)).all())
 
 
 @dataclass(frozen=True)
