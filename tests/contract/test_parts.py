@@ -140,6 +140,7 @@ def test_weights_that_are_no_floats_are_left_to_the_loader(tied: Path, tmp_path:
         load_outline(str(folder))
 
 
+@pytest.mark.long
 def test_agents_with_adapters_on_the_same_layers_are_checked_once(tied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checked: list[str | None] = []
     check = TransformerPolicy._check
@@ -279,9 +280,8 @@ def test_garbage_is_not_looked_for_while_a_team_is_built(tied: Path) -> None:
         seen.append(gc.isenabled())
         raise UserError("a test says so")
 
-    team_file = loads(
-        f"name: once\ntask: {{name: code}}\nteam: {{model: {tied}, agents: [{{name: left}}, {{name: right}}, {{name: speaker}}]}}"
-    )
+    agents = "[{name: left}, {name: right}, {name: speaker}]"
+    team_file = loads(f"name: once\ntask: {{name: code}}\nteam: {{model: {tied}, agents: {agents}}}")
     assert gc.isenabled()
     with pytest.raises(UserError, match="a test says so"):
         build(team_file, parts=Parts(make_engine=refuse))
