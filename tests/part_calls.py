@@ -124,7 +124,7 @@ def one_rank(rank: int, world: int, port: int, how: str, team: Path, out: Path) 
         models.load_outline = refuse
     shards, saved = ranks.Ranks(team_file.cluster.parts, lockstep=True), out / "saved"
     os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"  # what other threads make is not seen
-    hashing._folds.__defaults__ = (0, 1 << 10)  # which works in blocks; these models are far smaller than one
+    hashing.CPU_CHUNK = 1 << 10  # which works in blocks; these models are far smaller than one
     hashing.KEPT_LENGTH = 0  # factors that are kept are no part of a model
     with Alive() as loading:
         engine = engine_of(team_file, shards)

@@ -393,6 +393,24 @@ def test_factors_that_are_kept_hash_as_those_that_are_computed(monkeypatch):
     assert [*kept, hash_tensors(tensors)] == 3 * [kept[0]]
 
 
+@pytest.mark.parametrize(("chunk", "threads"), [(None, 1), (1 << 10, 1), (1 << 10, 3), (999, 2), (1 << 22, 1)])
+def test_a_hash_is_what_it_was_however_it_is_added_up(chunk, threads, monkeypatch):
+    """Checkpoints and logs hold hashes of earlier versions."""
+    if chunk is not None:
+        monkeypatch.setattr(hashing, "CPU_CHUNK", chunk)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    numbers = torch.arange(100_003, dtype=torch.float32)
+    tensors = {
+        "a": numbers * -0.37,
+        "b": numbers,
+        "c": torch.arange(37),
+        "d": (torch.arange(50_001) % 251).to(torch.uint8),
+        "e": torch.zeros(0),
+        "f": numbers[:70_000].bfloat16(),
+    }
+    assert hash_tensors(tensors, salt="x") == "e36dbfa7000941a1dc68731821b7fbbc"
+
+
 def test_a_head_of_half_precision_factors_adds_up_in_single_and_keeps_the_gradient():
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(50, 16, generator=generator)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,17 @@ from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3Moe
 
 import part_calls
 from forked import in_ranks
-from teamtr.config import load_team_file
+from teamtr.config import load_team_file, loads
 from teamtr.engines.shards import Shards
 from teamtr.engines.torch.model_files import INDEX, WEIGHTS, ModelError
 from teamtr.engines.torch.outline import NotInParts, Unread, slots_of
+from teamtr.engines.torch.policy import TransformerPolicy
 from teamtr.engines.torch.pretrained import load_outline, load_pretrained
 from teamtr.engines.torch.spread_linears import round_again_on_the_way_back
 from teamtr.engines.torch.tokenizer import character_tokenizer
+from teamtr.errors import UserError
+from teamtr.session.build import Parts, build
+from teamtr.session.models import Models
 
 TEAM = """
 name: parts
@@ -36,6 +41,7 @@ cluster: {engine: ray, workers: 2, shards: 3, shard_base: true}
 """
 LAYERS = 4
 SIZES = ("loading", "kept", "resuming")
+TARGETS = {"left": "[q_proj, v_proj]", "right": "[v_proj, q_proj]", "speaker": "all-linear"}
 
 
 @pytest.fixture(scope="module")
@@ -101,6 +107,19 @@ def require_same(ours: Any, theirs: Any) -> None:
 def test_a_model_that_is_filled_from_its_files_is_the_one_that_transformers_loads(untied: Path, tied: Path) -> None:
     for folder in (untied, tied):
         require_same(read(folder), load_pretrained(str(folder))[0])
+
+
+@pytest.mark.long
+def test_agents_with_adapters_on_the_same_layers_are_checked_once(tied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[str | None] = []
+    check = TransformerPolicy._check
+    monkeypatch.setattr(TransformerPolicy, "_check", lambda policy: (checked.append(policy.adapter), check(policy)))
+    agents = "".join(f"{{name: {name}, lora: {{rank: 1, targets: {t}}}}}, " for name, t in TARGETS.items())
+    text = f"name: once\ntask: {{name: code}}\nteam: {{model: {tied}, train: lora, agents: [{agents}]}}"
+    session = build(loads(text + "\ndevice: cpu\nsampling: {engine: plain}"))
+    assert checked == ["agent0", "agent2"]
+    policies = [session.engine.learner(name).policy for name in TARGETS]
+    assert len({(policy.packs, policy._pads, policy.end_ids, policy.sampling_path) for policy in policies}) == 1
 
 
 def test_so_is_one_whose_tensors_have_other_names_in_the_files(tied: Path, tmp_path: Path) -> None:
@@ -220,3 +239,27 @@ def test_ranks_that_read_their_parts_compute_what_they_did_with_the_whole_and_ne
         assert rank["loading"] < rank["kept"] + 3 * layer, "some of which is whole while it is looked at"
         assert other["loading"] > other["kept"] + LAYERS * layer, "which would be seen"
         assert rank["resuming"] < rank["kept"] + 1.1 * 2 * 2 * part, "the moments of two models"
+
+
+def test_garbage_is_not_looked_for_while_a_team_is_built(tied: Path) -> None:
+    """And is again afterwards, whatever came of it."""
+    seen: list[bool] = []
+
+    def refuse(*_: object, **__: object) -> Models:
+        seen.append(gc.isenabled())
+        raise UserError("a test says so")
+
+    agents = "[{name: left}, {name: right}, {name: speaker}]"
+    team_file = loads(f"name: once\ntask: {{name: code}}\nteam: {{model: {tied}, agents: {agents}}}")
+    assert gc.isenabled()
+    with pytest.raises(UserError, match="a test says so"):
+        build(team_file, parts=Parts(make_engine=refuse))
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        with pytest.raises(UserError, match="a test says so"):
+            build(team_file, parts=Parts(make_engine=refuse))
+        assert not gc.isenabled(), "who switched it off keeps it off"
+    finally:
+        gc.enable()
+    assert seen == [False, False]

@@ -481,3 +481,15 @@ def test_a_trainer_says_it_of_folders_and_of_objects(folder: Path, tmp_path: Pat
 def test_what_is_written_by_transformers_is_finite_and_whole(tied: Path) -> None:
     """The check itself changes nothing and says nothing of a model that is fine."""
     require_finite(AutoModelForCausalLM.from_pretrained(tied).state_dict(), "a model")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.float8_e5m2])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_no_place_hides_what_is_no_finite_number(bad: float, dtype: torch.dtype) -> None:
+    fine = {"a": torch.linspace(-3, 3, 1001).to(dtype), "b": torch.zeros(0, dtype=dtype), "c": torch.arange(3)}
+    require_finite(fine, "a model")
+    for place in (0, 500, 1000):
+        broken = fine["a"].float()
+        broken[place] = bad
+        with pytest.raises(ModelError, match=r"a model has .+ not finite numbers \(a\)"):
+            require_finite({**fine, "a": broken.to(dtype)}, "a model")

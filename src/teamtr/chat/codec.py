@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -63,7 +64,7 @@ class ChatCodec:
         self._texts: dict[bytes, str] = {}
         self._prompt_tokens = self._text_tokens = 0
 
-    @property
+    @cached_property
     def identity(self) -> tuple[str, str]:
         """Hashes of the tokenizer and of the chat template with its arguments."""
         tokenizer = self.tokenizer

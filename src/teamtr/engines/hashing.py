@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any
 
@@ -19,6 +20,9 @@ _FACTORS = (-7046029254386353131, -4417276706812531889)
 KEPT_LENGTH = 1 << 14
 """Up to so many words, the factors of a place are kept: a tiny model is hashed several times in every update, and they
 would take half of it. They take 8 MB at most."""
+CHUNK, CPU_CHUNK = 1 << 22, 1 << 15
+"""Words that are looked at together: on a card many, on a CPU so few that what is computed of them stays in the cache
+of a core, and that torch does not share them out among threads itself."""
 
 
 def hash_tensors(tensors: Mapping[str, Tensor], salt: str = "", like: Mapping[str, Tensor] | None = None) -> str:
@@ -50,29 +54,45 @@ def hash_config(config: Any, end_ids: Iterable[int]) -> str:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def _folds(tensors: Sequence[Tensor], first_place: int = 0, chunk: int = 1 << 22) -> Tensor:
+def _folds(tensors: Sequence[Tensor], first_place: int = 0) -> Tensor:
     """Two sums for each of the equally long tensors, modulo 2^64, of all words times odd factors that depend on the
-    place. An adapter has hundreds of small tensors: those of one size go together."""
+    place. An adapter has hundreds of small tensors: those of one size go together. Large ones are added up in spans of
+    places, whose order does not matter, by as many threads as torch may use."""
     words = [t.contiguous().reshape(-1).view(_WORDS[t.element_size()]) for t in tensors]
-    length, at_once = len(words[0]), max(1, chunk // max(1, len(words[0])))
-    sums = torch.zeros(len(words), 2, dtype=torch.int64, device=words[0].device)
-    for start in range(0, length, chunk):
-        factors_of = _kept_factors if length <= KEPT_LENGTH else _factors
-        factors = factors_of(first_place + start, min(chunk, length - start), words[0].device)
+    length, on_cpu = len(words[0]), words[0].device.type == "cpu"
+    chunk = CPU_CHUNK if on_cpu else CHUNK
+    threads = torch.get_num_threads() if on_cpu else 1
+    if threads == 1 or length < 8 * threads * chunk:
+        return _span_folds(words, range(0, length, chunk), first_place)
+    step = chunk * -(-length // (8 * threads * chunk))
+    spans = [range(start, min(start + step, length), chunk) for start in range(0, length, step)]
+    with ThreadPoolExecutor(threads) as pool:
+        return torch.stack(list(pool.map(lambda span: _span_folds(words, span, first_place), spans))).sum(0)
+
+
+def _span_folds(words: Sequence[Tensor], starts: range, first_place: int) -> Tensor:
+    """What the chunks that begin at these places add to the sums."""
+    length, chunk, device = len(words[0]), starts.step, words[0].device
+    at_once = max(1, chunk // max(1, length))
+    factors_of = _kept_factors if length <= KEPT_LENGTH else _factors
+    sums = torch.zeros(len(words), 2, dtype=torch.int64, device=device)
+    for start in starts:
+        factors = factors_of(first_place + start, min(chunk, length - start), device)
+        of_ones = [(k + 1) * factors[k].sum() for k in range(2)]  # k + 1 is added to every word
         for first in range(0, len(words), at_once):
-            some = torch.stack([w[start : start + chunk] for w in words[first : first + at_once]]).long()
+            some = torch.stack([w[start : start + chunk].long() for w in words[first : first + at_once]])
             for k in range(2):
-                sums[first : first + at_once, k] += ((some + k + 1) * factors[k]).sum(1)
+                sums[first : first + at_once, k] += (some * factors[k]).sum(1) + of_ones[k]
     return sums
 
 
 def _factors(first: int, count: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Two odd factors for each of so many places from the first on."""
-    place, factors = first + torch.arange(count, device=device), []
+    place, factors = torch.arange(first + 1, first + count + 1, device=device), []
     for k in range(2):
-        factor = (place + 1) * _FACTORS[k]
-        factor = (factor ^ (factor >> 29)) * _FACTORS[1 - k]
-        factors.append(factor ^ (factor >> 32) | 1)
+        factor = place * _FACTORS[k]
+        factor.bitwise_xor_(factor >> 29).mul_(_FACTORS[1 - k])
+        factors.append(factor.bitwise_xor_(factor >> 32).bitwise_or_(1))
     return factors[0], factors[1]
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -104,11 +106,12 @@ def build(team_file: TeamFile, *, taught: bool = True, parts: Parts = AS_WRITTEN
     afterwards, or do not matter. What a reference policy is made of is only right when they are.
     """
     _require_parts(team_file, parts)
-    task = build_task(team_file) if parts.task is None else parts.task
-    plan = team_file.sized_plan() if parts.plan is None else parts.plan
-    player = team_file.task.wanted_player
-    with working("loading models"):
-        models = parts.make_engine(team_file, task, plan, player, taught=taught)
+    with _nothing_collected():
+        task = build_task(team_file) if parts.task is None else parts.task
+        plan = team_file.sized_plan() if parts.plan is None else parts.plan
+        player = team_file.task.wanted_player
+        with working("loading models"):
+            models = parts.make_engine(team_file, task, plan, player, taught=taught)
     engine, codecs = models.engine, models.codecs
     team = Team(
         tuple(
@@ -155,6 +158,19 @@ def build(team_file: TeamFile, *, taught: bool = True, parts: Parts = AS_WRITTEN
         score=settings.score,
     )
     return Session(team_file, task, engine, context, team, plan, optimization)
+
+
+@contextmanager
+def _nothing_collected() -> Iterator[None]:
+    """Within, garbage is not looked for: a million objects of libraries, rows and modules are made here and stay, and
+    the collector would go through all of them again and again."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _require_parts(team_file: TeamFile, parts: Parts) -> None:

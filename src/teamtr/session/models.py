@@ -9,7 +9,7 @@ import copy
 import logging
 import os
 import shutil
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -389,7 +389,10 @@ def _transformer_models(
             keep_short(model, fused, ROUNDED[base], rounded=True)
         if base != "fp32":
             shared.to(device)
+        checked: dict[Hashable, TransformerPolicy] = {}
         for adapter, name in adapters.items():
+            targets = adapted[name].targets
+            layers = targets if isinstance(targets, str) else frozenset(targets)
             policy = TransformerPolicy(
                 shared,
                 tokenizer,
@@ -399,7 +402,9 @@ def _transformer_models(
                 precision=precision,
                 serving=making.pool,
                 fused=fused,
+                alike=checked.get(layers),
             )
+            checked.setdefault(layers, policy)
             if name in starts:
                 policy.start_from(Path(str(starts[name].start)))
             policies[name] = policy

@@ -56,6 +56,9 @@ class TransformerPolicy(Policy):
     """``model`` is a causal LM of transformers. With ``adapter``, it is a PEFT model and only that adapter is
     trained; several policies then share one ``model`` and switch its active adapter before they compute.
 
+    ``alike``: a policy of the same model with adapters on the same layers, that changed nothing when it was made. What
+    was found of the architecture then holds here too, and is not computed again.
+
     The body runs in ``precision``; the head adds up in float32 whatever its inputs, because rounding there alone can
     cost more KL than a radius.
     """
@@ -71,6 +74,7 @@ class TransformerPolicy(Policy):
         base_version: str = "",
         serving: SamplerPool | None = None,
         fused: FusedLora | None = None,
+        alike: TransformerPolicy | None = None,
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
@@ -89,13 +93,10 @@ class TransformerPolicy(Policy):
         self.recomputes = False
         self.packs = True
         self._pads = True
-        try:
-            self._check_head()
-            self._check_layouts()
-        except (UserError, MemoryError, torch.OutOfMemoryError):
-            raise
-        except Exception as error:  # of whatever architecture this is
-            raise UserError(self._why_not(error)) from error
+        if alike is None:
+            self._check()
+        else:
+            self.packs, self._pads, self.serving = alike.packs, alike._pads, alike.serving
         self.precision = precision
 
     @property
@@ -299,6 +300,15 @@ class TransformerPolicy(Policy):
                 "turns all positions of a batch by other angles as soon as one sequence is that long, and "
                 "log-probabilities depend on their company; shorten max_tokens, the rounds or the problems"
             )
+
+    def _check(self) -> None:
+        try:
+            self._check_head()
+            self._check_layouts()
+        except (UserError, MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:  # of whatever architecture this is
+            raise UserError(self._why_not(error)) from error
 
     @torch.no_grad()
     def _check_head(self) -> None:

@@ -177,10 +177,10 @@ def require_finite(tensors: Mapping[str, Tensor], told: str, stored: Path | None
     """Raises a ModelError that names the tensors with values that are no finite numbers, and the files they are in. Of
     what processes hold in parts, all of them say the same."""
     names = [name for name, tensor in tensors.items() if tensor.is_floating_point()]
-    counts = torch.tensor([int((~torch.isfinite(own(tensors[name]))).sum()) for name in names])
+    parts = torch.tensor([int(not _is_finite(own(tensors[name]))) for name in names])
     if any(is_spread(tensors[name]) for name in names):
-        counts = summed(counts)
-    broken = [name for name, count in zip(names, counts.tolist(), strict=True) if count]
+        parts = summed(parts)
+    broken = [name for name, count in zip(names, parts.tolist(), strict=True) if count]
     if not broken:
         return
     where = named(broken)
@@ -188,6 +188,14 @@ def require_finite(tensors: Mapping[str, Tensor], told: str, stored: Path | None
         in_files = non_finite_in(stored, where_tensors_are(told, stored).values())
         where = named(f"{tensor} in {file}" for tensor, file in in_files) or where
     raise ModelError(f"{told} has weights that are not finite numbers ({where}): take a model that is whole")
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    """By its least and greatest number, which are no numbers where one is none: read once, and nothing written."""
+    if tensor.numel() == 0:
+        return True
+    ends = torch.aminmax(tensor.detach().float() if tensor.element_size() == 1 else tensor.detach())
+    return bool(torch.isfinite(torch.stack(ends)).all())
 
 
 @dataclass(frozen=True)
