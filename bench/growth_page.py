@@ -225,13 +225,14 @@ def part(measured: Mapping[Point, Measured], file: str, figure: str | None) -> s
     """A device's part of the page: what was measured on what, the figure, the tables."""
     first = next(iter(measured.values()))
     middle, rounds = first.middle, [len(one.rounds) for one in measured.values() if one.cut is None]
-    limit = max(one.limit_s for one in measured.values())
+    limits = sorted({one.limit_s for one in measured.values()})
+    most = " to ".join(f"{limit:g}" for limit in dict.fromkeys((limits[0], limits[-1])))
     told = ", ".join(f"{name} {version}" for name, version in first.versions.items() if version)
     lines = [
         f"Measured on {first.device}, predicted for the card `{first.card}` ({told}); kept in `{file}`. In the middle: "
         f"shape `{middle.shape}`, {middle.agents} agents, {middle.episodes} episodes in groups of {middle.group}, "
         f"messages of {middle.tokens} tokens behind prompts of {middle.prompt}, micro-batches of "
-        f"{middle.micro_batch}. Means of {_range(rounds)} rounds; a point was cut off after {limit:g} s.",
+        f"{middle.micro_batch}. Means of {_range(rounds)} rounds; limit of a point: {most} s.",
         "",
     ]
     shares = [one.core for one in measured.values() if one.core is not None]

@@ -314,6 +314,50 @@ def test_the_page_of_the_repository_has_what_is_drawn_from_its_lines(growth, pag
             assert "**Not measured yet.**" in text
 
 
+def test_the_limits_of_points_are_told_from_the_least_to_the_most(growth, page):
+    one = made(growth, growth.ON_A_CPU.middle, dict.fromkeys(PHASES, 1.0))
+    later = replace(one, point=replace(one.point, agents=4), limit_s=250.0)
+    assert "limit of a point: 60 s." in page.part({one.point: one}, "x.jsonl", None)
+    assert "limit of a point: 60 to 250 s." in page.part({m.point: m for m in (one, later)}, "x.jsonl", None)
+
+
+def test_what_the_page_says_of_a_card_follows_from_its_lines(growth, page):
+    """Sentences are written by hand: they are to be written anew when points or rates change."""
+    text = (ROOT / "docs" / "growth.md").read_text().partition("What it says, of one round per point:")[2]
+    said = " ".join(text.partition("<!--")[0].split())
+    measured = growth.read(ROOT / "docs" / "growth-card.jsonl")
+    middle = next(iter(measured.values())).middle
+
+    def on(axis: str) -> list:
+        return [measured[point] for point in page.on_axis(measured, middle, axis)]
+
+    def told(numbers: list[float]) -> str:
+        return f"{min(numbers):.2f} to {max(numbers):.2f}"
+
+    by_phase = {one.what: one for one in page.growths(on("agents"), "agents")}
+    assert f"sampling grows with their number to the power of {float(by_phase['sample'].measured):.1f}," in said
+    after = float(by_phase["stage"].bend.removeprefix("at 4: ").rpartition(" ")[2])
+    assert f"a stage to that of {after:.1f} from four agents on" in said
+    trained = [one.seconds("train")[0] for one in on("length") if one.point.tokens <= 1024]
+    assert f"training takes the same {min(trained):.1f} to {max(trained):.1f} s" in said
+
+    plans = {point: page.predicted(point, "H200") for point in measured}
+    newest = replace(middle, episodes=2048)
+    shares = {
+        point: round(page.predicted_seconds(plan, "stage") / measured[point].seconds("stage")[0], 2)
+        for point, plan in plans.items()
+    }
+    assert f"The plan says {shares.pop(newest)} of what was measured for 2,048 episodes" in said
+    busy, idle = [s for s in shares.values() if s > 0.75], [s for s in shares.values() if s <= 0.75]
+    assert f"it says {told(busy)} where the card is busy and {told(idle)} where launches decide" in said
+    above = [plan.memory.plan.total / 2**30 / measured[point].peak_gb for point, plan in plans.items()]
+    low, *most = sorted(above)
+    assert low < 1.0
+    assert f"Its memory is {most[0]:.2f} to {most[-1]:.1f} times the peak, but for one point" in said
+    longest = page.predicted_seconds(page.predicted(replace(middle, tokens=16384), "H200"), "stage")
+    assert f"{round(longest, -1):.0f} s a stage by plan" in said
+
+
 # -- end to end ---------------------------------------------------------------------------------------------------
 
 

@@ -38,7 +38,7 @@ def transformers_of(learners: Mapping[str, PolicyLearner]) -> dict[str, PolicyLe
 
 
 def drop_halves(learners: Mapping[str, PolicyLearner]) -> None:
-    """Copies of frozen bases go in a precision that no agent computes in any more."""
+    """Drop the copies of frozen bases in precisions that no agent computes in any more."""
     policies = [_policy(learner) for learner in transformers_of(learners).values()]
     for fused in {id(policy.fused): policy.fused for policy in policies if policy.fused is not None}.values():
         fused.keep_halves({policy.dtype for policy in policies if policy.fused is fused})
@@ -223,8 +223,8 @@ def rehearse(learners: Mapping[str, PolicyLearner], demand: Demand) -> Rehearsal
     trainable agent, and undo it: every process that shares the learner the same. The peak is counted anew afterwards.
 
     Where the estimate says that a single message does not fit otherwise, activations are recomputed from here on.
-    Running out of memory lowers the micro-batch here and not in the middle of a run. An agent is not tried whose update
-    takes no more than one that fitted as it was asked for.
+    Running out of memory lowers the micro-batch here and not in the middle of a run. An agent is not tried if its
+    update takes no more than one that fitted with the micro-batch it was asked for.
     """
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()

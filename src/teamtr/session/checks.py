@@ -309,9 +309,9 @@ class _Rounding:
         wherever float32 differs.
 
         In low precision a negligible change can vanish altogether (an adapter's, beside a frozen base), which reads as
-        a floor of 0, while a step of the size of real ones is read wrongly. So perturbations of growing size are
-        measured in this precision and in float32, as long as their true KL is within the radius; the largest
-        difference counts.
+        a floor of 0, while a step of the size of real ones is read wrongly. So perturbations of several sizes, whose
+        true KL is within the radius, are measured in this precision and compared with float32; the largest difference
+        counts.
         """
         truth = {} if self.engine.info(self.agent).precision in EXACT else self._true_kls
         with self._scored() as before:

@@ -56,8 +56,8 @@ class TransformerPolicy(Policy):
     """``model`` is a causal LM of transformers. With ``adapter``, it is a PEFT model and only that adapter is
     trained; several policies then share one ``model`` and switch its active adapter before they compute.
 
-    ``alike``: a policy of the same model with adapters on the same layers, that changed nothing when it was made. What
-    was found of the architecture then holds here too, and is not computed again.
+    ``alike``: a policy of the same model that was made with a new adapter (which changes nothing) on the same layers.
+    What it found of the architecture holds here too, and is not computed again.
 
     The body runs in ``precision``; the head adds up in float32 whatever its inputs, because rounding there alone can
     cost more KL than a radius.

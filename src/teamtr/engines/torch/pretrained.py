@@ -191,7 +191,7 @@ def require_finite(tensors: Mapping[str, Tensor], told: str, stored: Path | None
 
 
 def _is_finite(tensor: Tensor) -> bool:
-    """By its least and greatest number, which are no numbers where one is none: read once, and nothing written."""
+    """By its least and greatest number, which are NaN where any number is: read once, and nothing written."""
     if tensor.numel() == 0:
         return True
     ends = torch.aminmax(tensor.detach().float() if tensor.element_size() == 1 else tensor.detach())
