@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -110,4 +111,40 @@ def one_rank(
     learner = learner_of(policy, own, precision=precision)
     found = everything(learner, out / "saved", torch.distributed.barrier)
     np.savez(out / f"{rank}.npz", **found, tokens=np.array(list(learner.tokens.values())))
+    torch.distributed.barrier()
+
+
+def one_rehearsing(rank: int, world: int, port: int, team: str, settings: list[dict[str, int]], out: Path) -> None:
+    """One rank of a team whose memory is rehearsed. ``settings``, of each rank: ``fits``, for how many messages of the
+    speaker at once it has memory; ``micro_batch``, to how many it has come down before. Leaves whom it tried, and what
+    it found."""
+    import torch
+
+    from part_calls import engine_of
+    from teamtr.config import loads
+    from teamtr.engines.cluster import ranks
+    from teamtr.session.build import build
+    from teamtr.session.memory import demand_of
+
+    torch.set_num_threads(1)
+    team_file, own = loads(team, "plan.yaml"), settings[rank]
+    demand = demand_of(build(team_file)).of_worker(world, world)
+    ranks.join(rank, world, ("127.0.0.1", port), 120.0)
+    engine, tried = engine_of(team_file, ranks.Ranks(world)), []
+    speaker = engine.learner("speaker")
+    speaker.passes.micro_batch = own.get("micro_batch", speaker.passes.micro_batch)
+    enough, begin = speaker.policy.features, PolicyLearner.begin
+
+    def limited(prompts, messages):
+        if len(messages) > own.get("fits", len(messages)):
+            raise torch.OutOfMemoryError("injected")
+        return enough(prompts, messages)
+
+    def look(self, batch, **options):
+        tried.append(self.agent)
+        return begin(self, batch, **options)
+
+    speaker.policy.features, PolicyLearner.begin = limited, look
+    found = engine.rehearse(demand)
+    (out / f"{rank}.json").write_text(json.dumps([tried, found.micro_batch]))
     torch.distributed.barrier()

@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 import torch
 
+import rank_calls
+from forked import in_ranks
 from planned import TEAM
 from teamtr.cli.progress import TrainingScreen
 from teamtr.config import loads
@@ -290,7 +292,7 @@ def test_no_run_computes_more_messages_at_once_than_are_planned(overrides, monke
     ("problems", "group", "rows"), [(2, 2, Rows(16, 1)), (5, 3, Rows(16, 4)), (128, 2, Rows(64, 64))]
 )
 def test_a_small_batch_plans_for_the_steps_that_it_has(problems, group, rows):
-    """A fourth of its messages, however large a micro-batch may be; the check before the run scores 32 messages."""
+    """A fourth of its messages, however large a micro-batch may be; the check before the run scores 16 messages."""
     sizes = [f"plan.problems={problems}", f"plan.group_size={group}", "learner.micro_batch=64"]
     built = build(loads(TEAM.format(train="lora", engine="plain"), "plan.yaml", sizes))
     learner, lengths = built.engine.learner("speaker"), longest(built)["speaker"]
@@ -431,6 +433,14 @@ def test_who_may_take_more_than_one_that_fits_is_rehearsed(monkeypatch):
     text = TEAM.format(train="lora", engine="plain")
     wider = build(loads(text, "plan.yaml", ["team.agents.left.lora.rank=9"]))
     assert tried_in(wider, monkeypatch) == ["speaker", "left"]
+    elsewhere = [f"{name}.lora={{rank: {rank}, targets: {where}}}" for name, rank, where in (
+        ("speaker", 16, "'.*layers.3.*q_proj'"), ("left", 4, "'.*q_proj'"), ("right", 16, "'.*layers.3.*q_proj'"),
+    )]  # fmt: skip
+    deep = build(loads(text, "plan.yaml", ["tiny.layers=4", *(f"team.agents.{each}" for each in elsewhere)]))
+    one, two = (deep.engine.learner(name) for name in ("left", "speaker"))
+    assert deep.engine.info("left").trained_parameters == deep.engine.info("speaker").trained_parameters
+    assert activation_bytes_per_token(one) > 2 * activation_bytes_per_token(two), "autograd begins with the first layer"
+    assert tried_in(deep, monkeypatch) == ["speaker", "left"]
     built = session("lora")
     speaker = built.engine.learner("speaker").policy
     enough = speaker.features
@@ -442,6 +452,22 @@ def test_who_may_take_more_than_one_that_fits_is_rehearsed(monkeypatch):
 
     monkeypatch.setattr(speaker, "features", limited)
     assert tried_in(built, monkeypatch) == ["speaker", "right"], "the speaker did not fit as it was asked for"
+
+
+@pytest.mark.long
+@pytest.mark.cluster
+@pytest.mark.parametrize(
+    ("second", "settled"),
+    [({"fits": 1}, 1), ({"micro_batch": 3}, 3)],
+    ids=["runs out of memory", "ran out of memory before"],
+)
+def test_processes_try_the_same_agents_with_the_same_messages_whoever_has_less_memory(second, settled, tmp_path):
+    """Each waits for what the others found of a message: one that passed an agent over would leave them waiting."""
+    in_ranks(rank_calls.one_rehearsing, 2, TEAM.format(train="lora", engine="plain"), [{}, second], tmp_path)
+    (tried, sizes), (as_well, smaller) = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
+    assert tried == as_well == ["speaker", "right"], "the left one takes no more than the right one, in both"
+    assert sizes == {"left": 8, "right": 8, "speaker": 8}
+    assert smaller == {"left": 8, "right": 8, "speaker": settled}
 
 
 def test_whose_messages_are_longer_or_more_takes_more():

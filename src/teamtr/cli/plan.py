@@ -40,8 +40,9 @@ def plan(
 ) -> None:
     """Estimate the memory that a team needs: weights, KV blocks, optimizer state, the largest step; and its sizes.
 
-    `--rehearse` runs the longest possible step of every agent and compares the plan with the memory used. On a GPU,
-    `teamtr train` does the same when it starts or resumes, and logs the peak of every stage next to the plan.
+    `--rehearse` runs the longest possible step of every agent, except where another agent that fits needs at least as
+    much, and compares the plan with the memory used. On a GPU, `teamtr train` does the same when it starts or resumes,
+    and logs the peak of every stage next to the plan.
 
     With `--card`, no weights are loaded and no GPU is needed: memory of a worker and seconds of a stage follow from the
     models' config.json and from `cluster.*`. It prints what bounds each phase and which settings would help; see

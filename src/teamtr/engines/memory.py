@@ -220,11 +220,12 @@ def peak_bytes() -> int | None:
 
 def rehearse(learners: Mapping[str, PolicyLearner], demand: Demand) -> Rehearsal:
     """Reserve what sampling takes, then score as much as is ever scored at once and take the longest step of every
-    trainable agent, and undo it: every process that shares the learner the same. The peak is counted anew afterwards.
+    trainable agent, and undo it. The peak is counted anew afterwards.
 
     Where the estimate says that a single message does not fit otherwise, activations are recomputed from here on.
     Running out of memory lowers the micro-batch here and not in the middle of a run. An agent is not tried if its
-    update takes no more than one that fitted with the micro-batch it was asked for.
+    update takes no more than one that fitted with the micro-batch it was asked for. Processes that share the learner
+    try the same agents with the same messages, whichever of them has less memory: each waits for what the others find.
     """
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
@@ -234,10 +235,12 @@ def rehearse(learners: Mapping[str, PolicyLearner], demand: Demand) -> Rehearsal
         _policy(learner).reserve(demand.episodes, lengths.prompt, lengths.message)
     fitted: list[str] = []
     for name in sorted(demand.messages, key=lambda name: demand.lengths[name].whole, reverse=True):
-        if any(_takes_no_more(learners, demand, name, other) for other in fitted):
-            continue
         learner, asked = learners[name], learners[name].passes.micro_batch
-        rows, processes = Rows.of(name, asked, demand), learner.passes.shards.processes
+        shards, processes = learner.passes.shards, learner.passes.shards.processes
+        if shards.least(any(_takes_no_more(learners, demand, name, other) for other in fitted)):
+            continue
+        most = -int(shards.least(-asked))  # one of them may have run out of memory before
+        rows = Rows.of(name, most, demand)
         batch = _longest_batch(name, demand.lengths[name], rows.scored, processes)
         before = learner.snapshot()
         try:
@@ -260,14 +263,17 @@ def rehearse(learners: Mapping[str, PolicyLearner], demand: Demand) -> Rehearsal
 
 def _takes_no_more(learners: Mapping[str, PolicyLearner], demand: Demand, name: str, other: str) -> bool:
     """Whether an update of this agent takes at most the memory that one of the other takes: an adapter of the same size
-    on the same base, computed alike, with messages that are no longer and no more."""
+    on the same layers of the same base, computed alike, with messages that are no longer and no more."""
     one, two = learners[name], learners[other]
     if not (isinstance(one.policy, TransformerPolicy) and isinstance(two.policy, TransformerPolicy)):
         return False
 
     def computed(learner: PolicyLearner, policy: TransformerPolicy) -> tuple[Any, ...]:
-        numbers = sum(own(parameter).numel() for parameter in policy.parameters().values())
-        return numbers, policy.precision, policy.recomputes, learner.passes.micro_batch, learner.kept.budget
+        # By layer: autograd keeps nothing of what lies before the first one, however many numbers the adapter has.
+        name_in_keys, parameters = f".{policy.adapter}.weight", policy.parameters()
+        sizes = {key.removesuffix(name_in_keys): own(parameter).shape for key, parameter in parameters.items()}
+        how = policy.precision, policy.recomputes, policy.packs
+        return sizes, how, learner.passes.micro_batch, learner.kept.budget
 
     def asked(agent: str) -> tuple[int, ...]:
         lengths = demand.lengths[agent]

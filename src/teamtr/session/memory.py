@@ -76,7 +76,8 @@ def crowded(plan: MemoryPlan) -> str | None:
 
 
 def rehearse(session: Session) -> dict[str, Any]:
-    """Take the longest step of every trainable agent and undo it: the micro-batch that fits, and the peak."""
+    """Take the longest step of every trainable agent that may need more than another, and undo it: the micro-batch
+    that fits, and the peak."""
     found = session.engine.rehearse(demand_of(session))
     return {
         "micro_batch": dict(found.micro_batch),
