@@ -1,5 +1,6 @@
 """The commands, one module each. The only room that sees every other."""
 
+import atexit
 import gc
 import sys
 from typing import Annotated
@@ -53,6 +54,7 @@ def main() -> None:
         )
         sys.exit(2)
     gc.set_threshold(COLLECT_EVERY, *gc.get_threshold()[1:])
+    atexit.register(gc.freeze)  # Python would look for cycles in everything that was imported: a second
     try:
         app(prog_name="teamtr")
     except KeyboardInterrupt:  # before a command has begun
