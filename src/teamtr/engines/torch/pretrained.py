@@ -278,14 +278,18 @@ def _explained(place: _Place, what: str = "model") -> Iterator[None]:
 
 @contextmanager
 def _silent_report() -> Iterator[None]:
-    """Without the loader's table of missing tensors: what it warns of is an error of ours."""
+    """Without the loader's table of missing tensors: what it warns of is an error of ours. The logger keeps its level:
+    transformers looks at it, and from WARNING on tells at length that no layer was sharded."""
     loader = logging.getLogger("transformers.modeling_utils")
-    before = loader.level
-    loader.setLevel(logging.ERROR)
+    loader.addFilter(_is_an_error)
     try:
         yield
     finally:
-        loader.setLevel(before)
+        loader.removeFilter(_is_an_error)
+
+
+def _is_an_error(record: logging.LogRecord) -> bool:
+    return record.levelno >= logging.ERROR
 
 
 def _require_whole(place: _Place, model: Any, info: Mapping[str, Any]) -> None:
