@@ -68,6 +68,23 @@ def test_what_an_architecture_has_is_said():
         )
 
 
+@pytest.mark.parametrize(("kind", "pads"), [("FalconH1", False), ("Llama", True)])
+def test_what_is_found_with_one_adapter_holds_with_another_on_the_same_layers(kind, pads):
+    """It is not computed again, and decides whether tokens that are not there would be read."""
+    adapters = {name: SimpleNamespace(rank=4, alpha=8.0, targets=FEW) for name in ("one", "two")}
+    shared = share_base(make_model(kind), adapters, seed=0)
+    room = SamplerPool("fp32", CPU, memory_bytes=1 << 24)
+    options = {"fused": fuse_lora(shared), "serving": room}
+    one = make_policy(shared, adapter="one", **options)
+    two, again = (make_policy(shared, adapter="two", alike=alike, **options) for alike in (one, None))
+    for policy in (one, two, again):
+        assert (policy.packs, policy._pads, policy.serving) == (kind in PACKED, pads, room if kind in PACKED else None)
+    prompts = some_prompts()
+    drawn = two.sample(prompts, uniforms(1, len(prompts), 6))
+    expected = [alone(shared, prompt, sample.token_ids) for prompt, sample in zip(prompts, drawn, strict=True)]
+    np.testing.assert_allclose(np.concatenate([s.logprobs for s in drawn]), np.concatenate(expected), atol=2e-5)
+
+
 def test_a_cache_that_is_not_the_common_one_is_refused():
     with pytest.raises(ValueError, match="gives other logits token by token than at once"):
         make_policy(make_model("Mamba"))

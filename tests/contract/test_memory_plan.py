@@ -428,7 +428,10 @@ def test_who_may_take_more_than_one_that_fits_is_rehearsed(monkeypatch):
     def keep_features(learner):
         learner.kept.budget = 1
 
-    for change in (lower, recompute, compute_finer, keep_features):
+    def pad(learner):
+        learner.policy.packs = False
+
+    for change in (lower, recompute, compute_finer, keep_features, pad):
         assert tried(change) == ["speaker", "left"], change.__name__
     text = TEAM.format(train="lora", engine="plain")
     wider = build(loads(text, "plan.yaml", ["team.agents.left.lora.rank=9"]))
@@ -468,6 +471,12 @@ def test_processes_try_the_same_agents_with_the_same_messages_whoever_has_less_m
     assert tried == as_well == ["speaker", "right"], "the left one takes no more than the right one, in both"
     assert sizes == {"left": 8, "right": 8, "speaker": 8}
     assert smaller == {"left": 8, "right": 8, "speaker": settled}
+
+
+def test_models_that_are_tables_take_each_its_own():
+    built = build(loads(TEAM.format(train="full", engine="plain"), "plan.yaml", ["team.model=tabular"]))
+    assert not _takes_no_more(built.engine.learners, demand_of(built), "left", "speaker")
+    assert set(rehearse(built)["micro_batch"]) == {"left", "right", "speaker"}
 
 
 def test_whose_messages_are_longer_or_more_takes_more():

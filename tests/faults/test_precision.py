@@ -95,6 +95,28 @@ def test_each_precision_scores_a_few_messages_once_and_sees_what_it_sees_alone(m
     assert floor.noise_floor == max(abs(seen - (true if (true, seen) in told else 0.0)) for true, seen in within)
 
 
+@pytest.mark.parametrize("worst", [None, *checks.PERTURBATIONS])
+def test_every_perturbation_that_stays_within_the_radius_counts(monkeypatch, worst):
+    """Also those that float32 was not asked of, whose KL is next to nothing: they count as 0."""
+    session = build(loads(TEAM, "team"))
+    radius, asked = session.plan.radii.nats, []
+    shares = dict(zip(checks.PERTURBATIONS, (5e-7, 5e-5, 5e-3, 0.5, 50.0), strict=True))
+
+    def perturbed(rounding, relative, before):
+        if rounding.engine.info(rounding.agent).precision == "fp32":
+            asked.append(relative)
+            return shares[relative] * radius
+        return (0.8 if relative == worst else shares[relative]) * radius
+
+    monkeypatch.setattr(checks._Rounding, "_perturbed", perturbed)
+    monkeypatch.setattr(checks, "noise_floor", lambda *_, **__: 1e-9 * radius)
+    floor = checks.measure_floors(session)[0]
+    assert asked[:5] == [1e-1, 1e-2, 1e-3, 1e-4, 1e-1], "of two agents: the smallest is less"
+    expected = {None: 5e-5, 1e-1: 5e-5, 1e-2: 0.3, 1e-3: 0.795}.get(worst, 0.8)
+    assert floor.share == pytest.approx(expected, rel=1e-9)
+    assert floor.visible == (worst in (None, 1e-1))
+
+
 def test_a_perturbation_that_is_read_as_no_number_is_not_passed_over(monkeypatch):
     """The negligible one is read well here, a larger one is not."""
     session = build(loads(TEAM, "team"))
