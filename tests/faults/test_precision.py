@@ -136,6 +136,18 @@ def test_a_perturbation_that_is_read_as_no_number_is_not_passed_over(monkeypatch
     assert not floor.visible
 
 
+def test_what_float32_reads_as_no_number_is_not_passed_over_either(monkeypatch):
+    """A floor that nothing was compared with would be that of the negligible perturbation alone."""
+    session, perturbed = build(loads(TEAM, "team")), checks._Rounding._perturbed
+
+    def broken(rounding, relative, before):
+        precise = rounding.engine.info(rounding.agent).precision == "fp32"
+        return float("nan") if precise else perturbed(rounding, relative, before)
+
+    monkeypatch.setattr(checks._Rounding, "_perturbed", broken)
+    assert not any(floor.visible for floor in checks.measure_floors(session))
+
+
 def test_a_dead_zone_is_not_a_perfect_instrument(monkeypatch):
     """Scoring so coarse that a negligible change vanishes reads a floor of 0 and is refused all the same."""
     features = TransformerPolicy.features

@@ -333,7 +333,7 @@ class _Rounding:
                     if (kl := self._perturbed(relative, before)) <= NOTHING * self.radii.nats:
                         smaller = [other for other in PERTURBATIONS if other <= relative]
                         return within | dict.fromkeys(smaller, 0.0)
-                    if kl <= self.radii.nats:
+                    if not kl > self.radii.nats:  # NaN too: the floor is NaN then, and refused
                         within[relative] = kl
                 return within
         finally:
