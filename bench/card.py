@@ -2,11 +2,19 @@
 
     python bench/card.py --out OUT --model QWEN             # on a GPU; QWEN: a folder with Qwen2.5-Coder-1.5B-Instruct
     python bench/card.py --out OUT --jobs stage8,step       # some of them, in this order
+    python bench/card.py --out OUT --model QWEN --for 570   # as many as fit in so many seconds; again: the next ones
     python bench/card.py --out OUT --rehearse               # on a CPU: all of them tiny, in minutes, in OUT/rehearsal
 
 What a job prints goes to OUT/NAME.txt and OUT/NAME.err as it comes. A job that ends well is written down in
 OUT/NAME.done and not run again unless its command is another one. A job that takes longer than its limit is ended with
-its children, and the next begins; what it printed stays. The exit status is 0 if all of them are done.
+its children, and the next begins; what it printed stays. Where no jobs are named, those that were cut off or failed are
+tried again after all others. The exit status is 0 if all of them are done.
+
+By earlier figures of an H200 whose host takes 16 s to import torch and transformers, all of it takes an hour, 3,660 s.
+The first four jobs take 1,280 s: what a team and TRL's model take until they are better (time_to 260, time_to_trl 560),
+the first token (110) and the stage beside its rivals (350 with imports). Then precision 200, plans 340, growth_length
+330, growth 200; the other eight were measured before. With ``--for``, a job begins if what it takes is left, and ends
+with what is left.
 
 Jobs are forked from a process that has imported torch and transformers once, and has not touched CUDA; those that start
 processes of their own are not (``--fresh``: none are). GSM8K is looked for in the folder TEAMTR_DATA (../shared/data).
@@ -28,13 +36,19 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 PRELOADED = ("common", "peft", "transformers.models.qwen3.modeling_qwen3", "teamtr.session.train")
 LOOK_EVERY_S = 0.1
 GONE_S = 10.0
 """Most seconds until processes that were killed are gone, and their memory on the card with them."""
+PRELOADING_S = 20.0
+"""Importing once what jobs import, on a slow host."""
+ENDING_S = 5.0
+"""Of the seconds that are left, what is kept for the end of a job that is cut off."""
 DONE = "done"
 
 
@@ -43,6 +57,7 @@ class Job:
     """A command: the words after ``python``, in the folder of the project."""
 
     name: str
+    takes_s: float  # about, on an H200
     limit_s: float
     command: str
     tiny: str = ""  # words that make it small enough for a CPU
@@ -52,43 +67,61 @@ class Job:
 
 
 def jobs_of(out: Path, model: Path | None, rehearse: bool) -> tuple[Job, ...]:
-    """In this order. A point of growth.py is ended by its own limits, which write it down, before its job is."""
+    """Those first that nothing was measured of. A point of growth.py is ended by its own limits, which write it down,
+    before its job is; a method of time_to.py by its own, which reports it."""
     data = Path(os.environ.get("TEAMTR_DATA", ROOT.parent / "shared" / "data")).resolve() / "gsm8k"
-    team, runs, points = out / "team.yaml", out / "time_to", out / "growth.jsonl"
+    team, points = out / "team.yaml", out / "growth.jsonl"
     goes_on = partial(go_on, ROOT / "docs" / f"growth-{'cpu' if rehearse else 'card'}.jsonl", points)
     grow = f"bench/growth.py --shape 1.7b --repeats 1 --out {shlex.quote(str(points))}"
     small_stage = "--shape tiny --problems 2 --group 2 --prompt 16 --tokens 8 --micro-batch 4"
+    small_team = "--problems 2 --samples 1 --limit 120"
+    asked = (("--model FOLDER", model), ("GSM8K in TEAMTR_DATA", data))
+
+    def until_better(name: str, takes_s: float, limit_s: float, method: str, tiny: str = "", **more: Any) -> Job:
+        runs = out / name
+        return Job(
+            name, takes_s, limit_s, f"bench/time_to.py {shlex.quote(str(team))} --points 10 {method} --json "
+            f"--out {shlex.quote(str(runs))}", f"{small_team} {tiny}", fresh=True,
+            begin=partial(begin_time_to, team, runs, model, data, rehearse), **more,
+        )  # fmt: skip
+
     return (
-        Job("stage8", 300, "bench/stage.py --shape 8b --parts ours --problems 32 --sampler fp16 --one-copy "
-            "--pages-gb 8 --micro-batch 4 --json", f"{small_stage} --pages-gb 0.1"),
-        Job("first_token", 120, "bench/first_token.py --shape 1.7b --warm 1 --json", "--shape tiny", fresh=True),
-        Job("time_to", 960, f"bench/time_to.py {shlex.quote(str(team))} --plans teamtr,auto --points 10 --limit 240 "
-            f"--trl --trl-micro-batch 16 --json --out {shlex.quote(str(runs))}",
-            "--plans teamtr --problems 2 --samples 1 --limit 120 --trl-micro-batch 2", fresh=True,
-            needs=(("--model FOLDER", model), ("GSM8K in TEAMTR_DATA", data)),
-            begin=partial(begin_time_to, team, runs, model, data, rehearse)),
-        Job("ragged", 130, f"bench/ragged.py --shape 1.7b --messages {shlex.quote(str(runs / 'teamtr'))} --json",
-            "--shape tiny --episodes 4 --group 2 --prompt 8 --most 8 --rounds 1",
-            needs=(("a run of time_to", runs / "teamtr" / "episodes"),)),
-        Job("growth", 420, f"{grow} --axis episodes --start-s 140 --limit-s 250",
-            "--shape tiny --episodes 8", fresh=True, begin=goes_on),
-        Job("growth_length", 900, f"{grow} --axis length --start-s 180 --limit-s 690",
-            "--shape tiny --length 4", fresh=True, begin=goes_on),
-        Job("step", 60, "bench/step.py --shape 1.7b --json", "--shape tiny --problems 2 --group 2 --tokens 8"),
-        Job("update", 120, "bench/update.py --shape 1.7b --profile --json",
-            "--shape tiny --messages 16 --context 32 --tokens 16"),
-        Job("stage", 360, "bench/stage.py --shape 1.7b --parts ours,rivals --sampler fp16 --score sampler "
+        until_better("time_to", 260, 400, "--plans auto --limit 240", needs=asked),
+        Job("first_token", 110, 200, "bench/first_token.py --shape 1.7b --warm 1 --json", "--shape tiny", fresh=True),
+        until_better("time_to_trl", 560, 575, "--plans '' --trl --trl-micro-batch 16 --limit 440",
+            "--trl-micro-batch 2", needs=(*asked, ("TRL", installed("trl")), ("its datasets", installed("datasets")))),
+        Job("stage", 330, 480, "bench/stage.py --shape 1.7b --parts ours,rivals --sampler fp16 --score sampler "
             "--rivals generate-static,trl --rival-micro-batch 16 --json",
             f"{small_stage} --sampler fp32 --rival-micro-batch 4"),
-        Job("plans", 300, "bench/stage.py --shape 1.7b --parts plans --plans auto,teamtr --json", small_stage),
-        Job("rollout", 240, "bench/rollout.py --shape 1.7b --profile --skip 'continuous batching' --json",
+        Job("precision", 200, 330, "bench/precision.py --shape 1.7b --lengths 1024,4096,8192,16384 --floors "
+            "--words random --json", "--shape tiny --lengths 4,16"),
+        Job("plans", 340, 480, "bench/stage.py --shape 1.7b --parts plans --plans auto,teamtr --sampler fp16 --json",
+            f"{small_stage} --sampler fp32"),
+        Job("growth_length", 330, 560, f"{grow} --axis length --length 16384 --pieces 8 --start-s 200 --limit-s 340",
+            "--shape tiny --length 4 --pieces 2", fresh=True, begin=goes_on),
+        Job("growth", 200, 400, f"{grow} --axis episodes --episodes 16,256,1024 --again --start-s 140 --limit-s 120",
+            "--shape tiny --episodes 8", fresh=True, begin=goes_on),
+        until_better("time_to_teamtr", 260, 400, "--plans teamtr --limit 240", needs=asked),
+        Job("stage8", 280, 400, "bench/stage.py --shape 8b --parts ours --problems 32 --sampler fp16 --one-copy "
+            "--pages-gb 8 --micro-batch 4 --json", f"{small_stage} --pages-gb 0.1"),
+        Job("ragged", 100, 130, f"bench/ragged.py --shape 1.7b --messages {shlex.quote(str(out / 'time_to' / 'auto'))} "
+            "--json", "--shape tiny --episodes 4 --group 2 --prompt 8 --most 8 --rounds 1",
+            needs=(("a run of time_to", out / "time_to" / "auto" / "episodes"),)),
+        Job("step", 50, 80, "bench/step.py --shape 1.7b --json", "--shape tiny --problems 2 --group 2 --tokens 8"),
+        Job("update", 90, 120, "bench/update.py --shape 1.7b --profile --json",
+            "--shape tiny --messages 16 --context 32 --tokens 16"),
+        Job("rollout", 180, 240, "bench/rollout.py --shape 1.7b --profile --skip 'continuous batching' --json",
             "--shape tiny --rows 4 --prompt 16 --new 4"),
-        Job("precision", 300, "bench/precision.py --shape 1.7b --lengths 1024,4096,16384 --floors --words random "
-            "--messages 4 --json", "--shape tiny --lengths 4,16"),
-        Job("long", 200, "bench/long.py --shape 1.7b --tokens 16384 --episodes 16 --words random --json",
+        Job("long", 150, 200, "bench/long.py --shape 1.7b --tokens 16384 --episodes 16 --words random --json",
             "--shape tiny --tokens 64 --episodes 4"),
-        Job("tests", 240, "-m pytest -q tests/gpu -x -p no:xdist", "-k 'overflow or resumes'"),
+        Job("tests", 200, 300, "-m pytest -q tests/gpu -x -p no:xdist", "-k 'overflow or resumes'"),
     )  # fmt: skip
+
+
+def installed(package: str) -> Path | None:
+    """Where it is; it is not imported."""
+    found = find_spec(package)
+    return Path(found.origin) if found and found.origin else None
 
 
 def go_on(measured: Path, points: Path) -> None:
@@ -184,30 +217,37 @@ def watch(process: int, limit_s: float) -> int | None:
                 time.sleep(LOOK_EVERY_S)
 
 
-def run(job: Job, out: Path, fresh: bool, rehearse: bool) -> tuple[float, str]:
-    """Seconds, and how it ended."""
+def run(job: Job, out: Path, fresh: bool, rehearse: bool, left_s: float = float("inf")) -> tuple[float, str]:
+    """Seconds, and how it ended; or why it was not begun, where it has ``left_s`` and is not done yet."""
     words = shlex.split(f"{job.command} {job.tiny}" if rehearse else job.command)
-    done, error = out / f"{job.name}.done", out / f"{job.name}.err"
+    done, tried, error = (out / f"{job.name}.{kind}" for kind in ("done", "tried", "err"))
     if done.exists() and (before := json.loads(done.read_text()))["command"] == words:
         return before["seconds"], DONE
     done.unlink(missing_ok=True)
     if lacking := [what for what, path in job.needs if path is None or not path.exists()]:
         return 0.0, f"left out: needs {', '.join(lacking)}"
+    if (takes := job.takes_s + PRELOADING_S * (not (fresh or job.fresh or PRELOADED[-1] in sys.modules))) > left_s:
+        return 0.0, f"put off: takes {takes:.0f} s, {left_s:.0f} are left"
+    until = time.monotonic() + left_s - ENDING_S
     if job.begin is not None:
         job.begin()
     if not (fresh or job.fresh):
         preload()
+    limit_s = min(job.limit_s, until - time.monotonic())
     script = words if words[0] == "-m" else [str(ROOT / words[0]), *words[1:]]
     began = time.monotonic()
     with open(out / f"{job.name}.txt", "wb") as told, open(error, "wb") as complained:
         process = start(script, told.fileno(), complained.fileno(), fresh or job.fresh)
-        code = watch(process, job.limit_s)
+        code = watch(process, limit_s)
     seconds = time.monotonic() - began
+    if code != 0:
+        tried.touch()
     if code is None:
-        return seconds, f"cut off after {job.limit_s:g} s"
+        return seconds, f"cut off after {limit_s:.4g} s"
     if code:
         last = error.read_text(errors="replace").rstrip().rpartition("\n")[2]
         return seconds, f"failed: {last or f'exit status {code}'}"
+    tried.unlink(missing_ok=True)
     done.write_text(json.dumps({"command": words, "seconds": seconds}))
     return seconds, DONE
 
@@ -221,10 +261,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", required=True, type=Path, help="a folder for what they print")
     parser.add_argument("--jobs", help="which of them, by comma, in this order (default: all)")
+    parser.add_argument("--for", dest="seconds", type=float, default=float("inf"), help="begin what ends in so many")
     parser.add_argument("--model", type=Path, help="a folder with the model of time_to")
     parser.add_argument("--fresh", action="store_true", help="every job in a process that imports all anew")
     parser.add_argument("--rehearse", action="store_true", help="a tiny scale, on the CPU")
     a = parser.parse_args(arguments)
+    began = time.monotonic()
     out = (a.out / "rehearsal" if a.rehearse else a.out).resolve()
     model = a.model and a.model.resolve()
     out.mkdir(parents=True, exist_ok=True)
@@ -233,13 +275,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         os.environ |= {"CUDA_VISIBLE_DEVICES": "", "TEAMTR_TEST_DEVICE": "cpu"}
         model = model or small_model(out / "model")
     known = {job.name: job for job in jobs_of(out, model, a.rehearse)}
-    wanted = a.jobs.split(",") if a.jobs else list(known)
+    wanted = a.jobs.split(",") if a.jobs else sorted(known, key=lambda name: (out / f"{name}.tried").exists())
     if unknown := [name for name in wanted if name not in known]:
         parser.error(f"--jobs: {', '.join(unknown)}; there are {', '.join(known)}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # the job that is running ends with us
     results: dict[str, tuple[float, str]] = {}
     for name in wanted:
-        results[name] = run(known[name], out, a.fresh, a.rehearse)
+        left = a.seconds - (time.monotonic() - began)
+        results[name] = run(known[name], out, a.fresh, a.rehearse, left)
         print(table(results), flush=True)
     sys.exit(any(how != DONE for _, how in results.values()))
 

@@ -74,6 +74,7 @@ def one_process(a: argparse.Namespace) -> dict[str, Any]:
     from transformers import AutoModelForCausalLM, Qwen3ForCausalLM  # noqa: F401 (its imports are no part of loading)
 
     imports = time.time() - a.began
+    so_far("imports", imports)
     gpu, server = device().type == "cuda", None
 
     def load() -> None:
@@ -86,6 +87,7 @@ def one_process(a: argparse.Namespace) -> dict[str, Any]:
         )
 
     loading = seconds(load)
+    so_far("loading", loading)
     assert server is not None
     prompts = random_prompts(np.random.default_rng(0), a.rows, a.prompt, SHAPES[a.shape]["vocab_size"])
 
@@ -96,6 +98,7 @@ def one_process(a: argparse.Namespace) -> dict[str, Any]:
 
     first, compiling = call("v0", 1), compile_seconds()
     first_at = time.time() - a.began
+    so_far("to first token", first_at)
     whole = call("v1", a.new)
     again = call("v2", a.new)
     later = compile_seconds() - compiling

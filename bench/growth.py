@@ -13,6 +13,10 @@ takes what the next one takes: a round plays once, and its seconds count before 
 four are updated, spread evenly over the order in which they speak, and their seconds are multiplied: contexts grow from
 one speaker to the next. No message ends before its last token.
 
+With ``--pieces``, messages are random words, and a turn's sampling is timed in so many pieces of 256 tokens, in the
+middle of equal parts of a message: what a step takes there, times the tokens, and the first token with all that was
+said before it. Contexts are as long as they would be, and so is what is trained on.
+
 On a CPU there is one thread, and sampling is plain, as in training on a CPU. Seconds are the processor's there, so that
 other work on the machine counts little: those of sampling as the system tells them, those of an update's phases by the
 clock, times the share of a core that the update had.
@@ -35,17 +39,32 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 import stage
-from common import NEVER, SHAPES, adapted_team, make_model, peak_gb, seconds, versions, whole_number, whole_numbers
+from common import (
+    NEVER,
+    SHAPES,
+    adapted_team,
+    make_model,
+    peak_gb,
+    random_prompts,
+    seconds,
+    versions,
+    whole_number,
+    whole_numbers,
+)
 from growth_page import AXES, PHASES, Measured, Point, draw, on_axis, read, setup_of
 from memory import peak_mib
 from teamtr.errors import UserError, first_line
 from teamtr.planning.cards import CARDS, card_named
+from teamtr.randomness import uniforms
 
 UPDATED = 4
 """Agents of a larger team that are updated."""
+PIECE = 256
+"""Tokens that are timed for a part of a message."""
 WARM_TOKENS = 8
 """Of a message before the clock starts: kernels are chosen and graphs captured by rows, not by lengths."""
 
@@ -114,7 +133,7 @@ class Timed:
         return Timed(found[0], wall, time.process_time() - busy)
 
 
-def measure(point: Point, repeats: int) -> Iterator[dict[str, Any]]:
+def measure(point: Point, repeats: int, pieces: int | None = None) -> Iterator[dict[str, Any]]:
     """A line when it is warm, then one for every update with what playing its batch takes; one if it does not fit."""
     gpu = torch.cuda.is_available()
     if not gpu:
@@ -141,7 +160,7 @@ def measure(point: Point, repeats: int) -> Iterator[dict[str, Any]]:
         yield {"warm": True}
         names = list(engine.learners)
         for seed in range(1, repeats + 1):
-            played = Timed.of(partial(_play, engine, a, seed))
+            played = in_pieces(engine, a, seed, pieces) if pieces else Timed.of(partial(_play, engine, a, seed))
             for agent in (names[k] for k in updated(point.agents)):
                 learned = Timed.of(partial(stage.update, engine, a, agent, played.found, seed))
                 share = 1.0 if gpu else learned.core
@@ -171,6 +190,35 @@ def _play(engine: Any, a: argparse.Namespace, seed: int) -> stage.Said:
     if short:
         raise RuntimeError(f"{len(short)} messages ended before {a.tokens} tokens: the point is not what it says it is")
     return said
+
+
+def in_pieces(engine: Any, a: argparse.Namespace, seed: int, pieces: int) -> Timed:
+    """A play whose messages are random words, and what sampling them would take."""
+    rng, vocabulary = np.random.default_rng(seed), SHAPES[a.shape]["vocab_size"]
+    problems = random_prompts(np.random.default_rng(7), a.problems, a.prompt, vocabulary)
+    contexts = [problems[e // a.group] for e in range(a.problems * a.group)]
+    said: stage.Said = {}
+    wall = busy = 0.0
+    piece = min(PIECE, a.tokens // pieces)
+    for agent in engine.learners:
+
+        def drawn(prompts: list[Any], tokens: int, agent: str = agent) -> Timed:
+            noise = uniforms(int(rng.integers(2**31)), len(prompts), tokens)
+            return Timed.of(lambda: engine.sample(agent, prompts, noise))
+
+        messages = random_prompts(rng, len(contexts), a.tokens, vocabulary)
+        first, steps = drawn(contexts, 1), []
+        for k in range(pieces):
+            at = (2 * k + 1) * a.tokens // (2 * pieces) - piece // 2
+            longer = [np.concatenate([c, m[:at]]) for c, m in zip(contexts, messages, strict=True)]
+            drawn(longer, 1)  # what it reads is known from now on
+            start, whole = drawn(longer, 1), drawn(longer, 1 + piece)
+            steps.append(((whole.wall - start.wall) / piece, (whole.busy - start.busy) / piece))
+        wall += first.wall + (a.tokens - 1) * sum(step for step, _ in steps) / pieces
+        busy += first.busy + (a.tokens - 1) * sum(step for _, step in steps) / pieces
+        said[agent] = (contexts, messages, [np.zeros(a.tokens, dtype=np.float32) for _ in messages])
+        contexts = [np.concatenate([c, m]) for c, m in zip(contexts, messages, strict=True)]
+    return Timed(said, wall, busy)
 
 
 # -- the parent ---------------------------------------------------------------------------------------------------
@@ -219,8 +267,9 @@ class Child:
         self.complaints.close()
 
 
-def command_of(point: Point, repeats: int) -> list[str]:
-    return [sys.executable, __file__, "--measure", json.dumps(asdict(point)), "--repeats", str(repeats)]
+def command_of(point: Point, repeats: int, pieces: int | None = None) -> list[str]:
+    command = [sys.executable, __file__, "--measure", json.dumps(asdict(point)), "--repeats", str(repeats)]
+    return [*command, "--pieces", str(pieces)] if pieces else command
 
 
 def listen(command: Sequence[str], limits: Limits, started: Child | None = None) -> Heard:
@@ -272,9 +321,15 @@ def whole_rounds(point: Point, updates: Sequence[dict[str, Any]]) -> tuple[dict[
 
 
 def run_point(
-    point: Point, middle: Point, card: str, limits: Limits, repeats: int, started: Child | None = None
+    point: Point,
+    middle: Point,
+    card: str,
+    limits: Limits,
+    repeats: int,
+    started: Child | None = None,
+    pieces: int | None = None,
 ) -> Measured:
-    heard = listen(command_of(point, repeats), limits, started)
+    heard = listen(command_of(point, repeats, pieces), limits, started)
     rounds = whole_rounds(point, heard.updates)
     cores = [one["core"] for one in heard.updates if one["core"] is not None]
     return Measured(
@@ -287,18 +342,32 @@ def run_point(
         peak_gb=max((one["peak_gb"] for one in heard.updates), default=None),
         cut=None if rounds else heard.cut or heard.over or "ended without a round",
         core=sum(cores) / len(cores) if cores else None,
+        pieces=pieces,
         versions={name: version for name, version in versions().items() if name in ("torch", "transformers", "peft")},
     )
 
 
-def measure_all(grid: Grid, axes: Sequence[str], file: Path, card: str, limits: Limits, repeats: int) -> None:
-    """Point by point; what is in the file already is not measured again."""
+def measure_all(
+    grid: Grid,
+    axes: Sequence[str],
+    file: Path,
+    card: str,
+    limits: Limits,
+    repeats: int,
+    pieces: int | None = None,
+    again: bool = False,
+) -> None:
+    """Point by point; what is in the file already is measured once more if ``again`` is asked for."""
     known = read(file)
     if any(one.middle != grid.middle or one.card != card for one in known.values()):
         raise SystemExit(f"{file} holds another grid, or one of another card: give another --out")
 
+    new: set[Point] = set()
+
     def wanted(point: Point) -> bool:
         have = known.get(point)
+        if again and point not in new:
+            return True
         return have is None or (have.cut is not None and have.limit_s < limits.limit_s)
 
     for axis in axes:
@@ -309,8 +378,9 @@ def measure_all(grid: Grid, axes: Sequence[str], file: Path, card: str, limits: 
                 if wanted(point):
                     own, following = ahead.pop(point, None), next(filter(wanted, points[k + 1 :]), None)
                     if following is not None and torch.cuda.is_available():  # its machine has cores for it
-                        ahead[following] = waiting.enter_context(Child(command_of(following, repeats)))
-                    known[point] = run_point(point, grid.middle, card, limits, repeats, own)
+                        ahead[following] = waiting.enter_context(Child(command_of(following, repeats, pieces)))
+                    known[point] = run_point(point, grid.middle, card, limits, repeats, own, pieces)
+                    new.add(point)
                     with file.open("a") as out:
                         out.write(known[point].as_line())
                     print(f"{axis} {point.at(axis):,.3g}: {_told(known[point])}", file=sys.stderr, flush=True)
@@ -347,6 +417,8 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--start-s", type=float, default=300.0, help="until a point is warm (default: %(default)s s)")
     parser.add_argument("--limit-s", type=float, default=60.0, help="of a point that is warm (default: %(default)s s)")
     parser.add_argument("--repeats", type=whole_number, default=3, help="rounds of a point, if the limit allows")
+    parser.add_argument("--pieces", type=whole_number, help="in which a turn's sampling is timed (default: all of it)")
+    parser.add_argument("--again", action="store_true", help="measure points that the file has once more")
     parser.add_argument("--card", help="whose predictions to compare with (default: the one that is here)")
     parser.add_argument("--out", type=Path, help="JSON lines: measured points are added")
     parser.add_argument("--draw", type=Path, metavar="FILE.jsonl", help="measure nothing, draw this file")
@@ -378,7 +450,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     a = parsed(arguments)
     if a.measure is not None:
         sys.stdin.readline()  # until it is its turn
-        for line in measure(a.measure, a.repeats):
+        for line in measure(a.measure, a.repeats, a.pieces):
             print(json.dumps(line), flush=True)
         return
     if a.out is not None:
@@ -386,7 +458,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             card = card_named(a.card).name if a.card else this_card()
         except UserError as error:
             raise SystemExit(f"bench/growth.py: {error}") from error
-        measure_all(grid_of(a), a.axes, a.out, card, Limits(a.start_s, a.limit_s), a.repeats)
+        limits = Limits(a.start_s, a.limit_s)
+        measure_all(grid_of(a), a.axes, a.out, card, limits, a.repeats, a.pieces, a.again)
     draw(a.draw or a.out, a.figure, a.page)
 
 

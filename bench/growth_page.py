@@ -75,6 +75,8 @@ class Measured:
     cut: str | None
     core: float | None
     versions: Mapping[str, str | None]
+    pieces: int | None = None
+    """In which a turn's sampling was timed; None: all of it."""
 
     def seconds(self, phase: str) -> list[float]:
         """Of every round; of a whole stage for ``stage``."""
@@ -242,6 +244,11 @@ def part(measured: Mapping[Point, Measured], file: str, figure: str | None) -> s
             f"{100 * min(shares):.0f} to {100 * max(shares):.0f} % of a core.",
             "",
         ]
+    for one in measured.values():
+        if one.pieces and one.cut is None:
+            place = ", ".join(f"{getattr(one.point, size):,} {WORDS[axis]}" for axis, size in AXES.items()
+                              if getattr(one.point, size) != getattr(middle, size))  # fmt: skip
+            lines += [f"With {place or 'the middle'}, sampling was timed in {one.pieces} pieces of every turn.", ""]
     if figure is not None:
         lines += [f"![seconds of a stage by phase, measured and predicted, along each axis]({figure})", ""]
     return "\n".join(lines) + "\n" + markdown(measured)

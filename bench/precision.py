@@ -10,10 +10,10 @@ adapter whose true KL is at most the radius (what ``teamtr check`` measures); "n
 perturbation of relative size 1e-6; "halving" the ratio of the KL of a step to that of half the step (4 where the
 square law holds, 1 where back-off would never end). An update is one scoring pass, four steps and the gate.
 "seen from": the least radius whose tenth is above the floor, in nats per message and per token; it does not depend on
-``--radius``. "grows as": the power of the length that it grows with, over all lengths. ``--floors`` leaves out updates
-and the sampler; ``--words random`` does not sample the messages, which takes long where they are long. On a CPU,
-products in half precision are added up in float32 and rounded once, as a card does it: few CPUs have instructions for
-them.
+``--radius``. "grows as": the power of the length that it grows with, over all lengths. ``--floors`` leaves out updates,
+"halving" and the sampler; ``--words random`` does not sample the messages, which takes long where they are long. On a
+CPU, products in half precision are added up in float32 and rounded once, as a card does it: few CPUs have instructions
+for them.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def measure() -> None:
     parser.add_argument("--messages", type=int, default=32 if gpu else 4)
     parser.add_argument("--radius", type=float, default=0.01)
     parser.add_argument("--precisions", default="bf16,fp16,tf32,fp32" if gpu else "bf16,fp16,fp32")
-    parser.add_argument("--floors", action="store_true", help="only floors: no updates, and not the sampler's distance")
+    parser.add_argument("--floors", action="store_true", help="no updates, no halving, not the sampler's distance")
     parser.add_argument("--words", choices=["sampled", "random"], default="sampled")
     parser.add_argument("--json", action="store_true")
     a = parser.parse_args()
@@ -198,6 +198,7 @@ def measure() -> None:
             }
 
         true = kls("fp32")
+        so_far(f"{messages} messages of {length} tokens, fp32", true)
         inside = [size for size, kl in true.items() if kl <= a.radius]
         largest = max(inside, default=PERTURBATIONS[0])
         for precision in a.precisions.split(","):
@@ -208,7 +209,7 @@ def measure() -> None:
             result = {
                 "tokens": length, "precision": precision, "floor": floor, "share of radius": floor / a.radius,
                 "negligible": negligible, "seen from": seen, "per token": seen / length,
-                "halving": halving(learner, batch, precision, largest),
+                "halving": None if a.floors else halving(learner, batch, precision, largest),
                 "update s": None if a.floors else update_seconds(learner, batch, precision),
             }  # fmt: skip
             results.append(result)

@@ -17,6 +17,7 @@ and of 8 agents in conversations of eight turns.
 from __future__ import annotations
 
 import argparse
+import gc
 import re
 import sys
 import time
@@ -128,8 +129,7 @@ def update(engine: Any, a: argparse.Namespace, agent: str, said: Said, seed: int
 def ours(a: argparse.Namespace, score: str) -> dict[str, Any]:
     keeps = score == "sampler"
     engine, phases = team_of(a, a.agents, keeps=keeps), Counter()
-    rehearsed = engine.rehearse(team(shape_of(a.shape), *sizes(a), micro_batch=a.micro_batch).demand)
-    so_far("rehearsed", {"micro-batch": rehearsed.micro_batch, "recomputed": rehearsed.recomputed})
+    rehearse(engine, a)
     warm(engine, play(engine, a, 0, Counter(), a.agents), a)
     sampled, told = 0, {}
     for k, agent in enumerate(engine.learners):
@@ -186,6 +186,7 @@ def by_plan(a: argparse.Namespace, name: str, stages: int = 2) -> dict[str, Any]
     """Two stages of the loop itself; the second is measured, the first warms up and says what sampling costs. The first
     step of an update is shortened to its share of the radius, so that the steps are of the size that was asked for."""
     engine, plan, task = team_of(a, a.agents), PRESETS[name], Coins(a)
+    rehearse(engine, a)
     agents = tuple(Agent(n, engine.version(n), max_tokens=a.tokens) for n in engine.learners)
     context = RolloutContext(
         engine, dict.fromkeys(engine.learners, Numbers()), Schedule.repeated(tuple(engine.learners), 1), task
@@ -226,6 +227,7 @@ def by_plan(a: argparse.Namespace, name: str, stages: int = 2) -> dict[str, Any]
         steps = list(run_stage(team, plan, collect, teach, slots, price=price))
         team, found["whole"] = steps[-1].team, time.perf_counter() - started
         cost = account.sampling_cost()
+        so_far(f"{name}, stage {stage + 1} of {stages}", found)
     shares = [step.choice.share for step in steps if step.choice.share is not None]
     actions = " ".join(step.choice.action for step in steps)
     kl = float(np.mean([step.report.kl_full for step in steps]))
@@ -235,6 +237,12 @@ def by_plan(a: argparse.Namespace, name: str, stages: int = 2) -> dict[str, Any]
 
 def sizes(a: argparse.Namespace) -> tuple[int, ...]:
     return a.agents, a.problems, a.group, a.prompt, a.tokens
+
+
+def rehearse(engine: Any, a: argparse.Namespace) -> None:
+    """As a run does: it lowers an agent's micro-batch to what fits."""
+    done = engine.rehearse(team(shape_of(a.shape), *sizes(a), micro_batch=a.micro_batch).demand)
+    so_far("rehearsed", {"micro-batch": done.micro_batch, "recomputed": done.recomputed})
 
 
 def warm(engine: Any, said: dict[str, Any], a: argparse.Namespace) -> None:
@@ -268,6 +276,7 @@ def rival(a: argparse.Namespace, training: Callable[[], dict[str, float]], kind:
     with torch.no_grad():
         prompts = random_prompts(np.random.default_rng(3), rows, middle(a), vocabulary)
         rate = generate(model, prompts, a.tokens, **options)["whole"]
+    so_far(f"generate, {kind or 'dynamic'} cache, tokens/s", rate)
     del model
     phases = {"sample": a.agents * a.agents * rows * a.tokens / rate, **training()}
     return {**phases, "whole": sum(phases.values()), "peak GB": peak_gb()}
@@ -356,6 +365,7 @@ def main() -> None:
     if unknown := set(rivals) - set(RIVALS):
         parser.error(f"--rivals: {', '.join(sorted(unknown))}; there are {', '.join(RIVALS)}")
     results: dict[str, dict[str, Any]] = {}
+    lost: list[str] = []
     training = cache(partial(padded_training, a))
     for name, part, run in (
         *((OURS[score], "ours", partial(ours, a, score)) for score in scores),
@@ -365,6 +375,7 @@ def main() -> None:
         if part not in parts:
             continue
         if gpu:
+            gc.collect()
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
         try:
@@ -372,7 +383,8 @@ def main() -> None:
         except Exception as error:  # of a library that is not ours: what was measured before it is not lost
             if not name.startswith("TRL"):
                 raise
-            print(f"{name}: not measured: {type(error).__name__}: {error}", file=sys.stderr)
+            lost.append(f"{name}: not measured: {type(error).__name__}: {error}")
+            print(lost[-1], file=sys.stderr, flush=True)
             continue
         so_far(name, results[name])
     peaks: dict[int, dict[str, Any]] = {}
@@ -397,6 +409,8 @@ def main() -> None:
             f"peak memory: 8 agents {most[8]:.1f} GB, 1 agent {most[1]:.1f} GB, ratio {most[8] / most[1]:.2f}",
             file=sys.stderr,
         )
+    if lost:
+        sys.exit("\n".join(lost))
 
 
 if __name__ == "__main__":

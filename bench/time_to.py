@@ -17,13 +17,15 @@ kernels, taught tiny models; files that the system has in memory stay there).
 
 With ``--trl``, TRL's GRPO trains one model alone: the base of the first agent, on the same problems with the same
 grader, adapter, learning rate and number of episodes per update, as many updates, and with as many tokens for its
-answer as all agents of the team have together. It is evaluated after as many updates as the team.
+answer as all agents of the team have together. It is evaluated after as many updates as the team, by our sampler, which
+takes seconds where its own takes minutes. One run tells both here: the model as it was before training is evaluated
+after the first update, without its adapter. If TRL fails, the plans are reported, and the exit status is 1.
 """
 
 from __future__ import annotations
 
 import argparse
-import copy
+import importlib.util
 import os
 import signal
 import subprocess
@@ -32,24 +34,27 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from common import report, so_far, wait, whole_number
+from common import device, report, so_far, wait, whole_number
 from teamtr.evaluation.metrics import paired_difference
-from teamtr.randomness import generator, seed_of
+from teamtr.randomness import generator, seed_of, uniforms
 from teamtr.reports import MeanInterval
+from teamtr.store.cache import keep_kernels
 from teamtr.store.log import Log
+from teamtr.types import Ids
 
 TRL = "TRL's GRPO, one model"
 CACHES = ("TEAMTR_CACHE", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 OURS = ("eval.every", "eval.problems", "eval.samples", "eval.patience")
 """Settings that the benchmark makes itself."""
 LOOK_EVERY_S = 0.2
-ANSWERED_AT_ONCE = 512
-"""Rows of TRL's model in an evaluation: off the clock, but somebody waits for it."""
+PAGES_GB = 16
+"""For keys and values of TRL's model when it is evaluated on a card."""
 Record = Mapping[str, Any]
 
 
@@ -111,7 +116,8 @@ class Course:
                 seconds, tokens = first_s + record["time"] - first_time - evaluating, record["sampled_tokens_total"]
             elif record["kind"] == "eval":
                 evaluating += 0.0 if first_time is None else record["seconds"]
-                looks.append(Look(record["updates"], seconds, tokens, tuple(record["success_P"])))
+                known = (seconds, tokens) if record["updates"] else (0.0, 0)  # also where it was evaluated late
+                looks.append(Look(record["updates"], *known, tuple(record["success_P"])))
         return cls(tuple(look for look in looks if look.seconds <= limit), seconds)
 
     def better(self, points: float) -> Look | None:
@@ -178,13 +184,37 @@ def require_same_problems(logs: Mapping[str, Sequence[Record]]) -> None:
 
 # -- running methods ------------------------------------------------------------------------------------------------
 
+Enough = Callable[[Sequence[Record], float], bool]
+"""Of the records of a run and the time of its command: whether it may end."""
+
+
+def in_short(record: Record, began: float) -> dict[str, Any]:
+    """What there is to say of a record while its run goes on."""
+    kept = {name: record[name] for name in ("update", "updates", "seconds", "avg_at_k") if name in record}
+    return kept | ({"s after the command": round(record["time"] - began, 1)} if "time" in record else {})
+
+
+def telling(name: str, enough: Enough) -> Enough:
+    """The same, which says what is new: a run that is cut off leaves that."""
+    told = 0
+
+    def asked(records: Sequence[Record], began: float) -> bool:
+        nonlocal told
+        for record in records[told:]:
+            if record["kind"] in ("start", "update", "eval"):
+                so_far(f"{name}, {record['kind']}", in_short(record, began))
+        told = len(records)
+        return enough(records, began)
+
+    return asked
+
 
 def watch(
     command: Sequence[str],
     folder: Path,
     limit: float,
     environment: Mapping[str, str],
-    enough: Callable[[Sequence[Record], float], bool],
+    enough: Enough,
 ) -> tuple[float, Sequence[Record]]:
     """Run a command that logs in ``folder`` until there is enough in its log, it is over, or it has logged nothing for
     ``limit`` seconds. Returns the time of the command, and the records."""
@@ -216,37 +246,34 @@ def measure(method: str, name: str, a: argparse.Namespace) -> tuple[Wait, Sequen
     if a.cold:
         environment |= {each: str((a.out / f"{name}-caches" / each.lower()).absolute()) for each in CACHES}
 
-    def run(folder: Path, every: int, enough: Callable[[Sequence[Record], float], bool]) -> tuple[float, Any]:
+    def run(folder: Path, every: int, enough: Enough) -> tuple[float, Any]:
         values = (every, a.problems, a.samples, "null")
         settings = [*a.settings, *(f"{key}={value}" for key, value in zip(OURS, values, strict=True))]
         ours = [sys.executable, "-m", "teamtr.cli", "train", a.team, *settings, f"plan.preset={method}"]
         trl = [sys.executable, __file__, a.team, *settings, "--as-trl", "--trl-micro-batch", str(a.trl_micro_batch)]
         command = [*(trl if method == TRL else ours), "--out", str(folder)]
-        return watch(command, folder, a.limit, environment, enough)
+        return watch(command, folder, a.limit, environment, telling(folder.name, enough))
 
     def first(folder: Path) -> FirstUpdate | None:
         began, records = run(folder, 0, lambda found, at: FirstUpdate.of(found, at) is not None)
         return FirstUpdate.of(records, began)
 
     cold = first(a.out / f"{name}-cold") if a.cold else None
-    warm = first(a.out / f"{name}-first")
-    if warm is None or warm.seconds > a.limit:
+    warm = None if method == TRL else first(a.out / f"{name}-first")
+    if method != TRL and (warm is None or warm.seconds > a.limit):
         return Wait(warm, cold), []
 
-    def enough(records: Sequence[Record], _: float) -> bool:
-        course = Course.of(records, warm.seconds, a.limit)
+    def enough(records: Sequence[Record], began: float) -> bool:
+        found = warm or FirstUpdate.of(records, began)
+        course = Course.of(records, found.seconds if found else 0.0, a.limit)
         return course.better(a.points) is not None or course.seconds > a.limit
 
-    _, records = run(a.out / name, a.every, enough)
-    return Wait.of(records, warm, cold, a.points, a.limit), records
+    began, records = run(a.out / name, a.every, enough)
+    warm = warm or FirstUpdate.of(records, began)
+    return (Wait(None, cold) if warm is None else Wait.of(records, warm, cold, a.points, a.limit)), records
 
 
 # -- TRL, in a process of its own -----------------------------------------------------------------------------------
-
-
-def until_end(ids: Sequence[int], ends: Sequence[int]) -> list[int]:
-    """A generated row without what pads it: up to the first token that ends it, that one included."""
-    return list(ids[: next((k + 1 for k, token in enumerate(ids) if token in ends), len(ids))])
 
 
 @dataclass(frozen=True)
@@ -267,22 +294,13 @@ class Alone:
         said = zip(problems, answers, strict=True)
         return list(self.task.grade([(problem, text, Transcript((), ())) for problem, text in said]))
 
-    def evaluated(self, model: Any, problems: Sequence[Any], samples: int, rows: int, config: Any) -> dict[str, Any]:
-        """So many answers to each problem, as an evaluation of a team is logged. ``config`` is transformers' for
-        generating; ``rows`` are generated at a time."""
-        import torch
-
-        asked, said = [problem for problem in problems for _ in range(samples)], []
-        for start in range(0, len(asked), rows):
-            some = [self.asked(problem) for problem in asked[start : start + rows]]
-            texts = [self.tokenizer.apply_chat_template(x, tokenize=False, add_generation_prompt=True) for x in some]
-            inputs = self.tokenizer(
-                texts, return_tensors="pt", padding=True, padding_side="left", add_special_tokens=False
-            )
-            ids, mask = inputs["input_ids"].to(model.device), inputs["attention_mask"].to(model.device)
-            with torch.no_grad():
-                made = model.generate(input_ids=ids, attention_mask=mask, generation_config=config)
-            said += [until_end(row, config.eos_token_id) for row in made[:, ids.shape[1] :].tolist()]
+    def evaluated(self, say: Callable[[list[Ids]], list[Ids]], problems: Sequence[Any], samples: int) -> dict[str, Any]:
+        """So many answers to each problem, as an evaluation of a team is logged. ``say`` answers prompts: token ids."""
+        asked = [problem for problem in problems for _ in range(samples)]
+        chats = [self.asked(problem) for problem in asked]
+        texts = [self.tokenizer.apply_chat_template(x, tokenize=False, add_generation_prompt=True) for x in chats]
+        prompts = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
+        said = say([np.array(prompt, dtype=np.int32) for prompt in prompts])
         verdicts = self.graded(asked, self.tokenizer.batch_decode(said, skip_special_tokens=True))
         success_P = np.reshape([verdict.right for verdict in verdicts], (len(problems), samples)).mean(axis=1)
         found = {"samples": samples, "problem_ids": [problem.id for problem in problems], "tokens": sum(map(len, said))}
@@ -292,14 +310,17 @@ class Alone:
 def train_with_trl(a: argparse.Namespace) -> None:
     """GRPO of one model, with the records of its log as ours has them."""
     began = time.perf_counter()
+    keep_kernels()  # of our sampler, which evaluates it
     import torch
-    from datasets import Dataset
     from peft import LoraConfig
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
     from teamtr.config import load_team_file
+    from teamtr.engines.paged.pool import SamplerPool
+    from teamtr.engines.sampling import TokenSampler
     from teamtr.session.task import build_task
+    from trl_step import dataset_of
 
     imported = time.perf_counter()
     team_file = load_team_file(Path(a.team), a.settings)
@@ -320,38 +341,44 @@ def train_with_trl(a: argparse.Namespace) -> None:
         def on_train_begin(self, args: Any, state: Any, *_: Any, **__: Any) -> None:
             parts = {"import": imported - began, "load": time.perf_counter() - imported}
             log.append({"kind": "start", "seconds": parts, "time": time.time()})
-            self.evaluate(0)
 
         def on_step_end(self, args: Any, state: Any, *_: Any, **__: Any) -> None:
             wait()
             done = {"update": state.global_step, "sampled_tokens_total": sampled["tokens"], "time": time.time()}
             log.append({"kind": "update", **done})
+            if state.global_step == 1:
+                self.evaluate(0)
             self.evaluate(state.global_step)
 
         def evaluate(self, updates: int) -> None:
             """Where it is due. It changes nothing: neither the model nor what is drawn after it."""
             if not evaluation.every or (updates % (stage * evaluation.every) and updates < steps):
                 return
-            started, config = time.perf_counter(), copy.deepcopy(trainer.generation_config)
-            if evaluation.temperature is not None:
-                config.do_sample, config.temperature = evaluation.temperature > 0, evaluation.temperature or None
-            trainer.model.eval()
-            with torch.random.fork_rng():
-                torch.manual_seed(seed_of(team_file.seed, "eval", "test", updates))
-                at_once = max(rows, ANSWERED_AT_ONCE)
-                found = alone.evaluated(trainer.model, held_out, evaluation.samples, at_once, config)
-            trainer.model.train()
+            started = time.perf_counter()
+            with torch.random.fork_rng():  # a sampling copy begins with random weights
+                found = alone.evaluated(partial(self.say, updates), held_out, evaluation.samples)
             log.append({**found, "updates": updates, "seconds": time.perf_counter() - started})
 
+        def say(self, updates: int, prompts: list[Ids]) -> list[Ids]:
+            model = trainer.model.get_base_model()
+            server = pool.server_of(model)
+            server.copy.fill(model, "default" if updates else None, version=str(updates), base="")
+            noise = uniforms(seed_of(team_file.seed, "eval", "test", updates), len(prompts), longest)
+            ends, drawing = frozenset(trainer.generation_config.eos_token_id), TokenSampler(temperature)
+            samples = server.sample(str(updates), prompts, noise, drawing=drawing, end_ids=ends)
+            return [sample.token_ids for sample in samples]
+
     gpu = torch.cuda.is_available()
+    pool = SamplerPool("bf16" if gpu else "fp32", device(), (PAGES_GB << 30) if gpu else None)
+    temperature = team_file.sampling.temperature if evaluation.temperature is None else evaluation.temperature
+    longest = sum(each.max_tokens for each in team_file.team.agents) * team_file.team.rounds
     micro_batch = min(a.trl_micro_batch, rows)
     if rows % micro_batch:
         raise SystemExit(f"--trl-micro-batch {micro_batch} does not divide the {rows} episodes of an update")
     settings = GRPOConfig(
         output_dir=str(a.out / "trl"), max_steps=steps, per_device_train_batch_size=micro_batch,
         gradient_accumulation_steps=rows // micro_batch, num_generations=plan.group_size,
-        max_completion_length=sum(each.max_tokens for each in team_file.team.agents) * team_file.team.rounds,
-        temperature=team_file.sampling.temperature, top_p=1.0, top_k=0, beta=0.0,
+        max_completion_length=longest, temperature=team_file.sampling.temperature, top_p=1.0, top_k=0, beta=0.0,
         learning_rate=team_file.learner.learning_rate, lr_scheduler_type="constant", gradient_checkpointing=False,
         bf16=gpu, use_cpu=not gpu, seed=team_file.seed, report_to="none", logging_strategy="no", save_strategy="no",
         disable_tqdm=True,
@@ -361,7 +388,7 @@ def train_with_trl(a: argparse.Namespace) -> None:
     trainer = GRPOTrainer(
         model=AutoModelForCausalLM.from_pretrained(agent.model, dtype=torch.bfloat16 if gpu else torch.float32),
         reward_funcs=reward, args=settings, processing_class=alone.tokenizer, callbacks=[Clock()],
-        train_dataset=Dataset.from_dict({"prompt": [alone.asked(problems[k]) for k in numbers], "number": numbers}),
+        train_dataset=dataset_of({"prompt": [alone.asked(problems[k]) for k in numbers], "number": numbers}),
         peft_config=LoraConfig(
             r=lora.rank, lora_alpha=lora.alpha, target_modules=targets, lora_dropout=0.0, task_type="CAUSAL_LM"
         ),
@@ -408,10 +435,18 @@ def main() -> None:
     methods = [*((plan, plan) for plan in a.plans.split(",") if plan), *([(TRL, "trl")] if a.trl else [])]
     if not methods:
         parser.error("nothing to measure: name a plan with --plans, or add --trl")
+    if a.trl and importlib.util.find_spec("trl") is None:
+        parser.error("--trl: trl is not installed")
     a.out.mkdir(parents=True)
-    found, logs = {}, {}
+    found, logs, lost = {}, {}, ""
     for method, name in methods:
-        found[method], logs[method] = measure(method, name, a)
+        try:
+            found[method], logs[method] = measure(method, name, a)
+        except RuntimeError as error:  # of a library that is not ours: what was measured before it is not lost
+            if method != TRL or not found:
+                raise
+            lost = f"{method}: not measured: {error}"
+            continue
         so_far(method, as_row(method, found[method])[1:])
         require_same_problems(logs)
     waited = ("", "cold s", "first update s", "before", f"+{a.points:g} points s", "tokens", "gain", "best", "updates")
@@ -422,6 +457,8 @@ def main() -> None:
     asked = max(each.problems for each in found.values())
     title = f"{a.team}: what one waits for; success on {asked} held-out problems, {a.samples} answers each"
     report(title, header, rows, {"benchmark": "time_to", **options, **record}, a.json)
+    if lost:
+        sys.exit(lost)
 
 
 if __name__ == "__main__":

@@ -44,6 +44,15 @@ def word_tokenizer(vocabulary: int) -> Any:
     )
 
 
+def dataset_of(columns: dict[str, list[Any]]) -> Any:
+    """A Dataset with a name of ours. One of its own is a hash of what pickles it, pyarrow among that: by its content,
+    which cannot be pickled, where pyarrow is not in a folder called ``site-packages``."""
+    from datasets import Dataset
+    from datasets.table import InMemoryTable
+
+    return Dataset(InMemoryTable.from_pydict(columns), fingerprint="rows")
+
+
 def grpo_step(
     shape: str,
     *,
@@ -64,7 +73,6 @@ def grpo_step(
     ``lora`` is the adapter's rank, on all linear layers; ``precision`` is fp32, bf16 or fp16; ``cache`` is what
     ``generate`` is told to use ("static" compiles and captures it). Needs trl.
     """
-    from datasets import Dataset
     from peft import LoraConfig
     from transformers import PrinterCallback
     from trl import GRPOConfig, GRPOTrainer
@@ -101,7 +109,7 @@ def grpo_step(
         )  # fmt: skip
         trainer = GRPOTrainer(
             model=model, reward_funcs=reward, args=settings, processing_class=tokenizer, callbacks=[clock],
-            train_dataset=Dataset.from_dict({"prompt": prompts}),
+            train_dataset=dataset_of({"prompt": prompts}),
             peft_config=LoraConfig(
                 r=lora, lora_alpha=2 * lora, target_modules="all-linear", lora_dropout=0.0, task_type="CAUSAL_LM"
             ),

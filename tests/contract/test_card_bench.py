@@ -79,7 +79,7 @@ class Here:
         return str(self.folder / f"{name}.py")
 
     def command(self, *jobs: dict[str, Any], more: tuple[str, ...] = ()) -> list[str]:
-        made = [{"limit_s": 900.0, **job} for job in jobs]
+        made = [{"takes_s": 1.0, "limit_s": 900.0, **job} for job in jobs]
         text = DRIVER.format(bench=str(ROOT / "bench"), here=str(self.folder), jobs=made)
         self.driver.write_text(text)
         return [sys.executable, str(self.driver), "--out", str(self.out), *more]
@@ -209,6 +209,33 @@ def test_jobs_run_in_the_order_in_which_they_are_named(here: Here) -> None:
     assert "--jobs: d; there are a, b, c" in refused.stderr
 
 
+def test_what_does_not_fit_into_the_seconds_that_are_left_is_put_off(here: Here) -> None:
+    counts = here.write("counts", COUNTS)
+    long, short = ({"name": name, "command": counts, "takes_s": takes} for name, takes in (("a", 5e3), ("b", 10.0)))
+    status, ((first, why), second) = here.run(long, short, more=("--for", "4000"))
+    assert (status, first, second) == (1, "a", ["b", "done"])
+    assert why.startswith("put off: takes 5020 s, 4000 are left"), "with what importing takes"
+    assert here.run(long, short, more=("--for", "9000")) == (0, [["a", "done"], ["b", "done"]])
+    assert here.count == 2
+
+
+def test_a_job_ends_with_the_seconds_that_are_left(here: Here) -> None:
+    hangs = here.write("hangs", HANGS)
+    status, [[_, how]] = here.run({"name": "one", "command": hangs}, more=("--for", "500"))
+    assert status == 1
+    assert 480.0 < float(how.removeprefix("cut off after ").removesuffix(" s")) <= 495.0
+
+
+def test_what_was_cut_off_is_tried_again_after_all_others(here: Here) -> None:
+    hangs, counts = here.write("hangs", HANGS), here.write("counts", COUNTS)
+    one, other = {"name": "one", "command": hangs}, {"name": "other", "command": counts}
+    assert here.run(one, more=("--jobs", "one"))[0] == 1
+    (here.folder / "late").unlink()
+    here.write("hangs", COUNTS)
+    assert here.run(one, other) == (0, [["other", "done"], ["one", "done"]])
+    assert here.run(one, other) == (0, [["one", "done"], ["other", "done"]])
+
+
 def test_who_ends_it_ends_the_job_that_is_running(here: Here) -> None:
     hangs = here.write("hangs", HANGS.replace("late", "hanging"))
     with subprocess.Popen(here.command({"name": "one", "command": hangs}), stdout=subprocess.PIPE) as running:
@@ -257,6 +284,19 @@ def test_what_a_job_needs_must_be_there(card: ModuleType, tmp_path: Path, monkey
         0.0, "left out: needs --model FOLDER, GSM8K in TEAMTR_DATA",
     )  # fmt: skip
     assert card.run(jobs["ragged"], tmp_path, False, False) == (0.0, "left out: needs a run of time_to")
+    monkeypatch.setattr(card, "find_spec", lambda name: None)
+    (tmp_path / "gsm8k").mkdir()
+    jobs = {job.name: job for job in card.jobs_of(tmp_path, tmp_path, False)}
+    assert card.run(jobs["time_to_trl"], tmp_path, False, False) == (0.0, "left out: needs TRL, its datasets")
+
+
+def test_jobs_take_less_than_their_limits_and_what_the_docstring_says(card: ModuleType, tmp_path: Path) -> None:
+    jobs = {job.name: job for job in card.jobs_of(tmp_path, None, False)}
+    for job in jobs.values():
+        assert job.takes_s < job.limit_s < 600, "one command may take ten minutes"
+    first, whole = ([*jobs.values()][:4], [*jobs.values()])
+    told = [sum(job.takes_s for job in some) + card.PRELOADING_S for some in (first, whole)]
+    assert all(f"{seconds:,.0f} s" in card.__doc__ for seconds in told), told
 
 
 def test_time_to_begins_with_the_team_of_the_results_and_without_runs(card: ModuleType, tmp_path: Path) -> None:

@@ -8,8 +8,9 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -108,6 +109,51 @@ def test_a_round_plays_once_and_that_counts_before_every_update(growth, cpu, mon
     assert (first["sample"], second["sample"]) == pytest.approx((3 * sampled[0], 3 * sampled[3]))
 
 
+@pytest.mark.long
+def test_sampling_in_pieces_reads_what_a_play_reads_and_counts_every_token(growth, cpu, monkeypatch):
+    """On a clock that counts what is computed: a step takes as many seconds as the tokens that it reads."""
+    clock, asked = {"s": 0.0}, []
+
+    class Engine:
+        learners = ("a0", "a1")
+
+        def sample(self, agent, prompts, noise):
+            prompt, tokens = len(prompts[0]), noise.shape[1]
+            asked.append((agent, prompt, tokens))
+            clock["s"] += prompt + sum(prompt + k for k in range(tokens))
+
+    def timed(work):
+        before = clock["s"]
+        return growth.Timed(work(), clock["s"] - before, 2 * (clock["s"] - before))
+
+    monkeypatch.setattr(growth.Timed, "of", staticmethod(timed))
+    monkeypatch.setattr(growth, "PIECE", 10)
+    a = SimpleNamespace(shape="tiny", problems=2, group=2, prompt=8, tokens=100)
+    played = growth.in_pieces(Engine(), a, 1, 4)
+    first = [8 + 8 + 99 * (8 + 50), 108 + 108 + 99 * (108 + 50)]
+    assert played.wall == pytest.approx(sum(first), rel=0.01)
+    assert played.busy == 2 * played.wall
+    assert {(agent, prompt) for agent, prompt, tokens in asked if tokens == 11} == {
+        (agent, base + at) for agent, base in (("a0", 8), ("a1", 108)) for at in (7, 32, 57, 82)
+    }
+    for agent, read in (("a0", 8), ("a1", 108)):
+        contexts, messages, _ = played.found[agent]
+        assert ([len(c) for c in contexts], [len(m) for m in messages]) == ([read] * 4, [100] * 4)
+    np.testing.assert_array_equal(played.found["a1"][0][3][8:], played.found["a0"][1][3])
+
+
+@pytest.mark.long
+def test_a_point_in_pieces_is_measured_and_marked(growth, page, cpu):
+    point = replace(growth.ON_A_CPU.middle, episodes=4, group=2, prompt=3, tokens=8)
+    warm, *updates = growth.measure(point, 1, 2)
+    assert warm == {"warm": True}
+    assert len(updates) == 2
+    one = replace(made(growth, replace(growth.ON_A_CPU.middle, tokens=64), updates[0]["phases"]), pieces=2)
+    assert "With 64 tokens of a message, sampling was timed in 2 pieces" in page.part({one.point: one}, "f", None)
+    plain = made(growth, growth.ON_A_CPU.middle, updates[0]["phases"])
+    assert "pieces" not in page.part({plain.point: plain}, "f", None)
+
+
 def test_a_point_that_takes_too_long_is_ended_and_what_it_told_is_kept(growth):
     told = json.dumps({"phases": {}, "core": 1.0})
     heard = growth.listen(child('{"warm": true}', told, then="time.sleep(600)"), growth.Limits(600.0, 0.05))
@@ -120,9 +166,9 @@ def test_the_next_point_waits_for_its_turn_while_one_is_measured(growth, tmp_pat
     """Where cores are free for it. It is not begun before, and one that is not needed is ended."""
     begun: list[growth.Child] = []
     waits = "word = sys.stdin.readline()\nprint(1 if word == 'go\\n' else 2)"
-    monkeypatch.setattr(growth, "command_of", lambda point, _: [sys.executable, "-c", f"import sys\n{waits}"])
+    monkeypatch.setattr(growth, "command_of", lambda point, *_: [sys.executable, "-c", f"import sys\n{waits}"])
 
-    def run_point(point, middle, card, limits, repeats, started):
+    def run_point(point, middle, card, limits, repeats, started, pieces):
         child = started or growth.Child(growth.command_of(point, repeats))
         begun.append(child)
         with child:
@@ -141,6 +187,20 @@ def test_the_next_point_waits_for_its_turn_while_one_is_measured(growth, tmp_pat
     assert [children.index(child) for child in begun] == [1, 0, 2], "the second waited before the first began"
     assert len(children) == 4, "one more waited behind the one that was cut off"
     assert all(child.process.poll() is not None for child in children)
+
+
+def test_points_are_measured_again_where_that_is_asked_for(growth, tmp_path, monkeypatch):
+    measured, file, grid = [], tmp_path / "points.jsonl", growth.ON_A_CPU
+
+    def run_point(point, middle, card, limits, repeats, started, pieces):
+        measured.append((point.episodes, pieces))
+        return made(growth, point, dict.fromkeys(PHASES, 1.0))
+
+    monkeypatch.setattr(growth, "run_point", run_point)
+    small = growth.Grid(grid.middle, {"episodes": (16, 32)})
+    for pieces, again in ((None, False), (None, False), (3, True)):
+        growth.measure_all(small, ["episodes"], file, "cpu", growth.Limits(1.0, 1.0), 1, pieces, again)
+    assert measured == [(16, None), (32, None), (16, 3), (32, 3)]
 
 
 def test_a_point_that_does_not_fit_is_told_apart_from_one_that_fails(growth):
@@ -170,7 +230,7 @@ def test_a_point_s_process_tells_why_it_ends(growth, cpu, error, told, monkeypat
 def test_the_same_command_goes_on_where_it_stopped(growth, tmp_path, monkeypatch, capsys):
     asked: list[int] = []
 
-    def run_point(point, middle, card, limits, repeats, started):
+    def run_point(point, middle, card, limits, repeats, started, pieces):
         asked.append(point.agents)
         cut = "over" if point.agents > limits.limit_s / 10 else None
         return replace(made(growth, point, dict.fromkeys(PHASES, 1.0), cut=cut), limit_s=limits.limit_s)

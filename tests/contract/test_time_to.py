@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-import torch
 
 from teamtr.evaluation.metrics import alike_interval, bootstrap_interval
 from teamtr.store.log import Log
@@ -86,6 +85,14 @@ def test_the_clock_goes_on_from_the_first_update_and_stands_still_while_the_team
     assert [look.seconds for look in found.looks] == [0.0, 12.0 + 10.0, 12.0 + 37.0 - 7.0]
     assert found.seconds == 12.0 + 52.0 - 7.0 - 5.0
     assert [look.updates for look in found.looks] == [0, 2, 4]
+
+
+def test_who_is_evaluated_as_before_training_after_the_first_update_has_waited_for_nothing_then(bench):
+    records = [start(), update(1, 12.0, 300), evaluation(0, 30.0, [0.0] * 4), update(2, 50.0, 500),
+               evaluation(2, 6.0, [1.0] * 4), update(3, 66.0, 700)]  # fmt: skip
+    found = bench.Course.of(records, first_s=12.0, limit=600.0)
+    assert found.looks == (bench.Look(0, 0.0, 0, (0.0,) * 4), bench.Look(2, 20.0, 500, (1.0,) * 4))
+    assert found.seconds == 30.0
 
 
 def test_an_evaluation_counts_at_the_update_that_it_is_about_with_the_tokens_of_training_alone(bench):
@@ -223,6 +230,45 @@ def test_the_run_that_is_watched_ends_with_whoever_watches_it(tmp_path):
         watching.kill()
 
 
+def test_what_a_run_has_logged_is_told_while_it_goes_on(bench, capsys):
+    """One that is cut off has not been for nothing."""
+    asked = []
+    enough = bench.telling("auto", lambda records, began: asked.append((len(records), began)) or len(records) > 3)
+    assert not enough(run()[:2], BEGAN)
+    assert not enough(run()[:2], BEGAN)
+    assert enough(run()[:5], BEGAN)
+    assert asked == [(2, BEGAN), (2, BEGAN), (5, BEGAN)]
+    first, *others = capsys.readouterr().err.splitlines()
+    assert first.startswith("auto, start {'seconds': {'load': 4.0,")
+    assert others == [
+        "auto, eval {'updates': 0, 'seconds': 50.0, 'avg_at_k': 0.375}",
+        "auto, update {'update': 1, 's after the command': 70.0}",
+        "auto, update {'update': 2, 's after the command': 80.0}",
+    ]
+
+
+def test_one_run_tells_what_trl_takes_until_its_first_update_and_until_it_is_better(bench, tmp_path, monkeypatch):
+    records = [start(), update(1, 12.0, 300), evaluation(0, 30.0, [0.0] * 4), update(2, 50.0, 500),
+               evaluation(2, 6.0, [1.0] * 4)]  # fmt: skip
+    asked = []
+
+    def watch(command, folder, limit, environment, enough):
+        asked.append((folder.name, "--as-trl" in command, "eval.every=2" in command))
+        done = [enough(records[:n], BEGAN) for n in range(6)]
+        assert done == [False] * 5 + [True]
+        return BEGAN, records
+
+    monkeypatch.setattr(bench, "watch", watch)
+    a = SimpleNamespace(team="team.yaml", settings=[], problems=4, samples=8, every=2, points=10.0, limit=30.0,
+                        cold=False, out=tmp_path, trl_micro_batch=8)  # fmt: skip
+    found, _ = bench.measure(bench.TRL, "trl", a)
+    assert asked == [("trl", True, True)]
+    assert (found.first.seconds, found.before, found.seconds, found.tokens) == (12.0, 0.0, 20.0, 500)
+    records[1:] = []
+    monkeypatch.setattr(bench, "watch", lambda *_: (BEGAN, records))
+    assert bench.measure(bench.TRL, "trl", a)[0] == bench.Wait(None, None)
+
+
 def test_a_run_that_fails_is_no_measurement(bench, tmp_path, monkeypatch):
     monkeypatch.setattr(bench, "LOOK_EVERY_S", 0.01)
     command = saying(tmp_path / "auto", '{"kind":"update"}', then="sys.exit('no such model')")
@@ -278,45 +324,20 @@ def test_a_method_is_run_cold_and_warm_to_its_first_update_and_then_until_it_is_
 # -- one model alone ----------------------------------------------------------------------------------------------
 
 
-def test_a_generated_row_ends_with_the_first_token_that_ends_it(bench):
-    assert bench.until_end([5, 6, 2, 2, 2], [2, 3]) == [5, 6, 2]
-    assert bench.until_end([3, 5, 6], [2, 3]) == [3]
-    assert bench.until_end([5, 6], [2]) == [5, 6]
-    assert bench.until_end([], [2]) == []
-
-
 class Words:
-    """A tokenizer of digits, with 9 for what pads on the left and 2 for the end."""
+    """A tokenizer of digits, with 2 for the end."""
 
     def apply_chat_template(self, messages: Any, *, tokenize: bool, add_generation_prompt: bool) -> str:
         assert add_generation_prompt
         assert not tokenize
         return "".join(message["content"] for message in messages)
 
-    def __call__(self, texts: list[str], *, padding_side: str, **_: Any) -> dict[str, torch.Tensor]:
-        assert padding_side == "left"
-        width = max(map(len, texts))
-        ids = torch.tensor([[int(digit) for digit in text.rjust(width, "9")] for text in texts])
-        return {"input_ids": ids, "attention_mask": (ids != 9).long()}
+    def __call__(self, texts: list[str], *, add_special_tokens: bool) -> dict[str, list[list[int]]]:
+        assert not add_special_tokens
+        return {"input_ids": [[int(digit) for digit in text] for text in texts]}
 
     def batch_decode(self, rows: list[list[int]], *, skip_special_tokens: bool) -> list[str]:
         return ["".join(str(token) for token in row if token != 2) for row in rows]
-
-
-class Echo:
-    """Says the last digit of its prompt and ends; every third time it says 8 and does not end."""
-
-    device = torch.device("cpu")
-
-    def __init__(self) -> None:
-        self.asked: list[int] = []
-
-    def generate(self, *, input_ids: torch.Tensor, attention_mask: torch.Tensor, generation_config: Any) -> Any:
-        rows = []
-        for row in input_ids.tolist():
-            self.asked.append(row[-1])
-            rows.append([*row, 8, 8, 8] if len(self.asked) % 3 == 0 else [*row, row[-1], 2, 2])
-        return torch.tensor(rows)
 
 
 def test_one_model_is_asked_and_graded_as_often_as_the_team_and_its_tokens_are_counted(bench):
@@ -324,11 +345,17 @@ def test_one_model_is_asked_and_graded_as_often_as_the_team_and_its_tokens_are_c
         def grade(self, episodes: Any) -> list[Any]:
             return [SimpleNamespace(right=text == problem.answer) for problem, text, _ in episodes]
 
+    asked: list[list[int]] = []
+
+    def say(prompts: list[Any]) -> list[list[int]]:
+        """The last digit of the prompt and the end; every third time 8, without an end."""
+        asked.extend(prompt.tolist() for prompt in prompts)
+        return [[8, 8, 8] if k % 3 == 2 else [int(prompt[-1]), 2] for k, prompt in enumerate(prompts)]
+
     problems = [SimpleNamespace(id=f"p{k}", prompt="1" * k + str(k), answer=str(k)) for k in (3, 4, 5)]
-    model, config = Echo(), SimpleNamespace(eos_token_id=[2])
     alone = bench.Alone(Digits(), "70", Words())
-    found = alone.evaluated(model, problems, samples=2, rows=4, config=config)
-    assert model.asked == [3, 3, 4, 4, 5, 5]
+    found = alone.evaluated(say, problems, samples=2)
+    assert asked == [[7, 0, *[1] * k, k] for k in (3, 3, 4, 4, 5, 5)]
     assert found["problem_ids"] == ["p3", "p4", "p5"]
     assert found["success_P"] == [1.0, 0.5, 0.5]
     assert found["avg_at_k"] == pytest.approx(2 / 3)
@@ -336,6 +363,17 @@ def test_one_model_is_asked_and_graded_as_often_as_the_team_and_its_tokens_are_c
     assert (found["kind"], found["samples"]) == ("eval", 2)
     assert alone.asked(problems[0])[0] == {"role": "system", "content": "70"}
     assert [m["role"] for m in bench.Alone(Digits(), "", Words()).asked(problems[0])] == ["user"]
+
+
+def test_rows_for_trl_have_a_name_without_a_hash(bench, monkeypatch):
+    """A hash pickles pyarrow's source where it lies in a folder of another name than usual, and fails."""
+    fingerprint = pytest.importorskip("datasets.fingerprint")
+    monkeypatch.setattr("datasets.arrow_dataset.generate_fingerprint", lambda _: pytest.fail("hashed"))
+    rows = importlib.import_module("trl_step").dataset_of(
+        {"prompt": [[{"role": "user", "content": "1"}]], "number": [5]}
+    )
+    assert fingerprint is not None
+    assert rows[0] == {"prompt": [{"role": "user", "content": "1"}], "number": 5}
 
 
 # -- the command --------------------------------------------------------------------------------------------------
@@ -356,6 +394,29 @@ def test_a_plan_of_a_tiny_team_is_measured(bench, tmp_path, monkeypatch, capsys)
     assert found["problems"] == 8
     first = Log(out / "auto-first" / "log.jsonl", writable=False).read()
     assert not [record for record in first if record["kind"] == "eval"]
+
+
+def test_plans_are_reported_where_trl_fails(bench, tmp_path, monkeypatch, capsys):
+    def measure(method, name, a):
+        if method == bench.TRL:
+            raise RuntimeError("no room")
+        return waited(bench, run()), run()
+
+    monkeypatch.setattr(bench, "measure", measure)
+    monkeypatch.setattr(bench.importlib.util, "find_spec", lambda name: name)
+    words = ["time_to.py", "team.yaml", "--plans", "auto", "--trl", "--json", "--out"]
+    monkeypatch.setattr(sys, "argv", [*words, str(tmp_path / "out")])
+    with pytest.raises(SystemExit, match="one model: not measured: no room"):
+        bench.main()
+    assert json.loads(capsys.readouterr().out)["results"]["auto"]["seconds"] == 42.0
+    monkeypatch.setattr(sys, "argv", [*words, str(tmp_path / "other"), "--plans", ""])
+    with pytest.raises(RuntimeError, match="no room"):
+        bench.main()
+    monkeypatch.setattr(bench.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(sys, "argv", [*words, str(tmp_path / "third")])
+    with pytest.raises(SystemExit):
+        bench.main()
+    assert "trl is not installed" in capsys.readouterr().err
 
 
 def test_what_the_benchmark_sets_itself_is_not_taken_as_a_setting(bench, tmp_path, monkeypatch, capsys):
