@@ -59,6 +59,7 @@ from growth_page import AXES, PHASES, Measured, Point, draw, on_axis, read, setu
 from memory import peak_mib
 from teamtr.errors import UserError, first_line
 from teamtr.planning.cards import CARDS, card_named
+from teamtr.ports import GB
 from teamtr.randomness import uniforms
 
 UPDATED = 4
@@ -134,7 +135,8 @@ class Timed:
 
 
 def measure(point: Point, repeats: int, pieces: int | None = None) -> Iterator[dict[str, Any]]:
-    """A line when it is warm, then one for every update with what playing its batch takes; one if it does not fit."""
+    """A line when it is warm, on a card with the plan of what the rehearsal settled, then one for every update with
+    what playing its batch takes; one if it does not fit."""
     gpu = torch.cuda.is_available()
     if not gpu:
         torch.set_num_threads(1)
@@ -151,13 +153,16 @@ def measure(point: Point, repeats: int, pieces: int | None = None) -> Iterator[d
             make_model(point.shape, eos_token_id=NEVER, max_position_embeddings=max(8192, point.longest)), point.agents,
             a.precision, micro_batch=point.micro_batch, sampler="bf16" if gpu else None,
         )  # fmt: skip
+        settled: dict[str, float] = {}
         if gpu:  # as a run does: settles the micro-batch, and whether activations are recomputed
-            engine.rehearse(setup_of(point, "H200").demand)
+            demand = setup_of(point, "H200").demand
+            engine.rehearse(demand)
+            settled = {"planned_gb": engine.memory_plan(demand).total / GB}
         else:
             longest_context = point.longest - point.tokens
             engine.learner("a0").policy.reserve(point.episodes, longest_context, point.tokens)  # for all on its base
         stage.warm(engine, stage.play(engine, short, 0, Counter(), point.agents), short)
-        yield {"warm": True}
+        yield {"warm": True, **settled}
         names = list(engine.learners)
         for seed in range(1, repeats + 1):
             played = in_pieces(engine, a, seed, pieces) if pieces else Timed.of(partial(_play, engine, a, seed))
@@ -239,6 +244,7 @@ class Heard:
     updates: list[dict[str, Any]] = field(default_factory=list)
     cut: str | None = None
     over: str | None = None
+    planned_gb: float | None = None
 
 
 @dataclass(eq=False)
@@ -295,6 +301,7 @@ def listen(command: Sequence[str], limits: Limits, started: Child | None = None)
                 told = json.loads(line)
                 if "warm" in told:
                     running.cancel()
+                    heard.planned_gb = told.get("planned_gb")
                     running = timer(limits.limit_s, f"over {limits.limit_s:g} s")
                 elif "cut" in told:
                     heard.cut = told["cut"]
@@ -343,6 +350,7 @@ def run_point(
         cut=None if rounds else heard.cut or heard.over or "ended without a round",
         core=sum(cores) / len(cores) if cores else None,
         pieces=pieces,
+        planned_gb=heard.planned_gb,
         versions={name: version for name, version in versions().items() if name in ("torch", "transformers", "peft")},
     )
 

@@ -63,7 +63,9 @@ class Point:
 @dataclass(frozen=True)
 class Measured:
     """A point as it was measured: seconds by phase of each round (a stage), the peak of memory in GB, why it was cut
-    off (then there is no round), and ``core``: the share of a CPU core that it had, on a CPU."""
+    off (then there is no round), and ``core``: the share of a CPU core that it had, on a CPU. ``planned_gb``: the plan
+    of the models as they were, with the micro-batch and the recomputing that the rehearsal settled; None on a CPU, and
+    of points that were measured before it was asked for."""
 
     point: Point
     middle: Point
@@ -77,6 +79,7 @@ class Measured:
     versions: Mapping[str, str | None]
     pieces: int | None = None
     """In which a turn's sampling was timed; None: all of it."""
+    planned_gb: float | None = None
 
     def seconds(self, phase: str) -> list[float]:
         """Of every round; of a whole stage for ``stage``."""
@@ -130,6 +133,12 @@ def predicted(point: Point, card: str) -> Prediction:
     return predict(setup_of(point, card))
 
 
+def predicted_gb(one: Measured, found: Prediction) -> float:
+    """The plan that was made where it ran, else the one by the card's data sheet alone: its micro-batch may be another
+    than the one that was settled."""
+    return found.memory.plan.total / GB if one.planned_gb is None else one.planned_gb
+
+
 def predicted_seconds(found: Prediction, phase: str) -> float:
     """Of a stage without its checkpoint, which the benchmark does not write."""
     return sum(found.phases[p].seconds for p in (PHASES if phase == "stage" else (phase,)))
@@ -165,7 +174,7 @@ def growths(whole: Sequence[Measured], axis: str) -> list[Growth]:
         found.append(Growth(phase, told, f"{plan:z.2f}", _bend(n, means)))
     if all(one.peak_gb for one in whole):
         peaks = np.array([one.peak_gb for one in whole])
-        plan = slope(n, np.array([one.memory.plan.total for one in plans]))
+        plan = slope(n, np.array([predicted_gb(one, plan) for one, plan in zip(whole, plans, strict=True)]))
         found.append(Growth("memory", f"{slope(n, peaks):z.2f}", f"{plan:z.2f}", _bend(n, peaks)))
     return found
 
@@ -203,7 +212,7 @@ def _points(rows: Sequence[Measured], axis: str) -> list[str]:
     cells = []
     for one in rows:
         plan = predicted(one.point, one.card)
-        stage, memory = predicted_seconds(plan, "stage"), _number(plan.memory.plan.total / GB)
+        stage, memory = predicted_seconds(plan, "stage"), _number(predicted_gb(one, plan))
         place = _number(one.point.at(axis)) + (f" ({one.point.shape})" if axis == "model" else "")
         if one.cut is not None:
             cells.append((place, one.cut, "", "", "", "", _number(stage), "", "", memory))

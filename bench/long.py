@@ -8,10 +8,11 @@
 
 Every message has all its tokens: nothing ends one. The first agent speaks on a prompt that a group has in common, the
 second on that and the first one's message; the second is updated. "score" freezes the old policy, "train" is one step
-on a quarter of the messages and then another (a first one finds its loss scale and its kernels), "gate" measures the
-exact KL of all of them. Before these the longest step is rehearsed, as a run does, which settles the micro-batch and
-whether activations are recomputed (``--recompute``). "planned" is what the same models, card and settings are predicted
-to take; the peak of a phase is beside the plan of all of them.
+on a quarter of the messages and then another (a first one finds its loss scale and its kernels; "passed / asked" is 1
+where no micro-batch was computed again at a smaller scale), "gate" measures the exact KL of all of them. Before these
+the longest step is rehearsed, as a run does, which settles the micro-batch and whether activations are recomputed
+(``--recompute``). "planned" is what the same models, card and settings are predicted to take; the peak of a phase is
+beside the plan of all of them.
 
 ``--planned``: what one H200 holds by plan of 64 episodes, with activations kept and recomputed: the table of
 docs/sizing.md.
@@ -192,10 +193,12 @@ def measured(a: argparse.Namespace, tokens: int) -> Iterator[dict[str, Any]]:
     _, took, peak = timed(lambda: learner.begin(batch))
     yield row("score", read, took, peak)
     ones = np.where(some % 2 == 0, 1.0, -1.0)
-    passed = sum(len(grown[k]) + tokens for k in some)
+    asked = sum(len(grown[k]) + tokens for k in some)
     for phase in ("train", "train, second"):
+        before_step = learner.passes.tokens["trained"]
         _, took, peak = timed(lambda: learner.step(some, ones, Objective(), beta=1.0, learning_rate=1e-5))
-        yield row(phase, passed, took, peak)
+        passed = learner.passes.tokens["trained"] - before_step
+        yield {**row(phase, asked, took, peak), "passed / asked": passed / asked}
     kl, took, peak = timed(learner.measure)
     yield {**row("gate", read, took, peak), "KL, nats per message": float(kl.full_M.mean())}
     learner.restore(before)

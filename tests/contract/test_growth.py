@@ -273,6 +273,24 @@ def test_the_card_that_is_here_is_found_in_the_table(growth, name, card, monkeyp
 # -- what is told of it -------------------------------------------------------------------------------------------
 
 
+def test_a_plan_that_was_made_where_a_point_ran_stands_beside_its_peak(growth, page, lines, monkeypatch):
+    """What a run settles on may be another micro-batch than the one that fits by the card's data sheet."""
+    told = [
+        '{"warm": true, "planned_gb": 154.0}',
+        json.dumps({"phases": dict.fromkeys(PHASES, 1.0), "core": 1.0, "peak_gb": 135.0}),
+    ]
+    monkeypatch.setattr(growth, "command_of", lambda point, repeats: child(*told))
+    middle = growth.ON_A_CPU.middle
+    ran = growth.run_point(replace(middle, agents=1), middle, "cpu", growth.Limits(600.0, 600.0), 1)
+    lines.write_text(ran.as_line() + made(growth, middle, dict.fromkeys(PHASES, 1.0)).as_line())
+    measured = growth.read(lines)
+    by_sheet = page.predicted(middle, "cpu").memory.plan.total / 2**30
+    ends = [
+        line.split(" | ")[-2:] for line in page.markdown(measured).splitlines() if line.startswith(("| 1 |", "| 2 |"))
+    ]
+    assert ends == [["135", "154 |"], ["0.5", f"{by_sheet:.3g} |"]]
+
+
 def test_exponents_and_bends_are_those_of_the_points_that_were_not_cut_off(growth, page, lines):
     measured = growth.read(lines)
     points = page.on_axis(measured, growth.ON_A_CPU.middle, "agents")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import weakref
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -37,6 +39,8 @@ from teamtr.engines.torch.attention import AttentionShape, Unsupported
 from teamtr.engines.torch.loading import TinyShape, tiny_model
 from teamtr.engines.torch.policy import TransformerPolicy
 from teamtr.errors import UserError
+from teamtr.planning.memory import spread_bytes_per_token
+from teamtr.planning.shape import ModelShape
 from teamtr.ports import Demand, Lengths, MemoryItem, MemoryPlan
 from teamtr.rollout import play
 from teamtr.session import checks, driver
@@ -173,6 +177,59 @@ def test_what_is_planned_for_a_step_is_what_autograd_keeps(shared, precision, pa
     sizes = trained(learner)
     planned = sizes.kept_bytes(lengths, 8) - sizes.kept_bytes(lengths, 4)
     assert planned == pytest.approx(measured, rel=0.15)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("train", ["lora", "full"])
+def test_rows_that_begin_alike_keep_what_attention_answers_twice(train):
+    """As rows and as tokens: of each token that a row has alone, 3 layers of 64 numbers more than of rows apart."""
+    text = TEAM.replace("width: 32", "width: 64").replace("layers: 1", "layers: 3")
+    learner = build(loads(text.format(train=train, engine="plain"), name="plan.yaml")).engine.learner("left")
+    sizes, passed = trained(learner), Lengths(prompt=48, message=3, shared=8)  # nothing follows from a last token
+    batch = _longest_batch("left", replace(passed, message=4), 8, processes=1)
+    measured, few = (kept_for_backward(learner, batch.prompts[:rows], batch.messages[:rows]) for rows in (8, 4))
+    assert sizes.spread_bytes_per_token == 3 * 64 * 4
+    assert sizes.kept_bytes(passed, 8) - sizes.kept_bytes(passed, 4) == pytest.approx(measured - few, rel=0.01)
+    assert sizes.kept_bytes(passed, 1) == passed.whole * sizes.kept_bytes_per_token, "one row is not spread"
+    apart = replace(passed, shared=0)
+    assert sizes.kept_bytes(apart, 8) == 8 * apart.whole * sizes.kept_bytes_per_token, "nor are those apart"
+    learner.policy.packs = False
+    assert trained(learner).spread_bytes_per_token == 0.0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["Qwen3", "Llama"])
+def test_of_rows_that_begin_alike_a_card_keeps_values_twice_where_norms_keep_their_rows(kind, monkeypatch):
+    """Counted as they are computed from a config: joined products, kernels that do nothing."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "bench"))
+    launches = importlib.import_module("launches")
+    policy = launches.make_policy(kind, 3)
+    learner = PolicyLearner("agent", policy, micro_batch=8)
+    shape = ModelShape.of(policy.causal_lm.config.to_dict())
+    assert shape.head_norms == (kind == "Qwen3")
+    with launches.by_the_way_of_a_card(Counter(), together=True):
+        activation_bytes_per_token(learner)  # after the first pass, factors are rounded at once
+        counted = trained(learner)
+    assert counted.spread_bytes_per_token == spread_bytes_per_token(shape, "bf16", rank=8)
+    assert counted.spread_bytes_per_token == 3 * 2 * (4 * 16 + (2 * 16 if kind == "Qwen3" else 0))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("rows", "lengths", "recompute"), [
+    (4, Lengths(4352, 4096, 256), False),  # the step that took 135 GB on a card: more than was planned for it before
+    (4, Lengths(4352, 4096, 0), False),
+    (2, Lengths(16_640, 16_384, 0), True),
+])  # fmt: skip
+def test_no_step_holds_more_on_a_card_than_is_planned_counted_at_its_true_shape(rows, lengths, recompute, monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "bench"))
+    held = importlib.import_module("held")
+    found = held.count("1.7b", rows, lengths, recompute=recompute)
+    assert found.kept < found.peak <= found.planned < 1.5 * found.peak
+    if not recompute:
+        logits = 0 if rows * lengths.message > 11_136 else 8 * rows * lengths.message * 151_936
+        per_token = 2_248_416 + (172_032 if lengths.shared else 0)
+        copies = (rows - 1) * lengths.shared * 344_064
+        assert found.kept == pytest.approx(lengths.distinct(rows) * per_token + copies + logits, rel=0.01)
 
 
 @pytest.mark.long

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch.utils.flop_counter import sdpa_backward_flop_count, sdpa_flop_count
 
 from planned import LARGE, QWEN3_1_7B, SHAPE, TEAM, setup, workers
 from teamtr.config import loads
@@ -20,7 +21,7 @@ from teamtr.planning.advice import helpful, placement, smallest_sharing
 from teamtr.planning.cards import CARDS, card_named
 from teamtr.planning.configs import shape_of_source, tiny_shape
 from teamtr.planning.exchange import exchange_seconds, gather_seconds
-from teamtr.planning.learning import LearnerCost, PassCount, Selection, step_rows
+from teamtr.planning.learning import ATTENTION_BACK, LearnerCost, PassCount, Selection, step_rows
 from teamtr.planning.memory import held, held_parameters, kept_bytes_per_token, memory_of
 from teamtr.planning.sampling import Decoder
 from teamtr.planning.seconds import Load, Spent, distinct
@@ -327,6 +328,45 @@ def test_tokens_of_a_step_share_the_prompts_that_are_drawn_together():
     rows = step_rows(LearnerCost(one, one.members[0]), Load.learned(one))
     assert rows.episodes == 128
     assert rows.problems == pytest.approx(64 * (1 - 0.75**8)), "of eight episodes, one at least is in a given quarter"
+
+
+@pytest.mark.parametrize(("precision", "recomputes"), [("fp16", False), ("fp16", True), ("fp32", False)])
+def test_attention_goes_back_in_two_and_a_half_times_what_it_takes_forward(precision, recomputes):
+    """One message of 16,384 tokens by hand, on prompts of as many: as torch counts its kernels, which keep no weights
+    of pairs. Of adapters; one pass more where a layer is computed again."""
+    forward, back = sdpa_flop_count(*[(1, 1, 64, 16)] * 3), sdpa_backward_flop_count(*[(1, 1, 64, 16)] * 4)
+    assert back / forward == ATTENTION_BACK
+    tokens, said = 32_768, 256
+    turn, card = PlannedTurn("a", tokens - said, said, alike=0), CARDS["H200"]
+    one = setup(micro_batch=1)
+    one = replace(one, turns=(turn, *one.turns[1:]), learning=replace(one.learning, precision=precision))
+    step = LearnerCost(one, one.members[0], recomputes).step(Selection(problems=1, episodes=1, micro_batches=1))
+    attention = 4 * 28 * 16 * 128 * tokens * tokens / 2
+    products = 2 * SHAPE.body * tokens
+    again = 1 if recomputes else 0
+    adapters, head = 6 * one.members[0].trained * tokens, 3 * 2 * SHAPE.head * said
+    flops = (2 + again) * products + (1 + 2.5 + again) * attention + adapters + head
+    assert step.by["compute"] == pytest.approx(flops / (rates.TRAIN[precision] * card.flops[precision]))
+
+
+@pytest.mark.parametrize("precision", ["fp16", "fp32"])
+def test_logits_that_are_not_held_until_the_way_back_are_computed_once_more(precision):
+    """Of both policies. Where output layer and score are one, a chunk is 1.6 times as long."""
+    one, rows = setup(micro_batch=1), Selection(problems=1, episodes=1, micro_batches=1)
+    one = replace(one, learning=replace(one.learning, precision=precision))
+    held_at_once = int(0.03 * 141e9) // 4 // SHAPE.vocabulary
+    held_at_once = int(1.6 * held_at_once) if precision == "fp16" else held_at_once
+
+    def compute(said: int) -> float:
+        turn = PlannedTurn("a", 20_000 - said, said, alike=0)
+        chosen = replace(one, turns=(turn, *one.turns[1:]))
+        return LearnerCost(chosen, chosen.members[0]).step(rows).by["compute"]
+
+    rate = rates.TRAIN[precision] * CARDS["H200"].flops[precision]
+    position = 2 * SHAPE.head / rate
+    assert compute(held_at_once) - compute(held_at_once - 100) == pytest.approx(3 * 100 * position, rel=1e-6)
+    more = compute(held_at_once + 1) - compute(held_at_once)
+    assert more == pytest.approx((3 + 2 * (held_at_once + 1)) * position, rel=1e-6)
 
 
 def test_passes_are_counted_by_tokens_where_they_are_filled_by_tokens():

@@ -84,6 +84,19 @@ def test_long_messages_phase_by_phase(bench, recompute):
     assert [row["recomputed"] for row in record["results"]] == [recompute == "always"] * 5
     assert all(min(row["seconds"], row["planned s"]) > 0 for row in record["results"])
     assert 0 < record["results"][-1]["KL, nats per message"] < 1e-3, "a small step was taken"
+    assert [row["passed / asked"] for row in record["results"][2:4]] == [1.0, 1.0], "float32 looks for no loss scale"
+
+
+def test_a_first_step_in_float16_passes_what_overflowed_once_more(bench, monkeypatch):
+    """Its seconds are those of more passes than were asked for; the second step begins where the first one ended."""
+    monkeypatch.setattr("teamtr.engines.optim.FIRST_LOSS_SCALE", 2.0**40)
+    record, _ = bench(
+        "long", "--shape", "tiny", "--tokens", "4", "--episodes", "2", "--prompt", "8", "--words", "random",
+        "--precision", "fp16",
+    )  # fmt: skip
+    first, second = (row["passed / asked"] for row in record["results"] if row["phase"].startswith("train"))
+    assert first > 10.0
+    assert second == 1.0
 
 
 def test_a_step_of_a_stage_by_kernel(bench):

@@ -56,7 +56,9 @@ class Trained:
     """One agent's model while it is updated.
 
     ``trained_bytes``: its own parameters in float32. ``kept_bytes_per_token``: what autograd keeps of a token between
-    forward and backward; ``copy_bytes_per_token``: what attention alone keeps of a token that another row has as well.
+    forward and backward; ``copy_bytes_per_token``: what attention alone keeps of a token that another row has as well;
+    ``spread_bytes_per_token``: what is kept beside both of every token where tokens are spread to rows, because these
+    begin alike: attention's answer as it is gathered beside that of rows, and values beside the product they came of.
     ``packs``: common beginnings are computed once. ``head_chunk``: positions whose logits are held at once.
     ``recompute``: whether it may be computed again instead, and ``recomputes``: whether it is (``settled``).
     ``kept_features``: most bytes that are kept of what sampling computed of its messages.
@@ -76,13 +78,16 @@ class Trained:
     recompute: Recompute = "auto"
     recomputes: bool = False
     kept_features: int = 0
+    spread_bytes_per_token: float = 0.0
 
     def kept_bytes(self, lengths: Lengths, rows: int) -> float:
         """What autograd keeps of rows as long as can be: all that a token needs, common beginnings once, and what
-        attention keeps of whole rows (queries, keys, values and its answer) for every copy."""
+        attention keeps of whole rows (queries, keys, values and its answer) for every copy. Rows that have nothing in
+        common stand as they are, and are not spread."""
         distinct = self._distinct(lengths, rows)
         copies = rows * lengths.whole - distinct
-        return distinct * self.kept_bytes_per_token + copies * self.copy_bytes_per_token
+        spread = self.spread_bytes_per_token if copies else 0.0
+        return distinct * (self.kept_bytes_per_token + spread) + copies * self.copy_bytes_per_token
 
     def step_bytes(self, lengths: Lengths, rows: int) -> float:
         """What a step takes on the way back: going back through a layer makes gradients of what it kept, and of what

@@ -31,6 +31,8 @@ from teamtr.ports import GB, Demand, Lengths, MemoryPlan, Rehearsal
 from teamtr.types import Ids
 
 PROBE_TOKENS = 64
+SPREAD_TOKENS = 16
+"""Of the shorter of two texts that are measured: of one row, and of each of two that begin alike."""
 
 
 def transformers_of(learners: Mapping[str, PolicyLearner]) -> dict[str, PolicyLearner]:
@@ -149,6 +151,7 @@ def trained(learner: PolicyLearner) -> Trained:
     policy = _policy(learner)
     config = text_config(policy.causal_lm)
     width = 2 if policy.precision in ("fp16", "bf16") else 4
+    kept = activation_bytes_per_token(learner)
     return Trained(
         agent=learner.agent,
         trained_bytes=sum(own(p).numel() * p.element_size() for p in policy.parameters().values()),
@@ -158,12 +161,13 @@ def trained(learner: PolicyLearner) -> Trained:
         width=config.hidden_size,
         vocabulary=config.vocab_size,
         head_chunk=head_chunk(policy.device, config.vocab_size),
-        kept_bytes_per_token=activation_bytes_per_token(learner),
+        kept_bytes_per_token=kept,
         copy_bytes_per_token=2 * sum(_attention_widths(policy)) * width,
         packs=policy.packs,
         recompute=learner.passes.recompute if learner.passes.may_recompute else "never",
         recomputes=policy.recomputes,
         kept_features=learner.kept.budget,
+        spread_bytes_per_token=max(0.0, _spread_bytes_per_token(learner) - kept),
     )
 
 
@@ -180,12 +184,32 @@ def _attention_widths(policy: TransformerPolicy) -> tuple[int, int]:
 def activation_bytes_per_token(learner: PolicyLearner) -> float:
     """What autograd keeps of one token between forward and backward: the difference that more text makes, since
     weights in half precision are kept as well, however short the text."""
-    text: Ids = np.arange(2, 2 + 2 * PROBE_TOKENS, dtype=np.int32) % text_config(_policy(learner).causal_lm).vocab_size
+    text = _text(learner, 2 * PROBE_TOKENS)
     short, long = (
         kept_for_backward(learner, [text[: tokens - 1]], [text[tokens - 1 : tokens]])
         for tokens in (PROBE_TOKENS, 2 * PROBE_TOKENS)
     )
     return (long - short) / PROBE_TOKENS
+
+
+def _spread_bytes_per_token(learner: PolicyLearner) -> float:
+    """The same of a token that is spread to rows: of two that begin alike and go on differently. 0 where rows are
+    padded, which shares nothing."""
+    if not _policy(learner).packs:
+        return 0.0
+    text = _text(learner, 4 * SPREAD_TOKENS)
+
+    def kept(tokens: int) -> int:
+        rows = [np.concatenate([text[:1], text[first : first + tokens - 1]]) for first in (1, tokens)]
+        return kept_for_backward(learner, [row[:-1] for row in rows], [row[-1:] for row in rows])
+
+    # Of each token that is there once; the one that is there twice is in both.
+    return (kept(2 * SPREAD_TOKENS) - kept(SPREAD_TOKENS)) / (2 * SPREAD_TOKENS)
+
+
+def _text(learner: PolicyLearner, tokens: int) -> Ids:
+    text: Ids = np.arange(2, 2 + tokens, dtype=np.int32) % text_config(_policy(learner).causal_lm).vocab_size
+    return text
 
 
 def kept_for_backward(learner: PolicyLearner, prompts: Sequence[Ids], messages: Sequence[Ids]) -> int:

@@ -7,12 +7,16 @@ from dataclasses import dataclass
 from teamtr.engines.estimate import HALVES
 from teamtr.planning import rates
 from teamtr.planning.cards import Card
-from teamtr.planning.memory import moved_by_cast
+from teamtr.planning.memory import moved_by_cast, scored_at_once
 from teamtr.planning.seconds import Load, Spent, distinct
 from teamtr.planning.setup import Member, Setup
 from teamtr.training.gate import FEWEST
 from teamtr.training.scoring import FLOOR_MESSAGES
 from teamtr.training.update import KL_SUBSAMPLE
+
+ATTENTION_BACK = 2.5
+"""Of what attention computes on the way forward, on the way back: its kernels keep no weights, so that they compute
+scores once more, and then gradients of weights, scores, queries, keys and values: five products instead of two."""
 
 
 @dataclass(frozen=True)
@@ -54,16 +58,18 @@ class LearnerCost:
 
     def forward(self, rows: Selection, heads: int) -> Spent:
         """A pass without a gradient, and the output layer so many times: the new policy's, the old one's."""
-        flops = self._body(rows, 2.0) + heads * self.member.shape.head_flops(self._said(rows))
+        flops = self._body(rows, 2.0, 1.0) + heads * self.member.shape.head_flops(self._said(rows))
         return self._bound(flops, rates.SCORE, rows.micro_batches, rows.micro_batches)
 
     def step(self, rows: Selection) -> Spent:
         """Forward and backward: another product for every one of the forward pass, and one more for weights that are
-        trained themselves. Of the output layer also the old policy's."""
+        trained themselves. Of the output layer also the old policy's, and both once more where the logits of a
+        micro-batch are not held until then."""
         factor, again = 4.0 if self.member.adapted else 6.0, 1.0 if self.recomputes else 0.0
-        head = self.member.shape.head_flops(self._said(rows)) * (factor / 2.0 + 1.0)
+        heads = factor / 2.0 + 1.0 + (0.0 if self._holds_logits else 2.0)
+        head = self.member.shape.head_flops(self._said(rows)) * heads
         adapters = 6.0 * self.member.trained * self._tokens(rows) if self.member.adapted else 0.0
-        flops = self._body(rows, factor + 2.0 * again) + head + adapters
+        flops = self._body(rows, factor + 2.0 * again, 1.0 + ATTENTION_BACK + again) + head + adapters
         return self._bound(flops, rates.TRAIN, (3.0 + again) * rows.micro_batches, (2.0 + again) * rows.micro_batches)
 
     def _tokens(self, rows: Selection) -> float:
@@ -72,14 +78,22 @@ class LearnerCost:
     def _said(self, rows: Selection) -> float:
         return rows.episodes * sum(turn.message for turn in self.setup.turns_of(self.member.name))
 
-    def _body(self, rows: Selection, factor: float) -> float:
-        """Operations in the blocks: ``factor`` for each weight and token, attention in proportion."""
+    @property
+    def _holds_logits(self) -> bool:
+        """Whether those of a step's largest micro-batch are in one chunk."""
+        turns = self.setup.turns_of(self.member.name)
+        positions = self.setup.learning.micro_batch * max((turn.message for turn in turns), default=0)
+        return positions <= scored_at_once(self.setup, self.member)
+
+    def _body(self, rows: Selection, factor: float, attended: float) -> float:
+        """Operations in the blocks: ``factor`` for each weight and token, and ``attended`` times those of attention on
+        the way forward."""
         shape = self.member.shape
         attention = sum(
             shape.attention_flops(distinct(turn, rows.problems, rows.episodes), turn.whole / 2)
             for turn in self.setup.turns_of(self.member.name)
         )
-        return factor * shape.body * self._tokens(rows) + factor / 2.0 * attention
+        return factor * shape.body * self._tokens(rows) + attended * attention
 
     def _bound(self, flops: float, shares: dict[str, float], passes: float, casts: float) -> Spent:
         """Products and launches go on beside each other on a card: the longer counts. On a CPU both do. ``casts``: how

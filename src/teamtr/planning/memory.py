@@ -21,7 +21,7 @@ from teamtr.engines.estimate import (
 )
 from teamtr.engines.paged.pool import SHARE_OF_FREE_MEMORY
 from teamtr.engines.paged.row_adapters import numbers_of
-from teamtr.engines.passes import HEAD_CHUNK_ELEMENTS, HEAD_CHUNK_SHARE
+from teamtr.engines.passes import HEAD_CHUNK_ELEMENTS, HEAD_CHUNK_SHARE, LEAN
 from teamtr.engines.torch.head import cast_rows
 from teamtr.planning.setup import Cluster, Member, Setup
 from teamtr.planning.shape import ModelShape, is_target
@@ -246,8 +246,6 @@ def _row_numbers(members: Sequence[Member]) -> int:
 
 def _trained(setup: Setup, member: Member) -> Trained:
     shape, precision = member.shape, setup.precision(member)
-    memory = setup.cluster.card.memory
-    logits = HEAD_CHUNK_ELEMENTS if memory is None else int(HEAD_CHUNK_SHARE * memory) // 4
     return Trained(
         agent=member.name,
         trained_bytes=4 * (member.trained if member.adapted else held_parameters(shape, setup.cluster)),
@@ -256,12 +254,33 @@ def _trained(setup: Setup, member: Member) -> Trained:
         layers=shape.layers,
         width=shape.width,
         vocabulary=shape.vocabulary,
-        head_chunk=max(1, logits // shape.vocabulary),
+        head_chunk=_head_chunk(setup, shape),
         kept_bytes_per_token=kept_bytes_per_token(shape, precision, rank=member.rank),
         copy_bytes_per_token=2 * (shape.query_width + shape.key_width) * (2 if precision in HALVES else 4),
         recompute="never" if setup.cluster.shard_base else setup.learning.recompute,
         kept_features=setup.learning.kept_features,
+        spread_bytes_per_token=spread_bytes_per_token(shape, precision, rank=member.rank),
     )
+
+
+def _head_chunk(setup: Setup, shape: ModelShape) -> int:
+    memory = setup.cluster.card.memory
+    logits = HEAD_CHUNK_ELEMENTS if memory is None else int(HEAD_CHUNK_SHARE * memory) // 4
+    return max(1, logits // shape.vocabulary)
+
+
+def scored_at_once(setup: Setup, member: Member) -> int:
+    """Most positions of a step whose logits are held at once: more where output layer and score are one."""
+    fused = member.adapted and setup.precision(member) == "fp16" and not setup.cluster.card.is_cpu
+    return int(_head_chunk(setup, member.shape) * (LEAN if fused else 1.0))
+
+
+def spread_bytes_per_token(shape: ModelShape, precision: str, *, rank: int | None) -> float:
+    """What is kept beside that of a token that is spread to rows: attention's answer once more, as it is gathered, and
+    where layers are fused the value, which else lies in the rows that the norms of queries and keys keep."""
+    fused = rank is not None and precision in HALVES
+    values = shape.key_width if fused and shape.head_norms else 0
+    return float((2 if precision in HALVES else 4) * (shape.query_width + values))
 
 
 def kept_bytes_per_token(shape: ModelShape, precision: str, *, rank: int | None) -> float:
