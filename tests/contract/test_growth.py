@@ -279,7 +279,7 @@ def test_a_plan_that_was_made_where_a_point_ran_stands_beside_its_peak(growth, p
         '{"warm": true, "planned_gb": 154.0}',
         json.dumps({"phases": dict.fromkeys(PHASES, 1.0), "core": 1.0, "peak_gb": 135.0}),
     ]
-    monkeypatch.setattr(growth, "command_of", lambda point, repeats: child(*told))
+    monkeypatch.setattr(growth, "command_of", lambda *_: child(*told))
     middle = growth.ON_A_CPU.middle
     ran = growth.run_point(replace(middle, agents=1), middle, "cpu", growth.Limits(600.0, 600.0), 1)
     lines.write_text(ran.as_line() + made(growth, middle, dict.fromkeys(PHASES, 1.0)).as_line())
