@@ -1,4 +1,4 @@
-"""A command that has done its work ends at once: Python does not go through all that was imported first."""
+"""Python does not go through all that a command imports, neither meanwhile nor when the command has done its work."""
 
 from __future__ import annotations
 
@@ -29,3 +29,14 @@ def test_no_cycle_is_looked_for_when_a_command_ends() -> None:
 
 def test_nor_where_it_ends_with_an_error() -> None:
     assert last_word_after("no-such-command") == (2, "frozen")
+
+
+def test_no_cycle_is_looked_for_while_modules_are_imported_and_often_from_the_first_time_on() -> None:
+    script = (
+        "import gc, sys; from teamtr.cli import main; sys.argv = ['teamtr', '--version']\n"
+        "try: main()\nexcept SystemExit: pass\n"
+        "first = gc.get_threshold(); gc.collect(); then = gc.get_threshold(); gc.collect()\n"
+        "print(first[0], *then, len(gc.callbacks))"
+    )
+    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout.split()[-5:]
+    assert told == ["1000000", "20000", "10", "10", "0"]

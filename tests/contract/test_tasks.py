@@ -443,6 +443,16 @@ def test_data_warns_of_two_answers_and_of_leaks(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+def test_a_game_is_found_without_the_benchmarks_and_their_graders() -> None:
+    program = (
+        "import sys; from teamtr.tasks.registry import task_class, task_names; found = task_class('sums').__name__; "
+        "early = [m for m in sys.modules if m.startswith(('teamtr.tasks.benchmarks', 'teamtr.grading.math'))]; "
+        "sys.exit((found, early, 'gsm8k' in task_names()) != ('Sums', [], True))"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+@pytest.mark.long
 def test_tasks_load_without_torch() -> None:
     """A grader's worker and a data check must start fast."""
     program = "import sys, teamtr.tasks, teamtr.evaluation.evaluate; sys.exit('torch' in sys.modules)"

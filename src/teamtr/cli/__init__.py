@@ -30,9 +30,10 @@ from teamtr.cli.terminal import write, write_traceback
 
 __all__ = ["app", "main"]
 
-COLLECT_EVERY = 20_000
-"""Objects made and not freed after which cycles are looked for; Python's own number is 700. What torch and
-transformers make when they are imported lives to the end: looking through it so often took a twelfth of their time."""
+COLLECT_FIRST, COLLECT_EVERY = 1_000_000, 20_000
+"""Objects made and not freed after which cycles are looked for, the first time and from then on; Python's own number is
+700. What torch and transformers make when they are imported, half a million, lives to the end: looking through it took
+a tenth of their time."""
 
 
 @app.callback()
@@ -53,8 +54,7 @@ def main() -> None:
             sys.stderr,
         )
         sys.exit(2)
-    gc.set_threshold(COLLECT_EVERY, *gc.get_threshold()[1:])
-    atexit.register(gc.freeze)  # Python would look for cycles in everything that was imported: a second
+    _collect_seldom()
     try:
         app(prog_name="teamtr")
     except KeyboardInterrupt:  # before a command has begun
@@ -62,3 +62,15 @@ def main() -> None:
     except Exception:  # nobody foresaw it
         write_traceback()
         sys.exit(1)
+
+
+def _collect_seldom() -> None:
+    """No search for cycles in what is imported: not while it is made, and not when Python ends, which took a second."""
+
+    def often(phase: str, info: dict[str, int]) -> None:
+        gc.callbacks.remove(often)
+        gc.set_threshold(COLLECT_EVERY)
+
+    gc.callbacks.append(often)
+    gc.set_threshold(COLLECT_FIRST)
+    atexit.register(gc.freeze)

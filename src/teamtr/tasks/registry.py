@@ -24,7 +24,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
@@ -75,7 +75,9 @@ def _where(cls: type) -> str:
 
 def task_class(name: str) -> type[Task] | None:
     """The class of this name, None where there is none. Raises UserError when the package that brings it is broken."""
-    _load_built_in()
+    for _ in _loading_built_in():
+        if name in _registered and _registered[name].__module__.startswith(_BUILT_IN):
+            break  # what comes after it is not needed: benchmarks bring their graders
     for point in _points():
         if is_name_of(name, point.name):
             _load(point)
@@ -142,10 +144,18 @@ def _all() -> dict[str, type[Task]]:
 
 
 def _load_built_in() -> None:
+    for _ in _loading_built_in():
+        pass
+
+
+def _loading_built_in() -> Iterator[None]:
+    """Imports the next module whenever it is asked."""
     for name in _BUILT_IN:
         module = importlib.import_module(name)
+        yield
         for found in pkgutil.iter_modules(module.__path__ if hasattr(module, "__path__") else ()):
             importlib.import_module(f"{name}.{found.name}")
+            yield
 
 
 @cache
