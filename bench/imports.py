@@ -1,11 +1,12 @@
-"""How long does ``import teamtr`` take, and ``teamtr --help``? Fresh processes, side by side with ``import numpy``.
+"""How long does ``import teamtr`` take, ``teamtr --help``, and ``teamtr check`` of a tiny team beside what it imports?
+Fresh processes, side by side with ``import numpy``.
 
     python bench/imports.py --json              # 15 rounds, all commands of a round one after the other
     python bench/imports.py --rounds 3          # a quick look
 
 Every round starts each command once, so that all see the same machine and hour; the result is the median of the rounds.
 The time that Python takes to start is measured as well and taken off. One round before the others fills the cache of
-files and of compiled modules and is not counted.
+files and of compiled modules, and that of taught tiny models, and is not counted.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ import statistics
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 from common import report
 
 TARGET = 0.3
+CHECKED = Path(__file__).parents[1] / "src" / "teamtr" / "recipes" / "code-exchange.yaml"
 START = "start of Python"
 OURS = "import teamtr"
 COMMANDS: dict[str, tuple[str, ...]] = {
@@ -28,6 +31,11 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "from teamtr import TeamTrainer": ("-c", "from teamtr import TeamTrainer"),
     "import numpy": ("-c", "import numpy"),
     "import torch": ("-c", "import torch"),
+    "transformers' Qwen3": (
+        "-c",
+        "import torch; from transformers.models.qwen3.modeling_qwen3 import Qwen3ForCausalLM",
+    ),
+    "teamtr check": ("-m", "teamtr.cli", "check", str(CHECKED)),
 }
 
 
