@@ -76,6 +76,8 @@ def jobs_of(out: Path, model: Path | None, rehearse: bool) -> tuple[Job, ...]:
     small_stage = "--shape tiny --problems 2 --group 2 --prompt 16 --tokens 8 --micro-batch 4"
     small_team = "--problems 2 --samples 1 --limit 120"
     asked = (("--model FOLDER", model), ("GSM8K in TEAMTR_DATA", data))
+    trl = (("TRL", installed("trl")), ("its datasets", installed("datasets")))
+    rivals = "generate-static,trl" if all(path for _, path in trl) else "generate-static"
 
     def until_better(name: str, takes_s: float, limit_s: float, method: str, tiny: str = "", **more: Any) -> Job:
         runs = out / name
@@ -89,9 +91,9 @@ def jobs_of(out: Path, model: Path | None, rehearse: bool) -> tuple[Job, ...]:
         until_better("time_to", 260, 400, "--plans auto --limit 240", needs=asked),
         Job("first_token", 110, 200, "bench/first_token.py --shape 1.7b --warm 1 --json", "--shape tiny", fresh=True),
         until_better("time_to_trl", 560, 575, "--plans '' --trl --trl-micro-batch 16 --limit 440",
-            "--trl-micro-batch 2", needs=(*asked, ("TRL", installed("trl")), ("its datasets", installed("datasets")))),
+            "--trl-micro-batch 2", needs=(*asked, *trl)),
         Job("stage", 330, 480, "bench/stage.py --shape 1.7b --parts ours,rivals --sampler fp16 --score sampler "
-            "--rivals generate-static,trl --rival-micro-batch 16 --json",
+            f"--rivals {rivals} --rival-micro-batch 16 --json",
             f"{small_stage} --sampler fp32 --rival-micro-batch 4"),
         Job("precision", 200, 330, "bench/precision.py --shape 1.7b --lengths 1024,4096,8192,16384 --floors "
             "--words random --json", "--shape tiny --lengths 4,16"),

@@ -328,3 +328,11 @@ def test_growth_goes_on_with_the_points_of_the_documents(card: ModuleType, tmp_p
     points.write_text("more\n")
     jobs["growth_length"].begin()
     assert points.read_text() == "more\n", "what was measured since stays"
+
+
+@pytest.mark.parametrize("where", [None, Path(__file__)])
+def test_trl_is_a_rival_of_the_stage_where_it_is_installed(card, tmp_path, monkeypatch, where):
+    monkeypatch.setattr(card, "installed", lambda package: where)
+    [stage] = [job for job in card.jobs_of(tmp_path, None, False) if job.name == "stage"]
+    assert ("--rivals generate-static,trl " in stage.command) == (where is not None)
+    assert "--rivals generate-static" in stage.command
