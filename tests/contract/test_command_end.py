@@ -36,7 +36,7 @@ def test_no_cycle_is_looked_for_while_modules_are_imported_and_often_from_the_fi
         "import gc, sys; from teamtr.cli import main; sys.argv = ['teamtr', '--version']\n"
         "try: main()\nexcept SystemExit: pass\n"
         "first = gc.get_threshold(); gc.collect(); then = gc.get_threshold(); gc.collect()\n"
-        "print(first[0], *then, len(gc.callbacks))"
+        "print(first[0], then[0], len(gc.callbacks))"
     )
-    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout.split()[-5:]
-    assert told == ["1000000", "20000", "10", "10", "0"]
+    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout.split()[-3:]
+    assert told == ["1000000", "20000", "0"]

@@ -272,9 +272,13 @@ def _filled(rows: Rows, sizes: NDArray[np.int64], room: int, most: int) -> list[
 
 def head_chunk(device: torch.device, vocabulary: int) -> int:
     """Positions whose logits are held at once."""
-    elements = HEAD_CHUNK_ELEMENTS
-    if device.type == "cuda":
-        elements = int(HEAD_CHUNK_SHARE * torch.cuda.get_device_properties(device).total_memory) // 4
+    on_a_card = device.type == "cuda"
+    return chunk_for(torch.cuda.get_device_properties(device).total_memory if on_a_card else None, vocabulary)
+
+
+def chunk_for(memory: int | None, vocabulary: int) -> int:
+    """The same by the memory of a card; None: of a CPU."""
+    elements = HEAD_CHUNK_ELEMENTS if memory is None else int(HEAD_CHUNK_SHARE * memory) // 4
     return max(1, elements // vocabulary)
 
 

@@ -21,7 +21,7 @@ from teamtr.engines.estimate import (
 )
 from teamtr.engines.paged.pool import SHARE_OF_FREE_MEMORY
 from teamtr.engines.paged.row_adapters import numbers_of
-from teamtr.engines.passes import HEAD_CHUNK_ELEMENTS, HEAD_CHUNK_SHARE, LEAN
+from teamtr.engines.passes import LEAN, chunk_for
 from teamtr.engines.torch.head import cast_rows
 from teamtr.planning.setup import Cluster, Member, Setup
 from teamtr.planning.shape import ModelShape, is_target
@@ -254,7 +254,7 @@ def _trained(setup: Setup, member: Member) -> Trained:
         layers=shape.layers,
         width=shape.width,
         vocabulary=shape.vocabulary,
-        head_chunk=_head_chunk(setup, shape),
+        head_chunk=chunk_for(setup.cluster.card.memory, shape.vocabulary),
         kept_bytes_per_token=kept_bytes_per_token(shape, precision, rank=member.rank),
         copy_bytes_per_token=2 * (shape.query_width + shape.key_width) * (2 if precision in HALVES else 4),
         recompute="never" if setup.cluster.shard_base else setup.learning.recompute,
@@ -263,16 +263,11 @@ def _trained(setup: Setup, member: Member) -> Trained:
     )
 
 
-def _head_chunk(setup: Setup, shape: ModelShape) -> int:
-    memory = setup.cluster.card.memory
-    logits = HEAD_CHUNK_ELEMENTS if memory is None else int(HEAD_CHUNK_SHARE * memory) // 4
-    return max(1, logits // shape.vocabulary)
-
-
 def scored_at_once(setup: Setup, member: Member) -> int:
     """Most positions of a step whose logits are held at once: more where output layer and score are one."""
     fused = member.adapted and setup.precision(member) == "fp16" and not setup.cluster.card.is_cpu
-    return int(_head_chunk(setup, member.shape) * (LEAN if fused else 1.0))
+    chunk = chunk_for(setup.cluster.card.memory, member.shape.vocabulary)
+    return int(chunk * LEAN) if fused else chunk
 
 
 def spread_bytes_per_token(shape: ModelShape, precision: str, *, rank: int | None) -> float:
