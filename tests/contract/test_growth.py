@@ -420,20 +420,26 @@ def test_what_the_page_says_of_a_card_follows_from_its_lines(growth, page):
     assert f"training takes the same {min(trained):.1f} to {max(trained):.1f} s" in said
 
     plans = {point: page.predicted(point, "H200") for point in measured}
-    newest = replace(middle, episodes=2048)
+    joined = replace(middle, tokens=16384), replace(middle, episodes=2048)
     shares = {
         point: round(page.predicted_seconds(plan, "stage") / measured[point].seconds("stage")[0], 2)
         for point, plan in plans.items()
     }
-    assert f"The plan says {shares.pop(newest)} of what was measured for 2,048 episodes" in said
+    long, many = map(shares.pop, joined)
+    assert f"The plan says {long} and {many} of what was measured for messages of 16,384 tokens and for 2,048" in said
     busy, idle = [s for s in shares.values() if s > 0.75], [s for s in shares.values() if s <= 0.75]
     assert f"it says {told(busy)} where the card is busy and {told(idle)} where launches decide" in said
-    above = [plan.memory.plan.total / 2**30 / measured[point].peak_gb for point, plan in plans.items()]
-    low, *most = sorted(above)
+    above = {point: page.predicted_gb(measured[point], plan) / measured[point].peak_gb for point, plan in plans.items()}
+    assert f"({above[joined[0]]:.2f} at 16,384 tokens" in said
+    low, *most = sorted(above.values())
     assert low < 1.0
     assert f"Its memory is {most[0]:.2f} to {most[-1]:.1f} times the peak, but for one point" in said
-    longest = page.predicted_seconds(page.predicted(replace(middle, tokens=16384), "H200"), "stage")
-    assert f"{round(longest, -1):.0f} s a stage by plan" in said
+    longest, plan = measured[joined[0]], plans[joined[0]]
+    sampled, gate, stage = (page.predicted_seconds(plan, phase) for phase in ("sample", "gate", "stage"))
+    assert f"{longest.seconds('stage')[0]:.0f} s a stage, {stage:.0f} by plan, {longest.peak_gb:.0f} GB" in said
+    assert f"({longest.seconds('sample')[0]:.0f} s; {sampled:.0f} by plan)" in said
+    assert f"Of the gate's {longest.seconds('gate')[0]:.1f} s" in said
+    assert f"the plan has {gate:.1f} s" in said
 
 
 # -- end to end ---------------------------------------------------------------------------------------------------

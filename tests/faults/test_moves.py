@@ -56,7 +56,8 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
     def commit_and_copy(self: Checkpoints, number: int, *args: Any) -> None:
         commit(self, number, *args)
         if number == 2:
-            shutil.copytree(folder / "whole", folder / "run")
+            removed_meanwhile = shutil.ignore_patterns(f"{TEMPORARY}*")
+            shutil.copytree(folder / "whole", folder / "run", ignore=removed_meanwhile)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Checkpoints, "commit", commit_and_copy)
