@@ -10,10 +10,10 @@ OUT/NAME.done and not run again unless its command is another one. A job that ta
 its children, and the next begins; what it printed stays. Where no jobs are named, those that were cut off or failed are
 tried again after all others. The exit status is 0 if all of them are done.
 
-On an H200 whose host takes 10 to 16 s to import torch and transformers, all of it takes 3,310 s by earlier figures, and the
-first four jobs 930 s: what a team and TRL's model take until they are better, the first token, and the stage beside its
-rivals. On a fast host these four took 660 s. With ``--for``, a job begins if what it takes is left, and ends with what is
-left.
+On an H200 whose host takes 10 to 16 s to import torch and transformers, all of it takes 3,310 s by earlier figures, and
+the first four jobs 930 s: what a team and TRL's model take until they are better, the first token, and the stage beside
+its rivals. On a fast host these four took 660 s. With ``--for``, a job begins if what it takes is left, and ends with
+what is left.
 
 Jobs are forked from a process that has imported torch and transformers once, and has not touched CUDA; those that start
 processes of their own are not (``--fresh``: none are). GSM8K is looked for in the folder TEAMTR_DATA (../shared/data).
@@ -96,8 +96,8 @@ def jobs_of(out: Path, model: Path | None, rehearse: bool) -> tuple[Job, ...]:
             f"{small_stage} --sampler fp32 --rival-micro-batch 4"),
         Job("precision", 200, 330, "bench/precision.py --shape 1.7b --lengths 1024,4096,8192,16384 --floors "
             "--words random --json", "--shape tiny --lengths 4,16"),
-        Job("growth_length", 330, 560, f"{grow} --axis length --length 16384 --pieces 8 --again --start-s 200 --limit-s 340",
-            "--shape tiny --length 4 --pieces 2", fresh=True, begin=goes_on),
+        Job("growth_length", 330, 560, f"{grow} --axis length --length 16384 --pieces 8 --again --start-s 200 "
+            "--limit-s 340", "--shape tiny --length 4 --pieces 2", fresh=True, begin=goes_on),
         Job("plans", 340, 480, "bench/stage.py --shape 1.7b --parts plans --plans auto,teamtr --sampler fp16 --json",
             f"{small_stage} --sampler fp32"),
         Job("growth", 200, 400, f"{grow} --axis episodes --episodes 16,256,1024 --again --start-s 140 --limit-s 120",

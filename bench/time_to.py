@@ -17,9 +17,10 @@ kernels, taught tiny models; files that the system has in memory stay there).
 
 With ``--trl``, TRL's GRPO trains one model alone: the base of the first agent, on the same problems with the same
 grader, adapter, learning rate and number of episodes per update, as many updates, and with as many tokens for its
-answer as all agents of the team have together. It is evaluated after as many updates as the team, by our sampler, which
-takes seconds where its own takes minutes. One run tells both here: the model as it was before training is evaluated
-after the first update, without its adapter. If TRL fails, the plans are reported, and the exit status is 1.
+answer as all agents of the team have together. It is evaluated after every update, because one takes as long as a stage
+of a team or longer, and by our sampler, which takes seconds where its own takes minutes. One run tells both here: the
+model as it was before training is evaluated after the first update, without its adapter. If TRL fails, the plans are
+reported, and the exit status is 1.
 """
 
 from __future__ import annotations
@@ -327,8 +328,8 @@ def train_with_trl(a: argparse.Namespace) -> None:
     plan, agent, evaluation = team_file.sized_plan(), team_file.team.agents[0], team_file.eval
     alone = Alone(build_task(team_file), agent.system_prompt, AutoTokenizer.from_pretrained(agent.model))
     problems, held_out = alone.task.problems("train"), alone.task.problems("test")[: evaluation.problems]
-    stage = sum(not each.frozen for each in team_file.team.agents)  # so many updates
-    steps, rows = plan.stages * stage, plan.problems * plan.group_size
+    trained = sum(not each.frozen for each in team_file.team.agents)
+    steps, rows = plan.stages * trained, plan.problems * plan.group_size
     numbers = np.random.default_rng(team_file.seed).integers(len(problems), size=plan.problems * steps).tolist()
     log, sampled = Log(a.out / "log.jsonl"), Counter[str]()
 
@@ -351,9 +352,7 @@ def train_with_trl(a: argparse.Namespace) -> None:
             self.evaluate(state.global_step)
 
         def evaluate(self, updates: int) -> None:
-            """Where it is due. It changes nothing: neither the model nor what is drawn after it."""
-            if not evaluation.every or (updates % (stage * evaluation.every) and updates < steps):
-                return
+            """Changes nothing: neither the model nor what is drawn after it."""
             started = time.perf_counter()
             with torch.random.fork_rng():  # a sampling copy begins with random weights
                 found = alone.evaluated(partial(self.say, updates), held_out, evaluation.samples)
@@ -415,7 +414,7 @@ def main() -> None:
     parser.add_argument("--points", type=float, default=10.0, help="percentage points that it should gain")
     parser.add_argument("--problems", type=whole_number, default=200, help="held-out problems")
     parser.add_argument("--samples", type=whole_number, default=2, help="answers to each of them")
-    parser.add_argument("--every", type=whole_number, default=1, help="stages between evaluations")
+    parser.add_argument("--every", type=whole_number, default=1, help="stages of a team between evaluations")
     parser.add_argument("--limit", type=float, default=600.0, help="most seconds of training of one method")
     parser.add_argument("--cold", action="store_true", help="the first update with empty caches, too")
     parser.add_argument("--trl", action="store_true", help="TRL's GRPO of one model, too")

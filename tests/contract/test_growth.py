@@ -401,8 +401,8 @@ def test_the_limits_of_points_are_told_from_the_least_to_the_most(growth, page):
 
 def test_what_the_page_says_of_a_card_follows_from_its_lines(growth, page):
     """Sentences are written by hand: they are to be written anew when points or rates change."""
-    text = (ROOT / "docs" / "growth.md").read_text().partition("What it says, of one round per point:")[2]
-    said = " ".join(text.partition("<!--")[0].split())
+    text = (ROOT / "docs" / "growth.md").read_text().partition("What the tables show, with one round per point:")[2]
+    said = " ".join((text.partition("<!--")[0] + text.rpartition("-->")[2]).split())
     measured = growth.read(ROOT / "docs" / "growth-card.jsonl")
     middle = next(iter(measured.values())).middle
 
@@ -413,11 +413,12 @@ def test_what_the_page_says_of_a_card_follows_from_its_lines(growth, page):
         return f"{min(numbers):.2f} to {max(numbers):.2f}"
 
     by_phase = {one.what: one for one in page.growths(on("agents"), "agents")}
-    assert f"sampling grows with their number to the power of {float(by_phase['sample'].measured):.1f}," in said
+    power = float(by_phase["sample"].measured)
+    assert f"Sampling grows with the number of agents to the power of {power:.1f}." in said
     after = float(by_phase["stage"].bend.removeprefix("at 4: ").rpartition(" ")[2])
-    assert f"a stage to that of {after:.1f} from four agents on" in said
+    assert f"From four agents on, the whole stage grows to the power of {after:.1f}," in said
     trained = [one.seconds("train")[0] for one in on("length") if one.point.tokens <= 1024]
-    assert f"training takes the same {min(trained):.1f} to {max(trained):.1f} s" in said
+    assert f"training takes {min(trained):.1f} to {max(trained):.1f} s" in said
 
     plans = {point: page.predicted(point, "H200") for point in measured}
     joined = replace(middle, tokens=16384), replace(middle, episodes=2048)
@@ -426,20 +427,20 @@ def test_what_the_page_says_of_a_card_follows_from_its_lines(growth, page):
         for point, plan in plans.items()
     }
     long, many = map(shares.pop, joined)
-    assert f"The plan says {long} and {many} of what was measured for messages of 16,384 tokens and for 2,048" in said
+    assert f"plan predicts {long} of the measured seconds for messages of 16,384 tokens, and {many} for 2,048" in said
     busy, idle = [s for s in shares.values() if s > 0.75], [s for s in shares.values() if s <= 0.75]
-    assert f"it says {told(busy)} where the card is busy and {told(idle)} where launches decide" in said
+    assert f"it predicts {told(busy)} of the measured seconds where the card is busy, and {told(idle)} where" in said
     above = {point: page.predicted_gb(measured[point], plan) / measured[point].peak_gb for point, plan in plans.items()}
     assert f"({above[joined[0]]:.2f} at 16,384 tokens" in said
     low, *most = sorted(above.values())
     assert low < 1.0
-    assert f"Its memory is {most[0]:.2f} to {most[-1]:.1f} times the peak, but for one point" in said
+    assert f"memory is {most[0]:.2f} to {most[-1]:.1f} times the measured peak at every point but one" in said
     longest, plan = measured[joined[0]], plans[joined[0]]
     sampled, gate, stage = (page.predicted_seconds(plan, phase) for phase in ("sample", "gate", "stage"))
-    assert f"{longest.seconds('stage')[0]:.0f} s a stage, {stage:.0f} by plan, {longest.peak_gb:.0f} GB" in said
-    assert f"({longest.seconds('sample')[0]:.0f} s; {sampled:.0f} by plan)" in said
-    assert f"Of the gate's {longest.seconds('gate')[0]:.1f} s" in said
-    assert f"the plan has {gate:.1f} s" in said
+    took = f"The stage took {longest.seconds('stage')[0]:.0f} s ({stage:.0f} by plan)"
+    assert f"{took}, with a peak of {longest.peak_gb:.0f} GB." in said
+    assert f"**Sampling** took {longest.seconds('sample')[0]:.0f} s ({sampled:.0f} by plan)." in said
+    assert f"**The gate** took {longest.seconds('gate')[0]:.1f} s ({gate:.1f} s by plan)." in said
 
 
 # -- end to end ---------------------------------------------------------------------------------------------------
