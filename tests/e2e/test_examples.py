@@ -125,6 +125,6 @@ def test_the_readme_s_program_runs(tmp_path: Path, monkeypatch, capsys) -> None:
     (tmp_path / "readme.py").write_text(block)
     run_here(tmp_path / "readme.py", tmp_path, monkeypatch)
     said = capsys.readouterr().out
-    assert 0.0 <= float(said.split()[-1]) <= 1.0
+    assert float(said.split()[-1]) > 0.6, "from a third before training"
     assert (tmp_path / "solver" / "model.safetensors").is_file()
-    assert (tmp_path / "runs" / "sums" / "log.jsonl").is_file()
+    assert (tmp_path / "runs" / "digits" / "log.jsonl").is_file()

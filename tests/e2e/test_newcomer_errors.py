@@ -454,6 +454,18 @@ def test_what_makes_learning_unlikely_is_told_before_it_is_tried(tmp_path: Path)
         assert result.stdout.count(f"warning: {warning}") == 1
 
 
+def test_an_end_token_that_also_stands_for_the_unknown_is_no_unknown_character(tmp_path: Path) -> None:
+    model, tokenizer = tiny_model(TinyShape(layers=1, width=16, heads=2), seed=0)
+    tokenizer.unk_token = tokenizer.eos_token  # as GPT-2's
+    for part in (model, tokenizer):
+        part.save_pretrained(tmp_path / "model")
+    (tmp_path / "rows.jsonl").write_text('{"question": "size 1?", "answer": "1"}\n{"question": "2?", "answer": "2"}\n')
+    file = team(tmp_path, "{name: data, path: rows.jsonl, held_out: 0.5}")
+    result = CliRunner().invoke(app, ["check", str(file), "team.model=./model"])
+    assert result.exit_code == 0, result.output
+    assert "tokenizer does not know" not in result.stdout
+
+
 def test_a_data_file_and_a_column_that_are_not_there_name_what_is(tmp_path: Path) -> None:
     (tmp_path / "questions.jsonl").write_text('{"q": "1", "answer": "1"}\n{"q": "2", "answer": "2"}\n')
     said = told("check", team(tmp_path, "{name: data, path: question.jsonl}"))

@@ -142,7 +142,8 @@ def doubts(session: Session) -> list[str]:
     codecs = {id(tokenizer): codec for codec in session.context.codecs.values() if (tokenizer := _tokenizer(codec))}
     for codec in codecs.values():
         unknown, looked_at = _tokenizer(codec).unk_token_id, problems[:LOOKED_AT]
-        strange = sum(unknown is not None and unknown in codec.encode_message(p.prompt) for p in looked_at)
+        # Without the end token, which some tokenizers (GPT-2's) also have for what they do not know.
+        strange = sum(unknown is not None and unknown in codec.encode_message(p.prompt)[:-1] for p in looked_at)
         if strange:
             found.append(f"{strange} of {len(looked_at)} problems have characters that the tokenizer does not know")
     return found
