@@ -18,7 +18,7 @@ from teamtr.engines.paged.sampler import PAGE
 from teamtr.errors import UserError
 from teamtr.planning import rates
 from teamtr.planning.advice import helpful, placement, smallest_sharing
-from teamtr.planning.cards import CARDS, card_named
+from teamtr.planning.cards import CARDS, card_like, card_named
 from teamtr.planning.configs import shape_of_source, tiny_shape
 from teamtr.planning.exchange import exchange_seconds, gather_seconds
 from teamtr.planning.learning import ATTENTION_BACK, LearnerCost, PassCount, Selection, step_rows
@@ -575,3 +575,21 @@ def test_what_cannot_be_planned_without_weights_says_so():
         session.engine.learner("left")
     with pytest.raises(UserError, match="without loading the models"):
         session.engine.sample("left", [], np.zeros((0, 4)))
+
+
+@pytest.mark.parametrize(
+    ("device", "card"),
+    [
+        ("NVIDIA H200", "H200"),
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("NVIDIA A100-SXM4-80GB", "A100-80"),
+        ("NVIDIA A100-SXM4-40GB", None),
+        ("NVIDIA L40S", "L40S"),
+        ("NVIDIA L4", None),
+        ("NVIDIA GeForce RTX 4090", "RTX4090"),
+        ("NVIDIA GeForce RTX 3090", None),
+    ],
+)
+def test_a_device_is_known_by_its_own_name(device: str, card: str | None) -> None:
+    found = card_like(device)
+    assert (found and found.name) == card

@@ -9,6 +9,8 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
+from math import ceil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,7 +23,12 @@ from made_run import eval_record, made_run, write_log
 from taught import teaching_for_real
 from teamtr.cli import main
 from teamtr.cli.common import emit, errors
+from teamtr.cli.words import estimate_line
 from teamtr.config import load_team_file
+from teamtr.session.build import build
+from teamtr.session.estimate import Scoring, estimate
+from teamtr.session.forecast import Where, forecast
+from teamtr.session.trial import try_out
 from teamtr.store import RunFolder
 
 TEAM = """\
@@ -359,8 +366,31 @@ def test_check_says_what_the_team_would_not_learn_from_and_what_the_run_takes(te
     per_episode = health["messages"]["mean"] * 3
     assert estimate["least_tokens"] == round(per_episode * (2 * 16 + 3 * 8))
     assert estimate["most_tokens"] == round(per_episode * (2 * 16 * 3 + 3 * 8))
-    assert 0 < estimate["least_seconds"] <= estimate["most_seconds"]
+    assert 0 < estimate["least_seconds"] < estimate["most_seconds"]
     assert f"the whole run, by these episodes: about {estimate['least_tokens']:,}" in told
+    assert told.split("sampled tokens, ")[1].splitlines()[0].endswith(" by the model of teamtr plan --card cpu")
+
+
+@pytest.mark.long
+def test_seconds_of_a_run_are_those_of_the_plan_and_of_grading(team_file, monkeypatch):
+    """2 stages of 16 episodes before each of three updates and 3 evaluations of 2 problems x 4: 120 episodes."""
+    session = build(load_team_file(team_file))
+    trial = try_out(session)
+    floors = Scoring(tokens=1000, seconds=1.0)
+    words = ceil(np.mean([len(turn.token_ids) for episode in trial.batch.episodes for turn in episode.turns]))
+    _, planned = forecast(load_team_file(team_file), Where("cpu", message_tokens=words))
+    slower = replace(trial, ledger=replace(trial.ledger, grading_seconds=0.5, environment_seconds=0.3))
+    found = estimate(session, slower, floors)
+    assert found.card == "cpu"
+    assert found.least_seconds == found.most_seconds == pytest.approx(planned.run_seconds + 120 * 0.8 / 8)
+
+    monkeypatch.setattr("teamtr.session.forecast.card_named", lambda name: None)
+    unknown = estimate(session, slower, floors)
+    assert unknown.card is None
+    assert "less than" in estimate_line(unknown)
+    faster = estimate(session, slower, replace(floors, seconds=0.5))
+    read = np.mean([sum(len(x.context_ids) + len(x.token_ids) for x in each.turns) for each in trial.batch.episodes])
+    assert unknown.least_seconds - faster.least_seconds == pytest.approx(2 * 16 * read * (2 + 3 * 2) * 0.0005)
 
 
 @pytest.mark.long

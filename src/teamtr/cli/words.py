@@ -56,7 +56,9 @@ def estimate_line(found: Estimate) -> str:
     more = ", and more where dynamic sampling replaces groups" if found.open_ended else ""
     if found.least_seconds is None or found.most_seconds is None:
         return f"about {tokens} sampled tokens{more}"
-    return f"about {tokens} sampled tokens, {_span(clock(found.least_seconds), clock(found.most_seconds))}{more}"
+    seconds = _span(clock(found.least_seconds), clock(found.most_seconds))
+    how = f"less than {seconds}" if found.card is None else f"{seconds} by the model of teamtr plan --card {found.card}"
+    return f"about {tokens} sampled tokens, {how}{more}"
 
 
 def _span(low: str, high: str) -> str:

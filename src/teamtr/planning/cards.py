@@ -61,3 +61,9 @@ def card_named(name: str) -> Card:
     near = difflib.get_close_matches(name.lower(), by_name, n=1)
     hint = f" (did you mean {by_name[near[0]].name}?)" if near else ""
     raise UserError(f"there is no card {name!r} in the table{hint}; there are {', '.join(CARDS)}")
+
+
+def card_like(device: str) -> Card | None:
+    """The card of the table that a device of this name is ("NVIDIA A100-SXM4-80GB" is an A100-80), if any."""
+    words = device.lower().replace(" ", "")
+    return next((card for card in CARDS.values() if all(part in words for part in card.name.lower().split("-"))), None)

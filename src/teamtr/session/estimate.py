@@ -1,12 +1,15 @@
-"""What a whole run may take on this machine, by a few episodes of the real team and the scoring of its messages."""
+"""What a whole run may take on this machine: its tokens by a few episodes of the real team; its seconds by the rates
+of the device where they are known, and by those of these episodes and their scoring where they are not."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import ceil
 
 from teamtr.session.build import Session
 from teamtr.session.checks import Floor, measure_floors
+from teamtr.session.forecast import forecast_here
 from teamtr.session.success import planned_evaluations
 from teamtr.session.trial import Trial
 
@@ -36,6 +39,8 @@ class Estimate:
     most_seconds: float | None
     open_ended: bool = False
     """Dynamic sampling may sample more than ``most``."""
+    card: str | None = None
+    """Whose rates the seconds are of; None: the few episodes' own, which are too slow for a batch."""
 
 
 def timed_floors(session: Session, trial: Trial) -> tuple[list[Floor], Scoring]:
@@ -50,23 +55,29 @@ def _scored(session: Session) -> int:
 
 
 def estimate(session: Session, trial: Trial, scoring: Scoring) -> Estimate:
-    """Every episode of the run like those of the trial. Small batches take longer per token than large ones, so this is
-    rather too much; agents whose messages grow make it too little."""
+    """Every episode of the run like those of the trial; agents whose messages grow make it too little."""
     plan, names, ledger = session.plan, session.team.trainable, trial.ledger
     episodes = len(trial.batch.episodes)
     tokens = sum(ledger.sampled_tokens.values()) / episodes
-    sampling = (sum(ledger.seconds.values()) + ledger.grading_seconds + ledger.environment_seconds) / episodes
-    per_batch = plan.problems * plan.group_size
     batches, (evaluated, times) = plan.batches(len(names)), planned_evaluations(session)
     fewest, most = (1, len(names)) if batches is None else (batches, batches)
+    per_batch = plan.problems * plan.group_size
     played = [plan.stages * count * per_batch + evaluated * times for count in (fewest, most)]
-    learning = None
-    if scoring.tokens:
-        own = [trial.batch.of(name) for name in names]
-        read = sum(len(ids) for each in own for ids in (*each.prompts, *each.messages)) / episodes
-        passes = OTHER_PASSES + (1 + BACKWARD) * session.optimization.epochs
-        learning = plan.stages * per_batch * read * passes * scoring.seconds / scoring.tokens
-    seconds = [None if learning is None else count * sampling + learning for count in played]
-    return Estimate(
-        round(played[0] * tokens), round(played[1] * tokens), seconds[0], seconds[1], plan.dynamic_sampling.on
-    )
+    found = Estimate(round(played[0] * tokens), round(played[1] * tokens), None, None, plan.dynamic_sampling.on)
+    apart = [count * (ledger.grading_seconds + ledger.environment_seconds) / episodes for count in played]
+    messages = [len(turn.token_ids) for episode in trial.batch.episodes for turn in episode.turns]
+    prediction = forecast_here(session, ceil(sum(messages) / len(messages))) if messages else None
+    if prediction is not None:
+        batch = prediction.phases["sample"].seconds / fewest
+        computed = [prediction.run_seconds + plan.stages * (count - fewest) * batch for count in (fewest, most)]
+        card = prediction.setup.cluster.card.name
+        return replace(found, least_seconds=computed[0] + apart[0], most_seconds=computed[1] + apart[1], card=card)
+    if not scoring.tokens:
+        return found
+    sampling = sum(ledger.seconds.values()) / episodes
+    own = [trial.batch.of(name) for name in names]
+    read = sum(len(ids) for each in own for ids in (*each.prompts, *each.messages)) / episodes
+    passes = OTHER_PASSES + (1 + BACKWARD) * session.optimization.epochs
+    learning = plan.stages * per_batch * read * passes * scoring.seconds / scoring.tokens
+    seconds = [count * sampling + more + learning for count, more in zip(played, apart, strict=True)]
+    return replace(found, least_seconds=seconds[0], most_seconds=seconds[1])

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import partial
 
+import torch
+
 from teamtr.config import AgentConfig, TeamFile
 from teamtr.errors import UserError
-from teamtr.planning.cards import Card, card_named
+from teamtr.planning.cards import Card, card_like, card_named
 from teamtr.planning.configs import shape_of_source, tiny_shape
 from teamtr.planning.engine import UnloadedEngine
 from teamtr.planning.setup import Cluster, Group, Learning, Member, PlannedTurn, Sampling, Setup
@@ -17,7 +19,7 @@ from teamtr.ports import GB, Demand
 from teamtr.presets import Plan
 from teamtr.session.build import Parts, Session, build
 from teamtr.session.memory import WORDS_OF_A_LINE, demand_of, openings, result_tokens
-from teamtr.session.models import Models, codecs_of
+from teamtr.session.models import Models, codecs_of, device_of
 from teamtr.session.success import planned_evaluations
 from teamtr.session.vllm import ModelSize, servers_of
 from teamtr.tasks import Task
@@ -41,11 +43,29 @@ def forecast(team_file: TeamFile, where: Where) -> tuple[Session, Prediction]:
     """The session without weights, and what a stage of it takes there."""
     cluster = _cluster(team_file, where)
     session = build(team_file, taught=False, parts=Parts(make_engine=partial(_engine, cluster)))
+    return session, _predicted(session, cluster, where.message_tokens)
+
+
+def forecast_here(session: Session, message_tokens: int) -> Prediction | None:
+    """The same of models that are loaded, on the device they are on; None where its rates are not known, or a model's
+    shape."""
+    device = device_of(session.team_file)
+    card = card_named("cpu") if device.type == "cpu" else card_like(torch.cuda.get_device_name(device))
+    if card is None:
+        return None
+    try:
+        return _predicted(session, _cluster(session.team_file, Where(card.name)), message_tokens)
+    except UserError:
+        return None
+
+
+def _predicted(session: Session, cluster: Cluster, message_tokens: int | None) -> Prediction:
+    team_file = session.team_file
     setup = _setup(team_file, session.plan, cluster, demand_of(session))
-    setup = replace(setup, turns=_turns(session, where.message_tokens), evaluated=planned_evaluations(session))
+    setup = replace(setup, turns=_turns(session, message_tokens), evaluated=planned_evaluations(session))
     if not setup.updated:
         raise UserError("nobody is trained and speaks in this team: there is nothing to plan; see team.agents")
-    return session, predict(setup, local=team_file.cluster.engine == "local")
+    return predict(setup, local=team_file.cluster.engine == "local")
 
 
 def _engine(
