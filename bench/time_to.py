@@ -17,10 +17,11 @@ kernels, taught tiny models; files that the system has in memory stay there).
 
 With ``--trl``, TRL's GRPO trains one model alone: the base of the first agent, on the same problems with the same
 grader, adapter, learning rate and number of episodes per update, as many updates, and with as many tokens for its
-answer as all agents of the team have together. It is evaluated after every update, because one takes as long as a stage
-of a team or longer, and by our sampler, which takes seconds where its own takes minutes. One run tells both here: the
-model as it was before training is evaluated after the first update, without its adapter. If TRL fails, the plans are
-reported, and the exit status is 1.
+answer as all agents of the team have together. A batch of its ``generate`` takes as long as its longest answer: with
+fewer ``--trl-tokens`` it is faster, and may learn less. It is evaluated after every update, because one takes as long
+as a stage of a team or longer, and by our sampler, which takes seconds where its own takes minutes. One run tells both
+here: the model as it was before training is evaluated after the first update, without its adapter. If TRL fails, the
+plans are reported, and the exit status is 1.
 """
 
 from __future__ import annotations
@@ -252,6 +253,7 @@ def measure(method: str, name: str, a: argparse.Namespace) -> tuple[Wait, Sequen
         settings = [*a.settings, *(f"{key}={value}" for key, value in zip(OURS, values, strict=True))]
         ours = [sys.executable, "-m", "teamtr.cli", "train", a.team, *settings, f"plan.preset={method}"]
         trl = [sys.executable, __file__, a.team, *settings, "--as-trl", "--trl-micro-batch", str(a.trl_micro_batch)]
+        trl += [] if a.trl_tokens is None else ["--trl-tokens", str(a.trl_tokens)]
         command = [*(trl if method == TRL else ours), "--out", str(folder)]
         return watch(command, folder, a.limit, environment, telling(folder.name, enough))
 
@@ -370,7 +372,7 @@ def train_with_trl(a: argparse.Namespace) -> None:
     gpu = torch.cuda.is_available()
     pool = SamplerPool("bf16" if gpu else "fp32", device(), (PAGES_GB << 30) if gpu else None)
     temperature = team_file.sampling.temperature if evaluation.temperature is None else evaluation.temperature
-    longest = sum(each.max_tokens for each in team_file.team.agents) * team_file.team.rounds
+    longest = a.trl_tokens or sum(each.max_tokens for each in team_file.team.agents) * team_file.team.rounds
     micro_batch = min(a.trl_micro_batch, rows)
     if rows % micro_batch:
         raise SystemExit(f"--trl-micro-batch {micro_batch} does not divide the {rows} episodes of an update")
@@ -419,6 +421,7 @@ def main() -> None:
     parser.add_argument("--cold", action="store_true", help="the first update with empty caches, too")
     parser.add_argument("--trl", action="store_true", help="TRL's GRPO of one model, too")
     parser.add_argument("--trl-micro-batch", type=whole_number, default=8)
+    parser.add_argument("--trl-tokens", type=whole_number, help="most tokens of its answer (default: the team's)")
     parser.add_argument("--out", required=True, type=Path, help="a folder for runs, which must not be there yet")
     parser.add_argument("--as-trl", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--json", action="store_true")

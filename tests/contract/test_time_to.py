@@ -253,16 +253,17 @@ def test_one_run_tells_what_trl_takes_until_its_first_update_and_until_it_is_bet
     asked = []
 
     def watch(command, folder, limit, environment, enough):
-        asked.append((folder.name, "--as-trl" in command, "eval.every=2" in command))
+        asked.append((folder.name, "--as-trl" in command, "eval.every=2" in command, command[-4:-2]))
         done = [enough(records[:n], BEGAN) for n in range(6)]
         assert done == [False] * 5 + [True]
         return BEGAN, records
 
     monkeypatch.setattr(bench, "watch", watch)
     a = SimpleNamespace(team="team.yaml", settings=[], problems=4, samples=8, every=2, points=10.0, limit=30.0,
-                        cold=False, out=tmp_path, trl_micro_batch=8)  # fmt: skip
+                        cold=False, out=tmp_path, trl_micro_batch=8, trl_tokens=256)  # fmt: skip
     found, _ = bench.measure(bench.TRL, "trl", a)
-    assert asked == [("trl", True, True)]
+    (asked_once,) = asked
+    assert asked_once == ("trl", True, True, ["--trl-tokens", "256"])
     assert (found.first.seconds, found.before, found.seconds, found.tokens) == (12.0, 0.0, 20.0, 500)
     records[1:] = []
     monkeypatch.setattr(bench, "watch", lambda *_: (BEGAN, records))
@@ -293,7 +294,7 @@ def test_a_method_is_run_cold_and_warm_to_its_first_update_and_then_until_it_is_
         "every": 2,
         "points": 10.0,
     }
-    a = SimpleNamespace(**options, limit=30.0, cold=True, out=tmp_path, trl_micro_batch=8)
+    a = SimpleNamespace(**options, limit=30.0, cold=True, out=tmp_path, trl_micro_batch=8, trl_tokens=None)
     found, records = bench.measure("auto", "auto", a)
     assert (found.first.seconds, found.cold.seconds, records) == (12.0, 12.0, run())
     assert [each.name for each in asked] == ["auto-cold", "auto-first", "auto"]
