@@ -116,8 +116,8 @@ def one_rank(
 
 def one_rehearsing(rank: int, world: int, port: int, team: str, settings: list[dict[str, int]], out: Path) -> None:
     """One rank of a team whose memory is rehearsed. ``settings``, of each rank: ``fits``, for how many messages of the
-    speaker at once it has memory; ``micro_batch``, to how many it has come down before. Leaves whom it tried, and what
-    it found."""
+    speaker at once it has memory; ``micro_batch``, to how many it has come down before. Leaves whom it tried, what it
+    found, and the most messages of the speaker that it passed at once with a gradient."""
     import torch
 
     from part_calls import engine_of
@@ -133,11 +133,12 @@ def one_rehearsing(rank: int, world: int, port: int, team: str, settings: list[d
     engine, tried = engine_of(team_file, ranks.Ranks(world)), []
     speaker = engine.learner("speaker")
     speaker.passes.micro_batch = own.get("micro_batch", speaker.passes.micro_batch)
-    enough, begin = speaker.policy.features, PolicyLearner.begin
+    enough, begin, most = speaker.policy.features, PolicyLearner.begin, {False: 0, True: 0}
 
     def limited(prompts, messages):
         if len(messages) > own.get("fits", len(messages)):
             raise torch.OutOfMemoryError("injected")
+        most[torch.is_grad_enabled()] = max(most[torch.is_grad_enabled()], len(messages))
         return enough(prompts, messages)
 
     def look(self, batch, **options):
@@ -146,5 +147,5 @@ def one_rehearsing(rank: int, world: int, port: int, team: str, settings: list[d
 
     speaker.policy.features, PolicyLearner.begin = limited, look
     found = engine.rehearse(demand)
-    (out / f"{rank}.json").write_text(json.dumps([tried, found.micro_batch]))
+    (out / f"{rank}.json").write_text(json.dumps([tried, found.micro_batch, most[True]]))
     torch.distributed.barrier()

@@ -33,10 +33,11 @@ def test_nor_where_it_ends_with_an_error() -> None:
 
 def test_no_cycle_is_looked_for_while_modules_are_imported_and_often_from_the_first_time_on() -> None:
     script = (
-        "import gc, sys; from teamtr.cli import main; sys.argv = ['teamtr', '--version']\n"
+        "import gc, sys; older = gc.get_threshold()[1:]\n"
+        "from teamtr.cli import main; sys.argv = ['teamtr', '--version']\n"
         "try: main()\nexcept SystemExit: pass\n"
         "first = gc.get_threshold(); gc.collect(); then = gc.get_threshold(); gc.collect()\n"
-        "print(first[0], then[0], len(gc.callbacks))"
+        "print(first[0], then[0], len(gc.callbacks), first[1:] == then[1:] == older)"
     )
-    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout.split()[-3:]
-    assert told == ["1000000", "20000", "0"]
+    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout.split()[-4:]
+    assert told == ["1000000", "20000", "0", "True"], "older objects are looked through as seldom as before"

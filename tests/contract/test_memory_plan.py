@@ -197,6 +197,15 @@ def test_rows_that_begin_alike_keep_what_attention_answers_twice(train):
     assert trained(learner).spread_bytes_per_token == 0.0
 
 
+def test_of_rows_that_begin_alike_weights_that_are_trained_keep_no_values_twice_in_half_precision():
+    """Layers are fused under adapters alone: elsewhere norms of queries and keys have rows of their own."""
+    learner = build(loads(TEAM.format(train="full", engine="plain"), name="plan.yaml")).engine.learner("left")
+    shape = ModelShape.of(learner.policy.causal_lm.config.to_dict())
+    learner.policy.precision = "bf16"
+    assert shape.head_norms
+    assert spread_bytes_per_token(shape, "bf16", rank=None) == trained(learner).spread_bytes_per_token == 32 * 2
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["Qwen3", "Llama"])
 def test_of_rows_that_begin_alike_a_card_keeps_values_twice_where_norms_keep_their_rows(kind, monkeypatch):
@@ -445,6 +454,30 @@ def test_a_rehearsal_changes_nothing_and_finds_the_micro_batch_that_fits(monkeyp
     assert {name: learner.fingerprint() for name, learner in built.engine.learners.items()} == before
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("reference_kl", [0.0, 0.04])
+def test_a_rehearsal_does_what_an_update_does_and_holds_nothing_afterwards(reference_kl, monkeypatch):
+    """It scores, beside the policy of the beginning where the objective has one, takes a step, and measures."""
+    text = TEAM.format(train="lora", engine="plain")
+    built, done = build(loads(text, "plan.yaml", [f"plan.reference_kl={reference_kl}"])), []
+
+    def noted(name):
+        call = getattr(PolicyLearner, name)
+
+        def note(self, *given, **named):
+            done.append((self.agent, name, *named.items())[: 3 if name == "begin" else 2])
+            return call(self, *given, **named)
+
+        return note
+
+    for name in ("begin", "step", "measure"):
+        monkeypatch.setattr(PolicyLearner, name, noted(name))
+    rehearse(built)
+    begun = ("speaker", "begin", ("reference", reference_kl > 0))
+    assert done == [begun, ("speaker", "step"), ("speaker", "measure")]
+    assert all(learner._reference is None for learner in built.engine.learners.values())
+
+
 def tried_in(built, monkeypatch) -> list[str]:
     """Whom a rehearsal takes a step of, in this order."""
     tried, begin = [], PolicyLearner.begin
@@ -524,10 +557,14 @@ def test_who_may_take_more_than_one_that_fits_is_rehearsed(monkeypatch):
 def test_processes_try_the_same_agents_with_the_same_messages_whoever_has_less_memory(second, settled, tmp_path):
     """Each waits for what the others found of a message: one that passed an agent over would leave them waiting."""
     in_ranks(rank_calls.one_rehearsing, 2, TEAM.format(train="lora", engine="plain"), [{}, second], tmp_path)
-    (tried, sizes), (as_well, smaller) = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
+    (tried, sizes, most), (as_well, smaller, others) = (
+        json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)
+    )
     assert tried == as_well == ["speaker", "right"], "the left one takes no more than the right one, in both"
     assert sizes == {"left": 8, "right": 8, "speaker": 8}
     assert smaller == {"left": 8, "right": 8, "speaker": settled}
+    one_step = Rows.of("speaker", 8, demand_of(session("lora")).of_worker(2, 2)).trained
+    assert most == others == one_step, "each takes a step of as many as may fall to it, whatever falls to the other"
 
 
 def test_models_that_are_tables_take_each_its_own():
@@ -636,6 +673,10 @@ def test_a_rehearsal_holds_the_old_policy_of_a_whole_batch(agent, monkeypatch):
     with _old_policy_of_the_rest(learner, demand_of(built), 1):
         pass
     assert held == [3 * 4 * learner.policy.causal_lm.config.hidden_size * 4]
+    learner.kept.budget = 100
+    with _old_policy_of_the_rest(learner, demand_of(built), 1):
+        pass
+    assert held[1] == held[0] + 100, "and what the sampler keeps for it"
 
     def full(count, **options):
         raise torch.OutOfMemoryError

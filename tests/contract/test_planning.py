@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from teamtr.config import loads
 from teamtr.engines import memory as loaded
 from teamtr.engines.estimate import Held, items
 from teamtr.engines.paged.sampler import PAGE
+from teamtr.engines.passes import chunk_for, head_chunk
 from teamtr.errors import UserError
 from teamtr.planning import rates
 from teamtr.planning.advice import helpful, placement, smallest_sharing
@@ -22,7 +24,7 @@ from teamtr.planning.cards import CARDS, card_like, card_named
 from teamtr.planning.configs import shape_of_source, tiny_shape
 from teamtr.planning.exchange import exchange_seconds, gather_seconds
 from teamtr.planning.learning import ATTENTION_BACK, LearnerCost, PassCount, Selection, step_rows
-from teamtr.planning.memory import held, held_parameters, kept_bytes_per_token, memory_of
+from teamtr.planning.memory import held, held_parameters, kept_bytes_per_token, memory_of, scored_at_once
 from teamtr.planning.sampling import Decoder
 from teamtr.planning.seconds import Load, Spent, distinct
 from teamtr.planning.setup import Cluster, PlannedTurn, Sampling, Setup, likely_precision
@@ -369,6 +371,71 @@ def test_logits_that_are_not_held_until_the_way_back_are_computed_once_more(prec
     assert more == pytest.approx((3 + 2 * (held_at_once + 1)) * position, rel=1e-6)
 
 
+def test_a_chunk_of_logits_by_hand_and_as_a_card_is_asked(monkeypatch):
+    """A CPU holds 16 million at once; a card 3 % of all its memory, in float32; neither less than one position."""
+    assert chunk_for(None, 151_936) == 105
+    assert chunk_for(141 * 10**9, 151_936) == 6_960
+    assert chunk_for(None, 16_000_001) == chunk_for(10**6, 151_936) == 1
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=141 * 10**9))
+    assert head_chunk(torch.device("cuda"), 151_936) == 6_960
+    assert head_chunk(torch.device("cpu"), 151_936) == 105
+
+
+@pytest.mark.parametrize(
+    ("precision", "rank", "card", "positions"),
+    [
+        ("fp16", 16, "H200", 11_136),
+        ("bf16", 16, "H200", 6_960),  # the head is float32
+        ("fp16", None, "H200", 6_960),  # the head is trained
+        ("fp16", 16, "cpu", 105),
+    ],
+)
+def test_more_logits_are_held_only_under_adapters_in_fp16_on_a_card(precision, rank, card, positions):
+    """Where output layer and score are one kernel."""
+    one = setup(rank=rank)
+    one = replace(one, cluster=Cluster(CARDS[card]), learning=replace(one.learning, precision=precision))
+    assert scored_at_once(one, one.members[0]) == positions
+
+
+def test_logits_are_held_where_the_micro_batch_has_few_enough_of_the_agents_longest_turn():
+    """Two messages at a time, 6,960 positions: whatever the agent says at other turns, and others say at theirs."""
+    one = setup(micro_batch=2)
+    one = replace(one, learning=replace(one.learning, precision="fp32"))
+    rows, short, other = Selection(1, 2, 1), PlannedTurn("a", 64, 64, 0), PlannedTurn("b", 256, 8_000, 0)
+
+    def compute(said: int) -> float:
+        chosen = replace(one, turns=(PlannedTurn("a", 20_000 - said, said, 0), short, other))
+        return LearnerCost(chosen, chosen.members[0]).step(rows).by["compute"]
+
+    position = 2 * SHAPE.head / (rates.TRAIN["fp32"] * CARDS["H200"].flops["fp32"])
+    assert compute(3_480) - compute(3_380) == pytest.approx(3 * 2 * 100 * position, rel=1e-6)
+    both = 2 * 2 * (3_481 + 64)
+    assert compute(3_481) - compute(3_480) == pytest.approx((3 * 2 + both) * position, rel=1e-6)
+
+
+@pytest.mark.parametrize(("rank", "recomputes"), [(16, False), (16, True), (None, False), (None, True)])
+def test_what_is_computed_in_a_step_and_how_often_it_is_launched_by_hand(rank, recomputes):
+    """Of weights that are trained themselves three products and three of the output layer, and the old policy's; of
+    adapters two. Python goes through 28 blocks once forward and twice back, and once more where they are recomputed."""
+    one = setup(micro_batch=1, rank=rank)
+    one = replace(one, learning=replace(one.learning, precision="fp32"))
+    turn, again = PlannedTurn("a", 768, 256, alike=0), 1 if recomputes else 0
+    one = replace(one, turns=(turn, *one.turns[1:]))
+    learner = LearnerCost(one, one.members[0], recomputes)
+    rate = CARDS["H200"].flops["fp32"]
+    products, attention = 2 * SHAPE.body * 1_024, 4 * 28 * 16 * 128 * 1_024 * 512
+    head = 2 * SHAPE.head * 256
+    forward = (products + attention + 2 * head) / (rates.SCORE["fp32"] * rate)
+    assert learner.forward(Selection(1, 1, 1), heads=2).by == pytest.approx({"compute": forward, "bandwidth": 0})
+    adapters = 0 if rank is None else 6 * one.members[0].trained * 1_024
+    passes, heads = (3, 4) if rank is None else (2, 3)
+    flops = (passes + again) * products + (3.5 + again) * attention + heads * head + adapters
+    assert learner.step(Selection(1, 1, 1)).by["compute"] == pytest.approx(flops / (rates.TRAIN["fp32"] * rate))
+    idle = Selection(1e-9, 1e-9, 10)
+    assert learner.step(idle).by == {"launches": pytest.approx((3 + again) * 10 * 28 * rates.HOST_BLOCK_S)}
+    assert learner.forward(idle, heads=1).by == {"launches": pytest.approx(10 * 28 * rates.HOST_BLOCK_S)}
+
+
 def test_passes_are_counted_by_tokens_where_they_are_filled_by_tokens():
     """Two turns of 256 and 768 tokens: in half precision, two thirds of the passes that all messages would take."""
     one = setup()
@@ -593,3 +660,29 @@ def test_what_cannot_be_planned_without_weights_says_so():
 def test_a_device_is_known_by_its_own_name(device: str, card: str | None) -> None:
     found = card_like(device)
     assert (found and found.name) == card
+
+
+@pytest.mark.parametrize("alike", [0, 512])
+def test_attention_is_counted_of_whole_rows_however_much_of_them_is_alike(alike):
+    """Only products see a common beginning once: for attention its tokens are spread to every row."""
+    turn, rows = PlannedTurn("a", 768, 256, alike), Selection(problems=1, episodes=8, micro_batches=1)
+    one = setup()
+    one = replace(one, turns=(turn, *one.turns[1:]), learning=replace(one.learning, precision="fp32"))
+    products = 2 * SHAPE.body * (alike + 8 * (1_024 - alike))
+    attention = 4 * 28 * 16 * 128 * 8 * 1_024 * 1_024 / 2
+    spent = LearnerCost(one, one.members[0]).forward(rows, heads=0).by["compute"]
+    assert spent == pytest.approx((products + attention) / (rates.SCORE["fp32"] * CARDS["H200"].flops["fp32"]))
+
+
+def test_logits_of_a_step_of_few_messages_are_held_however_large_the_micro_batch():
+    """Four messages of 1,700 tokens: 6,800 positions, of 6,960 that are held."""
+
+    def compute(micro_batch: int) -> float:
+        one = setup(micro_batch=micro_batch)
+        small = replace(one.plan, problems=2, group_size=8)
+        turns = (PlannedTurn("a", 300, 1_700, 0), *one.turns[1:])
+        one = replace(one, plan=small, turns=turns, learning=replace(one.learning, precision="fp32"))
+        learner = LearnerCost(one, one.members[0])
+        return learner.step(step_rows(learner, Load.learned(one))).by["compute"]
+
+    assert compute(64) == compute(4)

@@ -452,6 +452,16 @@ def test_a_game_is_found_without_the_benchmarks_and_their_graders() -> None:
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
+def test_a_task_that_takes_the_name_of_a_built_in_one_is_refused_though_it_is_found_first() -> None:
+    program = (
+        "from teamtr.errors import UserError; from teamtr.tasks import Task; "
+        "from teamtr.tasks.registry import task, task_class; task('gsm8k')(type('Mine', (Task,), {}))\n"
+        "try: print(task_class('gsm8k'))\nexcept UserError as error: print(error)"
+    )
+    told = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True).stdout
+    assert "two tasks are called 'gsm8k'" in told
+
+
 @pytest.mark.long
 def test_tasks_load_without_torch() -> None:
     """A grader's worker and a data check must start fast."""

@@ -144,6 +144,22 @@ def test_what_is_whole_is_loaded_to_the_bit(tied: Path, untied: Path, heard: lis
     assert heard == []
 
 
+def test_only_while_it_loads_and_only_up_to_warnings_the_loader_is_not_heard(
+    tied: Path, heard: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader, read = logging.getLogger("transformers.modeling_utils"), AutoModelForCausalLM.from_pretrained
+
+    def reading(*given: object, **options: object) -> object:
+        loader.warning("a warning within")
+        loader.error("an error within")
+        return read(*given, **options)
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", reading)
+    load_pretrained(str(tied))
+    loader.warning("a warning afterwards")
+    assert heard == ["an error within", "a warning afterwards"]
+
+
 def test_a_missing_tensor_is_named_with_its_file(folder: Path, heard: list[str]) -> None:
     change(folder / WEIGHTS, lambda tensors: tensors.pop(NORM))
     with pytest.raises(ModelError, match=r"is not whole: model\.safetensors comes without model\.norm\.weight, which"):

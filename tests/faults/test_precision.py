@@ -169,6 +169,26 @@ def test_a_dead_zone_is_not_a_perfect_instrument(monkeypatch):
         checks.require_visible(session, floors)
 
 
+@pytest.mark.parametrize("precise", [True, False])
+def test_a_measurement_that_breaks_off_leaves_weights_and_precision_as_they_were(monkeypatch, precise):
+    """Between a perturbation and the way back from it."""
+    session = build(loads(TEAM, "team"))
+    before = {name: learner.fingerprint() for name, learner in session.engine.learners.items()}
+    trial, learner = try_out(session), session.engine.learner("left")
+    measure = type(learner).measure
+
+    def broken(self, rows=None):
+        if (session.engine.info("left").precision == "fp32") == precise:
+            raise RuntimeError("injected")
+        return measure(self, rows)
+
+    monkeypatch.setattr(type(learner), "measure", broken)
+    with pytest.raises(RuntimeError, match="injected"):
+        checks.measure_floors(session, trial)
+    assert session.engine.info("left").precision == "bf16"
+    assert before == {name: learner.fingerprint() for name, learner in session.engine.learners.items()}
+
+
 def test_without_a_gate_there_is_nothing_to_see():
     session = build(loads(TEAM, "team", ["plan.preset=no_trust_region"]))
     floor = checks.Floor("left", "bf16", 1, noise_floor=1.0, radius=0.01)

@@ -67,10 +67,10 @@ def main() -> None:
 def _collect_seldom() -> None:
     """No search for cycles in what is imported: not while it is made, and not when Python ends, which took a second."""
 
-    def often(phase: str, info: dict[str, int]) -> None:
-        gc.callbacks.remove(often)
+    def collect_often_from_now_on(phase: str, info: dict[str, int]) -> None:
+        gc.callbacks.remove(collect_often_from_now_on)
         gc.set_threshold(COLLECT_EVERY)
 
-    gc.callbacks.append(often)
+    gc.callbacks.append(collect_often_from_now_on)
     gc.set_threshold(COLLECT_FIRST)
     atexit.register(gc.freeze)

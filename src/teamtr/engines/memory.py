@@ -31,8 +31,9 @@ from teamtr.ports import GB, Demand, Lengths, MemoryPlan, Rehearsal
 from teamtr.types import Ids
 
 PROBE_TOKENS = 64
+"""Of the shorter of two texts of one row that are measured."""
 SPREAD_TOKENS = 16
-"""Of the shorter of two texts that are measured: of one row, and of each of two that begin alike."""
+"""Of each row in the shorter of two texts that are measured: two rows that share their first token."""
 
 
 def transformers_of(learners: Mapping[str, PolicyLearner]) -> dict[str, PolicyLearner]:
@@ -193,8 +194,8 @@ def activation_bytes_per_token(learner: PolicyLearner) -> float:
 
 
 def _spread_bytes_per_token(learner: PolicyLearner) -> float:
-    """The same of a token that is spread to rows: of two that begin alike and go on differently. 0 where rows are
-    padded, which shares nothing."""
+    """Bytes for each further token of two rows that share their first one, so that tokens are spread to rows. 0 where
+    rows are padded, which shares nothing."""
     if not _policy(learner).packs:
         return 0.0
     text = _text(learner, 4 * SPREAD_TOKENS)
@@ -203,7 +204,7 @@ def _spread_bytes_per_token(learner: PolicyLearner) -> float:
         rows = [np.concatenate([text[:1], text[first : first + tokens - 1]]) for first in (1, tokens)]
         return kept_for_backward(learner, [row[:-1] for row in rows], [row[-1:] for row in rows])
 
-    # Of each token that is there once; the one that is there twice is in both.
+    # The shared token is in both measurements and cancels.
     return (kept(2 * SPREAD_TOKENS) - kept(SPREAD_TOKENS)) / (2 * SPREAD_TOKENS)
 
 

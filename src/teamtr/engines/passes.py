@@ -277,7 +277,7 @@ def head_chunk(device: torch.device, vocabulary: int) -> int:
 
 
 def chunk_for(memory: int | None, vocabulary: int) -> int:
-    """The same by the memory of a card; None: of a CPU."""
+    """Positions whose logits are held at once on a card with so many bytes of memory; None: on a CPU."""
     elements = HEAD_CHUNK_ELEMENTS if memory is None else int(HEAD_CHUNK_SHARE * memory) // 4
     return max(1, elements // vocabulary)
 

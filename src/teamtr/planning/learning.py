@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 
 from teamtr.engines.estimate import HALVES
 from teamtr.planning import rates
@@ -66,7 +67,7 @@ class LearnerCost:
         trained themselves. Of the output layer also the old policy's, and both once more where the logits of a
         micro-batch are not held until then."""
         factor, again = 4.0 if self.member.adapted else 6.0, 1.0 if self.recomputes else 0.0
-        heads = factor / 2.0 + 1.0 + (0.0 if self._holds_logits else 2.0)
+        heads = factor / 2.0 + 1.0 + (0.0 if self._holds_logits(rows) else 2.0)
         head = self.member.shape.head_flops(self._said(rows)) * heads
         adapters = 6.0 * self.member.trained * self._tokens(rows) if self.member.adapted else 0.0
         flops = self._body(rows, factor + 2.0 * again, 1.0 + ATTENTION_BACK + again) + head + adapters
@@ -78,19 +79,19 @@ class LearnerCost:
     def _said(self, rows: Selection) -> float:
         return rows.episodes * sum(turn.message for turn in self.setup.turns_of(self.member.name))
 
-    @property
-    def _holds_logits(self) -> bool:
-        """Whether those of a step's largest micro-batch are in one chunk."""
+    def _holds_logits(self, rows: Selection) -> bool:
+        """Whether those of the step's largest micro-batch are in one chunk."""
         turns = self.setup.turns_of(self.member.name)
-        positions = self.setup.learning.micro_batch * max((turn.message for turn in turns), default=0)
+        messages = min(self.setup.learning.micro_batch, ceil(rows.episodes * self.turns))
+        positions = messages * max((turn.message for turn in turns), default=0)
         return positions <= scored_at_once(self.setup, self.member)
 
     def _body(self, rows: Selection, factor: float, attended: float) -> float:
-        """Operations in the blocks: ``factor`` for each weight and token, and ``attended`` times those of attention on
-        the way forward."""
+        """Operations in the blocks: ``factor`` for each weight and token, beginnings that rows share once, and
+        ``attended`` times those of attention on the way forward, which sees whole rows."""
         shape = self.member.shape
         attention = sum(
-            shape.attention_flops(distinct(turn, rows.problems, rows.episodes), turn.whole / 2)
+            shape.attention_flops(rows.episodes * turn.whole, turn.whole / 2)
             for turn in self.setup.turns_of(self.member.name)
         )
         return factor * shape.body * self._tokens(rows) + attended * attention

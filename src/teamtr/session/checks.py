@@ -323,8 +323,8 @@ class _Rounding:
 
     @cached_property
     def _true_kls(self) -> dict[float, float]:
-        """In float32, of perturbations that stay within the radius. The largest are asked first; once one's KL is next
-        to nothing beside the radius, it is taken for 0, and so are those of all smaller ones, which are less."""
+        """In float32, of perturbations that stay within the radius. The largest are measured first; once one's KL is
+        next to nothing beside the radius, it and those of all smaller perturbations count as 0."""
         own = self.engine.info(self.agent).precision
         self.engine.set_precision(self.agent, "fp32")
         within: dict[float, float] = {}
