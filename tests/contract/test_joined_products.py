@@ -183,8 +183,8 @@ def test_a_model_whose_layers_are_one_has_the_features_and_gradients_of_its_laye
             torch.cat([found[name].flatten() for name in ours if kind in name]) for found in (exact, ours, apart)
         )
         assert 0 < float((one - whole).norm()) < times * float((each - whole).norm())
-    for name, found in ours.items():
-        assert float((found - exact[name]).norm() / exact[name].norm()) < (0.01 if precision == "fp16" else 0.08)
+    for name, found in ours.items():  # not a number: how much half precision is off depends on the CPU
+        assert float((found - exact[name]).norm()) < 2.5 * float((apart[name] - exact[name]).norm()), name
     assert policy.recompute_activations()
     on_card.clear()
     again = passed(policy)

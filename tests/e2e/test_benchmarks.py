@@ -8,11 +8,13 @@ import pickle
 import sys
 import tarfile
 import time
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+import transformers
 
 from teamtr.analysis.figures.paint import painted
 from teamtr.config import loads
@@ -27,8 +29,10 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def bench(monkeypatch, capsys):
-    """Run a benchmark as its command does; what it printed on stdout, and on stderr."""
+    """Run a benchmark as its command does; what it printed on stdout, and on stderr. What a benchmark sets for its own
+    process is set back afterwards."""
     monkeypatch.syspath_prepend(str(ROOT / "bench"))
+    loudness, threads = transformers.logging.get_verbosity(), torch.get_num_threads()
 
     def run(name: str, *arguments: str) -> tuple[dict, str]:
         monkeypatch.setattr(sys, "argv", [name, *arguments, "--json"])
@@ -36,7 +40,10 @@ def bench(monkeypatch, capsys):
         said = capsys.readouterr()
         return json.loads(said.out), said.err
 
-    return run
+    with warnings.catch_warnings():
+        yield run
+    transformers.logging.set_verbosity(loudness)
+    torch.set_num_threads(threads)
 
 
 def test_rollout(bench):

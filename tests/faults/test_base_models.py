@@ -121,14 +121,17 @@ def told(*arguments: object, code: int = 2) -> str:
 
 @pytest.fixture
 def heard() -> Iterator[list[str]]:
-    """What transformers logs, wherever its own handler writes to."""
+    """What transformers logs at its own level, warnings, wherever its own handler writes to."""
     said: list[str] = []
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
     logger = logging.getLogger("transformers")
+    level = logger.level
+    logger.setLevel(logging.WARNING)
     logger.addHandler(handler)
     yield said
     logger.removeHandler(handler)
+    logger.setLevel(level)
 
 
 def test_what_is_whole_is_loaded_to_the_bit(tied: Path, untied: Path, heard: list[str]) -> None:
