@@ -11,6 +11,7 @@ import os
 import shutil
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -491,6 +492,7 @@ def _warm_tiny(team_file: TeamFile, task: Task, agents: Sequence[str]) -> tuple[
     if not told:
         return model, tokenizer
     codec = _codec(team_file, tokenizer)
+    message = cache(codec.encode_message)  # an untrained model is taught few different ones
     of_agent = {a.name: a for a in team_file.team.agents}
     examples: list[tuple[Ids, Ids]] = []
     for agent, problem, history, text in told:
@@ -507,7 +509,7 @@ def _warm_tiny(team_file: TeamFile, task: Task, agents: Sequence[str]) -> tuple[
         told_of = task.tools if team_file.tools.tell else None
         tools = () if told_of is None else allowed(told_of.schemas(problem), of_agent[agent].own_tools)
         prompt = codec.encode(chat, tools)
-        examples.append((prompt, codec.encode_message(text)))
+        examples.append((prompt, message(text)))
     teach_once(
         model,
         examples,
