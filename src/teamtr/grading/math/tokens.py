@@ -1,4 +1,4 @@
-"""A cleaned answer cut into the words of ``math_parse``: numbers, commands, letters that multiply, signs."""
+"""A cleaned answer cut into the words of ``grading/math/parse.py``: numbers, commands, letters that multiply, signs."""
 
 from __future__ import annotations
 
