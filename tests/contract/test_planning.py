@@ -674,12 +674,14 @@ def test_attention_is_counted_of_whole_rows_however_much_of_them_is_alike(alike)
     assert spent == pytest.approx((products + attention) / (rates.SCORE["fp32"] * CARDS["H200"].flops["fp32"]))
 
 
-def test_logits_of_a_step_of_few_messages_are_held_however_large_the_micro_batch():
-    """Four messages of 1,700 tokens: 6,800 positions, of 6,960 that are held."""
+@pytest.mark.parametrize("shards", [1, 8])
+def test_logits_of_a_step_of_few_messages_are_held_however_large_the_micro_batch(shards):
+    """Four messages of 1,700 tokens in each shard: 6,800 positions, of 6,960 that are held. One worker passes the
+    shards one after the other."""
 
     def compute(micro_batch: int) -> float:
-        one = setup(micro_batch=micro_batch)
-        small = replace(one.plan, problems=2, group_size=8)
+        one = setup(micro_batch=micro_batch, shards=shards)
+        small = replace(one.plan, problems=2 * shards, group_size=8)
         turns = (PlannedTurn("a", 300, 1_700, 0), *one.turns[1:])
         one = replace(one, plan=small, turns=turns, learning=replace(one.learning, precision="fp32"))
         learner = LearnerCost(one, one.members[0])
