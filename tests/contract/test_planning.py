@@ -655,6 +655,12 @@ def test_what_cannot_be_planned_without_weights_says_so():
         ("NVIDIA L4", None),
         ("NVIDIA GeForce RTX 4090", "RTX4090"),
         ("NVIDIA GeForce RTX 3090", None),
+        ("NVIDIA GH200 480GB", None),
+        ("NVIDIA H100 PCIe", None),
+        ("NVIDIA H200 NVL", None),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+        ("NVIDIA GeForce RTX 4090 D", None),
     ],
 )
 def test_a_device_is_known_by_its_own_name(device: str, card: str | None) -> None:
