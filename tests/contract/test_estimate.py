@@ -84,6 +84,11 @@ def test_tokens_and_seconds_of_a_plan_that_decides_as_it_goes() -> None:
     assert found.most_seconds == pytest.approx(planned.run_seconds + more + 3 * 3 * 8 * 0.4)
 
 
+def test_dynamic_sampling_may_sample_more_and_says_so() -> None:
+    for preset, more in (("dapo", True), ("auto", False)):
+        assert estimate(session(f"plan.preset={preset}"), SHORT_AND_LONG, NO_SCORING).open_ended == more
+
+
 def test_an_unknown_device_is_estimated_by_what_the_episodes_and_their_scoring_took(monkeypatch) -> None:
     """24 x 3 episodes of 1.5 s, and 24 of each agent's prompts and messages, read in 2 passes and 3 an epoch."""
     monkeypatch.setattr(forecast, "card_named", lambda _: None)

@@ -558,7 +558,7 @@ def test_what_would_help_is_faster_and_fits():
     found = predict(setup(**workers(2, 8)))
     changes = helpful(found)
     assert any(change.settings == "cluster.shards=2" for change in changes)
-    assert all(change.seconds < found.seconds for change in changes)
+    assert all(change.seconds <= 0.95 * found.seconds for change in changes), "less is not worth telling"
     assert [change.seconds for change in changes] == sorted(change.seconds for change in changes)
     crowded = predict(on_a_slow_network(16))
     assert any(change.settings == "cluster.workers=8" for change in helpful(crowded)), "fewer, where exchange bounds"

@@ -77,7 +77,7 @@ def estimate(session: Session, trial: Trial, scoring: Scoring) -> Estimate:
     typical = _typical(trial)
     prediction = forecast_here(session, typical) if typical else None
     if prediction is not None:
-        batch = prediction.phases["sample"].seconds / fewest
+        batch = prediction.phases["sample"].seconds  # one, where a plan decides as it goes
         computed = [prediction.run_seconds + plan.stages * (count - fewest) * batch for count in (fewest, most)]
         card = prediction.setup.cluster.card.name
         return replace(found, least_seconds=computed[0] + apart[0], most_seconds=computed[1] + apart[1], card=card)
