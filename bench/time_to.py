@@ -310,6 +310,26 @@ class Alone:
         return {"kind": "eval", "avg_at_k": float(success_P.mean()), "success_P": success_P.tolist(), **found}
 
 
+@dataclass(frozen=True)
+class Sizes:
+    """Of one model's run that is to spend what a team's does: as many updates, episodes in each, and tokens."""
+
+    updates: int
+    episodes: int
+    tokens: int
+    """Most of an answer: those of all agents of the team together, where nothing else is asked for."""
+
+    @classmethod
+    def of(cls, team_file: Any, tokens: int | None) -> Sizes:
+        plan, team = team_file.sized_plan(), team_file.team
+        trained = sum(not each.frozen for each in team.agents)
+        if tokens is None:
+            if team.rounds is None:
+                raise SystemExit("how many rounds there are, only the team's router knows: give --trl-tokens")
+            tokens = sum(each.max_tokens for each in team.agents) * team.rounds
+        return cls(plan.stages * trained, plan.problems * plan.group_size, tokens)
+
+
 def train_with_trl(a: argparse.Namespace) -> None:
     """GRPO of one model, with the records of its log as ours has them."""
     began = time.perf_counter()
@@ -330,8 +350,8 @@ def train_with_trl(a: argparse.Namespace) -> None:
     plan, agent, evaluation = team_file.sized_plan(), team_file.team.agents[0], team_file.eval
     alone = Alone(build_task(team_file), agent.system_prompt, AutoTokenizer.from_pretrained(agent.model))
     problems, held_out = alone.task.problems("train"), alone.task.problems("test")[: evaluation.problems]
-    trained = sum(not each.frozen for each in team_file.team.agents)
-    steps, rows = plan.stages * trained, plan.problems * plan.group_size
+    sizes = Sizes.of(team_file, a.trl_tokens)
+    steps, rows, longest = sizes.updates, sizes.episodes, sizes.tokens
     numbers = np.random.default_rng(team_file.seed).integers(len(problems), size=plan.problems * steps).tolist()
     log, sampled = Log(a.out / "log.jsonl"), Counter[str]()
 
@@ -372,7 +392,6 @@ def train_with_trl(a: argparse.Namespace) -> None:
     gpu = torch.cuda.is_available()
     pool = SamplerPool("bf16" if gpu else "fp32", device(), (PAGES_GB << 30) if gpu else None)
     temperature = team_file.sampling.temperature if evaluation.temperature is None else evaluation.temperature
-    longest = a.trl_tokens or sum(each.max_tokens for each in team_file.team.agents) * team_file.team.rounds
     micro_batch = min(a.trl_micro_batch, rows)
     if rows % micro_batch:
         raise SystemExit(f"--trl-micro-batch {micro_batch} does not divide the {rows} episodes of an update")

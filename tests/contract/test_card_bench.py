@@ -330,9 +330,9 @@ def test_growth_goes_on_with_the_points_of_the_documents(card: ModuleType, tmp_p
     assert points.read_text() == "more\n", "what was measured since stays"
 
 
-@pytest.mark.parametrize("where", [None, Path(__file__)])
-def test_trl_is_a_rival_of_the_stage_where_it_is_installed(card, tmp_path, monkeypatch, where):
-    monkeypatch.setattr(card, "installed", lambda package: where)
+@pytest.mark.parametrize("there", [(), ("trl",), ("datasets",), ("trl", "datasets")])
+def test_trl_is_a_rival_of_the_stage_where_it_is_installed_with_its_datasets(card, tmp_path, monkeypatch, there):
+    monkeypatch.setattr(card, "installed", lambda package: Path(__file__) if package in there else None)
     [stage] = [job for job in card.jobs_of(tmp_path, None, False) if job.name == "stage"]
-    assert ("--rivals generate-static,trl " in stage.command) == (where is not None)
+    assert ("--rivals generate-static,trl " in stage.command) == (len(there) == 2)
     assert "--rivals generate-static" in stage.command

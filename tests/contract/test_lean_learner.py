@@ -436,3 +436,20 @@ def test_output_layer_and_score_are_one_where_a_card_has_the_weight_in_float16(d
     assert scores_in_half(OutputLayer(weight, None, 1.0, half)) == in_one
     assert not scores_in_half(OutputLayer(weight, None, 1.0))
     assert not scores_in_half(lambda hidden: hidden @ weight.T), "of another engine"
+
+
+def test_no_more_logits_are_held_than_the_micro_batch_s_longest_messages_have(monkeypatch):
+    """Which the memory plan counts: where passes are filled by tokens, one has more messages. And 1.6 times as many
+    where score and output layer are one; never more than a card holds."""
+    passes, held = make_learner("lora", micro_batch=2).passes, 100
+    batch = SimpleNamespace(lengths_M=np.array([3, 5, 4]))
+    monkeypatch.setattr("teamtr.engines.passes.head_chunk", lambda *_: held)
+
+    def sizes(lean: bool) -> list[int]:
+        return [len(part) for (part,) in passes.chunks(batch, lambda h: h, torch.zeros(33, 4), lean=lean)]
+
+    assert sizes(lean=False) == [10, 10, 10, 3]
+    assert sizes(lean=True) == [16, 16, 1]
+    held = 8
+    assert sizes(lean=False) == [8, 8, 8, 8, 1]
+    assert sizes(lean=True) == [12, 12, 9]

@@ -558,7 +558,7 @@ def test_what_would_help_is_faster_and_fits():
     found = predict(setup(**workers(2, 8)))
     changes = helpful(found)
     assert any(change.settings == "cluster.shards=2" for change in changes)
-    assert all(change.seconds < found.seconds for change in changes)
+    assert all(change.seconds <= 0.95 * found.seconds for change in changes), "less is not worth telling"
     assert [change.seconds for change in changes] == sorted(change.seconds for change in changes)
     crowded = predict(on_a_slow_network(16))
     assert any(change.settings == "cluster.workers=8" for change in helpful(crowded)), "fewer, where exchange bounds"
@@ -655,6 +655,12 @@ def test_what_cannot_be_planned_without_weights_says_so():
         ("NVIDIA L4", None),
         ("NVIDIA GeForce RTX 4090", "RTX4090"),
         ("NVIDIA GeForce RTX 3090", None),
+        ("NVIDIA GH200 480GB", None),
+        ("NVIDIA H100 PCIe", None),
+        ("NVIDIA H200 NVL", None),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+        ("NVIDIA GeForce RTX 4090 D", None),
     ],
 )
 def test_a_device_is_known_by_its_own_name(device: str, card: str | None) -> None:
@@ -674,12 +680,14 @@ def test_attention_is_counted_of_whole_rows_however_much_of_them_is_alike(alike)
     assert spent == pytest.approx((products + attention) / (rates.SCORE["fp32"] * CARDS["H200"].flops["fp32"]))
 
 
-def test_logits_of_a_step_of_few_messages_are_held_however_large_the_micro_batch():
-    """Four messages of 1,700 tokens: 6,800 positions, of 6,960 that are held."""
+@pytest.mark.parametrize("shards", [1, 8])
+def test_logits_of_a_step_of_few_messages_are_held_however_large_the_micro_batch(shards):
+    """Four messages of 1,700 tokens in each shard: 6,800 positions, of 6,960 that are held. One worker passes the
+    shards one after the other."""
 
     def compute(micro_batch: int) -> float:
-        one = setup(micro_batch=micro_batch)
-        small = replace(one.plan, problems=2, group_size=8)
+        one = setup(micro_batch=micro_batch, shards=shards)
+        small = replace(one.plan, problems=2 * shards, group_size=8)
         turns = (PlannedTurn("a", 300, 1_700, 0), *one.turns[1:])
         one = replace(one, plan=small, turns=turns, learning=replace(one.learning, precision="fp32"))
         learner = LearnerCost(one, one.members[0])

@@ -18,6 +18,7 @@ import numpy as np
 import psutil
 import pytest
 
+from teamtr.config import loads
 from teamtr.evaluation.metrics import alike_interval, bootstrap_interval
 from teamtr.store.log import Log
 
@@ -426,3 +427,29 @@ def test_what_the_benchmark_sets_itself_is_not_taken_as_a_setting(bench, tmp_pat
         bench.main()
     assert "eval.problems=8: this benchmark evaluates by its own options" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_one_model_is_given_as_many_updates_and_tokens_as_the_team_by_hand(bench):
+    """5 stages of two agents that are trained; three that say 7, 8 and 9 tokens in each of two rounds."""
+    text = """
+name: beside
+task: {name: sums}
+team:
+  model: tiny
+  router: {rounds: 2}
+  agents: [{name: a, max_tokens: 7}, {name: b, max_tokens: 8, frozen: true}, {name: c, max_tokens: 9}]
+plan: {stages: 5, problems: 3, group_size: 4}
+"""
+    team_file = loads(text, "beside")
+    assert bench.Sizes.of(team_file, None) == bench.Sizes(updates=10, episodes=12, tokens=48)
+    assert bench.Sizes.of(team_file, 11).tokens == 11
+    unknown = SimpleNamespace(sized_plan=team_file.sized_plan, team=SimpleNamespace(agents=(), rounds=None))
+    assert bench.Sizes.of(unknown, 11).tokens == 11
+    with pytest.raises(SystemExit, match="give --trl-tokens"):
+        bench.Sizes.of(unknown, None)
+
+
+def test_a_stage_of_trl_s_steps_plays_every_agent_before_every_update(bench):
+    step = {"generate s": 2.0, "train s": 5.0, "sampled tokens": 100, "peak GB": 7.0}
+    found = importlib.import_module("trl_step").as_stage(step, agents=3, epochs=2)
+    assert found == {"sample": 18.0, "train": 30.0, "whole": 48.0, "sampled tokens": 900, "peak GB": 7.0}

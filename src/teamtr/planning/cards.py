@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -63,7 +64,17 @@ def card_named(name: str) -> Card:
     raise UserError(f"there is no card {name!r} in the table{hint}; there are {', '.join(CARDS)}")
 
 
+OTHER_BOARDS = {"pcie", "nvl", "mig", "laptop", "d"}
+"""Words in the name of a device that is slower than the card of the table, or a part of it."""
+
+
 def card_like(device: str) -> Card | None:
     """The card of the table that a device of this name is ("NVIDIA A100-SXM4-80GB" is an A100-80), if any."""
-    words = device.lower().replace(" ", "")
-    return next((card for card in CARDS.values() if all(part in words for part in card.name.lower().split("-"))), None)
+    words = set(re.sub(r"\brtx (?=\d)", "rtx", re.sub(r"[^a-z0-9]+", " ", device.lower())).split())
+    if words & OTHER_BOARDS:
+        return None
+    for card in CARDS.values():
+        name, *gb = card.name.lower().split("-")
+        if {name, *(f"{size}gb" for size in gb)} <= words:
+            return card
+    return None

@@ -80,9 +80,9 @@ class LearnerCost:
         return rows.episodes * sum(turn.message for turn in self.setup.turns_of(self.member.name))
 
     def _holds_logits(self, rows: Selection) -> bool:
-        """Whether those of the step's largest micro-batch are in one chunk."""
-        turns = self.setup.turns_of(self.member.name)
-        messages = min(self.setup.learning.micro_batch, ceil(rows.episodes * self.turns))
+        """Whether those of the step's largest micro-batch are in one chunk; it has messages of one shard."""
+        turns, shards = self.setup.turns_of(self.member.name), Load.learned(self.setup).parts
+        messages = min(self.setup.learning.micro_batch, ceil(rows.episodes * self.turns / shards))
         positions = messages * max((turn.message for turn in turns), default=0)
         return positions <= scored_at_once(self.setup, self.member)
 

@@ -30,7 +30,7 @@ FILL_BYTES = 14
 
 SCORE = {"fp16": 0.44, "bf16": 0.44, "tf32": 0.33, "fp32": 0.55}
 """Of the matrix rate, in passes without a gradient. Half precision: 512 messages of 256 tokens, 32 a pass, in 1.18 s
-behind contexts of 256 (0.43) and in 2.80 behind 768 (0.46). Float32: an update of 8 messages of 1,024 tokens in 3.78 s.
+behind contexts of 256 (0.44) and in 2.80 behind 768 (0.47). Float32: an update of 8 messages of 1,024 tokens in 3.78 s.
 TF32: what half precision had with an older learner, assumed."""
 TRAIN = {"fp16": 0.41, "bf16": 0.41, "tf32": 0.31, "fp32": 0.55}
 """The same forward and backward. Half precision: a step on 128 of these messages in 0.873 s (0.40) and 1.775 (0.44)."""

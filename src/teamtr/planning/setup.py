@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from teamtr.engines.policy import Recompute
@@ -162,7 +163,8 @@ class Cluster:
 @dataclass(frozen=True)
 class Setup:
     """Everything that a plan depends on. ``evaluated``: episodes of an evaluation, and how many of them a run has.
-    ``updated_beside``: in one group's setup, how many agents of other groups a stage updates."""
+    ``updated_beside``: in one group's setup, how many agents of other groups a stage updates. ``settled``: precisions
+    of scoring and training that are known, by member; the others' are as ``learning`` says."""
 
     members: tuple[Member, ...]
     turns: tuple[PlannedTurn, ...]
@@ -173,6 +175,7 @@ class Setup:
     sampling: Sampling = Sampling()
     evaluated: tuple[int, int] = (0, 0)
     updated_beside: int = 0
+    settled: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def by_group(self) -> tuple[Setup, ...]:
@@ -213,6 +216,8 @@ class Setup:
 
     def precision(self, member: Member) -> str:
         """Of scoring and training this model."""
+        if member.name in self.settled:
+            return self.settled[member.name]
         if self.learning.precision != "auto":
             return self.learning.precision
         if self.cluster.card.is_cpu:

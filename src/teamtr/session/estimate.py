@@ -31,7 +31,7 @@ class Scoring:
 class Estimate:
     """Sampled tokens and seconds, evaluations included. ``least`` is of a run that samples once a stage, ``most`` of
     one that samples before every update; they differ where a plan decides that as it goes. ``seconds`` are None where
-    nothing was scored."""
+    nobody said anything, and where neither the rates of the device are known nor anything was scored."""
 
     least_tokens: int
     most_tokens: int
@@ -54,6 +54,15 @@ def _scored(session: Session) -> int:
     return sum(session.engine.learner(name).tokens["scored"] for name in session.team.trainable)
 
 
+def _typical(trial: Trial) -> dict[str, int]:
+    """Tokens of each agent's mean message; agents that said nothing are not there."""
+    found: dict[str, list[int]] = {}
+    for episode in trial.batch.episodes:
+        for turn in episode.turns:
+            found.setdefault(turn.agent, []).append(len(turn.token_ids))
+    return {agent: ceil(sum(tokens) / len(tokens)) for agent, tokens in found.items()}
+
+
 def estimate(session: Session, trial: Trial, scoring: Scoring) -> Estimate:
     """Every episode of the run like those of the trial; agents whose messages grow make it too little."""
     plan, names, ledger = session.plan, session.team.trainable, trial.ledger
@@ -65,10 +74,10 @@ def estimate(session: Session, trial: Trial, scoring: Scoring) -> Estimate:
     played = [plan.stages * count * per_batch + evaluated * times for count in (fewest, most)]
     found = Estimate(round(played[0] * tokens), round(played[1] * tokens), None, None, plan.dynamic_sampling.on)
     apart = [count * (ledger.grading_seconds + ledger.environment_seconds) / episodes for count in played]
-    messages = [len(turn.token_ids) for episode in trial.batch.episodes for turn in episode.turns]
-    prediction = forecast_here(session, ceil(sum(messages) / len(messages))) if messages else None
+    typical = _typical(trial)
+    prediction = forecast_here(session, typical) if typical else None
     if prediction is not None:
-        batch = prediction.phases["sample"].seconds / fewest
+        batch = prediction.phases["sample"].seconds  # one, where a plan decides as it goes
         computed = [prediction.run_seconds + plan.stages * (count - fewest) * batch for count in (fewest, most)]
         card = prediction.setup.cluster.card.name
         return replace(found, least_seconds=computed[0] + apart[0], most_seconds=computed[1] + apart[1], card=card)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from types import MappingProxyType
 
 import torch
 
@@ -27,6 +29,8 @@ from teamtr.tasks.players import PlayerConfig
 from teamtr.team import Schedule, ToolTurns
 from teamtr.types import PLAYER
 
+NOTHING: Mapping[str, str] = MappingProxyType({})
+
 
 @dataclass(frozen=True)
 class Where:
@@ -43,26 +47,30 @@ def forecast(team_file: TeamFile, where: Where) -> tuple[Session, Prediction]:
     """The session without weights, and what a stage of it takes there."""
     cluster = _cluster(team_file, where)
     session = build(team_file, taught=False, parts=Parts(make_engine=partial(_engine, cluster)))
-    return session, _predicted(session, cluster, where.message_tokens)
+    typical = {} if where.message_tokens is None else dict.fromkeys(session.team.names, where.message_tokens)
+    return session, _predicted(session, cluster, typical)
 
 
-def forecast_here(session: Session, message_tokens: int) -> Prediction | None:
-    """The same of models that are loaded, on the device they are on; None where its rates are not known, or a model's
-    shape."""
+def forecast_here(session: Session, typical: Mapping[str, int]) -> Prediction | None:
+    """The same of models that are loaded, on the device they are on, in the precisions that they compute in. None where
+    its rates are not known, or a model's shape. ``typical``: tokens of a message, by agent."""
     device = device_of(session.team_file)
     card = card_named("cpu") if device.type == "cpu" else card_like(torch.cuda.get_device_name(device))
     if card is None:
         return None
     try:
-        return _predicted(session, _cluster(session.team_file, Where(card.name)), message_tokens)
+        settled = {name: session.engine.info(name).precision for name in session.team.trainable}
+        return _predicted(session, _cluster(session.team_file, Where(card.name)), typical, settled)
     except UserError:
         return None
 
 
-def _predicted(session: Session, cluster: Cluster, message_tokens: int | None) -> Prediction:
+def _predicted(
+    session: Session, cluster: Cluster, typical: Mapping[str, int], settled: Mapping[str, str] = NOTHING
+) -> Prediction:
     team_file = session.team_file
     setup = _setup(team_file, session.plan, cluster, demand_of(session))
-    setup = replace(setup, turns=_turns(session, message_tokens), evaluated=planned_evaluations(session))
+    setup = replace(setup, turns=_turns(session, typical), evaluated=planned_evaluations(session), settled=settled)
     if not setup.updated:
         raise UserError("nobody is trained and speaks in this team: there is nothing to plan; see team.agents")
     return predict(setup, local=team_file.cluster.engine == "local")
@@ -164,9 +172,10 @@ def _shape(team_file: TeamFile, model: str, revision: str | None) -> ModelShape:
     return shape_of_source(model, revision)
 
 
-def _turns(session: Session, message_tokens: int | None) -> tuple[PlannedTurn, ...]:
+def _turns(session: Session, typical: Mapping[str, int]) -> tuple[PlannedTurn, ...]:
     """The turns of an episode that nothing ends early, with contexts as long as they get; of a router that decides as
-    it goes, agents in the order in which they are listed. Whoever can call tools does so as often as it may."""
+    it goes, agents in the order in which they are listed. Whoever can call tools does so as often as it may. Messages
+    have as many tokens as is ``typical``, and by default as many as they may."""
     router, names = session.context.router, session.team.names
     calling, steps = (router.agents, router.steps) if isinstance(router, ToolTurns) else ((), 1)
     if isinstance(router, ToolTurns):
@@ -182,7 +191,7 @@ def _turns(session: Session, message_tokens: int | None) -> tuple[PlannedTurn, .
     read: dict[str, int] = {}
     for round, name in order:
         most = session.team[name].max_tokens
-        message = most if message_tokens is None else min(most, message_tokens)
+        message = min(most, typical.get(name, most))
         opening = first[name]
         context = opening.prompt + said + opening.reply * round
         turns.append(PlannedTurn(name, context, message, opening.prompt, read.get(name, 0)))

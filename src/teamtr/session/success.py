@@ -38,12 +38,13 @@ def evaluate_team(
 
 
 def planned_evaluations(session: Session) -> tuple[int, int]:
-    """Episodes of one evaluation in a run, and how many evaluations there are."""
+    """Episodes of one evaluation in a run, and how many evaluations there are: before every so many stages, and after
+    the last one."""
     settings = session.team_file.eval
     if not settings.every:
         return 0, 0
     problems = len(session.task.problems("test")[: settings.problems or PROBLEMS_IN_A_RUN])
-    return problems * (settings.samples or SAMPLES_IN_A_RUN), 1 + session.plan.stages // settings.every
+    return problems * (settings.samples or SAMPLES_IN_A_RUN), 1 - (-session.plan.stages // settings.every)
 
 
 def exact_success(session: Session, team: Team) -> float | None:
