@@ -52,6 +52,11 @@ class Region:
     beta: float = 0.1
     adapt_beta: bool = True
 
+    @property
+    def measures_all(self) -> bool:
+        """Whether the KL of all messages is measured at once: without a gate, their mean steers beta."""
+        return self.adapt_beta and not self.gate
+
 
 Credit = Literal["team", "own", "difference", "crossed"]
 """Which returns an agent is trained on: the team's, its own, what the team would have lost without it, or the team's

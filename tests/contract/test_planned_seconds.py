@@ -16,6 +16,7 @@ from teamtr.planning.learning import (
     PassCount,
     Selection,
     all_rows,
+    gate_seconds,
     score_seconds,
     some_rows,
     train_seconds,
@@ -53,6 +54,17 @@ def test_steps_are_measured_once_an_epoch_where_there_is_a_gate() -> None:
     assert spent.seconds - less.seconds == pytest.approx(3 * learner_of(one).forward(some, 2).seconds)
     assert passes.forward - fewer.forward == 3 * some.micro_batches
     assert fewer.backward == 3 * 4 * 8
+
+
+def test_without_a_gate_beta_is_steered_by_all_messages() -> None:
+    one = setup()
+    steered, free = (
+        replace(one, plan=replace(one.plan, region=replace(one.plan.region, gate=False, adapt_beta=adapt)))
+        for adapt in (True, False)
+    )
+    everything = learner_of(one).forward(all_rows(learner_of(one), Load.learned(one)), 2).seconds
+    assert gate_seconds(learner_of(steered))[0].seconds == pytest.approx(everything)
+    assert gate_seconds(learner_of(free))[0].seconds == gate_seconds(learner_of(one))[0].seconds < 0.5 * everything
 
 
 def test_a_plan_of_few_messages_has_no_more_of_them_to_measure() -> None:

@@ -134,9 +134,11 @@ def train_seconds(learner: LearnerCost) -> tuple[Spent, PassCount]:
 
 
 def gate_seconds(learner: LearnerCost) -> tuple[Spent, PassCount]:
-    """The first subsample, which is assumed to settle it; all messages in plans that reuse rollouts."""
+    """The first subsample, which is assumed to settle it; all messages in plans that reuse rollouts or steer beta
+    without a gate."""
     load, setup = Load.learned(learner.setup), learner.setup
-    plan, share = setup.plan, 1.0 if setup.plan.reuses_rollouts else setup.learning.gate_share
+    plan = setup.plan
+    share = 1.0 if plan.reuses_rollouts or plan.region.measures_all else setup.learning.gate_share
     episodes = min(plan.group_size, max(-(-FEWEST // plan.problems), int(-(-share * plan.group_size // 1))))
     problems = load.problems * load.parts
     each = load.problems * episodes * learner.turns

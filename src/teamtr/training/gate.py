@@ -116,8 +116,8 @@ def gate(
     upper bound where a gate holds it within the radius, the mean over all messages where beta alone does.
     """
     tried = learner.snapshot()
-    all_at_once = plan.region.adapt_beta and not plan.region.gate
-    subsamples = subsamples_of(data, judge_M, 1.0 if all_at_once else optimization.gate_share, seed)
+    share = 1.0 if plan.region.measures_all else optimization.gate_share
+    subsamples = subsamples_of(data, judge_M, share, seed)
     if not moved:
         return _undone(learner, data, start, subsamples[-1], "the steps changed nothing", 0, 0.0)
     doubts = (1.0,) if len(subsamples) == 1 else (FIRST_DOUBT, 1.0 - FIRST_DOUBT)
