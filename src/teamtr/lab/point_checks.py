@@ -1,8 +1,7 @@
-"""Checks of the statements about samples, distributions, parameters and budgets (app:group, app:extras), on random
-cases.
+"""Checks of the statements about samples, distributions, parameters and budgets (app:group, app:extras).
 
-Failure probabilities are summed exactly over all outcomes of small experiments, not simulated. Statements about teams
-are checked on the random teams of the batch; the other cases are drawn here.
+Failure probabilities are summed exactly over all outcomes of small random experiments, not simulated. Statements about
+teams are checked on the random teams of the batch; the other cases are drawn here.
 """
 
 from __future__ import annotations
@@ -152,8 +151,8 @@ def empirical_surrogate(draw: Draw) -> Iterator[Outcome]:
 
 
 def stage_confidence(draw: Draw) -> Iterator[Outcome]:
-    """thm:stage-hp, the random part: with delta_conf / n for each step, all n bounds hold with probability 1 -
-    delta_conf."""
+    """thm:stage-hp, the random part: with delta_conf / n for each step, all n bounds hold with probability
+    1 - delta_conf."""
     steps = int(draw.rng.integers(2, 6))
     delta_B = 10.0 ** draw.rng.uniform(-2.0, -0.1, size=draw.size)
     all_hold_B = np.ones(draw.size)
@@ -352,11 +351,10 @@ def oracle(draw: Draw) -> Iterator[Outcome]:
 
 
 def episode_shift(draw: Draw) -> Iterator[Outcome]:
-    """A whole stage moves the distribution of an episode by at most what the *sum* of its KLs under the stage-start
-    team allows.
+    """A whole stage moves an episode's distribution by at most what the *sum* of its KLs under the stage-start team
+    allows.
 
-    This is the root of a sum, where lem:cumocc has a sum of roots: over the steps of a stage it grows like n^(3/2), not
-    n^2.
+    This is the root of a sum, where lem:cumocc has a sum of roots: over a stage it grows like n^(3/2), not like n^2.
     """
     whole = draw.episodic.whole
     total_B = whole.kl_by_turn_BK.sum(axis=1)

@@ -1,9 +1,9 @@
 """How staleness grows with the number of agents: the growth of the bounds next to exact measurements.
 
-rem:quad2lin bounds what a stage loses by stale evaluation by O(n^2 sqrt(delta)) and by fresh evaluation by O(n
-sqrt(delta)), and tab:scaling fits exponents to measurements. The growth of a bound says nothing about the growth of the
-bounded quantity. Here small teams of several task families take exact natural-gradient steps that fill their radius.
-For every step the following are computed from the whole tree of histories:
+rem:quad2lin bounds what a stage loses by stale evaluation by O(n^2 sqrt(delta)) and by fresh evaluation by
+O(n sqrt(delta)), and tab:scaling fits exponents to measurements. The growth of a bound says nothing about the growth of
+the bounded quantity. Here small teams of several task families take exact natural-gradient steps that fill their
+radius. For every step the following are computed from the whole tree of histories:
 
     gap        |L_i^seq - L_i^stale|: the stale surrogate of eq:surrogate_stale (old states, new advantages)
     gap_naive  |L_i^seq - L_i^naive|: what naive sequential training really optimizes (old states *and* old advantages)
@@ -12,9 +12,9 @@ For every step the following are computed from the whole tree of histories:
 
 each summed over the steps of a stage and averaged over stages and teams.
 
-The bounds' own exponents are 2 and 1 at a fixed discount. They are fitted on the same n as the measurements, because n
-(n - 1) / 2 is no power law: over n = 2..8 its fitted exponent is 2.39, over n = 4..8 it is 2.22. A verdict is based on
-the larger n (``tail``): at n = 2 there is one pair of agents, and symmetric games may start where it is not coupled.
+The bounds' own exponents are 2 and 1 at a fixed discount. They are fitted on the same n as the measurements, because
+n (n - 1) / 2 is no power law: over n = 2..8 its fitted exponent is 2.39, over n = 4..8 it is 2.22. A verdict is based
+on the larger n (``tail``): at n = 2 there is one pair of agents, and symmetric games may start where it is not coupled.
 """
 
 from __future__ import annotations

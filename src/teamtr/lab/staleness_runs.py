@@ -1,5 +1,4 @@
-"""The training runs of the map of staleness: each in a single-threaded process, and stored so that a map can be
-resumed.
+"""The training runs of the map of staleness: each in a single-threaded process, and stored so that a map can resume.
 
 Seconds are CPU time for sampling, updating and saving, so other load on the machine does not stretch them. Building the
 team and evaluating it are excluded. The relative cost of sampling and training is given, not measured, so that plans

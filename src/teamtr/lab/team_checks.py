@@ -172,8 +172,8 @@ def performance_difference(draw: Draw) -> Outcomes:
 
 
 def single_step(draw: Draw) -> Outcomes:
-    """thm:single with the true and with a wrong advantage; and the ceiling that keeps it from being positive for gamma
-    >= 1/2."""
+    """thm:single with the true and with a wrong advantage; and the ceiling because of which it is never positive for
+    gamma >= 1/2."""
     for step in draw.discounted.steps:
         gamma_B, a_max_B = step.old.gamma_B, step.old.a_max_B
         for estimate_BSA in (step.old.advantage_BSA, _estimate(draw, step)):
@@ -286,8 +286,8 @@ def tightening(draw: Draw) -> Outcomes:
 
 
 def change_of_law(draw: Draw) -> Outcomes:
-    """ours:change_of_measure on random distributions, on those that move mass to where there was almost none, and on
-    tilted ones."""
+    """ours:change_of_measure on random distributions, on those that move mass to where almost none was, and on tilted
+    ones."""
     size, outcomes = draw.size, 6
     p = draw.rng.gamma(draw.rng.choice([0.02, 0.3, 1.0], size=(size, 1)), size=(size, outcomes)) + 1e-14
     p /= p.sum(axis=1, keepdims=True)

@@ -256,8 +256,8 @@ def decode_attention(
     together: Together | None = None,
 ) -> Tensor:  # fmt: skip
     """Attention of one new token per row over its ``length_N`` cached ones and itself. Also writes the token's key and
-    value to their page. With ``rotation``, query and key are the layer's products before norm and rotation. Returns [N,
-    H, D]."""
+    value to their page. With ``rotation``, query and key are the layer's products before norm and rotation. Returns
+    [N, H, D]."""
     rows, heads, dim = query_NHD.shape
     kv_heads = key_NKD.shape[1]
     parts, common_parts = splits(rows, kv_heads), 0 if together is None else shares(rows, kv_heads)
