@@ -1,6 +1,6 @@
-"""The Engine port over several worker processes, which all hold the same state after every call.
+"""The Engine port over several worker processes.
 
-Calls that change a model go to all of them.
+Calls that change a model go to all of them, so that all hold the same state.
 """
 
 from __future__ import annotations
@@ -111,8 +111,7 @@ class ClusterEngine(InTurns):
     ) -> list[Sample]:
         """Part k is sampled by member k modulo the number of members, which must hold the same weights as the first. In
         lockstep all members take part; if the agent is not sampled from a whole copy, every member samples all parts.
-        ``follow`` and ``heard`` are called after all members have answered, because they finish at about the same
-        time."""
+        ``follow`` and ``heard`` are called once all members have answered; these finish at about the same time."""
         if not prompts:
             return []
         parts = spread(len(prompts), min(self.shards, len(prompts)))

@@ -1,5 +1,4 @@
-"""Memory of the vLLM servers that a run starts, estimated from their launch settings, next to the memory of
-training."""
+"""Memory that the vLLM servers of a run take, estimated from their launch settings, next to the training memory."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Runs a command until it exits or the process that started this program ends. In the second case all processes of the
-command are ended too, and its working folder is removed.
+"""Runs a command until it exits or the parent process is gone.
 
-A standalone program for the Python of another environment: it imports nothing of teamtr. Standard input is a pipe from
-the process that started it, which is closed when that process ends, however it ends.
+If the parent is gone, all processes of the command are ended too, and its working folder is removed. This is a
+standalone program for the Python of another environment: it imports nothing of teamtr. Standard input is a pipe from
+the parent, which is closed when that process ends, however it ends.
 """
 
 from __future__ import annotations
